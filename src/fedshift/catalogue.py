@@ -1,0 +1,241 @@
+"""Everything an experiment can name: a frozen dataclass of documented settings, found by its name.
+
+Methods, data sets, models and protocols are all declared the same way, so that listing them, showing
+them, reading them from TOML and checking their values is written once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
+from functools import cache
+from importlib import import_module
+from typing import Annotated, Any, Generic, TypeVar, get_type_hints
+
+from annotated_types import Ge, Gt, Interval
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from fedshift.errors import FedshiftError, UnknownNameError
+
+NonNegative = Annotated[float, Ge(0)]
+Positive = Annotated[float, Gt(0)]
+Count = Annotated[int, Ge(1)]
+WholeNumber = Annotated[int, Ge(0)]
+Fraction = Annotated[float, Interval(gt=0, le=1)]
+ProperFraction = Annotated[float, Interval(gt=0, lt=1)]
+
+
+@dataclass(frozen=True)
+class Range:
+    """Where a search over a setting should look: an interval, uniform or log-uniform."""
+
+    low: float
+    high: float
+    log: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.low:g} to {self.high:g}{' (log)' if self.log else ''}"
+
+
+Search = Range | tuple[Any, ...]
+
+
+def setting(default: Any = MISSING, *, help: str, source: str = "", search: Search | None = None) -> Any:
+    """A documented field of a :class:`Spec`.
+
+    Args:
+        default: its default value; without one the field must be given.
+        help: what it is, in one line, with its unit or range.
+        source: the paper's equation or section it comes from.
+        search: where a hyper-parameter search should look.
+    """
+    return field(default=default, metadata={"help": help, "source": source, "search": search})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """A frozen dataclass whose field values are checked whenever one is made."""
+
+    def __post_init__(self) -> None:
+        for name, adapter in _adapters(type(self)).items():
+            value = getattr(self, name)
+            try:
+                checked = adapter.validate_python(value)
+            except ValidationError as error:
+                problem = error.errors()[0]["msg"].replace("Input should be", "it should be")
+                raise FedshiftError(f"{_title(type(self))}.{name} = {value!r}: {problem}.") from None
+            object.__setattr__(self, name, checked)
+
+    @classmethod
+    def settings(cls) -> dict[str, Field[Any]]:
+        """The fields that can be set, by name."""
+        return {field.name: field for field in fields(cls) if field.init}
+
+    @classmethod
+    def check_names(cls, names: Mapping[str, Any], where: str) -> None:
+        """Raise an error that names the nearest right one if a name is no setting of this class."""
+        for name in names:
+            if name not in cls.settings():
+                raise UnknownNameError(f"field of [{where}]", name, cls.settings())
+
+    def table(self) -> dict[str, Any]:
+        """The settings and their values, as TOML can hold them."""
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name in self.settings()
+            if (value := getattr(self, name)) is not None
+        }
+
+
+def setting_type(cls: type[Spec], name: str) -> Any:
+    """The type of one setting, with its limits."""
+    return get_type_hints(cls, include_extras=True)[name]
+
+
+@cache
+def _adapters(cls: type[Spec]) -> dict[str, TypeAdapter[Any]]:
+    hints = get_type_hints(cls, include_extras=True)
+    config = ConfigDict(coerce_numbers_to_str=True)
+    return {
+        name: TypeAdapter(hints[name], config=config)
+        for name in cls.settings()
+        if not (isinstance(hints[name], type) and issubclass(hints[name], Spec))
+    }
+
+
+def _title(cls: type[Spec]) -> str:
+    for catalogue in (METHODS, DATASETS, MODELS, PROTOCOLS):
+        if issubclass(cls, catalogue.base()):
+            return catalogue.table
+    return cls.__name__.lower()
+
+
+T = TypeVar("T", bound=Spec)
+
+
+class Catalogue(Generic[T]):
+    """Specs by name. Built-in ones are imported when first asked for; users add theirs by a decorator."""
+
+    def __init__(self, kind: str, table: str, base: str, builtin: Mapping[str, str]) -> None:
+        """Name the kind ("method"), its table in an experiment, its base class, and the built-in ones.
+
+        Classes are written "module:Class".
+        """
+        self.kind = kind
+        self.table = table
+        self._base = base
+        self._known: dict[str, str | type[T]] = dict(builtin)
+
+    def __iter__(self) -> Any:
+        return iter(sorted(self._known))
+
+    def base(self) -> type[T]:
+        """The class every entry derives from."""
+        return _load(self._base)
+
+    def get(self, name: str) -> type[T]:
+        """The class behind a name.
+
+        Raises:
+            UnknownNameError: no entry has that name; the message names the nearest one.
+        """
+        if name not in self._known:
+            raise UnknownNameError(self.kind, name, self._known)
+        found = self._known[name]
+        return _load(found) if isinstance(found, str) else found
+
+    def register(self, name: str) -> Callable[[type[T]], type[T]]:
+        """Class decorator that makes a user's class known by a name.
+
+        Raises:
+            FedshiftError: the name is taken, or the class does not derive from the right base.
+        """
+
+        def add(cls: type[T]) -> type[T]:
+            if not issubclass(cls, self.base()):
+                raise FedshiftError(f"{cls.__name__} is no {self.kind}: it must derive from {self.base().__name__}.")
+            held = self._known.get(name)
+            if held is not None and _path(held) != _path(cls):
+                raise FedshiftError(f"The {self.kind} name '{name}' is taken by {_path(held)}; choose another.")
+            self._known[name] = cls
+            return cls
+
+        return add
+
+    def name_of(self, cls: type[T]) -> str:
+        """The name of a registered class."""
+        for name, held in self._known.items():
+            if _path(held) == _path(cls):
+                return name
+        raise FedshiftError(f"{cls.__name__} has no name: decorate it with @fedshift.{self.table}(\"name\").")
+
+    def build(self, table: Mapping[str, Any]) -> T:
+        """Make a spec from a table with its ``name`` and settings."""
+        cls = self.get(str(table["name"]))
+        values = {key: value for key, value in table.items() if key != "name"}
+        cls.check_names(values, self.table)
+        missing = [name for name, f in cls.settings().items() if f.default is MISSING and name not in values]
+        if missing:
+            example = f"--set {self.table}.{missing[0]}=..."
+            raise FedshiftError(f"The {self.kind} '{table['name']}' needs {', '.join(missing)}: {example}")
+        return cls(**values)
+
+
+def _path(held: str | type) -> str:
+    return held if isinstance(held, str) else f"{held.__module__}:{held.__qualname__}"
+
+
+def _load(path: str) -> Any:
+    module, _, name = path.partition(":")
+    loaded = sys.modules.get(module) or import_module(module)
+    return getattr(loaded, name)
+
+
+METHODS: Catalogue[Any] = Catalogue(
+    "method",
+    "method",
+    "fedshift.core.contract:Method",
+    {
+        "centralised": "fedshift.methods.references:Centralised",
+        "single": "fedshift.methods.references:Single",
+        "fedavg": "fedshift.methods.fedavg:FedAvg",
+        "fedprox": "fedshift.methods.fedprox:FedProx",
+        "fedbn": "fedshift.methods.fedbn:FedBN",
+        "fedsr": "fedshift.methods.fedsr:FedSR",
+        "fedl2r": "fedshift.methods.fedsr:FedL2R",
+        "fedcmi": "fedshift.methods.fedsr:FedCMI",
+    },
+)
+DATASETS: Catalogue[Any] = Catalogue(
+    "data set",
+    "data",
+    "fedshift.data.dataset:Dataset",
+    {
+        "rotated-mnist": "fedshift.data.rotated_mnist:RotatedMNIST",
+        "folder": "fedshift.data.folder:ImageFolder",
+        "parquet": "fedshift.data.parquet:ParquetFile",
+        "hub": "fedshift.data.hub:HubDataset",
+    },
+)
+MODELS: Catalogue[Any] = Catalogue(
+    "model",
+    "model",
+    "fedshift.models.model:Model",
+    {
+        "cnn": "fedshift.models.cnn:CNN",
+        "mlp": "fedshift.models.mlp:MLP",
+        "resnet18": "fedshift.models.backbones:ResNet18",
+        "resnet50": "fedshift.models.backbones:ResNet50",
+        "mobilenetv2": "fedshift.models.backbones:MobileNetV2",
+    },
+)
+PROTOCOLS: Catalogue[Any] = Catalogue(
+    "protocol",
+    "protocol",
+    "fedshift.protocols:Protocol",
+    {
+        "leave-one-domain-out": "fedshift.protocols:LeaveOneDomainOut",
+        "in-domain": "fedshift.protocols:InDomain",
+    },
+)

@@ -1,0 +1,1 @@
+"""The contract every method, engine and deployment stands on."""

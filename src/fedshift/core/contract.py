@@ -1,0 +1,266 @@
+"""What a federated method is: its parts, its objectives, and the few hooks its paper changes.
+
+A run is stages of rounds. A round is one or more exchanges with a cohort of clients. An exchange sends
+each client a Down, lets it work through phases, and merges what comes back in the Ups. A phase is
+steps; a step draws one batch and minimises each objective on it in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fedshift.catalogue import Spec, setting
+from fedshift.core.messages import Down, Tensors, Up
+from fedshift.core.net import Net, batch_norm_tensors
+from fedshift.core.streams import Draws
+
+if TYPE_CHECKING:
+    from fedshift.data.federation import Federation
+    from fedshift.models.model import ModelSpec
+
+Scope = Literal["shared", "client", "server", "down"]
+Terms = dict[str, Tensor]
+
+
+class Batch(NamedTuple):
+    """One batch of a client: inputs (B, ...) and labels (B,), int64."""
+
+    x: Tensor
+    y: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What an objective may know besides the net and the batch.
+
+    Attributes:
+        round: the round within its stage, from 1.
+        rounds: how many rounds the stage has.
+        step: the step within its phase, from 0.
+        received: the Down's tensors as they arrived, by full name; frozen.
+        noise: the draws the objective asked for.
+    """
+
+    round: int
+    rounds: int
+    step: int
+    received: Mapping[str, Tensor]
+    noise: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A named module and who may see its tensors.
+
+    ``shared`` tensors are sent, trained and merged; ``client`` ones never leave the client's store;
+    ``server`` ones are never sent; ``down`` ones belong to the server, are sent, and frozen on the
+    client. ``local`` names tensors of a shared part that stay on the client all the same.
+    """
+
+    module: nn.Module
+    scope: Scope = "shared"
+    local: frozenset[str] = frozenset()
+
+
+def no_draws(spec: ModelSpec, batch: int) -> Draws:  # noqa: ARG001  # the signature of every draws
+    """No noise at all."""
+    return {}
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A pure loss and the parts it moves.
+
+    ``loss(net, batch, context)`` returns named scalar terms; their sum is minimised, and each is
+    recorded. Parts that do not move are fixed and in evaluation mode.
+    """
+
+    name: str
+    loss: Callable[[Net, Batch, Context], Terms]
+    moves: tuple[str, ...]
+    draws: Callable[[ModelSpec, int], Draws] = no_draws
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Local steps: each draws one batch and minimises every objective on it, in order.
+
+    ``steps`` of None means what the experiment says each client trains in a round.
+    """
+
+    name: str
+    objectives: tuple[Objective, ...]
+    steps: int | None = None
+
+
+@dataclass(frozen=True)
+class LocalWork:
+    """A client's net after its phases, from which it makes its reply.
+
+    Attributes:
+        after: the trained tensors of every shared part that leaves, by full name.
+        received: the Down it started from.
+        samples: how many training samples the client has.
+    """
+
+    after: Tensors
+    received: Down
+    samples: int
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """Everything the server holds: ``shared`` and ``down`` tensors are sent, ``server`` ones never."""
+
+    shared: dict[str, Tensor]
+    down: dict[str, Tensor] = field(default_factory=dict)
+    server: dict[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One trip to the clients and back."""
+
+    name: str
+    phases: Callable[[int, int], Sequence[Phase]]
+    send: Callable[[ServerState, int], Down]
+    reply: Callable[[LocalWork], Up]
+    merge: Callable[[ServerState, Mapping[int, Up]], ServerState]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Rounds that repeat the same exchanges with one cohort each."""
+
+    name: str
+    rounds: int
+    exchanges: tuple[Exchange, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method(Spec):
+    """A federated method. Its fields are its hyper-parameters; a page overrides what its paper changes.
+
+    Attributes:
+        presets: published settings, by the data set's name.
+    """
+
+    presets: ClassVar[dict[str, dict[str, object]]] = {}
+    reference: ClassVar[str] = ""
+
+    weighting: Literal["uniform", "samples"] = setting(
+        "uniform", help="how clients weigh in the average", source="methods differ; all five papers: uniform"
+    )
+    optimiser_state: Literal["fresh", "kept"] = setting(
+        "fresh",
+        help="momentum or Adam moments of shared parts from round to round; those of client parts are kept",
+    )
+    bn: Literal["shared", "local", "reestimate"] = setting(
+        "shared",
+        help="batch norm: averaged, kept on each client, or averaged with its statistics measured again "
+        "on the inputs of whoever is predicted for",
+    )
+
+    # What it is made of -------------------------------------------------------------------------
+
+    def parts(self, spec: ModelSpec) -> dict[str, Part]:
+        """The named parts, fresh from their initial values."""
+        raise NotImplementedError
+
+    def phases(self, round: int, rounds: int) -> Sequence[Phase]:
+        """What a sampled client does in round ``round`` (from 1) of ``rounds``."""
+        raise NotImplementedError
+
+    def predict(self, net: Net, x: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
+        """Log-probabilities (B, classes) for inputs x (B, ...)."""
+        raise NotImplementedError
+
+    def prediction_draws(self, spec: ModelSpec, batch: int) -> Draws:
+        """The noise that :meth:`predict` uses for a batch."""
+        return no_draws(spec, batch)
+
+    # How it federates ---------------------------------------------------------------------------
+
+    def federation(self, federation: Federation) -> Federation:
+        """The federation it trains on; only references such as pooled training change it."""
+        return federation
+
+    def stages(self, rounds: int) -> tuple[Stage, ...]:
+        """The plan of a run of ``rounds`` rounds."""
+        return (Stage("train", rounds, (self.exchange("train"),)),)
+
+    def exchange(self, name: str) -> Exchange:
+        """The exchange made of this method's own hooks."""
+        return Exchange(name, self.phases, self.send, self.reply, self.merge)
+
+    def select(self, clients: Sequence[int], count: int, generator: torch.Generator) -> list[int]:
+        """The cohort of a round: ``count`` of the client ids, uniformly, without replacement."""
+        order = torch.randperm(len(clients), generator=generator)[:count]
+        return sorted(clients[i] for i in order.tolist())
+
+    def send(self, state: ServerState, client: int) -> Down:  # noqa: ARG002  # FedPAC sends each client its own
+        """What one client receives: every shared and every down tensor."""
+        return Down(state.shared | state.down)
+
+    def reply(self, work: LocalWork) -> Up:
+        """What a client sends back: its shared tensors, and its sample count where that weighs."""
+        count = {"samples": torch.tensor(work.samples)} if self.weighting == "samples" else {}
+        return Up({**work.after, **count})
+
+    def merge(self, state: ServerState, ups: Mapping[int, Up]) -> ServerState:
+        """The server's next state: the weighted mean of every shared tensor, buffers included."""
+        shared = weighted_mean([ups[client] for client in sorted(ups)], tuple(state.shared))
+        return ServerState(shared, state.down, state.server)
+
+    def reestimates(self, unseen: bool) -> bool:  # noqa: ARG002  # FedBN does it for unseen clients only
+        """Whether batch-norm statistics are measured again on the inputs that are predicted for."""
+        return self.bn == "reestimate"
+
+    def unseen(self, clients: Sequence[Tensors]) -> Sequence[Tensors]:
+        """The client tensors with which a client that never trained is predicted for.
+
+        Several answers mean several models, whose accuracies are averaged. By default one: the mean
+        over the clients that have trained.
+        """
+        return [weighted_mean(clients, tuple(clients[0]))]
+
+
+def weighted_mean(messages: Sequence[Tensors], names: Sequence[str]) -> dict[str, Tensor]:
+    """The mean of the named tensors, weighted by each message's ``samples`` where it carries them.
+
+    Floating tensors are summed in the order given; whole-number buffers (batch counts) take the
+    rounded mean.
+    """
+    weights = [float(message["samples"]) if "samples" in message else 1.0 for message in messages]
+    total = sum(weights)
+    return {
+        name: _mean([message[name] for message in messages], [weight / total for weight in weights])
+        for name in names
+    }
+
+
+def _mean(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    if not tensors[0].is_floating_point():
+        mean = _mean([tensor.double() for tensor in tensors], weights)
+        return mean.round().to(tensors[0].dtype)
+    result = tensors[0] * weights[0]
+    for tensor, weight in zip(tensors[1:], weights[1:], strict=True):
+        result.add_(tensor, alpha=weight)
+    return result
+
+
+def tensor_scopes(method: Method, parts: Mapping[str, Part]) -> dict[str, Scope]:
+    """Who may see each tensor, by full name: a part's scope, less what stays local."""
+    scopes: dict[str, Scope] = {}
+    for part_name, part in parts.items():
+        local = part.local
+        if method.bn == "local" and part.scope == "shared":
+            local = local | batch_norm_tensors(part.module)
+        for name in part.module.state_dict():
+            scopes[f"{part_name}.{name}"] = "client" if name in local else part.scope
+    return scopes

@@ -1,0 +1,79 @@
+"""What each client keeps between rounds, and the store that holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, Self
+
+import torch
+from torch import Tensor
+
+Moments = dict[str, dict[str, dict[str, Tensor]]]
+
+
+@dataclass(frozen=True)
+class ClientState:
+    """A client's own: it never leaves the client.
+
+    Attributes:
+        tensors: the tensors of client scope, by full name.
+        moments: optimiser state that is kept, by objective, parameter and kind.
+        drawn: how many batches it has drawn since the start.
+    """
+
+    tensors: dict[str, Tensor]
+    moments: Moments = field(default_factory=dict)
+    drawn: int = 0
+
+    def flat(self) -> dict[str, Tensor]:
+        """Everything as named tensors, for a checkpoint."""
+        flat = {f"tensor/{name}": tensor for name, tensor in self.tensors.items()}
+        for objective, parameters in self.moments.items():
+            for parameter, kinds in parameters.items():
+                flat |= {f"moment/{objective}/{parameter}/{kind}": tensor for kind, tensor in kinds.items()}
+        return flat | {"drawn": torch.tensor(self.drawn)}
+
+    @classmethod
+    def from_flat(cls, flat: Mapping[str, Tensor]) -> Self:
+        """The inverse of :meth:`flat`."""
+        tensors, moments = {}, Moments()
+        for key, tensor in flat.items():
+            match key.split("/"):
+                case ["tensor", name]:
+                    tensors[name] = tensor
+                case ["moment", objective, parameter, kind]:
+                    moments.setdefault(objective, {}).setdefault(parameter, {})[kind] = tensor
+        return cls(tensors, moments, int(flat["drawn"]))
+
+
+class ClientStore(Protocol):
+    """Client states by client id; a client that never took part has none."""
+
+    def get(self, client: int) -> ClientState | None:
+        """The state of one client."""
+
+    def put(self, client: int, state: ClientState) -> None:
+        """Replace the state of one client."""
+
+    def items(self) -> Iterator[tuple[int, ClientState]]:
+        """Every client that has a state, in id order."""
+
+
+class MemoryStore:
+    """A store in memory."""
+
+    def __init__(self) -> None:
+        self._states: dict[int, ClientState] = {}
+
+    def get(self, client: int) -> ClientState | None:
+        """The state of one client."""
+        return self._states.get(client)
+
+    def put(self, client: int, state: ClientState) -> None:
+        """Replace the state of one client."""
+        self._states[client] = state
+
+    def items(self) -> Iterator[tuple[int, ClientState]]:
+        """Every client that has a state, in id order."""
+        return iter(sorted(self._states.items()))

@@ -1,0 +1,93 @@
+"""What every data set of the catalogue gives: samples with a label and a domain."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedshift.catalogue import Count, Spec, setting
+from fedshift.core.streams import Streams
+from fedshift.data.inputs import Inputs
+from fedshift.errors import FedshiftError
+
+
+@dataclass(frozen=True)
+class DomainData:
+    """A loaded data set.
+
+    Attributes:
+        x: inputs (N, ...), uint8 images (channels, height, width) or float32.
+        y: labels (N,), int64.
+        domain: which domain each sample is of, (N,), int64.
+        domains: the domains' names.
+        classes: the classes' names.
+        group: samples made from one original share a group, (N,); a split keeps groups whole.
+    """
+
+    x: Tensor
+    y: Tensor
+    domain: Tensor
+    domains: tuple[str, ...]
+    classes: tuple[str, ...]
+    group: Tensor
+
+    def missing(self) -> list[tuple[str, str]]:
+        """Every (domain, class) without a sample."""
+        counts = torch.zeros(len(self.domains), len(self.classes), dtype=torch.int64)
+        counts.index_put_((self.domain, self.y), torch.ones_like(self.y), accumulate=True)
+        return [(self.domains[d], self.classes[c]) for d, c in (counts == 0).nonzero().tolist()]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset(Spec):
+    """A data set that can be loaded."""
+
+    def domain_names(self) -> tuple[str, ...]:
+        """The domains' names, without loading the samples."""
+        raise NotImplementedError
+
+    def load(self, streams: Streams) -> DomainData:
+        """Read every sample into memory; what is random about it comes from the streams."""
+        raise NotImplementedError
+
+    def inputs(self) -> Inputs:
+        """How its samples become inputs of a network."""
+        return Inputs()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageDataset(Dataset):
+    """Images of any size, brought to one size when they are read."""
+
+    size: Count = setting(224, help="height and width that images are resized to, in pixels")
+    channels: Literal[1, 3] = setting(3, help="3: colour; 1: gray")
+    augment: bool = setting(False, help="crop, flip, colour jitter and grayscale in training (needs 3 channels)")
+    normalise: bool = setting(False, help="ImageNet's mean and standard deviation (needs 3 channels)")
+    missing_classes: Literal["error", "allow"] = setting(
+        "error", help="what a domain without any image of a class means"
+    )
+
+    def load(self, streams: Streams) -> DomainData:
+        """Read the images and check that every domain has every class."""
+        data = self.read()
+        missing = data.missing()
+        if missing and self.missing_classes == "error":
+            places = ", ".join(f"class '{label}' in domain '{domain}'" for domain, label in missing[:5])
+            more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+            raise FedshiftError(
+                f"No image of {places}{more}. Add images, or accept it: --set data.missing_classes=allow"
+            )
+        return data
+
+    def read(self) -> DomainData:
+        """Read the images."""
+        raise NotImplementedError
+
+    def inputs(self) -> Inputs:
+        """Scaling, and what the settings ask for."""
+        if self.channels != 3 and (self.augment or self.normalise):
+            raise FedshiftError("data.augment and data.normalise need colour images: --set data.channels=3")
+        return Inputs(self.augment, self.normalise)

@@ -1,0 +1,87 @@
+"""Who holds which samples: the clients that train, and the environments on which models are scored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedshift.data.inputs import Inputs
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Inputs x (N, ...), uint8 images or float32, and labels y (N,), int64."""
+
+    x: Tensor
+    y: Tensor
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def to(self, device: torch.device) -> Samples:
+        """The same samples on a device."""
+        return Samples(self.x.to(device), self.y.to(device))
+
+
+@dataclass(frozen=True)
+class Client:
+    """One participant: its id, by which merges are ordered, its name, and its training samples."""
+
+    id: int
+    name: str
+    train: Samples
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Samples on which a model is scored.
+
+    Attributes:
+        name: the domain (or shift) they come from.
+        role: ``test`` makes the headline; ``validation`` is what a selection may look at.
+        client: the id of the client they belong to; None for a client that never trained.
+        samples: the inputs and labels.
+    """
+
+    name: str
+    role: Literal["validation", "test"]
+    client: int | None
+    samples: Samples
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Clients, environments, the classes' names, and how samples become inputs of a network."""
+
+    clients: tuple[Client, ...]
+    environments: tuple[Environment, ...]
+    classes: tuple[str, ...]
+    inputs: Inputs
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one input."""
+        return tuple(self.clients[0].train.x.shape[1:])
+
+    def pooled(self) -> Federation:
+        """The same samples with a single client that holds all training data."""
+        together = Samples(
+            torch.cat([client.train.x for client in self.clients]),
+            torch.cat([client.train.y for client in self.clients]),
+        )
+        environments = tuple(
+            environment if environment.client is None else replace(environment, client=0)
+            for environment in self.environments
+        )
+        return replace(self, clients=(Client(0, "all", together),), environments=environments)
+
+    def to(self, device: torch.device) -> Federation:
+        """The same federation with its samples on a device."""
+        return replace(
+            self,
+            clients=tuple(replace(client, train=client.train.to(device)) for client in self.clients),
+            environments=tuple(replace(e, samples=e.samples.to(device)) for e in self.environments),
+        )

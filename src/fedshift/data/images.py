@@ -1,0 +1,61 @@
+"""Image files and bytes to tensors, once, when a data set is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+
+from fedshift.data.dataset import DomainData
+from fedshift.errors import FedshiftError
+
+Row = tuple[str, bytes | Path, str, str]
+
+
+def domain_data(rows: Iterable[Row], size: int, channels: int, classes: Sequence[str] | None = None) -> DomainData:
+    """Decode rows of (where, image, domain, class).
+
+    Args:
+        rows: ``where`` names the image in an error: its path, or its place in a table.
+        size: height and width in pixels.
+        channels: 1 or 3.
+        classes: the classes' names in label order; by default the sorted names that occur.
+
+    Raises:
+        FedshiftError: there is no row, or an image cannot be read; the message names it.
+    """
+    images, domain_of, class_of = [], [], []
+    for where, image, domain, label in rows:
+        images.append(decode(where, image, size, channels))
+        domain_of.append(domain)
+        class_of.append(label)
+    if not images:
+        raise FedshiftError("The data set holds no image.")
+    domains = tuple(sorted(set(domain_of)))
+    classes = tuple(classes or sorted(set(class_of)))
+    domain_index = {name: i for i, name in enumerate(domains)}
+    class_index = {name: i for i, name in enumerate(classes)}
+    return DomainData(
+        x=torch.stack(images),
+        y=torch.tensor([class_index[name] for name in class_of]),
+        domain=torch.tensor([domain_index[name] for name in domain_of]),
+        domains=domains,
+        classes=classes,
+        group=torch.arange(len(images)),
+    )
+
+
+def decode(where: str, image: bytes | Path, size: int, channels: int) -> Tensor:
+    """One image as uint8 (channels, size, size)."""
+    try:
+        with Image.open(BytesIO(image) if isinstance(image, bytes) else image) as opened:
+            resized = opened.convert("RGB" if channels == 3 else "L").resize((size, size), Image.Resampling.BILINEAR)
+    except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
+        raise FedshiftError(f"The image {where} cannot be read ({error}). Replace or remove it.") from error
+    pixels = torch.from_numpy(np.array(resized))
+    return pixels.permute(2, 0, 1).contiguous() if channels == 3 else pixels.unsqueeze(0)

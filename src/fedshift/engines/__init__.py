@@ -1,0 +1,1 @@
+"""Ways to run a cohort: the engine never changes the result."""

@@ -1,0 +1,72 @@
+"""What an engine does for a run: it lets a cohort work, and scores models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from fedshift.core.contract import Exchange, Stage
+from fedshift.core.messages import Down, Tensors, Up
+from fedshift.core.state import ClientState
+from fedshift.data.federation import Client, Environment
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When something happens: a round (from 1) of a stage."""
+
+    stage: Stage
+    round: int
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """What random streams are keyed by."""
+        return (self.stage.name, self.round)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One client's work in an exchange."""
+
+    client: Client
+    down: Down
+    state: ClientState
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a job.
+
+    Attributes:
+        client: the client's id.
+        up: its reply.
+        state: what it keeps.
+        terms: the mean over steps of every loss term, by name.
+        steps: how many local steps it took.
+    """
+
+    client: int
+    up: Up
+    state: ClientState
+    terms: dict[str, float]
+    steps: int
+
+
+@dataclass(frozen=True)
+class Score:
+    """Accuracy and loss (negative log-likelihood in nats), means over n samples."""
+
+    accuracy: float
+    loss: float
+    n: int
+
+
+class Engine(Protocol):
+    """Runs jobs and scores models; every engine gives the same results."""
+
+    def train(self, exchange: Exchange, moment: Moment, jobs: Sequence[Job]) -> Iterator[Outcome]:
+        """Let every client of a cohort work; outcomes come in the order of the jobs."""
+
+    def score(self, model: Tensors, environment: Environment, moment: Moment) -> Score:
+        """Score the model whose tensors are given on one environment."""

@@ -1,0 +1,239 @@
+"""The reference engine: one resident model, one client after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedshift.core.contract import (
+    Batch,
+    Context,
+    Exchange,
+    LocalWork,
+    Method,
+    Objective,
+    Part,
+    Phase,
+    Terms,
+    tensor_scopes,
+)
+from fedshift.core.messages import Tensors
+from fedshift.core.net import Net, batch_norms
+from fedshift.core.state import ClientState
+from fedshift.core.streams import Streams, sample_draws
+from fedshift.data.federation import Environment
+from fedshift.data.inputs import Inputs
+from fedshift.engines.batches import BatchOrder
+from fedshift.engines.engine import Job, Moment, Outcome, Score
+from fedshift.errors import FedshiftError
+from fedshift.experiment import Evaluate, Train
+from fedshift.models.model import ModelSpec
+
+
+class Sequential:
+    """Loads each client's tensors into one resident net and trains it there."""
+
+    def __init__(
+        self,
+        method: Method,
+        spec: ModelSpec,
+        parts: Mapping[str, Part],
+        inputs: Inputs,
+        train: Train,
+        evaluate: Evaluate,
+        streams: Streams,
+        device: torch.device,
+    ) -> None:
+        self.method, self.spec, self.inputs = method, spec, inputs
+        self.settings, self.evaluate, self.streams, self.device = train, evaluate, streams, device
+        self.scopes = tensor_scopes(method, parts)
+        self.net = Net({name: part.module.to(device) for name, part in parts.items() if part.scope != "server"})
+        for name, part in parts.items():
+            if part.scope == "down":
+                self.net.parts[name].requires_grad_(False)
+        self.resident = dict(self.net.tensors())
+
+    # Training -----------------------------------------------------------------------------------
+
+    def train(self, exchange: Exchange, moment: Moment, jobs: Sequence[Job]) -> Iterator[Outcome]:
+        """Let every client work, one after the other."""
+        for job in jobs:
+            yield self._work(exchange, moment, job)
+
+    def _work(self, exchange: Exchange, moment: Moment, job: Job) -> Outcome:
+        self._load(job.down)
+        self._load(job.state.tensors)
+        moments = dict(job.state.moments)
+        drawn, steps = job.state.drawn, 0
+        means: dict[str, float] = {}
+        for phase in exchange.phases(moment.round, moment.stage.rounds):
+            count = self._steps(phase, job)
+            means |= self._phase(phase, count, moment, job, drawn, moments)
+            drawn, steps = drawn + count, steps + count
+        after = self._copy("shared")
+        up = exchange.reply(LocalWork(after, job.down, len(job.client.train)))
+        self._check_private(up, exchange)
+        return Outcome(job.client.id, up, ClientState(self._copy("client"), moments, drawn), means, steps)
+
+    def _phase(
+        self, phase: Phase, count: int, moment: Moment, job: Job, drawn: int, moments: dict[str, Any]
+    ) -> dict[str, float]:
+        """Take the steps of one phase; returns each term's mean and updates the kept moments."""
+        client = job.client
+        order = BatchOrder(self.streams, client.id, len(client.train), self.settings.batch)
+        parameters = {o.name: self._moved(o) for o in phase.objectives}
+        optimisers = {
+            o.name: self._optimiser(parameters[o.name], moments.get(f"{phase.name}.{o.name}", {}))
+            for o in phase.objectives
+        }
+        history: dict[str, list[Terms]] = {o.name: [] for o in phase.objectives}
+        for step in range(count):
+            batch = self._batch(job, order.indices(drawn + step), drawn + step)
+            for objective in phase.objectives:
+                if step == 0 or len(phase.objectives) > 1:
+                    self._set_modes(objective)
+                noise = self._noise(objective, moment, client.id, phase.name, step)
+                context = Context(moment.round, moment.stage.rounds, step, job.down, noise)
+                terms = objective.loss(self.net, batch, context)
+                moved = list(parameters[objective.name].values())
+                optimisers[objective.name].zero_grad()
+                torch.stack(list(terms.values())).sum().backward(inputs=moved)
+                optimisers[objective.name].step()
+                history[objective.name].append({name: term.detach() for name, term in terms.items()})
+        for objective in phase.objectives:
+            kept = self._kept_moments(optimisers[objective.name], parameters[objective.name])
+            moments[f"{phase.name}.{objective.name}"] = kept
+        return self._means(history, phase, moment, client.name)
+
+    def _steps(self, phase: Phase, job: Job) -> int:
+        if phase.steps is not None:
+            return phase.steps
+        per_epoch = len(job.client.train) // self.settings.batch
+        return self.settings.steps * (per_epoch if self.settings.unit == "epochs" else 1)
+
+    def _batch(self, job: Job, indices: Tensor, number: int) -> Batch:
+        indices = indices.to(self.device)
+        x = self.inputs.training(job.client.train.x[indices], self.streams, job.client.id, number)
+        return Batch(x, job.client.train.y[indices])
+
+    def _noise(self, objective: Objective, moment: Moment, client: int, phase: str, step: int) -> dict[str, Tensor]:
+        draws = objective.draws(self.spec, self.settings.batch)
+        if not draws:
+            return {}
+        generator = self.streams.generator("noise", *moment.key, client, phase, objective.name, step)
+        return sample_draws(draws, generator, self.device)
+
+    def _moved(self, objective: Objective) -> dict[str, nn.Parameter]:
+        return {name: p for name, p in self.net.parameters() if name.partition(".")[0] in objective.moves}
+
+    def _set_modes(self, objective: Objective) -> None:
+        for name, module in self.net.parts.items():
+            module.train(name in objective.moves)
+
+    def _optimiser(
+        self, parameters: Mapping[str, nn.Parameter], moments: Mapping[str, Mapping[str, Tensor]]
+    ) -> torch.optim.Optimizer:
+        s = self.settings
+        fused = self.device.type in ("cpu", "cuda")
+        values = list(parameters.values())
+        optimiser: torch.optim.Optimizer
+        if s.optimiser == "adam":
+            optimiser = torch.optim.Adam(values, s.lr, weight_decay=s.weight_decay, fused=fused)
+        else:
+            optimiser = torch.optim.SGD(values, s.lr, s.momentum, weight_decay=s.weight_decay, fused=fused)
+        for name, kinds in moments.items():
+            optimiser.state[parameters[name]] = {kind: tensor.clone() for kind, tensor in kinds.items()}
+        return optimiser
+
+    def _kept_moments(
+        self, optimiser: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]
+    ) -> dict[str, dict[str, Tensor]]:
+        """The moments that outlive the round: all of them, or those of client tensors only."""
+        keep_all = self.method.optimiser_state == "kept"
+        return {
+            name: {kind: value for kind, value in optimiser.state[parameter].items() if isinstance(value, Tensor)}
+            for name, parameter in parameters.items()
+            if parameter in optimiser.state and (keep_all or self.scopes[name] == "client")
+        }
+
+    def _means(
+        self, history: Mapping[str, Sequence[Terms]], phase: Phase, moment: Moment, client: str
+    ) -> dict[str, float]:
+        """Each term's mean over the steps, after checking that every loss was finite."""
+        means = {}
+        for objective, steps in history.items():
+            table = torch.stack([torch.stack(list(terms.values())) for terms in steps]).double().cpu()
+            bad = (~table.isfinite()).any(dim=1).nonzero()
+            if len(bad):
+                step = int(bad[0])
+                values = dict(zip(steps[0], table[step].tolist(), strict=True))
+                raise FedshiftError(
+                    f"The loss is not finite at client '{client}', round {moment.round}, phase '{phase.name}', "
+                    f"step {step + 1}, objective '{objective}': {values}. The last checkpoint is kept. A smaller "
+                    f"learning rate usually helps: --set train.lr={self.settings.lr / 10:g}"
+                )
+            means |= dict(zip(steps[0], table.mean(dim=0).tolist(), strict=True))
+        return means
+
+    def _check_private(self, up: Tensors, exchange: Exchange) -> None:
+        for name in up:
+            if self.scopes.get(name) == "client":
+                raise FedshiftError(
+                    f"The exchange '{exchange.name}' would send '{name}', which never leaves the client. "
+                    "Leave it out of reply(), or make its part shared."
+                )
+
+    # Tensors ------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _load(self, tensors: Tensors) -> None:
+        for name, tensor in tensors.items():
+            if name in self.resident:
+                self.resident[name].copy_(tensor)
+
+    @torch.no_grad()
+    def _copy(self, scope: str) -> dict[str, Tensor]:
+        return {name: tensor.detach().clone() for name, tensor in self.resident.items() if self.scopes[name] == scope}
+
+    # Scoring ------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def score(self, model: Tensors, environment: Environment, moment: Moment) -> Score:
+        """Predict for every sample of the environment, ``evaluate.batch`` at a time."""
+        self._load(model)
+        for module in self.net.parts.values():
+            module.eval()
+        if self.method.reestimates(unseen=environment.client is None):
+            self._reestimate(environment, moment)
+        correct, loss = 0.0, 0.0
+        for log_probabilities, y in self._predictions(environment, moment):
+            correct += float((log_probabilities.argmax(dim=1) == y).sum())
+            loss -= float(log_probabilities.gather(1, y.unsqueeze(1)).double().sum())
+        n = len(environment.samples)
+        return Score(correct / n, loss / n, n)
+
+    def _predictions(self, environment: Environment, moment: Moment) -> Iterator[tuple[Tensor, Tensor]]:
+        size = self.evaluate.batch
+        chunks = zip(environment.samples.x.split(size), environment.samples.y.split(size), strict=True)
+        for number, (x, y) in enumerate(chunks):
+            draws = self.method.prediction_draws(self.spec, len(y))
+            key = (*moment.key, environment.name, environment.role, number)
+            noise = sample_draws(draws, self.streams.generator("prediction", *key), self.device) if draws else {}
+            yield self.method.predict(self.net, self.inputs.evaluation(x), noise), y
+
+    def _reestimate(self, environment: Environment, moment: Moment) -> None:
+        """Measure batch-norm statistics on the environment's inputs, each batch with equal weight."""
+        layers = [layer for module in self.net.parts.values() for _, layer in batch_norms(module)]
+        momenta = [layer.momentum for layer in layers]
+        for layer in layers:
+            layer.reset_running_stats()
+            layer.momentum = None
+            layer.train()
+        for _ in self._predictions(environment, moment):
+            pass
+        for layer, momentum in zip(layers, momenta, strict=True):
+            layer.momentum = momentum
+            layer.eval()

@@ -1,0 +1,177 @@
+"""From an experiment's TOML to runs: overrides, presets, and lists that make a grid."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import resources
+from itertools import product
+from pathlib import Path
+from typing import Any, get_origin
+
+from fedshift.catalogue import METHODS, Spec, setting_type
+from fedshift.errors import FedshiftError, UnknownNameError
+from fedshift.experiment import NAMED, PLAIN, Experiment, load_plugins, section
+
+Table = dict[str, Any]
+DEFAULT_NAMES = {"data": "rotated-mnist", "protocol": "leave-one-domain-out", "model": "cnn", "method": "fedavg"}
+
+
+def read(source: str | Path) -> Table:
+    """Read an experiment: the path of a TOML file, or the name of one that comes with fedshift.
+
+    Raises:
+        FedshiftError: there is none, or it is not TOML.
+    """
+    path = Path(source)
+    if path.suffix == ".toml" or path.is_file():
+        if not path.is_file():
+            raise FedshiftError(f"The experiment '{source}' does not exist; give a TOML file or one of {', '.join(shipped())}.")
+        text = path.read_text(encoding="utf-8")
+    elif str(source) in shipped():
+        text = (resources.files("fedshift") / "experiments" / f"{source}.toml").read_text(encoding="utf-8")
+    else:
+        raise UnknownNameError("experiment", str(source), shipped(), hint="Or give the path of a TOML file.")
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise FedshiftError(f"'{source}' is not TOML: {error}.") from error
+
+
+def shipped() -> list[str]:
+    """The experiments that come with fedshift."""
+    folder = resources.files("fedshift") / "experiments"
+    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def override(document: Mapping[str, Any], changes: Mapping[str, Any]) -> Table:
+    """A copy of the document with dotted keys such as ``method.l2r`` set.
+
+    Naming another data set, protocol or model drops the settings of the one it replaces.
+    """
+    result: Table = {key: dict(value) if isinstance(value, Mapping) else value for key, value in document.items()}
+    for key, value in changes.items():
+        first, _, second = key.partition(".")
+        if second == "name" and first in NAMED and first != "method" and result.get(first, {}).get("name") != value:
+            result[first] = {}
+    for key, value in changes.items():
+        *path, last = key.split(".")
+        table = result
+        for name in path:
+            table = table.setdefault(name, {})
+            if not isinstance(table, dict):
+                raise FedshiftError(f"'{key}' cannot be set: '{name}' is a value, not a table.")
+        table[last] = value
+    return result
+
+
+def parse_assignment(text: str) -> tuple[str, Any]:
+    """``key=value`` with a TOML value; a bare word is a string, and commas make a list."""
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise FedshiftError(f"'{text}' is no assignment; write for example --set method.l2r=0.05")
+    return key.strip(), parse_value(value.strip())
+
+
+def parse_value(text: str) -> Any:
+    """A TOML value; a bare word is a string; ``a,b`` is a list."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        if "," in text and not text.startswith(("[", '"', "'")):
+            return [parse_value(word.strip()) for word in text.split(",") if word.strip()]
+        return text
+
+
+def expand(document: Mapping[str, Any]) -> list[Experiment]:
+    """Every run that a document describes: a list where one value is expected is an axis of a grid.
+
+    Seeds vary fastest, then held-out domains, then other axes, then methods.
+
+    Raises:
+        FedshiftError: something in it is wrong, or two runs are the same.
+    """
+    Experiment.check_names(document, "experiment")
+    load_plugins(document.get("plugins", ()))
+    tables = [table for method in _method_tables(document) for table in _product(_with_method(document, method))]
+    experiments = [Experiment.from_table(table) for table in tables]
+    names = [experiment.fingerprint for experiment in experiments]
+    if len(set(names)) < len(names):
+        raise FedshiftError("The grid holds the same run twice; remove repeated values from its lists.")
+    return experiments
+
+
+def _with_method(document: Mapping[str, Any], method: Table) -> Table:
+    """The document with defaults for what it leaves out, and one method's table."""
+    result: Table = {"plugins": [str(Path(p).expanduser().resolve()) for p in document.get("plugins", ())]}
+    result |= {key: document[key] for key in ("name", "seed") if key in document}
+    for name in (*NAMED, *PLAIN):
+        values = document.get(name, {})
+        if not isinstance(values, Mapping):
+            raise FedshiftError(f"[{name}] must be a table, not {values!r}.")
+        result[name] = {"name": DEFAULT_NAMES[name], **values} if name in NAMED else dict(values)
+    result["method"] = method
+    return result
+
+
+def _method_tables(document: Mapping[str, Any]) -> Iterable[Table]:
+    """One table for each method: its own sub-table over common fields over the data set's preset."""
+    given = dict(document.get("method", {}))
+    names = _as_list(given.pop("name", DEFAULT_NAMES["method"]))
+    preset = given.pop("preset", None) or document.get("data", {}).get("name", DEFAULT_NAMES["data"])
+    classes = {str(name): METHODS.get(str(name)) for name in names}
+    own = {key: given.pop(key) for key in list(given) if isinstance(given[key], Mapping)}
+    for name, fields in own.items():
+        METHODS.get(name).check_names(fields, f"method.{name}")
+    known = {field for cls in classes.values() for field in cls.settings()}
+    for field in given:
+        if field not in known:
+            raise UnknownNameError(f"field of [method] for {', '.join(classes)}", field, known)
+    for name, cls in classes.items():
+        common = {field: value for field, value in given.items() if field in cls.settings()}
+        published = cls.presets.get(preset, {}) if isinstance(preset, str) else {}
+        yield {"name": name, **published, **common, **own.get(name, {})}
+
+
+def _product(table: Table) -> Iterable[Table]:
+    """The table once for each choice from the lists that stand where one value is expected."""
+    table = _with_all_domains(table)
+    axes = {path: values for path, values in _leaves(table) if _is_axis(table, path, values)}
+    empty = [".".join(path) for path, values in axes.items() if not values]
+    if empty:
+        raise FedshiftError(f"{empty[0]} is an empty list; give at least one value.")
+    slow_first = sorted(axes, key=lambda path: (path == ("protocol", "hold_out")) + 2 * (path == ("seed",)))
+    for choice in product(*(axes[path] for path in slow_first)):
+        yield override(table, {".".join(path): value for path, value in zip(slow_first, choice, strict=True)})
+
+
+def _leaves(table: Table) -> Iterable[tuple[tuple[str, ...], Any]]:
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from (((key, name), leaf) for name, leaf in value.items())
+        else:
+            yield (key,), value
+
+
+def _is_axis(table: Table, path: tuple[str, ...], value: Any) -> bool:
+    if not isinstance(value, list):
+        return False
+    if path[-1] == "name" and len(path) == 2:
+        raise FedshiftError(f"{'.'.join(path)} takes one name; only method.name may be a list.")
+    owner: type[Spec] = Experiment if len(path) == 1 else section(path[0], table[path[0]].get("name"))
+    if path[-1] not in owner.settings():
+        return False
+    takes_list = get_origin(setting_type(owner, path[-1])) is tuple
+    return not takes_list or (bool(value) and isinstance(value[0], list))
+
+
+def _with_all_domains(table: Table) -> Table:
+    """``hold_out = "all"`` means every domain of the data set."""
+    if table["protocol"].get("hold_out") != "all":
+        return table
+    dataset = NAMED["data"].build(table["data"])
+    return override(table, {"protocol.hold_out": list(dataset.domain_names())})
+
+
+def _as_list(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list) else [value]

@@ -1,0 +1,54 @@
+"""FedAvg: average what every client learned.
+
+McMahan et al., Communication-efficient learning of deep networks from decentralized data, AISTATS 2017,
+Algorithm 1.
+
+Choices: clients weigh the same, as in the five papers this library implements (the paper weighs by
+samples: ``weighting = "samples"``). Batch-norm statistics are averaged like every other tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedshift.core.contract import Batch, Context, Method, Objective, Part, Phase, Terms, no_draws
+from fedshift.core.net import Net
+from fedshift.core.streams import Draws
+from fedshift.models.model import ModelSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvg(Method):
+    """Each client minimises its own cross-entropy; the server averages the models."""
+
+    reference: ClassVar[str] = "McMahan et al., AISTATS 2017, Algorithm 1"
+
+    def parts(self, spec: ModelSpec) -> dict[str, Part]:
+        """An encoder x -> z and a linear head z -> logits, both shared."""
+        return {"encoder": Part(spec.encoder()), "head": Part(spec.head())}
+
+    def phases(self, round: int, rounds: int) -> Sequence[Phase]:  # noqa: ARG002  # the same in every round
+        """Plain local training of every part."""
+        return (Phase("train", (Objective("train", self.loss, self.moves(), self.draws),)),)
+
+    def moves(self) -> tuple[str, ...]:
+        """The parts that local training moves."""
+        return ("encoder", "head")
+
+    def draws(self, spec: ModelSpec, batch: int) -> Draws:
+        """The noise that :meth:`loss` uses for a batch."""
+        return no_draws(spec, batch)
+
+    def loss(self, net: Net, batch: Batch, context: Context) -> Terms:  # noqa: ARG002  # methods on top use it
+        """Cross-entropy, mean over the batch."""
+        return {"cross_entropy": F.cross_entropy(net.head(net.encoder(batch.x)), batch.y)}
+
+    def predict(self, net: Net, x: Tensor, noise: Mapping[str, Tensor]) -> Tensor:  # noqa: ARG002
+        """Log-softmax of the logits."""
+        logits: Tensor = net.head(net.encoder(x))
+        return logits.log_softmax(dim=1)

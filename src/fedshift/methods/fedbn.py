@@ -1,0 +1,34 @@
+"""FedBN: batch normalisation stays at home.
+
+Li et al., FedBN: federated learning on non-IID features via local batch normalization, ICLR 2021,
+Algorithm 1: every parameter is averaged but those of the batch-norm layers.
+
+Choices: the statistics stay as well as the scale and shift (as in the paper's code). The paper leaves
+open what a client that never trained is given: ``cold``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from fedshift.catalogue import setting
+from fedshift.methods.fedavg import FedAvg
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedBN(FedAvg):
+    """FedAvg whose batch-norm layers never leave the client."""
+
+    reference: ClassVar[str] = "Li et al., ICLR 2021, Algorithm 1"
+
+    bn: Literal["local"] = setting("local", help="what makes it FedBN: batch norm stays on the client")
+    cold: Literal["mean", "reestimate"] = setting(
+        "mean",
+        help="batch norm of an unseen client: the mean of the clients', or that with its statistics measured "
+        "again on its own inputs (no labels)",
+    )
+
+    def reestimates(self, unseen: bool) -> bool:
+        """For clients that never trained, if ``cold`` says so."""
+        return unseen and self.cold == "reestimate"

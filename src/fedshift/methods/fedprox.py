@@ -1,0 +1,36 @@
+"""FedProx: stay near the global model while training locally.
+
+Li et al., Federated optimization in heterogeneous networks, MLSys 2020, Eq. 2:
+h_k(w; w_t) = F_k(w) + mu/2 ||w - w_t||^2.
+
+Choices: the term covers every shared trainable parameter; buffers are not parameters. The clients'
+inexactness (gamma) of the paper is the experiment's number of local steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from fedshift.catalogue import NonNegative, setting
+from fedshift.core.contract import Batch, Context, Terms
+from fedshift.core.net import Net
+from fedshift.methods.fedavg import FedAvg
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedProx(FedAvg):
+    """FedAvg with a proximal term; mu = 0 is FedAvg."""
+
+    reference: ClassVar[str] = "Li et al., MLSys 2020, Eq. 2"
+
+    mu: NonNegative = setting(
+        0.1, help="weight of the proximal term", source="Eq. 2", search=(0.1, 0.5, 0.9)
+    )
+
+    def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
+        """Cross-entropy + mu/2 ||w - w_t||^2."""
+        drift = [(w - context.received[name]).square().sum() for name, w in net.parameters(context.received)]
+        return super().loss(net, batch, context) | {"proximal": self.mu / 2 * torch.stack(drift).sum()}

@@ -1,0 +1,48 @@
+"""The two references every federated result stands between: pooled data, and no federation at all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedshift.core.contract import Part
+from fedshift.core.messages import Tensors
+from fedshift.data.federation import Federation
+from fedshift.methods.fedavg import FedAvg
+from fedshift.models.model import ModelSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Centralised(FedAvg):
+    """All clients' training data pooled at one place ("All" in the papers' tables).
+
+    Choices: one client holds the pooled data and trains ``train.steps`` steps a round, so an equal
+    number of rounds gives it 1/K of the federation's steps; optimiser moments are kept, as nothing
+    interrupts training. Each client's held-out data is still scored apart.
+    """
+
+    reference: ClassVar[str] = "the usual upper reference"
+
+    def federation(self, federation: Federation) -> Federation:
+        """The same data with a single client."""
+        return federation.pooled()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Single(FedAvg):
+    """Every client trains alone on its own data; nothing is sent.
+
+    Choices: all clients start from the same initial model. A domain that no client has seen is scored
+    with every client's model, and the accuracies are averaged.
+    """
+
+    reference: ClassVar[str] = "the usual lower reference"
+
+    def parts(self, spec: ModelSpec) -> dict[str, Part]:
+        """FedAvg's parts, which stay on the client."""
+        return {name: Part(part.module, "client") for name, part in super().parts(spec).items()}
+
+    def unseen(self, clients: Sequence[Tensors]) -> Sequence[Tensors]:
+        """Every client's own model."""
+        return clients

@@ -1,0 +1,42 @@
+"""The small convolutional network of FedSR's RotatedMNIST experiment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from fedshift.catalogue import Count, WholeNumber, setting
+from fedshift.errors import FedshiftError
+from fedshift.models.model import Model, Shape
+
+
+@dataclass(frozen=True, kw_only=True)
+class CNN(Model):
+    """Two 3x3 convolutions (ReLU, 2x2 max-pool each) and a fully connected layer (FedSR, Sec. 4.2).
+
+    Choices: the paper gives neither channels, padding nor pooling; ours are 32 and 64, none, and 2x2.
+    """
+
+    channels: tuple[Count, Count] = setting((32, 64), help="channels of the two convolutions")
+    padding: WholeNumber = setting(0, help="zero padding of the convolutions, in pixels")
+    batch_norm: bool = setting(False, help="batch norm after each convolution")
+
+    def encoder(self, shape: Shape, out: int) -> nn.Module:
+        """Inputs (B, channels, height, width) to (B, out)."""
+        if len(shape) != 3:
+            raise FedshiftError(f"The model 'cnn' takes images (channels, height, width), not {shape}; try 'mlp'.")
+        layers: list[nn.Module] = []
+        channels, *size = shape
+        for width in self.channels:
+            layers.append(nn.Conv2d(channels, width, kernel_size=3, padding=self.padding))
+            if self.batch_norm:
+                layers.append(nn.BatchNorm2d(width))
+            layers += [nn.ReLU(), nn.MaxPool2d(2)]
+            channels, size = width, [(side + 2 * self.padding - 2) // 2 for side in size]
+        if min(size) < 1:
+            raise FedshiftError(f"Images of {shape[1]}x{shape[2]} are too small for the model 'cnn'; use 10x10 or more.")
+        layers += [nn.Flatten(), nn.Linear(channels * size[0] * size[1], out)]
+        # Channels-last convolutions take about 0.7 of the time on a CPU.
+        return nn.Sequential(*layers).to(memory_format=torch.channels_last)
