@@ -58,7 +58,7 @@ class Spec:
     """A frozen dataclass whose field values are checked whenever one is made."""
 
     def __post_init__(self) -> None:
-        for name, adapter in _adapters(type(self)).items():
+        for name, adapter in _adapters(type(self)).items():  # type: ignore[arg-type]  # classes are hashable
             value = getattr(self, name)
             try:
                 checked = adapter.validate_python(value)
@@ -124,6 +124,7 @@ class Catalogue(Generic[T]):
         """
         self.kind = kind
         self.table = table
+        self.variable = f"fedshift.{kind.upper().replace(' ', '')}S"
         self._base = base
         self._known: dict[str, str | type[T]] = dict(builtin)
 
@@ -132,7 +133,8 @@ class Catalogue(Generic[T]):
 
     def base(self) -> type[T]:
         """The class every entry derives from."""
-        return _load(self._base)
+        base: type[T] = _load(self._base)
+        return base
 
     def get(self, name: str) -> type[T]:
         """The class behind a name.
@@ -143,7 +145,8 @@ class Catalogue(Generic[T]):
         if name not in self._known:
             raise UnknownNameError(self.kind, name, self._known)
         found = self._known[name]
-        return _load(found) if isinstance(found, str) else found
+        cls: type[T] = _load(found) if isinstance(found, str) else found
+        return cls
 
     def register(self, name: str) -> Callable[[type[T]], type[T]]:
         """Class decorator that makes a user's class known by a name.
@@ -168,7 +171,7 @@ class Catalogue(Generic[T]):
         for name, held in self._known.items():
             if _path(held) == _path(cls):
                 return name
-        raise FedshiftError(f"{cls.__name__} has no name: decorate it with @fedshift.{self.table}(\"name\").")
+        raise FedshiftError(f"{cls.__name__} has no name: decorate it with @{self.variable}.register('name').")
 
     def build(self, table: Mapping[str, Any]) -> T:
         """Make a spec from a table with its ``name`` and settings."""

@@ -87,11 +87,10 @@ class Experiment(Spec):
         """
         cls.check_names(table, "experiment")
         load_plugins(table.get("plugins", ()))
-        return cls(
-            **{name: table[name] for name in ("name", "seed", "plugins") if name in table},
-            **{name: catalogue.build(table[name]) for name, catalogue in NAMED.items()},
-            **{name: _plain(name, table.get(name, {})) for name in PLAIN},
-        )
+        values: dict[str, Any] = {name: table[name] for name in ("name", "seed", "plugins") if name in table}
+        values |= {name: catalogue.build(table[name]) for name, catalogue in NAMED.items()}
+        values |= {name: _plain(name, table.get(name, {})) for name in PLAIN}
+        return cls(**values)
 
     def table(self) -> dict[str, Any]:
         """Everything, as a table that :meth:`from_table` reads back."""
@@ -124,7 +123,12 @@ class Experiment(Spec):
         return "-".join([*(word.replace("/", "_") for word in words), self.fingerprint[:8]])
 
 
-NAMED: dict[str, Catalogue[Any]] = {"data": DATASETS, "protocol": PROTOCOLS, "model": MODELS, "method": METHODS}
+NAMED: dict[str, Catalogue[Any]] = {
+    "data": DATASETS,
+    "protocol": PROTOCOLS,
+    "model": MODELS,
+    "method": METHODS,
+}
 PLAIN: dict[str, type[Spec]] = {"train": Train, "evaluate": Evaluate, "run": RunOptions}
 
 

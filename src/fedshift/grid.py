@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from importlib import resources
 from itertools import product
 from pathlib import Path
 from typing import Any, get_origin
@@ -12,9 +11,15 @@ from typing import Any, get_origin
 from fedshift.catalogue import METHODS, Spec, setting_type
 from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.experiment import NAMED, PLAIN, Experiment, load_plugins, section
+from fedshift.experiments import shipped, shipped_text
 
 Table = dict[str, Any]
-DEFAULT_NAMES = {"data": "rotated-mnist", "protocol": "leave-one-domain-out", "model": "cnn", "method": "fedavg"}
+DEFAULT_NAMES = {
+    "data": "rotated-mnist",
+    "protocol": "leave-one-domain-out",
+    "model": "cnn",
+    "method": "fedavg",
+}
 
 
 def read(source: str | Path) -> Table:
@@ -26,22 +31,18 @@ def read(source: str | Path) -> Table:
     path = Path(source)
     if path.suffix == ".toml" or path.is_file():
         if not path.is_file():
-            raise FedshiftError(f"The experiment '{source}' does not exist; give a TOML file or one of {', '.join(shipped())}.")
+            raise FedshiftError(
+                f"The experiment '{source}' does not exist; give a TOML file or one of {', '.join(shipped())}."
+            )
         text = path.read_text(encoding="utf-8")
     elif str(source) in shipped():
-        text = (resources.files("fedshift") / "experiments" / f"{source}.toml").read_text(encoding="utf-8")
+        text = shipped_text(str(source))
     else:
         raise UnknownNameError("experiment", str(source), shipped(), hint="Or give the path of a TOML file.")
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise FedshiftError(f"'{source}' is not TOML: {error}.") from error
-
-
-def shipped() -> list[str]:
-    """The experiments that come with fedshift."""
-    folder = resources.files("fedshift") / "experiments"
-    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
 
 
 def override(document: Mapping[str, Any], changes: Mapping[str, Any]) -> Table:

@@ -43,7 +43,7 @@ class LeaveOneDomainOut(Protocol):
     test_label: ClassVar[str] = "target"
     validation_label: ClassVar[str] = "source"
 
-    hold_out: str = setting(help="the domain held out; a list or \"all\" makes a run for each")
+    hold_out: str = setting(help='the domain held out; a list or "all" makes a run for each')
     validation: ProperFraction = setting(0.1, help="part of each source domain held out", source="FedSR, Sec. 4.2")
 
     def federate(self, data: DomainData, inputs: Inputs, streams: Streams) -> Federation:
@@ -53,7 +53,8 @@ class LeaveOneDomainOut(Protocol):
         if len(data.domains) < 2:
             raise FedshiftError("Leaving one domain out needs at least two domains.")
         held_out = split(data, (self.validation,), streams)[0]
-        clients, environments = [], []
+        clients: list[Client] = []
+        environments: list[Environment] = []
         for index, name in enumerate(data.domains):
             inside = data.domain == index
             if name == self.hold_out:
@@ -106,19 +107,19 @@ def split(data: DomainData, fractions: tuple[float, ...], streams: Streams) -> l
     groups, first = _first_of_each(data.group)
     stratum = data.y[first] * len(data.domains) + data.domain[first]
     masks = [torch.zeros(len(data.y), dtype=torch.bool) for _ in fractions]
-    for value in stratum.unique().tolist():
+    for value in torch.unique(stratum).tolist():
         members = groups[stratum == value]
         order = members[streams.permutation(len(members), "split", value)]
         start = 0
         for mask, fraction in zip(masks, fractions, strict=True):
             stop = start + max(round(fraction * len(order)), min(1, len(order) - start - 1))
-            mask |= torch.isin(data.group, order[start:stop])
+            mask.logical_or_(torch.isin(data.group, order[start:stop]))
             start = stop
     return masks
 
 
 def _first_of_each(group: Tensor) -> tuple[Tensor, Tensor]:
     """Each group and the index of its first sample."""
-    groups, inverse = group.unique(return_inverse=True)
+    groups, inverse = torch.unique(group, return_inverse=True)
     first = torch.full((len(groups),), len(group))
     return groups, first.scatter_reduce(0, inverse, torch.arange(len(group)), "amin")

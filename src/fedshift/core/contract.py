@@ -67,7 +67,7 @@ class Part:
     local: frozenset[str] = frozenset()
 
 
-def no_draws(spec: ModelSpec, batch: int) -> Draws:  # noqa: ARG001  # the signature of every draws
+def no_draws(spec: ModelSpec, batch: int) -> Draws:
     """No noise at all."""
     return {}
 
@@ -203,7 +203,7 @@ class Method(Spec):
         order = torch.randperm(len(clients), generator=generator)[:count]
         return sorted(clients[i] for i in order.tolist())
 
-    def send(self, state: ServerState, client: int) -> Down:  # noqa: ARG002  # FedPAC sends each client its own
+    def send(self, state: ServerState, client: int) -> Down:
         """What one client receives: every shared and every down tensor."""
         return Down(state.shared | state.down)
 
@@ -217,7 +217,7 @@ class Method(Spec):
         shared = weighted_mean([ups[client] for client in sorted(ups)], tuple(state.shared))
         return ServerState(shared, state.down, state.server)
 
-    def reestimates(self, unseen: bool) -> bool:  # noqa: ARG002  # FedBN does it for unseen clients only
+    def reestimates(self, unseen: bool) -> bool:
         """Whether batch-norm statistics are measured again on the inputs that are predicted for."""
         return self.bn == "reestimate"
 
@@ -239,8 +239,7 @@ def weighted_mean(messages: Sequence[Tensors], names: Sequence[str]) -> dict[str
     weights = [float(message["samples"]) if "samples" in message else 1.0 for message in messages]
     total = sum(weights)
     return {
-        name: _mean([message[name] for message in messages], [weight / total for weight in weights])
-        for name in names
+        name: _mean([message[name] for message in messages], [weight / total for weight in weights]) for name in names
     }
 
 

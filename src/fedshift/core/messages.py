@@ -67,7 +67,9 @@ class Up(Message):
 
 def pack(tensors: Tensors, metadata: dict[str, str] | None = None) -> bytes:
     """Serialise named tensors, whatever their layout or shared storage, to safetensors bytes."""
-    packed = {name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
+    packed = {
+        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
+    }
     data: bytes = save(packed, metadata)
     return data
 

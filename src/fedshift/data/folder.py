@@ -31,7 +31,9 @@ class ImageFolder(ImageDataset):
     def _root(self) -> Path:
         root = Path(self.path).expanduser()
         if not root.is_dir():
-            raise FedshiftError(f"data.path = '{self.path}' is no folder; give one laid out as folder/domain/class/file.")
+            raise FedshiftError(
+                f"data.path = '{self.path}' is no folder; give one laid out as folder/domain/class/file."
+            )
         if not _folders(root):
             raise FedshiftError(f"'{root}' holds no folders; it should be laid out as folder/domain/class/file.")
         return root

@@ -46,7 +46,9 @@ class HubDataset(ImageDataset):
             ) from error
         lacking = [name for name in COLUMNS if name not in rows.column_names]
         if lacking:
-            raise FedshiftError(f"'{self.path}' has no column {', '.join(lacking)}; it has {', '.join(rows.column_names)}.")
+            raise FedshiftError(
+                f"'{self.path}' has no column {', '.join(lacking)}; it has {', '.join(rows.column_names)}."
+            )
         return rows.cast_column("image", datasets.Image(decode=False))
 
     def _rows(self, rows: Any) -> Iterator[Row]:

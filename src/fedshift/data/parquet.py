@@ -48,7 +48,8 @@ class ParquetFile(ImageDataset):
             lacking = [name for name in COLUMNS if name not in present]
             if lacking:
                 raise FedshiftError(
-                    f"'{path}' has no column {', '.join(lacking)}; it has {', '.join(present)} and needs {', '.join(COLUMNS)}."
+                    f"'{path}' has no column {', '.join(lacking)}; it has {', '.join(present)} "
+                    f"and needs {', '.join(COLUMNS)}."
                 )
             return pyarrow.parquet.read_table(path, columns=columns)
         except (pyarrow.ArrowException, OSError) as error:
@@ -59,7 +60,12 @@ class ParquetFile(ImageDataset):
         for part in table.to_batches():
             for image, domain, label in zip(*(part[name].to_pylist() for name in COLUMNS), strict=True):
                 where = f"in row {row} of {self.path}"
-                yield where, image_bytes(where, image), _name(domain, names["domain"]), _name(label, names["label"])
+                yield (
+                    where,
+                    image_bytes(where, image),
+                    _name(domain, names["domain"]),
+                    _name(label, names["label"]),
+                )
                 row += 1
 
 

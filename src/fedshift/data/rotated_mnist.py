@@ -70,8 +70,8 @@ class RotatedMNIST(Dataset):
         held = np.flatnonzero(labels == digit)
         if len(held) < self.images_per_class:
             raise FedshiftError(
-                f"data.images_per_class = {self.images_per_class}, but there are only {len(held)} images of digit {digit} "
-                f"in '{self.path}'."
+                f"data.images_per_class = {self.images_per_class}, but there are only {len(held)} images of "
+                f"digit {digit} in '{self.path}'."
             )
         order = streams.permutation(len(held), "rotated-mnist images", digit)
         return np.asarray(held[order[: self.images_per_class].numpy()])

@@ -100,7 +100,7 @@ class Sequential:
                 terms = objective.loss(self.net, batch, context)
                 moved = list(parameters[objective.name].values())
                 optimisers[objective.name].zero_grad()
-                torch.stack(list(terms.values())).sum().backward(inputs=moved)
+                torch.autograd.backward(torch.stack(list(terms.values())).sum(), inputs=moved)
                 optimisers[objective.name].step()
                 history[objective.name].append({name: term.detach() for name, term in terms.items()})
         for objective in phase.objectives:
@@ -136,14 +136,14 @@ class Sequential:
     def _optimiser(
         self, parameters: Mapping[str, nn.Parameter], moments: Mapping[str, Mapping[str, Tensor]]
     ) -> torch.optim.Optimizer:
-        s = self.settings
-        fused = self.device.type in ("cpu", "cuda")
-        values = list(parameters.values())
+        s, values = self.settings, list(parameters.values())
         optimiser: torch.optim.Optimizer
         if s.optimiser == "adam":
+            fused = self.device.type in ("cpu", "cuda")
             optimiser = torch.optim.Adam(values, s.lr, weight_decay=s.weight_decay, fused=fused)
         else:
-            optimiser = torch.optim.SGD(values, s.lr, s.momentum, weight_decay=s.weight_decay, fused=fused)
+            # Fused SGD is slower on a CPU, and cannot start from moments of some parameters only.
+            optimiser = torch.optim.SGD(values, s.lr, s.momentum, weight_decay=s.weight_decay, foreach=True)
         for name, kinds in moments.items():
             optimiser.state[parameters[name]] = {kind: tensor.clone() for kind, tensor in kinds.items()}
         return optimiser
@@ -163,7 +163,7 @@ class Sequential:
         self, history: Mapping[str, Sequence[Terms]], phase: Phase, moment: Moment, client: str
     ) -> dict[str, float]:
         """Each term's mean over the steps, after checking that every loss was finite."""
-        means = {}
+        means: dict[str, float] = {}
         for objective, steps in history.items():
             table = torch.stack([torch.stack(list(terms.values())) for terms in steps]).double().cpu()
             bad = (~table.isfinite()).any(dim=1).nonzero()
@@ -217,7 +217,7 @@ class Sequential:
 
     def _predictions(self, environment: Environment, moment: Moment) -> Iterator[tuple[Tensor, Tensor]]:
         size = self.evaluate.batch
-        chunks = zip(environment.samples.x.split(size), environment.samples.y.split(size), strict=True)
+        chunks = zip(torch.split(environment.samples.x, size), torch.split(environment.samples.y, size), strict=True)
         for number, (x, y) in enumerate(chunks):
             draws = self.method.prediction_draws(self.spec, len(y))
             key = (*moment.key, environment.name, environment.role, number)

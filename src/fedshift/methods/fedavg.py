@@ -32,7 +32,7 @@ class FedAvg(Method):
         """An encoder x -> z and a linear head z -> logits, both shared."""
         return {"encoder": Part(spec.encoder()), "head": Part(spec.head())}
 
-    def phases(self, round: int, rounds: int) -> Sequence[Phase]:  # noqa: ARG002  # the same in every round
+    def phases(self, round: int, rounds: int) -> Sequence[Phase]:
         """Plain local training of every part."""
         return (Phase("train", (Objective("train", self.loss, self.moves(), self.draws),)),)
 
@@ -44,11 +44,11 @@ class FedAvg(Method):
         """The noise that :meth:`loss` uses for a batch."""
         return no_draws(spec, batch)
 
-    def loss(self, net: Net, batch: Batch, context: Context) -> Terms:  # noqa: ARG002  # methods on top use it
+    def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         """Cross-entropy, mean over the batch."""
         return {"cross_entropy": F.cross_entropy(net.head(net.encoder(batch.x)), batch.y)}
 
-    def predict(self, net: Net, x: Tensor, noise: Mapping[str, Tensor]) -> Tensor:  # noqa: ARG002
+    def predict(self, net: Net, x: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
         """Log-softmax of the logits."""
         logits: Tensor = net.head(net.encoder(x))
         return logits.log_softmax(dim=1)

@@ -26,9 +26,7 @@ class FedProx(FedAvg):
 
     reference: ClassVar[str] = "Li et al., MLSys 2020, Eq. 2"
 
-    mu: NonNegative = setting(
-        0.1, help="weight of the proximal term", source="Eq. 2", search=(0.1, 0.5, 0.9)
-    )
+    mu: NonNegative = setting(0.1, help="weight of the proximal term", source="Eq. 2", search=(0.1, 0.5, 0.9))
 
     def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         """Cross-entropy + mu/2 ||w - w_t||^2."""

@@ -70,7 +70,9 @@ class FedSR(FedAvg):
         0.1, help="weight of the norm of z", source="Eq. 9, 10-11", search=Range(1e-4, 1, log=True)
     )
     cmi: NonNegative = setting(
-        0.3, help="weight of KL(p(z|x) || r(z|y)); 0: deterministic", source="Eq. 9, 17-18",
+        0.3,
+        help="weight of KL(p(z|x) || r(z|y)); 0: deterministic",
+        source="Eq. 9, 17-18",
         search=Range(1e-5, 1, log=True),
     )
     l2r_form: Literal["squared", "norm"] = setting(
@@ -136,7 +138,8 @@ class FedSR(FedAvg):
             return super().predict(net, x, noise)
         mu, sigma = net.encoder(x)
         z = mu + sigma * noise["eps"] if self.test_samples else mu.unsqueeze(0)
-        return net.head(z).log_softmax(dim=-1).logsumexp(dim=0) - math.log(len(z))
+        log_probabilities: Tensor = net.head(z).log_softmax(dim=-1)
+        return log_probabilities.logsumexp(dim=0) - math.log(len(z))
 
 
 @dataclass(frozen=True, kw_only=True)

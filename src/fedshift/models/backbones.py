@@ -54,7 +54,9 @@ class Backbone(Model):
         backbone = self._random(transformers, shape[0]) if self.weights == "random" else self._read(transformers)
         channels = backbone.config.num_channels
         if channels != shape[0]:
-            raise FedshiftError(f"These weights take {channels} channels, not {shape[0]}: --set data.channels={channels}")
+            raise FedshiftError(
+                f"These weights take {channels} channels, not {shape[0]}: --set data.channels={channels}"
+            )
         return Pooled(backbone, _pooled_features(backbone, channels), out)
 
     def _random(self, transformers: Any, channels: int) -> Any:

@@ -1,0 +1,76 @@
+"""Federated learning when clients' features differ.
+
+Names are imported when they are first used, so that the command line starts quickly.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedshift.api import Comparison, compare, load, resume
+    from fedshift.catalogue import DATASETS, METHODS, MODELS, Range, setting
+    from fedshift.core.contract import Batch, Context, Method, Objective, Part, Phase, Terms
+    from fedshift.core.net import Net
+    from fedshift.core.streams import Draw
+    from fedshift.errors import FedshiftError
+    from fedshift.methods.fedavg import FedAvg
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Comparison": "api",
+    "compare": "api",
+    "load": "api",
+    "resume": "api",
+    "DATASETS": "catalogue",
+    "METHODS": "catalogue",
+    "MODELS": "catalogue",
+    "Range": "catalogue",
+    "setting": "catalogue",
+    "Batch": "core.contract",
+    "Context": "core.contract",
+    "Method": "core.contract",
+    "Objective": "core.contract",
+    "Part": "core.contract",
+    "Phase": "core.contract",
+    "Terms": "core.contract",
+    "Net": "core.net",
+    "Draw": "core.streams",
+    "FedAvg": "methods.fedavg",
+    "FedshiftError": "errors",
+}
+
+__all__ = [
+    "DATASETS",
+    "METHODS",
+    "MODELS",
+    "Batch",
+    "Comparison",
+    "Context",
+    "Draw",
+    "FedAvg",
+    "FedshiftError",
+    "Method",
+    "Net",
+    "Objective",
+    "Part",
+    "Phase",
+    "Range",
+    "Terms",
+    "compare",
+    "load",
+    "resume",
+    "setting",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fedshift' has no attribute '{name}'")
+    return getattr(import_module(f"fedshift.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -1,0 +1,378 @@
+"""The commands; what they need is imported when they run, so that help comes at once."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedshift.errors import FedshiftError
+
+if TYPE_CHECKING:
+    from fedshift.experiment import Experiment
+    from fedshift.reporting.results import Results
+
+INTERRUPTED = 130
+
+app = typer.Typer(
+    name="fedshift",
+    help="Federated learning when clients' features differ: run, compare and report.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    epilog="Start with [bold]fedshift compare[/bold]: FedAvg and FedSR on RotatedMNIST, one angle held out.",
+)
+
+
+def _names(kind: str) -> Any:
+    """Tab completion of the names in a catalogue, after the last comma."""
+
+    def complete(incomplete: str) -> list[str]:
+        from fedshift import catalogue
+
+        before, comma, word = incomplete.rpartition(",")
+        return [f"{before}{comma}{name}" for name in getattr(catalogue, kind) if name.startswith(word)]
+
+    return complete
+
+
+def _experiments(incomplete: str) -> list[str]:
+    from fedshift.experiments import shipped
+
+    files = [str(path) for path in Path().glob("*.toml")]
+    return [name for name in [*shipped(), *files] if name.startswith(incomplete)]
+
+
+ExperimentArgument = Annotated[
+    str,
+    typer.Argument(
+        help="A TOML file, or the name of an experiment that comes with fedshift.",
+        autocompletion=_experiments,
+    ),
+]
+MethodOption = Annotated[
+    str | None,
+    typer.Option("--method", "-m", help="Method, or several: fedavg,fedsr.", autocompletion=_names("METHODS")),
+]
+DataOption = Annotated[
+    str | None,
+    typer.Option("--data", help="Data set (its path: --set data.path=...).", autocompletion=_names("DATASETS")),
+]
+ModelOption = Annotated[str | None, typer.Option("--model", help="Model.", autocompletion=_names("MODELS"))]
+HoldOutOption = Annotated[str | None, typer.Option("--hold-out", help="Domain held out, several (0,75), or all.")]
+SeedOption = Annotated[str | None, typer.Option("--seed", help="Seed, or several: 0,1,2.")]
+RoundsOption = Annotated[int | None, typer.Option("--rounds", help="Communication rounds.", min=1)]
+DeviceOption = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1 or mps.")]
+OutOption = Annotated[str | None, typer.Option("--out", help="Folder that holds run folders.")]
+NameOption = Annotated[str | None, typer.Option("--name", help="Label; run folders lie in OUT/NAME.")]
+PluginOption = Annotated[
+    list[Path] | None,
+    typer.Option("--plugin", help="Python file that registers methods, models or data of yours."),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Override any field: method.l2r=0.05. A list makes a run for each: train.lr=0.1,0.01."),
+]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Say what would run and what it would cost; write nothing.")
+]
+
+
+def _document(
+    experiment: str,
+    options: dict[str, Any],
+    plugins: list[Path] | None,
+    assignments: list[str] | None,
+) -> dict[str, Any]:
+    """The experiment with the command line's changes; the last of equals wins."""
+    from fedshift.grid import override, parse_assignment, parse_value, read
+
+    changes = {
+        key: parse_value(value) if isinstance(value, str) else value
+        for key, value in options.items()
+        if value is not None
+    }
+    if plugins:
+        changes["plugins"] = [str(path) for path in plugins]
+    changes |= dict(parse_assignment(text) for text in assignments or [])
+    return override(read(experiment), changes)
+
+
+def _options(  # the options that run and compare share, by the field they set
+    method: str | None,
+    data: str | None,
+    model: str | None,
+    hold_out: str | None,
+    seed: str | None,
+    rounds: int | None,
+    device: str | None,
+    out: str | None,
+    name: str | None,
+) -> dict[str, Any]:
+    return {
+        "method.name": method,
+        "data.name": data,
+        "model.name": model,
+        "protocol.hold_out": hold_out,
+        "seed": seed,
+        "train.rounds": rounds,
+        "run.device": device,
+        "run.out": out,
+        "name": name,
+    }
+
+
+@app.command(
+    epilog="Examples:\n\n"
+    "  fedshift run --method fedsr\n\n"
+    "  fedshift run --method fedsr --set method.l2r=0.05 --seed 1\n\n"
+    "  fedshift run --data folder --set data.path=photos --hold-out sketch --model resnet18 --dry-run"
+)
+def run(
+    experiment: ExperimentArgument = "rotated-mnist",
+    method: MethodOption = None,
+    data: DataOption = None,
+    model: ModelOption = None,
+    hold_out: HoldOutOption = None,
+    seed: SeedOption = None,
+    rounds: RoundsOption = None,
+    device: DeviceOption = None,
+    out: OutOption = None,
+    name: NameOption = None,
+    plugin: PluginOption = None,
+    set_: SetOption = None,
+    dry_run: DryRunOption = False,
+) -> None:
+    """Carry out one run: one method, one seed, one federation."""
+    from fedshift.grid import expand
+
+    options = _options(method, data, model, hold_out, seed, rounds, device, out, name)
+    experiments = expand(_document(experiment, options, plugin, set_))
+    if len(experiments) > 1:
+        raise FedshiftError(
+            f"This describes {len(experiments)} runs ({', '.join(e.run_name for e in experiments[:4])}...). "
+            "`fedshift compare` carries them all out; for one run choose --method, --seed and --hold-out."
+        )
+    if dry_run:
+        _print_estimates(experiments)
+    else:
+        _carry_out(experiments, fresh=True)
+
+
+@app.command(
+    epilog="Examples:\n\n"
+    "  fedshift compare\n\n"
+    "  fedshift compare --method fedavg,fedprox,fedsr --hold-out 0,75 --seed 0,1,2\n\n"
+    "  fedshift compare my-experiment.toml --set train.lr=0.1,0.01 --dry-run"
+)
+def compare(
+    experiment: ExperimentArgument = "rotated-mnist",
+    method: MethodOption = None,
+    data: DataOption = None,
+    model: ModelOption = None,
+    hold_out: HoldOutOption = None,
+    seed: SeedOption = None,
+    rounds: RoundsOption = None,
+    device: DeviceOption = None,
+    out: OutOption = None,
+    name: NameOption = None,
+    plugin: PluginOption = None,
+    set_: SetOption = None,
+    dry_run: DryRunOption = False,
+) -> None:
+    """Carry out a grid of runs and print one table; finished runs are not repeated."""
+    from fedshift.grid import expand
+
+    options = _options(method, data, model, hold_out, seed, rounds, device, out, name)
+    experiments = expand(_document(experiment, options, plugin, set_))
+    if dry_run:
+        _print_estimates(experiments)
+    else:
+        _carry_out(experiments, fresh=False)
+
+
+def _carry_out(experiments: list[Experiment], fresh: bool) -> None:
+    from fedshift.cli.display import LiveProgress
+    from fedshift.reporting.results import Results
+    from fedshift.runs import runner
+
+    base = runner.run_path(experiments[0]) if fresh else runner.run_path(experiments[0]).parent
+    try:
+        with LiveProgress(len(experiments)) as progress:
+            folders = [runner.start(experiments[0], progress)] if fresh else runner.run_all(experiments, progress)
+    except KeyboardInterrupt:
+        typer.echo(f"\nInterrupted. `fedshift resume {base}` carries on from the last checkpoint.", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    _report(Results.read(folders), base)
+
+
+@app.command(
+    epilog="Examples:\n\n  fedshift resume runs/rotated-mnist\n\n  fedshift resume runs/mine/fedsr-0-seed0-1a2b3c4d"
+)
+def resume(path: Annotated[Path, typer.Argument(help="A run folder, or a folder of them.")]) -> None:
+    """Carry interrupted runs on, from their last checkpoints to the same bits."""
+    from fedshift.cli.display import LiveProgress
+    from fedshift.reporting.results import Results
+    from fedshift.runs import runner
+    from fedshift.runs.folder import find
+
+    folders = find(path)
+    try:
+        with LiveProgress(len(folders)) as progress:
+            for folder in folders:
+                runner.resume(folder, progress)
+    except KeyboardInterrupt:
+        typer.echo(f"\nInterrupted. `fedshift resume {path}` carries on from the last checkpoint.", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    _report(Results.read(folders), path)
+
+
+@app.command(epilog="Examples:\n\n  fedshift report runs/rotated-mnist\n\n  fedshift report runs --to all.html")
+def report(
+    path: Annotated[Path, typer.Argument(help="A run folder, or a folder of them.")],
+    to: Annotated[
+        Path | None, typer.Option("--to", help="The HTML file; by default report.html in the folder.")
+    ] = None,
+) -> None:
+    """Print the tables of recorded runs and write their HTML report."""
+    from fedshift.reporting.results import Results
+
+    _report(Results.at(path), path, to)
+
+
+def _report(results: Results, folder: Path, to: Path | None = None) -> None:
+    from rich.console import Console
+
+    from fedshift.reporting.page import write_report
+    from fedshift.reporting.table import tables
+
+    console = Console()
+    for table in tables(results):
+        console.print(table.rich())
+    for note in results.notes:
+        console.print(f"Note: {note}", highlight=False, markup=False)
+    written = write_report(results, to or folder / "report.html")
+    console.print(f"Run folders: {folder}\nReport: {written}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _print_estimates(experiments: list[Experiment]) -> None:
+    """One line for each method (or other setting); seeds and held-out domains cost the same."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from fedshift.reporting.units import bytes_text, clock
+    from fedshift.runs.dry_run import estimate
+
+    groups: dict[str, list[Experiment]] = {}
+    for experiment in experiments:
+        table = experiment.table()
+        table["protocol"].pop("hold_out", None)
+        table.pop("seed")
+        groups.setdefault(repr(table), []).append(experiment)
+    shown = Table(
+        title=f"{len(experiments)} runs would be carried out",
+        title_justify="left",
+        box=None,
+        padding=(0, 2, 0, 0),
+    )
+    for column in (
+        "method",
+        "runs",
+        "clients",
+        "rounds",
+        "steps",
+        "down a round",
+        "up a round",
+        "peak memory",
+        "time",
+    ):
+        shown.add_column(column, justify="left" if column == "method" else "right")
+    total, notes = 0.0, dict[str, None]()
+    for group in groups.values():
+        cost = estimate(group[0])
+        total += cost.seconds * len(group)
+        notes |= dict.fromkeys(cost.notes)
+        clients, cohort = cost.clients
+        shown.add_row(
+            group[0].method_name,
+            str(len(group)),
+            str(clients) if clients == cohort else f"{cohort} of {clients}",
+            str(cost.rounds),
+            str(cost.steps),
+            bytes_text(cost.bytes_down),
+            bytes_text(cost.bytes_up),
+            bytes_text(cost.memory),
+            clock(cost.seconds),
+        )
+    console = Console()
+    console.print(shown)
+    for note in notes:
+        console.print(f"Note: {note}", highlight=False, markup=False)
+    console.print(
+        f"Steps, bytes, memory and time are for one run; all runs take about {clock(total)}. Nothing was written."
+    )
+
+
+@app.command("list", epilog="Examples:\n\n  fedshift list\n\n  fedshift list methods")
+def list_(
+    kind: Annotated[
+        str,
+        typer.Argument(help="methods, datasets, models, protocols or experiments; all of them by default."),
+    ] = "all",
+) -> None:
+    """List what an experiment can name."""
+    from fedshift.cli.catalogues import print_list
+
+    print_list(kind)
+
+
+@app.command(epilog="Examples:\n\n  fedshift show fedsr\n\n  fedshift show rotated-mnist\n\n  fedshift show train")
+def show(
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="A method, data set, model or protocol; or train, evaluate, run.",
+            autocompletion=_names("METHODS"),
+        ),
+    ],
+    plugin: PluginOption = None,
+) -> None:
+    """Show the settings of a method (or data set, model, ...): defaults, search ranges, source."""
+    from fedshift.cli.catalogues import print_settings
+    from fedshift.experiment import load_plugins
+
+    load_plugins([str(path) for path in plugin or []])
+    print_settings(name)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from fedshift import __version__
+
+        typer.echo(f"fedshift {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error; may stand anywhere.")] = False,
+) -> None:
+    """Options of every command; they are acted on before and around it."""
+
+
+def main() -> None:
+    """The command ``fedshift``: a user's error is one message and exit code 2."""
+    debug = "--debug" in sys.argv
+    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    try:
+        app(arguments)
+    except FedshiftError as error:
+        if debug:
+            raise
+        typer.secho(f"Error: {error}", fg="red", err=True)
+        sys.exit(2)

@@ -1,0 +1,114 @@
+"""What ``fedshift list`` and ``fedshift show`` print."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import MISSING
+from inspect import getdoc
+from typing import Any, Literal, get_args, get_origin
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+
+from fedshift.catalogue import DATASETS, METHODS, MODELS, PROTOCOLS, Spec, setting_type
+from fedshift.core.contract import Method
+from fedshift.errors import UnknownNameError
+from fedshift.experiment import PLAIN
+from fedshift.experiments import shipped, shipped_text
+
+KINDS = {"methods": METHODS, "datasets": DATASETS, "models": MODELS, "protocols": PROTOCOLS}
+
+
+def print_list(kind: str) -> None:
+    """Print the names of one kind, or of all, each with a line about it."""
+    kinds = [*KINDS, "experiments"]
+    if kind not in (*kinds, "all"):
+        raise UnknownNameError("kind", kind, [*kinds, "all"])
+    console = Console()
+    for one in kinds if kind == "all" else [kind]:
+        table = Table(title=one, title_justify="left", box=None, show_header=False, padding=(0, 3, 0, 0))
+        if one == "experiments":
+            lines = {name: shipped_text(name).splitlines()[0].lstrip("# ") for name in shipped()}
+        else:
+            lines = {name: _first_line(KINDS[one].get(name)) for name in KINDS[one]}
+        for name, line in lines.items():
+            table.add_row(f"[bold]{name}[/bold]", line)
+        console.print(table)
+        console.print()
+
+
+def print_settings(name: str) -> None:
+    """Print what one named thing is and every setting it has."""
+    cls = _find(name)
+    console = Console()
+    page = sys.modules[cls.__module__].__doc__ or ""
+    console.print(f"[bold]{name}[/bold]: {getdoc(cls)}\n", highlight=False, soft_wrap=True)
+    if "Choices" in page:
+        console.print(page.strip() + "\n", highlight=False, markup=False, soft_wrap=True)
+    prefix = next((catalogue.table for catalogue in KINDS.values() if name in catalogue), name)
+    console.print(f"Settings, with defaults (--set {prefix}.NAME=VALUE):\n", highlight=False)
+    inherited = Method.settings() if issubclass(cls, Method) else {}
+    for setting in sorted(cls.settings(), key=lambda setting: setting in inherited):
+        _print_setting(console, cls, setting)
+    for data, preset in getattr(cls, "presets", {}).items():
+        values = ", ".join(f"{key} = {_value(value)}" for key, value in preset.items())
+        console.print(f"Published for {data}: {values}", highlight=False)
+    if getattr(cls, "presets", {}):
+        console.print("They apply when data.name is that name, or with --set method.preset=NAME.", highlight=False)
+
+
+def _print_setting(console: Console, cls: type[Spec], name: str) -> None:
+    """Three lines: name and default; what it means; values, search range and source."""
+    field = cls.settings()[name]
+    about = field.metadata
+    default = "(required)" if field.default is MISSING else f"= {_value(field.default)}"
+    console.print(f"  [bold]{name}[/bold] {default}", highlight=False)
+    console.print(Padding(about.get("help", ""), (0, 0, 0, 6)), highlight=False, markup=False)
+    facts = [_type(setting_type(cls, name))]
+    if search := about.get("search"):
+        facts.append(f"search: {_value(search) if isinstance(search, tuple) else search}")
+    if about.get("source"):
+        facts.append(f"source: {about['source']}")
+    console.print(Padding("; ".join(facts), (0, 0, 0, 6)), style="dim", highlight=False, markup=False)
+
+
+def _find(name: str) -> type[Spec]:
+    for catalogue in KINDS.values():
+        if name in catalogue:
+            found: type[Spec] = catalogue.get(name)
+            return found
+    if name in PLAIN:
+        return PLAIN[name]
+    known = [*(entry for catalogue in KINDS.values() for entry in catalogue), *PLAIN]
+    raise UnknownNameError("name", name, known, hint="`fedshift list` shows them with a line each.")
+
+
+def _first_line(cls: type) -> str:
+    return (getdoc(cls) or "").splitlines()[0]
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(_value(item) for item in value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _type(hint: Any) -> str:
+    """A type and its limits, for a reader."""
+    if get_origin(hint) is Literal:
+        return " | ".join(str(value) for value in get_args(hint))
+    if get_origin(hint) is tuple:
+        return f"list of {_type(get_args(hint)[0])}" if get_args(hint) else "list"
+    if metadata := getattr(hint, "__metadata__", None):
+        limits = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+        bounds = [
+            f"{sign} {getattr(limit, name):g}"
+            for limit in metadata
+            for name, sign in limits.items()
+            if getattr(limit, name, None) is not None
+        ]
+        return f"{_type(get_args(hint)[0])} {', '.join(bounds)}"
+    return {"int": "whole number", "float": "number", "str": "text", "bool": "true | false"}.get(
+        getattr(hint, "__name__", ""), str(hint)
+    )

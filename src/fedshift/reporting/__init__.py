@@ -1,0 +1,1 @@
+"""Tables, curves and reports, made from records only."""

@@ -1,0 +1,50 @@
+"""A self-contained HTML report of a comparison."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import tomli_w
+from markupsafe import Markup
+
+from fedshift.reporting.curves import accuracy_curves, as_svg
+from fedshift.reporting.results import Results, Run
+from fedshift.reporting.table import tables
+from fedshift.reporting.units import bytes_text
+from fedshift.runs.files import write
+
+
+def write_report(results: Results, path: Path) -> Path:
+    """Write the report: tables, curves, cost, what left each site, and every run's settings.
+
+    Raises:
+        FedshiftError: the file cannot be written.
+    """
+    loader = jinja2.PackageLoader("fedshift", "reporting")
+    template = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined).get_template(
+        "report.html.jinja"
+    )
+    page = template.render(
+        title=results.runs[0].table["name"],
+        tables=tables(results),
+        notes=results.notes,
+        curves=Markup(as_svg(accuracy_curves(results))),  # made by matplotlib, which escapes labels
+        runs=[_run(run) for run in results.runs],
+        messages=[(row.label, row.runs[0].folder.read_json("messages.json")) for row in results.rows()],
+    )
+    write(path, page)
+    return path
+
+
+def _run(run: Run) -> dict[str, Any]:
+    last = run.records[-1]
+    return {
+        "name": run.folder.path.name,
+        "rounds": last["position"],
+        "down": bytes_text(last["bytes_down"]),
+        "up": bytes_text(last["bytes_up"]),
+        "settings": tomli_w.dumps(run.table),
+        "environment": run.folder.read_json("environment.json"),
+    }

@@ -1,0 +1,159 @@
+"""The records of several runs, grouped into the rows of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from fedshift.catalogue import PROTOCOLS
+from fedshift.errors import FedshiftError
+from fedshift.runs.folder import Record, RunFolder, find
+from fedshift.runs.selection import RULES
+
+NOT_A_ROW = frozenset({"name", "seed", "protocol.hold_out"})
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run as a report sees it."""
+
+    folder: RunFolder
+    table: dict[str, Any]
+    records: list[Record]
+    notes: list[str]
+
+    @property
+    def flat(self) -> dict[str, Any]:
+        """All settings that decide the result, by dotted name."""
+        flat: dict[str, Any] = {}
+        for key, value in self.table.items():
+            if isinstance(value, dict) and key != "run":
+                flat |= {f"{key}.{name}": leaf for name, leaf in value.items()}
+            elif key != "run":
+                flat[key] = value
+        return flat
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A mean over seeds with its sample standard deviation; the latter is None for one seed."""
+
+    mean: float
+    std: float | None
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Measured | None:
+        """The mean and standard deviation of values; None of none."""
+        if not values:
+            return None
+        return cls(mean(values), stdev(values) if len(values) > 1 else None)
+
+    def percent(self) -> str:
+        """As a percentage with one decimal."""
+        spread = f" ± {100 * self.std:.1f}" if self.std is not None else ""
+        return f"{100 * self.mean:.1f}{spread}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """Runs that differ only in their seed and held-out domain."""
+
+    label: str
+    runs: list[Run]
+
+    def over_seeds(self, value: Callable[[Run], Iterable[float]]) -> Measured | None:
+        """For each seed the mean of all values of its runs; then mean and spread over seeds."""
+        by_seed: dict[int, list[float]] = {}
+        for run in self.runs:
+            by_seed.setdefault(run.table["seed"], []).extend(value(run))
+        return Measured.of([mean(values) for values in by_seed.values() if values])
+
+    def accuracy(self, role: str, rule: str = "last", environment: str | None = None) -> Measured | None:
+        """Accuracy of one role at the round a rule selects; on one environment, or the mean over all."""
+        return self.over_seeds(
+            lambda run: [
+                row["accuracy"]
+                for row in RULES[rule](run.records)["environments"]
+                if row["role"] == role and environment in (None, row["environment"])
+            ]
+        )
+
+
+@dataclass(frozen=True)
+class Results:
+    """All runs of a comparison."""
+
+    runs: list[Run]
+
+    @classmethod
+    def read(cls, folders: Sequence[RunFolder]) -> Results:
+        """Read the runs that have records; those without any are left out.
+
+        Raises:
+            FedshiftError: none has a record.
+        """
+        runs = []
+        for folder in folders:
+            records = folder.records()
+            if records:
+                notes = (folder.read_json("summary.json") or {}).get("notes", [])
+                runs.append(Run(folder, folder.table(), records, notes))
+        if not runs:
+            raise FedshiftError("None of these runs has a record yet; `fedshift resume` carries them on.")
+        return cls(runs)
+
+    @classmethod
+    def at(cls, path: Path) -> Results:
+        """Every run at or below a path."""
+        return cls.read(find(path))
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds that were run."""
+        return sorted({run.table["seed"] for run in self.runs})
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader must know, once each; unfinished runs among it."""
+        notes = dict.fromkeys(note for run in self.runs for note in run.notes)
+        for run in self.runs:
+            if not run.folder.finished:
+                done, rounds = run.records[-1]["position"], run.table["train"]["rounds"]
+                notes[f"{run.folder.path.name} is not finished: round {done} of {rounds}"] = None
+        if any(row["models"] > 1 for run in self.runs for row in run.records[-1]["environments"]):
+            notes["A domain that no client has seen is scored with each client's own model; the mean is shown."] = None
+        return list(notes)
+
+    def rows(self) -> list[Row]:
+        """Runs grouped by all settings but seed and held-out domain, in the order they come."""
+        groups: dict[str, list[Run]] = {}
+        for run in self.runs:
+            key = repr([(name, value) for name, value in run.flat.items() if name not in NOT_A_ROW])
+            groups.setdefault(key, []).append(run)
+        firsts = [runs[0] for runs in groups.values()]
+        return [Row(_label(runs[0], firsts), runs) for runs in groups.values()]
+
+    def environments(self, role: str) -> list[str]:
+        """Names of the environments of one role, in the order they come."""
+        names = (
+            row["environment"] for run in self.runs for row in run.records[-1]["environments"] if row["role"] == role
+        )
+        return list(dict.fromkeys(names))
+
+    def label(self, role: str) -> str:
+        """What the protocol calls the accuracy on environments of one role."""
+        protocol = PROTOCOLS.get(self.runs[0].table["protocol"]["name"])
+        return protocol.test_label if role == "test" else protocol.validation_label  # type: ignore[no-any-return]  # from a catalogue
+
+
+def _label(run: Run, others: Sequence[Run]) -> str:
+    """The method's name, and whatever else tells it from rows of the same method."""
+    method = run.table["method"]["name"]
+    same = [other.flat for other in others if other.table["method"]["name"] == method]
+    names = [name for name in run.flat if name not in NOT_A_ROW]
+    differing = [name for name in names if any(other.get(name) != run.flat[name] for other in same)]
+    words = [f"{name.removeprefix('method.')}={run.flat[name]}" for name in differing]
+    return f"{method} ({', '.join(words)})" if words else str(method)

@@ -1,0 +1,58 @@
+"""What the tests share: a tiny federation and short ways to run it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import tiny  # noqa: F401  # registers the data set "tiny"
+
+from fedshift.experiment import Experiment
+from fedshift.grid import expand, override
+from fedshift.runs.progress import Progress
+from fedshift.runs.simulation import Simulation
+
+TINY: dict[str, Any] = {
+    "name": "tiny",
+    "data": {"name": "tiny"},
+    "protocol": {"name": "leave-one-domain-out", "hold_out": "light"},
+    "model": {"name": "mlp", "dim": 4, "hidden": [8]},
+    "method": {"name": "fedavg"},
+    "train": {"rounds": 2, "steps": 2, "batch": 4, "lr": 0.1},
+    "evaluate": {"every": 1},
+    "run": {"device": "cpu"},
+}
+CNN_WITH_BN = {"model.name": "cnn", "model.batch_norm": True, "model.channels": [2, 3], "model.dim": 4}
+
+Make = Callable[..., Experiment]
+
+
+@pytest.fixture
+def tiny_document(tmp_path: Path) -> dict[str, Any]:
+    """The tiny experiment as a table, its runs below a temporary folder."""
+    return override(TINY, {"run.out": str(tmp_path / "runs")})
+
+
+@pytest.fixture
+def make(tiny_document: dict[str, Any]) -> Make:
+    """Make one tiny experiment with changes: make({"method.name": "fedsr"})."""
+
+    def build(changes: dict[str, Any] | None = None) -> Experiment:
+        (experiment,) = expand(override(tiny_document, changes or {}))
+        return experiment
+
+    return build
+
+
+def simulate(experiment: Experiment, rounds: int | None = None) -> Simulation:
+    """Carry out a run's rounds in memory."""
+    simulation = Simulation(experiment)
+    for moment in list(simulation.moments())[:rounds]:
+        simulation.advance(moment, Progress())
+    return simulation

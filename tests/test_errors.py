@@ -1,0 +1,223 @@
+"""Bad input: one readable message that names the value and the fix, exit code 2, and nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+from conftest import CNN_WITH_BN, Make
+from PIL import Image
+
+from fedshift.cli import app
+from fedshift.errors import FedshiftError
+from fedshift.grid import expand, override, read
+from fedshift.runs import runner
+from fedshift.runs.folder import RunFolder
+from fedshift.runs.progress import Progress
+from fedshift.runs.simulation import Simulation
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"method.name": "fedsrr"}, ["method", "'fedsrr'", "Did you mean 'fedsr'?"]),
+        ({"data.name": "rotated-minst"}, ["data set", "Did you mean 'rotated-mnist'?"]),
+        ({"model.name": "resnet-18"}, ["model", "Did you mean 'resnet18'?"]),
+        ({"protocol.name": "leave-one-out"}, ["protocol", "Did you mean 'leave-one-domain-out'?"]),
+        ({"method.mu": 0.1}, ["field", "'mu'", "fedavg"]),
+        ({"train.learning_rate": 0.1}, ["field of [train]", "'learning_rate'"]),
+        ({"train.round": 1}, ["Did you mean 'rounds'?"]),
+        ({"trian.rounds": 1}, ["field of [experiment]", "Did you mean 'train'?"]),
+        ({"train.lr": -1}, ["train.lr = -1", "greater than 0"]),
+        ({"train.lr": "fast"}, ["train.lr = 'fast'", "number"]),
+        ({"train.unit": "rounds"}, ["train.unit = 'rounds'", "'steps' or 'epochs'"]),
+        ({"train.participation": 1.5}, ["train.participation = 1.5", "less than or equal to 1"]),
+        ({"method.weighting": "size"}, ["method.weighting = 'size'", "'uniform' or 'samples'"]),
+        ({"protocol.hold_out": "bright"}, ["domain to hold out 'bright'", "dark, gray, light"]),
+        ({"train.batch": 64}, ["Client 'dark' has 27 training images", "fewer than a batch of 64", "train.batch=27"]),
+        ({"run.device": "tpu"}, ["run.device = 'tpu'"]),
+        ({"seed": []}, ["seed is an empty list"]),
+        ({"seed": [1, 1]}, ["same run twice"]),
+        ({"plugins": ["none.py"]}, ["plugin", "none.py", "does not exist"]),
+        ({"model.name": "cnn", "data.name": "folder"}, ["data set 'folder' needs path", "--set data.path="]),
+    ],
+)
+def test_the_message_names_the_value_and_the_fix(tiny_document: dict[str, Any], changes: dict[str, Any], words: list[str]):
+    with pytest.raises(FedshiftError) as caught:
+        for experiment in expand(override(tiny_document, changes)):
+            Simulation(experiment)
+    for word in words:
+        assert word in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_method_given_by_python_is_checked_too():
+    from fedshift.methods.fedsr import FedSR
+
+    with pytest.raises(FedshiftError, match=r"method.l2r = -1"):
+        FedSR(l2r=-1)
+
+
+def test_an_experiment_file_that_is_missing_or_no_toml(tmp_path: Path):
+    with pytest.raises(FedshiftError, match=r"Did you mean 'rotated-mnist'\?"):
+        read("rotated-minst")
+    with pytest.raises(FedshiftError, match=r"does not exist"):
+        read(tmp_path / "no.toml")
+    (tmp_path / "bad.toml").write_text("name = ")
+    with pytest.raises(FedshiftError, match=r"bad.toml' is not TOML"):
+        read(tmp_path / "bad.toml")
+
+
+def folder_of_images(root: Path, skip: tuple[str, str] | None = None) -> None:
+    for domain in ("photo", "sketch"):
+        for label in ("cat", "dog"):
+            if (domain, label) == skip:
+                continue
+            (root / domain / label).mkdir(parents=True)
+            for number in range(6):
+                Image.new("RGB", (12, 12), (40 * number, 0, 90)).save(root / domain / label / f"{number}.png")
+
+
+def folder_experiment(document: dict[str, Any], root: Path) -> dict[str, Any]:
+    return override(
+        document, {"data.name": "folder", "data.path": str(root), "data.size": 10, "protocol.hold_out": "sketch"}
+    )
+
+
+def test_a_class_missing_in_a_domain(tiny_document: dict[str, Any], tmp_path: Path):
+    folder_of_images(tmp_path / "images", skip=("sketch", "dog"))
+    document = folder_experiment(tiny_document, tmp_path / "images")
+    with pytest.raises(FedshiftError, match=r"class 'dog' in domain 'sketch'.*data.missing_classes=allow"):
+        Simulation(*expand(document))
+    Simulation(*expand(override(document, {"data.missing_classes": "allow"})))
+
+
+def test_an_unreadable_image_is_named_by_its_path(tiny_document: dict[str, Any], tmp_path: Path):
+    folder_of_images(tmp_path / "images")
+    broken = tmp_path / "images" / "photo" / "cat" / "3.png"
+    broken.write_bytes(broken.read_bytes()[:40])
+    with pytest.raises(FedshiftError, match=str(broken)):
+        Simulation(*expand(folder_experiment(tiny_document, tmp_path / "images")))
+
+
+def test_a_loss_that_is_not_finite_names_its_place_and_keeps_the_checkpoint(make: Make):
+    class StopAt(Progress):
+        """Poison the data after the first checkpoint."""
+
+        def __init__(self, simulation: Simulation) -> None:
+            self.simulation = simulation
+
+        def round(self, position: int, bytes_down: int, bytes_up: int) -> None:
+            if position == 4:
+                self.simulation.federation.clients[1].train.x.fill_(float("nan"))
+
+    experiment = make({"train.rounds": 6, "run.checkpoint_every": 3})
+    simulation = Simulation(experiment)
+    folder = RunFolder.create(experiment, runner.run_path(experiment))
+    with pytest.raises(FedshiftError, match=r"client 'gray', round 5, phase 'train', step 1") as caught:
+        simulation.run(folder, StopAt(simulation))
+    assert "train.lr=0.01" in str(caught.value)
+    runner.resume(folder, Progress())  # the data are sound again, and the checkpoint of round 3 was kept
+    assert folder.finished
+
+
+def test_a_run_folder_is_never_overwritten(make: Make):
+    experiment = make()
+    folder = runner.start(experiment, Progress())
+    before = folder.weights_file.read_bytes()
+    with pytest.raises(FedshiftError, match=r"exists and is not overwritten; its run is finished.*fedshift report"):
+        runner.start(experiment, Progress())
+    assert folder.weights_file.read_bytes() == before
+
+
+@pytest.mark.parametrize("keep", [0, 7, 200, -1])
+def test_a_truncated_checkpoint(make: Make, keep: int):
+    experiment = make(CNN_WITH_BN)
+    folder = unfinished(experiment)
+    folder.checkpoint_file.write_bytes(folder.checkpoint_file.read_bytes()[:keep])
+    with pytest.raises(FedshiftError, match=r"checkpoint.safetensors' is damaged or truncated"):
+        runner.resume(folder, Progress())
+
+
+def test_a_checkpoint_of_another_experiment(make: Make):
+    folder, other = unfinished(make()), unfinished(make({"train.lr": 0.05}))
+    folder.checkpoint_file.write_bytes(other.checkpoint_file.read_bytes())
+    with pytest.raises(FedshiftError, match="belongs to another experiment"):
+        runner.resume(folder, Progress())
+
+
+def unfinished(experiment) -> RunFolder:
+    folder = runner.start(experiment, Progress())
+    (folder.path / "summary.json").unlink()
+    return folder
+
+
+def test_a_full_disk_keeps_the_last_checkpoint(make: Make, monkeypatch: pytest.MonkeyPatch):
+    """The disk fills while the second checkpoint is written."""
+    experiment = make({"train.rounds": 6, "run.checkpoint_every": 2})
+    synced = os.fsync
+    state = {"full": False}
+
+    def fsync(descriptor: int) -> None:
+        if state["full"]:
+            raise OSError(28, "No space left on device")
+        synced(descriptor)
+
+    class Fill(Progress):
+        def round(self, position: int, bytes_down: int, bytes_up: int) -> None:
+            state["full"] = position >= 4
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(FedshiftError, match=r"cannot be written: No space left on device.*fedshift resume"):
+        runner.start(experiment, Fill())
+    state["full"] = False
+    folder = RunFolder.open(runner.run_path(experiment))
+    assert not list(folder.path.glob(".*.new"))
+    runner.resume(folder, Progress())
+    assert [record["position"] for record in folder.records()] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_really_full_device(tmp_path: Path):
+    from fedshift.runs import files
+
+    (tmp_path / "records.jsonl").symlink_to("/dev/full")
+    with pytest.raises(FedshiftError, match="No space left on device"):
+        files.append(tmp_path / "records.jsonl", "x" * 100_000)
+
+
+def test_the_command_line_prints_one_message_and_exits_with_2():
+    def fedshift(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", "from fedshift.cli.app import main; main()", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    done = fedshift("run", "--method", "fedsrr")
+    assert done.returncode == 2
+    assert done.stderr.startswith("Error: Unknown method 'fedsrr'. Did you mean 'fedsr'?")
+    assert done.stderr.count("\n") == 1
+    assert "Traceback" in fedshift("run", "--method", "fedsrr", "--debug").stderr
+
+
+def test_run_refuses_a_grid(tmp_path: Path, tiny_document: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
+    file = tmp_path / "grid.toml"
+    file.write_text(tomli_w.dumps(override(tiny_document, {"seed": [0, 1]})))
+    monkeypatch.setattr(sys, "argv", ["fedshift", "run", str(file)])
+    with pytest.raises(SystemExit) as stopped:
+        app.main()
+    assert stopped.value.code == 2
+
+
+def test_dropout_is_refused(make: Make):
+    from fedshift.models.model import ModelSpec
+
+    experiment = make()
+    spec: ModelSpec = Simulation(experiment).spec
+    from torch import nn
+
+    with pytest.raises(FedshiftError, match=r"Layer '1' of the encoder is dropout"):
+        spec.initialised("encoder", lambda: nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1)))

@@ -1,0 +1,382 @@
+"""What must hold for every registered method, and reductions to known cases."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import pytest
+import torch
+from conftest import CNN_WITH_BN, Make, simulate
+from torch.nn import functional as F
+
+from fedshift.catalogue import METHODS
+from fedshift.core.contract import Part, weighted_mean
+from fedshift.core.messages import Up
+from fedshift.core.net import Net
+from fedshift.core.state import ClientState
+from fedshift.core.streams import Streams
+from fedshift.data.federation import Client, Environment, Federation, Samples
+from fedshift.engines.batches import BatchOrder
+from fedshift.errors import FedshiftError
+from fedshift.methods.fedavg import FedAvg
+from fedshift.runs.progress import Progress
+from fedshift.runs.simulation import Simulation
+
+EVERY_METHOD = [name for name in METHODS if name != "slow-fedsr"]
+
+
+def tensors_of(simulation: Simulation) -> dict[str, torch.Tensor]:
+    """Everything that a run holds, by name."""
+    held = dict(simulation.server.shared)
+    for client, state in simulation.store.items():
+        held |= {f"{client}/{name}": tensor for name, tensor in state.flat().items()}
+    return held
+
+
+def assert_same(one: Simulation, other: Simulation) -> None:
+    mine, theirs = tensors_of(one), tensors_of(other)
+    assert mine.keys() == theirs.keys()
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+@pytest.mark.parametrize("name", EVERY_METHOD)
+@pytest.mark.parametrize("protocol", ["leave-one-domain-out", "in-domain"])
+def test_every_method_runs_two_rounds_and_is_scored(make: Make, name: str, protocol: str):
+    held_out = {"hold_out": "light"} if protocol == "leave-one-domain-out" else {}
+    simulation = Simulation(make({"method.name": name, "protocol": {"name": protocol, **held_out}} | CNN_WITH_BN))
+    for moment in simulation.moments():
+        simulation.advance(moment, Progress())
+        record = simulation.evaluate(moment)
+    roles = [row["role"] for row in record["environments"]]
+    assert roles.count("test") == (1 if held_out else 3)
+    assert roles.count("validation") == (2 if held_out else 3)
+    assert all(0 <= row["accuracy"] <= 1 and row["loss"] > 0 for row in record["environments"])
+
+
+@pytest.mark.parametrize("name", EVERY_METHOD)
+def test_every_trainable_part_receives_a_gradient(make: Make, name: str):
+    simulation = Simulation(make({"method.name": name, "method.optimiser_state": "kept"} | CNN_WITH_BN))
+    parameters = {full_name for full_name, _ in simulation.engine.net.parameters()}
+    simulation.advance(next(simulation.moments()), Progress())
+    for _, state in simulation.store.items():
+        moved = {
+            parameter
+            for objective in state.moments.values()
+            for parameter, kinds in objective.items()
+            if kinds["momentum_buffer"].abs().sum() > 0
+        }
+        assert moved == parameters
+
+
+@pytest.mark.parametrize("name", EVERY_METHOD)
+def test_a_canary_in_client_state_never_leaves(make: Make, name: str):
+    """Client tensors hold a value found nowhere else: it, what training makes of it, and its names stay home."""
+    experiment = make({"method.name": name, "method.bn": "local"} | CNN_WITH_BN)
+    simulation = Simulation(experiment)
+    moment = next(simulation.moments())
+    (exchange,) = moment.stage.exchanges
+    canary = 0.7654321
+    for client in simulation.federation.clients:
+        tensors = {name: torch.full_like(t, canary) for name, t in simulation.initial_client.items()}
+        assert tensors
+        simulation.store.put(client.id, ClientState(tensors))
+    ups = simulation._exchange(exchange, moment, list(simulation.federation.clients), Progress())
+    for client, up in ups.items():
+        assert not up.keys() & simulation.initial_client.keys()
+        assert not any((tensor == canary).any() for tensor in up.values())
+        state = simulation.store.get(client)
+        assert state is not None
+        for own in state.tensors.values():
+            if own.is_floating_point():
+                assert not any(torch.isin(own, sent).any() for sent in up.values() if sent.is_floating_point())
+
+
+@pytest.mark.parametrize("name", EVERY_METHOD)
+def test_the_bytes_counted_are_those_of_the_messages(make: Make, name: str):
+    simulation = simulate(make({"method.name": name}), rounds=1)
+    down, up = simulation.messages["train"]["down"], simulation.messages["train"]["up"]
+    clients = len(simulation.federation.clients)
+    assert simulation.bytes_down == clients * len(down.to_bytes())
+    assert simulation.bytes_up == clients * len(up.to_bytes())
+    assert set(up) == {name for name, scope in simulation.scopes.items() if scope == "shared"}
+
+
+@pytest.mark.parametrize("name", EVERY_METHOD)
+def test_the_order_of_clients_changes_nothing(make: Make, name: str, monkeypatch: pytest.MonkeyPatch):
+    experiment = make({"method.name": name} | CNN_WITH_BN)
+    forward = simulate(experiment)
+    make_federation = Simulation._federation
+
+    def reversed_clients(self: Simulation) -> Federation:
+        federation = make_federation(self)
+        return dataclasses.replace(federation, clients=federation.clients[::-1])
+
+    monkeypatch.setattr(Simulation, "_federation", reversed_clients)
+    assert_same(forward, simulate(experiment))
+
+
+def test_fedprox_without_its_term_is_fedavg(make: Make):
+    assert_same(simulate(make()), simulate(make({"method.name": "fedprox", "method.mu": 0.0})))
+
+
+def test_fedprox_pulls_towards_the_global_model(make: Make):
+    """By hand: at w = w_t the term and its gradient are 0; after moving every weight by 1 it is mu/2 * count."""
+    method = METHODS.get("fedprox")(mu=0.5)
+    simulation = Simulation(make({"method.name": "fedprox"}))
+    net, batch = simulation.engine.net, simulation.federation.clients[0].train
+    received = {name: parameter.detach().clone() for name, parameter in net.parameters()}
+    count = sum(tensor.numel() for tensor in received.values())
+    from fedshift.core.contract import Batch, Context
+
+    context = Context(1, 1, 0, received, {})
+    assert method.loss(net, Batch(batch.x, batch.y), context)["proximal"].item() == 0
+    with torch.no_grad():
+        for _, parameter in net.parameters():
+            parameter.add_(1.0)
+    term = method.loss(net, Batch(batch.x, batch.y), context)["proximal"]
+    assert term.item() == pytest.approx(0.25 * count, rel=1e-5)
+
+
+def test_one_client_and_one_step_a_round_is_plain_sgd(make: Make):
+    """With a single client the mean is its model, so rounds of one step are steps of SGD without momentum."""
+    experiment = make(
+        {"method.name": "centralised", "train.steps": 1, "train.rounds": 7, "train.momentum": 0.0, "train.lr": 0.05}
+    )
+    simulation = simulate(experiment)
+    fresh = Simulation(experiment)
+    (client,) = fresh.federation.clients
+    encoder, head = fresh.engine.net.encoder, fresh.engine.net.head
+    parameters = [*encoder.parameters(), *head.parameters()]
+    order = BatchOrder(Streams(0), client.id, len(client.train), 4)
+    for step in range(7):
+        indices = order.indices(step)
+        loss = F.cross_entropy(head(encoder(client.train.x[indices])), client.train.y[indices])
+        gradients = torch.autograd.grad(loss, parameters)
+        with torch.no_grad():
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter -= 0.05 * gradient
+    for name, parameter in fresh.engine.net.parameters():
+        torch.testing.assert_close(simulation.server.shared[name], parameter.detach(), rtol=1e-6, atol=1e-7)
+
+
+def test_kept_moments_make_rounds_of_one_step_plain_momentum_sgd(make: Make):
+    """One client, one step a round: with kept momentum the rounds are one unbroken run of momentum SGD."""
+    changes = {"method.name": "centralised", "train.steps": 1, "train.rounds": 6, "train.lr": 0.05}
+    kept = simulate(make({**changes, "method.optimiser_state": "kept"}))
+    one_round = simulate(make({**changes, "train.steps": 6, "train.rounds": 1}))
+    for name, tensor in kept.server.shared.items():
+        torch.testing.assert_close(tensor, one_round.server.shared[name], rtol=1e-6, atol=1e-7)
+    fresh = simulate(make(changes))
+    assert not torch.allclose(fresh.server.shared["head.weight"], kept.server.shared["head.weight"])
+
+
+@pytest.mark.parametrize("bn", ["shared", "local", "reestimate"])
+def test_batch_norm_buffers_are_averaged_unless_local(make: Make, bn: str):
+    simulation = Simulation(make({"method.bn": bn} | CNN_WITH_BN))
+    moment = next(simulation.moments())
+    (exchange,) = moment.stage.exchanges
+    ups = simulation._exchange(exchange, moment, list(simulation.federation.clients), Progress())
+    name = "encoder.1.running_mean"
+    if bn == "local":
+        assert all(name not in up for up in ups.values())
+        assert name not in simulation.server.shared
+        one, other = (state.tensors[name] for _, state in simulation.store.items())
+        assert not torch.equal(one, other)
+        return
+    one, other = (up[name] for up in ups.values())
+    assert not torch.equal(one, other)
+    merged = exchange.merge(simulation.server, ups).shared
+    torch.testing.assert_close(merged[name], (one + other) / 2)
+    assert merged["encoder.1.num_batches_tracked"].item() == 2
+    assert merged["encoder.1.num_batches_tracked"].dtype == torch.int64
+
+
+def test_the_mean_is_weighted_by_samples_where_they_are_sent():
+    """(1 * 1 + 3 * 5) / 4 = 4; counts 2 and 4 weigh to 3.5, rounded half to even: 4."""
+    ups = [
+        Up({"w": torch.tensor([1.0]), "n": torch.tensor(2), "samples": torch.tensor(1)}),
+        Up({"w": torch.tensor([5.0]), "n": torch.tensor(4), "samples": torch.tensor(3)}),
+    ]
+    merged = weighted_mean(ups, ("w", "n"))
+    assert merged["w"].item() == 4
+    assert merged["n"].item() == 4
+
+
+def test_samples_are_sent_only_where_they_weigh(make: Make):
+    assert "samples" not in simulate(make(), rounds=1).messages["train"]["up"]
+    up = simulate(make({"method.weighting": "samples"}), rounds=1).messages["train"]["up"]
+    assert up["samples"].item() == 27  # 3 classes of 10 images, one of each held out
+
+
+def test_single_sends_nothing_and_a_target_is_scored_with_every_model(make: Make):
+    simulation = simulate(make({"method.name": "single"}))
+    assert simulation.bytes_down == simulation.bytes_up == 0
+    record = simulation.evaluate(list(simulation.moments())[-1])
+    target = next(row for row in record["environments"] if row["role"] == "test")
+    assert (target["model"], target["models"]) == ("unseen", 2)
+
+
+def test_single_equals_a_federation_of_one(make: Make):
+    """Each client's model is what centralised training on its data alone gives."""
+    simulation = simulate(make({"method.name": "single"}))
+    alone = Simulation(make({"method.name": "single"}))
+    moment, *later = list(alone.moments())
+    (exchange,) = moment.stage.exchanges
+    for each in (moment, *later):
+        alone._exchange(exchange, each, [alone.federation.clients[1]], Progress())
+    mine, theirs = simulation.store.get(1), alone.store.get(1)
+    assert mine and theirs
+    assert all(torch.equal(mine.tensors[name], theirs.tensors[name]) for name in mine.tensors)
+
+
+def test_centralised_pools_all_training_data(make: Make):
+    pooled = Simulation(make({"method.name": "centralised"})).federation
+    apart = Simulation(make()).federation
+    (client,) = pooled.clients
+    assert len(client.train) == sum(len(c.train) for c in apart.clients)
+    assert [e.name for e in pooled.environments] == [e.name for e in apart.environments]
+
+
+def test_an_unseen_client_gets_the_mean_of_the_clients_batch_norm(make: Make):
+    simulation = simulate(make({"method.name": "fedbn"} | CNN_WITH_BN))
+    target = next(e for e in simulation.federation.environments if e.client is None)
+    (model,) = simulation._models(target)
+    one, other = (state.tensors["encoder.1.weight"] for _, state in simulation.store.items())
+    torch.testing.assert_close(model["encoder.1.weight"], (one + other) / 2)
+
+
+@pytest.mark.parametrize("bn", ["reestimate", "shared"])
+def test_reestimated_batch_norm_undoes_brightness(make: Make, bn: str):
+    """Without padding, a brighter image shifts every channel before batch norm by one number.
+
+    Statistics measured on the bright images take exactly that away; those of training do not.
+    """
+    simulation = simulate(make({"method.bn": bn} | CNN_WITH_BN))
+    moment = next(simulation.moments())
+    known = simulation.federation.environments[0].samples
+    bright = Samples(known.x + 5.0, known.y)
+    scores = [
+        simulation.engine.score(simulation._sent(), Environment("x", "test", None, samples), moment)
+        for samples in (known, bright)
+    ]
+    undone = scores[0].loss == pytest.approx(scores[1].loss, rel=1e-4)
+    assert undone == (bn == "reestimate")
+
+
+def test_cold_fedbn_reestimates_for_unseen_clients_only(make: Make):
+    method = METHODS.get("fedbn")(cold="reestimate")
+    assert method.reestimates(unseen=True)
+    assert not method.reestimates(unseen=False)
+    assert not METHODS.get("fedbn")().reestimates(unseen=True)
+
+
+def test_only_the_sampled_clients_take_part_and_all_are_sampled_in_time(make: Make):
+    simulation = Simulation(make({"train.participation": 0.5, "train.rounds": 20}))
+    assert simulation.cohort == 1
+    seen = []
+    for moment in simulation.moments():
+        before = {client: state.drawn for client, state in simulation.store.items()}
+        simulation.advance(moment, Progress())
+        after = {client: state.drawn for client, state in simulation.store.items()}
+        (moved,) = [client for client in after if after[client] != before.get(client)]
+        seen.append(moved)
+    assert set(seen) == {0, 1}
+
+
+def test_every_method_sees_the_same_sampling_and_batches(make: Make):
+    """FedProx with mu = 0 could not equal FedAvg under partial participation otherwise."""
+    changes = {"train.participation": 0.5, "train.rounds": 6}
+    assert_same(simulate(make(changes)), simulate(make({**changes, "method.name": "fedprox", "method.mu": 0.0})))
+
+
+def test_a_method_that_would_send_client_tensors_is_stopped(make: Make):
+    @dataclass(frozen=True, kw_only=True)
+    class Leaky(FedAvg):
+        """Uploads what should stay."""
+
+        def parts(self, spec):
+            parts = super().parts(spec)
+            return {**parts, "head": Part(parts["head"].module, "client")}
+
+        def reply(self, work):
+            return Up({**work.after, "head.weight": torch.zeros(3, 4)})
+
+    experiment = dataclasses.replace(make(), method=Leaky())
+    with pytest.raises(FedshiftError, match=r"would send 'head.weight', which never leaves the client"):
+        simulate(experiment)
+
+
+def test_two_exchanges_in_a_round_and_a_stage_before(make: Make):
+    """The contract carries probes and pre-phases: here a warm-up stage, and a probe before each training exchange."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Probing(FedAvg):
+        """FedAvg with a probe that uploads one number."""
+
+        def stages(self, rounds):
+            from fedshift.core.contract import Exchange, ServerState, Stage
+
+            probe = Exchange(
+                "probe",
+                lambda round, rounds: (),
+                self.send,
+                lambda work: Up({"probe": torch.tensor(float(work.samples))}),
+                lambda state, ups: ServerState(
+                    state.shared, {"probe": torch.stack([up["probe"] for up in ups.values()]).mean()}
+                ),
+            )
+            return (Stage("warm-up", 1, (probe,)), Stage("train", rounds, (probe, self.exchange("train"))))
+
+    simulation = Simulation(dataclasses.replace(make(), method=Probing()))
+    assert simulation.rounds == 3
+    for moment in simulation.moments():
+        simulation.advance(moment, Progress())
+    assert set(simulation.messages) == {"probe", "train"}
+    assert simulation.messages["train"]["down"]["probe"].item() == 27
+    assert [m.stage.name for m in simulation.moments()] == ["warm-up", "train", "train"]
+
+
+def test_objectives_in_turn_move_only_their_own_parts(make: Make):
+    """An inner game on one batch: each objective moves its parts; the fixed part is in evaluation mode."""
+    modes = []
+
+    @dataclass(frozen=True, kw_only=True)
+    class Alternating(FedAvg):
+        """First the head, then the encoder."""
+
+        def phases(self, round, rounds):
+            from fedshift.core.contract import Objective, Phase
+
+            def watched(net: Net, batch, context):
+                modes.append((net.encoder.training, net.head.training))
+                return self.loss(net, batch, context)
+
+            return (Phase("game", (Objective("head", watched, ("head",)), Objective("encoder", self.loss, ("encoder",)))),)
+
+    experiment = dataclasses.replace(make({"train.steps": 2, "train.rounds": 1, "method.optimiser_state": "kept"}))
+    experiment = dataclasses.replace(experiment, method=Alternating(optimiser_state="kept"))
+    simulation = simulate(experiment)
+    assert modes == [(False, True)] * 4
+    state = simulation.store.get(0)
+    assert state is not None
+    assert set(state.moments["game.head"]) == {"head.weight", "head.bias"}
+    assert all(name.startswith("encoder.") for name in state.moments["game.encoder"])
+
+
+def test_a_new_epoch_is_a_new_order_without_repeats():
+    order = BatchOrder(Streams(0), client=3, samples=10, size=3)
+    first = torch.cat([order.indices(number) for number in range(3)]).tolist()
+    second = torch.cat([order.indices(number) for number in range(3, 6)]).tolist()
+    assert len(set(first)) == len(set(second)) == 9
+    assert first != second
+
+
+def test_epochs_count_whole_batches(make: Make):
+    simulation = simulate(make({"train.unit": "epochs", "train.steps": 2}), rounds=1)
+    assert [state.drawn for _, state in simulation.store.items()] == [2 * (27 // 4)] * 2
+
+
+def test_clients_are_named(make: Make):
+    clients: tuple[Client, ...] = Simulation(make()).federation.clients
+    assert [client.name for client in clients] == ["dark", "gray"]

@@ -1,0 +1,133 @@
+"""A run that is killed at any moment and resumed equals one that never stopped, bit for bit."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+from conftest import CNN_WITH_BN, simulate
+
+from fedshift.errors import FedshiftError
+from fedshift.grid import expand, override
+from fedshift.runs import runner
+from fedshift.runs.folder import RunFolder
+from fedshift.runs.progress import Progress
+
+# Every kind of state: shared, client (batch norm, r(z|y)), moments of both, batches drawn, a sampled cohort.
+EVERYTHING = CNN_WITH_BN | {
+    "plugins": [str(Path(__file__).parent / "tiny.py")],
+    "method": {"name": "slow-fedsr", "reference_scope": "client", "bn": "local", "optimiser_state": "kept"},
+    "train.rounds": 24,
+    "train.participation": 0.5,
+    "train.lr": 0.01,
+    "evaluate.every": 2,
+    "run.checkpoint_every": 5,
+}
+
+
+def results(folder: RunFolder) -> tuple[bytes, bytes, bytes]:
+    """What must be equal: records, weights, and the last checkpoint with all state."""
+    files = (folder.path / "records.jsonl", folder.weights_file, folder.checkpoint_file)
+    return tuple(file.read_bytes() for file in files)  # type: ignore[return-value]
+
+
+@pytest.fixture(scope="module")
+def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    from conftest import TINY
+
+    return override(TINY, EVERYTHING)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(document: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    (experiment,) = expand(override(document, {"run.out": str(tmp_path_factory.mktemp("whole"))}))
+    return runner.start(experiment, Progress())
+
+
+def lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.is_file() else 0
+
+
+KILL_WHEN: dict[str, Callable[[Path], bool]] = {
+    "the run has only begun": lambda run: (run / "experiment.toml").is_file(),
+    "there are records but no checkpoint": lambda run: lines(run / "records.jsonl") >= 1,
+    "there is a checkpoint": lambda run: (run / "checkpoint.safetensors").is_file(),
+    "records are ahead of the checkpoint": lambda run: lines(run / "records.jsonl") >= 7,
+    "the last checkpoints are written": lambda run: lines(run / "records.jsonl") >= 11,
+}
+
+
+@pytest.mark.parametrize("moment", KILL_WHEN)
+def test_killed_and_resumed_equals_uninterrupted(
+    document: dict[str, Any], uninterrupted: RunFolder, tmp_path: Path, moment: str
+):
+    document = override(document, {"run.out": str(tmp_path / "runs")})
+    (experiment,) = expand(document)
+    run = runner.run_path(experiment)
+    file = tmp_path / "experiment.toml"
+    file.write_text(tomli_w.dumps(document))
+    child = subprocess.Popen(
+        [sys.executable, "-c", "from fedshift.cli.app import main; main()", "run", str(file)],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 120
+    while not KILL_WHEN[moment](run):
+        assert child.poll() is None, child.stderr.read().decode() if child.stderr else ""
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    child.send_signal(signal.SIGKILL)
+    child.communicate()
+    folder = RunFolder.open(run)
+    assert not folder.finished, "the child ended before it was killed"
+    runner.resume(folder, Progress())
+    assert results(folder) == results(uninterrupted)
+    assert folder.finished
+
+
+def test_a_half_written_record_and_leftovers_do_no_harm(document: dict[str, Any], uninterrupted: RunFolder, tmp_path: Path):
+    """What a crash in the middle of a write can leave behind."""
+
+    class Stop(Progress):
+        def round(self, position: int, bytes_down: int, bytes_up: int) -> None:
+            if position == 13:
+                raise KeyboardInterrupt
+
+    (experiment,) = expand(override(document, {"run.out": str(tmp_path)}))
+    with pytest.raises(KeyboardInterrupt):
+        runner.start(experiment, Stop())
+    folder = RunFolder.open(runner.run_path(experiment))
+    with (folder.path / "records.jsonl").open("a") as file:
+        file.write('{"position": 14, "sta')
+    (folder.path / ".checkpoint.safetensors.1.new").write_bytes(b"half")
+    runner.resume(folder, Progress())
+    assert results(folder) == results(uninterrupted)
+    assert not list(folder.path.glob("*.new")) + list(folder.path.glob(".*.new"))
+
+
+def test_a_finished_run_is_left_alone(uninterrupted: RunFolder):
+    before = {path: path.stat().st_mtime_ns for path in uninterrupted.path.iterdir()}
+    runner.resume(uninterrupted, Progress())
+    assert {path: path.stat().st_mtime_ns for path in uninterrupted.path.iterdir()} == before
+
+
+def test_two_processes_do_not_run_one_run(uninterrupted: RunFolder):
+    with uninterrupted.locked(), pytest.raises(FedshiftError, match="Another process is running"), uninterrupted.locked():
+        pass
+
+
+def test_equal_runs_have_equal_records(document: dict[str, Any], uninterrupted: RunFolder, tmp_path: Path):
+    (experiment,) = expand(override(document, {"run.out": str(tmp_path), "name": "again"}))
+    assert results(runner.start(experiment, Progress())) == results(uninterrupted)
+
+
+def test_a_seed_changes_the_result(document: dict[str, Any]):
+    one, other = (simulate(expand(override(document, {"seed": seed}))[0], rounds=1) for seed in (0, 1))
+    assert any(not one.server.shared[name].equal(other.server.shared[name]) for name in one.server.shared)

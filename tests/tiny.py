@@ -1,0 +1,45 @@
+"""A plugin with data small enough for tests: three domains of 1x10x10 images, made from the streams."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+import fedshift
+from fedshift.catalogue import Count, setting
+from fedshift.core.streams import Streams
+from fedshift.data.dataset import Dataset, DomainData
+from fedshift.methods.fedsr import FedSR
+
+
+@fedshift.DATASETS.register("tiny")
+@dataclass(frozen=True, kw_only=True)
+class Tiny(Dataset):
+    """Class patterns with noise; each domain adds its own brightness."""
+
+    per_class: Count = setting(10, help="images of each class in a domain")
+
+    def domain_names(self) -> tuple[str, ...]:
+        return ("dark", "gray", "light")
+
+    def load(self, streams: Streams) -> DomainData:
+        classes, domains = 3, 3
+        pattern = torch.randn(classes, 1, 10, 10, generator=streams.generator("pattern"))
+        y = torch.arange(classes).repeat(domains * self.per_class)
+        domain = torch.arange(domains).repeat_interleave(classes * self.per_class)
+        noise = torch.randn(len(y), 1, 10, 10, generator=streams.generator("noise of images"))
+        x = pattern[y] + 0.3 * noise + (domain - 1).view(-1, 1, 1, 1)
+        names = tuple(f"class {c}" for c in range(classes))
+        return DomainData(x, y, domain, self.domain_names(), names, torch.arange(len(y)))
+
+
+@fedshift.METHODS.register("slow-fedsr")
+@dataclass(frozen=True, kw_only=True)
+class SlowFedSR(FedSR):
+    """FedSR that takes its time, so that a test can kill it in the middle."""
+
+    def phases(self, round: int, rounds: int):
+        time.sleep(0.03)
+        return super().phases(round, rounds)
