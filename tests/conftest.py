@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-import tiny  # noqa: F401  # registers the data set "tiny"
-
-from fedshift.experiment import Experiment
+from fedshift.experiment import Experiment, load_plugins
 from fedshift.grid import expand, override
 from fedshift.runs.progress import Progress
 from fedshift.runs.simulation import Simulation
+
+load_plugins([str(Path(__file__).parent / "tiny.py")])
 
 TINY: dict[str, Any] = {
     "name": "tiny",
