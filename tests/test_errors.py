@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import tomli_w
-from conftest import CNN_WITH_BN, Make
 from PIL import Image
 
+from conftest import CNN_WITH_BN, Make
 from fedshift.cli import app
 from fedshift.errors import FedshiftError
 from fedshift.grid import expand, override, read
@@ -47,7 +47,9 @@ from fedshift.runs.simulation import Simulation
         ({"model.name": "cnn", "data.name": "folder"}, ["data set 'folder' needs path", "--set data.path="]),
     ],
 )
-def test_the_message_names_the_value_and_the_fix(tiny_document: dict[str, Any], changes: dict[str, Any], words: list[str]):
+def test_the_message_names_the_value_and_the_fix(
+    tiny_document: dict[str, Any], changes: dict[str, Any], words: list[str]
+):
     with pytest.raises(FedshiftError) as caught:
         for experiment in expand(override(tiny_document, changes)):
             Simulation(experiment)

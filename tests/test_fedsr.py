@@ -6,11 +6,11 @@ import math
 
 import pytest
 import torch
-from conftest import Make, simulate
 from torch import nn
 from torch.distributions import Normal, kl_divergence
 from torch.nn import functional as F
 
+from conftest import Make, simulate
 from fedshift.core.contract import Batch, Context
 from fedshift.core.net import Net
 from fedshift.methods.fedsr import ClassGaussians, FedCMI, FedL2R, FedSR, gaussian_kl
@@ -32,7 +32,7 @@ def context(**noise):
 
 
 def one_dimensional_net():
-    """mu = 1, sigma = 2; logits (z, -z); r(z|y) = N(0, 1) for both classes."""
+    """Mu = 1, sigma = 2; logits (z, -z); r(z|y) = N(0, 1) for both classes."""
     head = nn.Linear(1, 2, bias=False)
     head.weight.data = torch.tensor([[1.0], [-1.0]])
     reference = ClassGaussians(2, 1, scaled=False)
@@ -69,7 +69,7 @@ def test_loss_and_gradient_by_hand():
 
 
 def test_the_norm_form_by_hand():
-    """z = (3, 4): the squared norm is 25, the norm 5; with weight 0.1 the terms are 2.5 and 0.5."""
+    """Z = (3, 4): the squared norm is 25, the norm 5; with weight 0.1 the terms are 2.5 and 0.5."""
     encoder = nn.Identity()
     net = Net({"encoder": encoder, "head": nn.Linear(2, 2)})
     batch = Batch(torch.tensor([[3.0, 4.0]]), torch.tensor([1]))
@@ -108,7 +108,7 @@ def test_r_starts_at_mean_0_and_sigma_softplus_of_1():
 
 
 def test_prediction_averages_softmax_over_samples():
-    """mu = 0, sigma = 1, logits (z, -z), samples z = 1 and z = -1: softmax_0 = 1/(1 + e^-2) and 1/(1 + e^2), mean 1/2.
+    """Mu = 0, sigma = 1, logits (z, -z), samples z = 1 and z = -1: softmax_0 = 1/(1 + e^-2) and 1/(1 + e^2), mean 1/2.
 
     The mean of the *logits* would give 1/2 too, so a third sample z = 3 tells them apart:
     (0.8807971 + 0.1192029 + 0.9975274) / 3 = 0.6658425, while the mean logit 1 gives 0.8807971.

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from conftest import CNN_WITH_BN, Make, simulate
 from torch.nn import functional as F
 
+from conftest import CNN_WITH_BN, Make, simulate
 from fedshift.catalogue import METHODS
 from fedshift.core.contract import Part, weighted_mean
 from fedshift.core.messages import Up
@@ -352,7 +352,9 @@ def test_objectives_in_turn_move_only_their_own_parts(make: Make):
                 modes.append((net.encoder.training, net.head.training))
                 return self.loss(net, batch, context)
 
-            return (Phase("game", (Objective("head", watched, ("head",)), Objective("encoder", self.loss, ("encoder",)))),)
+            return (
+                Phase("game", (Objective("head", watched, ("head",)), Objective("encoder", self.loss, ("encoder",)))),
+            )
 
     experiment = dataclasses.replace(make({"train.steps": 2, "train.rounds": 1, "method.optimiser_state": "kept"}))
     experiment = dataclasses.replace(experiment, method=Alternating(optimiser_state="kept"))

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import tomli_w
-from conftest import CNN_WITH_BN, simulate
 
+from conftest import CNN_WITH_BN, simulate
 from fedshift.errors import FedshiftError
 from fedshift.grid import expand, override
 from fedshift.runs import runner
@@ -92,7 +92,9 @@ def test_killed_and_resumed_equals_uninterrupted(
     assert folder.finished
 
 
-def test_a_half_written_record_and_leftovers_do_no_harm(document: dict[str, Any], uninterrupted: RunFolder, tmp_path: Path):
+def test_a_half_written_record_and_leftovers_do_no_harm(
+    document: dict[str, Any], uninterrupted: RunFolder, tmp_path: Path
+):
     """What a crash in the middle of a write can leave behind."""
 
     class Stop(Progress):
@@ -119,7 +121,11 @@ def test_a_finished_run_is_left_alone(uninterrupted: RunFolder):
 
 
 def test_two_processes_do_not_run_one_run(uninterrupted: RunFolder):
-    with uninterrupted.locked(), pytest.raises(FedshiftError, match="Another process is running"), uninterrupted.locked():
+    with (
+        uninterrupted.locked(),
+        pytest.raises(FedshiftError, match="Another process is running"),
+        uninterrupted.locked(),
+    ):
         pass
 
 

@@ -25,8 +25,15 @@ def tensors(draw):
     return torch.frombuffer(raw, dtype=dtype).reshape(shape) if size else torch.empty(shape, dtype=dtype)
 
 
-@given(st.dictionaries(st.text(st.characters(codec="ascii", exclude_categories=["C"]), min_size=1).filter(
-    lambda name: name != "__metadata__"), tensors(), max_size=4))
+@given(
+    st.dictionaries(
+        st.text(st.characters(codec="ascii", exclude_categories=["C"]), min_size=1).filter(
+            lambda name: name != "__metadata__"
+        ),
+        tensors(),
+        max_size=4,
+    )
+)
 def test_a_message_survives_the_trip_through_bytes_exactly(content):
     message = Up(content)
     data = message.to_bytes()

