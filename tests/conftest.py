@@ -38,7 +38,7 @@ def tiny_document(tmp_path: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def make(tiny_document: dict[str, Any]) -> Make:
-    """Make one tiny experiment with changes: make({"method.name": "fedsr"})."""
+    """A function that makes one tiny experiment, with dotted changes."""
 
     def build(changes: dict[str, Any] | None = None) -> Experiment:
         (experiment,) = expand(override(tiny_document, changes or {}))

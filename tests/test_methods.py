@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from conftest import CNN_WITH_BN, Make, simulate
 from fedshift.catalogue import METHODS
 from fedshift.core.contract import Part, weighted_mean
-from fedshift.core.messages import Up
+from fedshift.core.messages import Down, Up
 from fedshift.core.net import Net
 from fedshift.core.state import ClientState
 from fedshift.core.streams import Streams
@@ -81,7 +81,7 @@ def test_a_canary_in_client_state_never_leaves(make: Make, name: str):
         tensors = {name: torch.full_like(t, canary) for name, t in simulation.initial_client.items()}
         assert tensors
         simulation.store.put(client.id, ClientState(tensors))
-    ups = simulation._exchange(exchange, moment, list(simulation.federation.clients), Progress())
+    ups = simulation.exchange(exchange, moment, list(simulation.federation.clients), Progress())
     for client, up in ups.items():
         assert not up.keys() & simulation.initial_client.keys()
         assert not any((tensor == canary).any() for tensor in up.values())
@@ -155,7 +155,7 @@ def test_one_client_and_one_step_a_round_is_plain_sgd(make: Make):
         gradients = torch.autograd.grad(loss, parameters)
         with torch.no_grad():
             for parameter, gradient in zip(parameters, gradients, strict=True):
-                parameter -= 0.05 * gradient
+                parameter.sub_(0.05 * gradient)
     for name, parameter in fresh.engine.net.parameters():
         torch.testing.assert_close(simulation.server.shared[name], parameter.detach(), rtol=1e-6, atol=1e-7)
 
@@ -176,7 +176,7 @@ def test_batch_norm_buffers_are_averaged_unless_local(make: Make, bn: str):
     simulation = Simulation(make({"method.bn": bn} | CNN_WITH_BN))
     moment = next(simulation.moments())
     (exchange,) = moment.stage.exchanges
-    ups = simulation._exchange(exchange, moment, list(simulation.federation.clients), Progress())
+    ups = simulation.exchange(exchange, moment, list(simulation.federation.clients), Progress())
     name = "encoder.1.running_mean"
     if bn == "local":
         assert all(name not in up for up in ups.values())
@@ -186,7 +186,7 @@ def test_batch_norm_buffers_are_averaged_unless_local(make: Make, bn: str):
         return
     one, other = (up[name] for up in ups.values())
     assert not torch.equal(one, other)
-    merged = exchange.merge(simulation.server, ups).shared
+    merged = exchange.merge(simulation.server, sorted(ups.items())).shared
     torch.testing.assert_close(merged[name], (one + other) / 2)
     assert merged["encoder.1.num_batches_tracked"].item() == 2
     assert merged["encoder.1.num_batches_tracked"].dtype == torch.int64
@@ -224,7 +224,7 @@ def test_single_equals_a_federation_of_one(make: Make):
     moment, *later = list(alone.moments())
     (exchange,) = moment.stage.exchanges
     for each in (moment, *later):
-        alone._exchange(exchange, each, [alone.federation.clients[1]], Progress())
+        alone.exchange(exchange, each, [alone.federation.clients[1]], Progress())
     mine, theirs = simulation.store.get(1), alone.store.get(1)
     assert mine and theirs
     assert all(torch.equal(mine.tensors[name], theirs.tensors[name]) for name in mine.tensors)
@@ -241,7 +241,7 @@ def test_centralised_pools_all_training_data(make: Make):
 def test_an_unseen_client_gets_the_mean_of_the_clients_batch_norm(make: Make):
     simulation = simulate(make({"method.name": "fedbn"} | CNN_WITH_BN))
     target = next(e for e in simulation.federation.environments if e.client is None)
-    (model,) = simulation._models(target)
+    (model,) = simulation.models(target)
     one, other = (state.tensors["encoder.1.weight"] for _, state in simulation.store.items())
     torch.testing.assert_close(model["encoder.1.weight"], (one + other) / 2)
 
@@ -257,7 +257,7 @@ def test_reestimated_batch_norm_undoes_brightness(make: Make, bn: str):
     known = simulation.federation.environments[0].samples
     bright = Samples(known.x + 5.0, known.y)
     scores = [
-        simulation.engine.score(simulation._sent(), Environment("x", "test", None, samples), moment)
+        simulation.engine.score(simulation.server.shared, Environment("x", "test", None, samples), moment)
         for samples in (known, bright)
     ]
     undone = scores[0].loss == pytest.approx(scores[1].loss, rel=1e-4)
@@ -322,8 +322,8 @@ def test_two_exchanges_in_a_round_and_a_stage_before(make: Make):
                 lambda round, rounds: (),
                 self.send,
                 lambda work: Up({"probe": torch.tensor(float(work.samples))}),
-                lambda state, ups: ServerState(
-                    state.shared, {"probe": torch.stack([up["probe"] for up in ups.values()]).mean()}
+                lambda state, replies: ServerState(
+                    state.shared, {"probe": torch.stack([up["probe"] for _, up in replies]).mean()}
                 ),
             )
             return (Stage("warm-up", 1, (probe,)), Stage("train", rounds, (probe, self.exchange("train"))))
@@ -335,6 +335,41 @@ def test_two_exchanges_in_a_round_and_a_stage_before(make: Make):
     assert set(simulation.messages) == {"probe", "train"}
     assert simulation.messages["train"]["down"]["probe"].item() == 27
     assert [m.stage.name for m in simulation.moments()] == ["warm-up", "train", "train"]
+
+
+def test_a_client_drawn_twice_works_once_and_weighs_twice(make: Make):
+    """Sampling with replacement: with ids 0, 0, 1 the mean is (2 w_0 + w_1) / 3."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class WithReplacement(FedAvg):
+        """A fixed draw."""
+
+        def select(self, state, clients, count, generator):
+            return [0, 1, 0]
+
+    simulation = Simulation(dataclasses.replace(make(), method=WithReplacement()))
+    moment = next(simulation.moments())
+    ups = simulation.exchange(moment.stage.exchanges[0], moment, simulation.federation.clients, Progress())
+    expected = (2 * ups[0]["head.weight"] + ups[1]["head.weight"]) / 3
+    simulation = Simulation(dataclasses.replace(make(), method=WithReplacement()))
+    simulation.advance(moment, Progress())
+    torch.testing.assert_close(simulation.server.shared["head.weight"], expected)
+    assert [state.drawn for _, state in simulation.store.items()] == [2, 2]
+
+
+def test_each_client_is_scored_with_what_it_would_be_sent(make: Make):
+    """FedPAC's case: the server holds another head for each client."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class OwnHead(FedAvg):
+        """Client k is sent a head whose bias is k."""
+
+        def send(self, state, client):
+            return Down({**state.shared, "head.bias": torch.full((3,), float(client))})
+
+    simulation = Simulation(dataclasses.replace(make(), method=OwnHead()))
+    biases = [simulation.models(e)[0]["head.bias"].mean().item() for e in simulation.federation.environments[:2]]
+    assert biases == [0, 1]
 
 
 def test_objectives_in_turn_move_only_their_own_parts(make: Make):

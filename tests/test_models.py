@@ -35,7 +35,7 @@ def test_every_model_gives_z_and_a_distribution_of_z(name: str):
 
 
 def test_the_papers_network():
-    """Two 3x3 convolutions, 32 and 64 channels, without padding: 28 -> 26 -> 13 -> 11 -> 5, so 64 * 25 inputs to the FC."""
+    """Two 3x3 convolutions, 32 and 64 channels, no padding: 28 -> 26 -> 13 -> 11 -> 5, so 64 * 25 inputs to the FC."""
     shapes = [tuple(p.shape) for p in spec(CNN()).encoder().parameters()]
     assert shapes == [(32, 1, 3, 3), (32,), (64, 32, 3, 3), (64,), (64, 1600), (64,)]
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 Scope = Literal["shared", "client", "server", "down"]
 Terms = dict[str, Tensor]
+Replies = Sequence[tuple[int, Up]]  # client ids with their Ups, in id order
 
 
 class Batch(NamedTuple):
@@ -130,7 +131,7 @@ class Exchange:
     phases: Callable[[int, int], Sequence[Phase]]
     send: Callable[[ServerState, int], Down]
     reply: Callable[[LocalWork], Up]
-    merge: Callable[[ServerState, Mapping[int, Up]], ServerState]
+    merge: Callable[[ServerState, Replies], ServerState]
 
 
 @dataclass(frozen=True)
@@ -198,10 +199,16 @@ class Method(Spec):
         """The exchange made of this method's own hooks."""
         return Exchange(name, self.phases, self.send, self.reply, self.merge)
 
-    def select(self, clients: Sequence[int], count: int, generator: torch.Generator) -> list[int]:
-        """The cohort of a round: ``count`` of the client ids, uniformly, without replacement."""
+    def select(
+        self, state: ServerState, clients: Sequence[int], count: int, generator: torch.Generator
+    ) -> Sequence[int]:
+        """The cohort of a round: ``count`` of the client ids, uniformly, without replacement.
+
+        An id may be given more than once by methods that sample with replacement: it works once, and its
+        reply is merged as often.
+        """
         order = torch.randperm(len(clients), generator=generator)[:count]
-        return sorted(clients[i] for i in order.tolist())
+        return [clients[i] for i in order.tolist()]
 
     def send(self, state: ServerState, client: int) -> Down:
         """What one client receives: every shared and every down tensor."""
@@ -212,9 +219,9 @@ class Method(Spec):
         count = {"samples": torch.tensor(work.samples)} if self.weighting == "samples" else {}
         return Up({**work.after, **count})
 
-    def merge(self, state: ServerState, ups: Mapping[int, Up]) -> ServerState:
+    def merge(self, state: ServerState, replies: Replies) -> ServerState:
         """The server's next state: the weighted mean of every shared tensor, buffers included."""
-        shared = weighted_mean([ups[client] for client in sorted(ups)], tuple(state.shared))
+        shared = weighted_mean([up for _, up in replies], tuple(state.shared))
         return ServerState(shared, state.down, state.server)
 
     def reestimates(self, unseen: bool) -> bool:
