@@ -81,7 +81,8 @@ def main() -> None:
     simulation = Simulation(experiment)
     hand, ours = HandWritten(simulation), Fedshift(simulation)
     seconds(3, hand), seconds(3, ours)
-    ratios, speeds = [], {"hand-written": [], "fedshift": []}
+    ratios: list[float] = []
+    speeds: dict[str, list[float]] = {"hand-written": [], "fedshift": []}
     work = options.rounds * STEPS * len(hand.clients)
     for repeat in range(options.repeats):
         # Whoever goes second may find a warmer machine, so they swap.
@@ -91,7 +92,8 @@ def main() -> None:
         for name, value in took.items():
             speeds[name].append(work / value)
     for name, values in speeds.items():
-        print(f"{name:13} {median(values):7.1f} steps a second (median; {min(values):.1f} to {max(values):.1f})")
+        low, high = min(values), max(values)
+        print(f"{name:13} {median(values):7.1f} steps a second (median; {low:.1f} to {high:.1f})")
     print(
         f"fedshift / hand-written: {median(ratios):.3f} (median of {len(ratios)}; {min(ratios):.3f} to {max(ratios):.3f})"
     )

@@ -1,0 +1,18 @@
+from dataclasses import dataclass
+
+import torch
+
+import fedshift
+from fedshift import Batch, Context, FedAvg, Net, Terms, setting
+
+
+@fedshift.METHODS.register("my-prox")
+@dataclass(frozen=True, kw_only=True)
+class MyProx(FedAvg):
+    """FedAvg that stays near the global model (Li et al., MLSys 2020, Eq. 2)."""
+
+    mu: float = setting(0.1, help="weight of the proximal term", search=(0.1, 0.5, 0.9))
+
+    def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
+        drift = [(w - context.received[name]).square().sum() for name, w in net.parameters(context.received)]
+        return super().loss(net, batch, context) | {"proximal": self.mu / 2 * torch.stack(drift).sum()}

@@ -1,0 +1,61 @@
+"""The README's code is what the repository holds, and it runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedshift
+from conftest import TINY, simulate
+from fedshift.grid import expand, override
+from fedshift.runs.progress import Progress
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+EXAMPLE = ROOT / "examples" / "my_prox.py"
+
+
+def block(marker: str) -> str:
+    found = re.search(rf"<!-- {marker} -->\n```\w+\n(.*?)```", README, re.DOTALL)
+    assert found
+    return found.group(1)
+
+
+def test_the_method_is_about_twenty_lines_and_is_the_example():
+    assert EXAMPLE.read_text() == block("plugin")
+    assert len([line for line in block("plugin").splitlines() if line.strip()]) <= 20
+
+
+def test_the_method_of_the_readme_runs_by_name_and_is_fedprox():
+    document = override(TINY, {"plugins": [str(EXAMPLE)], "method": {"name": ["my-prox", "fedprox"], "mu": 0.5}})
+    mine, built_in = (simulate(experiment) for experiment in expand(document))
+    assert mine.experiment.method_name == "my-prox"
+    assert all(mine.server.shared[name].equal(built_in.server.shared[name]) for name in mine.server.shared)
+
+
+def test_the_ten_lines_of_python_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    code = block("api")
+    assert len([line for line in code.splitlines() if line.strip()]) <= 10
+    original = fedshift.compare
+
+    def short(experiment: str, overrides: dict[str, Any]) -> fedshift.Comparison:
+        return original(experiment, {**overrides, "train.rounds": 1, "data.images_per_class": 10}, Progress())
+
+    monkeypatch.setattr(fedshift, "compare", lambda e, o: short(e, {**o, "train.batch": 16}))
+    exec(compile(code, "README.md", "exec"), {})  # the point of the test
+    assert (tmp_path / "report.html").is_file()
+    assert "fedsr" in capsys.readouterr().out
+
+
+def test_the_commands_are_one_line_each_and_pinned():
+    for marker in ("main", "test"):
+        (line,) = block(marker).splitlines()
+        assert "-c constraints.txt" in line
+        assert line.startswith("python3 -m venv .venv && ")
+    assert (ROOT / "constraints.txt").read_text() == "torch==2.13.0\n"
