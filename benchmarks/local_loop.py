@@ -94,9 +94,8 @@ def main() -> None:
     for name, values in speeds.items():
         low, high = min(values), max(values)
         print(f"{name:13} {median(values):7.1f} steps a second (median; {low:.1f} to {high:.1f})")
-    print(
-        f"fedshift / hand-written: {median(ratios):.3f} (median of {len(ratios)}; {min(ratios):.3f} to {max(ratios):.3f})"
-    )
+    spread = f"median of {len(ratios)}; {min(ratios):.3f} to {max(ratios):.3f}"
+    print(f"fedshift / hand-written: {median(ratios):.3f} ({spread})")
 
 
 if __name__ == "__main__":

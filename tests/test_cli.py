@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from fedshift.catalogue import DATASETS, METHODS, MODELS, PROTOCOLS
 from fedshift.cli.app import app
-from fedshift.cli.display import LiveProgress
+from fedshift.reporting.live import LiveProgress
 from fedshift.grid import expand
 from fedshift.runs import runner
 

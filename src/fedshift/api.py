@@ -100,7 +100,7 @@ def load(path: str | Path) -> Comparison:
 def _shown(progress: Progress | None, runs: int) -> Any:
     from contextlib import nullcontext
 
-    from fedshift.cli.display import LiveProgress
+    from fedshift.reporting.live import LiveProgress
 
     return nullcontext(progress) if progress else LiveProgress(runs)
 

@@ -194,7 +194,7 @@ def compare(
 
 
 def _carry_out(experiments: list[Experiment], fresh: bool) -> None:
-    from fedshift.cli.display import LiveProgress
+    from fedshift.reporting.live import LiveProgress
     from fedshift.reporting.results import Results
     from fedshift.runs import runner
 
@@ -213,7 +213,7 @@ def _carry_out(experiments: list[Experiment], fresh: bool) -> None:
 )
 def resume(path: Annotated[Path, typer.Argument(help="A run folder, or a folder of them.")]) -> None:
     """Carry interrupted runs on, from their last checkpoints to the same bits."""
-    from fedshift.cli.display import LiveProgress
+    from fedshift.reporting.live import LiveProgress
     from fedshift.reporting.results import Results
     from fedshift.runs import runner
     from fedshift.runs.folder import find

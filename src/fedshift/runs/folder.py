@@ -1,0 +1,188 @@
+"""A run is a folder: what was asked for, what happened, and all that is needed to go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from filelock import FileLock, Timeout
+
+from fedshift.core.messages import Tensors, pack
+from fedshift.errors import FedshiftError
+from fedshift.experiment import Experiment
+from fedshift.runs import files
+
+Record = dict[str, Any]
+STARTED = frozenset({"environment.json", ".lock"})  # all there is when a run was killed before it began
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The files of one run.
+
+    experiment.toml is the resolved experiment; records.jsonl has one line for each evaluation and never
+    a time, so that equal runs have equal records; timings.jsonl has the times; messages.json says what crossed
+    the wire; summary.json is written last.
+    """
+
+    path: Path
+
+    @property
+    def experiment_file(self) -> Path:
+        """The resolved experiment."""
+        return self.path / "experiment.toml"
+
+    @property
+    def checkpoint_file(self) -> Path:
+        """The newest checkpoint."""
+        return self.path / "checkpoint.safetensors"
+
+    @property
+    def weights_file(self) -> Path:
+        """The final tensors: shared ones by name, each client's under ``client.<id>.``."""
+        return self.path / "weights.safetensors"
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run was carried to its end."""
+        return (self.path / "summary.json").is_file()
+
+    @classmethod
+    def create(cls, experiment: Experiment, path: Path) -> RunFolder:
+        """Make the folder of a new run.
+
+        Raises:
+            FedshiftError: it exists; nothing is ever overwritten.
+        """
+        folder = cls(path)
+        if path.exists() and any(entry.name not in STARTED for entry in path.iterdir()):
+            state = "is finished" if folder.finished else "has begun"
+            fix = "fedshift report" if folder.finished else "fedshift resume"
+            raise FedshiftError(
+                f"The run folder '{path}' exists and is not overwritten; its run {state}. "
+                f"Use `{fix} {path}`, or another --set name=... or run.out=..."
+            )
+        files.make_folder(path)
+        files.write(path / "environment.json", json.dumps(environment(), indent=2))
+        files.write(folder.experiment_file, tomli_w.dumps(experiment.table()))
+        return folder
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """A run folder that is there.
+
+        Raises:
+            FedshiftError: it is no run folder.
+        """
+        folder = cls(path)
+        if not folder.experiment_file.is_file():
+            raise FedshiftError(f"'{path}' is no run folder: it has no experiment.toml.")
+        return folder
+
+    def table(self) -> dict[str, Any]:
+        """The resolved experiment as a table."""
+        try:
+            return tomllib.loads(self.experiment_file.read_text(encoding="utf-8"))
+        except (OSError, tomllib.TOMLDecodeError) as error:
+            raise FedshiftError(f"'{self.experiment_file}' cannot be read ({error}).") from error
+
+    def experiment(self) -> Experiment:
+        """The resolved experiment."""
+        return Experiment.from_table(self.table())
+
+    def records(self) -> list[Record]:
+        """Every whole record; the last line may have been cut off by a crash."""
+        path = self.path / "records.jsonl"
+        if not path.is_file():
+            return []
+        *lines, _unfinished = path.read_text(encoding="utf-8").split("\n")
+        try:
+            return [json.loads(line) for line in lines]
+        except json.JSONDecodeError as error:
+            raise FedshiftError(f"'{path}' holds a line that is no JSON ({error}).") from error
+
+    def record(self, record: Record) -> None:
+        """Add a record."""
+        files.append(self.path / "records.jsonl", json.dumps(record))
+
+    def rewind(self, position: int) -> None:
+        """Drop the records of rounds after a checkpoint, which will be made again, and half-written files."""
+        for leftover in self.path.glob(".*.new"):
+            leftover.unlink()
+        kept = [record for record in self.records() if record["position"] <= position]
+        files.write(self.path / "records.jsonl", "".join(json.dumps(record) + "\n" for record in kept))
+
+    def timing(self, timing: Record) -> None:
+        """Add what a stretch of rounds took."""
+        files.append(self.path / "timings.jsonl", json.dumps(timing))
+
+    def write_json(self, name: str, value: Any) -> None:
+        """Write a JSON file."""
+        files.write(self.path / name, json.dumps(value, indent=2) + "\n")
+
+    def write_weights(self, tensors: Tensors) -> None:
+        """Write the final tensors."""
+        files.write(self.weights_file, pack(tensors))
+
+    def read_json(self, name: str) -> Any:
+        """Read a JSON file, or None where there is none yet."""
+        path = self.path / name
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes from running the same run.
+
+        Raises:
+            FedshiftError: one is running it now.
+        """
+        lock = FileLock(self.path / ".lock", timeout=0)
+        try:
+            lock.acquire()
+        except Timeout:
+            raise FedshiftError(f"Another process is running '{self.path}'; wait for it.") from None
+        try:
+            yield
+        finally:
+            lock.release()
+
+
+def find(path: Path) -> list[RunFolder]:
+    """The run folders at or below a path, sorted.
+
+    Raises:
+        FedshiftError: there is none.
+    """
+    found = [RunFolder(file.parent) for file in sorted(path.rglob("experiment.toml"))] if path.is_dir() else []
+    if not found:
+        raise FedshiftError(f"There is no run folder at or below '{path}'.")
+    return found
+
+
+def environment() -> dict[str, Any]:
+    """The versions and the machine that a run was made with."""
+    import torch
+
+    packages = ("fedshift", "torch", "numpy", "safetensors", "transformers", "kornia", "mlxtend")
+    versions = {}
+    for package in packages:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = "not installed"
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "packages": versions,
+    }

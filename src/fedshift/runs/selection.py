@@ -1,0 +1,63 @@
+"""Which round's result is reported: rules with names, made from records only.
+
+``last`` is the headline. ``source_validation`` may be used to choose. ``target_best`` looks at the test data, so
+it is an oracle, only ever shown beside the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fedshift.errors import FedshiftError
+from fedshift.runs.folder import Record
+
+ORACLES = ("target_best",)
+
+
+def mean_accuracy(record: Record, role: str) -> float:
+    """The mean accuracy over a record's environments of one role, each environment with equal weight."""
+    accuracies: list[float] = [row["accuracy"] for row in record["environments"] if row["role"] == role]
+    return sum(accuracies) / len(accuracies)
+
+
+def last(records: Sequence[Record]) -> Record:
+    """The last evaluation."""
+    return records[-1]
+
+
+def source_validation(records: Sequence[Record]) -> Record:
+    """The evaluation with the best mean accuracy on validation environments; the earliest of equals."""
+    return max(records, key=lambda record: mean_accuracy(record, "validation"))
+
+
+def target_best(records: Sequence[Record]) -> Record:
+    """An oracle: the evaluation with the best mean accuracy on test environments."""
+    return max(records, key=lambda record: mean_accuracy(record, "test"))
+
+
+RULES: dict[str, Callable[[Sequence[Record]], Record]] = {
+    "last": last,
+    "source_validation": source_validation,
+    "target_best": target_best,
+}
+
+
+def summary(records: Sequence[Record]) -> dict[str, Any]:
+    """The round and the mean accuracies that each rule selects.
+
+    Raises:
+        FedshiftError: there is no record.
+    """
+    if not records:
+        raise FedshiftError("The run has no records yet.")
+    chosen = {name: rule(records) for name, rule in RULES.items()}
+    return {
+        name: {
+            "position": record["position"],
+            "test": mean_accuracy(record, "test"),
+            "validation": mean_accuracy(record, "validation"),
+            "oracle": name in ORACLES,
+        }
+        for name, record in chosen.items()
+    }

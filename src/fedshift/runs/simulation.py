@@ -1,0 +1,289 @@
+"""One run from data to records: the rounds of a method on one machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+
+import torch
+
+from fedshift.core.contract import Exchange, ServerState, Stage, tensor_scopes
+from fedshift.core.messages import Message, Tensors, Up
+from fedshift.core.net import Net, batch_norms
+from fedshift.core.state import ClientState, ClientStore, MemoryStore
+from fedshift.core.streams import Streams
+from fedshift.data.dataset import Dataset, DomainData
+from fedshift.data.federation import Client, Environment, Federation
+from fedshift.engines.engine import Job, Moment, Score
+from fedshift.engines.sequential import Sequential
+from fedshift.errors import FedshiftError
+from fedshift.experiment import Experiment
+from fedshift.models.model import ModelSpec
+from fedshift.runs.checkpoint import Checkpoint
+from fedshift.runs.folder import Record, RunFolder
+from fedshift.runs.progress import Outlook, Progress
+from fedshift.runs.selection import summary
+
+
+class Simulation:
+    """Everything of one run in memory: federation, model, method, engine and state."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        """Load the data and build the model.
+
+        Raises:
+            FedshiftError: the experiment cannot be run; the message says why.
+        """
+        self.experiment = experiment
+        self.method = experiment.method
+        self.streams = Streams(experiment.seed)
+        self.device = choose_device(experiment.run.device)
+        self.federation = self._federation()
+        self.spec = ModelSpec(experiment.model, self.federation.shape, len(self.federation.classes), self.streams)
+        parts = self.method.parts(self.spec)
+        self.scopes = tensor_scopes(self.method, parts)
+        self.stages = self.method.stages(experiment.train.rounds)
+        self.engine = Sequential(
+            self.method,
+            self.spec,
+            parts,
+            self.federation.inputs,
+            experiment.train,
+            experiment.evaluate,
+            self.streams,
+            self.device,
+        )
+        self.notes = self._notes()
+        initial = {
+            name: tensor.detach().clone().to(self.device)
+            for name, tensor in Net({name: part.module for name, part in parts.items()}).tensors()
+        }
+        self.server = ServerState(*(self._of_scope(initial, scope) for scope in ("shared", "down", "server")))
+        self.initial_client = self._of_scope(initial, "client")
+        self.store: ClientStore = MemoryStore()
+        self.position = self.bytes_down = self.bytes_up = 0
+        self._terms: dict[str, dict[str, float]] = {}
+        self.messages: dict[str, dict[str, Message]] = {}
+
+    def _federation(self) -> Federation:
+        data = load_data(self.experiment.data, self.experiment.seed)
+        federation = self.experiment.protocol.federate(data, self.experiment.data.inputs(), self.streams)
+        federation = self.method.federation(federation)
+        batch = self.experiment.train.batch
+        for client in federation.clients:
+            if len(client.train) < batch:
+                raise FedshiftError(
+                    f"Client '{client.name}' has {len(client.train)} training images, fewer than a batch of {batch}: "
+                    f"--set train.batch={max(1, len(client.train))} or less"
+                )
+        return federation.to(self.device)
+
+    def _of_scope(self, tensors: Tensors, scope: str) -> dict[str, torch.Tensor]:
+        return {name: tensor for name, tensor in tensors.items() if self.scopes[name] == scope}
+
+    def _notes(self) -> list[str]:
+        """What a reader of the results must know."""
+        has_batch_norm = any(True for module in self.engine.net.parts.values() for _ in batch_norms(module))
+        if self.method.bn != "shared" and not has_batch_norm:
+            return [
+                f"{self.experiment.method_name}: the model has no batch norm, so bn = '{self.method.bn}' changes nothing "
+                "(for the model 'cnn': --set model.batch_norm=true)"
+            ]
+        return []
+
+    # Rounds -------------------------------------------------------------------------------------
+
+    @property
+    def rounds(self) -> int:
+        """All rounds, over all stages."""
+        return sum(stage.rounds for stage in self.stages)
+
+    @property
+    def cohort(self) -> int:
+        """How many clients take part in a round."""
+        return max(1, round(self.experiment.train.participation * len(self.federation.clients)))
+
+    def moments(self) -> Iterator[Moment]:
+        """Every round of the run, in order."""
+        for stage in self.stages:
+            for number in range(1, stage.rounds + 1):
+                yield Moment(stage, number)
+
+    def advance(self, moment: Moment, progress: Progress) -> None:
+        """Carry out one round: select a cohort, then make every exchange with it."""
+        by_id = {client.id: client for client in self.federation.clients}
+        generator = self.streams.generator("selection", *moment.key)
+        chosen = sorted(self.method.select(self.server, sorted(by_id), self.cohort, generator))
+        cohort = [by_id[client] for client in dict.fromkeys(chosen)]
+        self._terms = {}
+        for exchange in moment.stage.exchanges:
+            ups = self.exchange(exchange, moment, cohort, progress)
+            self.server = exchange.merge(self.server, [(client, ups[client]) for client in chosen])
+        self.position += 1
+
+    def exchange(
+        self, exchange: Exchange, moment: Moment, cohort: Sequence[Client], progress: Progress
+    ) -> dict[int, Up]:
+        """Send each client its Down, let it work, store what it keeps, and collect the Ups by client id."""
+        jobs = [Job(client, exchange.send(self.server, client.id), self._state(client.id)) for client in cohort]
+        self.bytes_down += sum(job.down.nbytes for job in jobs)
+        ups = {}
+        for job, outcome in zip(jobs, self.engine.train(exchange, moment, jobs), strict=True):
+            ups[outcome.client] = outcome.up
+            self.bytes_up += outcome.up.nbytes
+            self.store.put(outcome.client, outcome.state)
+            self._terms.setdefault(job.client.name, {}).update(outcome.terms)
+            progress.steps(outcome.steps)
+        self.messages.setdefault(exchange.name, {"down": jobs[0].down, "up": ups[jobs[0].client.id]})
+        return ups
+
+    def _state(self, client: int) -> ClientState:
+        return self.store.get(client) or ClientState(self.initial_client)
+
+    # Scores -------------------------------------------------------------------------------------
+
+    def evaluate(self, moment: Moment) -> Record:
+        """Score every environment; the record says which model was used on whose data."""
+        scored = []
+        for environment in self.federation.environments:
+            models = self.models(environment)
+            scores = [self.engine.score(model, environment, moment) for model in models]
+            scored.append(self._row(environment, scores))
+        return {
+            "position": self.position,
+            "stage": moment.stage.name,
+            "round": moment.round,
+            "bytes_down": self.bytes_down,
+            "bytes_up": self.bytes_up,
+            "terms": self._terms,
+            "environments": scored,
+        }
+
+    def models(self, environment: Environment) -> list[Tensors]:
+        """The tensors of each model that is scored on an environment.
+
+        A client is scored with what the server would send it and what it keeps; a client that never
+        trained with the shared tensors and what the method gives an unseen client.
+        """
+        if environment.client is not None:
+            sent = self.method.send(self.server, environment.client)
+            return [{**sent, **self._state(environment.client).tensors}]
+        shared = {**self.server.shared, **self.server.down}
+        if not self.initial_client:
+            return [shared]
+        trained = [state.tensors for _, state in self.store.items()]
+        return [{**shared, **own} for own in self.method.unseen(trained or [self.initial_client])]
+
+    def _row(self, environment: Environment, scores: list[Score]) -> Record:
+        own = "global" if not self.initial_client else "own" if environment.client is not None else "unseen"
+        return {
+            "environment": environment.name,
+            "role": environment.role,
+            "model": own,
+            "models": len(scores),
+            "accuracy": sum(score.accuracy for score in scores) / len(scores),
+            "loss": sum(score.loss for score in scores) / len(scores),
+            "n": scores[0].n,
+        }
+
+    # A whole run --------------------------------------------------------------------------------
+
+    def run(self, folder: RunFolder, progress: Progress) -> None:
+        """Carry the run to its end, from its last checkpoint if there is one."""
+        with folder.locked():
+            self._restore(folder)
+            progress.begin(Outlook(folder.path.name, self.rounds, self.position))
+            folder.rewind(self.position)
+            started, steps_from = time.perf_counter(), self.position
+            for index, moment in enumerate(self.moments(), start=1):
+                if index <= self.position:
+                    continue
+                self.advance(moment, progress)
+                progress.round(self.position, self.bytes_down, self.bytes_up)
+                self._keep(folder, moment, progress)
+                if self._due(self.experiment.evaluate.every):
+                    now = time.perf_counter()
+                    folder.timing({"from": steps_from, "to": self.position, "seconds": round(now - started, 3)})
+                    started, steps_from = now, self.position
+            self._finish(folder)
+        progress.end()
+
+    def _due(self, every: int) -> bool:
+        return self.position % every == 0 or self.position == self.rounds
+
+    def _keep(self, folder: RunFolder, moment: Moment, progress: Progress) -> None:
+        """Write what this round leaves behind; records come first, so that no checkpoint is ahead of them."""
+        if self.position == 1 or folder.read_json("messages.json") is None:
+            folder.write_json("messages.json", self._declared())
+        if self._due(self.experiment.evaluate.every):
+            record = self.evaluate(moment)
+            folder.record(record)
+            progress.evaluated(record)
+        if self._due(self.experiment.run.checkpoint_every):
+            self._checkpoint().save(folder.checkpoint_file)
+
+    def _declared(self) -> Record:
+        """What crosses the wire, for whoever must explain it: names, types, shapes and bytes."""
+        return {
+            exchange: {
+                direction: {
+                    "bytes": message.nbytes,
+                    "tensors": {
+                        name: f"{str(dtype).removeprefix('torch.')} {list(shape)}"
+                        for name, dtype, shape in message.signature
+                    },
+                }
+                for direction, message in both.items()
+            }
+            for exchange, both in self.messages.items()
+        }
+
+    def _checkpoint(self) -> Checkpoint:
+        return Checkpoint(
+            self.experiment.fingerprint,
+            self.position,
+            self.bytes_down,
+            self.bytes_up,
+            self.server,
+            dict(self.store.items()),
+        )
+
+    def _restore(self, folder: RunFolder) -> None:
+        if not folder.checkpoint_file.is_file():
+            return
+        checkpoint = Checkpoint.load(folder.checkpoint_file, self.experiment.fingerprint, self.device)
+        self.position, self.server = checkpoint.position, checkpoint.server
+        self.bytes_down, self.bytes_up = checkpoint.bytes_down, checkpoint.bytes_up
+        for client, state in checkpoint.clients.items():
+            self.store.put(client, state)
+
+    def _finish(self, folder: RunFolder) -> None:
+        tensors = dict(self.server.shared)
+        for client, state in self.store.items():
+            tensors |= {f"client.{client}.{name}": tensor for name, tensor in state.tensors.items()}
+        folder.write_weights(tensors)
+        folder.write_json("summary.json", {**summary(folder.records()), "notes": self.notes})
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of a name; 'auto' is the accelerator if there is one, else the CPU.
+
+    Raises:
+        FedshiftError: there is no such device here.
+    """
+    if name == "auto":
+        return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise FedshiftError(f"run.device = '{name}' is not usable here ({reason}); try auto or cpu.") from error
+    return device
+
+
+@lru_cache(maxsize=1)
+def load_data(dataset: Dataset, seed: int) -> DomainData:
+    """A data set in memory; the last one is kept for the next run of a grid."""
+    return dataset.load(Streams(seed))
