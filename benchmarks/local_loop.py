@@ -53,7 +53,7 @@ class Fedshift:
 
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
-        self.moments = simulation.moments()
+        self.moments = iter(simulation.moments())
 
     def round(self) -> None:
         """One round of FedAvg."""

@@ -50,6 +50,6 @@ def make(tiny_document: dict[str, Any]) -> Make:
 def simulate(experiment: Experiment, rounds: int | None = None) -> Simulation:
     """Carry out a run's rounds in memory."""
     simulation = Simulation(experiment)
-    for moment in list(simulation.moments())[:rounds]:
+    for moment in simulation.moments()[:rounds]:
         simulation.advance(moment, Progress())
     return simulation

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from fedshift.catalogue import DATASETS, METHODS, MODELS, PROTOCOLS
 from fedshift.cli.app import app
-from fedshift.reporting.live import LiveProgress
 from fedshift.grid import expand
+from fedshift.reporting.live import LiveProgress
 from fedshift.runs import runner
 
 RUNNER = CliRunner()

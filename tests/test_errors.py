@@ -122,7 +122,7 @@ def test_a_loss_that_is_not_finite_names_its_place_and_keeps_the_checkpoint(make
     simulation = Simulation(experiment)
     folder = RunFolder.create(experiment, runner.run_path(experiment))
     with pytest.raises(FedshiftError, match=r"client 'gray', round 5, phase 'train', step 1") as caught:
-        simulation.run(folder, StopAt(simulation))
+        runner.carry_out(simulation, folder, StopAt(simulation))
     assert "train.lr=0.01" in str(caught.value)
     runner.resume(folder, Progress())  # the data are sound again, and the checkpoint of round 3 was kept
     assert folder.finished

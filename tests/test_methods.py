@@ -58,7 +58,7 @@ def test_every_method_runs_two_rounds_and_is_scored(make: Make, name: str, proto
 def test_every_trainable_part_receives_a_gradient(make: Make, name: str):
     simulation = Simulation(make({"method.name": name, "method.optimiser_state": "kept"} | CNN_WITH_BN))
     parameters = {full_name for full_name, _ in simulation.engine.net.parameters()}
-    simulation.advance(next(simulation.moments()), Progress())
+    simulation.advance(simulation.moments()[0], Progress())
     for _, state in simulation.store.items():
         moved = {
             parameter
@@ -74,7 +74,7 @@ def test_a_canary_in_client_state_never_leaves(make: Make, name: str):
     """Client tensors hold a value found nowhere else: it, what training makes of it, and its names stay home."""
     experiment = make({"method.name": name, "method.bn": "local"} | CNN_WITH_BN)
     simulation = Simulation(experiment)
-    moment = next(simulation.moments())
+    moment = simulation.moments()[0]
     (exchange,) = moment.stage.exchanges
     canary = 0.7654321
     for client in simulation.federation.clients:
@@ -174,7 +174,7 @@ def test_kept_moments_make_rounds_of_one_step_plain_momentum_sgd(make: Make):
 @pytest.mark.parametrize("bn", ["shared", "local", "reestimate"])
 def test_batch_norm_buffers_are_averaged_unless_local(make: Make, bn: str):
     simulation = Simulation(make({"method.bn": bn} | CNN_WITH_BN))
-    moment = next(simulation.moments())
+    moment = simulation.moments()[0]
     (exchange,) = moment.stage.exchanges
     ups = simulation.exchange(exchange, moment, list(simulation.federation.clients), Progress())
     name = "encoder.1.running_mean"
@@ -212,7 +212,7 @@ def test_samples_are_sent_only_where_they_weigh(make: Make):
 def test_single_sends_nothing_and_a_target_is_scored_with_every_model(make: Make):
     simulation = simulate(make({"method.name": "single"}))
     assert simulation.bytes_down == simulation.bytes_up == 0
-    record = simulation.evaluate(list(simulation.moments())[-1])
+    record = simulation.evaluate(simulation.moments()[-1])
     target = next(row for row in record["environments"] if row["role"] == "test")
     assert (target["model"], target["models"]) == ("unseen", 2)
 
@@ -221,7 +221,7 @@ def test_single_equals_a_federation_of_one(make: Make):
     """Each client's model is what centralised training on its data alone gives."""
     simulation = simulate(make({"method.name": "single"}))
     alone = Simulation(make({"method.name": "single"}))
-    moment, *later = list(alone.moments())
+    moment, *later = alone.moments()
     (exchange,) = moment.stage.exchanges
     for each in (moment, *later):
         alone.exchange(exchange, each, [alone.federation.clients[1]], Progress())
@@ -253,7 +253,7 @@ def test_reestimated_batch_norm_undoes_brightness(make: Make, bn: str):
     Statistics measured on the bright images take exactly that away; those of training do not.
     """
     simulation = simulate(make({"method.bn": bn} | CNN_WITH_BN))
-    moment = next(simulation.moments())
+    moment = simulation.moments()[0]
     known = simulation.federation.environments[0].samples
     bright = Samples(known.x + 5.0, known.y)
     scores = [
@@ -348,7 +348,7 @@ def test_a_client_drawn_twice_works_once_and_weighs_twice(make: Make):
             return [0, 1, 0]
 
     simulation = Simulation(dataclasses.replace(make(), method=WithReplacement()))
-    moment = next(simulation.moments())
+    moment = simulation.moments()[0]
     ups = simulation.exchange(moment.stage.exchanges[0], moment, simulation.federation.clients, Progress())
     expected = (2 * ups[0]["head.weight"] + ups[1]["head.weight"]) / 3
     simulation = Simulation(dataclasses.replace(make(), method=WithReplacement()))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import dataclass
-from itertools import islice
 
 import torch
 
@@ -55,7 +54,7 @@ def estimate(experiment: Experiment) -> Estimate:
     """
     simulation = Simulation(experiment)
     rounds = simulation.rounds
-    warm_up, *timed = islice(simulation.moments(), 2)
+    warm_up, *timed = simulation.moments()[:2]
     simulation.advance(warm_up, Progress())
     down, up = simulation.bytes_down, simulation.bytes_up
     count = _StepCount()

@@ -1,14 +1,18 @@
-"""Carrying out the runs of a grid: finished ones are not repeated, interrupted ones go on."""
+"""Carrying out runs in their folders: finished ones are not repeated, interrupted ones go on."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedshift.engines.engine import Moment
 from fedshift.errors import FedshiftError
 from fedshift.experiment import Experiment
-from fedshift.runs.folder import RunFolder
-from fedshift.runs.progress import Progress
+from fedshift.runs.checkpoint import Checkpoint
+from fedshift.runs.folder import Record, RunFolder
+from fedshift.runs.progress import Outlook, Progress
+from fedshift.runs.selection import summary
 from fedshift.runs.simulation import Simulation
 
 
@@ -25,7 +29,7 @@ def start(experiment: Experiment, progress: Progress) -> RunFolder:
     """
     simulation = Simulation(experiment)
     folder = RunFolder.create(experiment, run_path(experiment))
-    simulation.run(folder, progress)
+    carry_out(simulation, folder, progress)
     return folder
 
 
@@ -34,7 +38,7 @@ def resume(folder: RunFolder, progress: Progress) -> None:
     if folder.finished:
         progress.reused(folder.path.name)
         return
-    Simulation(folder.experiment()).run(folder, progress)
+    carry_out(Simulation(folder.experiment()), folder, progress)
 
 
 def run_all(experiments: Sequence[Experiment], progress: Progress) -> list[RunFolder]:
@@ -55,3 +59,79 @@ def run_all(experiments: Sequence[Experiment], progress: Progress) -> list[RunFo
             folder = start(experiment, progress)
         folders.append(folder)
     return folders
+
+
+def carry_out(simulation: Simulation, folder: RunFolder, progress: Progress) -> None:
+    """Carry a run to its end, from the folder's last checkpoint if there is one."""
+    options, evaluate = simulation.experiment.run, simulation.experiment.evaluate
+    with folder.locked():
+        if folder.checkpoint_file.is_file():
+            fingerprint = simulation.experiment.fingerprint
+            simulation.restore(Checkpoint.load(folder.checkpoint_file, fingerprint, simulation.device))
+        progress.begin(Outlook(folder.path.name, simulation.rounds, simulation.position))
+        folder.rewind(simulation.position)
+        stopwatch = _Stopwatch(simulation.position)
+        declared = 0
+        for moment in simulation.moments()[simulation.position :]:
+            simulation.advance(moment, progress)
+            progress.round(simulation.position, simulation.bytes_down, simulation.bytes_up)
+            if len(simulation.messages) > declared:
+                folder.write_json("messages.json", declaration(simulation))
+                declared = len(simulation.messages)
+            # Records first, so that no checkpoint is ahead of them.
+            if _due(simulation, evaluate.every):
+                _score(simulation, moment, folder, progress)
+                folder.timing(stopwatch.lap(simulation.position))
+            if _due(simulation, options.checkpoint_every):
+                simulation.checkpoint().save(folder.checkpoint_file)
+        _finish(simulation, folder)
+    progress.end()
+
+
+def _due(simulation: Simulation, every: int) -> bool:
+    return simulation.position % every == 0 or simulation.position == simulation.rounds
+
+
+def _score(simulation: Simulation, moment: Moment, folder: RunFolder, progress: Progress) -> None:
+    record = simulation.evaluate(moment)
+    folder.record(record)
+    progress.evaluated(record)
+
+
+def _finish(simulation: Simulation, folder: RunFolder) -> None:
+    tensors = dict(simulation.server.shared)
+    for client, state in simulation.store.items():
+        tensors |= {f"client.{client}.{name}": tensor for name, tensor in state.tensors.items()}
+    folder.write_weights(tensors)
+    folder.write_json("summary.json", {**summary(folder.records()), "notes": simulation.notes})
+
+
+def declaration(simulation: Simulation) -> Record:
+    """What crosses the wire, for whoever must explain it: names, types, shapes and bytes of each message."""
+    return {
+        exchange: {
+            direction: {
+                "bytes": message.nbytes,
+                "tensors": {
+                    name: f"{str(dtype).removeprefix('torch.')} {list(shape)}"
+                    for name, dtype, shape in message.signature
+                },
+            }
+            for direction, message in both.items()
+        }
+        for exchange, both in simulation.messages.items()
+    }
+
+
+class _Stopwatch:
+    """Times stretches of rounds."""
+
+    def __init__(self, position: int) -> None:
+        self._position, self._started = position, time.perf_counter()
+
+    def lap(self, position: int) -> Record:
+        """The stretch since the last lap, and start a new one."""
+        now = time.perf_counter()
+        stretch = {"from": self._position, "to": position, "seconds": round(now - self._started, 3)}
+        self._position, self._started = position, now
+        return stretch

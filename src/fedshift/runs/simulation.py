@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
 
-from fedshift.core.contract import Exchange, ServerState, Stage, tensor_scopes
+from fedshift.core.contract import Exchange, ServerState, tensor_scopes
 from fedshift.core.messages import Message, Tensors, Up
 from fedshift.core.net import Net, batch_norms
 from fedshift.core.state import ClientState, ClientStore, MemoryStore
@@ -21,13 +20,19 @@ from fedshift.errors import FedshiftError
 from fedshift.experiment import Experiment
 from fedshift.models.model import ModelSpec
 from fedshift.runs.checkpoint import Checkpoint
-from fedshift.runs.folder import Record, RunFolder
-from fedshift.runs.progress import Outlook, Progress
-from fedshift.runs.selection import summary
+from fedshift.runs.folder import Record
+from fedshift.runs.progress import Progress
 
 
 class Simulation:
-    """Everything of one run in memory: federation, model, method, engine and state."""
+    """Everything of one run in memory: federation, model, method, engine and state.
+
+    Attributes:
+        position: how many rounds are done, over all stages.
+        bytes_down: bytes sent to clients so far.
+        bytes_up: bytes sent by clients so far.
+        messages: the first Down and Up of every exchange.
+    """
 
     def __init__(self, experiment: Experiment) -> None:
         """Load the data and build the model.
@@ -63,8 +68,8 @@ class Simulation:
         self.initial_client = self._of_scope(initial, "client")
         self.store: ClientStore = MemoryStore()
         self.position = self.bytes_down = self.bytes_up = 0
-        self._terms: dict[str, dict[str, float]] = {}
         self.messages: dict[str, dict[str, Message]] = {}
+        self._terms: dict[str, dict[str, float]] = {}
 
     def _federation(self) -> Federation:
         data = load_data(self.experiment.data, self.experiment.seed)
@@ -87,8 +92,8 @@ class Simulation:
         has_batch_norm = any(True for module in self.engine.net.parts.values() for _ in batch_norms(module))
         if self.method.bn != "shared" and not has_batch_norm:
             return [
-                f"{self.experiment.method_name}: the model has no batch norm, so bn = '{self.method.bn}' changes nothing "
-                "(for the model 'cnn': --set model.batch_norm=true)"
+                f"{self.experiment.method_name}: the model has no batch norm, so bn = '{self.method.bn}' changes "
+                "nothing (for the model 'cnn': --set model.batch_norm=true)"
             ]
         return []
 
@@ -104,11 +109,9 @@ class Simulation:
         """How many clients take part in a round."""
         return max(1, round(self.experiment.train.participation * len(self.federation.clients)))
 
-    def moments(self) -> Iterator[Moment]:
+    def moments(self) -> list[Moment]:
         """Every round of the run, in order."""
-        for stage in self.stages:
-            for number in range(1, stage.rounds + 1):
-                yield Moment(stage, number)
+        return [Moment(stage, number) for stage in self.stages for number in range(1, stage.rounds + 1)]
 
     def advance(self, moment: Moment, progress: Progress) -> None:
         """Carry out one round: select a cohort, then make every exchange with it."""
@@ -140,6 +143,24 @@ class Simulation:
 
     def _state(self, client: int) -> ClientState:
         return self.store.get(client) or ClientState(self.initial_client)
+
+    def checkpoint(self) -> Checkpoint:
+        """Everything that changes over time, as it is now."""
+        return Checkpoint(
+            self.experiment.fingerprint,
+            self.position,
+            self.bytes_down,
+            self.bytes_up,
+            self.server,
+            dict(self.store.items()),
+        )
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go back (or on) to a checkpoint."""
+        self.position, self.server = checkpoint.position, checkpoint.server
+        self.bytes_down, self.bytes_up = checkpoint.bytes_down, checkpoint.bytes_up
+        for client, state in checkpoint.clients.items():
+            self.store.put(client, state)
 
     # Scores -------------------------------------------------------------------------------------
 
@@ -186,84 +207,6 @@ class Simulation:
             "loss": sum(score.loss for score in scores) / len(scores),
             "n": scores[0].n,
         }
-
-    # A whole run --------------------------------------------------------------------------------
-
-    def run(self, folder: RunFolder, progress: Progress) -> None:
-        """Carry the run to its end, from its last checkpoint if there is one."""
-        with folder.locked():
-            self._restore(folder)
-            progress.begin(Outlook(folder.path.name, self.rounds, self.position))
-            folder.rewind(self.position)
-            started, steps_from = time.perf_counter(), self.position
-            for index, moment in enumerate(self.moments(), start=1):
-                if index <= self.position:
-                    continue
-                self.advance(moment, progress)
-                progress.round(self.position, self.bytes_down, self.bytes_up)
-                self._keep(folder, moment, progress)
-                if self._due(self.experiment.evaluate.every):
-                    now = time.perf_counter()
-                    folder.timing({"from": steps_from, "to": self.position, "seconds": round(now - started, 3)})
-                    started, steps_from = now, self.position
-            self._finish(folder)
-        progress.end()
-
-    def _due(self, every: int) -> bool:
-        return self.position % every == 0 or self.position == self.rounds
-
-    def _keep(self, folder: RunFolder, moment: Moment, progress: Progress) -> None:
-        """Write what this round leaves behind; records come first, so that no checkpoint is ahead of them."""
-        if self.position == 1 or folder.read_json("messages.json") is None:
-            folder.write_json("messages.json", self._declared())
-        if self._due(self.experiment.evaluate.every):
-            record = self.evaluate(moment)
-            folder.record(record)
-            progress.evaluated(record)
-        if self._due(self.experiment.run.checkpoint_every):
-            self._checkpoint().save(folder.checkpoint_file)
-
-    def _declared(self) -> Record:
-        """What crosses the wire, for whoever must explain it: names, types, shapes and bytes."""
-        return {
-            exchange: {
-                direction: {
-                    "bytes": message.nbytes,
-                    "tensors": {
-                        name: f"{str(dtype).removeprefix('torch.')} {list(shape)}"
-                        for name, dtype, shape in message.signature
-                    },
-                }
-                for direction, message in both.items()
-            }
-            for exchange, both in self.messages.items()
-        }
-
-    def _checkpoint(self) -> Checkpoint:
-        return Checkpoint(
-            self.experiment.fingerprint,
-            self.position,
-            self.bytes_down,
-            self.bytes_up,
-            self.server,
-            dict(self.store.items()),
-        )
-
-    def _restore(self, folder: RunFolder) -> None:
-        if not folder.checkpoint_file.is_file():
-            return
-        checkpoint = Checkpoint.load(folder.checkpoint_file, self.experiment.fingerprint, self.device)
-        self.position, self.server = checkpoint.position, checkpoint.server
-        self.bytes_down, self.bytes_up = checkpoint.bytes_down, checkpoint.bytes_up
-        for client, state in checkpoint.clients.items():
-            self.store.put(client, state)
-
-    def _finish(self, folder: RunFolder) -> None:
-        tensors = dict(self.server.shared)
-        for client, state in self.store.items():
-            tensors |= {f"client.{client}.{name}": tensor for name, tensor in state.tensors.items()}
-        folder.write_weights(tensors)
-        folder.write_json("summary.json", {**summary(folder.records()), "notes": self.notes})
 
 
 def choose_device(name: str) -> torch.device:
