@@ -210,6 +210,16 @@ def test_a_hub_that_cannot_be_reached_says_what_to_do(monkeypatch: pytest.Monkey
         RotatedMNIST(path="hub").load(Streams(0))
 
 
+def test_mnist_from_the_hub(monkeypatch: pytest.MonkeyPatch):
+    """The hub's columns are PIL images and labels."""
+    import datasets
+
+    rows = {"image": [Image.new("L", (28, 28), 10 * digit) for digit in range(10)], "label": list(range(10))}
+    monkeypatch.setattr(datasets, "load_dataset", lambda path, split: datasets.Dataset.from_dict(rows))
+    data = RotatedMNIST(path="hub", images_per_class=1, angles=(0,)).load(Streams(0))
+    assert (data.x[:, 0, 14, 14] * 255).round().int().tolist() == [10 * digit for digit in range(10)]
+
+
 # Partitions -------------------------------------------------------------------------------------
 
 

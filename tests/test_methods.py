@@ -167,8 +167,25 @@ def test_kept_moments_make_rounds_of_one_step_plain_momentum_sgd(make: Make):
     one_round = simulate(make({**changes, "train.steps": 6, "train.rounds": 1}))
     for name, tensor in kept.server.shared.items():
         torch.testing.assert_close(tensor, one_round.server.shared[name], rtol=1e-6, atol=1e-7)
-    fresh = simulate(make(changes))
+    fresh = simulate(make({**changes, "method.optimiser_state": "fresh"}))
     assert not torch.allclose(fresh.server.shared["head.weight"], kept.server.shared["head.weight"])
+
+
+@pytest.mark.parametrize(
+    ("state", "kept"),
+    [
+        ("by_scope", {"encoder.1.weight", "encoder.1.bias"}),
+        ("fresh", set()),
+        ("kept", {"encoder.0.weight", "head.bias"}),
+    ],
+)
+def test_moments_are_kept_by_scope_unless_said_otherwise(make: Make, state: str, kept: set[str]):
+    """With local batch norm, its moments stay by default and those of shared tensors start fresh."""
+    simulation = simulate(make({"method.bn": "local", "method.optimiser_state": state} | CNN_WITH_BN), rounds=1)
+    client = simulation.store.get(0)
+    assert client is not None
+    names = set(client.moments["train.train"])
+    assert ("encoder.0.weight" in names, "encoder.1.weight" in names) == (shared, local)
 
 
 @pytest.mark.parametrize("bn", ["shared", "local", "reestimate"])

@@ -33,7 +33,8 @@ def print_list(kind: str) -> None:
         else:
             lines = {name: _first_line(KINDS[one].get(name)) for name in KINDS[one]}
         for name, line in lines.items():
-            table.add_row(f"[bold]{name}[/bold]", line)
+            paper = METHODS.get(name).paper if one == "methods" else ""
+            table.add_row(f"[bold]{name}[/bold]", line, f"[dim]{paper}[/dim]")
         console.print(table)
         console.print()
 

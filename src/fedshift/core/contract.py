@@ -149,17 +149,20 @@ class Method(Spec):
 
     Attributes:
         presets: published settings, by the data set's name.
+        paper: where the method comes from.
     """
 
     presets: ClassVar[dict[str, dict[str, object]]] = {}
-    reference: ClassVar[str] = ""
+    paper: ClassVar[str] = ""
 
     weighting: Literal["uniform", "samples"] = setting(
         "uniform", help="how clients weigh in the average", source="methods differ; all five papers: uniform"
     )
-    optimiser_state: Literal["fresh", "kept"] = setting(
-        "fresh",
-        help="momentum or Adam moments of shared parts from round to round; those of client parts are kept",
+    optimiser_state: Literal["by_scope", "fresh", "kept"] = setting(
+        "by_scope",
+        help="momentum or Adam moments from round to round; by_scope: fresh for what is shared, kept for what "
+        "stays on the client",
+        source="methods differ; FedSR's public code keeps them",
     )
     bn: Literal["shared", "local", "reestimate"] = setting(
         "shared",
@@ -227,6 +230,10 @@ class Method(Spec):
     def reestimates(self, unseen: bool) -> bool:
         """Whether batch-norm statistics are measured again on the inputs that are predicted for."""
         return self.bn == "reestimate"
+
+    def keeps_moments(self, scope: Scope) -> bool:
+        """Whether the optimiser moments of tensors of a scope outlive the round."""
+        return self.optimiser_state == "kept" or (self.optimiser_state == "by_scope" and scope == "client")
 
     def unseen(self, clients: Sequence[Tensors]) -> Sequence[Tensors]:
         """The client tensors with which a client that never trained is predicted for.

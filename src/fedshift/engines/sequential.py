@@ -151,12 +151,11 @@ class Sequential:
     def _kept_moments(
         self, optimiser: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]
     ) -> dict[str, dict[str, Tensor]]:
-        """The moments that outlive the round: all of them, or those of client tensors only."""
-        keep_all = self.method.optimiser_state == "kept"
+        """The moments that outlive the round."""
         return {
             name: {kind: value for kind, value in optimiser.state[parameter].items() if isinstance(value, Tensor)}
             for name, parameter in parameters.items()
-            if parameter in optimiser.state and (keep_all or self.scopes[name] == "client")
+            if parameter in optimiser.state and self.method.keeps_moments(self.scopes[name])
         }
 
     def _means(

@@ -26,7 +26,7 @@ from fedshift.models.model import ModelSpec
 class FedAvg(Method):
     """Each client minimises its own cross-entropy; the server averages the models."""
 
-    reference: ClassVar[str] = "McMahan et al., AISTATS 2017, Algorithm 1"
+    paper: ClassVar[str] = "McMahan et al., AISTATS 2017, Algorithm 1"
 
     def parts(self, spec: ModelSpec) -> dict[str, Part]:
         """An encoder x -> z and a linear head z -> logits, both shared."""

@@ -20,7 +20,7 @@ from fedshift.methods.fedavg import FedAvg
 class FedBN(FedAvg):
     """FedAvg whose batch-norm layers never leave the client."""
 
-    reference: ClassVar[str] = "Li et al., ICLR 2021, Algorithm 1"
+    paper: ClassVar[str] = "Li et al., ICLR 2021, Algorithm 1"
 
     bn: Literal["local"] = setting("local", help="what makes it FedBN: batch norm stays on the client")
     cold: Literal["mean", "reestimate"] = setting(

@@ -24,7 +24,7 @@ from fedshift.methods.fedavg import FedAvg
 class FedProx(FedAvg):
     """FedAvg with a proximal term; mu = 0 is FedAvg."""
 
-    reference: ClassVar[str] = "Li et al., MLSys 2020, Eq. 2"
+    paper: ClassVar[str] = "Li et al., MLSys 2020, Eq. 2"
 
     mu: NonNegative = setting(0.1, help="weight of the proximal term", source="Eq. 2", search=(0.1, 0.5, 0.9))
 

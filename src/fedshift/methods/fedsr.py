@@ -58,7 +58,7 @@ def gaussian_kl(mean: Tensor, sigma: Tensor, to_mean: Tensor, to_sigma: Tensor) 
 class FedSR(FedAvg):
     """FedAvg with two regularisers of the representation: its norm, and what it says of x beyond y."""
 
-    reference: ClassVar[str] = "Nguyen, Lim and Torr, NeurIPS 2022, Eq. 9"
+    paper: ClassVar[str] = "Nguyen, Lim and Torr, NeurIPS 2022, Eq. 9"
     presets: ClassVar[dict[str, dict[str, object]]] = {
         "rotated-mnist": {"l2r": 0.1, "cmi": 0.3},
         "pacs": {"l2r": 0.01, "cmi": 0.001, "l2r_form": "norm"},
@@ -146,7 +146,7 @@ class FedSR(FedAvg):
 class FedL2R(FedSR):
     """FedSR without CMI: a deterministic encoder and the norm of z. With l2r = 0 it is FedAvg."""
 
-    reference: ClassVar[str] = "Nguyen, Lim and Torr, NeurIPS 2022, Eq. 9 with the CMI weight 0"
+    paper: ClassVar[str] = "Nguyen, Lim and Torr, NeurIPS 2022, Eq. 9 with the CMI weight 0"
     presets: ClassVar[dict[str, dict[str, object]]] = {
         "rotated-mnist": {"l2r": 0.1},
         "pacs": {"l2r": 0.01, "l2r_form": "norm"},
@@ -164,7 +164,7 @@ class FedL2R(FedSR):
 class FedCMI(FedSR):
     """FedSR without the norm: the conditional mutual information alone."""
 
-    reference: ClassVar[str] = "Nguyen, Lim and Torr, NeurIPS 2022, Eq. 9 with the L2R weight 0"
+    paper: ClassVar[str] = "Nguyen, Lim and Torr, NeurIPS 2022, Eq. 9 with the L2R weight 0"
     presets: ClassVar[dict[str, dict[str, object]]] = {
         "rotated-mnist": {"cmi": 0.3},
         "pacs": {"cmi": 0.01},

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
+from fedshift.catalogue import setting
 from fedshift.core.contract import Part
 from fedshift.core.messages import Tensors
 from fedshift.data.federation import Federation
@@ -18,11 +19,15 @@ class Centralised(FedAvg):
     """All clients' training data pooled at one place ("All" in the papers' tables).
 
     Choices: one client holds the pooled data and trains ``train.steps`` steps a round, so an equal
-    number of rounds gives it 1/K of the federation's steps; optimiser moments are kept, as nothing
-    interrupts training. Each client's held-out data is still scored apart.
+    number of rounds gives it 1/K of the federation's steps; optimiser moments are kept by default, as
+    nothing interrupts training. Each client's held-out data is still scored apart.
     """
 
-    reference: ClassVar[str] = "the usual upper reference"
+    paper: ClassVar[str] = "the usual upper reference"
+
+    optimiser_state: Literal["by_scope", "fresh", "kept"] = setting(
+        "kept", help="momentum or Adam moments from round to round"
+    )
 
     def federation(self, federation: Federation) -> Federation:
         """The same data with a single client."""
@@ -37,7 +42,7 @@ class Single(FedAvg):
     with every client's model, and the accuracies are averaged.
     """
 
-    reference: ClassVar[str] = "the usual lower reference"
+    paper: ClassVar[str] = "the usual lower reference"
 
     def parts(self, spec: ModelSpec) -> dict[str, Part]:
         """FedAvg's parts, which stay on the client."""
