@@ -172,14 +172,9 @@ def test_kept_moments_make_rounds_of_one_step_plain_momentum_sgd(make: Make):
 
 
 @pytest.mark.parametrize(
-    ("state", "kept"),
-    [
-        ("by_scope", {"encoder.1.weight", "encoder.1.bias"}),
-        ("fresh", set()),
-        ("kept", {"encoder.0.weight", "head.bias"}),
-    ],
+    ("state", "shared", "local"), [("by_scope", False, True), ("fresh", False, False), ("kept", True, True)]
 )
-def test_moments_are_kept_by_scope_unless_said_otherwise(make: Make, state: str, kept: set[str]):
+def test_moments_are_kept_by_scope_unless_said_otherwise(make: Make, state: str, shared: bool, local: bool):
     """With local batch norm, its moments stay by default and those of shared tensors start fresh."""
     simulation = simulate(make({"method.bn": "local", "method.optimiser_state": state} | CNN_WITH_BN), rounds=1)
     client = simulation.store.get(0)
