@@ -21,7 +21,7 @@ def accuracy_curves(results: Results) -> Figure:
     environments = results.environments("test")
     columns = min(3, len(environments))
     lines = -(-len(environments) // columns)
-    figure = Figure(figsize=(max(7, 4.2 * columns), 3.6 * lines + 0.6), layout="constrained")
+    figure = Figure(figsize=(max(9, 4.2 * columns), 3.6 * lines + 0.3 * len(results.rows())), layout="constrained")
     axes = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=True).flat
     rows = results.rows()
     test, validation = results.label("test"), results.label("validation")
@@ -31,10 +31,10 @@ def accuracy_curves(results: Results) -> Figure:
             _line(axis, _by_round(row, environment, "test"), colour, "-", f"{row.label}, {test}")
             _line(axis, _by_round(row, environment, "validation"), colour, "--", f"{row.label}, {validation}")
         axis.set_title(f"{test} {environment}")
+        axis.set_xlabel("round")
         axis.grid(alpha=0.3)
     for axis in list(axes)[len(environments) :]:
         axis.set_visible(False)
-    figure.supxlabel("round")
     figure.supylabel("accuracy (%)")
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from fedshift.reporting.curves import accuracy_curves, as_svg
 from fedshift.reporting.results import Results, Run
 from fedshift.reporting.table import tables
-from fedshift.reporting.units import bytes_text
+from fedshift.reporting.units import bytes_text, clock
 from fedshift.runs.files import write
 
 
@@ -45,6 +45,7 @@ def _run(run: Run) -> dict[str, Any]:
         "rounds": last["position"],
         "down": bytes_text(last["bytes_down"]),
         "up": bytes_text(last["bytes_up"]),
+        "time": clock(run.folder.seconds()),
         "settings": tomli_w.dumps(run.table),
         "environment": run.folder.read_json("environment.json"),
     }

@@ -125,6 +125,12 @@ class RunFolder:
         """Add what a stretch of rounds took."""
         files.append(self.path / "timings.jsonl", json.dumps(timing))
 
+    def seconds(self) -> float:
+        """How long its rounds and evaluations took, repeated ones after a crash included."""
+        path = self.path / "timings.jsonl"
+        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        return float(sum(json.loads(line)["seconds"] for line in lines))
+
     def write_json(self, name: str, value: Any) -> None:
         """Write a JSON file."""
         files.write(self.path / name, json.dumps(value, indent=2) + "\n")
