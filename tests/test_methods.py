@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from itertools import chain, islice
 
 import pytest
 import torch
@@ -149,8 +150,7 @@ def test_one_client_and_one_step_a_round_is_plain_sgd(make: Make):
     encoder, head = fresh.engine.net.encoder, fresh.engine.net.head
     parameters = [*encoder.parameters(), *head.parameters()]
     order = BatchOrder(Streams(0), client.id, len(client.train), 4)
-    for step in range(7):
-        indices = order.indices(step)
+    for indices in islice(order.from_number(0), 7):
         loss = F.cross_entropy(head(encoder(client.train.x[indices])), client.train.y[indices])
         gradients = torch.autograd.grad(loss, parameters)
         with torch.no_grad():
@@ -415,10 +415,12 @@ def test_objectives_in_turn_move_only_their_own_parts(make: Make):
 
 def test_a_new_epoch_is_a_new_order_without_repeats():
     order = BatchOrder(Streams(0), client=3, samples=10, size=3)
-    first = torch.cat([order.indices(number) for number in range(3)]).tolist()
-    second = torch.cat([order.indices(number) for number in range(3, 6)]).tolist()
+    batches = [batch.tolist() for batch in islice(order.from_number(0), 6)]
+    first, second = (list(chain(*batches[start : start + 3])) for start in (0, 3))
     assert len(set(first)) == len(set(second)) == 9
     assert first != second
+    for number in range(6):  # any place can be found from its number alone
+        assert next(order.from_number(number)).tolist() == batches[number]
 
 
 def test_epochs_count_whole_batches(make: Make):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -27,8 +28,10 @@ class BatchOrder:
         """Whole batches in one epoch."""
         return self.samples // self.size
 
-    def indices(self, number: int) -> Tensor:
-        """The samples of batch ``number`` (from 0), int64 of shape (size,)."""
+    def from_number(self, number: int) -> Iterator[Tensor]:
+        """The samples of batch ``number`` (from 0) and of all that follow, each int64 of shape (size,)."""
         epoch, place = divmod(number, self.per_epoch)
-        order = self.streams.permutation(self.samples, "batches", self.client, epoch)
-        return order[place * self.size : (place + 1) * self.size]
+        while True:
+            order = self.streams.permutation(self.samples, "batches", self.client, epoch)
+            yield from order[: self.per_epoch * self.size].view(self.per_epoch, self.size)[place:]
+            epoch, place = epoch + 1, 0

@@ -84,6 +84,7 @@ class Sequential:
         """Take the steps of one phase; returns each term's mean and updates the kept moments."""
         client = job.client
         order = BatchOrder(self.streams, client.id, len(client.train), self.settings.batch)
+        batches = order.from_number(drawn)
         parameters = {o.name: self._moved(o) for o in phase.objectives}
         optimisers = {
             o.name: self._optimiser(parameters[o.name], moments.get(f"{phase.name}.{o.name}", {}))
@@ -91,7 +92,7 @@ class Sequential:
         }
         history: dict[str, list[Terms]] = {o.name: [] for o in phase.objectives}
         for step in range(count):
-            batch = self._batch(job, order.indices(drawn + step), drawn + step)
+            batch = self._batch(job, next(batches), drawn + step)
             for objective in phase.objectives:
                 if step == 0 or len(phase.objectives) > 1:
                     self._set_modes(objective)
