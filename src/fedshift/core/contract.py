@@ -259,8 +259,8 @@ def weighted_mean(messages: Sequence[Tensors], names: Sequence[str]) -> dict[str
 
 def _mean(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     if not tensors[0].is_floating_point():
-        mean = _mean([tensor.double() for tensor in tensors], weights)
-        return mean.round().to(tensors[0].dtype)
+        mean = _mean([tensor.cpu().double() for tensor in tensors], weights)
+        return mean.round().to(tensors[0])
     result = tensors[0] * weights[0]
     for tensor, weight in zip(tensors[1:], weights[1:], strict=True):
         result.add_(tensor, alpha=weight)

@@ -165,7 +165,7 @@ class Sequential:
         """Each term's mean over the steps, after checking that every loss was finite."""
         means: dict[str, float] = {}
         for objective, steps in history.items():
-            table = torch.stack([torch.stack(list(terms.values())) for terms in steps]).double().cpu()
+            table = torch.stack([torch.stack(list(terms.values())) for terms in steps]).cpu().double()
             bad = (~table.isfinite()).any(dim=1).nonzero()
             if len(bad):
                 step = int(bad[0])
@@ -211,7 +211,7 @@ class Sequential:
         correct, loss = 0.0, 0.0
         for log_probabilities, y in self._predictions(environment, moment):
             correct += float((log_probabilities.argmax(dim=1) == y).sum())
-            loss -= float(log_probabilities.gather(1, y.unsqueeze(1)).double().sum())
+            loss -= float(log_probabilities.gather(1, y.unsqueeze(1)).cpu().double().sum())
         n = len(environment.samples)
         return Score(correct / n, loss / n, n)
 

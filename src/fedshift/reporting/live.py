@@ -17,6 +17,7 @@ from fedshift.runs.folder import Record
 from fedshift.runs.progress import Outlook
 
 SECONDS_BETWEEN_LINES = 10.0
+SECONDS_BETWEEN_DRAWINGS = 0.2
 
 
 class LiveProgress(progress.Progress):
@@ -29,6 +30,7 @@ class LiveProgress(progress.Progress):
         self._outlook: Outlook | None = None
         self._record: Record | None = None
         self._live: Live | None = None
+        self._drawn = 0.0
 
     def __enter__(self) -> Self:
         if self.console.is_terminal:
@@ -68,7 +70,7 @@ class LiveProgress(progress.Progress):
         """Move on by a round."""
         self._position, self._bytes = position, (bytes_down, bytes_up)
         self._bar.update(self._task, completed=position)
-        if self._live:
+        if time.monotonic() - self._drawn >= SECONDS_BETWEEN_DRAWINGS:
             self._draw()
 
     def evaluated(self, record: Record) -> None:
@@ -129,6 +131,7 @@ class LiveProgress(progress.Progress):
         return "  ".join(f"{row['environment']} {row['role']} {100 * row['accuracy']:.1f}" for row in rows)
 
     def _draw(self) -> None:
+        self._drawn = time.monotonic()
         if not self._live:
             return
         table = Table(box=None, padding=(0, 2, 0, 0))
