@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -80,79 +81,54 @@ DryRunOption = Annotated[
 ]
 
 
-def _document(
-    experiment: str,
-    options: dict[str, Any],
-    plugins: list[Path] | None,
-    assignments: list[str] | None,
-) -> dict[str, Any]:
-    """The experiment with the command line's changes; the last of equals wins."""
-    from fedshift.grid import override, parse_assignment, parse_value, read
+def _experiment_command(act: Callable[[list[Experiment], bool], None]) -> Callable[..., None]:
+    """A command that reads an experiment with the command line's changes and acts on its runs."""
 
-    changes = {
-        key: parse_value(value) if isinstance(value, str) else value
-        for key, value in options.items()
-        if value is not None
-    }
-    if plugins:
-        changes["plugins"] = [str(path) for path in plugins]
-    changes |= dict(parse_assignment(text) for text in assignments or [])
-    return override(read(experiment), changes)
+    def command(
+        experiment: ExperimentArgument = "rotated-mnist",
+        method: MethodOption = None,
+        data: DataOption = None,
+        model: ModelOption = None,
+        hold_out: HoldOutOption = None,
+        seed: SeedOption = None,
+        rounds: RoundsOption = None,
+        device: DeviceOption = None,
+        out: OutOption = None,
+        name: NameOption = None,
+        plugin: PluginOption = None,
+        set_: SetOption = None,
+        dry_run: DryRunOption = False,
+    ) -> None:
+        from fedshift.grid import expand, override, parse_assignment, parse_value, read
+
+        options = {
+            "method.name": method,
+            "data.name": data,
+            "model.name": model,
+            "protocol.hold_out": hold_out,
+            "seed": seed,
+            "train.rounds": rounds,
+            "run.device": device,
+            "run.out": out,
+            "name": name,
+            "plugins": [str(path) for path in plugin] if plugin else None,
+        }
+        lists = ("method.name", "protocol.hold_out", "seed")
+        changes = {
+            key: parse_value(value) if key in lists and isinstance(value, str) else value
+            for key, value in options.items()
+            if value is not None
+        }
+        changes |= dict(parse_assignment(text) for text in set_ or [])
+        act(expand(override(read(experiment), changes)), dry_run)
+
+    return command
 
 
-def _options(  # the options that run and compare share, by the field they set
-    method: str | None,
-    data: str | None,
-    model: str | None,
-    hold_out: str | None,
-    seed: str | None,
-    rounds: int | None,
-    device: str | None,
-    out: str | None,
-    name: str | None,
-) -> dict[str, Any]:
-    return {
-        "method.name": method,
-        "data.name": data,
-        "model.name": model,
-        "protocol.hold_out": hold_out,
-        "seed": seed,
-        "train.rounds": rounds,
-        "run.device": device,
-        "run.out": out,
-        "name": name,
-    }
-
-
-@app.command(
-    epilog="Examples:\n\n"
-    "  fedshift run --method fedsr\n\n"
-    "  fedshift run --method fedsr --set method.l2r=0.05 --seed 1\n\n"
-    "  fedshift run --data folder --set data.path=photos --hold-out sketch --model resnet18 --dry-run"
-)
-def run(
-    experiment: ExperimentArgument = "rotated-mnist",
-    method: MethodOption = None,
-    data: DataOption = None,
-    model: ModelOption = None,
-    hold_out: HoldOutOption = None,
-    seed: SeedOption = None,
-    rounds: RoundsOption = None,
-    device: DeviceOption = None,
-    out: OutOption = None,
-    name: NameOption = None,
-    plugin: PluginOption = None,
-    set_: SetOption = None,
-    dry_run: DryRunOption = False,
-) -> None:
-    """Carry out one run: one method, one seed, one federation."""
-    from fedshift.grid import expand
-
-    options = _options(method, data, model, hold_out, seed, rounds, device, out, name)
-    experiments = expand(_document(experiment, options, plugin, set_))
+def _run_one(experiments: list[Experiment], dry_run: bool) -> None:
     if len(experiments) > 1:
         raise FedshiftError(
-            f"This describes {len(experiments)} runs ({', '.join(e.run_name for e in experiments[:4])}...). "
+            f"This describes {len(experiments)} runs ({', '.join(e.run_name for e in experiments[:4])}, ...). "
             "`fedshift compare` carries them all out; for one run choose --method, --seed and --hold-out."
         )
     if dry_run:
@@ -161,36 +137,30 @@ def run(
         _carry_out(experiments, fresh=True)
 
 
-@app.command(
-    epilog="Examples:\n\n"
-    "  fedshift compare\n\n"
-    "  fedshift compare --method fedavg,fedprox,fedsr --hold-out 0,75 --seed 0,1,2\n\n"
-    "  fedshift compare my-experiment.toml --set train.lr=0.1,0.01 --dry-run"
-)
-def compare(
-    experiment: ExperimentArgument = "rotated-mnist",
-    method: MethodOption = None,
-    data: DataOption = None,
-    model: ModelOption = None,
-    hold_out: HoldOutOption = None,
-    seed: SeedOption = None,
-    rounds: RoundsOption = None,
-    device: DeviceOption = None,
-    out: OutOption = None,
-    name: NameOption = None,
-    plugin: PluginOption = None,
-    set_: SetOption = None,
-    dry_run: DryRunOption = False,
-) -> None:
-    """Carry out a grid of runs and print one table; finished runs are not repeated."""
-    from fedshift.grid import expand
-
-    options = _options(method, data, model, hold_out, seed, rounds, device, out, name)
-    experiments = expand(_document(experiment, options, plugin, set_))
+def _run_all(experiments: list[Experiment], dry_run: bool) -> None:
     if dry_run:
         _print_estimates(experiments)
     else:
         _carry_out(experiments, fresh=False)
+
+
+app.command(
+    "run",
+    help="Carry out one run: one method, one seed, one federation.",
+    epilog="Examples:\n\n"
+    "  fedshift run --method fedsr\n\n"
+    "  fedshift run --method fedsr --set method.l2r=0.05 --seed 1\n\n"
+    "  fedshift run --data folder --set data.path=photos --hold-out sketch --model resnet18 --method fedsr --dry-run",
+)(_experiment_command(_run_one))
+
+app.command(
+    "compare",
+    help="Carry out a grid of runs and print one table; finished runs are not repeated.",
+    epilog="Examples:\n\n"
+    "  fedshift compare\n\n"
+    "  fedshift compare --method fedavg,fedprox,fedsr --hold-out 0,75 --seed 0,1,2\n\n"
+    "  fedshift compare my-experiment.toml --set train.lr=0.1,0.01 --dry-run",
+)(_experiment_command(_run_all))
 
 
 def _carry_out(experiments: list[Experiment], fresh: bool) -> None:
