@@ -88,12 +88,7 @@ def test_the_headline_table_by_hand(make: Make, tmp_path: Path):
 def test_rows_are_told_apart_by_what_differs(tiny_document: dict[str, Any]):
     comparison = compare(tiny_document, {"train.lr": [0.1, 0.01], "method.name": ["fedavg", "fedprox"]}, Progress())
     labels = [row.label for row in comparison.results.rows()]
-    assert labels == [
-        "fedavg (train.lr=0.1)",
-        "fedavg (train.lr=0.01)",
-        "fedprox (train.lr=0.1)",
-        "fedprox (train.lr=0.01)",
-    ]
+    assert labels == ["fedavg (lr=0.1)", "fedavg (lr=0.01)", "fedprox (lr=0.1)", "fedprox (lr=0.01)"]
 
 
 @pytest.fixture(scope="module")

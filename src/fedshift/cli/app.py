@@ -12,10 +12,13 @@ import typer
 from fedshift.errors import FedshiftError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from fedshift.experiment import Experiment
     from fedshift.reporting.results import Results
 
 INTERRUPTED = 130
+WIDTH_OF_FILES = 160
 
 app = typer.Typer(
     name="fedshift",
@@ -212,13 +215,19 @@ def report(
     _report(Results.at(path), path, to)
 
 
-def _report(results: Results, folder: Path, to: Path | None = None) -> None:
+def _console() -> Console:
+    """Standard output; wide where it is no terminal, so that no table is squeezed into a file."""
     from rich.console import Console
 
+    console = Console()
+    return console if console.is_terminal else Console(width=WIDTH_OF_FILES)
+
+
+def _report(results: Results, folder: Path, to: Path | None = None) -> None:
     from fedshift.reporting.page import write_report
     from fedshift.reporting.table import tables
 
-    console = Console()
+    console = _console()
     for table in tables(results):
         console.print(table.rich())
     for note in results.notes:
@@ -229,7 +238,6 @@ def _report(results: Results, folder: Path, to: Path | None = None) -> None:
 
 def _print_estimates(experiments: list[Experiment]) -> None:
     """One line for each method (or other setting); seeds and held-out domains cost the same."""
-    from rich.console import Console
     from rich.table import Table
 
     from fedshift.reporting.units import bytes_text, clock
@@ -276,7 +284,7 @@ def _print_estimates(experiments: list[Experiment]) -> None:
             bytes_text(cost.memory),
             clock(cost.seconds),
         )
-    console = Console()
+    console = _console()
     console.print(shown)
     for note in notes:
         console.print(f"Note: {note}", highlight=False, markup=False)

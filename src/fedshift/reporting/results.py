@@ -107,8 +107,8 @@ class Results:
 
     @classmethod
     def at(cls, path: Path) -> Results:
-        """Every run at or below a path."""
-        return cls.read(find(path))
+        """Every run at or below a path, sorted by method and then by settings."""
+        return cls(sorted(cls.read(find(path)).runs, key=_order))
 
     @property
     def seeds(self) -> list[int]:
@@ -149,11 +149,17 @@ class Results:
         return protocol.test_label if role == "test" else protocol.validation_label  # type: ignore[no-any-return]  # from a catalogue
 
 
+def _order(run: Run) -> list[tuple[int, float, str]]:
+    """Sorts methods by name, and numbers by size."""
+    values = [run.table["method"]["name"], *run.flat.values()]
+    return [(0, value, "") if isinstance(value, int | float) else (1, 0, str(value)) for value in values]
+
+
 def _label(run: Run, others: Sequence[Run]) -> str:
     """The method's name, and whatever else tells it from rows of the same method."""
     method = run.table["method"]["name"]
     same = [other.flat for other in others if other.table["method"]["name"] == method]
     names = [name for name in run.flat if name not in NOT_A_ROW]
     differing = [name for name in names if any(other.get(name) != run.flat[name] for other in same)]
-    words = [f"{name.removeprefix('method.')}={run.flat[name]}" for name in differing]
+    words = [f"{name.rpartition('.')[2]}={run.flat[name]}" for name in differing]
     return f"{method} ({', '.join(words)})" if words else str(method)

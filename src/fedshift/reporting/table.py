@@ -25,7 +25,9 @@ class Table:
         """For a terminal."""
         table = rich.table.Table(title=self.title, title_justify="left", box=rich.box.SIMPLE_HEAD)
         for number, column in enumerate(self.columns):
-            table.add_column(column, justify="right" if number else "left", no_wrap=not number)
+            # Headings and labels may wrap; a number is never cut.
+            width = max((len(row[number]) for row in self.rows), default=0) if number else None
+            table.add_column(column, justify="right" if number else "left", overflow="fold", min_width=width)
         for row in self.rows:
             table.add_row(*row)
         return table
