@@ -223,3 +223,24 @@ def test_dropout_is_refused(make: Make):
 
     with pytest.raises(FedshiftError, match=r"Layer '1' of the encoder is dropout"):
         spec.initialised("encoder", lambda: nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1)))
+
+
+def test_an_error_in_a_loss_says_where_it_happened(make: Make):
+    from dataclasses import dataclass, replace
+
+    from fedshift.methods.fedavg import FedAvg
+
+    @dataclass(frozen=True, kw_only=True)
+    class Broken(FedAvg):
+        """Divides by zero."""
+
+        def loss(self, net, batch, context):
+            raise ZeroDivisionError("no")
+
+    from conftest import simulate
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        simulate(replace(make(), method=Broken()))
+    assert caught.value.__notes__ == [
+        "This happened at client 'dark', round 1, phase 'train', step 1, objective 'train'."
+    ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from fedshift.core.contract import (
 )
 from fedshift.core.messages import Tensors
 from fedshift.core.net import Net, batch_norms
-from fedshift.core.state import ClientState
+from fedshift.core.state import ClientState, Moments
 from fedshift.core.streams import Streams, sample_draws
 from fedshift.data.federation import Environment
 from fedshift.data.inputs import Inputs
@@ -31,6 +31,24 @@ from fedshift.engines.engine import Job, Moment, Outcome, Score
 from fedshift.errors import FedshiftError
 from fedshift.experiment import Evaluate, Train
 from fedshift.models.model import ModelSpec
+
+
+@dataclass
+class _Descent:
+    """One objective of a phase at work."""
+
+    objective: Objective
+    parameters: dict[str, nn.Parameter]
+    optimiser: torch.optim.Optimizer
+    history: list[Terms] = field(default_factory=list)
+
+    def step(self, net: Net, batch: Batch, context: Context) -> None:
+        """Take one step on one batch, moving no other parameter."""
+        terms = self.objective.loss(net, batch, context)
+        self.optimiser.zero_grad()
+        torch.autograd.backward(torch.stack(list(terms.values())).sum(), inputs=list(self.parameters.values()))
+        self.optimiser.step()
+        self.history.append({name: term.detach() for name, term in terms.items()})
 
 
 class Sequential:
@@ -79,35 +97,30 @@ class Sequential:
         return Outcome(job.client.id, up, ClientState(self._copy("client"), moments, drawn), means, steps)
 
     def _phase(
-        self, phase: Phase, count: int, moment: Moment, job: Job, drawn: int, moments: dict[str, Any]
+        self, phase: Phase, count: int, moment: Moment, job: Job, drawn: int, moments: Moments
     ) -> dict[str, float]:
         """Take the steps of one phase; returns each term's mean and updates the kept moments."""
-        client = job.client
-        order = BatchOrder(self.streams, client.id, len(client.train), self.settings.batch)
+        order = BatchOrder(self.streams, job.client.id, len(job.client.train), self.settings.batch)
         batches = order.from_number(drawn)
-        parameters = {o.name: self._moved(o) for o in phase.objectives}
-        optimisers = {
-            o.name: self._optimiser(parameters[o.name], moments.get(f"{phase.name}.{o.name}", {}))
-            for o in phase.objectives
-        }
-        history: dict[str, list[Terms]] = {o.name: [] for o in phase.objectives}
+        descents = {o.name: self._descent(o, moments.get(f"{phase.name}.{o.name}", {})) for o in phase.objectives}
         for step in range(count):
             batch = self._batch(job, next(batches), drawn + step)
-            for objective in phase.objectives:
-                if step == 0 or len(phase.objectives) > 1:
-                    self._set_modes(objective)
-                noise = self._noise(objective, moment, client.id, phase.name, step)
+            for descent in descents.values():
+                if step == 0 or len(descents) > 1:
+                    self._set_modes(descent.objective)
+                noise = self._noise(descent.objective, moment, job.client.id, phase.name, step)
                 context = Context(moment.round, moment.stage.rounds, step, job.down, noise)
-                terms = objective.loss(self.net, batch, context)
-                moved = list(parameters[objective.name].values())
-                optimisers[objective.name].zero_grad()
-                torch.autograd.backward(torch.stack(list(terms.values())).sum(), inputs=moved)
-                optimisers[objective.name].step()
-                history[objective.name].append({name: term.detach() for name, term in terms.items()})
-        for objective in phase.objectives:
-            kept = self._kept_moments(optimisers[objective.name], parameters[objective.name])
-            moments[f"{phase.name}.{objective.name}"] = kept
-        return self._means(history, phase, moment, client.name)
+                try:
+                    descent.step(self.net, batch, context)
+                except Exception as error:
+                    where = f"client '{job.client.name}', round {moment.round}, phase '{phase.name}', step {step + 1}"
+                    error.add_note(f"This happened at {where}, objective '{descent.objective.name}'.")
+                    raise
+        for name, descent in descents.items():
+            moments[f"{phase.name}.{name}"] = self._kept_moments(descent)
+        return self._means(
+            {name: descent.history for name, descent in descents.items()}, phase, moment, job.client.name
+        )
 
     def _steps(self, phase: Phase, job: Job) -> int:
         if phase.steps is not None:
@@ -127,17 +140,15 @@ class Sequential:
         generator = self.streams.generator("noise", *moment.key, client, phase, objective.name, step)
         return sample_draws(draws, generator, self.device)
 
-    def _moved(self, objective: Objective) -> dict[str, nn.Parameter]:
-        return {name: p for name, p in self.net.parameters() if name.partition(".")[0] in objective.moves}
-
     def _set_modes(self, objective: Objective) -> None:
         for name, module in self.net.parts.items():
             module.train(name in objective.moves)
 
-    def _optimiser(
-        self, parameters: Mapping[str, nn.Parameter], moments: Mapping[str, Mapping[str, Tensor]]
-    ) -> torch.optim.Optimizer:
-        s, values = self.settings, list(parameters.values())
+    def _descent(self, objective: Objective, moments: Mapping[str, Mapping[str, Tensor]]) -> _Descent:
+        """An objective with the parameters it moves and their optimiser, which goes on from kept moments."""
+        parameters = {name: p for name, p in self.net.parameters() if name.partition(".")[0] in objective.moves}
+        values = list(parameters.values())
+        s = self.settings
         optimiser: torch.optim.Optimizer
         if s.optimiser == "adam":
             fused = self.device.type in ("cpu", "cuda")
@@ -147,16 +158,15 @@ class Sequential:
             optimiser = torch.optim.SGD(values, s.lr, s.momentum, weight_decay=s.weight_decay, foreach=True)
         for name, kinds in moments.items():
             optimiser.state[parameters[name]] = {kind: tensor.clone() for kind, tensor in kinds.items()}
-        return optimiser
+        return _Descent(objective, parameters, optimiser)
 
-    def _kept_moments(
-        self, optimiser: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]
-    ) -> dict[str, dict[str, Tensor]]:
+    def _kept_moments(self, descent: _Descent) -> dict[str, dict[str, Tensor]]:
         """The moments that outlive the round."""
+        state = descent.optimiser.state
         return {
-            name: {kind: value for kind, value in optimiser.state[parameter].items() if isinstance(value, Tensor)}
-            for name, parameter in parameters.items()
-            if parameter in optimiser.state and self.method.keeps_moments(self.scopes[name])
+            name: {kind: value for kind, value in state[parameter].items() if isinstance(value, Tensor)}
+            for name, parameter in descent.parameters.items()
+            if parameter in state and self.method.keeps_moments(self.scopes[name])
         }
 
     def _means(
