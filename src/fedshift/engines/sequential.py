@@ -118,9 +118,7 @@ class Sequential:
                     raise
         for name, descent in descents.items():
             moments[f"{phase.name}.{name}"] = self._kept_moments(descent)
-        return self._means(
-            {name: descent.history for name, descent in descents.items()}, phase, moment, job.client.name
-        )
+        return self._means(descents, phase, moment, job.client.name)
 
     def _steps(self, phase: Phase, job: Job) -> int:
         if phase.steps is not None:
@@ -169,12 +167,11 @@ class Sequential:
             if parameter in state and self.method.keeps_moments(self.scopes[name])
         }
 
-    def _means(
-        self, history: Mapping[str, Sequence[Terms]], phase: Phase, moment: Moment, client: str
-    ) -> dict[str, float]:
+    def _means(self, descents: Mapping[str, _Descent], phase: Phase, moment: Moment, client: str) -> dict[str, float]:
         """Each term's mean over the steps, after checking that every loss was finite."""
         means: dict[str, float] = {}
-        for objective, steps in history.items():
+        for objective, descent in descents.items():
+            steps = descent.history
             table = torch.stack([torch.stack(list(terms.values())) for terms in steps]).cpu().double()
             bad = (~table.isfinite()).any(dim=1).nonzero()
             if len(bad):
