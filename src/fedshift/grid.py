@@ -53,7 +53,14 @@ def override(document: Mapping[str, Any], changes: Mapping[str, Any]) -> Table:
     result: Table = {key: dict(value) if isinstance(value, Mapping) else value for key, value in document.items()}
     for key, value in changes.items():
         first, _, second = key.partition(".")
-        if second == "name" and first in NAMED and first != "method" and result.get(first, {}).get("name") != value:
+        held = result.get(first)
+        if (
+            second == "name"
+            and first in NAMED
+            and first != "method"
+            and isinstance(held, dict)
+            and held.get("name") != value
+        ):
             result[first] = {}
     for key, value in changes.items():
         *path, last = key.split(".")
@@ -93,6 +100,10 @@ def expand(document: Mapping[str, Any]) -> list[Experiment]:
         FedshiftError: something in it is wrong, or two runs are the same.
     """
     Experiment.check_names(document, "experiment")
+    for name in (*NAMED, *PLAIN):
+        if not isinstance(document.get(name, {}), Mapping):
+            example = f'{name} = {{ name = "..." }}' if name in NAMED else f"[{name}]"
+            raise FedshiftError(f"{name} = {document[name]!r} is a value where a table belongs; write {example}")
     load_plugins(document.get("plugins", ()))
     tables = [table for method in _method_tables(document) for table in _product(_with_method(document, method))]
     experiments = [Experiment.from_table(table) for table in tables]
@@ -108,8 +119,6 @@ def _with_method(document: Mapping[str, Any], method: Table) -> Table:
     result |= {key: document[key] for key in ("name", "seed") if key in document}
     for name in (*NAMED, *PLAIN):
         values = document.get(name, {})
-        if not isinstance(values, Mapping):
-            raise FedshiftError(f"[{name}] must be a table, not {values!r}.")
         result[name] = {"name": DEFAULT_NAMES[name], **values} if name in NAMED else dict(values)
     result["method"] = method
     return result

@@ -45,10 +45,13 @@ class RotatedMNIST(Dataset):
 
     def domain_names(self) -> tuple[str, ...]:
         """The angles."""
+        if not self.angles or len(set(self.angles)) < len(self.angles):
+            raise FedshiftError(f"data.angles = {list(self.angles)}: give at least one angle, each once.")
         return tuple(f"{angle:g}" for angle in self.angles)
 
     def load(self, streams: Streams) -> DomainData:
         """Draw the images and turn them."""
+        domains = self.domain_names()
         images, labels = self._digits()
         chosen = np.concatenate([self._draw(labels, digit, streams) for digit in range(10)])
         resampling = Image.Resampling[self.interpolation.upper()]
@@ -62,7 +65,7 @@ class RotatedMNIST(Dataset):
             x=torch.from_numpy(np.stack(turned)).unsqueeze(1).float().div_(255),
             y=torch.from_numpy(labels[chosen]).repeat(count),
             domain=torch.arange(count).repeat_interleave(len(chosen)),
-            domains=self.domain_names(),
+            domains=domains,
             classes=tuple(str(digit) for digit in range(10)),
             group=torch.arange(len(chosen)).repeat(count),
         )
