@@ -21,6 +21,7 @@ from fedshift.core.streams import Streams
 from fedshift.data.dataset import DomainData
 from fedshift.data.folder import ImageFolder
 from fedshift.data.hub import HubDataset
+from fedshift.data.images import decode
 from fedshift.data.inputs import IMAGENET_MEAN, IMAGENET_STD, Inputs
 from fedshift.data.parquet import ParquetFile
 from fedshift.data.rotated_mnist import RotatedMNIST
@@ -140,6 +141,53 @@ def test_gray_images(tmp_path: Path):
     assert data.x.shape == (12, 1, 8, 8)
     with pytest.raises(FedshiftError, match="need colour images"):
         ImageFolder(path=str(tmp_path), channels=1, augment=True).inputs()
+
+
+def decoded(image: Image.Image, name: str, tmp_path: Path, channels: int = 3) -> torch.Tensor:
+    image.save(tmp_path / name)
+    return decode(name, tmp_path / name, 4, channels)
+
+
+def test_sixteen_bits_become_eight(tmp_path: Path):
+    """65535 is white, and 257 * v is v."""
+    ramp = np.repeat(np.array([[0, 257 * 10, 257 * 128, 65535]], np.uint16), 4, axis=0)
+    pixels = decoded(Image.fromarray(ramp), "ramp.png", tmp_path, channels=1)
+    assert pixels[0, 0].tolist() == [0, 10, 128, 255]
+
+
+def test_what_is_transparent_becomes_white(tmp_path: Path):
+    pixels = decoded(Image.new("RGBA", (4, 4), (255, 0, 0, 0)), "clear.png", tmp_path)
+    assert pixels.min() == 255
+
+
+def test_a_photograph_is_turned_upright(tmp_path: Path):
+    """EXIF orientation 3 is upside down."""
+    image = Image.new("L", (4, 4))
+    image.putpixel((0, 0), 255)
+    exif = Image.Exif()
+    exif[0x0112] = 3
+    image.save(tmp_path / "turned.png", exif=exif)
+    assert decode("turned", tmp_path / "turned.png", 4, 1)[0, 3, 3] == 255
+
+
+def test_pixels_without_a_range_are_refused(tmp_path: Path):
+    with pytest.raises(FedshiftError, match=r"float.tiff has pixels of mode F"):
+        decoded(Image.new("F", (4, 4), 0.5), "float.tiff", tmp_path)
+
+
+def test_a_domain_without_images_is_an_error(tmp_path: Path):
+    (folder(tmp_path) / "zzz" / "cat").mkdir(parents=True)
+    with pytest.raises(FedshiftError, match=r"zzz' holds no image"):
+        ImageFolder(path=str(tmp_path)).load(Streams(0))
+
+
+def test_labels_that_name_no_class(tmp_path: Path):
+    features = '{"info": {"features": {"label": {"names": ["red", "blue"]}}}}'
+    for label, word in ((-1, "label -1, but there are 2 names"), (2, "label 2"), (None, "no label")):
+        table = pa.table({"image": [png((0, 0, 0))], "domain": ["a"], "label": pa.array([label], pa.int64())})
+        pq.write_table(table.replace_schema_metadata({"huggingface": features}), tmp_path / "x.parquet")
+        with pytest.raises(FedshiftError, match=word):
+            ParquetFile(path=str(tmp_path / "x.parquet")).load(Streams(0))
 
 
 @pytest.mark.parametrize("form", ["bytes", "struct"])

@@ -14,7 +14,7 @@ from PIL import Image
 
 from conftest import CNN_WITH_BN, Make
 from fedshift.cli import app
-from fedshift.errors import FedshiftError
+from fedshift.errors import DivergedError, FedshiftError
 from fedshift.grid import expand, override, read
 from fedshift.runs import runner
 from fedshift.runs.folder import RunFolder
@@ -45,6 +45,14 @@ from fedshift.runs.simulation import Simulation
         ({"data": "folder"}, ["data = 'folder' is a value where a table belongs"]),
         ({"train": 5}, ["train = 5 is a value where a table belongs", "[train]"]),
         ({"method.fedsr": 3}, ["'fedsr'"]),
+        ({"method": {"name": "fedsr", "preset": "pasc"}}, ["preset 'pasc'", "Did you mean 'pacs'?"]),
+        ({"method.name": []}, ["method.name = []"]),
+        ({"method.name": ["fedavg", "fedavg"]}, ["each once"]),
+        ({"plugins": "mine.py"}, ["plugins = 'mine.py'", "list of paths"]),
+        ({"name": "../up"}, ["name = '../up'", "no slash"]),
+        ({"train.lr": float("inf")}, ["train.lr = inf", "finite"]),
+        ({"seed": True}, ["seed = True", "integer"]),
+        ({"run.device": "meta"}, ["run.device = 'meta'"]),
         ({"seed": "abc"}, ["seed = 'abc'", "integer"]),
         ({"data": {"name": "rotated-mnist", "angles": []}}, ["data.angles = []"]),
         ({"protocol": {}}, ["leave-one-domain-out' needs hold_out"]),
@@ -251,3 +259,71 @@ def test_an_error_in_a_loss_says_where_it_happened(make: Make):
     assert caught.value.__notes__ == [
         "This happened at client 'dark', round 1, phase 'train', step 1, objective 'train'."
     ]
+
+
+def test_records_that_were_lost_are_noticed(make: Make):
+    folder = unfinished(make({"train.rounds": 4}))
+    lines = (folder.path / "records.jsonl").read_text().splitlines(keepends=True)
+    (folder.path / "records.jsonl").write_text("".join(lines[:1] + lines[2:]))
+    with pytest.raises(FedshiftError, match=r"lacks the record of round 2"):
+        runner.resume(folder, Progress())
+    (folder.path / "records.jsonl").write_text("5\n")
+    with pytest.raises(FedshiftError, match=r"holds a line that is no record"):
+        runner.resume(folder, Progress())
+
+
+def test_a_flipped_byte_in_a_checkpoint(make: Make):
+    folder = unfinished(make())
+    data = bytearray(folder.checkpoint_file.read_bytes())
+    data[-1] ^= 1
+    folder.checkpoint_file.write_bytes(data)
+    with pytest.raises(FedshiftError, match="checksum is wrong"):
+        runner.resume(folder, Progress())
+
+
+def test_an_experiment_that_was_changed_after_its_run(make: Make):
+    folder = runner.start(make(), Progress())
+    text = folder.experiment_file.read_text()
+    folder.experiment_file.write_text(text.replace("lr = 0.1", "lr = 0.2"))
+    with pytest.raises(FedshiftError, match="was changed after the run ended"):
+        folder.table()
+
+
+def test_what_a_kill_before_the_beginning_leaves_is_no_obstacle(make: Make):
+    experiment = make()
+    path = runner.run_path(experiment)
+    path.mkdir(parents=True)
+    (path / "environment.json").write_text("{}")
+    (path / ".experiment.toml.999.new").write_text("name")
+    assert runner.start(experiment, Progress()).finished
+
+
+def test_a_blow_up_in_the_last_step_is_seen(make: Make):
+    """One step from a sound loss to weights that are not finite any more."""
+    simulation = Simulation(make({"train.steps": 1, "train.rounds": 1, "train.lr": 1000.0}))
+    simulation.federation.clients[0].train.x.mul_(1e36)
+    with pytest.raises(DivergedError, match="is not finite after the last step of client 'dark'"):
+        simulation.advance(simulation.moments()[0], Progress())
+
+
+def test_a_term_that_is_no_scalar(make: Make):
+    from dataclasses import dataclass, replace
+
+    from torch.nn import functional as F
+
+    from fedshift.methods.fedavg import FedAvg
+
+    @dataclass(frozen=True, kw_only=True)
+    class Vector(FedAvg):
+        """Forgets the mean."""
+
+        def loss(self, net, batch, context):
+            return {"ce": F.cross_entropy(net.head(net.encoder(batch.x)), batch.y, reduction="none")}
+
+    with pytest.raises(FedshiftError, match=r"term 'ce' of the objective 'train' has the shape \(4,\)"):
+        _first_round(replace(make(), method=Vector()))
+
+
+def _first_round(experiment) -> None:
+    simulation = Simulation(experiment)
+    simulation.advance(simulation.moments()[0], Progress())

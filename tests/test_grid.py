@@ -121,3 +121,38 @@ def test_the_shipped_experiment_is_the_main_job():
     experiments = expand(read("rotated-mnist"))
     assert [e.method_name for e in experiments] == ["fedavg", "fedsr"]
     assert {e.train.rounds * e.train.steps for e in experiments} == {1500}
+
+
+def test_the_fingerprint_covers_what_files_hold_not_where_they_lie(make: Make, tmp_path: Path):
+    from PIL import Image
+
+    def images(root: Path, colour: int) -> str:
+        for domain in ("a", "b"):
+            (root / domain / "x").mkdir(parents=True, exist_ok=True)
+            Image.new("L", (8, 8), colour).save(root / domain / "x" / "1.png")
+        return str(root)
+
+    def fingerprint(path: str) -> str:
+        return make({"data": {"name": "folder", "path": path}, "protocol.hold_out": "a"}).fingerprint
+
+    first = fingerprint(images(tmp_path / "one", 5))
+    assert fingerprint(images(tmp_path / "two", 5)) == first
+    assert fingerprint(images(tmp_path / "one", 200)) != first
+
+
+def test_an_edited_plugin_is_loaded_anew(make: Make, tmp_path: Path):
+    plugin = tmp_path / "mine.py"
+    text = """
+from dataclasses import dataclass
+import fedshift
+
+@fedshift.METHODS.register("edited")
+@dataclass(frozen=True, kw_only=True)
+class Edited(fedshift.FedAvg):
+    # A method of one line.
+
+    answer = {}
+"""
+    for answer in (1, 2):
+        plugin.write_text(text.format(answer))
+        assert make({"plugins": [str(plugin)], "method.name": "edited"}).method.answer == answer

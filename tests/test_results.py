@@ -12,6 +12,7 @@ import pytest
 
 from conftest import TINY, Make
 from fedshift.api import Comparison, compare, load, resume
+from fedshift.content import digest
 from fedshift.errors import FedshiftError
 from fedshift.grid import override
 from fedshift.reporting.results import Measured, Results
@@ -64,7 +65,7 @@ def written(root: Path, method: str, seed: int, hold_out: str, accuracy: float, 
     environments = [{"environment": hold_out, "role": "test", "accuracy": accuracy, "models": 1, "n": 9}]
     environments += [{"environment": s, "role": "validation", "accuracy": 0.9, "models": 1, "n": 9} for s in sources]
     folder.record({"position": 2, "environments": environments, "bytes_down": 1, "bytes_up": 1})
-    folder.write_json("summary.json", {"notes": []})
+    folder.write_json("summary.json", {"notes": [], "experiment": digest(folder.experiment_file)})
     return folder
 
 
@@ -83,6 +84,23 @@ def test_the_headline_table_by_hand(make: Make, tmp_path: Path):
     ]
     assert by_domain.columns == ["method", "gray", "light", "dark"]
     assert "seeds 0, 1" in headline.title
+
+
+def test_a_row_that_lacks_runs_says_so(make: Make, tmp_path: Path):
+    """Means over different domains must not stand side by side without a word."""
+    cells = [("fedavg", "dark"), ("fedavg", "light"), ("fedprox", "light")]
+    results = Results.read([written(tmp_path, method, 0, domain, 0.5, make) for method, domain in cells])
+    assert (
+        "fedprox has no run for seed 0 with dark held out; its means are over fewer runs than others." in results.notes
+    )
+
+
+def test_a_run_that_diverges_does_not_keep_the_others_from_theirs(tiny_document: dict[str, Any]):
+    changes = {"train.lr": [900.0, 0.1], "train.rounds": 6, "train.momentum": 0.99}
+    comparison = compare(tiny_document, changes, Progress())
+    (message,) = comparison.diverged
+    assert "not finite" in message
+    assert [run.folder.finished for run in comparison.results.runs].count(True) == 1
 
 
 def test_rows_are_told_apart_by_what_differs(tiny_document: dict[str, Any]):
@@ -134,9 +152,9 @@ def test_the_report_stands_alone_and_holds_the_tables(comparison: Comparison, tm
 
 
 def test_a_page_escapes_what_users_write(tiny_document: dict[str, Any], tmp_path: Path):
-    comparison = compare(override(tiny_document, {"name": "<b>bold</b>"}), progress=Progress())
+    comparison = compare(override(tiny_document, {"name": "<b>bold"}), progress=Progress())
     page = comparison.report(tmp_path / "report.html").read_text()
-    assert "<b>bold" not in page
+    assert "<b>" not in page
     assert "&lt;b&gt;bold" in page
 
 

@@ -114,6 +114,27 @@ def test_a_half_written_record_and_leftovers_do_no_harm(
     assert not list(folder.path.glob("*.new")) + list(folder.path.glob(".*.new"))
 
 
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+def test_kept_moments_go_on_whatever_their_layout(document: dict[str, Any], tmp_path: Path, optimiser: str):
+    """A checkpoint is contiguous, the CNN's moments are channels-last; names may hold a slash."""
+    changes = {"plugins": [], "method": {"name": "slashed", "optimiser_state": "kept"}, "train.optimiser": optimiser}
+    changes |= {"model.channels": [4, 5], "train.rounds": 4, "run.checkpoint_every": 2, "train.participation": 1.0}
+
+    class Stop(Progress):
+        def round(self, position: int, bytes_down: int, bytes_up: int) -> None:
+            if position == 3:
+                raise KeyboardInterrupt
+
+    (whole,) = expand(override(document, {**changes, "run.out": str(tmp_path / "whole")}))
+    (cut,) = expand(override(document, {**changes, "run.out": str(tmp_path / "cut")}))
+    reference = runner.start(whole, Progress())
+    with pytest.raises(KeyboardInterrupt):
+        runner.start(cut, Stop())
+    folder = RunFolder.open(runner.run_path(cut))
+    runner.resume(folder, Progress())
+    assert results(folder) == results(reference)
+
+
 def test_a_finished_run_is_left_alone(uninterrupted: RunFolder):
     before = {path: path.stat().st_mtime_ns for path in uninterrupted.path.iterdir()}
     runner.resume(uninterrupted, Progress())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -43,3 +43,13 @@ class SlowFedSR(FedSR):
     def phases(self, round: int, rounds: int):
         time.sleep(0.03)
         return super().phases(round, rounds)
+
+
+@fedshift.METHODS.register("slashed")
+@dataclass(frozen=True, kw_only=True)
+class Slashed(FedSR):
+    """FedSR whose phase and objective have awkward names."""
+
+    def phases(self, round: int, rounds: int):
+        ((objective,),) = (phase.objectives for phase in super().phases(round, rounds))
+        return (fedshift.Phase("a/b//c", (replace(objective, name="d/e"),)),)

@@ -19,9 +19,15 @@ from fedshift.runs.progress import Progress
 
 @dataclass(frozen=True)
 class Comparison:
-    """Finished runs and what was measured; prints as its tables."""
+    """Runs and what was measured; prints as its tables.
+
+    Attributes:
+        results: the records of every run.
+        diverged: a message for each run that blew up.
+    """
 
     results: Results
+    diverged: tuple[str, ...] = ()
 
     @property
     def folders(self) -> list[Path]:
@@ -80,7 +86,10 @@ def compare(
     document = experiment if isinstance(experiment, Mapping) else grid.read(experiment)
     experiments = grid.expand(grid.override(document, overrides or {}))
     with _shown(progress, len(experiments)) as shown:
-        return Comparison(Results.read(runner.run_all(experiments, shown)))
+        folders, diverged = runner.run_all(experiments, shown)
+    if len(diverged) == len(folders):
+        raise diverged[0]
+    return Comparison(Results.read(folders), tuple(str(error) for error in diverged))
 
 
 def resume(path: str | Path, progress: Progress | None = None) -> Comparison:

@@ -11,17 +11,27 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import cache
 from importlib import import_module
-from typing import Annotated, Any, Generic, TypeVar, get_type_hints
+from typing import Annotated, Any, ClassVar, Generic, TypeVar, get_type_hints
 
 from annotated_types import Ge, Gt, Interval
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import AfterValidator, AllowInfNan, ConfigDict, Strict, TypeAdapter, ValidationError
 
 from fedshift.errors import FedshiftError, UnknownNameError
 
-NonNegative = Annotated[float, Ge(0)]
-Positive = Annotated[float, Gt(0)]
-Count = Annotated[int, Ge(1)]
-WholeNumber = Annotated[int, Ge(0)]
+NonNegative = Annotated[float, Strict(), AllowInfNan(False), Ge(0)]
+Positive = Annotated[float, Strict(), AllowInfNan(False), Gt(0)]
+WholeInt = Annotated[int, Strict()]
+Count = Annotated[int, Strict(), Ge(1)]
+WholeNumber = Annotated[int, Strict(), Ge(0)]
+
+
+def _folder_name(name: str) -> str:
+    if not 0 < len(name) <= 100 or name.startswith(".") or set(name) & set("/\\\0"):
+        raise ValueError("it names a folder: 1 to 100 characters, no slash, no dot at the start")
+    return name
+
+
+FolderName = Annotated[str, AfterValidator(_folder_name)]
 Fraction = Annotated[float, Interval(gt=0, le=1)]
 ProperFraction = Annotated[float, Interval(gt=0, lt=1)]
 
@@ -57,13 +67,17 @@ def setting(default: Any = MISSING, *, help: str, source: str = "", search: Sear
 class Spec:
     """A frozen dataclass whose field values are checked whenever one is made."""
 
+    section: ClassVar[str] = ""  # the table it is in an experiment, where that is not the class's name
+
     def __post_init__(self) -> None:
         for name, adapter in _adapters(type(self)).items():  # type: ignore[arg-type]  # classes are hashable
             value = getattr(self, name)
             try:
                 checked = adapter.validate_python(value)
             except ValidationError as error:
-                problem = error.errors()[0]["msg"].replace("Input should be", "it should be")
+                problem = (
+                    error.errors()[0]["msg"].replace("Input should be", "it should be").removeprefix("Value error, ")
+                )
                 raise FedshiftError(f"{_title(type(self))}.{name} = {value!r}: {problem}.") from None
             object.__setattr__(self, name, checked)
 
@@ -105,6 +119,8 @@ def _adapters(cls: type[Spec]) -> dict[str, TypeAdapter[Any]]:
 
 
 def _title(cls: type[Spec]) -> str:
+    if cls.section:
+        return cls.section
     for catalogue in (METHODS, DATASETS, MODELS, PROTOCOLS):
         if issubclass(cls, catalogue.base()):
             return catalogue.table

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Mapping
+import linecache
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from hashlib import blake2b
 from importlib import util
 from pathlib import Path
-from typing import Any, Literal, Self, cast
+from typing import Annotated, Any, ClassVar, Literal, Self, cast
+
+from annotated_types import Le
 
 from fedshift.catalogue import (
     DATASETS,
@@ -18,12 +23,15 @@ from fedshift.catalogue import (
     PROTOCOLS,
     Catalogue,
     Count,
+    FolderName,
     Fraction,
     NonNegative,
     Positive,
     Spec,
+    WholeInt,
     setting,
 )
+from fedshift.content import digest
 from fedshift.core.contract import Method
 from fedshift.data.dataset import Dataset
 from fedshift.errors import FedshiftError, UnknownNameError
@@ -40,7 +48,7 @@ class Train(Spec):
     unit: Literal["steps", "epochs"] = setting("steps", help="what 'steps' counts")
     batch: Count = setting(64, help="samples in a batch; an epoch's incomplete last batch is left out")
     optimiser: Literal["sgd", "adam"] = setting("sgd", help="the local optimiser")
-    lr: Positive = setting(0.01, help="learning rate")
+    lr: Annotated[Positive, Le(1000)] = setting(0.01, help="learning rate")
     momentum: NonNegative = setting(0.9, help="momentum of sgd (unused by adam)")
     weight_decay: NonNegative = setting(0.0, help="weight decay")
     participation: Fraction = setting(1.0, help="part of the clients sampled in a round, at least one")
@@ -58,6 +66,8 @@ class Evaluate(Spec):
 class RunOptions(Spec):
     """Where and how a run is carried out; none of it is part of what the experiment is."""
 
+    section: ClassVar[str] = "run"
+
     device: str = setting("auto", help="'auto' (an accelerator if there is one), 'cpu', 'cuda', 'cuda:1', 'mps'")
     out: str = setting("runs", help="the folder that holds run folders")
     checkpoint_every: Count = setting(10, help="rounds between checkpoints")
@@ -67,8 +77,8 @@ class RunOptions(Spec):
 class Experiment(Spec):
     """One run: one method, one seed, one federation."""
 
-    name: str = setting("experiment", help="a label; run folders lie in a folder of this name")
-    seed: int = setting(0, help="every random stream starts from it; a list makes a run for each")
+    name: FolderName = setting("experiment", help="a label; run folders lie in a folder of this name")
+    seed: WholeInt = setting(0, help="every random stream starts from it; a list makes a run for each")
     plugins: tuple[str, ...] = setting((), help="Python files that register methods, models or data sets of yours")
     data: Dataset
     protocol: Protocol
@@ -86,10 +96,11 @@ class Experiment(Spec):
             FedshiftError: a name, field or value is wrong; the message says which and what is right.
         """
         cls.check_names(table, "experiment")
+        check_tables(table)
         load_plugins(table.get("plugins", ()))
         values: dict[str, Any] = {name: table[name] for name in ("name", "seed", "plugins") if name in table}
         values |= {name: catalogue.build(table[name]) for name, catalogue in NAMED.items()}
-        values |= {name: _plain(name, table.get(name, {})) for name in PLAIN}
+        values |= {name: _plain(name, table[name]) for name in PLAIN}
         return cls(**values)
 
     def table(self) -> dict[str, Any]:
@@ -106,14 +117,28 @@ class Experiment(Spec):
         """The method's name in the catalogue."""
         return METHODS.name_of(type(self.method))
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
-        """A digest of all that decides the result: not the label, nor where and how it is run."""
+        """A digest of all that decides the result: not the label, nor where and how it is run.
+
+        Files count by what they hold, not by where they lie: data, weights, plugins, and the source of classes
+        that are not fedshift's own.
+        """
         decides = {key: value for key, value in self.table().items() if key not in ("name", "run", "plugins")}
-        digest = blake2b(json.dumps(decides, sort_keys=True).encode(), digest_size=16)
-        for path in self.plugins:
-            digest.update(Path(path).read_bytes())
-        return digest.hexdigest()
+        for table, name in LOCAL_PATHS:
+            if digest(decides[table].get(name, "")):
+                decides[table][name] = "local"
+        total = blake2b(json.dumps([decides, self.content], sort_keys=True).encode(), digest_size=16)
+        for own in (self.data, self.protocol, self.model, self.method):
+            if not type(own).__module__.startswith("fedshift."):
+                total.update(_source(type(own)).encode())
+        return total.hexdigest()
+
+    @cached_property
+    def content(self) -> str:
+        """A digest of the local files that it reads."""
+        named = [getattr(getattr(self, table), name, "") for table, name in LOCAL_PATHS]
+        return " ".join(digest(path) for path in (*named, *self.plugins) if path)
 
     @property
     def run_name(self) -> str:
@@ -129,7 +154,16 @@ NAMED: dict[str, Catalogue[Any]] = {
     "model": MODELS,
     "method": METHODS,
 }
+LOCAL_PATHS = (("data", "path"), ("model", "weights"))  # settings that may name files of this machine
 PLAIN: dict[str, type[Spec]] = {"train": Train, "evaluate": Evaluate, "run": RunOptions}
+
+
+def check_tables(table: Mapping[str, Any]) -> None:
+    """Raise an error if a resolved experiment lacks a table, or a table its name."""
+    for name in (*NAMED, *PLAIN):
+        held = table.get(name)
+        if not isinstance(held, Mapping) or (name in NAMED and "name" not in held):
+            raise FedshiftError(f"The experiment lacks the table [{name}]{' with a name' if name in NAMED else ''}.")
 
 
 def _plain(name: str, values: Mapping[str, Any]) -> Spec:
@@ -150,21 +184,29 @@ def section(table: str, name: str | None) -> type[Spec]:
     return cast(type[Spec], NAMED[table].get(str(name)))
 
 
-def load_plugins(paths: tuple[str, ...] | list[str]) -> None:
-    """Import the user's files once each, so that what they register is known.
+def _source(cls: type) -> str:
+    """The text of a class written in a plugin, a script or a notebook; its name where there is no text."""
+    try:
+        return inspect.getsource(cls)
+    except (OSError, TypeError):
+        return cls.__qualname__
+
+
+def load_plugins(paths: Sequence[str]) -> None:
+    """Import the user's files, each once as long as its text is the same, so that what they register is known.
 
     Raises:
         FedshiftError: a file is missing or fails when imported.
     """
+    if isinstance(paths, str) or not all(isinstance(path, str) for path in paths):
+        raise FedshiftError(f'plugins = {paths!r}: give a list of paths, such as ["my_method.py"].')
     for path in paths:
-        _load_plugin(str(Path(path).expanduser().resolve()))
+        _load_plugin(str(Path(path).expanduser().resolve()), digest(path))
 
 
 @cache
-def _load_plugin(path: str) -> None:
-    import sys
-
-    if not Path(path).is_file():
+def _load_plugin(path: str, content: str) -> None:
+    if not content:
         raise FedshiftError(f"The plugin '{path}' does not exist; give the path of a Python file.")
     name = f"fedshift_plugin_{Path(path).stem}_{blake2b(path.encode(), digest_size=4).hexdigest()}"
     spec = util.spec_from_file_location(name, path)
@@ -172,8 +214,9 @@ def _load_plugin(path: str) -> None:
         raise FedshiftError(f"The plugin '{path}' is no Python file.")
     module = util.module_from_spec(spec)
     sys.modules[name] = module
+    linecache.checkcache(path)
     try:
-        spec.loader.exec_module(module)
+        exec(compile(Path(path).read_bytes(), path, "exec"), module.__dict__)  # what a plugin is for
     except FedshiftError:
         raise
     except Exception as error:

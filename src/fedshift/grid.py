@@ -10,7 +10,7 @@ from typing import Any, get_origin
 
 from fedshift.catalogue import METHODS, Spec, setting_type
 from fedshift.errors import FedshiftError, UnknownNameError
-from fedshift.experiment import NAMED, PLAIN, Experiment, load_plugins, section
+from fedshift.experiment import LOCAL_PATHS, NAMED, PLAIN, Experiment, load_plugins, section
 from fedshift.experiments import shipped, shipped_text
 
 Table = dict[str, Any]
@@ -34,7 +34,7 @@ def read(source: str | Path) -> Table:
             raise FedshiftError(
                 f"The experiment '{source}' does not exist; give a TOML file or one of {', '.join(shipped())}."
             )
-        text = path.read_text(encoding="utf-8")
+        text = _text(path)
     elif str(source) in shipped():
         text = shipped_text(str(source))
     else:
@@ -43,6 +43,13 @@ def read(source: str | Path) -> Table:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise FedshiftError(f"'{source}' is not TOML: {error}.") from error
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise FedshiftError(f"'{path}' cannot be read as text in UTF-8 ({error}).") from error
 
 
 def override(document: Mapping[str, Any], changes: Mapping[str, Any]) -> Table:
@@ -84,7 +91,8 @@ def parse_assignment(text: str) -> tuple[str, Any]:
 def parse_value(text: str) -> Any:
     """A TOML value; a bare word is a string; ``a,b`` is a list."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        value = tomllib.loads(f"value = {text}")["value"]
+        return value if isinstance(value, bool | int | float | str | list | dict) else text
     except tomllib.TOMLDecodeError:
         if "," in text and not text.startswith(("[", '"', "'")):
             return [parse_value(word.strip()) for word in text.split(",") if word.strip()]
@@ -115,20 +123,31 @@ def expand(document: Mapping[str, Any]) -> list[Experiment]:
 
 def _with_method(document: Mapping[str, Any], method: Table) -> Table:
     """The document with defaults for what it leaves out, and one method's table."""
-    result: Table = {"plugins": [str(Path(p).expanduser().resolve()) for p in document.get("plugins", ())]}
+    result: Table = {"plugins": [_absolute(path) for path in document.get("plugins", ())]}
     result |= {key: document[key] for key in ("name", "seed") if key in document}
     for name in (*NAMED, *PLAIN):
         values = document.get(name, {})
         result[name] = {"name": DEFAULT_NAMES[name], **values} if name in NAMED else dict(values)
     result["method"] = method
+    for table, name in LOCAL_PATHS:
+        if isinstance(path := result[table].get(name), str):
+            result[table][name] = _absolute(path)
     return result
+
+
+def _absolute(path: str) -> str:
+    """An absolute path if there is such a file or folder, so that a run can be resumed from anywhere."""
+    there = Path(path).expanduser()
+    return str(there.resolve()) if there.exists() else path
 
 
 def _method_tables(document: Mapping[str, Any]) -> Iterable[Table]:
     """One table for each method: its own sub-table over common fields over the data set's preset."""
     given = dict(document.get("method", {}))
     names = _as_list(given.pop("name", DEFAULT_NAMES["method"]))
-    preset = given.pop("preset", None) or document.get("data", {}).get("name", DEFAULT_NAMES["data"])
+    if not names or len(set(names)) < len(names):
+        raise FedshiftError(f"method.name = {names}: give at least one method, each once.")
+    preset = given.pop("preset", None)
     classes = {str(name): METHODS.get(str(name)) for name in names}
     own = {key: given.pop(key) for key in list(given) if isinstance(given[key], Mapping)}
     for name, fields in own.items():
@@ -137,6 +156,10 @@ def _method_tables(document: Mapping[str, Any]) -> Iterable[Table]:
     for field in given:
         if field not in known:
             raise UnknownNameError(f"field of [method] for {', '.join(classes)}", field, known)
+    presets = sorted({known for cls in classes.values() for known in cls.presets})
+    if preset is not None and preset not in presets:
+        raise UnknownNameError("preset", str(preset), presets)
+    preset = preset or document.get("data", {}).get("name", DEFAULT_NAMES["data"])
     for name, cls in classes.items():
         common = {field: value for field, value in given.items() if field in cls.settings()}
         published = cls.presets.get(preset, {}) if isinstance(preset, str) else {}

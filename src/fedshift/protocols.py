@@ -83,6 +83,8 @@ class InDomain(Protocol):
             raise FedshiftError("protocol.test + protocol.validation must leave samples to train on.")
         kept = self.fraction * (1 - self.test - self.validation)
         tested, validated, trained = split(data, (self.test, self.validation, kept), streams)
+        if self.fraction == 1:
+            trained = ~(tested | validated)  # what rounding left over belongs to training
         clients, environments = [], []
         for index, name in enumerate(data.domains):
             inside = data.domain == index
@@ -102,7 +104,7 @@ def take(data: DomainData, mask: Tensor) -> Samples:
 def split(data: DomainData, fractions: tuple[float, ...], streams: Streams) -> list[Tensor]:
     """Disjoint masks (N,) with the given fractions of every class in every domain; groups stay whole.
 
-    A class of two images or more gives at least one image to every mask.
+    A mask gets at least one image of a class while one is left for the rest.
     """
     groups, first = _first_of_each(data.group)
     stratum = data.y[first] * len(data.domains) + data.domain[first]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedshift.errors import FedshiftError
+from fedshift.errors import DivergedError, FedshiftError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -117,6 +117,8 @@ def _experiment_command(act: Callable[[list[Experiment], bool], None]) -> Callab
             "plugins": [str(path) for path in plugin] if plugin else None,
         }
         lists = ("method.name", "protocol.hold_out", "seed")
+        if data and not name and experiment == "rotated-mnist":
+            options["name"] = data  # other data are another experiment than the shipped one
         changes = {
             key: parse_value(value) if key in lists and isinstance(value, str) else value
             for key, value in options.items()
@@ -172,13 +174,20 @@ def _carry_out(experiments: list[Experiment], fresh: bool) -> None:
     from fedshift.runs import runner
 
     base = runner.run_path(experiments[0]) if fresh else runner.run_path(experiments[0]).parent
+    diverged: list[DivergedError] = []
     try:
         with LiveProgress(len(experiments)) as progress:
-            folders = [runner.start(experiments[0], progress)] if fresh else runner.run_all(experiments, progress)
+            if fresh:
+                folders = [runner.start(experiments[0], progress)]
+            else:
+                folders, diverged = runner.run_all(experiments, progress)
     except KeyboardInterrupt:
         typer.echo(f"\nInterrupted. `fedshift resume {base}` carries on from the last checkpoint.", err=True)
         raise typer.Exit(INTERRUPTED) from None
-    _report(Results.read(folders), base)
+    if len(diverged) < len(folders):
+        _report(Results.read(folders), base)
+    if diverged:
+        raise FedshiftError(f"{len(diverged)} of {len(folders)} runs diverged. {diverged[0]}")
 
 
 @app.command(

@@ -219,7 +219,8 @@ class Method(Spec):
 
     def reply(self, work: LocalWork) -> Up:
         """What a client sends back: its shared tensors, and its sample count where that weighs."""
-        count = {"samples": torch.tensor(work.samples)} if self.weighting == "samples" else {}
+        weighs = self.weighting == "samples" and work.after
+        count = {"samples": torch.tensor(work.samples)} if weighs else {}
         return Up({**work.after, **count})
 
     def merge(self, state: ServerState, replies: Replies) -> ServerState:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, Self
@@ -28,23 +29,28 @@ class ClientState:
 
     def flat(self) -> dict[str, Tensor]:
         """Everything as named tensors, for a checkpoint."""
-        flat = {f"tensor/{name}": tensor for name, tensor in self.tensors.items()}
+        flat = {json.dumps(["tensor", name]): tensor for name, tensor in self.tensors.items()}
         for objective, parameters in self.moments.items():
             for parameter, kinds in parameters.items():
-                flat |= {f"moment/{objective}/{parameter}/{kind}": tensor for kind, tensor in kinds.items()}
-        return flat | {"drawn": torch.tensor(self.drawn)}
+                for kind, tensor in kinds.items():
+                    flat[json.dumps(["moment", objective, parameter, kind])] = tensor
+        return flat | {json.dumps(["drawn"]): torch.tensor(self.drawn)}
 
     @classmethod
     def from_flat(cls, flat: Mapping[str, Tensor]) -> Self:
         """The inverse of :meth:`flat`."""
-        tensors, moments = {}, Moments()
+        tensors, moments, drawn = {}, Moments(), 0
         for key, tensor in flat.items():
-            match key.split("/"):
+            match json.loads(key):
                 case ["tensor", name]:
                     tensors[name] = tensor
                 case ["moment", objective, parameter, kind]:
                     moments.setdefault(objective, {}).setdefault(parameter, {})[kind] = tensor
-        return cls(tensors, moments, int(flat["drawn"]))
+                case ["drawn"]:
+                    drawn = int(tensor)
+                case other:
+                    raise ValueError(f"A client state holds no {other}.")
+        return cls(tensors, moments, drawn)
 
 
 class ClientStore(Protocol):

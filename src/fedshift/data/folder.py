@@ -26,7 +26,11 @@ class ImageFolder(ImageDataset):
 
     def read(self) -> DomainData:
         """Read every image file; other files are left alone."""
-        return domain_data(self._rows(), self.size, self.channels)
+        data = domain_data(self._rows(), self.size, self.channels)
+        empty = sorted(set(self.domain_names()) - set(data.domains))
+        if empty:
+            raise FedshiftError(f"The domain folder '{self._root() / empty[0]}' holds no image (domain/class/file).")
+        return data
 
     def _root(self) -> Path:
         root = Path(self.path).expanduser()
@@ -34,8 +38,10 @@ class ImageFolder(ImageDataset):
             raise FedshiftError(
                 f"data.path = '{self.path}' is no folder; give one laid out as folder/domain/class/file."
             )
-        if not _folders(root):
-            raise FedshiftError(f"'{root}' holds no folders; it should be laid out as folder/domain/class/file.")
+        if not any(_folders(domain) for domain in _folders(root)):
+            raise FedshiftError(
+                f"'{root}' has no folder in a folder; it should be laid out as folder/domain/class/file."
+            )
         return root
 
     def _rows(self) -> Iterator[Row]:
@@ -43,7 +49,7 @@ class ImageFolder(ImageDataset):
         for domain in _folders(self._root()):
             for label in _folders(domain):
                 for file in sorted(label.rglob("*")):
-                    if file.suffix.lower() in known and file.is_file():
+                    if file.suffix.lower() in known and file.is_file() and not file.name.startswith("."):
                         yield str(file), file, domain.name, label.name
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from fedshift.catalogue import setting
 from fedshift.data.dataset import DomainData, ImageDataset
 from fedshift.data.images import Row, domain_data
-from fedshift.data.parquet import COLUMNS, image_bytes
+from fedshift.data.parquet import COLUMNS, class_name, image_bytes
 from fedshift.errors import FedshiftError, need
 
 
@@ -24,13 +24,13 @@ class HubDataset(ImageDataset):
     def domain_names(self) -> tuple[str, ...]:
         """The values of the domain column."""
         rows = self._load()
-        return tuple(sorted({_name(rows, "domain", value) for value in rows["domain"]}))
+        names = self._names(rows, "domain")
+        return tuple(sorted(class_name(f"in {self.path}", "domain", value, names) for value in set(rows["domain"])))
 
     def read(self) -> DomainData:
         """Read every row of the split."""
         rows = self._load()
-        names = getattr(rows.features["label"], "names", None)
-        return domain_data(self._rows(rows), self.size, self.channels, names)
+        return domain_data(self._rows(rows), self.size, self.channels, self._names(rows, "label"))
 
     def _load(self) -> Any:
         try:
@@ -56,9 +56,10 @@ class HubDataset(ImageDataset):
             where = f"in row {index} of {self.path}"
             image = row["image"]
             source = image_bytes(where, image) if image["bytes"] is not None else Path(image["path"])
-            yield where, source, _name(rows, "domain", row["domain"]), _name(rows, "label", row["label"])
+            domain, label = (
+                class_name(where, column, row[column], self._names(rows, column)) for column in COLUMNS[1:]
+            )
+            yield where, source, domain, label
 
-
-def _name(rows: Any, column: str, value: Any) -> str:
-    names = getattr(rows.features[column], "names", None)
-    return names[value] if names else str(value)
+    def _names(self, rows: Any, column: str) -> list[str] | None:
+        return getattr(rows.features[column], "names", None)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from fedshift.data.dataset import DomainData
@@ -51,11 +51,28 @@ def domain_data(rows: Iterable[Row], size: int, channels: int, classes: Sequence
 
 
 def decode(where: str, image: bytes | Path, size: int, channels: int) -> Tensor:
-    """One image as uint8 (channels, size, size)."""
+    """One image as uint8 (channels, size, size).
+
+    It is turned upright if its EXIF data say so, what is transparent becomes white, and 16 bits become 8.
+    """
     try:
         with Image.open(BytesIO(image) if isinstance(image, bytes) else image) as opened:
-            resized = opened.convert("RGB" if channels == 3 else "L").resize((size, size), Image.Resampling.BILINEAR)
-    except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
+            upright = _eight_bits(where, ImageOps.exif_transpose(opened))
+    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, ValueError) as error:
         raise FedshiftError(f"The image {where} cannot be read ({error}). Replace or remove it.") from error
+    if upright.has_transparency_data:
+        colours = upright.convert("RGBA")
+        upright = Image.alpha_composite(Image.new("RGBA", colours.size, "white"), colours)
+    resized = upright.convert("RGB" if channels == 3 else "L").resize((size, size), Image.Resampling.BILINEAR)
     pixels = torch.from_numpy(np.array(resized))
     return pixels.permute(2, 0, 1).contiguous() if channels == 3 else pixels.unsqueeze(0)
+
+
+def _eight_bits(where: str, image: Image.Image) -> Image.Image:
+    """Grayscale of 16 bits scaled to 8; other depths than 8 and 16 have no agreed range, so they are refused."""
+    if image.mode not in ("I", "F") and not image.mode.startswith("I;16"):
+        return image.copy()
+    values = np.asarray(image)
+    if image.mode == "F" or values.min() < 0 or values.max() > 65535:
+        raise FedshiftError(f"The image {where} has pixels of mode {image.mode}; convert it to 8 or 16 bits.")
+    return Image.fromarray((values // 257).astype(np.uint8))

@@ -26,7 +26,8 @@ class ParquetFile(ImageDataset):
         """The values of the domain column."""
         table = self._table(["domain"])
         names = _class_names(table.schema)
-        return tuple(sorted({_name(value, names["domain"]) for value in table["domain"].to_pylist()}))
+        values = set(table["domain"].to_pylist())
+        return tuple(sorted(class_name(f"in {self.path}", "domain", value, names["domain"]) for value in values))
 
     def read(self) -> DomainData:
         """Read every row."""
@@ -63,8 +64,8 @@ class ParquetFile(ImageDataset):
                 yield (
                     where,
                     image_bytes(where, image),
-                    _name(domain, names["domain"]),
-                    _name(label, names["label"]),
+                    class_name(where, "domain", domain, names["domain"]),
+                    class_name(where, "label", label, names["label"]),
                 )
                 row += 1
 
@@ -84,5 +85,16 @@ def _class_names(schema: Any) -> dict[str, list[str] | None]:
     return {column: features.get(column, {}).get("names") for column in ("domain", "label")}
 
 
-def _name(value: Any, names: list[str] | None) -> str:
-    return names[value] if names is not None and isinstance(value, int) else str(value)
+def class_name(where: str, column: str, value: Any, names: list[str] | None) -> str:
+    """The name behind one value of the domain or label column.
+
+    Raises:
+        FedshiftError: it is missing, or no number of a known name.
+    """
+    if value is None:
+        raise FedshiftError(f"The image {where} has no {column}; fill it in or remove the row.")
+    if names is None or not isinstance(value, int):
+        return str(value)
+    if not 0 <= value < len(names):
+        raise FedshiftError(f"The image {where} has the {column} {value}, but there are {len(names)} names for it.")
+    return names[value]

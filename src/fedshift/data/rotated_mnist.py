@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gzip
 import struct
+import zlib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -118,7 +119,12 @@ def _from_idx(folder: Path) -> tuple[Images, Labels]:
     for prefix in ("train", "t10k"):
         images, labels = (sorted(folder.glob(f"{prefix}-{kind}*ubyte*")) for kind in ("images", "labels"))
         if images and labels:
-            return _read_idx(images[0], 3), _read_idx(labels[0], 1).astype(np.int64)
+            pixels, digits = _read_idx(images[0], 3), _read_idx(labels[0], 1)
+            if len(pixels) != len(digits):
+                raise FedshiftError(
+                    f"'{images[0]}' holds {len(pixels)} images, but '{labels[0]}' {len(digits)} labels."
+                )
+            return pixels, digits.astype(np.int64)
     raise FedshiftError(f"'{folder}' holds no train-images-idx3-ubyte and train-labels-idx1-ubyte (plain or .gz).")
 
 
@@ -130,5 +136,5 @@ def _read_idx(path: Path, dimensions: int) -> Images:
         if magic != 0x0800 + dimensions:
             raise FedshiftError(f"'{path}' is no idx file of bytes with {dimensions} dimensions.")
         return np.frombuffer(data, np.uint8, offset=4 * (1 + dimensions)).reshape(shape)
-    except (OSError, EOFError, struct.error, ValueError) as error:
+    except (OSError, EOFError, struct.error, zlib.error, ValueError) as error:
         raise FedshiftError(f"'{path}' cannot be read as an idx file ({error}).") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -28,7 +29,7 @@ from fedshift.data.federation import Environment
 from fedshift.data.inputs import Inputs
 from fedshift.engines.batches import BatchOrder
 from fedshift.engines.engine import Job, Moment, Outcome, Score
-from fedshift.errors import FedshiftError
+from fedshift.errors import DivergedError, FedshiftError
 from fedshift.experiment import Evaluate, Train
 from fedshift.models.model import ModelSpec
 
@@ -45,6 +46,12 @@ class _Descent:
     def step(self, net: Net, batch: Batch, context: Context) -> None:
         """Take one step on one batch, moving no other parameter."""
         terms = self.objective.loss(net, batch, context)
+        for name, term in terms.items():
+            if term.ndim:
+                raise FedshiftError(
+                    f"The term '{name}' of the objective '{self.objective.name}' has the shape {tuple(term.shape)}; "
+                    "a term is a scalar, such as the mean over the batch."
+                )
         self.optimiser.zero_grad()
         torch.autograd.backward(torch.stack(list(terms.values())).sum(), inputs=list(self.parameters.values()))
         self.optimiser.step()
@@ -89,11 +96,12 @@ class Sequential:
         means: dict[str, float] = {}
         for phase in exchange.phases(moment.round, moment.stage.rounds):
             count = self._steps(phase, job)
-            means |= self._phase(phase, count, moment, job, drawn, moments)
+            for name, mean in self._phase(phase, count, moment, job, drawn, moments).items():
+                means[name if name not in means else f"{phase.name}.{name}"] = mean
             drawn, steps = drawn + count, steps + count
         after = self._copy("shared")
+        self._check_finite(after, moment, job.client.name)
         up = exchange.reply(LocalWork(after, job.down, len(job.client.train)))
-        self._check_private(up, exchange)
         return Outcome(job.client.id, up, ClientState(self._copy("client"), moments, drawn), means, steps)
 
     def _phase(
@@ -155,7 +163,8 @@ class Sequential:
             # Fused SGD is slower on a CPU, and cannot start from moments of some parameters only.
             optimiser = torch.optim.SGD(values, s.lr, s.momentum, weight_decay=s.weight_decay, foreach=True)
         for name, kinds in moments.items():
-            optimiser.state[parameters[name]] = {kind: tensor.clone() for kind, tensor in kinds.items()}
+            parameter = parameters[name]
+            optimiser.state[parameter] = {kind: _laid_out_as(parameter, tensor) for kind, tensor in kinds.items()}
         return _Descent(objective, parameters, optimiser)
 
     def _kept_moments(self, descent: _Descent) -> dict[str, dict[str, Tensor]]:
@@ -172,25 +181,32 @@ class Sequential:
         means: dict[str, float] = {}
         for objective, descent in descents.items():
             steps = descent.history
+            if not steps:
+                continue
             table = torch.stack([torch.stack(list(terms.values())) for terms in steps]).cpu().double()
             bad = (~table.isfinite()).any(dim=1).nonzero()
             if len(bad):
                 step = int(bad[0])
                 values = dict(zip(steps[0], table[step].tolist(), strict=True))
-                raise FedshiftError(
+                raise DivergedError(
                     f"The loss is not finite at client '{client}', round {moment.round}, phase '{phase.name}', "
-                    f"step {step + 1}, objective '{objective}': {values}. The last checkpoint is kept. A smaller "
-                    f"learning rate usually helps: --set train.lr={self.settings.lr / 10:g}"
+                    f"step {step + 1}, objective '{objective}': {values}. {self._advice()}"
                 )
-            means |= dict(zip(steps[0], table.mean(dim=0).tolist(), strict=True))
+            for name, mean in zip(steps[0], table.mean(dim=0).tolist(), strict=True):
+                means[name if name not in means else f"{objective}.{name}"] = mean
         return means
 
-    def _check_private(self, up: Tensors, exchange: Exchange) -> None:
-        for name in up:
-            if self.scopes.get(name) == "client":
-                raise FedshiftError(
-                    f"The exchange '{exchange.name}' would send '{name}', which never leaves the client. "
-                    "Leave it out of reply(), or make its part shared."
+    def _advice(self) -> str:
+        smaller = f"--set train.lr={self.settings.lr / 10:g}"
+        return f"The last checkpoint, if there is one, is kept. A smaller learning rate usually helps: {smaller}"
+
+    def _check_finite(self, tensors: Tensors, moment: Moment, client: str) -> None:
+        """The last step's result has no loss of its own, so the tensors are looked at before they are merged."""
+        for name, tensor in tensors.items():
+            if not tensor.isfinite().all():
+                raise DivergedError(
+                    f"'{name}' is not finite after the last step of client '{client}', round {moment.round}. "
+                    f"{self._advice()}"
                 )
 
     # Tensors ------------------------------------------------------------------------------------
@@ -220,6 +236,10 @@ class Sequential:
             correct += float((log_probabilities.argmax(dim=1) == y).sum())
             loss -= float(log_probabilities.gather(1, y.unsqueeze(1)).cpu().double().sum())
         n = len(environment.samples)
+        if not math.isfinite(loss):
+            raise DivergedError(
+                f"The loss on '{environment.name}' is not finite after round {moment.round}. {self._advice()}"
+            )
         return Score(correct / n, loss / n, n)
 
     def _predictions(self, environment: Environment, moment: Moment) -> Iterator[tuple[Tensor, Tensor]]:
@@ -244,3 +264,10 @@ class Sequential:
         for layer, momentum in zip(layers, momenta, strict=True):
             layer.momentum = momentum
             layer.eval()
+
+
+def _laid_out_as(parameter: Tensor, tensor: Tensor) -> Tensor:
+    """A copy with the parameter's memory layout, which a checkpoint does not keep and fused optimisers need."""
+    if tensor.shape != parameter.shape:
+        return tensor.clone()
+    return torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False).copy_(tensor)

@@ -168,7 +168,7 @@ class FedCMI(FedSR):
     presets: ClassVar[dict[str, dict[str, object]]] = {
         "rotated-mnist": {"cmi": 0.3},
         "pacs": {"cmi": 0.01},
-        "office-home": {"cmi": 0.05},
+        "office-home": {"cmi": 0.0005},
         "domainnet": {"cmi": 0.005},
     }
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from fedshift.catalogue import Count, setting
@@ -36,6 +37,7 @@ class Backbone(Model):
     """A backbone whose weights are random, or those of a hub id or local folder."""
 
     hub_id: ClassVar[str]
+    architecture: ClassVar[str] = "ResNetModel"
 
     weights: str = setting(
         "random",
@@ -66,13 +68,18 @@ class Backbone(Model):
     def _read(self, transformers: Any) -> Any:
         source = self.hub_id if self.weights == "pretrained" else self.weights
         try:
-            return transformers.AutoModel.from_pretrained(source)
-        except (OSError, ValueError) as error:
+            backbone = transformers.AutoModel.from_pretrained(source)
+        except (OSError, ValueError, SafetensorError) as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise FedshiftError(
                 f"model.weights = '{self.weights}': no weights of '{source}' could be read ({reason}). "
                 "Give a folder on this machine, or download it once where the hub can be reached."
             ) from error
+        if type(backbone).__name__ != self.architecture:
+            raise FedshiftError(
+                f"model.weights = '{self.weights}' is a {type(backbone).__name__}, not a {self.architecture}."
+            )
+        return backbone
 
 
 def _pooled_features(backbone: nn.Module, channels: int) -> int:
@@ -118,6 +125,7 @@ class MobileNetV2(Backbone):
     """MobileNetV2 (Sandler et al., CVPR 2018)."""
 
     hub_id: ClassVar[str] = "google/mobilenet_v2_1.0_224"
+    architecture: ClassVar[str] = "MobileNetV2Model"
     dim: Count = setting(1280, help="dimension d of the representation z")
 
     def _random(self, transformers: Any, channels: int) -> Any:

@@ -8,8 +8,10 @@ from typing import Self
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
+from rich.text import Text
 
 from fedshift.reporting.units import bytes_text, clock
 from fedshift.runs import progress
@@ -57,9 +59,9 @@ class LiveProgress(progress.Progress):
             TextColumn("round {task.completed} of {task.total}"),
             console=self.console,
         )
-        self._bar, self._task = bar, bar.add_task(self._title(), total=outlook.rounds, completed=outlook.done)
+        self._bar, self._task = bar, bar.add_task(escape(self._title()), total=outlook.rounds, completed=outlook.done)
         if outlook.done:
-            self.console.print(f"{outlook.name}: goes on from round {outlook.done}", highlight=False)
+            self.console.print(f"{outlook.name}: goes on from round {outlook.done}", highlight=False, markup=False)
         self._draw()
 
     def steps(self, count: int) -> None:
@@ -93,9 +95,10 @@ class LiveProgress(progress.Progress):
         self.console.print(
             f"{self._title()}  {pace}  {self._accuracies()}",
             highlight=False,
+            markup=False,
             soft_wrap=True,
         )
-        if self._live:
+        if self._live and self._number < self._runs:
             self._live.update("Loading data and building the model...")
 
     def reused(self, name: str) -> None:
@@ -139,5 +142,5 @@ class LiveProgress(progress.Progress):
             table.add_column(column, justify="right" if column in ("accuracy %", "loss") else "left", style="cyan")
         for row in self._record["environments"] if self._record else []:
             values = f"{100 * row['accuracy']:.1f}", f"{row['loss']:.3f}"
-            table.add_row(row["environment"], row["role"], row["model"], *values)
-        self._live.update(Group(self._bar, f"  {self._line()}", table if self._record else ""))
+            table.add_row(escape(row["environment"]), row["role"], row["model"], *values)
+        self._live.update(Group(self._bar, Text(f"  {self._line()}"), table if self._record else ""))

@@ -123,9 +123,20 @@ class Results:
             if not run.folder.finished:
                 done, rounds = run.records[-1]["position"], run.table["train"]["rounds"]
                 notes[f"{run.folder.path.name} is not finished: round {done} of {rounds}"] = None
+        for row in self.rows():
+            lacking = sorted(self._cases(self.runs) - self._cases(row.runs))
+            if lacking:
+                words = ", ".join(
+                    f"seed {seed}" + (f" with {domain} held out" if domain else "") for seed, domain in lacking
+                )
+                notes[f"{row.label} has no run for {words}; its means are over fewer runs than others."] = None
         if any(row["models"] > 1 for run in self.runs for row in run.records[-1]["environments"]):
             notes["A domain that no client has seen is scored with each client's own model; the mean is shown."] = None
         return list(notes)
+
+    def _cases(self, runs: Sequence[Run]) -> set[tuple[int, str]]:
+        """Which seeds and held-out domains were run."""
+        return {(run.table["seed"], str(run.table["protocol"].get("hold_out", ""))) for run in runs}
 
     def rows(self) -> list[Row]:
         """Runs grouped by all settings but seed and held-out domain, in the order they come."""

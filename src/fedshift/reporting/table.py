@@ -9,6 +9,7 @@ from io import StringIO
 import rich.box
 import rich.table
 from rich.console import Console
+from rich.markup import escape
 
 from fedshift.reporting.results import Measured, Results
 
@@ -23,13 +24,13 @@ class Table:
 
     def rich(self) -> rich.table.Table:
         """For a terminal."""
-        table = rich.table.Table(title=self.title, title_justify="left", box=rich.box.SIMPLE_HEAD)
+        table = rich.table.Table(title=escape(self.title), title_justify="left", box=rich.box.SIMPLE_HEAD)
         for number, column in enumerate(self.columns):
             # Headings and labels may wrap; a number is never cut.
             width = max((len(row[number]) for row in self.rows), default=0) if number else None
-            table.add_column(column, justify="right" if number else "left", overflow="fold", min_width=width)
+            table.add_column(escape(column), justify="right" if number else "left", overflow="fold", min_width=width)
         for row in self.rows:
-            table.add_row(*row)
+            table.add_row(*(escape(cell) for cell in row))
         return table
 
 
@@ -82,6 +83,6 @@ def as_text(results: Results, width: int = 120) -> str:
     for table in tables(results):
         console.print(table.rich())
     for note in results.notes:
-        console.print(f"Note: {note}")
+        console.print(f"Note: {note}", markup=False)
     text: str = console.file.getvalue()  # type: ignore[attr-defined]  # the StringIO given above
     return text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 
 import torch
@@ -50,6 +51,7 @@ class Checkpoint:
         for client, state in self.clients.items():
             tensors |= {f"client//{client}//{name}": tensor for name, tensor in state.flat().items()}
         about = {name: getattr(self, name) for name in ("experiment", "position", "bytes_down", "bytes_up")}
+        about["checksum"] = _checksum(tensors)
         # One entry only: safetensors writes several in no fixed order.
         write(path, pack(tensors, {"run": json.dumps(about)}))
 
@@ -64,28 +66,42 @@ class Checkpoint:
             with safe_open(path, "pt", device=str(device)) as file:
                 about = json.loads((file.metadata() or {}).get("run", "{}"))
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
-        except (SafetensorError, OSError) as error:
+            sound = about.pop("checksum", None) == _checksum(tensors)
+            reason = "" if sound else "its checksum is wrong"
+        except (SafetensorError, OSError, json.JSONDecodeError) as error:
+            reason = str(error)
+        if reason:
             raise FedshiftError(
-                f"The checkpoint '{path}' is damaged or truncated ({error}). Remove it, and `fedshift resume` starts "
+                f"The checkpoint '{path}' is damaged or truncated ({reason}). Remove it, and `fedshift resume` starts "
                 "the run again from its first round."
-            ) from error
+            )
         if about.get("experiment") != experiment:
             raise FedshiftError(
                 f"The checkpoint '{path}' belongs to another experiment than the experiment.toml beside it "
-                f"({about.get('experiment')} is not {experiment}). Restore that file, or start a new run."
+                f"({about.get('experiment')} is not {experiment}): that file, a plugin or the data has changed. "
+                "Restore it, or start a new run."
             )
         server, clients = _unpack(tensors)
         return cls(server=server, clients=clients, **about)
+
+
+def _checksum(tensors: dict[str, Tensor]) -> str:
+    digest = blake2b(digest_size=16)
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(tensors[name].detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _unpack(tensors: dict[str, Tensor]) -> tuple[ServerState, dict[int, ClientState]]:
     scopes: dict[str, dict[str, Tensor]] = {"shared": {}, "down": {}, "server": {}}
     clients: dict[int, dict[str, Tensor]] = defaultdict(dict)
     for key, tensor in tensors.items():
-        match key.split("//"):
-            case ["client", client, name]:
-                clients[int(client)][name] = tensor
-            case [scope, name]:
-                scopes[scope][name] = tensor
+        scope, _, rest = key.partition("//")
+        if scope == "client":
+            client, _, name = rest.partition("//")
+            clients[int(client)][name] = tensor
+        else:
+            scopes[scope][rest] = tensor
     states = {client: ClientState.from_flat(flat) for client, flat in clients.items()}
     return ServerState(**scopes), states

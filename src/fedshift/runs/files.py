@@ -58,6 +58,6 @@ def make_folder(path: Path) -> None:
 
 def _unwritable(path: Path, error: OSError) -> FedshiftError:
     return FedshiftError(
-        f"'{path}' cannot be written: {error.strerror or error}. The last checkpoint is kept: make room or choose "
-        "another folder with --set run.out=FOLDER, then `fedshift resume` the run's folder."
+        f"'{path}' cannot be written: {error.strerror or error}. What was written before is kept: make room, or choose "
+        "another folder; `fedshift resume` carries a run that has begun on from its last checkpoint."
     )

@@ -16,13 +16,13 @@ from typing import Any
 import tomli_w
 from filelock import FileLock, Timeout
 
+from fedshift.content import digest
 from fedshift.core.messages import Tensors, pack
 from fedshift.errors import FedshiftError
-from fedshift.experiment import Experiment
+from fedshift.experiment import Experiment, check_tables
 from fedshift.runs import files
 
 Record = dict[str, Any]
-STARTED = frozenset({"environment.json", ".lock"})  # all there is when a run was killed before it began
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class RunFolder:
             FedshiftError: it exists; nothing is ever overwritten.
         """
         folder = cls(path)
-        if path.exists() and any(entry.name not in STARTED for entry in path.iterdir()):
+        if path.is_dir() and _begun(path):
             state = "is finished" if folder.finished else "has begun"
             fix = "fedshift report" if folder.finished else "fedshift resume"
             raise FedshiftError(
@@ -91,9 +91,15 @@ class RunFolder:
     def table(self) -> dict[str, Any]:
         """The resolved experiment as a table."""
         try:
-            return tomllib.loads(self.experiment_file.read_text(encoding="utf-8"))
-        except (OSError, tomllib.TOMLDecodeError) as error:
+            table = tomllib.loads(self.experiment_file.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise FedshiftError(f"'{self.experiment_file}' cannot be read ({error}).") from error
+        check_tables(table)
+        if self.finished and self.read_json("summary.json").get("experiment") != digest(self.experiment_file):
+            raise FedshiftError(
+                f"'{self.experiment_file}' was changed after the run ended, so it does not say what ran. Restore it."
+            )
+        return table
 
     def experiment(self) -> Experiment:
         """The resolved experiment."""
@@ -104,18 +110,32 @@ class RunFolder:
         path = self.path / "records.jsonl"
         if not path.is_file():
             return []
-        *lines, _unfinished = path.read_text(encoding="utf-8").split("\n")
         try:
-            return [json.loads(line) for line in lines]
-        except json.JSONDecodeError as error:
-            raise FedshiftError(f"'{path}' holds a line that is no JSON ({error}).") from error
+            *lines, _unfinished = path.read_text(encoding="utf-8").split("\n")
+            records = [json.loads(line) for line in lines]
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise FedshiftError(f"'{path}' holds a line that is no JSON ({error}). Restore the file.") from error
+        if not all(isinstance(record, dict) and "position" in record for record in records):
+            raise FedshiftError(f"'{path}' holds a line that is no record. Restore the file.")
+        return records
 
     def record(self, record: Record) -> None:
         """Add a record."""
         files.append(self.path / "records.jsonl", json.dumps(record))
 
-    def rewind(self, position: int) -> None:
-        """Drop the records of rounds after a checkpoint, which will be made again, and half-written files."""
+    def rewind(self, position: int, every: int) -> None:
+        """Drop the records of rounds after a checkpoint, which will be made again, and half-written files.
+
+        Raises:
+            FedshiftError: a record of before the checkpoint is missing.
+        """
+        held = {record["position"] for record in self.records()}
+        missing = [due for due in range(every, position + 1, every) if due not in held]
+        if missing:
+            raise FedshiftError(
+                f"'{self.path / 'records.jsonl'}' lacks the record of round {missing[0]}, which the checkpoint of "
+                f"round {position} comes after. Restore the file, or remove the checkpoint to start the run again."
+            )
         for leftover in self.path.glob(".*.new"):
             leftover.unlink()
         kept = [record for record in self.records() if record["position"] <= position]
@@ -142,7 +162,10 @@ class RunFolder:
     def read_json(self, name: str) -> Any:
         """Read a JSON file, or None where there is none yet."""
         path = self.path / name
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        try:
+            return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise FedshiftError(f"'{path}' is no JSON ({error}). Restore the file.") from error
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -156,10 +179,17 @@ class RunFolder:
             lock.acquire()
         except Timeout:
             raise FedshiftError(f"Another process is running '{self.path}'; wait for it.") from None
+        except OSError as error:
+            raise FedshiftError(f"'{self.path}' cannot be written: {error.strerror or error}.") from error
         try:
             yield
         finally:
             lock.release()
+
+
+def _begun(path: Path) -> bool:
+    """Whether a folder holds more than a run that was killed before it began leaves."""
+    return any(not entry.name.startswith(".") and entry.name != "environment.json" for entry in path.iterdir())
 
 
 def find(path: Path) -> list[RunFolder]:

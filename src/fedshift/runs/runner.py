@@ -6,8 +6,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedshift.content import digest
 from fedshift.engines.engine import Moment
-from fedshift.errors import FedshiftError
+from fedshift.errors import DivergedError, FedshiftError
 from fedshift.experiment import Experiment
 from fedshift.runs.checkpoint import Checkpoint
 from fedshift.runs.folder import Record, RunFolder
@@ -41,24 +42,30 @@ def resume(folder: RunFolder, progress: Progress) -> None:
     carry_out(Simulation(folder.experiment()), folder, progress)
 
 
-def run_all(experiments: Sequence[Experiment], progress: Progress) -> list[RunFolder]:
-    """Carry out every run of a grid.
+def run_all(experiments: Sequence[Experiment], progress: Progress) -> tuple[list[RunFolder], list[DivergedError]]:
+    """Carry out every run of a grid; a run that diverges does not keep the others from theirs.
+
+    Returns:
+        The folders of all runs, and what went wrong in those that diverged.
 
     Raises:
         FedshiftError: a folder holds another run, or an experiment cannot be run.
     """
-    folders = []
+    folders, diverged = [], []
     for experiment in experiments:
         path = run_path(experiment)
-        if (path / "experiment.toml").is_file():
-            folder = RunFolder.open(path)
-            if folder.experiment().fingerprint != experiment.fingerprint:
-                raise FedshiftError(f"The run folder '{path}' holds another experiment; choose another --set name=...")
-            resume(folder, progress)
-        else:
-            folder = start(experiment, progress)
-        folders.append(folder)
-    return folders
+        try:
+            if (path / "experiment.toml").is_file():
+                folder = RunFolder.open(path)
+                if folder.experiment().fingerprint != experiment.fingerprint:
+                    raise FedshiftError(f"The run folder '{path}' holds another run; choose another --set name=...")
+                resume(folder, progress)
+            else:
+                start(experiment, progress)
+        except DivergedError as error:
+            diverged.append(DivergedError(f"{experiment.run_name}: {error}"))
+        folders.append(RunFolder(path))
+    return folders, diverged
 
 
 def carry_out(simulation: Simulation, folder: RunFolder, progress: Progress) -> None:
@@ -69,7 +76,7 @@ def carry_out(simulation: Simulation, folder: RunFolder, progress: Progress) -> 
             fingerprint = simulation.experiment.fingerprint
             simulation.restore(Checkpoint.load(folder.checkpoint_file, fingerprint, simulation.device))
         progress.begin(Outlook(folder.path.name, simulation.rounds, simulation.position))
-        folder.rewind(simulation.position)
+        folder.rewind(simulation.position, evaluate.every)
         stopwatch = _Stopwatch(simulation.position)
         declared = 0
         for moment in simulation.moments()[simulation.position :]:
@@ -103,7 +110,8 @@ def _finish(simulation: Simulation, folder: RunFolder) -> None:
     for client, state in simulation.store.items():
         tensors |= {f"client.{client}.{name}": tensor for name, tensor in state.tensors.items()}
     folder.write_weights(tensors)
-    folder.write_json("summary.json", {**summary(folder.records()), "notes": simulation.notes})
+    about = {"experiment": digest(folder.experiment_file), "notes": simulation.notes}
+    folder.write_json("summary.json", {**summary(folder.records()), **about})
 
 
 def declaration(simulation: Simulation) -> Record:

@@ -72,7 +72,8 @@ class Simulation:
         self._terms: dict[str, dict[str, float]] = {}
 
     def _federation(self) -> Federation:
-        data = load_data(self.experiment.data, self.experiment.seed)
+        experiment = self.experiment
+        data = load_data(experiment.data, experiment.seed, experiment.content)
         federation = self.experiment.protocol.federate(data, self.experiment.data.inputs(), self.streams)
         federation = self.method.federation(federation)
         batch = self.experiment.train.batch
@@ -82,6 +83,12 @@ class Simulation:
                     f"Client '{client.name}' has {len(client.train)} training images, fewer than a batch of {batch}: "
                     f"--set train.batch={max(1, len(client.train))} or less"
                 )
+        for environment in federation.environments:
+            if not len(environment.samples):
+                raise FedshiftError(
+                    f"No {environment.role} image of '{environment.name}' is left to score: give it more images, or "
+                    "hold out a larger part (protocol.validation, protocol.test)."
+                )
         return federation.to(self.device)
 
     def _of_scope(self, tensors: Tensors, scope: str) -> dict[str, torch.Tensor]:
@@ -89,11 +96,18 @@ class Simulation:
 
     def _notes(self) -> list[str]:
         """What a reader of the results must know."""
+        name, method = type(self.method).__name__, self.method
         has_batch_norm = any(True for module in self.engine.net.parts.values() for _ in batch_norms(module))
-        if self.method.bn != "shared" and not has_batch_norm:
+        if method.bn != "shared" and not has_batch_norm:
             return [
-                f"{self.experiment.method_name}: the model has no batch norm, so bn = '{self.method.bn}' changes "
-                "nothing (for the model 'cnn': --set model.batch_norm=true)"
+                f"{name}: the model has no batch norm, so bn = '{method.bn}' changes nothing "
+                "(for the model 'cnn': --set model.batch_norm=true)"
+            ]
+        if method.reestimates(unseen=True):
+            whose = "every" if method.reestimates(unseen=False) else "an unseen"
+            return [
+                f"{name}: batch-norm statistics of {whose} environment are measured on the inputs that are scored, "
+                "without labels, so its accuracy is transductive"
             ]
         return []
 
@@ -130,9 +144,12 @@ class Simulation:
     ) -> dict[int, Up]:
         """Send each client its Down, let it work, store what it keeps, and collect the Ups by client id."""
         jobs = [Job(client, exchange.send(self.server, client.id), self._state(client.id)) for client in cohort]
+        for job in jobs:
+            self._check_scopes(job.down, exchange, "send")
         self.bytes_down += sum(job.down.nbytes for job in jobs)
         ups = {}
         for job, outcome in zip(jobs, self.engine.train(exchange, moment, jobs), strict=True):
+            self._check_scopes(outcome.up, exchange, "reply")
             ups[outcome.client] = outcome.up
             self.bytes_up += outcome.up.nbytes
             self.store.put(outcome.client, outcome.state)
@@ -140,6 +157,15 @@ class Simulation:
             progress.steps(outcome.steps)
         self.messages.setdefault(exchange.name, {"down": jobs[0].down, "up": ups[jobs[0].client.id]})
         return ups
+
+    def _check_scopes(self, message: Message, exchange: Exchange, hook: str) -> None:
+        """Nothing of client or server scope crosses the wire; a client's reply sees no client tensor but by name."""
+        for name in message:
+            if self.scopes.get(name) in ("client", "server"):
+                raise FedshiftError(
+                    f"The exchange '{exchange.name}' would send '{name}', which never leaves the {self.scopes[name]}. "
+                    f"Leave it out of {hook}(), or give its part another scope."
+                )
 
     def _state(self, client: int) -> ClientState:
         return self.store.get(client) or ClientState(self.initial_client)
@@ -219,14 +245,14 @@ def choose_device(name: str) -> torch.device:
         return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
+        torch.ones(1, device=device).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
         raise FedshiftError(f"run.device = '{name}' is not usable here ({reason}); try auto or cpu.") from error
     return device
 
 
 @lru_cache(maxsize=1)
-def load_data(dataset: Dataset, seed: int) -> DomainData:
-    """A data set in memory; the last one is kept for the next run of a grid."""
+def load_data(dataset: Dataset, seed: int, content: str) -> DomainData:
+    """A data set in memory; the last one is kept for the next run of a grid while its files' content is the same."""
     return dataset.load(Streams(seed))

@@ -1,0 +1,27 @@
+"""Digests of what files hold, so that a changed input is never taken for the old one."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from hashlib import blake2b
+from pathlib import Path
+
+
+def digest(path: str | Path) -> str:
+    """A digest of a file, or of a folder's files and their names below it; empty if there is no such path."""
+    root = Path(path).expanduser()
+    files = [root] if root.is_file() else sorted(file for file in root.rglob("*") if file.is_file())
+    state = tuple((str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files)
+    return _digest(str(root), state) if files else ""
+
+
+@lru_cache(maxsize=64)
+def _digest(root: str, state: tuple[tuple[str, int, int], ...]) -> str:
+    """Read the files again only when a size or a time has changed."""
+    total = blake2b(digest_size=16)
+    for file, size, _ in state:
+        total.update(f"{Path(file).relative_to(root)} {size}\n".encode())
+        with Path(file).open("rb") as opened:
+            while block := opened.read(1 << 20):
+                total.update(block)
+    return total.hexdigest()
