@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
 
 import torch
 from torch import Tensor, nn
@@ -52,8 +54,10 @@ class _Descent:
                     f"The term '{name}' of the objective '{self.objective.name}' has the shape {tuple(term.shape)}; "
                     "a term is a scalar, such as the mean over the batch."
                 )
-        self.optimiser.zero_grad()
-        torch.autograd.backward(torch.stack(list(terms.values())).sum(), inputs=list(self.parameters.values()))
+        moved = list(self.parameters.values())
+        for parameter in moved:
+            parameter.grad = None
+        torch.autograd.backward(reduce(add, terms.values()), inputs=moved)
         self.optimiser.step()
         self.history.append({name: term.detach() for name, term in terms.items()})
 
@@ -100,7 +104,6 @@ class Sequential:
                 means[name if name not in means else f"{phase.name}.{name}"] = mean
             drawn, steps = drawn + count, steps + count
         after = self._copy("shared")
-        self._check_finite(after, moment, job.client.name)
         up = exchange.reply(LocalWork(after, job.down, len(job.client.train)))
         return Outcome(job.client.id, up, ClientState(self._copy("client"), moments, drawn), means, steps)
 
@@ -199,15 +202,6 @@ class Sequential:
     def _advice(self) -> str:
         smaller = f"--set train.lr={self.settings.lr / 10:g}"
         return f"The last checkpoint, if there is one, is kept. A smaller learning rate usually helps: {smaller}"
-
-    def _check_finite(self, tensors: Tensors, moment: Moment, client: str) -> None:
-        """The last step's result has no loss of its own, so the tensors are looked at before they are merged."""
-        for name, tensor in tensors.items():
-            if not tensor.isfinite().all():
-                raise DivergedError(
-                    f"'{name}' is not finite after the last step of client '{client}', round {moment.round}. "
-                    f"{self._advice()}"
-                )
 
     # Tensors ------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 import torch
@@ -16,7 +16,7 @@ from fedshift.data.dataset import Dataset, DomainData
 from fedshift.data.federation import Client, Environment, Federation
 from fedshift.engines.engine import Job, Moment, Score
 from fedshift.engines.sequential import Sequential
-from fedshift.errors import FedshiftError
+from fedshift.errors import DivergedError, FedshiftError
 from fedshift.experiment import Experiment
 from fedshift.models.model import ModelSpec
 from fedshift.runs.checkpoint import Checkpoint
@@ -137,6 +137,7 @@ class Simulation:
         for exchange in moment.stage.exchanges:
             ups = self.exchange(exchange, moment, cohort, progress)
             self.server = exchange.merge(self.server, [(client, ups[client]) for client in chosen])
+            self._check_finite(ups, moment)
         self.position += 1
 
     def exchange(
@@ -157,6 +158,23 @@ class Simulation:
             progress.steps(outcome.steps)
         self.messages.setdefault(exchange.name, {"down": jobs[0].down, "up": ups[jobs[0].client.id]})
         return ups
+
+    def _check_finite(self, ups: Mapping[int, Up], moment: Moment) -> None:
+        """A round's last step has no loss of its own, so what was merged is looked at before it is kept."""
+        if all(tensor.isfinite().all() for tensor in self.server.shared.values()):
+            return
+        for client, up in sorted(ups.items()):
+            for name, tensor in up.items():
+                if not tensor.isfinite().all():
+                    raise DivergedError(
+                        f"'{name}' is not finite after the last step of client '{self._name(client)}', round "
+                        f"{moment.round}. The last checkpoint, if there is one, is kept. A smaller learning rate "
+                        f"usually helps: --set train.lr={self.experiment.train.lr / 10:g}"
+                    )
+        raise DivergedError(f"What round {moment.round} merged is not finite, though every client's reply is.")
+
+    def _name(self, client: int) -> str:
+        return next(one.name for one in self.federation.clients if one.id == client)
 
     def _check_scopes(self, message: Message, exchange: Exchange, hook: str) -> None:
         """Nothing of client or server scope crosses the wire; a client's reply sees no client tensor but by name."""
