@@ -112,6 +112,12 @@ def test_show_explains_every_setting(name: str):
             assert all(setting in output for setting in catalogue.get(name).settings())
 
 
+def test_a_plugin_is_listed_and_shown():
+    example = str(Path(__file__).parents[1] / "examples" / "my_prox.py")
+    assert "my-prox" in ok("list", "methods", "--plugin", example)
+    assert "mu = 0.1" in ok("show", "my-prox", "--plugin", example)
+
+
 def test_show_gives_default_search_range_and_source():
     lines = " ".join(ok("show", "fedsr").split())
     assert "l2r = 0.1 weight of the norm of z number >= 0; search: 0.0001 to 1 (log); source: Eq. 9, 10-11" in lines

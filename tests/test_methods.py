@@ -276,6 +276,14 @@ def test_reestimated_batch_norm_undoes_brightness(make: Make, bn: str):
     assert undone == (bn == "reestimate")
 
 
+def test_reestimation_works_with_a_rest_of_one(make: Make):
+    """27 samples by 13 leave one over; it must not become a batch of its own, which batch norm refuses."""
+    simulation = Simulation(make({"method.bn": "reestimate", "evaluate.batch": 13} | CNN_WITH_BN))
+    environment = Environment("x", "test", None, simulation.federation.clients[0].train)
+    score = simulation.engine.score(simulation.server.shared, environment, simulation.moments()[0])
+    assert score.n == 27
+
+
 def test_cold_fedbn_reestimates_for_unseen_clients_only(make: Make):
     method = METHODS.get("fedbn")(cold="reestimate")
     assert method.reestimates(unseen=True)

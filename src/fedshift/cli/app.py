@@ -308,10 +308,13 @@ def list_(
         str,
         typer.Argument(help="methods, datasets, models, protocols or experiments; all of them by default."),
     ] = "all",
+    plugin: PluginOption = None,
 ) -> None:
     """List what an experiment can name."""
     from fedshift.cli.catalogues import print_list
+    from fedshift.experiment import load_plugins
 
+    load_plugins([str(path) for path in plugin or []])
     print_list(kind)
 
 

@@ -237,8 +237,10 @@ class Sequential:
         return Score(correct / n, loss / n, n)
 
     def _predictions(self, environment: Environment, moment: Moment) -> Iterator[tuple[Tensor, Tensor]]:
-        size = self.evaluate.batch
-        chunks = zip(torch.split(environment.samples.x, size), torch.split(environment.samples.y, size), strict=True)
+        # Chunks of nearly equal size, so that re-estimated statistics weigh every sample alike.
+        count = -(-len(environment.samples) // self.evaluate.batch)
+        samples = environment.samples
+        chunks = zip(torch.tensor_split(samples.x, count), torch.tensor_split(samples.y, count), strict=True)
         for number, (x, y) in enumerate(chunks):
             draws = self.method.prediction_draws(self.spec, len(y))
             key = (*moment.key, environment.name, environment.role, number)
