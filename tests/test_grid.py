@@ -10,6 +10,7 @@ import pytest
 import tomli_w
 
 from conftest import Make
+from fedshift.content import digest
 from fedshift.errors import FedshiftError
 from fedshift.experiment import Experiment
 from fedshift.grid import expand, override, parse_assignment, read
@@ -156,3 +157,10 @@ class Edited(fedshift.FedAvg):
     for answer in (1, 2):
         plugin.write_text(text.format(answer))
         assert make({"plugins": [str(plugin)], "method.name": "edited"}).method.answer == answer
+
+
+def test_no_path_is_not_the_folder_one_stands_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "large").write_text("anything")
+    monkeypatch.chdir(tmp_path)
+    assert digest("") == digest("no such path") == ""
+    assert digest("large") != ""

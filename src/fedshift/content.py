@@ -9,6 +9,8 @@ from pathlib import Path
 
 def digest(path: str | Path) -> str:
     """A digest of a file, or of a folder's files and their names below it; empty if there is no such path."""
+    if not str(path):
+        return ""
     root = Path(path).expanduser()
     files = [root] if root.is_file() else sorted(file for file in root.rglob("*") if file.is_file())
     state = tuple((str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files)

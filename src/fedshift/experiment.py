@@ -127,7 +127,7 @@ class Experiment(Spec):
         decides = {key: value for key, value in self.table().items() if key not in ("name", "run", "plugins")}
         for table, name in LOCAL_PATHS:
             if digest(decides[table].get(name, "")):
-                decides[table][name] = "local"
+                decides[table][name] = "local"  # its content counts instead
         total = blake2b(json.dumps([decides, self.content], sort_keys=True).encode(), digest_size=16)
         for own in (self.data, self.protocol, self.model, self.method):
             if not type(own).__module__.startswith("fedshift."):
