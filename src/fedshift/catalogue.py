@@ -121,7 +121,7 @@ def _adapters(cls: type[Spec]) -> dict[str, TypeAdapter[Any]]:
 def _title(cls: type[Spec]) -> str:
     if cls.section:
         return cls.section
-    for catalogue in (METHODS, DATASETS, MODELS, PROTOCOLS):
+    for catalogue in (METHODS, DATASETS, PARTITIONS, MODELS, PROTOCOLS):
         if issubclass(cls, catalogue.base()):
             return catalogue.table
     return cls.__name__.lower()
@@ -224,6 +224,20 @@ METHODS: Catalogue[Any] = Catalogue(
         "fedsr": "fedshift.methods.fedsr:FedSR",
         "fedl2r": "fedshift.methods.fedsr:FedL2R",
         "fedcmi": "fedshift.methods.fedsr:FedCMI",
+        "fedcir": "fedshift.methods.fedcir:FedCiR",
+        "fedreg": "fedshift.methods.fedcir:FedReg",
+        "fedalign": "fedshift.methods.fedcir:FedAlign",
+        "fraug": "fedshift.methods.fraug:FRAug",
+        "client2vec": "fedshift.methods.client2vec:Client2Vec",
+        "fedpin": "fedshift.methods.fedpin:FedPIN",
+        "fedpin-gm": "fedshift.methods.fedpin:GlobalModel",
+        "fedpin-gm-ft": "fedshift.methods.fedpin:FineTuned",
+        "fedpin-gm-l2": "fedshift.methods.fedpin:Anchored",
+        "fedavgm": "fedshift.methods.fedavgm:FedAvgM",
+        "feddyn": "fedshift.methods.feddyn:FedDyn",
+        "moon": "fedshift.methods.moon:MOON",
+        "fedlc": "fedshift.methods.fedlc:FedLC",
+        "fediir": "fedshift.methods.fediir:FedIIR",
     },
 )
 DATASETS: Catalogue[Any] = Catalogue(
@@ -231,10 +245,22 @@ DATASETS: Catalogue[Any] = Catalogue(
     "data",
     "fedshift.data.dataset:Dataset",
     {
-        "rotated-mnist": "fedshift.data.rotated_mnist:RotatedMNIST",
-        "folder": "fedshift.data.folder:ImageFolder",
-        "parquet": "fedshift.data.parquet:ParquetFile",
-        "hub": "fedshift.data.hub:HubDataset",
+        "rotated-mnist": "fedshift.datasets.rotated_mnist:RotatedMNIST",
+        "folder": "fedshift.datasets.folder:ImageFolder",
+        "parquet": "fedshift.datasets.parquet:ParquetFile",
+        "hub": "fedshift.datasets.hub:HubDataset",
+        "colored-mnist": "fedshift.datasets.colored_mnist:ColoredMNIST",
+        "colored-fashion-mnist": "fedshift.datasets.colored_mnist:ColoredFashionMNIST",
+        "waterbird": "fedshift.datasets.waterbird:WaterBird",
+        "digits": "fedshift.datasets.digits:Digits",
+        "pacs": "fedshift.datasets.image_sets:PACS",
+        "office-home": "fedshift.datasets.image_sets:OfficeHome",
+        "office-caltech-10": "fedshift.datasets.image_sets:OfficeCaltech10",
+        "domainnet": "fedshift.datasets.image_sets:DomainNet",
+        "cifar10": "fedshift.datasets.image_sets:CIFAR10",
+        "camelyon17": "fedshift.datasets.wilds:Camelyon17",
+        "iwildcam": "fedshift.datasets.wilds:IWildCam",
+        "shakespeare": "fedshift.datasets.shakespeare:Shakespeare",
     },
 )
 MODELS: Catalogue[Any] = Catalogue(
@@ -247,6 +273,21 @@ MODELS: Catalogue[Any] = Catalogue(
         "resnet18": "fedshift.models.backbones:ResNet18",
         "resnet50": "fedshift.models.backbones:ResNet50",
         "mobilenetv2": "fedshift.models.backbones:MobileNetV2",
+        "digits-cnn": "fedshift.models.cnn:DigitsCNN",
+        "cct-7-3x1": "fedshift.models.cct:CCT7",
+        "lstm": "fedshift.models.lstm:LSTM",
+    },
+)
+PARTITIONS: Catalogue[Any] = Catalogue(
+    "partition",
+    "partition",
+    "fedshift.partitions:Partition",
+    {
+        "domains": "fedshift.partitions:Domains",
+        "iid": "fedshift.partitions:IID",
+        "dirichlet": "fedshift.partitions:Dirichlet",
+        "classes": "fedshift.partitions:ByClass",
+        "flwr": "fedshift.partitions:FlowerPartitioner",
     },
 )
 PROTOCOLS: Catalogue[Any] = Catalogue(
@@ -256,5 +297,7 @@ PROTOCOLS: Catalogue[Any] = Catalogue(
     {
         "leave-one-domain-out": "fedshift.protocols:LeaveOneDomainOut",
         "in-domain": "fedshift.protocols:InDomain",
+        "all-clients": "fedshift.protocols:AllClients",
+        "personal-under-shift": "fedshift.protocols:PersonalUnderShift",
     },
 )

@@ -25,6 +25,9 @@ class DomainData:
         domains: the domains' names.
         classes: the classes' names.
         group: samples made from one original share a group, (N,); a split keeps groups whole.
+        environment: for a data set that brings its own environments, which one each sample is of, (N,); 0 is what
+            clients train on. None: a protocol holds samples out.
+        environments: the environments' names; the first is what clients train on.
     """
 
     x: Tensor
@@ -33,6 +36,8 @@ class DomainData:
     domains: tuple[str, ...]
     classes: tuple[str, ...]
     group: Tensor
+    environment: Tensor | None = None
+    environments: tuple[str, ...] = ()
 
     def missing(self) -> list[tuple[str, str]]:
         """Every (domain, class) without a sample."""

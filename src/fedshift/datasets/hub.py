@@ -10,7 +10,7 @@ from typing import Any
 from fedshift.catalogue import setting
 from fedshift.data.dataset import DomainData, ImageDataset
 from fedshift.data.images import Row, domain_data
-from fedshift.data.parquet import COLUMNS, class_name, image_bytes
+from fedshift.datasets.parquet import COLUMNS, class_name, image_bytes
 from fedshift.errors import FedshiftError, need
 
 
