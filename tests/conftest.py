@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
+from fedshift.core.contract import Context, Replies
 from fedshift.experiment import Experiment, load_plugins
 from fedshift.grid import expand, override
 from fedshift.runs.progress import Progress
@@ -45,6 +48,22 @@ def make(tiny_document: dict[str, Any]) -> Make:
         return experiment
 
     return build
+
+
+def at(
+    round: int = 1,
+    rounds: int = 1,
+    step: int = 0,
+    received: Mapping[str, Tensor] | None = None,
+    noise: Mapping[str, Tensor] | None = None,
+    client: int = 0,
+    counts: Sequence[int] = (),
+    replies: Replies = (),
+) -> Context:
+    """What an objective may know, for a test that calls its loss by hand."""
+    return Context(
+        round, rounds, step, received or {}, noise or {}, torch.tensor(client), torch.tensor(counts), replies
+    )
 
 
 def simulate(experiment: Experiment, rounds: int | None = None) -> Simulation:

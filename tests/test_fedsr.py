@@ -10,8 +10,8 @@ from torch import nn
 from torch.distributions import Normal, kl_divergence
 from torch.nn import functional as F
 
-from conftest import Make, simulate
-from fedshift.core.contract import Batch, Context
+from conftest import Make, at, simulate
+from fedshift.core.contract import Batch
 from fedshift.core.net import Net
 from fedshift.methods.fedsr import ClassGaussians, FedCMI, FedL2R, FedSR, gaussian_kl
 
@@ -28,7 +28,7 @@ class Fixed(nn.Module):
 
 
 def context(**noise):
-    return Context(1, 1, 0, {}, noise)
+    return at(noise=noise)
 
 
 def one_dimensional_net():

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from conftest import CNN_WITH_BN, Make, simulate
+from conftest import CNN_WITH_BN, Make, at, simulate
 from fedshift.catalogue import METHODS
 from fedshift.core.contract import Part, weighted_mean
 from fedshift.core.messages import Down, Up
@@ -128,9 +128,9 @@ def test_fedprox_pulls_towards_the_global_model(make: Make):
     net, batch = simulation.engine.net, simulation.federation.clients[0].train
     received = {name: parameter.detach().clone() for name, parameter in net.parameters()}
     count = sum(tensor.numel() for tensor in received.values())
-    from fedshift.core.contract import Batch, Context
+    from fedshift.core.contract import Batch
 
-    context = Context(1, 1, 0, received, {})
+    context = at(received=received)
     assert method.loss(net, Batch(batch.x, batch.y), context)["proximal"].item() == 0
     with torch.no_grad():
         for _, parameter in net.parameters():
@@ -296,9 +296,9 @@ def test_only_the_sampled_clients_take_part_and_all_are_sampled_in_time(make: Ma
     assert simulation.cohort == 1
     seen = []
     for moment in simulation.moments():
-        before = {client: state.drawn for client, state in simulation.store.items()}
+        before = {client: state.drawn["train"] for client, state in simulation.store.items()}
         simulation.advance(moment, Progress())
-        after = {client: state.drawn for client, state in simulation.store.items()}
+        after = {client: state.drawn["train"] for client, state in simulation.store.items()}
         (moved,) = [client for client in after if after[client] != before.get(client)]
         seen.append(moved)
     assert set(seen) == {0, 1}
@@ -390,7 +390,7 @@ def test_a_client_drawn_twice_works_once_and_weighs_twice(make: Make):
     simulation = Simulation(dataclasses.replace(make(), method=WithReplacement()))
     simulation.advance(moment, Progress())
     torch.testing.assert_close(simulation.server.shared["head.weight"], expected)
-    assert [state.drawn for _, state in simulation.store.items()] == [2, 2]
+    assert [state.drawn for _, state in simulation.store.items()] == [{"train": 2}] * 2
 
 
 def test_each_client_is_scored_with_what_it_would_be_sent(make: Make):
@@ -449,7 +449,7 @@ def test_a_new_epoch_is_a_new_order_without_repeats():
 
 def test_epochs_count_whole_batches(make: Make):
     simulation = simulate(make({"train.unit": "epochs", "train.steps": 2}), rounds=1)
-    assert [state.drawn for _, state in simulation.store.items()] == [2 * (27 // 4)] * 2
+    assert [state.drawn for _, state in simulation.store.items()] == [{"train": 2 * (27 // 4)}] * 2
 
 
 def test_clients_are_named(make: Make):

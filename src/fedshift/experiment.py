@@ -20,6 +20,7 @@ from fedshift.catalogue import (
     DATASETS,
     METHODS,
     MODELS,
+    PARTITIONS,
     PROTOCOLS,
     Catalogue,
     Count,
@@ -36,6 +37,7 @@ from fedshift.core.contract import Method
 from fedshift.data.dataset import Dataset
 from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.models.model import Model
+from fedshift.partitions import Partition
 from fedshift.protocols import Protocol
 
 
@@ -81,6 +83,7 @@ class Experiment(Spec):
     seed: WholeInt = setting(0, help="every random stream starts from it; a list makes a run for each")
     plugins: tuple[str, ...] = setting((), help="Python files that register methods, models or data sets of yours")
     data: Dataset
+    partition: Partition
     protocol: Protocol
     model: Model
     method: Method
@@ -129,7 +132,7 @@ class Experiment(Spec):
             if digest(decides[table].get(name, "")):
                 decides[table][name] = "local"  # its content counts instead
         total = blake2b(json.dumps([decides, self.content], sort_keys=True).encode(), digest_size=16)
-        for own in (self.data, self.protocol, self.model, self.method):
+        for own in (self.data, self.partition, self.protocol, self.model, self.method):
             if not type(own).__module__.startswith("fedshift."):
                 total.update(_source(type(own)).encode())
         return total.hexdigest()
@@ -150,6 +153,7 @@ class Experiment(Spec):
 
 NAMED: dict[str, Catalogue[Any]] = {
     "data": DATASETS,
+    "partition": PARTITIONS,
     "protocol": PROTOCOLS,
     "model": MODELS,
     "method": METHODS,

@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any, get_origin
+from typing import Any, get_args, get_origin
 
 from fedshift.catalogue import METHODS, Spec, setting_type
 from fedshift.errors import FedshiftError, UnknownNameError
@@ -16,6 +16,7 @@ from fedshift.experiments import shipped, shipped_text
 Table = dict[str, Any]
 DEFAULT_NAMES = {
     "data": "rotated-mnist",
+    "partition": "domains",
     "protocol": "leave-one-domain-out",
     "model": "cnn",
     "method": "fedavg",
@@ -55,9 +56,9 @@ def _text(path: Path) -> str:
 def override(document: Mapping[str, Any], changes: Mapping[str, Any]) -> Table:
     """A copy of the document with dotted keys such as ``method.l2r`` set.
 
-    Naming another data set, protocol or model drops the settings of the one it replaces.
+    Naming another data set, partition, protocol or model drops the settings of the one it replaces.
     """
-    result: Table = {key: dict(value) if isinstance(value, Mapping) else value for key, value in document.items()}
+    result = _copy(document)
     for key, value in changes.items():
         first, _, second = key.partition(".")
         held = result.get(first)
@@ -78,6 +79,11 @@ def override(document: Mapping[str, Any], changes: Mapping[str, Any]) -> Table:
                 raise FedshiftError(f"'{key}' cannot be set: '{name}' is a value, not a table.")
         table[last] = value
     return result
+
+
+def _copy(table: Mapping[str, Any]) -> Table:
+    """The table and the tables in it anew."""
+    return {key: _copy(value) if isinstance(value, Mapping) else value for key, value in table.items()}
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:
@@ -194,8 +200,19 @@ def _is_axis(table: Table, path: tuple[str, ...], value: Any) -> bool:
     owner: type[Spec] = Experiment if len(path) == 1 else section(path[0], table[path[0]].get("name"))
     if path[-1] not in owner.settings():
         return False
-    takes_list = get_origin(setting_type(owner, path[-1])) is tuple
-    return not takes_list or (bool(value) and isinstance(value[0], list))
+    return _depth_of(value) > _depth_of_type(setting_type(owner, path[-1]))
+
+
+def _depth_of(value: Any) -> int:
+    """How many lists lie in one another: 0 for a value, 2 for a list of lists."""
+    if not isinstance(value, list):
+        return 0
+    return 1 + max((_depth_of(item) for item in value[:1]), default=0)
+
+
+def _depth_of_type(hint: Any) -> int:
+    """How many lists a setting takes in one another."""
+    return 1 + _depth_of_type(get_args(hint)[0]) if get_origin(hint) is tuple else 0
 
 
 def _with_all_domains(table: Table) -> Table:

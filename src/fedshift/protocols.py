@@ -1,9 +1,18 @@
-"""Protocols: how a data set becomes a federation, and so which numbers are reported."""
+"""Protocols: how a data set becomes a federation, and so which numbers are reported.
+
+A protocol takes the clients from a partition (each domain one client, if nothing is said) and gives each environment a
+name and a role. What is reported of a role is, for each environment, the mean over clients, and then the mean and the
+worst over environments: so in-domain figures are means over domains of the means over their clients, and all-clients
+figures, which have a single environment, means over clients.
+
+*Choices.* A split is stratified by client and class, and keeps images made from one original on one side everywhere.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -14,6 +23,9 @@ from fedshift.data.dataset import DomainData
 from fedshift.data.federation import Client, Environment, Federation, Samples
 from fedshift.data.inputs import Inputs
 from fedshift.errors import FedshiftError, UnknownNameError
+from fedshift.partitions import NOBODY, Partition, first_of_each
+
+HELD_OUT = "held-out"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,72 +40,205 @@ class Protocol(Spec):
     test_label: ClassVar[str]
     validation_label: ClassVar[str]
 
-    def federate(self, data: DomainData, inputs: Inputs, streams: Streams) -> Federation:
+    def federate(self, data: DomainData, partition: Partition, inputs: Inputs, streams: Streams) -> Federation:
         """Divide a data set among clients and environments."""
         raise NotImplementedError
 
 
+@dataclass(frozen=True)
+class Division:
+    """Who holds which samples.
+
+    Attributes:
+        holder: each sample's holder, (N,), int64, from 0; -1: nobody.
+        domains: the index of each holder's domain.
+        names: the holders' names: the domain's, with the part's number where the domain has several.
+    """
+
+    holder: Tensor
+    domains: tuple[int, ...]
+    names: tuple[str, ...]
+
+    def of(self, domain: int) -> Iterator[tuple[int, str]]:
+        """The number and name of every holder of a domain."""
+        return ((n, name) for n, (own, name) in enumerate(zip(self.domains, self.names, strict=True)) if own == domain)
+
+
+def divide(data: DomainData, partition: Partition, streams: Streams) -> Division:
+    """The (domain, part) pairs that hold samples, in order.
+
+    Raises:
+        FedshiftError: the partition gives no sample to anybody, or not one part for each sample.
+    """
+    parts = partition.assign(data, streams)
+    if parts.shape != data.y.shape or not (parts >= 0).any():
+        raise FedshiftError(f"{type(partition).__name__} must give each sample a part, and some not -1 (nobody).")
+    held = parts >= 0
+    most = int(parts.max()) + 1
+    pairs, own = torch.unique(data.domain[held] * most + parts[held], return_inverse=True)
+    holder = torch.full_like(parts, NOBODY)
+    holder[held] = own
+    domains, numbers = (pairs // most).tolist(), (pairs % most).tolist()
+    names = [
+        data.domains[domain] if domains.count(domain) == 1 else f"{data.domains[domain]}/{part}"
+        for domain, part in zip(domains, numbers, strict=True)
+    ]
+    return Division(holder, tuple(domains), tuple(names))
+
+
 @dataclass(frozen=True, kw_only=True)
 class LeaveOneDomainOut(Protocol):
-    """Each domain but one is a client; the held-out domain, whole, is the target (FedSR, Sec. 4.2).
+    """The clients of all domains but one train; the held-out domain is the target (FedSR, Sec. 4.2).
 
-    Every source domain keeps a part for validation, on which alone hyper-parameters and rounds may be chosen.
+    Every client keeps a part for validation, on which alone hyper-parameters and rounds may be chosen.
     """
 
     test_label: ClassVar[str] = "target"
     validation_label: ClassVar[str] = "source"
 
     hold_out: str = setting(help='the domain held out; a list or "all" makes a run for each')
-    validation: ProperFraction = setting(0.1, help="part of each source domain held out", source="FedSR, Sec. 4.2")
+    validation: ProperFraction = setting(0.1, help="part of each source client held out", source="FedSR, Sec. 4.2")
+    scored: Literal["unseen", "clients"] = setting(
+        "unseen",
+        help="unseen: the whole target, with the model of a client that never trained; clients: each client, with its "
+        "own model, on the target's samples of the classes it trains on",
+        source="FedSR, Sec. 4.2: unseen; FedPIN, PACS: clients",
+    )
 
-    def federate(self, data: DomainData, inputs: Inputs, streams: Streams) -> Federation:
+    def federate(self, data: DomainData, partition: Partition, inputs: Inputs, streams: Streams) -> Federation:
         """Sources are clients; the target belongs to nobody."""
+        _refuse_environments(self, data)
         if self.hold_out not in data.domains:
             raise UnknownNameError("domain to hold out", self.hold_out, data.domains)
         if len(data.domains) < 2:
             raise FedshiftError("Leaving one domain out needs at least two domains.")
-        held_out = split(data, (self.validation,), streams)[0]
+        target = data.domain == data.domains.index(self.hold_out)
+        division = divide(data, partition, streams)
+        held_out = split(data, (self.validation,), streams, division.holder)[0]
         clients: list[Client] = []
         environments: list[Environment] = []
-        for index, name in enumerate(data.domains):
-            inside = data.domain == index
-            if name == self.hold_out:
-                environments.append(Environment(name, "test", None, take(data, inside)))
+        for index, domain in enumerate(data.domains):
+            if domain == self.hold_out:
+                if self.scored == "unseen":
+                    environments.append(Environment(domain, "test", None, take(data, target)))
                 continue
-            client = Client(len(clients), name, take(data, inside & ~held_out))
-            clients.append(client)
-            environments.append(Environment(name, "validation", client.id, take(data, inside & held_out)))
+            for number, name in division.of(index):
+                inside = division.holder == number
+                client = Client(len(clients), name, take(data, inside & ~held_out))
+                clients.append(client)
+                environments.append(Environment(domain, "validation", client.id, take(data, inside & held_out)))
+                if self.scored == "clients":
+                    known = target & torch.isin(data.y, client.train.y.unique())
+                    environments.append(Environment(self.hold_out, "test", client.id, take(data, known)))
         return Federation(tuple(clients), tuple(environments), data.classes, inputs)
 
 
 @dataclass(frozen=True, kw_only=True)
 class InDomain(Protocol):
-    """Each domain is a client and is scored on its own held-out samples (FedCiR, FRAug)."""
+    """Each client is scored on its own held-out samples; the figure of a domain is its clients' mean (FedCiR, FRAug)."""
 
     test_label: ClassVar[str] = "test"
     validation_label: ClassVar[str] = "validation"
 
-    test: ProperFraction = setting(0.2, help="part of each domain that is scored")
-    validation: ProperFraction = setting(0.1, help="part of each domain that a selection may look at")
+    test: ProperFraction = setting(0.2, help="part of each client that is scored")
+    validation: ProperFraction = setting(0.1, help="part of each client that a selection may look at")
     fraction: Fraction = setting(1.0, help="part of the remaining samples that clients train on")
 
-    def federate(self, data: DomainData, inputs: Inputs, streams: Streams) -> Federation:
-        """Every domain is a client with validation and test environments of its own."""
+    def federate(self, data: DomainData, partition: Partition, inputs: Inputs, streams: Streams) -> Federation:
+        """Every client has validation and test environments of its own."""
+        _refuse_environments(self, data)
         if self.test + self.validation >= 1:
             raise FedshiftError("protocol.test + protocol.validation must leave samples to train on.")
         kept = self.fraction * (1 - self.test - self.validation)
-        tested, validated, trained = split(data, (self.test, self.validation, kept), streams)
+        division = divide(data, partition, streams)
+        tested, validated, trained = split(data, (self.test, self.validation, kept), streams, division.holder)
         if self.fraction == 1:
             trained = ~(tested | validated)  # what rounding left over belongs to training
         clients, environments = [], []
-        for index, name in enumerate(data.domains):
-            inside = data.domain == index
-            clients.append(Client(index, name, take(data, inside & trained)))
+        for number, (domain, name) in enumerate(zip(division.domains, division.names, strict=True)):
+            inside = division.holder == number
+            place = self.environment(data.domains[domain])
+            clients.append(Client(number, name, take(data, inside & trained)))
             environments += [
-                Environment(name, "validation", index, take(data, inside & validated)),
-                Environment(name, "test", index, take(data, inside & tested)),
+                Environment(place, "validation", number, take(data, inside & validated)),
+                Environment(place, "test", number, take(data, inside & tested)),
             ]
         return Federation(tuple(clients), tuple(environments), data.classes, inputs)
+
+    def environment(self, domain: str) -> str:
+        """The name of the environments of a domain's clients."""
+        return domain
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllClients(InDomain):
+    """As in-domain, but every client counts equally, whichever domain it is of (Client2Vec)."""
+
+    test_label: ClassVar[str] = "all clients"
+
+    def environment(self, domain: str) -> str:
+        """One name for all."""
+        return "all clients"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PersonalUnderShift(Protocol):
+    """Each client trains on its own distribution and is scored where that has shifted (FedPIN, Sec. 5).
+
+    Needs data that bring their own environments: clients train on the first; every other one is a test environment of
+    every client.
+    """
+
+    test_label: ClassVar[str] = "test"
+    validation_label: ClassVar[str] = "validation"
+
+    validation: str = setting(
+        "p=0.1",
+        help="the environment that a selection may look at, although it is a test environment as well; or 'held-out': "
+        "a part of each client's training samples, which shows no shift",
+        source="FedPIN, Sec. 5: p=0.1",
+    )
+    held_out: ProperFraction = setting(0.1, help="that part, where validation is 'held-out'")
+
+    def federate(self, data: DomainData, partition: Partition, inputs: Inputs, streams: Streams) -> Federation:
+        """Every client has a test environment for each shift."""
+        if data.environment is None or len(data.environments) < 2:
+            raise FedshiftError(
+                "personal-under-shift needs data that bring their own environments (colored-mnist or waterbird, "
+                "say); for others: --set protocol.name=in-domain or leave-one-domain-out"
+            )
+        shifts = data.environments[1:]
+        looks_at_shift = self.validation != HELD_OUT
+        if looks_at_shift and self.validation not in shifts:
+            raise UnknownNameError("environment in protocol.validation", self.validation, [*shifts, HELD_OUT])
+        division = divide(data, partition, streams)
+        native = data.environment == 0
+        held_out = torch.zeros_like(native)
+        if not looks_at_shift:
+            held_out = split(data, (self.held_out,), streams, division.holder.where(native, NOBODY))[0]
+        clients, environments = [], []
+        for number, name in enumerate(division.names):
+            inside = division.holder == number
+            clients.append(Client(number, name, take(data, inside & native & ~held_out)))
+            tests = {shift: take(data, inside & (data.environment == e)) for e, shift in enumerate(shifts, 1)}
+            looked_at = tests[self.validation] if looks_at_shift else take(data, inside & held_out)
+            environments.append(Environment(self.validation, "validation", number, looked_at))
+            environments += [Environment(shift, "test", number, samples) for shift, samples in tests.items()]
+        note = (
+            f"Validation looks at '{self.validation}', which is a test environment as well (FedPIN's choice); "
+            f"protocol.validation = '{HELD_OUT}' looks at no shift."
+        )
+        notes = (note,) if looks_at_shift else ()
+        return Federation(tuple(clients), tuple(environments), data.classes, inputs, notes)
+
+
+def _refuse_environments(protocol: Protocol, data: DomainData) -> None:
+    """A protocol that holds samples out itself takes no data that have done so already."""
+    if data.environment is not None:
+        raise FedshiftError(
+            f"{type(protocol).__name__} holds samples out itself, but these data bring their own environments "
+            f"({', '.join(data.environments[:4])}, ...): --set protocol.name=personal-under-shift"
+        )
 
 
 def take(data: DomainData, mask: Tensor) -> Samples:
@@ -101,27 +246,35 @@ def take(data: DomainData, mask: Tensor) -> Samples:
     return Samples(data.x[mask], data.y[mask])
 
 
-def split(data: DomainData, fractions: tuple[float, ...], streams: Streams) -> list[Tensor]:
-    """Disjoint masks (N,) with the given fractions of every class in every domain; groups stay whole.
+def split(
+    data: DomainData, fractions: tuple[float, ...], streams: Streams, holder: Tensor | None = None
+) -> list[Tensor]:
+    """Disjoint masks (N,) with the given fractions of every class of every holder; groups stay whole.
 
     A mask gets at least one image of a class while one is left for the rest.
+
+    Args:
+        data: the samples.
+        fractions: the part of each mask; together at most 1.
+        streams: where the random numbers come from.
+        holder: who holds each sample, (N,), from 0, and -1 for samples that no mask takes; by default its domain.
     """
-    groups, first = _first_of_each(data.group)
-    stratum = data.y[first] * len(data.domains) + data.domain[first]
-    masks = [torch.zeros(len(data.y), dtype=torch.bool) for _ in fractions]
-    for value in torch.unique(stratum).tolist():
-        members = groups[stratum == value]
+    holder = data.domain if holder is None else holder
+    held = (holder >= 0).nonzero().flatten()
+    first, group = first_of_each(data.group[held])
+    count = max(len(data.domains), int(holder.max()) + 1)
+    stratum = data.y[held][first] * count + holder[held][first]
+    side = torch.full((len(first),), -1)
+    values, sizes = torch.unique(stratum, return_counts=True)
+    ordered = stratum.argsort(stable=True).split(sizes.tolist())
+    for value, members in zip(values.tolist(), ordered, strict=True):
         order = members[streams.permutation(len(members), "split", value)]
         start = 0
-        for mask, fraction in zip(masks, fractions, strict=True):
+        for number, fraction in enumerate(fractions):
             stop = start + max(round(fraction * len(order)), min(1, len(order) - start - 1))
-            mask.logical_or_(torch.isin(data.group, order[start:stop]))
+            side[order[start:stop]] = number
             start = stop
+    masks = [torch.zeros(len(data.y), dtype=torch.bool) for _ in fractions]
+    for number, mask in enumerate(masks):
+        mask[held] = (side == number)[group]
     return masks
-
-
-def _first_of_each(group: Tensor) -> tuple[Tensor, Tensor]:
-    """Each group and the index of its first sample."""
-    groups, inverse = torch.unique(group, return_inverse=True)
-    first = torch.full((len(groups),), len(group))
-    return groups, first.scatter_reduce(0, inverse, torch.arange(len(group)), "amin")

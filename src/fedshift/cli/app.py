@@ -42,6 +42,13 @@ def _names(kind: str) -> Any:
     return complete
 
 
+def _all_names(incomplete: str) -> list[str]:
+    """Tab completion of whatever ``show`` shows."""
+    from fedshift.cli.catalogues import shown_names
+
+    return [name for name in shown_names() if name.startswith(incomplete)]
+
+
 def _experiments(incomplete: str) -> list[str]:
     from fedshift.experiments import shipped
 
@@ -306,7 +313,7 @@ def _print_estimates(experiments: list[Experiment]) -> None:
 def list_(
     kind: Annotated[
         str,
-        typer.Argument(help="methods, datasets, models, protocols or experiments; all of them by default."),
+        typer.Argument(help="methods, datasets, partitions, models, protocols or experiments; all of them by default."),
     ] = "all",
     plugin: PluginOption = None,
 ) -> None:
@@ -323,8 +330,8 @@ def show(
     name: Annotated[
         str,
         typer.Argument(
-            help="A method, data set, model or protocol; or train, evaluate, run.",
-            autocompletion=_names("METHODS"),
+            help="A method, data set, partition, model or protocol; or train, evaluate, run.",
+            autocompletion=_all_names,
         ),
     ],
     plugin: PluginOption = None,

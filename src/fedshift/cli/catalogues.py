@@ -11,13 +11,19 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 
-from fedshift.catalogue import DATASETS, METHODS, MODELS, PROTOCOLS, Spec, setting_type
+from fedshift.catalogue import DATASETS, METHODS, MODELS, PARTITIONS, PROTOCOLS, Spec, setting_type
 from fedshift.core.contract import Method
 from fedshift.errors import UnknownNameError
 from fedshift.experiment import PLAIN
 from fedshift.experiments import shipped, shipped_text
 
-KINDS = {"methods": METHODS, "datasets": DATASETS, "models": MODELS, "protocols": PROTOCOLS}
+KINDS = {
+    "methods": METHODS,
+    "datasets": DATASETS,
+    "partitions": PARTITIONS,
+    "models": MODELS,
+    "protocols": PROTOCOLS,
+}
 
 
 def print_list(kind: str) -> None:
@@ -74,6 +80,11 @@ def _print_setting(console: Console, cls: type[Spec], name: str) -> None:
     console.print(Padding("; ".join(facts), (0, 0, 0, 6)), style="dim", highlight=False, markup=False)
 
 
+def shown_names() -> list[str]:
+    """Every name that :func:`print_settings` knows."""
+    return [*(entry for catalogue in KINDS.values() for entry in catalogue), *PLAIN]
+
+
 def _find(name: str) -> type[Spec]:
     for catalogue in KINDS.values():
         if name in catalogue:
@@ -81,8 +92,7 @@ def _find(name: str) -> type[Spec]:
             return found
     if name in PLAIN:
         return PLAIN[name]
-    known = [*(entry for catalogue in KINDS.values() for entry in catalogue), *PLAIN]
-    raise UnknownNameError("name", name, known, hint="`fedshift list` shows them with a line each.")
+    raise UnknownNameError("name", name, shown_names(), hint="`fedshift list` shows them with a line each.")
 
 
 def _first_line(cls: type) -> str:
@@ -110,6 +120,5 @@ def _type(hint: Any) -> str:
             if getattr(limit, name, None) is not None
         ]
         return f"{_type(get_args(hint)[0])} {', '.join(bounds)}"
-    return {"int": "whole number", "float": "number", "str": "text", "bool": "true | false"}.get(
-        getattr(hint, "__name__", ""), str(hint)
-    )
+    names = {"int": "whole number", "float": "number", "str": "text", "bool": "true | false", "dict": "table"}
+    return names.get(getattr(hint, "__name__", ""), str(hint))

@@ -1,14 +1,15 @@
 """What a federated method is: its parts, its objectives, and the few hooks its paper changes.
 
 A run is stages of rounds. A round is one or more exchanges with a cohort of clients. An exchange sends
-each client a Down, lets it work through phases, and merges what comes back in the Ups. A phase is
-steps; a step draws one batch and minimises each objective on it in turn.
+each client a Down, lets it work through phases, and merges what comes back in the Ups, after phases of
+the server's own if there are any. A phase is steps, each of which draws one batch and minimises every
+objective on it in turn; or it measures: sums over all samples.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from fedshift.catalogue import Spec, setting
 from fedshift.core.messages import Down, Tensors, Up
 from fedshift.core.net import Net, batch_norm_tensors
+from fedshift.core.state import Moments
 from fedshift.core.streams import Draws
 
 if TYPE_CHECKING:
@@ -43,8 +45,11 @@ class Context:
         round: the round within its stage, from 1.
         rounds: how many rounds the stage has.
         step: the step within its phase, from 0.
-        received: the Down's tensors as they arrived, by full name; frozen.
+        received: the Down's tensors as they arrived, by full name; frozen. Empty on the server.
         noise: the draws the objective asked for.
+        client: the client's number, int64 of shape (); -1 on the server.
+        counts: how many training samples of each class the client has, (classes,), int64; zeros on the server.
+        replies: on the server, what the clients of this exchange sent back.
     """
 
     round: int
@@ -52,6 +57,9 @@ class Context:
     step: int
     received: Mapping[str, Tensor]
     noise: Mapping[str, Tensor]
+    client: Tensor
+    counts: Tensor
+    replies: Replies = ()
 
 
 @dataclass(frozen=True)
@@ -60,12 +68,14 @@ class Part:
 
     ``shared`` tensors are sent, trained and merged; ``client`` ones never leave the client's store;
     ``server`` ones are never sent; ``down`` ones belong to the server, are sent, and frozen on the
-    client. ``local`` names tensors of a shared part that stay on the client all the same.
+    client. ``local`` names tensors of a shared part that stay on the client all the same; so do its batch
+    norms where the method keeps those local, unless ``follows_bn`` is False.
     """
 
     module: nn.Module
     scope: Scope = "shared"
     local: frozenset[str] = frozenset()
+    follows_bn: bool = True
 
 
 def no_draws(spec: ModelSpec, batch: int) -> Draws:
@@ -74,29 +84,62 @@ def no_draws(spec: ModelSpec, batch: int) -> Draws:
 
 
 @dataclass(frozen=True)
+class Optimiser:
+    """How an objective is minimised where that differs from the experiment's ``[train]``; None: as there.
+
+    ``clip`` is the largest norm of the gradient, over all that the objective moves.
+    """
+
+    name: Literal["sgd", "adam"] | None = None
+    lr: float | None = None
+    momentum: float | None = None
+    weight_decay: float | None = None
+    clip: float | None = None
+
+
+@dataclass(frozen=True)
 class Objective:
     """A pure loss and the parts it moves.
 
     ``loss(net, batch, context)`` returns named scalar terms; their sum is minimised, and each is
-    recorded. Parts that do not move are fixed and in evaluation mode.
+    recorded. Parts that do not move are fixed and in evaluation mode. It is minimised ``repeats`` times
+    on each batch.
     """
 
     name: str
     loss: Callable[[Net, Batch, Context], Terms]
     moves: tuple[str, ...]
     draws: Callable[[ModelSpec, int], Draws] = no_draws
+    optimiser: Optimiser = Optimiser()
+    repeats: int = 1
 
 
 @dataclass(frozen=True)
 class Phase:
-    """Local steps: each draws one batch and minimises every objective on it, in order.
+    """Steps: each draws one batch and minimises every objective on it, in order.
 
-    ``steps`` of None means what the experiment says each client trains in a round.
+    Without ``steps``, ``epochs`` or ``batch`` they are what the experiment's ``[train]`` says. On the
+    server the batch is empty: its objectives work on the replies and its own tensors.
     """
 
     name: str
     objectives: tuple[Objective, ...]
     steps: int | None = None
+    epochs: int | None = None
+    batch: int | None = None
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A phase that trains nothing: named tensors, summed over batches that cover every training sample once.
+
+    Parts are in evaluation mode and inputs are not augmented. On the server it is called once, with an
+    empty batch.
+    """
+
+    name: str
+    measure: Callable[[Net, Batch, Context], Tensors]
+    draws: Callable[[ModelSpec, int], Draws] = no_draws
 
 
 @dataclass(frozen=True)
@@ -105,42 +148,88 @@ class LocalWork:
 
     Attributes:
         after: the trained tensors of every shared part that leaves, by full name.
+        own: the client's own tensors, which stay.
         received: the Down it started from.
+        measured: the sums of every :class:`Measure`.
         samples: how many training samples the client has.
+        counts: how many of each class, (classes,), int64.
     """
 
     after: Tensors
+    own: Tensors
     received: Down
+    measured: Tensors
     samples: int
+    counts: Tensor
 
 
 @dataclass(frozen=True)
 class ServerState:
-    """Everything the server holds: ``shared`` and ``down`` tensors are sent, ``server`` ones never."""
+    """Everything the server holds: ``shared`` and ``down`` tensors are sent, ``server`` ones never.
+
+    Attributes:
+        shared: what clients train, by full name.
+        down: what only the server changes.
+        server: what never leaves it.
+        moments: optimiser state of the server's own phases that is kept.
+        clients: how many clients there are, sampled or not.
+        measured: what the server's phases of this exchange measured; empty otherwise.
+    """
 
     shared: dict[str, Tensor]
     down: dict[str, Tensor] = field(default_factory=dict)
     server: dict[str, Tensor] = field(default_factory=dict)
+    moments: Moments = field(default_factory=dict)
+    clients: int = 0
+    measured: Tensors = field(default_factory=dict)
+
+
+def no_phases(round: int, rounds: int) -> Sequence[Phase | Measure]:
+    """Nothing to do."""
+    return ()
+
+
+def keep_nothing(work: LocalWork) -> Tensors:
+    """A client keeps its own tensors as training left them."""
+    return {}
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """One trip to the clients and back."""
+    """One trip to the clients and back.
+
+    ``keep`` names client tensors that are replaced after the phases. ``server`` are phases of the server
+    between the replies and the merge.
+    """
 
     name: str
-    phases: Callable[[int, int], Sequence[Phase]]
+    phases: Callable[[int, int], Sequence[Phase | Measure]]
     send: Callable[[ServerState, int], Down]
     reply: Callable[[LocalWork], Up]
     merge: Callable[[ServerState, Replies], ServerState]
+    keep: Callable[[LocalWork], Tensors] = keep_nothing
+    server: Callable[[int, int], Sequence[Phase | Measure]] = no_phases
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Rounds that repeat the same exchanges with one cohort each."""
+    """Rounds that repeat the same exchanges with one cohort each.
+
+    Attributes:
+        name: what random streams and records call it.
+        rounds: how many rounds.
+        exchanges: what a round does, in order.
+        everyone: every client takes part in every round, whatever the experiment's participation.
+        view: the federation as this stage sees it, where clients work on something else than their samples.
+        scored: whether models are evaluated.
+    """
 
     name: str
     rounds: int
     exchanges: tuple[Exchange, ...]
+    everyone: bool = False
+    view: Callable[[Federation], Federation] | None = None
+    scored: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +265,7 @@ class Method(Spec):
         """The named parts, fresh from their initial values."""
         raise NotImplementedError
 
-    def phases(self, round: int, rounds: int) -> Sequence[Phase]:
+    def phases(self, round: int, rounds: int) -> Sequence[Phase | Measure]:
         """What a sampled client does in round ``round`` (from 1) of ``rounds``."""
         raise NotImplementedError
 
@@ -200,7 +289,7 @@ class Method(Spec):
 
     def exchange(self, name: str) -> Exchange:
         """The exchange made of this method's own hooks."""
-        return Exchange(name, self.phases, self.send, self.reply, self.merge)
+        return Exchange(name, self.phases, self.send, self.reply, self.merge, self.keep, self.server_phases)
 
     def select(
         self, state: ServerState, clients: Sequence[int], count: int, generator: torch.Generator
@@ -223,10 +312,17 @@ class Method(Spec):
         count = {"samples": torch.tensor(work.samples)} if weighs else {}
         return Up({**work.after, **count})
 
+    def keep(self, work: LocalWork) -> Tensors:
+        """The client tensors, by full name, that are replaced after the phases; the rest stays as trained."""
+        return keep_nothing(work)
+
+    def server_phases(self, round: int, rounds: int) -> Sequence[Phase | Measure]:
+        """What the server does between the replies and the merge; it may move ``down`` and ``server`` parts."""
+        return no_phases(round, rounds)
+
     def merge(self, state: ServerState, replies: Replies) -> ServerState:
         """The server's next state: the weighted mean of every shared tensor, buffers included."""
-        shared = weighted_mean([up for _, up in replies], tuple(state.shared))
-        return ServerState(shared, state.down, state.server)
+        return replace(state, shared=weighted_mean([up for _, up in replies], tuple(state.shared)))
 
     def reestimates(self, unseen: bool) -> bool:
         """Whether batch-norm statistics are measured again on the inputs that are predicted for."""
@@ -234,9 +330,9 @@ class Method(Spec):
 
     def keeps_moments(self, scope: Scope) -> bool:
         """Whether the optimiser moments of tensors of a scope outlive the round."""
-        return self.optimiser_state == "kept" or (self.optimiser_state == "by_scope" and scope == "client")
+        return self.optimiser_state == "kept" or (self.optimiser_state == "by_scope" and scope != "shared")
 
-    def unseen(self, clients: Sequence[Tensors]) -> Sequence[Tensors]:
+    def unseen(self, state: ServerState, clients: Sequence[Tensors]) -> Sequence[Tensors]:
         """The client tensors with which a client that never trained is predicted for.
 
         Several answers mean several models, whose accuracies are averaged. By default one: the mean
@@ -273,7 +369,7 @@ def tensor_scopes(method: Method, parts: Mapping[str, Part]) -> dict[str, Scope]
     scopes: dict[str, Scope] = {}
     for part_name, part in parts.items():
         local = part.local
-        if method.bn == "local" and part.scope == "shared":
+        if method.bn == "local" and part.scope == "shared" and part.follows_bn:
             local = local | batch_norm_tensors(part.module)
         for name in part.module.state_dict():
             scopes[f"{part_name}.{name}"] = "client" if name in local else part.scope

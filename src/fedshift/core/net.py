@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping
+from copy import deepcopy
+from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 
@@ -31,12 +35,68 @@ class Net:
             for name, tensor in module.state_dict(keep_vars=True).items():
                 yield f"{part}.{name}", tensor
 
+    def frozen(self, part: str, tensors: Mapping[str, Tensor], x: Tensor) -> Any:
+        """Run a part on x with other tensors (by full name), in evaluation mode and without gradient.
+
+        Tensors that are not given are those at work.
+        """
+        module = self.parts[part]
+        was_training = module.training
+        given = {name.removeprefix(f"{part}."): t for name, t in tensors.items() if name.startswith(f"{part}.")}
+        module.eval()
+        with torch.no_grad():
+            result = functional_call(module, given, (x,))
+        module.train(was_training)
+        return result
+
+    def remembering(self, part: str) -> Net:
+        """The same net, except that a part called again on the same tensor gives its answer again.
+
+        A method on top of another can then read the representation without a second pass, which would
+        count twice in batch-norm statistics.
+        """
+        return Net({**self.parts, part: _Remembering(self.parts[part])})
+
     def parameters(self, among: Container[str] | None = None) -> Iterator[tuple[str, nn.Parameter]]:
         """Trainable parameters with their full names; only those ``among`` the given names, if any are."""
         for part, module in self.parts.items():
             for name, parameter in module.named_parameters(prefix=part):
                 if parameter.requires_grad and (among is None or name in among):
                     yield name, parameter
+
+
+class _Remembering(nn.Module):
+    """A module that keeps its last answer; ``parameters`` and ``state_dict`` are those of the module itself."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self._held = [module]  # in a list, so that it is no submodule and names stay as they are
+        self._last: tuple[Tensor, Any] | None = None
+
+    def forward(self, x: Tensor) -> Any:
+        if self._last is None or self._last[0] is not x:
+            self._last = (x, self._held[0](x))
+        return self._last[1]
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        return self._held[0].named_parameters(*args, **kwargs)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return self._held[0].state_dict(*args, **kwargs)
+
+
+def mirror(modules: Mapping[str, nn.Module]) -> nn.ModuleDict:
+    """A tensor of zeros for every trainable parameter, under the same full names; it is never run.
+
+    For what a method keeps beside each weight: momentum, gradients, corrections.
+    """
+    copy = nn.ModuleDict({name: deepcopy(module) for name, module in modules.items()})
+    for module in copy.modules():
+        module._buffers.clear()
+    with torch.no_grad():
+        for parameter in copy.parameters():
+            parameter.zero_()
+    return copy.requires_grad_(False)
 
 
 def batch_norms(module: nn.Module) -> Iterator[tuple[str, _BatchNorm]]:

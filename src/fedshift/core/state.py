@@ -20,37 +20,54 @@ class ClientState:
     Attributes:
         tensors: the tensors of client scope, by full name.
         moments: optimiser state that is kept, by objective, parameter and kind.
-        drawn: how many batches it has drawn since the start.
+        drawn: how many batches it has drawn since the start, by stage.
     """
 
     tensors: dict[str, Tensor]
     moments: Moments = field(default_factory=dict)
-    drawn: int = 0
+    drawn: dict[str, int] = field(default_factory=dict)
 
     def flat(self) -> dict[str, Tensor]:
         """Everything as named tensors, for a checkpoint."""
         flat = {json.dumps(["tensor", name]): tensor for name, tensor in self.tensors.items()}
-        for objective, parameters in self.moments.items():
-            for parameter, kinds in parameters.items():
-                for kind, tensor in kinds.items():
-                    flat[json.dumps(["moment", objective, parameter, kind])] = tensor
-        return flat | {json.dumps(["drawn"]): torch.tensor(self.drawn)}
+        flat |= flat_moments(self.moments)
+        return flat | {json.dumps(["drawn", stage]): torch.tensor(count) for stage, count in self.drawn.items()}
 
     @classmethod
     def from_flat(cls, flat: Mapping[str, Tensor]) -> Self:
         """The inverse of :meth:`flat`."""
-        tensors, moments, drawn = {}, Moments(), 0
+        tensors, moments, drawn = {}, moments_from_flat(flat), {}
         for key, tensor in flat.items():
             match json.loads(key):
                 case ["tensor", name]:
                     tensors[name] = tensor
-                case ["moment", objective, parameter, kind]:
-                    moments.setdefault(objective, {}).setdefault(parameter, {})[kind] = tensor
-                case ["drawn"]:
-                    drawn = int(tensor)
+                case ["moment", *_]:
+                    pass
+                case ["drawn", stage]:
+                    drawn[stage] = int(tensor)
                 case other:
                     raise ValueError(f"A client state holds no {other}.")
         return cls(tensors, moments, drawn)
+
+
+def flat_moments(moments: Moments) -> dict[str, Tensor]:
+    """Optimiser state as named tensors, for a checkpoint."""
+    return {
+        json.dumps(["moment", objective, parameter, kind]): tensor
+        for objective, parameters in moments.items()
+        for parameter, kinds in parameters.items()
+        for kind, tensor in kinds.items()
+    }
+
+
+def moments_from_flat(flat: Mapping[str, Tensor]) -> Moments:
+    """The inverse of :func:`flat_moments`; other tensors are left alone."""
+    moments: Moments = {}
+    for key, tensor in flat.items():
+        match json.loads(key):
+            case ["moment", objective, parameter, kind]:
+                moments.setdefault(objective, {}).setdefault(parameter, {})[kind] = tensor
+    return moments
 
 
 class ClientStore(Protocol):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedshift.data.inputs import Inputs
+from fedshift.errors import FedshiftError
 
 
 @dataclass(frozen=True)
@@ -54,17 +55,55 @@ class Environment:
 
 @dataclass(frozen=True)
 class Federation:
-    """Clients, environments, the classes' names, and how samples become inputs of a network."""
+    """Clients, environments, the classes' names, and how samples become inputs of a network.
+
+    Attributes:
+        clients: who trains, in id order.
+        environments: what is scored; several clients may have one of the same name.
+        classes: the classes' names.
+        inputs: how samples become inputs.
+        notes: what a reader of the results must know of how the data were divided.
+    """
 
     clients: tuple[Client, ...]
     environments: tuple[Environment, ...]
     classes: tuple[str, ...]
     inputs: Inputs
+    notes: tuple[str, ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one input."""
         return tuple(self.clients[0].train.x.shape[1:])
+
+    def checked(self) -> Federation:
+        """The same federation without the empty environments of single clients, which a note then tells of.
+
+        Raises:
+            FedshiftError: a client has nothing to train on, or nobody has a sample of some environment.
+        """
+        for client in self.clients:
+            if not len(client.train):
+                raise FedshiftError(
+                    f"Client '{client.name}' has no training image: give it more images, or divide the domains among "
+                    "fewer clients (partition.clients, partition.min_samples)."
+                )
+        scored = tuple(environment for environment in self.environments if len(environment.samples))
+        left = {(environment.role, environment.name) for environment in scored}
+        for environment in self.environments:
+            if (environment.role, environment.name) not in left:
+                raise FedshiftError(
+                    f"No {environment.role} image of '{environment.name}' is left to score: give it more images, or "
+                    "hold out a larger part (protocol.validation, protocol.test)."
+                )
+        dropped = len(self.environments) - len(scored)
+        if not dropped:
+            return self
+        note = (
+            f"{dropped} of {len(self.environments)} environments of single clients hold no image and are not scored; "
+            "means over clients are over the others."
+        )
+        return replace(self, environments=scored, notes=(*self.notes, note))
 
     def pooled(self) -> Federation:
         """The same samples with a single client that holds all training data."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from io import BytesIO
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -15,6 +16,19 @@ from fedshift.data.dataset import DomainData
 from fedshift.errors import FedshiftError
 
 Row = tuple[str, bytes | Path, str, str]
+
+
+class Source(Protocol):
+    """Where images lie: a folder, Parquet or the hub. It reads no image before its row is asked for."""
+
+    def domains(self) -> tuple[str, ...]:
+        """The domains' names, sorted."""
+
+    def classes(self) -> tuple[str, ...]:
+        """The classes' names, in the order of their labels."""
+
+    def rows(self) -> Iterator[Row]:
+        """Every image, one after the other, as (where, image, domain, class)."""
 
 
 def domain_data(rows: Iterable[Row], size: int, channels: int, classes: Sequence[str] | None = None) -> DomainData:
@@ -36,18 +50,27 @@ def domain_data(rows: Iterable[Row], size: int, channels: int, classes: Sequence
         class_of.append(label)
     if not images:
         raise FedshiftError("The data set holds no image.")
+    count = len(images)
     domains = tuple(sorted(set(domain_of)))
     classes = tuple(classes or sorted(set(class_of)))
     domain_index = {name: i for i, name in enumerate(domains)}
     class_index = {name: i for i, name in enumerate(classes)}
     return DomainData(
-        x=torch.stack(images),
+        x=_stacked(images),
         y=torch.tensor([class_index[name] for name in class_of]),
         domain=torch.tensor([domain_index[name] for name in domain_of]),
         domains=domains,
         classes=classes,
-        group=torch.arange(len(images)),
+        group=torch.arange(count),
     )
+
+
+def _stacked(images: list[Tensor]) -> Tensor:
+    """The images as one tensor; each is given up once copied, so that they are not all held twice."""
+    x = torch.empty(len(images), *images[0].shape, dtype=images[0].dtype)
+    for index in reversed(range(len(images))):
+        x[index] = images.pop()
+    return x
 
 
 def decode(where: str, image: bytes | Path, size: int, channels: int) -> Tensor:

@@ -14,23 +14,36 @@ from fedshift.data.images import Row, domain_data
 from fedshift.errors import FedshiftError
 
 
-@dataclass(frozen=True, kw_only=True)
-class ImageFolder(ImageDataset):
-    """Images in folder/domain/class/file: each first-level folder is a domain, each second a class."""
+@dataclass(frozen=True)
+class FolderSource:
+    """Images in root/domain/class/file, or deeper below the class; other files are left alone."""
 
-    path: str = setting(help="the folder that holds one folder a domain")
+    path: str
 
-    def domain_names(self) -> tuple[str, ...]:
+    def domains(self) -> tuple[str, ...]:
         """The names of the first-level folders."""
         return tuple(folder.name for folder in _folders(self._root()))
 
-    def read(self) -> DomainData:
-        """Read every image file; other files are left alone."""
-        data = domain_data(self._rows(), self.size, self.channels)
-        empty = sorted(set(self.domain_names()) - set(data.domains))
-        if empty:
-            raise FedshiftError(f"The domain folder '{self._root() / empty[0]}' holds no image (domain/class/file).")
-        return data
+    def classes(self) -> tuple[str, ...]:
+        """The names of the second-level folders that hold an image."""
+        return tuple(sorted({label for _, _, _, label in self.rows()}))
+
+    def rows(self) -> Iterator[Row]:
+        """Every image file, domain by domain and class by class.
+
+        Raises:
+            FedshiftError: the folder is none, is laid out otherwise, or a domain in it has no image.
+        """
+        known = Image.registered_extensions()
+        for domain in _folders(self._root()):
+            empty = True
+            for label in _folders(domain):
+                for file in sorted(label.rglob("*")):
+                    if file.suffix.lower() in known and file.is_file() and not file.name.startswith("."):
+                        empty = False
+                        yield str(file), file, domain.name, label.name
+            if empty:
+                raise FedshiftError(f"The domain folder '{domain}' holds no image (domain/class/file).")
 
     def _root(self) -> Path:
         root = Path(self.path).expanduser()
@@ -44,13 +57,20 @@ class ImageFolder(ImageDataset):
             )
         return root
 
-    def _rows(self) -> Iterator[Row]:
-        known = Image.registered_extensions()
-        for domain in _folders(self._root()):
-            for label in _folders(domain):
-                for file in sorted(label.rglob("*")):
-                    if file.suffix.lower() in known and file.is_file() and not file.name.startswith("."):
-                        yield str(file), file, domain.name, label.name
+
+@dataclass(frozen=True, kw_only=True)
+class ImageFolder(ImageDataset):
+    """Images in folder/domain/class/file: each first-level folder is a domain, each second a class."""
+
+    path: str = setting(help="the folder that holds one folder a domain")
+
+    def domain_names(self) -> tuple[str, ...]:
+        """The names of the first-level folders."""
+        return FolderSource(self.path).domains()
+
+    def read(self) -> DomainData:
+        """Read every image file; other files are left alone."""
+        return domain_data(FolderSource(self.path).rows(), self.size, self.channels)
 
 
 def _folders(path: Path) -> list[Path]:

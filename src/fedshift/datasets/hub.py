@@ -4,35 +4,59 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from fedshift.catalogue import setting
 from fedshift.data.dataset import DomainData, ImageDataset
 from fedshift.data.images import Row, domain_data
-from fedshift.datasets.parquet import COLUMNS, class_name, image_bytes
+from fedshift.datasets.parquet import Columns, class_name, image_bytes
 from fedshift.errors import FedshiftError, need
 
+PARQUET_INSTEAD = "give a Parquet file of it instead: --set data.name=parquet --set data.path=FILE"
 
-@dataclass(frozen=True, kw_only=True)
-class HubDataset(ImageDataset):
-    """A hub id such as flwrlabs/pacs, or a local folder in the hub's layout, read by the datasets library."""
 
-    path: str = setting(help="the hub id, or a folder that the datasets library reads")
-    split: str = setting("train", help="which split")
+@dataclass(frozen=True)
+class HubSource:
+    """A split of a hub id, or of a folder in the hub's layout, read by the datasets library.
 
-    def domain_names(self) -> tuple[str, ...]:
-        """The values of the domain column."""
-        rows = self._load()
-        names = self._names(rows, "domain")
-        return tuple(sorted(class_name(f"in {self.path}", "domain", value, names) for value in set(rows["domain"])))
+    Attributes:
+        path: the hub id or the folder.
+        split: a split, or several as in "train+test".
+        columns: what the columns are called.
+        instead: what to do where the hub cannot be reached, for the error.
+    """
 
-    def read(self) -> DomainData:
-        """Read every row of the split."""
-        rows = self._load()
-        return domain_data(self._rows(rows), self.size, self.channels, self._names(rows, "label"))
+    path: str
+    split: str = "train"
+    columns: Columns = Columns()
+    instead: str = PARQUET_INSTEAD
 
-    def _load(self) -> Any:
+    def domains(self) -> tuple[str, ...]:
+        """The values of the domain column, without reading an image."""
+        return self._values(self.columns.domain)
+
+    def classes(self) -> tuple[str, ...]:
+        """The names of the label column, or else its values."""
+        names = self._names(self.columns.label)
+        return tuple(names) if names is not None else self._values(self.columns.label)
+
+    def rows(self) -> Iterator[Row]:
+        """Every row of the split."""
+        image = self._image
+        for index, row in enumerate(self._table):
+            where = f"in row {index} of {self.path}"
+            encoded = row[image]
+            source = image_bytes(where, encoded) if encoded["bytes"] is not None else Path(encoded["path"])
+            domain, label = (
+                class_name(where, column, row[column], self._names(column)) if column else ""
+                for column in (self.columns.domain, self.columns.label)
+            )
+            yield where, source, domain, label
+
+    @cached_property
+    def _table(self) -> Any:
         try:
             import datasets
         except ImportError as error:
@@ -42,24 +66,36 @@ class HubDataset(ImageDataset):
         except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
             raise FedshiftError(
                 f"data.path = '{self.path}': the hub's data set could not be loaded ({error}). Where the hub cannot be "
-                "reached, give a Parquet file of it instead: --set data.name=parquet --set data.path=FILE"
+                f"reached, {self.instead}"
             ) from error
-        lacking = [name for name in COLUMNS if name not in rows.column_names]
-        if lacking:
-            raise FedshiftError(
-                f"'{self.path}' has no column {', '.join(lacking)}; it has {', '.join(rows.column_names)}."
-            )
-        return rows.cast_column("image", datasets.Image(decode=False))
+        image = self.columns.image_among(rows.column_names, self.path)
+        return rows.cast_column(image, datasets.Image(decode=False))
 
-    def _rows(self, rows: Any) -> Iterator[Row]:
-        for index, row in enumerate(rows):
-            where = f"in row {index} of {self.path}"
-            image = row["image"]
-            source = image_bytes(where, image) if image["bytes"] is not None else Path(image["path"])
-            domain, label = (
-                class_name(where, column, row[column], self._names(rows, column)) for column in COLUMNS[1:]
-            )
-            yield where, source, domain, label
+    @property
+    def _image(self) -> str:
+        return self.columns.image_among(self._table.column_names, self.path)
 
-    def _names(self, rows: Any, column: str) -> list[str] | None:
-        return getattr(rows.features[column], "names", None)
+    def _values(self, column: str) -> tuple[str, ...]:
+        names = self._names(column)
+        values = self._table.unique(column)
+        return tuple(sorted(class_name(f"in {self.path}", column, value, names) for value in values))
+
+    def _names(self, column: str) -> list[str] | None:
+        return getattr(self._table.features[column], "names", None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubDataset(ImageDataset):
+    """A hub id such as flwrlabs/pacs, or a local folder in the hub's layout, read by the datasets library."""
+
+    path: str = setting(help="the hub id, or a folder that the datasets library reads")
+    split: str = setting("train", help="which split; 'train+test' joins two")
+
+    def domain_names(self) -> tuple[str, ...]:
+        """The values of the domain column."""
+        return HubSource(self.path, self.split).domains()
+
+    def read(self) -> DomainData:
+        """Read every row of the split."""
+        source = HubSource(self.path, self.split)
+        return domain_data(source.rows(), self.size, self.channels, source.classes())

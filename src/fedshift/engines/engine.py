@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from fedshift.core.contract import Exchange, Stage
+from fedshift.core.contract import Exchange, Replies, ServerState, Stage
 from fedshift.core.messages import Down, Tensors, Up
 from fedshift.core.state import ClientState
 from fedshift.data.federation import Client, Environment
+from fedshift.data.inputs import Inputs
 
 
 @dataclass(frozen=True)
@@ -27,11 +28,12 @@ class Moment:
 
 @dataclass(frozen=True)
 class Job:
-    """One client's work in an exchange."""
+    """One client's work in an exchange; ``inputs`` says how its samples become inputs of a network."""
 
     client: Client
     down: Down
     state: ClientState
+    inputs: Inputs
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,11 @@ class Engine(Protocol):
 
     def train(self, exchange: Exchange, moment: Moment, jobs: Sequence[Job]) -> Iterator[Outcome]:
         """Let every client of a cohort work; outcomes come in the order of the jobs."""
+
+    def serve(
+        self, exchange: Exchange, moment: Moment, state: ServerState, replies: Replies
+    ) -> tuple[ServerState, dict[str, float]]:
+        """Run the server's phases of an exchange; returns its state and each term's mean."""
 
     def score(self, model: Tensors, environment: Environment, moment: Moment) -> Score:
         """Score the model whose tensors are given on one environment."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import add
 
@@ -16,24 +16,52 @@ from fedshift.core.contract import (
     Context,
     Exchange,
     LocalWork,
+    Measure,
     Method,
     Objective,
     Part,
     Phase,
+    Replies,
+    ServerState,
     Terms,
     tensor_scopes,
 )
 from fedshift.core.messages import Tensors
 from fedshift.core.net import Net, batch_norms
 from fedshift.core.state import ClientState, Moments
-from fedshift.core.streams import Streams, sample_draws
-from fedshift.data.federation import Environment
+from fedshift.core.streams import Draws, Streams, sample_draws
+from fedshift.data.federation import Environment, Samples
 from fedshift.data.inputs import Inputs
 from fedshift.engines.batches import BatchOrder
 from fedshift.engines.engine import Job, Moment, Outcome, Score
 from fedshift.errors import DivergedError, FedshiftError
 from fedshift.experiment import Evaluate, Train
 from fedshift.models.model import ModelSpec
+
+SERVER = -1  # the server's number where clients have theirs
+
+
+@dataclass(frozen=True)
+class _Site:
+    """Where phases run: a client with its samples, or the server, which has none."""
+
+    name: str
+    key: int
+    samples: Samples | None
+    inputs: Inputs
+    counts: Tensor
+    received: Tensors = field(default_factory=dict)
+    replies: Replies = ()
+
+
+@dataclass
+class _Done:
+    """What came of a site's phases: means of terms, sums measured, steps taken and batches drawn."""
+
+    means: dict[str, float] = field(default_factory=dict)
+    measured: dict[str, Tensor] = field(default_factory=dict)
+    steps: int = 0
+    drawn: int = 0
 
 
 @dataclass
@@ -58,6 +86,8 @@ class _Descent:
         for parameter in moved:
             parameter.grad = None
         torch.autograd.backward(reduce(add, terms.values()), inputs=moved)
+        if self.objective.optimiser.clip is not None:
+            nn.utils.clip_grad_norm_(moved, self.objective.optimiser.clip)
         self.optimiser.step()
         self.history.append({name: term.detach() for name, term in terms.items()})
 
@@ -79,11 +109,10 @@ class Sequential:
         self.method, self.spec, self.inputs = method, spec, inputs
         self.settings, self.evaluate, self.streams, self.device = train, evaluate, streams, device
         self.scopes = tensor_scopes(method, parts)
-        self.net = Net({name: part.module.to(device) for name, part in parts.items() if part.scope != "server"})
-        for name, part in parts.items():
-            if part.scope == "down":
-                self.net.parts[name].requires_grad_(False)
-        self.resident = dict(self.net.tensors())
+        modules = {name: part.module.to(device) for name, part in parts.items()}
+        self.net = Net({name: module for name, module in modules.items() if parts[name].scope != "server"})
+        self.server_net = Net({name: module for name, module in modules.items() if parts[name].scope != "client"})
+        self.resident = dict(Net(modules).tensors())
 
     # Training -----------------------------------------------------------------------------------
 
@@ -95,76 +124,172 @@ class Sequential:
     def _work(self, exchange: Exchange, moment: Moment, job: Job) -> Outcome:
         self._load(job.down)
         self._load(job.state.tensors)
-        moments = dict(job.state.moments)
-        drawn, steps = job.state.drawn, 0
-        means: dict[str, float] = {}
-        for phase in exchange.phases(moment.round, moment.stage.rounds):
-            count = self._steps(phase, job)
-            for name, mean in self._phase(phase, count, moment, job, drawn, moments).items():
-                means[name if name not in means else f"{phase.name}.{name}"] = mean
-            drawn, steps = drawn + count, steps + count
-        after = self._copy("shared")
-        up = exchange.reply(LocalWork(after, job.down, len(job.client.train)))
-        return Outcome(job.client.id, up, ClientState(self._copy("client"), moments, drawn), means, steps)
+        client, stage = job.client, moment.stage.name
+        counts = self._counts(client.train)
+        site = _Site(client.name, client.id, client.train, job.inputs, counts, job.down)
+        drawn, moments = job.state.drawn.get(stage, 0), dict(job.state.moments)
+        phases = exchange.phases(moment.round, moment.stage.rounds)
+        done = self._run(self.net, phases, moment, site, moments, drawn)
+        own = self._copy("client")
+        work = LocalWork(self._copy("shared"), own, job.down, done.measured, len(client.train), site.counts)
+        up, kept = exchange.reply(work), exchange.keep(work)
+        own |= {name: tensor.detach().clone() for name, tensor in kept.items()}
+        state = ClientState(own, moments, {**job.state.drawn, stage: drawn + done.drawn})
+        return Outcome(client.id, up, state, done.means, done.steps)
+
+    def serve(
+        self, exchange: Exchange, moment: Moment, state: ServerState, replies: Replies
+    ) -> tuple[ServerState, dict[str, float]]:
+        """Run the server's phases of an exchange; returns its state and each term's mean."""
+        phases = exchange.server(moment.round, moment.stage.rounds)
+        if not phases:
+            return state, {}
+        self._load({**state.shared, **state.down, **state.server})
+        site = _Site("the server", SERVER, None, self.inputs, self._counts(None), replies=replies)
+        moments = dict(state.moments)
+        done = self._run(self.server_net, phases, moment, site, moments, 0)
+        down, server = self._copy("down"), self._copy("server")
+        return replace(state, down=down, server=server, moments=moments, measured=done.measured), done.means
+
+    def _counts(self, samples: Samples | None) -> Tensor:
+        labels = torch.zeros(0, dtype=torch.int64, device=self.device) if samples is None else samples.y
+        return torch.bincount(labels, minlength=self.spec.classes)
+
+    def _run(
+        self,
+        net: Net,
+        phases: Sequence[Phase | Measure],
+        moment: Moment,
+        site: _Site,
+        moments: Moments,
+        drawn: int,
+    ) -> _Done:
+        """Carry out phases in order; ``moments`` is updated."""
+        done = _Done()
+        for phase in phases:
+            if isinstance(phase, Measure):
+                done.measured |= self._measure(net, phase, moment, site)
+                continue
+            order = self._order(phase, site)
+            count = self._steps(phase, order)
+            for name, mean in self._phase(net, phase, order, count, moment, site, drawn + done.drawn, moments).items():
+                done.means[name if name not in done.means else f"{phase.name}.{name}"] = mean
+            done.steps += count
+            done.drawn += count if order else 0
+        return done
 
     def _phase(
-        self, phase: Phase, count: int, moment: Moment, job: Job, drawn: int, moments: Moments
+        self,
+        net: Net,
+        phase: Phase,
+        order: BatchOrder | None,
+        count: int,
+        moment: Moment,
+        site: _Site,
+        drawn: int,
+        moments: Moments,
     ) -> dict[str, float]:
         """Take the steps of one phase; returns each term's mean and updates the kept moments."""
-        order = BatchOrder(self.streams, job.client.id, len(job.client.train), self.settings.batch)
-        batches = order.from_number(drawn)
-        descents = {o.name: self._descent(o, moments.get(f"{phase.name}.{o.name}", {})) for o in phase.objectives}
+        batches = order.from_number(drawn) if order else None
+        descents = {o.name: self._descent(net, o, moments.get(f"{phase.name}.{o.name}", {})) for o in phase.objectives}
         for step in range(count):
-            batch = self._batch(job, next(batches), drawn + step)
+            batch = self._batch(site, next(batches), drawn + step) if batches else self._no_batch()
             for descent in descents.values():
+                objective = descent.objective
                 if step == 0 or len(descents) > 1:
-                    self._set_modes(descent.objective)
-                noise = self._noise(descent.objective, moment, job.client.id, phase.name, step)
-                context = Context(moment.round, moment.stage.rounds, step, job.down, noise)
-                try:
-                    descent.step(self.net, batch, context)
-                except Exception as error:
-                    where = f"client '{job.client.name}', round {moment.round}, phase '{phase.name}', step {step + 1}"
-                    error.add_note(f"This happened at {where}, objective '{descent.objective.name}'.")
-                    raise
+                    self._set_modes(net, objective.moves)
+                for repeat in range(objective.repeats):
+                    key = (phase.name, objective.name, step, *([repeat] if repeat else []))
+                    noise = self._noise(objective.draws(self.spec, len(batch.y)), moment, site, *key)
+                    try:
+                        descent.step(net, batch, self._context(moment, site, step, noise))
+                    except Exception as error:
+                        where = f"{self._place(site)}, round {moment.round}, phase '{phase.name}', step {step + 1}"
+                        error.add_note(f"This happened at {where}, objective '{objective.name}'.")
+                        raise
         for name, descent in descents.items():
             moments[f"{phase.name}.{name}"] = self._kept_moments(descent)
-        return self._means(descents, phase, moment, job.client.name)
+        return self._means(descents, phase, moment, site)
 
-    def _steps(self, phase: Phase, job: Job) -> int:
+    def _measure(self, net: Net, phase: Measure, moment: Moment, site: _Site) -> dict[str, Tensor]:
+        """Sum what the phase measures over all of the site's samples."""
+        self._set_modes(net, ())
+        batches = [self._no_batch()] if site.samples is None else self._all_batches(site.samples, site.inputs)
+        sums: dict[str, Tensor] = {}
+        for number, batch in enumerate(batches):
+            noise = self._noise(phase.draws(self.spec, len(batch.y)), moment, site, phase.name, "measure", number)
+            measured = phase.measure(net, batch, self._context(moment, site, number, noise))
+            for name, value in measured.items():
+                sums[name] = sums[name] + value.detach() if name in sums else value.detach().clone()
+        return sums
+
+    def _order(self, phase: Phase, site: _Site) -> BatchOrder | None:
+        if site.samples is None:
+            return None
+        return BatchOrder(self.streams, site.key, len(site.samples), phase.batch or self.settings.batch)
+
+    def _steps(self, phase: Phase, order: BatchOrder | None) -> int:
         if phase.steps is not None:
             return phase.steps
-        per_epoch = len(job.client.train) // self.settings.batch
+        per_epoch = order.per_epoch if order else 1
+        if phase.epochs is not None:
+            return phase.epochs * per_epoch
         return self.settings.steps * (per_epoch if self.settings.unit == "epochs" else 1)
 
-    def _batch(self, job: Job, indices: Tensor, number: int) -> Batch:
+    def _batch(self, site: _Site, indices: Tensor, number: int) -> Batch:
+        assert site.samples is not None
         indices = indices.to(self.device)
-        x = self.inputs.training(job.client.train.x[indices], self.streams, job.client.id, number)
-        return Batch(x, job.client.train.y[indices])
+        x = site.inputs.training(site.samples.x[indices], self.streams, site.key, number)
+        return Batch(x, site.samples.y[indices])
 
-    def _noise(self, objective: Objective, moment: Moment, client: int, phase: str, step: int) -> dict[str, Tensor]:
-        draws = objective.draws(self.spec, self.settings.batch)
+    def _no_batch(self) -> Batch:
+        return Batch(torch.empty(0, device=self.device), torch.empty(0, dtype=torch.int64, device=self.device))
+
+    def _all_batches(self, samples: Samples, inputs: Inputs) -> Iterator[Batch]:
+        for x, y in _chunks(samples, self.evaluate.batch):
+            yield Batch(inputs.evaluation(x), y)
+
+    def _context(self, moment: Moment, site: _Site, step: int, noise: Mapping[str, Tensor]) -> Context:
+        number = torch.tensor(site.key, device=self.device)
+        rounds = moment.stage.rounds
+        return Context(moment.round, rounds, step, site.received, noise, number, site.counts, site.replies)
+
+    def _noise(self, draws: Draws, moment: Moment, site: _Site, *key: str | int) -> dict[str, Tensor]:
         if not draws:
             return {}
-        generator = self.streams.generator("noise", *moment.key, client, phase, objective.name, step)
-        return sample_draws(draws, generator, self.device)
+        return sample_draws(draws, self.streams.generator("noise", *moment.key, site.key, *key), self.device)
 
-    def _set_modes(self, objective: Objective) -> None:
-        for name, module in self.net.parts.items():
-            module.train(name in objective.moves)
+    def _set_modes(self, net: Net, moves: Sequence[str]) -> None:
+        for name, module in net.parts.items():
+            module.train(name in moves)
 
-    def _descent(self, objective: Objective, moments: Mapping[str, Mapping[str, Tensor]]) -> _Descent:
+    def _descent(self, net: Net, objective: Objective, moments: Mapping[str, Mapping[str, Tensor]]) -> _Descent:
         """An objective with the parameters it moves and their optimiser, which goes on from kept moments."""
-        parameters = {name: p for name, p in self.net.parameters() if name.partition(".")[0] in objective.moves}
+        fixed = "down" if net is self.net else "shared"
+        for part in objective.moves:
+            if part not in net.parts:
+                raise FedshiftError(
+                    f"The objective '{objective.name}' moves '{part}', which is not there; there are "
+                    f"{', '.join(net.parts)}."
+                )
+        parameters = {name: p for name, p in net.parameters() if name.partition(".")[0] in objective.moves}
+        for name in parameters:
+            if self.scopes[name] == fixed:
+                raise FedshiftError(
+                    f"The objective '{objective.name}' moves '{name}' of scope {fixed}, which is fixed where it runs."
+                )
         values = list(parameters.values())
-        s = self.settings
+        o, s = objective.optimiser, self.settings
+        lr = s.lr if o.lr is None else o.lr
+        weight_decay = s.weight_decay if o.weight_decay is None else o.weight_decay
         optimiser: torch.optim.Optimizer
-        if s.optimiser == "adam":
+        if (o.name or s.optimiser) == "adam":
             fused = self.device.type in ("cpu", "cuda")
-            optimiser = torch.optim.Adam(values, s.lr, weight_decay=s.weight_decay, fused=fused)
+            optimiser = torch.optim.Adam(values, lr, weight_decay=weight_decay, fused=fused)
         else:
             # Fused SGD is slower on a CPU, and cannot start from moments of some parameters only.
-            optimiser = torch.optim.SGD(values, s.lr, s.momentum, weight_decay=s.weight_decay, foreach=True)
+            momentum = s.momentum if o.momentum is None else o.momentum
+            optimiser = torch.optim.SGD(values, lr, momentum, weight_decay=weight_decay, foreach=True)
         for name, kinds in moments.items():
             parameter = parameters[name]
             optimiser.state[parameter] = {kind: _laid_out_as(parameter, tensor) for kind, tensor in kinds.items()}
@@ -179,7 +304,7 @@ class Sequential:
             if parameter in state and self.method.keeps_moments(self.scopes[name])
         }
 
-    def _means(self, descents: Mapping[str, _Descent], phase: Phase, moment: Moment, client: str) -> dict[str, float]:
+    def _means(self, descents: Mapping[str, _Descent], phase: Phase, moment: Moment, site: _Site) -> dict[str, float]:
         """Each term's mean over the steps, after checking that every loss was finite."""
         means: dict[str, float] = {}
         for objective, descent in descents.items():
@@ -189,15 +314,19 @@ class Sequential:
             table = torch.stack([torch.stack(list(terms.values())) for terms in steps]).cpu().double()
             bad = (~table.isfinite()).any(dim=1).nonzero()
             if len(bad):
-                step = int(bad[0])
-                values = dict(zip(steps[0], table[step].tolist(), strict=True))
+                first = int(bad[0])
+                values = dict(zip(steps[0], table[first].tolist(), strict=True))
+                step = first // descent.objective.repeats + 1
                 raise DivergedError(
-                    f"The loss is not finite at client '{client}', round {moment.round}, phase '{phase.name}', "
-                    f"step {step + 1}, objective '{objective}': {values}. {self._advice()}"
+                    f"The loss is not finite at {self._place(site)}, round {moment.round}, phase '{phase.name}', "
+                    f"step {step}, objective '{objective}': {values}. {self._advice()}"
                 )
             for name, mean in zip(steps[0], table.mean(dim=0).tolist(), strict=True):
                 means[name if name not in means else f"{objective}.{name}"] = mean
         return means
+
+    def _place(self, site: _Site) -> str:
+        return site.name if site.samples is None else f"client '{site.name}'"
 
     def _advice(self) -> str:
         smaller = f"--set train.lr={self.settings.lr / 10:g}"
@@ -237,11 +366,7 @@ class Sequential:
         return Score(correct / n, loss / n, n)
 
     def _predictions(self, environment: Environment, moment: Moment) -> Iterator[tuple[Tensor, Tensor]]:
-        # Chunks of nearly equal size, so that re-estimated statistics weigh every sample alike.
-        count = -(-len(environment.samples) // self.evaluate.batch)
-        samples = environment.samples
-        chunks = zip(torch.tensor_split(samples.x, count), torch.tensor_split(samples.y, count), strict=True)
-        for number, (x, y) in enumerate(chunks):
+        for number, (x, y) in enumerate(_chunks(environment.samples, self.evaluate.batch)):
             draws = self.method.prediction_draws(self.spec, len(y))
             key = (*moment.key, environment.name, environment.role, number)
             noise = sample_draws(draws, self.streams.generator("prediction", *key), self.device) if draws else {}
@@ -260,6 +385,12 @@ class Sequential:
         for layer, momentum in zip(layers, momenta, strict=True):
             layer.momentum = momentum
             layer.eval()
+
+
+def _chunks(samples: Samples, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """All samples in chunks of nearly equal size, so that re-estimated statistics weigh every sample alike."""
+    count = -(-len(samples) // size)
+    return zip(torch.tensor_split(samples.x, count), torch.tensor_split(samples.y, count), strict=True)
 
 
 def _laid_out_as(parameter: Tensor, tensor: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from typing import ClassVar
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedshift.core.contract import Batch, Context, Method, Objective, Part, Phase, Terms, no_draws
+from fedshift.core.contract import Batch, Context, Measure, Method, Objective, Part, Phase, Terms, no_draws
 from fedshift.core.net import Net
 from fedshift.core.streams import Draws
 from fedshift.models.model import ModelSpec
@@ -32,7 +32,7 @@ class FedAvg(Method):
         """An encoder x -> z and a linear head z -> logits, both shared."""
         return {"encoder": Part(spec.encoder()), "head": Part(spec.head())}
 
-    def phases(self, round: int, rounds: int) -> Sequence[Phase]:
+    def phases(self, round: int, rounds: int) -> Sequence[Phase | Measure]:
         """Plain local training of every part."""
         return (Phase("train", (Objective("train", self.loss, self.moves(), self.draws),)),)
 
@@ -40,15 +40,20 @@ class FedAvg(Method):
         """The parts that local training moves."""
         return ("encoder", "head")
 
+    def features(self, net: Net, x: Tensor) -> Tensor:
+        """The representation (B, d) of inputs x (B, ...) that the head reads."""
+        z: Tensor = net.encoder(x)
+        return z
+
     def draws(self, spec: ModelSpec, batch: int) -> Draws:
         """The noise that :meth:`loss` uses for a batch."""
         return no_draws(spec, batch)
 
     def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         """Cross-entropy, mean over the batch."""
-        return {"cross_entropy": F.cross_entropy(net.head(net.encoder(batch.x)), batch.y)}
+        return {"cross_entropy": F.cross_entropy(net.head(self.features(net, batch.x)), batch.y)}
 
     def predict(self, net: Net, x: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
         """Log-softmax of the logits."""
-        logits: Tensor = net.head(net.encoder(x))
+        logits: Tensor = net.head(self.features(net, x))
         return logits.log_softmax(dim=1)

@@ -106,6 +106,13 @@ class FedSR(FedAvg):
         """Every part: r(z|y) is optimised together with p(z|x)."""
         return ("encoder", "head", "reference") if self.probabilistic else super().moves()
 
+    def features(self, net: Net, x: Tensor) -> Tensor:
+        """The mean of z, or z itself where the encoder is deterministic."""
+        if not self.probabilistic:
+            return super().features(net, x)
+        mu: Tensor = net.encoder(x)[0]
+        return mu
+
     def draws(self, spec: ModelSpec, batch: int) -> Draws:
         """One standard normal sample for each image."""
         return {"eps": Draw((batch, spec.dim))} if self.probabilistic else {}

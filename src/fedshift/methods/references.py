@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from fedshift.catalogue import setting
-from fedshift.core.contract import Part
+from fedshift.core.contract import Part, ServerState
 from fedshift.core.messages import Tensors
 from fedshift.data.federation import Federation
 from fedshift.methods.fedavg import FedAvg
@@ -48,6 +48,6 @@ class Single(FedAvg):
         """FedAvg's parts, which stay on the client."""
         return {name: Part(part.module, "client") for name, part in super().parts(spec).items()}
 
-    def unseen(self, clients: Sequence[Tensors]) -> Sequence[Tensors]:
+    def unseen(self, state: ServerState, clients: Sequence[Tensors]) -> Sequence[Tensors]:
         """Every client's own model."""
         return clients

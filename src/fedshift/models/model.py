@@ -52,12 +52,14 @@ class ModelSpec:
         shape: the inputs' shape, without the batch.
         classes: how many classes there are.
         streams: the run's random streams; a part's initial values depend on the seed and its role only.
+        clients: how many clients there are.
     """
 
     model: Model
     shape: Shape
     classes: int
     streams: Streams
+    clients: int
 
     @property
     def dim(self) -> int:
@@ -73,9 +75,9 @@ class ModelSpec:
         body = self.initialised("encoder", lambda: self.model.encoder(self.shape, 2 * self.dim))
         return GaussianEncoder(body)
 
-    def head(self) -> nn.Module:
-        """A linear classifier z -> logits (B, classes)."""
-        return self.initialised("head", lambda: nn.Linear(self.dim, self.classes))
+    def head(self, features: int | None = None) -> nn.Module:
+        """A linear classifier z (B, d) -> logits (B, classes); or from another number of features."""
+        return self.initialised("head", lambda: nn.Linear(features or self.dim, self.classes))
 
     def initialised(self, role: str, build: Callable[[], nn.Module]) -> nn.Module:
         """Build a module with the initial values that the seed gives to this role.

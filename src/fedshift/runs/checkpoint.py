@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedshift.core.contract import ServerState
 from fedshift.core.messages import pack
-from fedshift.core.state import ClientState
+from fedshift.core.state import ClientState, flat_moments, moments_from_flat
 from fedshift.errors import FedshiftError
 from fedshift.runs.files import write
 
@@ -48,6 +48,7 @@ class Checkpoint:
         tensors: dict[str, Tensor] = {}
         for scope in ("shared", "down", "server"):
             tensors |= {f"{scope}//{name}": tensor for name, tensor in getattr(self.server, scope).items()}
+        tensors |= {f"moments//{name}": tensor for name, tensor in flat_moments(self.server.moments).items()}
         for client, state in self.clients.items():
             tensors |= {f"client//{client}//{name}": tensor for name, tensor in state.flat().items()}
         about = {name: getattr(self, name) for name in ("experiment", "position", "bytes_down", "bytes_up")}
@@ -94,7 +95,7 @@ def _checksum(tensors: dict[str, Tensor]) -> str:
 
 
 def _unpack(tensors: dict[str, Tensor]) -> tuple[ServerState, dict[int, ClientState]]:
-    scopes: dict[str, dict[str, Tensor]] = {"shared": {}, "down": {}, "server": {}}
+    scopes: dict[str, dict[str, Tensor]] = {"shared": {}, "down": {}, "server": {}, "moments": {}}
     clients: dict[int, dict[str, Tensor]] = defaultdict(dict)
     for key, tensor in tensors.items():
         scope, _, rest = key.partition("//")
@@ -104,4 +105,5 @@ def _unpack(tensors: dict[str, Tensor]) -> tuple[ServerState, dict[int, ClientSt
         else:
             scopes[scope][rest] = tensor
     states = {client: ClientState.from_flat(flat) for client, flat in clients.items()}
-    return ServerState(**scopes), states
+    moments = moments_from_flat(scopes.pop("moments"))
+    return ServerState(**scopes, moments=moments), states

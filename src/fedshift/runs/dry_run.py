@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from fedshift.core.contract import Stage
 from fedshift.experiment import Experiment
 from fedshift.runs.progress import Progress
 from fedshift.runs.simulation import Simulation
@@ -53,8 +54,9 @@ def estimate(experiment: Experiment) -> Estimate:
         FedshiftError: the experiment cannot be run.
     """
     simulation = Simulation(experiment)
-    rounds = simulation.rounds
-    warm_up, *timed = simulation.moments()[:2]
+    stage = max(simulation.stages, key=lambda stage: (stage.scored, stage.rounds))
+    rounds = stage.rounds
+    warm_up, *timed = (moment for moment in simulation.moments() if moment.stage is stage and moment.round <= 2)
     simulation.advance(warm_up, Progress())
     down, up = simulation.bytes_down, simulation.bytes_up
     count = _StepCount()
@@ -73,8 +75,12 @@ def estimate(experiment: Experiment) -> Estimate:
         bytes_up=up,
         memory=_peak_memory(simulation.device),
         seconds=rounds * (trained - started) + evaluations * (scored - trained),
-        notes=simulation.notes,
+        notes=[*simulation.notes, *(_left_out(other) for other in simulation.stages if other is not stage)],
     )
+
+
+def _left_out(stage: Stage) -> str:
+    return f"the stage '{stage.name}' ({stage.rounds} rounds) is not in this estimate"
 
 
 def _peak_memory(device: torch.device) -> int:

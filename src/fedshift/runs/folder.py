@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -123,14 +123,14 @@ class RunFolder:
         """Add a record."""
         files.append(self.path / "records.jsonl", json.dumps(record))
 
-    def rewind(self, position: int, every: int) -> None:
+    def rewind(self, position: int, scored: Sequence[int]) -> None:
         """Drop the records of rounds after a checkpoint, which will be made again, and half-written files.
 
         Raises:
             FedshiftError: a record of before the checkpoint is missing.
         """
         held = {record["position"] for record in self.records()}
-        missing = [due for due in range(every, position + 1, every) if due not in held]
+        missing = [due for due in scored if due <= position and due not in held]
         if missing:
             raise FedshiftError(
                 f"'{self.path / 'records.jsonl'}' lacks the record of round {missing[0]}, which the checkpoint of "

