@@ -17,6 +17,7 @@ from fedshift.core.messages import Down, Up
 from fedshift.core.net import Net
 from fedshift.core.state import ClientState
 from fedshift.core.streams import Streams
+from fedshift.data.features import Tell
 from fedshift.data.federation import Client, Environment, Federation, Samples
 from fedshift.engines.batches import BatchOrder
 from fedshift.errors import FedshiftError
@@ -109,8 +110,8 @@ def test_the_order_of_clients_changes_nothing(make: Make, name: str, monkeypatch
     forward = simulate(experiment)
     make_federation = Simulation._federation
 
-    def reversed_clients(self: Simulation) -> Federation:
-        federation = make_federation(self)
+    def reversed_clients(self: Simulation, tell: Tell) -> Federation:
+        federation = make_federation(self, tell)
         return dataclasses.replace(federation, clients=federation.clients[::-1])
 
     monkeypatch.setattr(Simulation, "_federation", reversed_clients)
@@ -293,7 +294,7 @@ def test_cold_fedbn_reestimates_for_unseen_clients_only(make: Make):
 
 def test_only_the_sampled_clients_take_part_and_all_are_sampled_in_time(make: Make):
     simulation = Simulation(make({"train.participation": 0.5, "train.rounds": 20}))
-    assert simulation.cohort == 1
+    assert simulation.cohort(simulation.stages[0]) == 1
     seen = []
     for moment in simulation.moments():
         before = {client: state.drawn["train"] for client, state in simulation.store.items()}

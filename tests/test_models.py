@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -14,19 +15,20 @@ from fedshift.core.net import batch_norm_tensors
 from fedshift.core.streams import Streams
 from fedshift.errors import FedshiftError
 from fedshift.models.backbones import ResNet18
-from fedshift.models.cnn import CNN
+from fedshift.models.cct import CCT7, Attention, Layer, sinusoids
+from fedshift.models.cnn import CNN, DigitsCNN
 from fedshift.models.mlp import MLP
 from fedshift.models.model import GaussianEncoder, Model, ModelSpec
 
 
 def spec(model: Model, shape: tuple[int, ...] = (1, 28, 28), seed: int = 0) -> ModelSpec:
-    return ModelSpec(model, shape, 10, Streams(seed))
+    return ModelSpec(model, shape, 10, Streams(seed), clients=2)
 
 
 @pytest.mark.parametrize("name", list(MODELS))
 def test_every_model_gives_z_and_a_distribution_of_z(name: str):
-    built = spec(MODELS.get(name)(), (3, 32, 32))
-    x = torch.zeros(2, 3, 32, 32)
+    x = torch.zeros(2, 20, dtype=torch.int64) if name == "lstm" else torch.zeros(2, 3, 32, 32)
+    built = spec(MODELS.get(name)(), tuple(x.shape[1:]))
     z = built.encoder().eval()(x)
     mu, sigma = built.gaussian_encoder().eval()(x)
     assert z.shape == mu.shape == sigma.shape == (2, built.dim)
@@ -105,3 +107,150 @@ def test_a_resnet_is_trained_and_its_batch_norm_stays_home_under_fedbn(make: Mak
     )
     assert not any("normalization" in name for name in simulation.messages["train"]["up"])
     assert any("normalization" in name for name in simulation.initial_client)
+
+
+# Digits CNN and CCT -------------------------------------------------------------------------------
+
+
+def test_the_digits_network():
+    """32 -> (5x5 padded, 3x3/2 pool) 15 -> 7 -> 7, so 128 * 49 = 6272 inputs to the FC of 2048."""
+    encoder = spec(DigitsCNN(), (3, 32, 32)).encoder()
+    weights = [tuple(p.shape) for p in encoder.parameters() if p.ndim > 1]
+    assert weights == [(64, 3, 5, 5), (64, 64, 5, 5), (128, 64, 5, 5), (2048, 6272), (512, 2048)]
+    assert len(batch_norm_tensors(encoder)) == 5 * 5
+    z = encoder(torch.rand(4, 3, 32, 32, generator=Streams(0).generator("x")))
+    assert (z >= 0).all()
+    assert (z > 0).any()
+    assert spec(DigitsCNN(dim=3), (1, 7, 7)).encoder().eval()(torch.zeros(2, 1, 7, 7)).shape == (2, 3)
+    with pytest.raises(FedshiftError, match="6x7 are too small"):
+        spec(DigitsCNN(), (1, 6, 7)).encoder()
+
+
+def test_a_distribution_of_z_is_not_cut_off_at_zero():
+    x = torch.rand(8, 3, 8, 8, generator=Streams(0).generator("x"))
+    mu, sigma = spec(DigitsCNN(hidden=16, dim=8), (3, 8, 8)).gaussian_encoder()(x)
+    assert (mu < 0).any()
+    assert sigma.max() > 0.7  # softplus(0) = 0.69
+
+
+def test_cct_has_the_parameters_of_the_paper():
+    """3.76 million at 32x32 with ten classes (Hassani et al.), here with z in the place of the classes.
+
+    Convolution 3*9*256 = 6,912; 16*16 positions of 256 = 65,536; a layer: two norms 1,024, queries, keys and values
+    256*768 = 196,608, their projection 256*257 = 65,792, feed-forward 257*512 + 513*256 = 262,912, so 526,336, and
+    seven of them 3,684,352; the last norm 512; the score 257; the linear layer 257*10 = 2,570. Together 3,760,139.
+    """
+    encoder = spec(CCT7(dim=10), (3, 32, 32)).encoder()
+    assert sum(parameter.numel() for parameter in encoder.parameters()) == 3_760_139
+    fixed = spec(CCT7(dim=10, positions="sinusoidal"), (3, 32, 32)).encoder()
+    assert sum(parameter.numel() for parameter in fixed.parameters()) == 3_760_139 - 65_536
+    assert set(encoder.state_dict()) - set(fixed.state_dict()) == {"positions"}
+
+
+SMALL_CCT = CCT7(layers=2, heads=2, width=8, dim=5)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"), [(DigitsCNN(hidden=6, dim=5), (3, 9, 8)), (SMALL_CCT, (3, 9, 8)), (SMALL_CCT, (1, 6, 6))]
+)
+def test_a_gradient_reaches_every_parameter(model: Model, shape: tuple[int, ...]):
+    built = spec(model, shape)
+    encoder, head = built.encoder(), built.head()
+    logits = head(encoder(torch.rand(6, *shape, generator=Streams(0).generator("x"))))
+    nn.functional.cross_entropy(logits, torch.arange(6)).backward()
+    for name, parameter in encoder.named_parameters():
+        # Batch norm takes a bias before it away again, so that its gradient is a rounding error, yet it is reached.
+        assert parameter.grad is not None, name
+        if not (isinstance(model, DigitsCNN) and name.endswith("bias")):
+            assert parameter.grad.abs().max() > 0, name
+
+
+def test_cct_pools_its_tokens_by_their_scores():
+    """Layers that add nothing leave the normed tokens; with equal scores z is their mean."""
+    encoder = spec(CCT7(layers=1, heads=2, width=4, dim=4, positions="sinusoidal"), (1, 4, 4)).encoder()
+    with torch.no_grad():
+        encoder.layers[0].attention.projection.weight.zero_()
+        encoder.layers[0].feed_forward[2].weight.zero_()
+        encoder.score.weight.zero_()
+        encoder.projection.weight.copy_(torch.eye(4))
+    x = torch.rand(2, 1, 4, 4, generator=Streams(0).generator("x"))
+    tokens = encoder.pool(encoder.convolution(x).relu()).flatten(2).transpose(1, 2) + sinusoids(4, 4)
+    torch.testing.assert_close(encoder(x), nn.functional.layer_norm(tokens, (4,)).mean(dim=1), rtol=1e-4, atol=1e-4)
+
+
+def test_attention_by_hand():
+    """One head of width 1, weights 1: the token i gets sum_j softmax_j(x_i x_j) x_j."""
+    attention = Attention(1, 1)
+    with torch.no_grad():
+        attention.qkv.weight.fill_(1)
+        attention.projection.weight.fill_(1)
+        attention.projection.bias.zero_()
+    x = torch.tensor([[[0.0], [1.0]]])
+    e = math.e
+    torch.testing.assert_close(attention(x), torch.tensor([[[0.5], [e / (1 + e)]]]))
+
+
+def test_a_layers_second_residual_starts_after_its_second_normalisation():
+    """Where the feed-forward part adds 1, the layer gives norm(x + attention(norm(x))) + 1."""
+    layer = Layer(4, 2, 8)
+    x = torch.rand(2, 3, 4, generator=Streams(0).generator("x"))
+    with torch.no_grad():
+        layer.feed_forward[2].weight.zero_()
+        layer.feed_forward[2].bias.fill_(1)
+    attended = x + layer.attention(nn.functional.layer_norm(x, (4,)))
+    torch.testing.assert_close(layer(x), nn.functional.layer_norm(attended, (4,)) + 1)
+
+
+def test_heads_do_not_mix_before_the_projection():
+    """With the value of the first head's half of z alone, the second head's queries and keys change nothing."""
+    attention = Attention(4, 2)
+    x = torch.rand(1, 3, 4, generator=Streams(0).generator("x"))
+    with torch.no_grad():
+        attention.projection.weight[:, 2:].zero_()
+        before = attention(x)
+        attention.qkv.weight[2:4].add_(1)  # queries of the second head
+        torch.testing.assert_close(attention(x), before)
+        attention.qkv.weight[0:2].add_(1)
+        assert not torch.allclose(attention(x), before)
+
+
+def test_sines_and_cosines_in_turn():
+    """Position 1 of width 4: sin 1, cos 1, sin 0.01, cos 0.01."""
+    expected = [[0, 1, 0, 1], [math.sin(1), math.cos(1), math.sin(0.01), math.cos(0.01)]]
+    torch.testing.assert_close(sinusoids(2, 4), torch.tensor(expected))
+
+
+def test_cct_on_a_stack_of_clients_equals_one_after_the_other():
+    """Under vmap over stacked parameters, values and gradients are those of each client alone."""
+    encoders = [spec(SMALL_CCT, (1, 6, 6), seed).encoder() for seed in (0, 1)]
+    stacked, _ = torch.func.stack_module_state(encoders)
+    x = torch.rand(2, 3, 1, 6, 6, generator=Streams(0).generator("x"))
+
+    def loss(parameters: dict[str, torch.Tensor], inputs: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(encoders[0], parameters, (inputs,)).square().mean()
+
+    gradients = torch.func.vmap(torch.func.grad(loss))(stacked, x)
+    for index, encoder in enumerate(encoders):
+        encoder(x[index]).square().mean().backward()
+        for name, parameter in encoder.named_parameters():
+            torch.testing.assert_close(gradients[name][index], parameter.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_cct_settings_that_do_not_fit():
+    with pytest.raises(FedshiftError, match=r"model.width = 256 is no multiple of model.heads = 3"):
+        spec(CCT7(heads=3), (3, 32, 32)).encoder()
+    for model in (CCT7(), DigitsCNN()):
+        with pytest.raises(FedshiftError, match="takes images"):
+            spec(model, (20,)).encoder()
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"name": "digits-cnn", "hidden": 8, "dim": 4},
+        {"name": "cct-7-3x1", "layers": 1, "heads": 1, "width": 4, "dim": 4},
+    ],
+)
+def test_they_are_trained_and_can_be_repeated(make: Make, model: dict[str, object]):
+    one, other = (simulate(make({"model": model, "train.rounds": 1})) for _ in range(2))
+    assert all(torch.equal(one.server.shared[name], other.server.shared[name]) for name in one.server.shared)

@@ -15,12 +15,14 @@ from fedshift.api import Comparison, compare, load, resume
 from fedshift.content import digest
 from fedshift.errors import FedshiftError
 from fedshift.grid import override
+from fedshift.reporting.curves import environment_curve
+from fedshift.reporting.live import shown
 from fedshift.reporting.results import Measured, Results
 from fedshift.reporting.table import as_text, tables
 from fedshift.reporting.units import bytes_text, clock
 from fedshift.runs.folder import RunFolder
 from fedshift.runs.progress import Progress
-from fedshift.runs.selection import summary
+from fedshift.runs.selection import by_environment, summary
 
 
 def record(position: int, test: float, *validation: float) -> dict[str, Any]:
@@ -78,12 +80,162 @@ def test_the_headline_table_by_hand(make: Make, tmp_path: Path):
     folders = [written(tmp_path, "fedavg", seed, domain, value, make) for (domain, seed), value in cells.items()]
     results = Results.read(folders)
     headline, by_domain = tables(results)
-    assert headline.columns[:5] == ["method", "target dark", "target light", "target mean", "source mean"]
+    assert headline.columns[:6] == [
+        "method",
+        "target worst",
+        "target mean",
+        "target dark",
+        "target light",
+        "source mean",
+    ]
     assert headline.rows == [
-        ["fedavg", "65.0 ± 7.1", "90.0 ± 14.1", "77.5 ± 10.6", "90.0 ± 0.0", "77.5 ± 10.6", "77.5 ± 10.6"]
+        ["fedavg", "65.0 ± 7.1", "77.5 ± 10.6", "65.0 ± 7.1", "90.0 ± 14.1", "90.0 ± 0.0", "77.5 ± 10.6", "77.5 ± 10.6"]
     ]
     assert by_domain.columns == ["method", "gray", "light", "dark"]
     assert "seeds 0, 1" in headline.title
+
+
+def test_the_worst_domain_is_found_in_each_seed_first(make: Make, tmp_path: Path):
+    """Seed 0: dark 0.6, light 0.8; seed 1: dark 0.9, light 0.7. Worst 0.6 and 0.7: 65 with std 7.1.
+
+    The seeds' means are 0.7 and 0.8. Over seeds both domains have 75, so the worst of means would be another number.
+    """
+    cells = {("dark", 0): 0.6, ("dark", 1): 0.9, ("light", 0): 0.8, ("light", 1): 0.7}
+    results = Results.read([written(tmp_path, "fedavg", s, d, value, make) for (d, s), value in cells.items()])
+    ((_, worst, middle, dark, light, *_),) = tables(results)[0].rows
+    assert (worst, middle) == ("65.0 ± 7.1", "75.0 ± 7.1")
+    assert (dark[:4], light[:4]) == ("75.0", "75.0")
+    assert Comparison(results).worst("fedavg") == pytest.approx(0.65)
+    with pytest.raises(FedshiftError, match="rows: fedavg"):
+        Comparison(results).worst("fedsr")
+
+
+def recorded(
+    root: Path, make: Make, protocol: str, seed: int, tests: dict[str, list[float]], method: str = "fedavg"
+) -> RunFolder:
+    """A run folder whose clients have made-up accuracies on each test environment."""
+    experiment = make({"method.name": method, "seed": seed, "protocol": {"name": protocol}})
+    folder = RunFolder.create(experiment, root / experiment.run_name)
+    environments = [
+        {"environment": name, "role": "test", "model": "own", "accuracy": value, "loss": 1.0, "models": 1, "n": 9}
+        for name, values in tests.items()
+        for value in values
+    ]
+    environments.append({**environments[0], "role": "validation"})
+    folder.record({"position": 2, "environments": environments, "bytes_down": 1, "bytes_up": 1})
+    folder.write_json("summary.json", {"notes": [], "experiment": digest(folder.experiment_file)})
+    return folder
+
+
+SEEDS = (
+    {"p=0": [0.2, 0.4], "p=0.5": [0.6, 0.8], "p=1": [1.0, 0.8]},
+    {"p=0": [0.5, 0.7], "p=0.5": [0.4, 0.6], "p=1": [0.7, 0.7]},
+)
+
+
+def test_worst_and_mean_under_shift_by_hand(make: Make, tmp_path: Path):
+    """Means over clients: seed 0: 0.3, 0.7, 0.9; seed 1: 0.6, 0.5, 0.7.
+
+    Worst: 0.3 and 0.5, so 40 with std 0.2 / sqrt 2 = 14.1 (the worst mean over seeds would be 45, the worst client 20).
+    Mean: 0.6333 and 0.6, so 61.7 with std 2.4. By environment: 45 ± 21.2, 60 ± 14.1, 80 ± 14.1.
+    """
+    folders = [recorded(tmp_path, make, "personal-under-shift", seed, tests) for seed, tests in enumerate(SEEDS)]
+    results = Results.read(folders)
+    (headline,) = tables(results)  # the single validation environment needs no table of its own
+    assert headline.columns[:6] == ["method", "test worst", "test mean", "test p=0", "test p=0.5", "test p=1"]
+    assert headline.rows[0][:6] == ["fedavg", "40.0 ± 14.1", "61.7 ± 2.4", "45.0 ± 21.2", "60.0 ± 14.1", "80.0 ± 14.1"]
+    (row,) = results.rows()
+    assert row.worst().mean == pytest.approx(0.4)
+    assert row.worst("test", "target_best").mean == pytest.approx(0.4)
+    assert row.worst("no such role") is None
+
+
+def test_accuracy_by_test_environment_is_drawn_where_environments_are_numbers(make: Make, tmp_path: Path):
+    folders = [recorded(tmp_path, make, "personal-under-shift", seed, tests) for seed, tests in enumerate(SEEDS)]
+    results = Results.read(folders)
+    figure = environment_curve(results)
+    (line,) = figure.axes[0].get_lines()
+    assert list(line.get_xdata()) == [0, 0.5, 1]
+    assert list(line.get_ydata()) == pytest.approx([45, 60, 80])
+    assert figure.axes[0].get_xlabel() == "p"
+    page = Comparison(results).report(tmp_path / "report.html").read_text()
+    assert "<h2>Accuracy by test environment</h2>" in page
+
+
+@pytest.mark.parametrize("names", [["a", "b"], ["p=0.1"], ["p=0.1", "q=0.2"], ["p=0.1", "b"], ["p=0.1", "p=x"]])
+def test_nothing_is_drawn_over_environments_that_are_no_numbers(make: Make, tmp_path: Path, names: list[str]):
+    results = Results.read([recorded(tmp_path, make, "in-domain", 0, {name: [0.5] for name in names})])
+    assert environment_curve(results) is None
+    assert "by test environment" not in Comparison(results).report(tmp_path / "report.html").read_text()
+
+
+UNEVEN = {"a": [0.4], "b": [0.6, 0.8, 1.0]}
+
+
+def test_a_domain_counts_once_however_many_clients_it_has(make: Make, tmp_path: Path):
+    """a: 0.4; b: (0.6 + 0.8 + 1.0) / 3 = 0.8; so 60, and 70 over the four clients where all count equally."""
+    inside = Results.read([recorded(tmp_path, make, "in-domain", 0, UNEVEN)])
+    assert tables(inside)[0].rows[0][:5] == ["fedavg", "40.0", "60.0", "40.0", "80.0"]
+    together = {"all clients": [value for values in UNEVEN.values() for value in values]}
+    everyone = Results.read([recorded(tmp_path, make, "all-clients", 0, together)])
+    assert tables(everyone)[0].columns[:2] == ["method", "all clients"]
+    assert tables(everyone)[0].rows[0][:2] == ["fedavg", "70.0"]
+
+
+def test_selections_count_environments_as_the_tables_do():
+    """Validation by domain: round 1: (0.4 + 0.8) / 2 = 0.6; round 2: (0.9 + 0.5) / 2 = 0.7; over clients 0.7 > 0.6."""
+
+    def rows(a: list[float], b: list[float]) -> list[dict[str, Any]]:
+        pairs = [("a", value) for value in a] + [("b", value) for value in b]
+        return [{"environment": n, "role": role, "accuracy": v} for role in ("validation", "test") for n, v in pairs]
+
+    records = [
+        {"position": 1, "environments": rows([0.4], [0.8, 0.8, 0.8])},
+        {"position": 2, "environments": rows([0.9], [0.5, 0.5, 0.5])},
+    ]
+    assert by_environment(records[0], "test") == pytest.approx({"a": 0.4, "b": 0.8})
+    assert summary(records)["source_validation"]["position"] == 2
+    assert summary(records)["source_validation"]["test"] == pytest.approx(0.7)
+
+
+def test_many_environments_leave_the_headline_readable(make: Make, tmp_path: Path):
+    """11 environments have a table of their own; with standard deviations two, of 6 and 5."""
+    tests = {f"p={p / 10:g}": [p / 10] for p in range(11)}
+    folders = [recorded(tmp_path, make, "personal-under-shift", seed, tests) for seed in (0, 1)]
+    headline, apart = tables(Results.read(folders[:1]))
+    assert headline.rows[0][:3] == ["fedavg", "0.0", "50.0"]
+    assert len(headline.columns) == 6
+    assert apart.columns == ["method", *tests]
+    assert apart.rows[0][1:] == [f"{10 * p}.0" for p in range(11)]
+    _, first, second = tables(Results.read(folders))
+    assert first.columns + second.columns[1:] == ["method", *tests]
+    assert (len(first.columns), len(second.columns)) == (7, 6)
+    text = as_text(Results.read(folders))
+    assert all(cell in text for table in (first, second) for cell in (*table.columns, *table.rows[0]))
+
+
+def test_very_many_environments_are_left_to_the_records(make: Make, tmp_path: Path):
+    results = Results.read([recorded(tmp_path, make, "in-domain", 0, {f"user {i}": [0.5, 0.7] for i in range(60)})])
+    (headline,) = tables(results)
+    assert headline.rows[0][:3] == ["fedavg", "60.0", "60.0"]
+    assert "The 60 test environments are not shown one by one; records.jsonl holds them." in results.notes
+    assert Comparison(results).report(tmp_path / "report.html").is_file()
+
+
+def test_the_display_shows_means_over_clients_and_of_many_environments_the_worst():
+    """3 environments of 2 clients: 3 lines. 20 environments: two lines; the mean of 0.00, 0.05, ..., 0.95 is 0.475."""
+
+    def record(names: list[str], accuracies: list[float]) -> dict[str, Any]:
+        pairs = zip(names, accuracies, strict=True)
+        rows = [{"environment": n, "role": "test", "model": "own", "accuracy": a, "loss": 2 * a} for n, a in pairs]
+        return {"environments": rows}
+
+    few = shown(record(["a", "b", "c"] * 2, [0.1, 0.2, 0.3, 0.5, 0.6, 0.7]))
+    assert [line.environment for line in few] == ["a", "b", "c"]
+    assert [line.accuracy for line in few] == pytest.approx([0.3, 0.4, 0.5])
+    middle, worst = shown(record([f"e{i}" for i in range(20)], [i / 20 for i in range(20)]))
+    assert (middle.environment, worst.environment) == ("mean", "worst (e0)")
+    assert (middle.accuracy, middle.loss, worst.accuracy) == pytest.approx((0.475, 0.95, 0))
 
 
 def test_a_row_that_lacks_runs_says_so(make: Make, tmp_path: Path):

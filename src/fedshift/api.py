@@ -10,7 +10,7 @@ from typing import Any
 from fedshift import grid
 from fedshift.errors import FedshiftError
 from fedshift.reporting.page import write_report
-from fedshift.reporting.results import Results
+from fedshift.reporting.results import Measured, Results, Row
 from fedshift.reporting.table import as_text, tables
 from fedshift.runs import runner
 from fedshift.runs.folder import RunFolder, find
@@ -44,11 +44,21 @@ class Comparison:
         Raises:
             FedshiftError: no row has that label.
         """
-        for row in self.results.rows():
-            measured = row.accuracy("test")
-            if row.label == method and measured:
-                return measured.mean
-        raise FedshiftError(f"No row is called '{method}'; rows: {', '.join(r.label for r in self.results.rows())}.")
+        return _mean(self._row(method).accuracy("test"))
+
+    def worst(self, method: str) -> float:
+        """A row's test accuracy at the last round on each seed's worst environment, mean over seeds, in 0..1.
+
+        Raises:
+            FedshiftError: no row has that label.
+        """
+        return _mean(self._row(method).worst("test"))
+
+    def _row(self, label: str) -> Row:
+        rows = {row.label: row for row in self.results.rows()}
+        if label not in rows:
+            raise FedshiftError(f"No row is called '{label}'; rows: {', '.join(rows)}.")
+        return rows[label]
 
     def __str__(self) -> str:
         return as_text(self.results)
@@ -65,6 +75,12 @@ class Comparison:
             + "</table>"
             for table in tables(self.results)
         )
+
+
+def _mean(measured: Measured | None) -> float:
+    if measured is None:
+        raise FedshiftError("The row has no test environment.")
+    return measured.mean
 
 
 def compare(

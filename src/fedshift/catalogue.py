@@ -51,7 +51,9 @@ class Range:
 Search = Range | tuple[Any, ...]
 
 
-def setting(default: Any = MISSING, *, help: str, source: str = "", search: Search | None = None) -> Any:
+def setting(
+    default: Any = MISSING, *, help: str, source: str = "", search: Search | None = None, path: bool = False
+) -> Any:
     """A documented field of a :class:`Spec`.
 
     Args:
@@ -59,8 +61,9 @@ def setting(default: Any = MISSING, *, help: str, source: str = "", search: Sear
         help: what it is, in one line, with its unit or range.
         source: the paper's equation or section it comes from.
         search: where a hyper-parameter search should look.
+        path: it may name a file or folder of this machine, whose content then counts, not where it lies.
     """
-    return field(default=default, metadata={"help": help, "source": source, "search": search})
+    return field(default=default, metadata={"help": help, "source": source, "search": search, "path": path})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +73,8 @@ class Spec:
     section: ClassVar[str] = ""  # the table it is in an experiment, where that is not the class's name
 
     def __post_init__(self) -> None:
+        for name, entry in _entries(type(self)).items():  # type: ignore[arg-type]  # classes are hashable
+            object.__setattr__(self, name, entry.build(getattr(self, name), f"{_title(type(self))}.{name}"))
         for name, adapter in _adapters(type(self)).items():  # type: ignore[arg-type]  # classes are hashable
             value = getattr(self, name)
             try:
@@ -96,9 +101,7 @@ class Spec:
     def table(self) -> dict[str, Any]:
         """The settings and their values, as TOML can hold them."""
         return {
-            name: list(value) if isinstance(value, tuple) else value
-            for name in self.settings()
-            if (value := getattr(self, name)) is not None
+            name: _as_toml(value) for name in self.settings() if (value := getattr(self, name)) is not None
         }
 
 
@@ -111,17 +114,36 @@ def setting_type(cls: type[Spec], name: str) -> Any:
 def _adapters(cls: type[Spec]) -> dict[str, TypeAdapter[Any]]:
     hints = get_type_hints(cls, include_extras=True)
     config = ConfigDict(coerce_numbers_to_str=True)
+    entries = _entries(cls)  # type: ignore[arg-type]  # classes are hashable
     return {
         name: TypeAdapter(hints[name], config=config)
         for name in cls.settings()
-        if not (isinstance(hints[name], type) and issubclass(hints[name], Spec))
+        if name not in entries and not (isinstance(hints[name], type) and issubclass(hints[name], Spec))
     }
+
+
+@cache
+def _entries(cls: type[Spec]) -> dict[str, Entry]:
+    """The settings that are entries of a catalogue themselves."""
+    hints = get_type_hints(cls, include_extras=True)
+    marks = {name: getattr(hints[name], "__metadata__", ()) for name in cls.settings()}
+    return {name: mark for name, found in marks.items() for mark in found if isinstance(mark, Entry)}
+
+
+def _as_toml(value: Any) -> Any:
+    if isinstance(value, Spec):
+        return {"name": _catalogue_of(type(value)).name_of(type(value)), **value.table()}
+    return [_as_toml(item) for item in value] if isinstance(value, tuple) else value
+
+
+def _catalogue_of(cls: type[Spec]) -> Catalogue[Any]:
+    return next(catalogue for catalogue in CATALOGUES if issubclass(cls, catalogue.base()))
 
 
 def _title(cls: type[Spec]) -> str:
     if cls.section:
         return cls.section
-    for catalogue in (METHODS, DATASETS, PARTITIONS, MODELS, PROTOCOLS):
+    for catalogue in CATALOGUES:
         if issubclass(cls, catalogue.base()):
             return catalogue.table
     return cls.__name__.lower()
@@ -199,6 +221,33 @@ class Catalogue(Generic[T]):
             example = f"--set {self.table}.{missing[0]}=..."
             raise FedshiftError(f"The {self.kind} '{table['name']}' needs {', '.join(missing)}: {example}")
         return cls(**values)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Marks a setting that is itself an entry of a catalogue: its name, or a table with a name and settings.
+
+    Write ``encoder: Annotated[Encoder, Entry(ENCODERS)]``.
+    """
+
+    catalogue: Catalogue[Any]
+
+    def build(self, value: Any, where: str) -> Spec:
+        """The spec behind a name or table; a spec is itself.
+
+        Raises:
+            FedshiftError: the value is neither, or something in it is wrong.
+        """
+        if isinstance(value, self.catalogue.base()):
+            return value
+        if isinstance(value, str):
+            return self.catalogue.build({"name": value})  # type: ignore[no-any-return]  # of any kind
+        if isinstance(value, Mapping) and "name" in value:
+            return self.catalogue.build(value)  # type: ignore[no-any-return]  # of any kind
+        known = ", ".join(self.catalogue)
+        raise FedshiftError(
+            f'{where} = {value!r}: give the name of a {self.catalogue.kind} ({known}), or a table such as {{ name = "..." }}.'
+        )
 
 
 def _path(held: str | type) -> str:
@@ -301,3 +350,24 @@ PROTOCOLS: Catalogue[Any] = Catalogue(
         "personal-under-shift": "fedshift.protocols:PersonalUnderShift",
     },
 )
+INDICES: Catalogue[Any] = Catalogue(
+    "client index",
+    "index",
+    "fedshift.indices.index:ClientIndex",
+    {
+        "dsa-ign": "fedshift.indices.dsa_ign:DSAIGN",
+        "feature-average": "fedshift.indices.simple:FeatureAverage",
+        "class-prototypes": "fedshift.indices.simple:ClassPrototypes",
+        "model-weights": "fedshift.indices.simple:ModelWeights",
+    },
+)
+ENCODERS: Catalogue[Any] = Catalogue(
+    "encoder",
+    "encoder",
+    "fedshift.encoders.encoder:Encoder",
+    {
+        "offline": "fedshift.encoders.offline:Offline",
+        "clip": "fedshift.encoders.clip:CLIP",
+    },
+)
+CATALOGUES = (METHODS, DATASETS, PARTITIONS, MODELS, PROTOCOLS, INDICES, ENCODERS)

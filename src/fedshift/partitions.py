@@ -7,7 +7,7 @@ Sec. 6.1; FedPIN's PACS; Client2Vec's 100 clients of CIFAR-10, which is one doma
 *Choices.* What is dealt out is originals: samples of one domain that were made from one image (``DomainData.group``)
 go to one part together, by the label of the first of them. Sizes that are equal are therefore equal in originals, which
 are samples in most data sets. Every domain is divided by random numbers of its own. The rows that Flower's partitioners
-see are shuffled first, as its ``FederatedDataset`` does, because several of them deal out blocks of the order they find.
+see are shuffled first, as its ``FederatedDataset`` does, because several of them deal out blocks of the order given.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Originals:
         """
         stratum = self.environment * len(self.classes) + self.y
         dealt = []
-        for value in stratum[inside].unique().tolist():
+        for value in torch.unique(stratum[inside]).tolist():
             members = (inside & (stratum == value)).nonzero().flatten()
             dealt.append(members[streams.permutation(len(members), "partition", self.domain, value)])
         return torch.cat(dealt) if dealt else torch.empty(0, dtype=torch.int64)
@@ -152,7 +152,7 @@ class Dirichlet(Partition):
 
 @dataclass(frozen=True, kw_only=True)
 class ByClass(Partition):
-    """Each domain is divided by groups of classes, and each group into equal parts (FedPIN, Sec. 5: PACS).
+    """Each domain is divided by groups of classes, and each group into equal parts (FedPIN, App. E.1: PACS).
 
     *Choices.* A class in no group is nobody's; a class in several is shared out among them equally, without
     replacement.
@@ -233,7 +233,8 @@ def _by_flower(name: str, arguments: Mapping[str, Any], originals: Originals, st
     divider.dataset = Dataset.from_dict({"index": rows.tolist(), "label": originals.y[rows].tolist()})
     parts = torch.full((len(originals),), NOBODY)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that it draws again is no news to the user
+        warnings.simplefilter("ignore", UserWarning)  # that it draws again is no news to the user,
+        warnings.simplefilter("ignore", FutureWarning)  # nor what pyarrow will change under datasets
         for part in range(divider.num_partitions):
             held = torch.tensor(list(divider.load_partition(part)["index"]), dtype=torch.int64)
             if (parts[held] != NOBODY).any():

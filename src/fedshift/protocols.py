@@ -102,7 +102,7 @@ class LeaveOneDomainOut(Protocol):
         "unseen",
         help="unseen: the whole target, with the model of a client that never trained; clients: each client, with its "
         "own model, on the target's samples of the classes it trains on",
-        source="FedSR, Sec. 4.2: unseen; FedPIN, PACS: clients",
+        source="FedSR, Sec. 4.2: unseen; FedPIN, App. E.1 (PACS): clients",
     )
 
     def federate(self, data: DomainData, partition: Partition, inputs: Inputs, streams: Streams) -> Federation:
@@ -128,14 +128,14 @@ class LeaveOneDomainOut(Protocol):
                 clients.append(client)
                 environments.append(Environment(domain, "validation", client.id, take(data, inside & held_out)))
                 if self.scored == "clients":
-                    known = target & torch.isin(data.y, client.train.y.unique())
+                    known = target & torch.isin(data.y, torch.unique(client.train.y))
                     environments.append(Environment(self.hold_out, "test", client.id, take(data, known)))
         return Federation(tuple(clients), tuple(environments), data.classes, inputs)
 
 
 @dataclass(frozen=True, kw_only=True)
 class InDomain(Protocol):
-    """Each client is scored on its own held-out samples; the figure of a domain is its clients' mean (FedCiR, FRAug)."""
+    """Each client is scored on its own held-out samples; a domain's figure is its clients' mean (FedCiR, FRAug)."""
 
     test_label: ClassVar[str] = "test"
     validation_label: ClassVar[str] = "validation"
@@ -183,7 +183,7 @@ class AllClients(InDomain):
 
 @dataclass(frozen=True, kw_only=True)
 class PersonalUnderShift(Protocol):
-    """Each client trains on its own distribution and is scored where that has shifted (FedPIN, Sec. 5).
+    """Each client trains on its own distribution and is scored where that has shifted (FedPIN, App. E.1).
 
     Needs data that bring their own environments: clients train on the first; every other one is a test environment of
     every client.
@@ -196,7 +196,7 @@ class PersonalUnderShift(Protocol):
         "p=0.1",
         help="the environment that a selection may look at, although it is a test environment as well; or 'held-out': "
         "a part of each client's training samples, which shows no shift",
-        source="FedPIN, Sec. 5: p=0.1",
+        source="FedPIN, App. E.3: p=0.1",
     )
     held_out: ProperFraction = setting(0.1, help="that part, where validation is 'held-out'")
 
@@ -225,7 +225,7 @@ class PersonalUnderShift(Protocol):
             environments.append(Environment(self.validation, "validation", number, looked_at))
             environments += [Environment(shift, "test", number, samples) for shift, samples in tests.items()]
         note = (
-            f"Validation looks at '{self.validation}', which is a test environment as well (FedPIN's choice); "
+            f"Validation looks at '{self.validation}', which is a test environment as well (as in FedPIN); "
             f"protocol.validation = '{HELD_OUT}' looks at no shift."
         )
         notes = (note,) if looks_at_shift else ()
@@ -266,7 +266,7 @@ def split(
     stratum = data.y[held][first] * count + holder[held][first]
     side = torch.full((len(first),), -1)
     values, sizes = torch.unique(stratum, return_counts=True)
-    ordered = stratum.argsort(stable=True).split(sizes.tolist())
+    ordered = torch.split(stratum.argsort(stable=True), sizes.tolist())
     for value, members in zip(values.tolist(), ordered, strict=True):
         order = members[streams.permutation(len(members), "split", value)]
         start = 0

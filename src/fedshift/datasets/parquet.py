@@ -86,7 +86,6 @@ class ParquetSource:
     def _values(self, column: str) -> tuple[str, ...]:
         found: set[str] = set()
         for file in self._files():
-            self.columns.image_among(file.schema_arrow.names, self.path)
             names = _hub_names(file.schema_arrow, column)
             for part in _batches(file, [column], self.path):
                 found |= {class_name(f"in {self.path}", column, v, names) for v in part[column].unique().to_pylist()}
@@ -105,9 +104,12 @@ class ParquetSource:
         if not files:
             raise FedshiftError(f"data.path = '{self.path}': no file below it ends in .parquet.")
         try:
-            return [pyarrow.parquet.ParquetFile(file) for file in files]
+            opened = [pyarrow.parquet.ParquetFile(file) for file in files]
         except (pyarrow.ArrowException, OSError) as error:
             raise FedshiftError(f"'{path}' cannot be read as Parquet ({error}).") from error
+        for table in opened:
+            self.columns.image_among(table.schema_arrow.names, self.path)
+        return opened
 
 
 @dataclass(frozen=True, kw_only=True)

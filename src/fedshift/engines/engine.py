@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -71,9 +71,9 @@ class Engine(Protocol):
         """Let every client of a cohort work; outcomes come in the order of the jobs."""
 
     def serve(
-        self, exchange: Exchange, moment: Moment, state: ServerState, replies: Replies
+        self, exchange: Exchange, moment: Moment, state: ServerState, replies: Replies, tell: Callable[[int], None]
     ) -> tuple[ServerState, dict[str, float]]:
-        """Run the server's phases of an exchange; returns its state and each term's mean."""
+        """Run the server's phases of an exchange; returns its state and each term's mean. ``tell`` hears of steps."""
 
     def score(self, model: Tensors, environment: Environment, moment: Moment) -> Score:
         """Score the model whose tensors are given on one environment."""

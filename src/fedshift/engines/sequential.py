@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import add
@@ -52,6 +52,7 @@ class _Site:
     counts: Tensor
     received: Tensors = field(default_factory=dict)
     replies: Replies = ()
+    tell: Callable[[int], None] = lambda steps: None
 
 
 @dataclass
@@ -131,21 +132,21 @@ class Sequential:
         phases = exchange.phases(moment.round, moment.stage.rounds)
         done = self._run(self.net, phases, moment, site, moments, drawn)
         own = self._copy("client")
-        work = LocalWork(self._copy("shared"), own, job.down, done.measured, len(client.train), site.counts)
+        work = LocalWork(self._copy("shared"), own, job.down, done.measured, client.train, site.counts)
         up, kept = exchange.reply(work), exchange.keep(work)
         own |= {name: tensor.detach().clone() for name, tensor in kept.items()}
         state = ClientState(own, moments, {**job.state.drawn, stage: drawn + done.drawn})
         return Outcome(client.id, up, state, done.means, done.steps)
 
     def serve(
-        self, exchange: Exchange, moment: Moment, state: ServerState, replies: Replies
+        self, exchange: Exchange, moment: Moment, state: ServerState, replies: Replies, tell: Callable[[int], None]
     ) -> tuple[ServerState, dict[str, float]]:
         """Run the server's phases of an exchange; returns its state and each term's mean."""
         phases = exchange.server(moment.round, moment.stage.rounds)
         if not phases:
             return state, {}
         self._load({**state.shared, **state.down, **state.server})
-        site = _Site("the server", SERVER, None, self.inputs, self._counts(None), replies=replies)
+        site = _Site("the server", SERVER, None, Inputs(), self._counts(None), replies=replies, tell=tell)
         moments = dict(state.moments)
         done = self._run(self.server_net, phases, moment, site, moments, 0)
         down, server = self._copy("down"), self._copy("server")
@@ -170,6 +171,8 @@ class Sequential:
             if isinstance(phase, Measure):
                 done.measured |= self._measure(net, phase, moment, site)
                 continue
+            if phase.samples is not None:
+                site = replace(site, samples=phase.samples(site.replies))
             order = self._order(phase, site)
             count = self._steps(phase, order)
             for name, mean in self._phase(net, phase, order, count, moment, site, drawn + done.drawn, moments).items():
@@ -207,6 +210,7 @@ class Sequential:
                         where = f"{self._place(site)}, round {moment.round}, phase '{phase.name}', step {step + 1}"
                         error.add_note(f"This happened at {where}, objective '{objective.name}'.")
                         raise
+            site.tell(1)
         for name, descent in descents.items():
             moments[f"{phase.name}.{name}"] = self._kept_moments(descent)
         return self._means(descents, phase, moment, site)

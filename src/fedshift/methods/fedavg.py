@@ -27,6 +27,7 @@ class FedAvg(Method):
     """Each client minimises its own cross-entropy; the server averages the models."""
 
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017, Algorithm 1"
+    regulariser: ClassVar[str | None] = None  # the setting that weighs the method's own local regulariser
 
     def parts(self, spec: ModelSpec) -> dict[str, Part]:
         """An encoder x -> z and a linear head z -> logits, both shared."""

@@ -17,8 +17,6 @@ Choices, where the paper leaves something open or its public code does otherwise
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -26,11 +24,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedshift.catalogue import NonNegative, Range, WholeNumber, setting
+from fedshift.catalogue import NonNegative, Range, setting
 from fedshift.core.contract import Batch, Context, Part, Terms
 from fedshift.core.net import Net
-from fedshift.core.streams import Draw, Draws
-from fedshift.methods.fedavg import FedAvg
+from fedshift.methods.gaussian import Probabilistic, gaussian_kl
 from fedshift.models.model import ModelSpec
 
 
@@ -48,14 +45,8 @@ class ClassGaussians(nn.Module):
         return self.mean[y], F.softplus(self.spread)[y]
 
 
-def gaussian_kl(mean: Tensor, sigma: Tensor, to_mean: Tensor, to_sigma: Tensor) -> Tensor:
-    """KL(N(mean, sigma^2) || N(to_mean, to_sigma^2)), summed over dimensions, mean over the batch (Eq. 46)."""
-    kl = to_sigma.log() - sigma.log() + (sigma.square() + (mean - to_mean).square()) / (2 * to_sigma.square()) - 0.5
-    return kl.sum(dim=1).mean()
-
-
 @dataclass(frozen=True, kw_only=True)
-class FedSR(FedAvg):
+class FedSR(Probabilistic):
     """FedAvg with two regularisers of the representation: its norm, and what it says of x beyond y."""
 
     paper: ClassVar[str] = "Nguyen, Lim and Torr, NeurIPS 2022, Eq. 9"
@@ -82,9 +73,6 @@ class FedSR(FedAvg):
         "shared", help="r(z|y) is averaged (paper) or stays on each client (public code)", source="Sec. 3.3.2"
     )
     cmi_scale: bool = setting(False, help="a learnable scale of p(z|x) inside CMI (public code)")
-    test_samples: WholeNumber = setting(
-        20, help="samples of z whose softmax is averaged in prediction; 0: z = mu", source="Eq. 5"
-    )
 
     @property
     def probabilistic(self) -> bool:
@@ -92,30 +80,15 @@ class FedSR(FedAvg):
         return self.cmi > 0
 
     def parts(self, spec: ModelSpec) -> dict[str, Part]:
-        """A Gaussian encoder, a linear head, and the class Gaussians r(z|y)."""
-        if not self.probabilistic:
-            return super().parts(spec)
-        reference = ClassGaussians(spec.classes, spec.dim, self.cmi_scale)
-        return {
-            "encoder": Part(spec.gaussian_encoder()),
-            "head": Part(spec.head()),
-            "reference": Part(reference, self.reference_scope),
-        }
+        """A Gaussian encoder, a linear head, and the class Gaussians r(z|y); as FedAvg where z is deterministic."""
+        parts = super().parts(spec)
+        if self.probabilistic:
+            parts["reference"] = Part(ClassGaussians(spec.classes, spec.dim, self.cmi_scale), self.reference_scope)
+        return parts
 
     def moves(self) -> tuple[str, ...]:
         """Every part: r(z|y) is optimised together with p(z|x)."""
         return ("encoder", "head", "reference") if self.probabilistic else super().moves()
-
-    def features(self, net: Net, x: Tensor) -> Tensor:
-        """The mean of z, or z itself where the encoder is deterministic."""
-        if not self.probabilistic:
-            return super().features(net, x)
-        mu: Tensor = net.encoder(x)[0]
-        return mu
-
-    def draws(self, spec: ModelSpec, batch: int) -> Draws:
-        """One standard normal sample for each image."""
-        return {"eps": Draw((batch, spec.dim))} if self.probabilistic else {}
 
     def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         """Cross-entropy + l2r * L2R + cmi * CMI (Eq. 9); a term whose weight is 0 is left out."""
@@ -132,21 +105,6 @@ class FedSR(FedAvg):
             norm = z.square().sum(dim=1) if self.l2r_form == "squared" else z.norm(dim=1)
             terms["l2r"] = self.l2r * norm.mean()
         return {"cross_entropy": F.cross_entropy(net.head(z), batch.y), **terms}
-
-    def prediction_draws(self, spec: ModelSpec, batch: int) -> Draws:
-        """``test_samples`` standard normal samples for each image."""
-        if not (self.probabilistic and self.test_samples):
-            return {}
-        return {"eps": Draw((self.test_samples, batch, spec.dim))}
-
-    def predict(self, net: Net, x: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
-        """Log of the softmax averaged over samples of z (Eq. 5)."""
-        if not self.probabilistic:
-            return super().predict(net, x, noise)
-        mu, sigma = net.encoder(x)
-        z = mu + sigma * noise["eps"] if self.test_samples else mu.unsqueeze(0)
-        log_probabilities: Tensor = net.head(z).log_softmax(dim=-1)
-        return log_probabilities.logsumexp(dim=0) - math.log(len(z))
 
 
 @dataclass(frozen=True, kw_only=True)

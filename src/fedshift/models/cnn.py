@@ -1,4 +1,4 @@
-"""The small convolutional network of FedSR's RotatedMNIST experiment."""
+"""Small convolutional networks: of FedSR's RotatedMNIST experiment, and of FRAug's Digits experiment."""
 
 from __future__ import annotations
 
@@ -42,5 +42,44 @@ class CNN(Model):
             )
         layers += [nn.Flatten(), nn.Linear(channels * size[0] * size[1], out)]
         # Channels-last convolutions take about 0.7 of the time on a CPU.
+        network: nn.Module = nn.Sequential(*layers).to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # its stub lacks it
+        return network
+
+
+@dataclass(frozen=True, kw_only=True)
+class DigitsCNN(Model):
+    """The six-layer network of FRAug's Digits experiment (Chen et al., ICCV 2023, Sec. 4.1 and appendix).
+
+    Three 5x5 convolutions (64, 64, 128; batch norm, ReLU; a 3x3 max-pool of stride 2 after the first two), a fully
+    connected layer of 2048 and one to z of 512, each with batch norm and ReLU; the head is the sixth layer.
+
+    Choices: the convolutions are padded by 2 and the pools not, so that 32x32 images end at 7x7; a distribution of z
+    (2d outputs) has no batch norm and ReLU after its last layer, as half of mu would be cut off.
+    """
+
+    channels: tuple[Count, Count, Count] = setting((64, 64, 128), help="channels of the three convolutions")
+    hidden: Count = setting(2048, help="width of the first fully connected layer", source="FRAug, appendix")
+    dim: Count = setting(512, help="dimension d of the representation z", source="FRAug, appendix")
+
+    def encoder(self, shape: Shape, out: int) -> nn.Module:
+        """Inputs (B, channels, height, width) to (B, out)."""
+        if len(shape) != 3:
+            raise FedshiftError(f"The model 'digits-cnn' takes images (channels, height, width), not {shape}.")
+        layers: list[nn.Module] = []
+        channels, *size = shape
+        for place, width in enumerate(self.channels):
+            layers += [nn.Conv2d(channels, width, kernel_size=5, padding=2), nn.BatchNorm2d(width), nn.ReLU()]
+            channels = width
+            if place < 2:
+                layers.append(nn.MaxPool2d(kernel_size=3, stride=2))
+                size = [(side - 1) // 2 for side in size]
+        if min(size) < 1:
+            raise FedshiftError(
+                f"Images of {shape[1]}x{shape[2]} are too small for the model 'digits-cnn'; use 7x7 or more."
+            )
+        layers += [nn.Flatten(), nn.Linear(channels * size[0] * size[1], self.hidden)]
+        layers += [nn.BatchNorm1d(self.hidden), nn.ReLU(), nn.Linear(self.hidden, out)]
+        if out == self.dim:
+            layers += [nn.BatchNorm1d(out), nn.ReLU()]
         network: nn.Module = nn.Sequential(*layers).to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # its stub lacks it
         return network

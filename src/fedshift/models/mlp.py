@@ -14,14 +14,24 @@ from fedshift.models.model import Model, Shape
 
 @dataclass(frozen=True, kw_only=True)
 class MLP(Model):
-    """Fully connected layers with ReLU between them; the last one gives z."""
+    """Fully connected layers with ReLU between them; the last one gives z.
+
+    With ``hidden = []``, ``dim = 390`` and ``final_relu``, encoder and head together are FedPIN's network: one hidden
+    layer of 390.
+    """
 
     hidden: tuple[Count, ...] = setting((390,), help="widths of the hidden layers")
+    final_relu: bool = setting(
+        False, help="ReLU on z as well; a probabilistic encoder's mu and sigma both go through it"
+    )
+    batch_norm: bool = setting(False, help="batch norm before each ReLU")
 
     def encoder(self, shape: Shape, out: int) -> nn.Module:
         """Inputs (B, ...) of any shape to (B, out)."""
-        widths = (prod(shape), *self.hidden)
+        widths = (prod(shape), *self.hidden, out)
         layers: list[nn.Module] = [nn.Flatten()]
-        for before, after in pairwise(widths):
-            layers += [nn.Linear(before, after), nn.ReLU()]
-        return nn.Sequential(*layers, nn.Linear(widths[-1], out))
+        for number, (before, after) in enumerate(pairwise(widths)):
+            layers.append(nn.Linear(before, after))
+            if self.final_relu or number < len(self.hidden):
+                layers += [*([nn.BatchNorm1d(after)] if self.batch_norm else []), nn.ReLU()]
+        return nn.Sequential(*layers)

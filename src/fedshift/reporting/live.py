@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from statistics import mean
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -20,6 +21,18 @@ from fedshift.runs.progress import Outlook
 
 SECONDS_BETWEEN_LINES = 10.0
 SECONDS_BETWEEN_DRAWINGS = 0.2
+LOADING = "Loading data and building the model..."
+MOST_SHOWN = 14  # environments one by one; of more than that, the mean and the worst
+
+
+class Shown(NamedTuple):
+    """A line of the display: accuracy in 0..1 and loss, the means over clients."""
+
+    environment: str
+    role: str
+    model: str
+    accuracy: float
+    loss: float
 
 
 class LiveProgress(progress.Progress):
@@ -33,12 +46,13 @@ class LiveProgress(progress.Progress):
         self._record: Record | None = None
         self._live: Live | None = None
         self._drawn = 0.0
+        self._shown = time.monotonic()
 
     def __enter__(self) -> Self:
         if self.console.is_terminal:
             self._live = Live(console=self.console, refresh_per_second=4, transient=True)
             self._live.start()
-            self._live.update("Loading data and building the model...")
+            self._live.update(LOADING)
         return self
 
     def __exit__(
@@ -46,6 +60,15 @@ class LiveProgress(progress.Progress):
     ) -> None:
         if self._live:
             self._live.stop()
+
+    def embedded(self, network: str, done: int, total: int) -> None:
+        """Show how many images are embedded; where there is no terminal, as a line now and then."""
+        line = f"Embedding images with {network}: {done} of {total}"
+        if self._live:
+            self._live.update(Text(line if done < total else LOADING))
+        elif time.monotonic() - self._shown >= SECONDS_BETWEEN_LINES:
+            self._shown = time.monotonic()
+            self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def begin(self, outlook: Outlook) -> None:
         """Show a new run."""
@@ -99,7 +122,7 @@ class LiveProgress(progress.Progress):
             soft_wrap=True,
         )
         if self._live and self._number < self._runs:
-            self._live.update("Loading data and building the model...")
+            self._live.update(LOADING)
 
     def reused(self, name: str) -> None:
         """Say that a finished run is not repeated."""
@@ -130,8 +153,8 @@ class LiveProgress(progress.Progress):
         )
 
     def _accuracies(self) -> str:
-        rows = self._record["environments"] if self._record else []
-        return "  ".join(f"{row['environment']} {row['role']} {100 * row['accuracy']:.1f}" for row in rows)
+        rows = shown(self._record) if self._record else []
+        return "  ".join(f"{row.environment} {row.role} {100 * row.accuracy:.1f}" for row in rows)
 
     def _draw(self) -> None:
         self._drawn = time.monotonic()
@@ -140,7 +163,29 @@ class LiveProgress(progress.Progress):
         table = Table(box=None, padding=(0, 2, 0, 0))
         for column in ("environment", "scored for", "model", "accuracy %", "loss"):
             table.add_column(column, justify="right" if column in ("accuracy %", "loss") else "left", style="cyan")
-        for row in self._record["environments"] if self._record else []:
-            values = f"{100 * row['accuracy']:.1f}", f"{row['loss']:.3f}"
-            table.add_row(escape(row["environment"]), row["role"], row["model"], *values)
+        for row in shown(self._record) if self._record else []:
+            values = f"{100 * row.accuracy:.1f}", f"{row.loss:.3f}"
+            table.add_row(escape(row.environment), row.role, row.model, *values)
         self._live.update(Group(self._bar, Text(f"  {self._line()}"), table if self._record else ""))
+
+
+def shown(record: Record) -> list[Shown]:
+    """A line for each environment and role; where these are many, each role's mean and worst."""
+    clients: dict[tuple[str, str, str], list[Record]] = {}
+    for row in record["environments"]:
+        clients.setdefault((row["environment"], row["role"], row["model"]), []).append(row)
+    lines = [
+        Shown(*key, mean(row["accuracy"] for row in rows), mean(row["loss"] for row in rows))
+        for key, rows in clients.items()
+    ]
+    if len(lines) <= MOST_SHOWN:
+        return lines
+    by_role: dict[tuple[str, str], list[Shown]] = {}
+    for line in lines:
+        by_role.setdefault((line.role, line.model), []).append(line)
+    few = []
+    for (role, model), held in by_role.items():
+        worst = min(held, key=lambda line: line.accuracy)
+        middle = mean(line.accuracy for line in held), mean(line.loss for line in held)
+        few += [Shown("mean", role, model, *middle), worst._replace(environment=f"worst ({worst.environment})")]
+    return few

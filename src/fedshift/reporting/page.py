@@ -9,7 +9,7 @@ import jinja2
 import tomli_w
 from markupsafe import Markup
 
-from fedshift.reporting.curves import accuracy_curves, as_svg
+from fedshift.reporting.curves import accuracy_curves, as_svg, environment_curve
 from fedshift.reporting.results import Results, Run
 from fedshift.reporting.table import tables
 from fedshift.reporting.units import bytes_text, clock
@@ -26,11 +26,13 @@ def write_report(results: Results, path: Path) -> Path:
     template = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined).get_template(
         "report.html.jinja"
     )
+    by_environment = environment_curve(results)
     page = template.render(
         title=results.runs[0].table["name"],
         tables=tables(results),
         notes=results.notes,
         curves=Markup(as_svg(accuracy_curves(results))),  # made by matplotlib, which escapes labels
+        by_environment=Markup(as_svg(by_environment)) if by_environment else "",
         runs=[_run(run) for run in results.runs],
         messages=[(row.label, row.runs[0].folder.read_json("messages.json")) for row in results.rows()],
     )

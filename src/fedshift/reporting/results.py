@@ -11,9 +11,10 @@ from typing import Any
 from fedshift.catalogue import PROTOCOLS
 from fedshift.errors import FedshiftError
 from fedshift.runs.folder import Record, RunFolder, find
-from fedshift.runs.selection import RULES
+from fedshift.runs.selection import RULES, by_environment
 
 NOT_A_ROW = frozenset({"name", "seed", "protocol.hold_out"})
+MOST_ENVIRONMENTS = 48  # environments of a role that are shown one by one
 
 
 @dataclass(frozen=True)
@@ -64,22 +65,34 @@ class Row:
     label: str
     runs: list[Run]
 
-    def over_seeds(self, value: Callable[[Run], Iterable[float]]) -> Measured | None:
-        """For each seed the mean of all values of its runs; then mean and spread over seeds."""
+    def over_seeds(
+        self, value: Callable[[Run], Iterable[float]], of_seed: Callable[[Sequence[float]], float] = mean
+    ) -> Measured | None:
+        """For each seed one number (the mean) of all values of its runs; then mean and spread over seeds."""
         by_seed: dict[int, list[float]] = {}
         for run in self.runs:
             by_seed.setdefault(run.table["seed"], []).extend(value(run))
-        return Measured.of([mean(values) for values in by_seed.values() if values])
+        return Measured.of([of_seed(values) for values in by_seed.values() if values])
 
     def accuracy(self, role: str, rule: str = "last", environment: str | None = None) -> Measured | None:
-        """Accuracy of one role at the round a rule selects; on one environment, or the mean over all."""
+        """Accuracy of one role at the round a rule selects; on one environment, or the mean over all.
+
+        An environment counts once, however many clients are scored on it.
+        """
         return self.over_seeds(
             lambda run: [
-                row["accuracy"]
-                for row in RULES[rule](run.records)["environments"]
-                if row["role"] == role and environment in (None, row["environment"])
+                accuracy
+                for name, accuracy in by_environment(RULES[rule](run.records), role).items()
+                if environment in (None, name)
             ]
         )
+
+    def worst(self, role: str = "test", rule: str = "last") -> Measured | None:
+        """Accuracy on each seed's worst environment, of the means over clients, at the round a rule selects.
+
+        The environments of a seed are those of all its runs: with domains held out in turn, all of them.
+        """
+        return self.over_seeds(lambda run: by_environment(RULES[rule](run.records), role).values(), min)
 
 
 @dataclass(frozen=True)
@@ -132,6 +145,10 @@ class Results:
                 notes[f"{row.label} has no run for {words}; its means are over fewer runs than others."] = None
         if any(row["models"] > 1 for run in self.runs for row in run.records[-1]["environments"]):
             notes["A domain that no client has seen is scored with each client's own model; the mean is shown."] = None
+        for role in ("test", "validation"):
+            count = len(self.environments(role))
+            if count > MOST_ENVIRONMENTS:
+                notes[f"The {count} {role} environments are not shown one by one; records.jsonl holds them."] = None
         return list(notes)
 
     def _cases(self, runs: Sequence[Run]) -> set[tuple[int, str]]:
@@ -153,6 +170,11 @@ class Results:
             row["environment"] for run in self.runs for row in run.records[-1]["environments"] if row["role"] == role
         )
         return list(dict.fromkeys(names))
+
+    def heading(self, role: str, environment: str) -> str:
+        """What a column or panel is called: the role, and the environment where its name says more."""
+        label = self.label(role)
+        return label if environment == label else f"{label} {environment}"
 
     def label(self, role: str) -> str:
         """What the protocol calls the accuracy on environments of one role."""

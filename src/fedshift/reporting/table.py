@@ -11,7 +11,10 @@ import rich.table
 from rich.console import Console
 from rich.markup import escape
 
-from fedshift.reporting.results import Measured, Results
+from fedshift.reporting.results import MOST_ENVIRONMENTS, Measured, Results
+
+MOST_INLINE = 6  # test environments that the headline table has room for
+MOST_ACROSS = 14  # columns of a table without standard deviations; half as many with them
 
 
 @dataclass(frozen=True)
@@ -35,25 +38,26 @@ class Table:
 
 
 def tables(results: Results) -> list[Table]:
-    """The headline table, and accuracy on validation environments by domain."""
+    """The headline table, then accuracy by environment: of the tests where they are many, and of validation."""
     seeds = ", ".join(str(seed) for seed in results.seeds)
     several = len(results.seeds) > 1
     over = f"mean ± standard deviation over seeds {seeds}" if several else f"seed {seeds}"
-    return [_headline(results, over), _by_domain(results, over)]
+    apart = [] if len(results.environments("test")) <= MOST_INLINE else _by_environment(results, "test", over)
+    return [_headline(results, over), *apart, *_by_environment(results, "validation", over)]
 
 
 def _headline(results: Results, over: str) -> Table:
+    """Worst and mean over the test environments, each of them where they are few, and what selections give."""
     test, validation = results.label("test"), results.label("validation")
     environments = results.environments("test")
-    columns = ["method", *(f"{test} {name}" for name in environments)]
-    if len(environments) > 1:
-        columns.append(f"{test} mean")
+    inline = environments if len(environments) <= MOST_INLINE else []
+    summarised = [f"{test} worst", f"{test} mean"] if len(environments) > 1 else []
+    columns = ["method", *summarised, *(results.heading("test", name) for name in inline)]
     columns += [f"{validation} mean", f"{test} at best {validation}", f"{test} best (oracle)"]
     rows = []
     for row in results.rows():
-        cells = [row.accuracy("test", environment=name) for name in environments]
-        if len(environments) > 1:
-            cells.append(row.accuracy("test"))
+        cells = [row.worst("test"), row.accuracy("test")] if summarised else []
+        cells += [row.accuracy("test", environment=name) for name in inline]
         cells += [
             row.accuracy("validation"),
             row.accuracy("test", "source_validation"),
@@ -63,14 +67,29 @@ def _headline(results: Results, over: str) -> Table:
     return Table(f"Accuracy in %, last round, {over}", columns, rows)
 
 
-def _by_domain(results: Results, over: str) -> Table:
-    environments = results.environments("validation")
+def _by_environment(results: Results, role: str, over: str) -> list[Table]:
+    """Accuracy on each environment, in tables narrow enough to read; none of a single one, nor of too many."""
+    environments = results.environments(role)
+    if not 1 < len(environments) <= MOST_ENVIRONMENTS:
+        return []
+    across = MOST_ACROSS if len(results.seeds) == 1 else MOST_ACROSS // 2
+    title = f"{results.label(role).capitalize()} accuracy in % by environment, last round, {over}"
+    return [_of_environments(results, role, title, group) for group in _groups(environments, across)]
+
+
+def _of_environments(results: Results, role: str, title: str, environments: Sequence[str]) -> Table:
     rows = [
-        [row.label, *_percent([row.accuracy("validation", environment=name) for name in environments])]
+        [row.label, *_percent([row.accuracy(role, environment=name) for name in environments])]
         for row in results.rows()
     ]
-    title = f"{results.label('validation').capitalize()} accuracy in % by domain, last round, {over}"
     return Table(title, ["method", *environments], rows)
+
+
+def _groups(names: Sequence[str], most: int) -> list[Sequence[str]]:
+    """The names in as few groups of at most ``most`` as there can be, of about equal size."""
+    count = -(-len(names) // most)
+    size = -(-len(names) // count)
+    return [names[start : start + size] for start in range(0, len(names), size)]
 
 
 def _percent(cells: Sequence[Measured | None]) -> list[str]:

@@ -68,7 +68,7 @@ def estimate(experiment: Experiment) -> Estimate:
     scored = time.perf_counter()
     evaluations = -(-rounds // experiment.evaluate.every)
     return Estimate(
-        clients=(len(simulation.federation.clients), simulation.cohort),
+        clients=(len(simulation.federation.clients), simulation.cohort(stage)),
         rounds=rounds,
         steps=count.total * rounds,
         bytes_down=down,

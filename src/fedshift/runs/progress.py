@@ -25,6 +25,9 @@ class Outlook:
 class Progress:
     """Hears of a run's progress; this one is silent."""
 
+    def embedded(self, network: str, done: int, total: int) -> None:
+        """A frozen network has embedded ``done`` of ``total`` images, before a run starts."""
+
     def begin(self, outlook: Outlook) -> None:
         """A run starts or goes on."""
 

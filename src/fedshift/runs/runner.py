@@ -28,7 +28,7 @@ def start(experiment: Experiment, progress: Progress) -> RunFolder:
     Raises:
         FedshiftError: its folder exists, or the experiment cannot be run.
     """
-    simulation = Simulation(experiment)
+    simulation = Simulation(experiment, progress.embedded)
     folder = RunFolder.create(experiment, run_path(experiment))
     carry_out(simulation, folder, progress)
     return folder
@@ -39,7 +39,7 @@ def resume(folder: RunFolder, progress: Progress) -> None:
     if folder.finished:
         progress.reused(folder.path.name)
         return
-    carry_out(Simulation(folder.experiment()), folder, progress)
+    carry_out(Simulation(folder.experiment(), progress.embedded), folder, progress)
 
 
 def run_all(experiments: Sequence[Experiment], progress: Progress) -> tuple[list[RunFolder], list[DivergedError]]:

@@ -15,9 +15,18 @@ from fedshift.runs.folder import Record
 ORACLES = ("target_best",)
 
 
+def by_environment(record: Record, role: str) -> dict[str, float]:
+    """For each environment of one role the mean accuracy over the clients that are scored on it."""
+    accuracies: dict[str, list[float]] = {}
+    for row in record["environments"]:
+        if row["role"] == role:
+            accuracies.setdefault(row["environment"], []).append(row["accuracy"])
+    return {name: sum(values) / len(values) for name, values in accuracies.items()}
+
+
 def mean_accuracy(record: Record, role: str) -> float:
     """The mean accuracy over a record's environments of one role, each environment with equal weight."""
-    accuracies: list[float] = [row["accuracy"] for row in record["environments"] if row["role"] == role]
+    accuracies = by_environment(record, role).values()
     return sum(accuracies) / len(accuracies)
 
 

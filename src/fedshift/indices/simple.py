@@ -1,0 +1,70 @@
+"""What Client2Vec's index is compared with (Table 2): means of embeddings, and the weights of local models.
+
+Each gives one vector a client, so similarity is a single cosine.
+
+Choices: a class that a client lacks leaves zeros in its prototypes. Local models are trained for one round from the
+initial model, by the base method's own phases, and their shared parameters are uploaded whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedshift.core.contract import Batch, Context, Exchange, LocalWork, Method, Part, Stage
+from fedshift.core.messages import Tensors, Up
+from fedshift.core.net import Net
+from fedshift.indices.index import ClientIndex, Rows
+from fedshift.models.model import ModelSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureAverage(ClientIndex):
+    """The mean embedding of a client's samples."""
+
+    def measure(self, net: Net, batch: Batch, context: Context) -> Tensors:
+        """The sum of embeddings."""
+        return {"feature": batch.x[:, 0].sum(dim=0)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassPrototypes(ClientIndex):
+    """The mean embedding of each class at a client, one after the other."""
+
+    def feature_dim(self, spec: ModelSpec, base: Mapping[str, Part]) -> int:
+        """A vector for each class."""
+        return spec.classes * self.encoder.dim
+
+    def measure(self, net: Net, batch: Batch, context: Context) -> Tensors:
+        """The sum of embeddings of each class, and how many there are."""
+        one_hot = F.one_hot(batch.y, len(context.counts)).to(batch.x)
+        return {"feature": one_hot.T @ batch.x[:, 0]}
+
+    def reply(self, work: LocalWork) -> Up:
+        """The mean of each class."""
+        means: Tensor = work.measured["feature"] / work.counts.clamp_min(1).unsqueeze(1)
+        return Up({"feature": means.flatten(), "samples": torch.tensor(work.samples)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelWeights(ClientIndex):
+    """The weights of the model that a client trains on its own for a round."""
+
+    def feature_dim(self, spec: ModelSpec, base: Mapping[str, Part]) -> int:
+        """All floating tensors of shared parts."""
+        shared = [part.module.state_dict().values() for part in base.values() if part.scope == "shared"]
+        return sum(tensor.numel() for tensors in shared for tensor in tensors if tensor.is_floating_point())
+
+    def stages(self, base: Method) -> tuple[Stage, ...]:
+        """One round of the base method's local training, from which the weights are uploaded, not averaged."""
+        exchange = Exchange("vectors", base.phases, base.send, self.reply, self.merge)
+        return (Stage("vectors", 1, (exchange,), participation=1.0, scored=False),)
+
+    def reply(self, work: LocalWork) -> Up:
+        """All floating shared tensors in name order, as one vector."""
+        weights = [tensor.flatten() for _, tensor in sorted(work.after.items()) if tensor.is_floating_point()]
+        return Up({"feature": torch.cat(weights), "samples": torch.tensor(work.samples)})

@@ -1,0 +1,50 @@
+"""FedAvgM: momentum on the server.
+
+Hsu, Qi and Brown, Measuring the effects of non-identical data distribution for federated visual
+classification, 2019: v <- beta v + (w_t - mean_k w_k), w_{t+1} = w_t - v, with v = 0 at first.
+
+Choices:
+
+- The server's learning rate is 1, and momentum is the update above; the paper's experiments take Nesterov's form.
+- Only trainable parameters have momentum; batch-norm statistics are averaged.
+- It is written as w_{t+1} = mean_k w_k - beta v_t, which is the same number and makes beta = 0 FedAvg to the last
+  bit.
+- The search holds Client2Vec's grid, which ends at 1 (v never forgets); the paper's ends at 0.997.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from fedshift.catalogue import NonNegative, setting
+from fedshift.core.contract import Part, Replies, ServerState
+from fedshift.core.net import mirror
+from fedshift.methods.fedavg import FedAvg
+from fedshift.models.model import ModelSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvgM(FedAvg):
+    """FedAvg whose server goes on in the direction of past rounds; beta = 0 is FedAvg."""
+
+    paper: ClassVar[str] = "Hsu, Qi and Brown, arXiv:1909.06335, 2019"
+
+    beta: NonNegative = setting(0.9, help="server momentum", source="the momentum update of v", search=(0.1, 0.5, 1.0))
+
+    def parts(self, spec: ModelSpec) -> dict[str, Part]:
+        """FedAvg's parts, and the velocity v of each parameter on the server."""
+        parts = super().parts(spec)
+        velocity = mirror({name: part.module for name, part in parts.items()})
+        return {**parts, "velocity": Part(velocity, "server")}
+
+    def merge(self, state: ServerState, replies: Replies) -> ServerState:
+        """The weighted mean, moved on by what is left of past rounds; tensors without a velocity: the mean."""
+        averaged = super().merge(state, replies)
+        shared, server = dict(averaged.shared), dict(averaged.server)
+        for name, mean in averaged.shared.items():
+            if (slot := f"velocity.{name}") in server:
+                carried = self.beta * server[slot]
+                shared[name] = mean - carried
+                server[slot] = carried + (state.shared[name] - mean)
+        return replace(averaged, shared=shared, server=server)

@@ -1,0 +1,270 @@
+"""FedCiR: client-invariant representations through a generator that is trained on the server.
+
+Li, Lin, Shao, Mao and Zhang, FedCiR: client-invariant representation learning for federated non-IID
+features, IEEE Transactions on Mobile Computing 2024, Algorithm 1. A client minimises Eq. 18: its
+cross-entropy, L_reg (Eq. 12) on what the generator G gives, and L_align (Eq. 14, 17), which pulls p(z|x)
+towards one Gaussian a class. After the clients' training the server moves G by Eq. 15, and estimates the
+class Gaussians from its outputs; then it averages the models.
+
+Choices, where the paper leaves something open:
+
+- sigma = softplus(s) and prediction are FedSR's. Eq. 17 prints sigma(y) in one place; it is sigma(x).
+- The log in Eq. 15 is of the mixture of the *uploaded local* heads' probabilities: neither the mean of their
+  losses nor the averaged head. p(k) is what a client weighs in the average, by default 1/|K_t|.
+- G is [noise || one-hot y] -> FC -> batch norm -> ReLU -> FC -> d; its sizes, and Adam with moments that go on
+  from round to round, are ours. It is in evaluation mode on the clients and where the Gaussians are estimated.
+- The Gaussians are the maximum-likelihood estimate (divided by n) from ``mle_samples`` outputs a class; sigma has
+  a floor, so that the divergence stays finite.
+- In the first round G is untrained and there is no estimate: both regularisers are off.
+- A term whose weight is 0 is left out, and clients are not sent what they then do not use. G keeps its place on
+  the server for FedAlign, which needs its Gaussians only; without either term there is no G.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, ClassVar
+
+import torch
+from annotated_types import Ge
+from pydantic import Strict
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn import functional as F
+
+from fedshift.catalogue import Count, NonNegative, Positive, Range, WholeNumber, setting
+from fedshift.core.contract import (
+    Batch,
+    Context,
+    Measure,
+    Objective,
+    Optimiser,
+    Part,
+    Phase,
+    Replies,
+    Scope,
+    ServerState,
+    Terms,
+)
+from fedshift.core.messages import Tensors
+from fedshift.core.net import Net
+from fedshift.core.streams import Draw, Draws
+from fedshift.methods.gaussian import Probabilistic, gaussian_kl
+from fedshift.models.model import ModelSpec
+
+BatchNormSize = Annotated[int, Strict(), Ge(2)]  # one sample has no variance
+
+
+class Generator(nn.Module):
+    """G: a label and noise to a representation."""
+
+    def __init__(self, classes: int, noise: int, hidden: int, dim: int) -> None:
+        super().__init__()
+        self.classes = classes
+        self.body = nn.Sequential(
+            nn.Linear(noise + classes, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, dim)
+        )
+
+    def forward(self, y: Tensor, noise: Tensor) -> Tensor:
+        """Representations (B, dim) of labels y (B,) from noise (B, noise)."""
+        z: Tensor = self.body(torch.cat([noise, F.one_hot(y, self.classes).to(noise)], dim=1))
+        return z
+
+
+class EstimatedGaussians(nn.Module):
+    """q(z|y) = N(mu_g(y), sigma_g(y)^2), one diagonal Gaussian a class, which only the server sets."""
+
+    mean: Tensor
+    sigma: Tensor
+
+    def __init__(self, classes: int, dim: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(classes, dim))
+        self.register_buffer("sigma", torch.ones(classes, dim))
+
+    def forward(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation, each (B, dim), of the classes y (B,)."""
+        return self.mean[y], self.sigma[y]
+
+
+def log_mixture(head: nn.Module, replies: Replies, z: Tensor) -> Tensor:
+    """Log-probabilities (B, classes) of the mixture sum_k p(k) softmax(h_k(z)) of the replies' heads (Eq. 15).
+
+    p(k) is a client's share of the samples where the replies carry them, else 1/|K_t|. Nothing but z
+    receives a gradient.
+    """
+    ups = [up for _, up in replies]
+    weights = z.new_tensor([float(up["samples"]) if "samples" in up else 1.0 for up in ups])
+    names = [name for name in head.state_dict() if f"head.{name}" in ups[0]]
+    heads = {name: torch.stack([up[f"head.{name}"] for up in ups]) for name in names}
+
+    def logits_of(tensors: dict[str, Tensor]) -> Tensor:
+        logits: Tensor = functional_call(head, tensors, (z,))
+        return logits
+
+    logits = vmap(logits_of)(heads)
+    log_p = (weights / weights.sum()).log().view(-1, 1, 1)
+    return (logits.log_softmax(dim=-1) + log_p).logsumexp(dim=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedCiR(Probabilistic):
+    """FedAvg whose clients learn from, and align with, a generator of representations on the server."""
+
+    paper: ClassVar[str] = "Li et al., IEEE TMC 2024, Eq. 12-18"
+    presets: ClassVar[dict[str, dict[str, object]]] = {
+        "domainnet": {"l_reg": 0.5, "l_align": 1e-6},
+        "iwildcam": {"l_reg": 0.5, "l_align": 1e-6},
+        "pacs": {"l_reg": 0.5, "l_align": 5e-7},
+        "office-caltech-10": {"l_reg": 0.5, "l_align": 5e-7},
+        "camelyon17": {"l_reg": 0.5, "l_align": 5e-7},
+    }
+
+    l_reg: NonNegative = setting(
+        0.5,
+        help="weight of the cross-entropy on generated representations; 0: left out",
+        source="Eq. 12, 16, App. E",
+        search=Range(0.05, 5, log=True),
+    )
+    l_align: NonNegative = setting(
+        5e-7,
+        help="weight of KL(p(z|x) || q(z|y)); 0: left out",
+        source="Eq. 14, 16-17, App. E (Table 2: 5e-6)",
+        search=(5e-7, 1e-6, 5e-6, 5e-5),
+    )
+    generator_steps: Count = setting(5, help="server steps on the generator a round", source="Algorithm 1, E_g")
+    generator_batch: BatchNormSize = setting(32, help="labels and noise vectors a server step", source="Section 5.4, B")
+    generator_lr: Positive = setting(
+        1e-3, help="learning rate of the generator's Adam", source="ours", search=Range(1e-5, 1e-2, log=True)
+    )
+    generator_weight_decay: NonNegative = setting(0.0, help="weight decay of the generator's Adam", source="ours")
+    generator_hidden: WholeNumber = setting(0, help="width of the generator's hidden layer; 0: d", source="ours")
+    generator_noise: WholeNumber = setting(0, help="dimension of the generator's noise; 0: d/2", source="ours")
+    mle_samples: BatchNormSize = setting(
+        256, help="generated representations of each class in the estimate of its Gaussian", source="ours"
+    )
+    sigma_floor: Positive = setting(
+        1e-3, help="least standard deviation of a class Gaussian, in each dimension", source="ours"
+    )
+
+    # What it is made of -------------------------------------------------------------------------
+
+    def parts(self, spec: ModelSpec) -> dict[str, Part]:
+        """A Gaussian encoder, a head, and what the active terms need: the generator, and the class Gaussians."""
+        parts = super().parts(spec)
+        if self.l_reg > 0 or self.l_align > 0:
+            scope: Scope = "down" if self.l_reg > 0 else "server"
+            parts["generator"] = Part(spec.initialised("generator", lambda: self.generator(spec)), scope)
+        if self.l_align > 0:
+            parts["gaussians"] = Part(EstimatedGaussians(spec.classes, spec.dim), "down")
+        return parts
+
+    def generator(self, spec: ModelSpec) -> Generator:
+        """G, of the sizes that are set."""
+        return Generator(spec.classes, self.noise_dim(spec), self.generator_hidden or spec.dim, spec.dim)
+
+    def noise_dim(self, spec: ModelSpec) -> int:
+        """The dimension of the noise that G reads."""
+        return self.generator_noise or max(1, spec.dim // 2)
+
+    # On a client --------------------------------------------------------------------------------
+
+    def draws(self, spec: ModelSpec, batch: int) -> Draws:
+        """The noise of z, and as many labels and noise vectors for G."""
+        return super().draws(spec, batch) | (self.generated(spec, batch) if self.l_reg > 0 else {})
+
+    def generated(self, spec: ModelSpec, count: int) -> Draws:
+        """Labels (count,), uniform over the classes, and normal noise (count, noise) for G."""
+        return {
+            "labels": Draw((count,), "integers", spec.classes),
+            "noise": Draw((count, self.noise_dim(spec))),
+        }
+
+    def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
+        """Cross-entropy + l_reg * L_reg + l_align * L_align (Eq. 18); the first alone in the first round."""
+        net = net.remembering("encoder")
+        terms = super().loss(net, batch, context)
+        if context.round == 1:
+            return terms
+        if self.l_reg > 0:
+            labels = context.noise["labels"]
+            with torch.no_grad():
+                z = net.generator(labels, context.noise["noise"])
+            terms["reg"] = self.l_reg * F.cross_entropy(net.head(z), labels)
+        if self.l_align > 0:
+            terms["align"] = self.l_align * gaussian_kl(*net.encoder(batch.x), *net.gaussians(batch.y))
+        return terms
+
+    # On the server ------------------------------------------------------------------------------
+
+    def server_phases(self, round: int, rounds: int) -> Sequence[Phase | Measure]:
+        """Steps on the generator, then the estimate of the class Gaussians; what no term needs is left out."""
+        adam = Optimiser("adam", lr=self.generator_lr, weight_decay=self.generator_weight_decay)
+        consensus = Objective("consensus", self.generator_loss, ("generator",), self.generator_draws, adam)
+        phases: list[Phase | Measure] = []
+        if self.l_reg > 0 or self.l_align > 0:
+            phases.append(Phase("generator", (consensus,), steps=self.generator_steps))
+        if self.l_align > 0:
+            phases.append(Measure("estimate", self.estimate, self.estimate_draws))
+        return phases
+
+    def generator_draws(self, spec: ModelSpec, batch: int) -> Draws:
+        """Labels and noise of a server step; the server's batch itself is empty."""
+        return self.generated(spec, self.generator_batch)
+
+    def generator_loss(self, net: Net, batch: Batch, context: Context) -> Terms:
+        """Mean of -log sum_k p(k) softmax(h_k(G(y, eps)))_y over the uploaded heads (Eq. 15)."""
+        labels = context.noise["labels"]
+        z = net.generator(labels, context.noise["noise"])
+        return {"consensus": F.nll_loss(log_mixture(net.head, context.replies, z), labels)}
+
+    def estimate_draws(self, spec: ModelSpec, batch: int) -> Draws:
+        """``mle_samples`` noise vectors for each class."""
+        return {"noise": Draw((spec.classes, self.mle_samples, self.noise_dim(spec)))}
+
+    @torch.no_grad()
+    def estimate(self, net: Net, batch: Batch, context: Context) -> Tensors:
+        """Mean and standard deviation of G's outputs, each (classes, d): their maximum-likelihood Gaussians."""
+        means, sigmas = [], []
+        for label, noise in enumerate(context.noise["noise"]):  # a class at a time, to save memory
+            y = torch.full((len(noise),), label, device=noise.device)
+            z = net.generator(y, noise)
+            means.append(z.mean(dim=0))
+            sigmas.append(z.std(dim=0, correction=0).clamp(min=self.sigma_floor))
+        return {"gaussians.mean": torch.stack(means), "gaussians.sigma": torch.stack(sigmas)}
+
+    def merge(self, state: ServerState, replies: Replies) -> ServerState:
+        """The mean of the local models, and the class Gaussians that were estimated."""
+        estimated = {name: tensor for name, tensor in state.measured.items() if name in state.down}
+        return super().merge(replace(state, down=state.down | estimated), replies)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedReg(FedCiR):
+    """FedCiR without the alignment: clients learn from generated representations alone."""
+
+    paper: ClassVar[str] = "Li et al., IEEE TMC 2024, Eq. 18 with the weight of L_align 0"
+    presets: ClassVar[dict[str, dict[str, object]]] = {
+        name: {"l_reg": 0.5} for name in ("domainnet", "iwildcam", "pacs", "office-caltech-10", "camelyon17")
+    }
+
+    l_align: float = field(default=0.0, init=False)
+    mle_samples: int = field(default=256, init=False)
+    sigma_floor: float = field(default=1e-3, init=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAlign(FedCiR):
+    """FedCiR without generated representations: clients align with the class Gaussians alone."""
+
+    paper: ClassVar[str] = "Li et al., IEEE TMC 2024, Eq. 18 with the weight of L_reg 0"
+    presets: ClassVar[dict[str, dict[str, object]]] = {
+        "domainnet": {"l_align": 1e-6},
+        "iwildcam": {"l_align": 1e-6},
+        "pacs": {"l_align": 5e-7},
+        "office-caltech-10": {"l_align": 5e-7},
+        "camelyon17": {"l_align": 5e-7},
+    }
+
+    l_reg: float = field(default=0.0, init=False)

@@ -1,0 +1,100 @@
+"""FedDyn: a regulariser that moves with the client, so that its optimum is the federation's.
+
+Acar et al., Federated learning based on dynamic regularization, ICLR 2021, Algorithm 1 and Eq. 1.
+Client k minimises F_k(w) - <g_k, w> + alpha/2 ||w - w_t||^2, then g_k <- g_k - alpha (w_k - w_t). The server,
+of m clients of which S took part: h <- h - (alpha/m) sum_S (w_k - w_t), w_{t+1} = mean_S w_k - h/alpha. A
+client's stationary point has g_k = grad F_k(w_k), and all stand still only where h = mean_k g_k = 0.
+
+Choices:
+
+- h is divided by *all* clients, as in Algorithm 1. With ``weighting = "samples"`` the sum over S becomes
+  |S| times the weighted mean, in h as in w.
+- The terms cover the trainable parameters that are sent; batch-norm statistics are averaged, and batch
+  norms that stay on the client have no g_k.
+- The public code scales alpha by mean(n)/n_k. That is left out: a client does not know the mean count.
+- ``max_norm`` clips the gradient of the whole objective, regularisers included, as the public code does.
+- w_{t+1} does not depend on alpha's scale once the clients' w_k are given, so alpha -> 0 is not FedAvg: after one
+  round with every client it is w_0 + 2 (mean w_k - w_0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+
+from fedshift.catalogue import Positive, Range, setting
+from fedshift.core.contract import (
+    Batch,
+    Context,
+    LocalWork,
+    Measure,
+    Objective,
+    Optimiser,
+    Part,
+    Phase,
+    Replies,
+    ServerState,
+    Terms,
+)
+from fedshift.core.messages import Tensors
+from fedshift.core.net import Net, mirror
+from fedshift.methods.fedavg import FedAvg
+from fedshift.models.model import ModelSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedDyn(FedAvg):
+    """FedAvg with a dynamic regulariser on each client and its correction on the server."""
+
+    paper: ClassVar[str] = "Acar et al., ICLR 2021, Algorithm 1"
+
+    alpha: Positive = setting(
+        0.1, help="weight of the dynamic regulariser", source="Eq. 1", search=Range(1e-3, 1, log=True)
+    )
+    max_norm: Positive = setting(10.0, help="largest norm of a step's gradient (public code)")
+
+    def parts(self, spec: ModelSpec) -> dict[str, Part]:
+        """FedAvg's parts, each client's dual g_k, and the server's correction h, both 0 at first."""
+        parts = super().parts(spec)
+        modules = {name: part.module for name, part in parts.items()}
+        return {**parts, "dual": Part(mirror(modules), "client"), "correction": Part(mirror(modules), "server")}
+
+    def phases(self, round: int, rounds: int) -> Sequence[Phase | Measure]:
+        """Local training of every part, with clipped gradients."""
+        objective = Objective("train", self.loss, self.moves(), self.draws, Optimiser(clip=self.max_norm))
+        return (Phase("train", (objective,)),)
+
+    def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
+        """Cross-entropy - <g_k, w> + alpha/2 ||w - w_t||^2 (Eq. 1)."""
+        linear, proximal = [], []
+        moving = dict(net.parameters(context.received))
+        for name, dual in net.dual.named_parameters():
+            if name in moving:
+                linear.append((dual * moving[name]).sum())
+                proximal.append((moving[name] - context.received[name]).square().sum())
+        return super().loss(net, batch, context) | {
+            "linear": -torch.stack(linear).sum(),
+            "proximal": self.alpha / 2 * torch.stack(proximal).sum(),
+        }
+
+    def keep(self, work: LocalWork) -> Tensors:
+        """g_k <- g_k - alpha (w_k - w_t), which is the gradient of F_k at w_k where training has converged."""
+        return {
+            slot: work.own[slot] - self.alpha * (trained - work.received[name])
+            for name, trained in work.after.items()
+            if (slot := f"dual.{name}") in work.own
+        }
+
+    def merge(self, state: ServerState, replies: Replies) -> ServerState:
+        """The mean of the sampled clients less h/alpha; tensors without a correction: the mean."""
+        averaged = super().merge(state, replies)
+        shared, server = dict(averaged.shared), dict(averaged.server)
+        share = len(replies) / state.clients
+        for name, mean in averaged.shared.items():
+            if (slot := f"correction.{name}") in server:
+                server[slot] = server[slot] - self.alpha * share * (mean - state.shared[name])
+                shared[name] = mean - server[slot] / self.alpha
+        return replace(averaged, shared=shared, server=server)

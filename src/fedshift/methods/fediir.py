@@ -1,0 +1,123 @@
+"""FedIIR: make the classifier's gradients agree across clients.
+
+Guo et al., Out-of-distribution generalization of federated learning via implicit invariant relationships,
+ICML 2023. A round makes two exchanges with one cohort:
+
+1. *probe*: each client sends the gradient of its full-data cross-entropy with respect to the head, at the
+   model received; the server keeps g <- ema g + (1 - ema) mean_k gradient_k.
+2. *train*: CE + lam ||grad_head CE - g||^2 on each batch, whose gradient is of second order.
+
+Choices:
+
+- g is 0 at first and used at once (public code): in round t a constant gradient counts 1 - ema^t of itself, and
+  round 1 mostly penalises the gradient's norm. There is no correction of that bias.
+- The probe runs over the training samples without augmentation and in evaluation mode; the public code averages
+  over batches in training mode. The norm is summed over all the head's parameters (public code).
+- ``weighting = "samples"`` weighs the gradients as well as the models.
+- The model is sent in both exchanges, and both are counted; g is sent in the second only.
+- The paper trains for one local epoch, which is the experiment's: ``train.unit = "epochs"``, ``train.steps = 1``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar
+
+import torch
+from annotated_types import Interval
+from pydantic import Strict
+from torch.nn import functional as F
+
+from fedshift.catalogue import NonNegative, setting
+from fedshift.core.contract import (
+    Batch,
+    Context,
+    Exchange,
+    LocalWork,
+    Measure,
+    Part,
+    Phase,
+    Replies,
+    ServerState,
+    Stage,
+    Terms,
+    weighted_mean,
+)
+from fedshift.core.messages import Down, Tensors, Up
+from fedshift.core.net import Net, mirror
+from fedshift.methods.fedavg import FedAvg
+from fedshift.models.model import ModelSpec
+
+Memory = Annotated[float, Strict(), Interval(ge=0, lt=1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedIIR(FedAvg):
+    """FedAvg with a penalty on how far a batch's head gradient is from the federation's; lam = 0 is FedAvg."""
+
+    paper: ClassVar[str] = "Guo et al., ICML 2023"
+    presets: ClassVar[dict[str, dict[str, object]]] = {
+        "rotated-mnist": {"lam": 1e-2},
+        "pacs": {"lam": 1e-3},
+        "office-home": {"lam": 5e-4},
+    }
+
+    lam: NonNegative = setting(1e-3, help="weight of the gradient penalty", search=(1e-2, 1e-3, 5e-4))
+    ema: Memory = setting(0.95, help="memory of the mean gradient g, from 0 to below 1", search=(0.95, 0.5, 0.1))
+
+    def parts(self, spec: ModelSpec) -> dict[str, Part]:
+        """FedAvg's parts, and the mean gradient g of the head, which only the server changes."""
+        parts = super().parts(spec)
+        return {**parts, "invariant": Part(mirror({"head": parts["head"].module}), "down")}
+
+    def stages(self, rounds: int) -> tuple[Stage, ...]:
+        """Rounds of a probe and training."""
+        probe = Exchange("probe", self.probe, self.send_probe, self.reply_probe, self.merge_probe)
+        return (Stage("train", rounds, (probe, self.exchange("train"))),)
+
+    # The probe ----------------------------------------------------------------------------------
+
+    def probe(self, round: int, rounds: int) -> Sequence[Phase | Measure]:
+        """Measure the head's gradient over all samples."""
+        return (Measure("probe", self.head_gradient),)
+
+    def send_probe(self, state: ServerState, client: int) -> Down:
+        """The model alone."""
+        return Down(state.shared)
+
+    def head_gradient(self, net: Net, batch: Batch, context: Context) -> Tensors:
+        """The gradient of the cross-entropy, summed over the batch, for each parameter of the head."""
+        with torch.no_grad():
+            z = self.features(net, batch.x)
+        parameters = dict(net.head.named_parameters())
+        total = F.cross_entropy(net.head(z), batch.y, reduction="sum")
+        gradients = torch.autograd.grad(total, tuple(parameters.values()))
+        return {f"gradient.head.{name}": gradient for name, gradient in zip(parameters, gradients, strict=True)}
+
+    def reply_probe(self, work: LocalWork) -> Up:
+        """The mean gradient over the client's samples, and their count where that weighs."""
+        count = {"samples": torch.tensor(work.samples)} if self.weighting == "samples" else {}
+        return Up({**{name: total / work.samples for name, total in work.measured.items()}, **count})
+
+    def merge_probe(self, state: ServerState, replies: Replies) -> ServerState:
+        """The new mean gradient: ema g + (1 - ema) mean_k gradient_k."""
+        ups = [up for _, up in replies]
+        down = dict(state.down)
+        for name, mean in weighted_mean(ups, [name for name in ups[0] if name.startswith("gradient.")]).items():
+            slot = name.replace("gradient.", "invariant.", 1)
+            down[slot] = self.ema * down[slot] + (1 - self.ema) * mean
+        return replace(state, down=down)
+
+    # Training -----------------------------------------------------------------------------------
+
+    def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
+        """Cross-entropy + lam ||grad_head CE - g||^2, differentiable through the gradient."""
+        terms = super().loss(net, batch, context)
+        parameters = dict(net.head.named_parameters())
+        gradients = torch.autograd.grad(terms["cross_entropy"], tuple(parameters.values()), create_graph=True)
+        distances = [
+            (gradient - context.received[f"invariant.head.{name}"]).square().sum()
+            for name, gradient in zip(parameters, gradients, strict=True)
+        ]
+        return terms | {"invariance": self.lam * torch.stack(distances).sum()}

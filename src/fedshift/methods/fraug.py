@@ -1,0 +1,406 @@
+"""FRAug: more representations for small clients, made by a shared generator and a private transformation.
+
+Chen, Frikha, Krompass and Tresp, FRAug: tackling federated learning with non-IID features via representation
+augmentation, ICCV 2023; numbers are those of its preprint. Head on synthetic representations: Eq. 1-3; prototypes:
+Eq. 4; generator g: Eq. 5; RTNet m: Eq. 6; order of the steps: Algorithm 1. Batch norm stays on the client, as in
+FedBN. The study that motivates it (Sec. 3.2, Table 1) is :class:`HeadRetraining`.
+
+Choices, where the paper leaves something open or its public code does otherwise:
+
+- A round's weight of the residual, l_syn, is exp(-5 (1 - t/T)^2) in round t of T, or exp(gamma (t - T)) (public
+  code): ``ramp``. Round T has the weight 1. Prototypes move at the rate l_c, which is the same ramp (paper) or
+  constant (public code): ``prototype_rate``.
+- Eq. 4: a class's first batch sets its prototype (from 0 it would be 0.7 % of the mean), a class that is not in the
+  batch keeps its own, and a class never seen takes no part in any sum. The mean is over the class's samples
+  themselves, without an epsilon. The batch at work counts in the prototypes that it is used with.
+- Eq. 5 and 6 with Eq. 3's u^ would multiply the residual by l_syn, 0.007 in early rounds, so that g and m barely
+  learn: ``stage2``. As in the public code the encoder and the head are in evaluation mode there, and whichever of g
+  and m does not move as well; g learns before m does.
+- MMD is squared and biased, with five Gaussian kernels around the mean squared distance of both batches, which
+  is not differentiated. A single representation's MMD with its prototype uses the bandwidth of the batch.
+- In m's own step the batch and the C class vectors go through m together, so its batch-norm statistics are of both;
+  g's own step (Eq. 5) has the batch alone.
+- Each of a step's three objectives draws z and z' anew (Algorithm 1 draws them once a step).
+- g, its batch norm included, is averaged. Linear layers before a batch norm have no bias, which it would cancel.
+  All clients' RTNets start from the same values.
+- Table 3's ablations: without RTNet u^ = u + l_syn g(z, y) and there is no Eq. 6; without the batch or the EMA term
+  its sums are left out of Eq. 2 and 6 (Eq. 5 keeps the batch, without which g has no loss); without smoothing
+  l_syn = 1.
+- The study's part is the same of each class, rounded up; the head goes on from where the first stage left it, with
+  the encoder in evaluation mode. Both stages have all the rounds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedshift.catalogue import Fraction, NonNegative, Positive, Range, setting
+from fedshift.core.contract import Batch, Context, Measure, Objective, Optimiser, Part, Phase, Stage, Terms
+from fedshift.core.net import Net
+from fedshift.core.streams import Draw, Draws, Streams
+from fedshift.data.federation import Federation, Samples
+from fedshift.errors import FedshiftError
+from fedshift.methods.fedavg import FedAvg
+from fedshift.methods.references import Single
+from fedshift.models.model import ModelSpec
+
+KERNELS = (0.25, 0.5, 1.0, 2.0, 4.0)  # widths of MMD's kernels, in bandwidths
+
+
+class Conditional(nn.Module):
+    """A network that reads a vector beside the one-hot code of its class."""
+
+    def __init__(self, classes: int, body: nn.Module) -> None:
+        super().__init__()
+        self.classes, self.body = classes, body
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """Vectors x (B, k) of the classes y (B,) to (B, d)."""
+        result: Tensor = self.body(torch.cat([x, _one_hot(y, self.classes, x)], dim=1))
+        return result
+
+
+def make_generator(classes: int, dim: int) -> Conditional:
+    """g: noise (B, d/2) and classes to client-agnostic representations (B, d), all of them >= 0."""
+    return Conditional(
+        classes, nn.Sequential(*_layer(noise_dim(dim) + classes, dim), nn.ReLU(), *_layer(dim, dim), nn.ReLU())
+    )
+
+
+def make_rtnet(classes: int, dim: int) -> Conditional:
+    """m: representations (B, d) of any client and their classes to residuals (B, d) of this one."""
+    half = noise_dim(dim)
+    return Conditional(classes, nn.Sequential(*_layer(dim + classes, half), nn.ReLU(), *_layer(half, dim)))
+
+
+def noise_dim(dim: int) -> int:
+    """The dimension of z: half of the representation's."""
+    return max(1, dim // 2)
+
+
+def _layer(inputs: int, outputs: int) -> tuple[nn.Module, nn.Module]:
+    return nn.Linear(inputs, outputs, bias=False), nn.BatchNorm1d(outputs)
+
+
+def _one_hot(y: Tensor, classes: int, like: Tensor) -> Tensor:
+    """Labels (B,) as (B, classes), of the type and on the device of ``like``."""
+    return (y.unsqueeze(1) == torch.arange(classes, device=y.device)).to(like)
+
+
+class Prototypes(nn.Module):
+    """The moving average u_c of each class's representations (Eq. 4); never trained.
+
+    Attributes:
+        mean: (classes, d); zeros for a class that was never seen.
+        seen: (classes,), bool.
+    """
+
+    mean: Tensor
+    seen: Tensor
+
+    def __init__(self, classes: int, dim: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(classes, dim))
+        self.register_buffer("seen", torch.zeros(classes, dtype=torch.bool))
+
+    @torch.no_grad()
+    def forward(self, u: Tensor, y: Tensor, rate: float) -> tuple[Tensor, Tensor]:
+        """The prototypes and which classes have one; in training mode the batch u (B, d), y (B,) counts first.
+
+        As in a batch norm, training mode changes the buffers and evaluation mode does not.
+        """
+        if self.training:
+            member = _one_hot(y, len(self.mean), u)
+            count = member.sum(dim=0).unsqueeze(1)
+            batch_mean = member.T @ u / count.clamp(min=1)
+            moved = torch.where(self.seen.unsqueeze(1), (1 - rate) * self.mean + rate * batch_mean, batch_mean)
+            self.mean.copy_(torch.where(count > 0, moved, self.mean))
+            self.seen.logical_or_(count.squeeze(1) > 0)
+        return self.mean, self.seen
+
+
+@torch.no_grad()
+def bandwidth(x: Tensor, y: Tensor) -> Tensor:
+    """The mean squared distance between any two of the rows of x (B, d) and y (B, d), as a scalar.
+
+    It is the sum over ordered pairs over n^2 - n with n = 2B, which is twice the total variance.
+    """
+    spread = 2 * torch.cat([x, y]).var(dim=0).sum()
+    return spread.clamp(min=torch.finfo(spread.dtype).eps)  # all rows equal: distances are 0, not 0/0
+
+
+def kernel(squared_distance: Tensor, bandwidth: Tensor) -> Tensor:
+    """The sum of five Gaussian kernels, in (0, 5], of squared distances of any shape."""
+    scaled = squared_distance / bandwidth
+    return torch.stack([(-scaled / width).exp() for width in KERNELS]).sum(dim=0)
+
+
+def mmd(x: Tensor, y: Tensor) -> Tensor:
+    """The squared maximum mean discrepancy of x (B, d) and y (B, d), biased (Gretton et al., JMLR 2012)."""
+    width = bandwidth(x, y)
+
+    def mean(a: Tensor, b: Tensor) -> Tensor:
+        return kernel((a.unsqueeze(1) - b.unsqueeze(0)).square().sum(dim=2), width).mean()
+
+    return mean(x, x) + mean(y, y) - 2 * mean(x, y)
+
+
+def mmd_of_each(x: Tensor, y: Tensor, bandwidth: Tensor) -> Tensor:
+    """The MMD of each row of x (C, d) with the same row of y (C, d): 10 - 2k, of shape (C,)."""
+    return 2 * len(KERNELS) - 2 * kernel((x - y).square().sum(dim=1), bandwidth)
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """The entropy of each softmax, in nats: (B, classes) to (B,)."""
+    log_probabilities = logits.log_softmax(dim=1)
+    return -(log_probabilities.exp() * log_probabilities).sum(dim=1)
+
+
+class Synthetic(NamedTuple):
+    """What one step makes (Eq. 3); without the EMA term there are no rows for classes.
+
+    Attributes:
+        batch: u^ (B, d).
+        classes: u^_c (C, d).
+        prototypes: u_c (C, d).
+        seen: which classes have a prototype, 0 or 1, (C,).
+    """
+
+    batch: Tensor
+    classes: Tensor
+    prototypes: Tensor
+    seen: Tensor
+
+    def over_classes(self, values: Tensor) -> Tensor:
+        """The sum of one value a class (C,) over the classes that have a prototype."""
+        return (values * self.seen).sum()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FRAug(FedAvg):
+    """FedBN whose head also learns from representations made by a shared generator and a private RTNet."""
+
+    paper: ClassVar[str] = "Chen et al., ICCV 2023, Eq. 1-6"
+    presets: ClassVar[dict[str, dict[str, object]]] = {
+        "pacs": {"lr_generator": 0.05, "lr_rtnet": 0.05, "alpha": 10.0, "beta": 1.0, "gamma": 0.01},
+        "office-home": {"lr_generator": 0.05, "lr_rtnet": 0.025, "gamma": 0.01},
+        "digits": {"alpha": 1.0, "gamma": 0.002},
+    }
+
+    bn: Literal["local"] = setting("local", help="batch norm stays on the client, but for the generator's own")
+    alpha: NonNegative = setting(
+        1.0, help="weight of the MMD that the generator maximises", source="Eq. 5", search=(0.0, 0.75, 1.0, 1.5, 10.0)
+    )
+    beta: NonNegative = setting(
+        1.0, help="weight of the MMD that RTNet minimises", source="Eq. 6", search=(0.1, 0.75, 1.0, 1.5, 10.0)
+    )
+    lr_generator: Positive = setting(
+        0.05, help="learning rate of the generator", source="appendix", search=(0.025, 0.05)
+    )
+    lr_rtnet: Positive = setting(0.05, help="learning rate of RTNet", source="appendix", search=(0.025, 0.05))
+    syn_weight: NonNegative = setting(1.0, help="l_syn at the end of its ramp", source="Eq. 3")
+    ramp: Literal["sigmoid", "exponential"] = setting(
+        "sigmoid", help="how weights rise: exp(-5 (1 - t/T)^2) or exp(gamma (t - T)) (public code)", source="Sec. 3.3.2"
+    )
+    gamma: NonNegative = setting(
+        0.01, help="rate of the exponential ramp (public code)", search=Range(0.001, 0.1, log=True)
+    )
+    prototype_rate: Literal["ramp", "constant"] = setting(
+        "ramp", help="l_c follows the ramp (paper) or is constant_rate (public code)", source="Eq. 4"
+    )
+    constant_rate: Fraction = setting(0.3, help="l_c where it is constant, in (0, 1]", source="Eq. 4")
+    stage2: Literal["full", "scaled", "official"] = setting(
+        "full",
+        help="residuals in the steps of generator and RTNet: whole, times l_syn (Eq. 3), or whole with the generator "
+        "judged by its own output without RTNet (public code)",
+        source="Eq. 5-6",
+    )
+    rtnet: bool = setting(True, help="transform what the generator makes for each client", source="Table 3")
+    ema_term: bool = setting(True, help="synthetic representations around class prototypes", source="Table 3")
+    batch_term: bool = setting(True, help="synthetic representations around those of the batch", source="Table 3")
+    smoothing: bool = setting(True, help="l_syn follows the ramp; otherwise it is syn_weight", source="Table 3")
+
+    def __post_init__(self) -> None:
+        """Check the settings.
+
+        Raises:
+            FedshiftError: nothing synthetic is left.
+        """
+        super().__post_init__()
+        if not (self.ema_term or self.batch_term):
+            raise FedshiftError(
+                "method.ema_term = False and method.batch_term = False leave nothing synthetic to learn from: set one "
+                "of them, or take the method 'fedbn'."
+            )
+
+    def parts(self, spec: ModelSpec) -> dict[str, Part]:
+        """FedBN's parts, the shared generator, and what stays at home: RTNet and the prototypes."""
+        made = spec.initialised("generator", lambda: make_generator(spec.classes, spec.dim))
+        parts = {**super().parts(spec), "generator": Part(made, follows_bn=False)}
+        if self.rtnet:
+            parts["rtnet"] = Part(spec.initialised("rtnet", lambda: make_rtnet(spec.classes, spec.dim)), "client")
+        if self.ema_term:
+            parts["prototypes"] = Part(Prototypes(spec.classes, spec.dim), "client")
+        return parts
+
+    def moves(self) -> tuple[str, ...]:
+        """Encoder and head, and the prototypes, whose buffers follow the batch."""
+        return (*super().moves(), *(("prototypes",) if self.ema_term else ()))
+
+    def phases(self, round: int, rounds: int) -> Sequence[Phase | Measure]:
+        """On each batch: model, then generator, then RTNet (Algorithm 1)."""
+        objectives = [
+            Objective("model", self.loss, self.moves(), self.draws),
+            Objective("generator", self.generator_loss, ("generator",), self.draws, Optimiser(lr=self.lr_generator)),
+        ]
+        if self.rtnet:
+            objectives.append(Objective("rtnet", self.rtnet_loss, ("rtnet",), self.draws, Optimiser(lr=self.lr_rtnet)))
+        return (Phase("train", tuple(objectives)),)
+
+    def draws(self, spec: ModelSpec, batch: int) -> Draws:
+        """Standard normal z for each sample, and z' for each class."""
+        k = noise_dim(spec.dim)
+        return {"z": Draw((batch, k)), "z_classes": Draw((spec.classes, k))}
+
+    # The two ramps ------------------------------------------------------------------------------
+
+    def ramped(self, t: int, rounds: int) -> float:
+        """The ramp in round t of T, in (0, 1]."""
+        if self.ramp == "sigmoid":
+            return math.exp(-5 * (1 - t / rounds) ** 2)
+        return math.exp(self.gamma * (t - rounds))
+
+    def l_syn(self, context: Context) -> float:
+        """The weight of the residual in the head's loss."""
+        return self.syn_weight * (self.ramped(context.round, context.rounds) if self.smoothing else 1.0)
+
+    def l_c(self, context: Context) -> float:
+        """The weight of the batch in the prototypes."""
+        return self.ramped(context.round, context.rounds) if self.prototype_rate == "ramp" else self.constant_rate
+
+    def stage2_weight(self, context: Context) -> float:
+        """The weight of the residual in the losses of generator and RTNet."""
+        return self.l_syn(context) if self.stage2 == "scaled" else 1.0
+
+    # The three losses ---------------------------------------------------------------------------
+
+    def residuals(self, net: Net, z: Tensor, y: Tensor) -> Tensor:
+        """m(g(z, y)), or g(z, y) without RTNet: (B, d)."""
+        made: Tensor = net.generator(z, y)
+        return net.rtnet(made, y) if self.rtnet else made
+
+    def synthesise(self, net: Net, u: Tensor, y: Tensor, context: Context, weight: float) -> Synthetic:
+        """u^ and u^_c around the batch u (B, d), through which no gradient goes, and the prototypes (Eq. 3)."""
+        z, u = context.noise["z"], u.detach()
+        if not self.ema_term:
+            none = u[:0]
+            return Synthetic(u + weight * self.residuals(net, z, y), none, none, none.sum(dim=1))
+        prototypes, seen = net.prototypes(u, y, self.l_c(context))
+        every_z = torch.cat([z, context.noise["z_classes"]])
+        every_y = torch.cat([y, torch.arange(len(seen), device=y.device)])
+        residuals = weight * self.residuals(net, every_z, every_y)
+        return Synthetic(u + residuals[: len(y)], prototypes + residuals[len(y) :], prototypes, seen.to(u.dtype))
+
+    def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
+        """CE(h(u), y) + CE(h(u^), y) + sum over c of CE(h(u^_c), c), the last two for the head only (Eq. 1-2).
+
+        Raises:
+            FedshiftError: the batch is too small for the generator's batch norm.
+        """
+        if len(batch.y) < 2:
+            raise FedshiftError(
+                "FRAug's generator has batch norm, which learns from 2 samples or more, but the batch has "
+                f"{len(batch.y)}: set train.batch to 2 or more, and give every client as many images."
+            )
+        u = self.features(net, batch.x)
+        synthetic = self.synthesise(net, u, batch.y, context, self.l_syn(context))
+        terms = {"cross_entropy": F.cross_entropy(net.head(u), batch.y)}
+        if self.batch_term:
+            terms["synthetic"] = F.cross_entropy(net.head(synthetic.batch), batch.y)
+        if self.ema_term:
+            of_each = -net.head(synthetic.classes).log_softmax(dim=1).diagonal()
+            terms["synthetic_classes"] = synthetic.over_classes(of_each)
+        return terms
+
+    def generator_loss(self, net: Net, batch: Batch, context: Context) -> Terms:
+        """CE(h(u^), y) - alpha MMD(u^, u) (Eq. 5)."""
+        u = self._fixed_features(net, batch.x)
+        z = context.noise["z"]
+        if self.stage2 == "official":
+            synthetic = net.generator(z, batch.y)
+        else:
+            synthetic = u + self.stage2_weight(context) * self.residuals(net, z, batch.y)
+        return {
+            "generator_cross_entropy": F.cross_entropy(net.head(synthetic), batch.y),
+            "generator_mmd": -self.alpha * mmd(synthetic, u),
+        }
+
+    def rtnet_loss(self, net: Net, batch: Batch, context: Context) -> Terms:
+        """-(H(h(u^)) + sum_c H(h(u^_c))) + beta (MMD(u^, u) + sum_c MMD(u^_c, u_c)) (Eq. 6)."""
+        u = self._fixed_features(net, batch.x)
+        synthetic = self.synthesise(net, u, batch.y, context, self.stage2_weight(context))
+        terms: Terms = {}
+        if self.batch_term:
+            terms["rtnet_entropy"] = -entropy(net.head(synthetic.batch)).mean()
+            terms["rtnet_mmd"] = self.beta * mmd(synthetic.batch, u)
+        if self.ema_term:
+            distances = mmd_of_each(synthetic.classes, synthetic.prototypes, bandwidth(synthetic.batch, u))
+            terms["rtnet_entropy_classes"] = -synthetic.over_classes(entropy(net.head(synthetic.classes)))
+            terms["rtnet_mmd_classes"] = self.beta * synthetic.over_classes(distances)
+        return terms
+
+    @torch.no_grad()
+    def _fixed_features(self, net: Net, x: Tensor) -> Tensor:
+        return self.features(net, x)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadRetraining(Single):
+    """FRAug's motivating study: every client trains alone on a part of its data, then its head alone on all of it.
+
+    The last round of the stage ``part`` is Table 1's "w/o finetune", that of the stage ``head`` is "w. finetune".
+    """
+
+    paper: ClassVar[str] = "Chen et al., ICCV 2023, Sec. 3.2 and Table 1"
+
+    part: Fraction = setting(0.1, help="the part of each client's samples that trains the encoder", source="Sec. 3.2")
+
+    def stages(self, rounds: int) -> tuple[Stage, ...]:
+        """The whole model on a part of the samples, then the head on all."""
+        train = self.exchange("train")
+        return (
+            Stage("part", rounds, (train,), view=self.view),
+            Stage("head", rounds, (replace(train, phases=self.head_phases),)),
+        )
+
+    def head_phases(self, round: int, rounds: int) -> Sequence[Phase | Measure]:
+        """Cross-entropy over the head; the encoder is fixed."""
+        return (Phase("head", (Objective("head", self.loss, ("head",)),)),)
+
+    def view(self, federation: Federation, streams: Streams) -> Federation:
+        """The federation with a random part of every client's training samples."""
+        clients = tuple(
+            replace(
+                client,
+                train=part_of(client.train, self.part, streams.permutation(len(client.train), "part", client.id)),
+            )
+            for client in federation.clients
+        )
+        return replace(federation, clients=clients)
+
+
+def part_of(samples: Samples, part: float, order: Tensor) -> Samples:
+    """A part, in (0, 1], of the samples of each class, rounded up: those that come first in ``order`` (N,)."""
+    order = order.to(samples.y.device)
+    member = F.one_hot(samples.y[order])
+    place = (member.cumsum(dim=0) * member).sum(dim=1) - 1  # from 0, among those of its class
+    allowed = (member.sum(dim=0) * part).ceil()[samples.y[order]]
+    kept = order[place < allowed]
+    return Samples(samples.x[kept], samples.y[kept])

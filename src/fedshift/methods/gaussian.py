@@ -1,0 +1,89 @@
+"""What methods with a probabilistic encoder share: p(z|x) = N(mu(x), sigma(x)^2), its draws, and its prediction.
+
+FedSR (Nguyen, Lim and Torr, NeurIPS 2022, Eq. 5) introduces the mechanism; FedCiR builds on it.
+
+Choices: one sample of z for each image in training; prediction averages the softmax over
+``test_samples`` samples of z, 20 as in FedSR's public code.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedshift.catalogue import WholeNumber, setting
+from fedshift.core.contract import Batch, Context, Part, Terms
+from fedshift.core.net import Net
+from fedshift.core.streams import Draw, Draws
+from fedshift.methods.fedavg import FedAvg
+from fedshift.models.model import ModelSpec
+
+
+def gaussian_kl(mean: Tensor, sigma: Tensor, to_mean: Tensor, to_sigma: Tensor) -> Tensor:
+    """KL(N(mean, sigma^2) || N(to_mean, to_sigma^2)) of diagonal Gaussians, all (B, d).
+
+    Summed over dimensions, mean over the batch (FedSR Eq. 46, FedCiR Eq. 17).
+    """
+    kl = to_sigma.log() - sigma.log() + (sigma.square() + (mean - to_mean).square()) / (2 * to_sigma.square()) - 0.5
+    return kl.sum(dim=1).mean()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probabilistic(FedAvg):
+    """FedAvg whose encoder gives a distribution of z; a method adds its regularisers."""
+
+    paper: ClassVar[str] = "Nguyen, Lim and Torr, NeurIPS 2022, Eq. 5"
+
+    test_samples: WholeNumber = setting(
+        20, help="samples of z whose softmax is averaged in prediction; 0: z = mu", source="FedSR Eq. 5"
+    )
+
+    @property
+    def probabilistic(self) -> bool:
+        """Whether the encoder gives a distribution of z; if not, all is as in FedAvg."""
+        return True
+
+    def parts(self, spec: ModelSpec) -> dict[str, Part]:
+        """A Gaussian encoder x -> (mu, sigma) and a linear head, both shared."""
+        if not self.probabilistic:
+            return super().parts(spec)
+        return {"encoder": Part(spec.gaussian_encoder()), "head": Part(spec.head())}
+
+    def features(self, net: Net, x: Tensor) -> Tensor:
+        """The mean of z, or z itself where the encoder is deterministic."""
+        if not self.probabilistic:
+            return super().features(net, x)
+        mu: Tensor = net.encoder(x)[0]
+        return mu
+
+    def draws(self, spec: ModelSpec, batch: int) -> Draws:
+        """One standard normal sample for each image."""
+        return {"eps": Draw((batch, spec.dim))} if self.probabilistic else {}
+
+    def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
+        """Cross-entropy at one sample z = mu + sigma * eps of each image, mean over the batch."""
+        if not self.probabilistic:
+            return super().loss(net, batch, context)
+        mu, sigma = net.encoder(batch.x)
+        z = mu + sigma * context.noise["eps"]
+        return {"cross_entropy": F.cross_entropy(net.head(z), batch.y)}
+
+    def prediction_draws(self, spec: ModelSpec, batch: int) -> Draws:
+        """``test_samples`` standard normal samples for each image."""
+        if not (self.probabilistic and self.test_samples):
+            return {}
+        return {"eps": Draw((self.test_samples, batch, spec.dim))}
+
+    def predict(self, net: Net, x: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
+        """Log of the softmax averaged over samples of z (FedSR Eq. 5)."""
+        if not self.probabilistic:
+            return super().predict(net, x, noise)
+        mu, sigma = net.encoder(x)
+        z = mu + sigma * noise["eps"] if self.test_samples else mu.unsqueeze(0)
+        log_probabilities: Tensor = net.head(z).log_softmax(dim=-1)
+        return log_probabilities.logsumexp(dim=0) - math.log(len(z))

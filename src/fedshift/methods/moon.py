@@ -1,0 +1,97 @@
+"""MOON: keep the representation near the global model's and away from the client's own last one.
+
+Li, He and Song, Model-contrastive federated learning, CVPR 2021, Eq. 3-4: with s the cosine similarity,
+CE + mu * mean of -log(e^{s(z, z_g)/tau} / (e^{s(z, z_g)/tau} + e^{s(z, z_prev)/tau})). z is the projected
+representation of the model at work, z_g that of the model received, z_prev that of the client's model at
+the end of its last round.
+
+Choices:
+
+- ``projection = "mlp"``: linear d -> d, ReLU, linear d -> ``projection_dim``, and the head reads the projection
+  (public code). "none": z is the encoder's output.
+- z_prev of a client's first round comes from the run's initial model, whenever that round is. Eq. 3 alone
+  would leave it open; a client has no other model of its own.
+- z_g and z_prev are taken in evaluation mode and without gradient (public code).
+- With ``bn = "local"`` the model received has no batch norm, so z_g is the received weights with the client's
+  batch norms *as they stand at that step*; the previous model keeps the batch norms that it was trained with.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedshift.catalogue import Count, NonNegative, Positive, setting
+from fedshift.core.contract import Batch, Context, LocalWork, Part, Terms
+from fedshift.core.messages import Tensors
+from fedshift.core.net import Net
+from fedshift.methods.fedavg import FedAvg
+from fedshift.models.model import ModelSpec
+
+
+def contrast(z: Tensor, positive: Tensor, negative: Tensor, temperature: float) -> Tensor:
+    """Eq. 3 for representations (B, d), mean over the batch: -log(e^a / (e^a + e^b)) = softplus(b - a)."""
+    similarity = F.cosine_similarity(z, positive, dim=1)
+    dissimilarity = F.cosine_similarity(z, negative, dim=1)
+    return F.softplus((dissimilarity - similarity) / temperature).mean()
+
+
+@dataclass(frozen=True, kw_only=True)
+class MOON(FedAvg):
+    """FedAvg with a contrast of models; mu = 0 without projection is FedAvg."""
+
+    paper: ClassVar[str] = "Li, He and Song, CVPR 2021, Eq. 4"
+
+    mu: NonNegative = setting(1.0, help="weight of the contrastive term", source="Eq. 4", search=(0.01, 0.1, 1.0))
+    temperature: Positive = setting(0.5, help="temperature tau of the contrast", source="Eq. 3")
+    projection: Literal["mlp", "none"] = setting(
+        "mlp",
+        help="z is projected by two layers, which the head reads too, or not at all",
+        source="Sec. 3.2",
+        search=("mlp", "none"),
+    )
+    projection_dim: Count = setting(256, help="outputs of the projection 'mlp'", source="Sec. 4.1")
+
+    def parts(self, spec: ModelSpec) -> dict[str, Part]:
+        """Encoder, projection and head, shared; the client's previous encoder and projection, never moved."""
+        read = {"encoder": spec.encoder()}
+        if self.projection == "mlp":
+            read["projection"] = spec.initialised("projection", lambda: self._mlp(spec.dim))
+        head = spec.head(self.projection_dim if self.projection == "mlp" else None)
+        previous = nn.Sequential(OrderedDict(deepcopy(read))).requires_grad_(False)
+        shared = {name: Part(module) for name, module in {**read, "head": head}.items()}
+        return {**shared, "previous": Part(previous, "client")}
+
+    def _mlp(self, dim: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, self.projection_dim))
+
+    def moves(self) -> tuple[str, ...]:
+        """The shared parts."""
+        return ("encoder", "projection", "head") if self.projection == "mlp" else super().moves()
+
+    def features(self, net: Net, x: Tensor) -> Tensor:
+        """The projected representation (B, ``projection_dim``), or z itself (B, d)."""
+        z = super().features(net, x)
+        return net.projection(z) if self.projection == "mlp" else z
+
+    def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
+        """Cross-entropy + mu * contrast (Eq. 4)."""
+        z = self.features(net, batch.x)
+        z_global = net.frozen("encoder", context.received, batch.x)
+        if self.projection == "mlp":
+            z_global = net.frozen("projection", context.received, z_global)
+        z_previous = net.frozen("previous", {}, batch.x)
+        return {
+            "cross_entropy": F.cross_entropy(net.head(z), batch.y),
+            "contrastive": self.mu * contrast(z, z_global, z_previous, self.temperature),
+        }
+
+    def keep(self, work: LocalWork) -> Tensors:
+        """The model as trained, batch norms of the client's own included, becomes the previous one."""
+        trained = {**work.own, **work.after}
+        return {name: trained[name.removeprefix("previous.")] for name in work.own if name.startswith("previous.")}

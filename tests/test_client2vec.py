@@ -1,0 +1,468 @@
+"""Client2Vec: the four losses of DSA-IGN, Eq. 1, 3 and 4 by hand, and clients whose grouping is known."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+from sklearn.cluster import AgglomerativeClustering
+from sklearn.metrics import adjusted_rand_score
+from torch import nn
+from torch.nn import functional as F
+
+import fedshift
+from conftest import Make, at
+from fedshift.core.contract import Batch, ServerState, tensor_scopes
+from fedshift.core.messages import Up
+from fedshift.core.net import Net
+from fedshift.core.streams import Streams
+from fedshift.data.dataset import Dataset, DomainData
+from fedshift.errors import FedshiftError
+from fedshift.indices.dsa_ign import DSAIGN, Decomposition, diversity_loss, orthogonality_loss, similarity_loss
+from fedshift.indices.index import FEATURE, LABEL, SAMPLES
+from fedshift.methods.client2vec import HISTORY, LAST, SINCE, Client2Vec
+from fedshift.runs.progress import Progress
+from fedshift.runs.simulation import Simulation
+
+SMALL = {"name": "dsa-ign", "epochs": 2, "feedforward": 16, "encoder": {"name": "offline", "size": 64}}
+
+
+def wrapped(make: Make, changes=None, **settings) -> Simulation:
+    method = Client2Vec(**{"index": SMALL, **settings})
+    return Simulation(dataclasses.replace(make(changes), method=method))
+
+
+def run(simulation: Simulation, rounds: int | None = None) -> Simulation:
+    for moment in simulation.moments()[simulation.position : rounds]:
+        simulation.advance(moment, Progress())
+    return simulation
+
+
+# The losses of DSA-IGN --------------------------------------------------------------------------
+
+
+def test_similarity_loss_by_hand():
+    """cos((3, 4), (1, 0)) = 0.6 and cos((0, 2), (0, -1)) = -1: 1 - (0.6 - 1) / 2 = 1.2."""
+    z, label = torch.tensor([[3.0, 4.0], [0.0, 2.0]]), torch.tensor([[1.0, 0.0], [0.0, -1.0]])
+    assert similarity_loss(z, label).item() == pytest.approx(1.2)
+
+
+@pytest.mark.parametrize(("form", "value"), [("mean", 4.5), ("sum", 18.0)])
+def test_orthogonality_loss_by_hand(form: str, value: float):
+    """Z = [[1, 2], [0, 1]], U = [[1, -1], [3, 4]]: Z U^T = [[-1, 11], [-1, 4]] ... the absolute sum is 17.
+
+    Row 1: 1 - 2 = -1 and 3 + 8 = 11; row 2: -1 and 4. 1 + 11 + 1 + 4 = 17; with U_2 = (4, 4): 1 + 12 + 1 + 4 = 18.
+    """
+    z, u = torch.tensor([[1.0, 2.0], [0.0, 1.0]]), torch.tensor([[1.0, -1.0], [4.0, 4.0]])
+    assert orthogonality_loss(z, u, form).item() == pytest.approx(value)
+
+
+def test_diversity_loss_by_hand():
+    """u = (1, 0), (0, 2), (-3, 0): cosines 0, -1; 0, 0; -1, 0.
+
+    log(1 + e^-1) for the first and third, log 2 for the second: (2 * 0.3132617 + 0.6931472) / 3 = 0.4398902.
+    """
+    u = torch.tensor([[1.0, 0.0], [0.0, 2.0], [-3.0, 0.0]], requires_grad=True)
+    loss = diversity_loss(u)
+    assert loss.item() == pytest.approx(0.4398902, abs=1e-6)
+    (gradient,) = torch.autograd.grad(loss, u)
+    assert gradient.isfinite().all()
+    assert diversity_loss(u[:1]).item() == 0
+
+
+def test_the_network_splits_in_two_and_reconstructs_by_a_linear_map():
+    """With the transformer replaced by the identity and no positions, [Z, U] = [D, D]."""
+    network = Decomposition(8, width=4, layers=1, heads=2, feedforward=8, projection="linear")
+    network.transformer = nn.Identity()
+    nn.init.zeros_(network.positions)
+    data = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
+    z, u, reconstruction = network(data)
+    assert torch.equal(z, data)
+    assert torch.equal(u, data)
+    torch.testing.assert_close(reconstruction, network.projection(torch.cat([data, data], dim=1)))
+
+
+class Split(nn.Module):
+    """Z = D, U = 2 D, reconstruction = D + 1."""
+
+    def forward(self, data):
+        return data, 2 * data, data + 1
+
+
+@pytest.mark.parametrize("off", ["sim", "orth", "recon", "div", None])
+def test_the_loss_is_the_sum_of_what_is_switched_on(off: str | None):
+    """D = (1, 0), (0, 1), L = (1, 0), (1, 0), Z = D, U = 2 D, D~ = D + 1.
+
+    sim = 1 - (1 + 0) / 2 = 0.5; orth: Z U^T = 2 I, mean 1; recon = 1; div: cosine 0, log 1 = 0.
+    """
+    data, label = torch.eye(2), torch.tensor([[1.0, 0.0], [1.0, 0.0]])
+    index = DSAIGN(**({off: False} if off else {}))
+    batch = Batch(torch.stack([data, label], dim=1), torch.zeros(2, dtype=torch.int64))
+    terms = {name: term.item() for name, term in index.loss(Net({"index_network": Split()}), batch, at()).items()}
+    expected = {"sim": 0.5, "orth": 1.0, "recon": 1.0, "div": 0.0}
+    expected.pop(off or "", None)
+    assert terms == pytest.approx(expected)
+
+
+def test_an_index_without_any_loss_is_refused(make: Make):
+    with pytest.raises(FedshiftError, match="at least one of its losses"):
+        wrapped(make, index={**SMALL, "sim": False, "orth": False, "recon": False, "div": False})
+
+
+# Eq. 1 and 3 ------------------------------------------------------------------------------------
+
+
+def state_of(feature, label, samples, last=None, since=None, history=None) -> ServerState:
+    clients = len(samples)
+    zeros = torch.zeros(clients)
+    return ServerState(
+        {},
+        {},
+        {
+            FEATURE: torch.tensor(feature),
+            LABEL: torch.tensor(label),
+            SAMPLES: torch.tensor(samples),
+            HISTORY: zeros if history is None else torch.tensor(history),
+            LAST: zeros if last is None else torch.tensor(last),
+            SINCE: zeros if since is None else torch.tensor(since),
+        },
+        clients=clients,
+    )
+
+
+THREE = {
+    "feature": [[1.0, 0.0], [0.0, 2.0], [3.0, 0.0]],
+    "label": [[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]],
+    "samples": [10.0, 20.0, 30.0],
+}
+
+
+@pytest.mark.parametrize(
+    ("compared", "expected"),
+    [("both", [0.5, 0.25, 0.625]), ("feature", [0.75, 0.25, 0.75]), ("label", [0.25, 0.25, 0.75])],
+)
+def test_similarity_to_a_cohort_by_hand(compared: str, expected: list[float]):
+    """Cohort {0, 2} with N = 10 and 30.
+
+    Feature cosines to (0, 2): client 0: (1, 1); 1: (0, 0); 2: (1, 1). Label cosines: 0: (1, 0); 1: (1, 0); 2: (0, 1).
+    Both: half the sums weighed by 1/4 and 3/4: 0: (2/4 + 1 * 3/4) / 2 = 0.625; 1: 1/4 / 2 = 0.125; 2: (1/4 + 6/4) / 2.
+    """
+    expected = {
+        "both": [0.625, 0.125, 0.875],
+        "feature": [1.0, 0.0, 1.0],
+        "label": [0.25, 0.25, 0.75],
+    }[compared]
+    found = Client2Vec(compared=compared).to_cohort(state_of(**THREE), [0, 2])
+    assert found.tolist() == pytest.approx(expected)
+
+
+def test_sampling_follows_eq_1():
+    """S = (log 1, log 2, log 5) and tau = 1: p = 1/8, 2/8, 5/8; tau = 0.5 squares them: 1/30, 4/30, 25/30."""
+    state = state_of(**THREE, last=[0.0, math.log(2), math.log(5)])
+    generator = torch.Generator().manual_seed(0)
+    for tau, expected in ((1.0, [1 / 8, 2 / 8, 5 / 8]), (0.5, [1 / 30, 4 / 30, 25 / 30])):
+        method = Client2Vec(tau=tau)
+        drawn = torch.tensor([method.select(state, [0, 1, 2], 1, generator)[0] for _ in range(8000)])
+        shares = torch.bincount(drawn, minlength=3) / 8000
+        assert shares.tolist() == pytest.approx(expected, abs=0.02)  # three standard deviations are 0.017
+
+
+def test_a_large_tau_is_the_uniform_rule():
+    state = state_of(**THREE, last=[0.0, math.log(2), math.log(5)])
+    generator = torch.Generator().manual_seed(0)
+    drawn = [Client2Vec(tau=1e9).select(state, [0, 1, 2], 1, generator)[0] for _ in range(8000)]
+    assert (torch.bincount(torch.tensor(drawn), minlength=3) / 8000).tolist() == pytest.approx([1 / 3] * 3, abs=0.02)
+
+
+def test_clients_of_recent_rounds_are_not_sampled():
+    """12 clients, cohorts of 2: those of the last 12 / (2 * 2) = 3 rounds rest."""
+    since = [1.0, 1, 2, 2, 3, 3, 4, 4, 0, 0, 0, 0]
+    state = state_of([[1.0, 0.0]] * 12, [[1.0, 0.0]] * 12, [1.0] * 12, since=since)
+    generator = torch.Generator().manual_seed(0)
+    chosen = {i for _ in range(200) for i in Client2Vec().select(state, list(range(12)), 2, generator)}
+    assert chosen == set(range(6, 12))
+
+
+def test_memory_of_cohorts(make: Make):
+    """gamma = 0.5: history is S(C^1) after one round and 0.5 S(C^1) + S(C^2) after two; `since` counts from 1."""
+    method = Client2Vec(gamma=0.5)
+    first = method.remembering(state_of(**THREE), [0])
+    second = method.remembering(first, [1])
+    s1, s2 = (method.to_cohort(first, [client]) for client in (0, 1))
+    torch.testing.assert_close(second.server[HISTORY], 0.5 * s1 + s2)
+    torch.testing.assert_close(second.server[LAST], s2)
+    assert second.server[SINCE].tolist() == [2, 1, 0]
+
+
+def test_aggregation_follows_eq_3():
+    """Cohort {0, 1}, history 0, lambda_1 = 2. q = 1/3, 2/3; S(0) and S(1) to {0, 1}, N = 10, 20:
+
+    features: cos 1, 0 / 0, 1; labels: 1, 1 / 1, 1. S_0 = (1/3 * 2 + 2/3 * 1) / 2 = 2/3; S_1 = (1/3 + 2/3 * 2) / 2 = 5/6.
+    p_1 / p_0 = 2 exp((5/6 - 2/3) / 2) = 2 e^(1/12).
+    """
+    replies = [(client, Up({"w": torch.tensor(1.0)})) for client in (0, 1)]
+    (_, one), (_, other) = Client2Vec(heat=2.0).weighed(state_of(**THREE), replies)
+    assert (other["samples"] / one["samples"]).item() == pytest.approx(2 * math.exp(1 / 12))
+    assert (one["samples"] + other["samples"]).item() == pytest.approx(1)
+
+
+def test_a_large_heat_is_the_sample_weighted_rule():
+    replies = [(client, Up({"w": torch.tensor(1.0)})) for client in (0, 2)]
+    weights = [up["samples"].item() for _, up in Client2Vec(heat=1e9).weighed(state_of(**THREE), replies)]
+    assert weights == pytest.approx([0.25, 0.75])
+
+
+def test_with_a_large_heat_only_it_is_the_base_weighted_by_samples(make: Make):
+    """Sampling and local training off, lambda_1 to infinity: the base method with weighting = "samples"."""
+    settings = {"sampling": False, "local_training": False, "heat": 1e12}
+    ours = run(wrapped(make, **settings))
+    base = run(Simulation(make({"method.weighting": "samples"})))
+    for name, tensor in base.server.shared.items():
+        torch.testing.assert_close(ours.server.shared[name], tensor, rtol=1e-6, atol=1e-7)
+
+
+def test_with_all_uses_off_it_is_the_base(make: Make):
+    ours = run(wrapped(make, sampling=False, aggregation=False, local_training=False, base="fedprox"))
+    base = run(Simulation(make({"method.name": "fedprox"})))
+    assert all(torch.equal(ours.server.shared[name], tensor) for name, tensor in base.server.shared.items())
+
+
+# Eq. 4 ------------------------------------------------------------------------------------------
+
+
+def test_local_terms_by_hand():
+    """z = x = (1, 0); P maps to (2, 1); B_f = (3, 0), (0, 1), of norm 1: (1, 0), (0, 1); |z_P B^T| = 2, 1: mean 1.5.
+
+    h(z) = (log 3, 0): p = (3/4, 1/4); h_P(z_P) = (0, 0): q = (1/2, 1/2).
+    KL(p || q) = 3/4 log(3/2) + 1/4 log(1/2) = 0.1308120. With weight 5: 7.5 and 0.6540602.
+    """
+    head = nn.Linear(2, 2, bias=False)
+    head.weight.data = torch.tensor([[math.log(3), 0.0], [0.0, 0.0]])
+    projector = nn.Linear(2, 2, bias=False)
+    projector.weight.data = torch.tensor([[2.0, 0.0], [1.0, 0.0]])
+    projector_head = nn.Linear(2, 2)
+    nn.init.zeros_(projector_head.weight)
+    nn.init.zeros_(projector_head.bias)
+
+    class Vectors(nn.Module):
+        value = torch.tensor([[3.0, 0.0], [0.0, 1.0]])
+
+    net = Net(
+        {
+            "encoder": nn.Identity(),
+            "head": head,
+            "projector": projector,
+            "projector_head": projector_head,
+            "feature_index": Vectors(),
+        }
+    )
+    batch = Batch(torch.tensor([[1.0, 0.0]]), torch.tensor([0]))
+    terms = Client2Vec(index="dsa-ign").local_terms(net, batch)
+    assert {name: term.item() for name, term in terms.items()} == pytest.approx(
+        {"index_orth": 7.5, "index_dist": 0.6540602}, abs=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "weight"),
+    [
+        ({"index": {"name": "dsa-ign", "strategy": "global"}}, 5.0),
+        ({"index": {"name": "dsa-ign", "strategy": "federated"}}, 1.0),
+        ({"local_weight": "base"}, 1.0),
+        ({"local_weight": "base", "base": {"name": "fedprox", "mu": 0.3}}, 0.3),
+        ({"local_weight": 2.5}, 2.5),
+    ],
+)
+def test_the_weight_of_local_training(settings: dict, weight: float):
+    assert Client2Vec(**settings)._weight() == weight
+
+
+def test_local_training_runs_the_encoder_once(make: Make):
+    """A second pass would count the batch twice in batch-norm statistics."""
+    from conftest import CNN_WITH_BN
+
+    simulation = wrapped(make, CNN_WITH_BN)
+    run(simulation)
+    counts = simulation.server.shared["encoder.1.num_batches_tracked"]
+    plain = run(Simulation(make(CNN_WITH_BN))).server.shared["encoder.1.num_batches_tracked"]
+    assert counts.item() == plain.item() == 4
+
+
+# The index --------------------------------------------------------------------------------------
+
+
+@fedshift.DATASETS.register("known-means")
+@dataclass(frozen=True, kw_only=True)
+class KnownMeans(Dataset):
+    """Twelve clients: three domain means (a, b, c), two skews of labels (x, y), two clients of each."""
+
+    def domain_names(self) -> tuple[str, ...]:
+        return tuple(f"{domain}{skew}{number}" for domain in "abc" for skew in "xy" for number in "12")
+
+    def load(self, streams: Streams) -> DomainData:
+        generator = streams.generator("known means")
+        domains, classes = (torch.randn(count, 32, generator=generator) for count in (3, 4))
+        x, y = [], []
+        for domain, skew, _ in self.domain_names():
+            shares = torch.tensor([0.4, 0.4, 0.1, 0.1] if skew == "x" else [0.1, 0.1, 0.4, 0.4])
+            labels = torch.multinomial(shares, 60, replacement=True, generator=generator)
+            labels[:4] = torch.arange(4)
+            noise = 0.3 * torch.randn(60, 32, generator=generator)
+            x.append(domains["abc".index(domain)] + classes[labels] + noise)
+            y.append(labels)
+        client = torch.arange(12).repeat_interleave(60)
+        names = ("dog", "cat", "house", "guitar")
+        return DomainData(torch.cat(x), torch.cat(y), client, self.domain_names(), names, torch.arange(720))
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        {"strategy": "global", "epochs": 20, "upload": 40},
+        {"strategy": "federated", "epochs": 60, "local_epochs": 5, "participation": 0.5},
+    ],
+    ids=["global", "federated"],
+)
+def test_the_feature_index_groups_clients_by_domain_and_the_label_index_by_skew(make: Make, index: dict):
+    changes = {"data.name": "known-means", "protocol": {"name": "in-domain"}}
+    simulation = wrapped(make, changes, index={**SMALL, "feedforward": 64, "batch": 32, **index})
+    run(simulation, rounds=len(simulation.moments()) - 2)
+    held = simulation.server.server | simulation.server.down
+    names = [client.name for client in simulation.federation.clients]
+
+    def agreement(vectors: torch.Tensor, truth: list[str]) -> float:
+        clusters = AgglomerativeClustering(len(set(truth)), metric="cosine", linkage="average")
+        return adjusted_rand_score(truth, clusters.fit_predict(vectors.numpy()))
+
+    assert agreement(held[FEATURE], [name[0] for name in names]) == 1.0
+    assert agreement(held[LABEL], [name[1] for name in names]) == 1.0
+
+
+def test_the_label_index_is_the_mean_of_label_embeddings(make: Make):
+    simulation = wrapped(make)
+    run(simulation, rounds=2)
+    labels = simulation.method.index.encoder.texts([f"A photo of a class {c}" for c in range(3)])
+    for client in simulation.federation.clients:
+        expected = labels[client.train.y].mean(dim=0)
+        torch.testing.assert_close(simulation.server.server[LABEL][client.id], expected)
+        assert simulation.server.server[SAMPLES][client.id] == len(client.train)
+
+
+def test_what_left_the_clients_is_declared(make: Make):
+    """The global strategy uploads embeddings of samples; the record of messages shows how many of which shape."""
+    simulation = run(wrapped(make, index={**SMALL, "upload": 20}))
+    assert simulation.messages["pairs"]["up"].signature == (("pairs", torch.float32, (20, 2, 64)),)
+    assert set(simulation.messages["vectors"]["up"]) == {"feature", "label", "samples"}
+    assert not any(name.startswith("index_network") for name in simulation.messages["train"]["down"])
+    assert "label_index.value" not in simulation.messages["train"]["down"]
+    federated = run(wrapped(make, index={**SMALL, "strategy": "federated", "local_epochs": 1}))
+    assert all(name.startswith("index_network.") for name in federated.messages["index"]["up"])
+
+
+def test_the_index_stays_on_the_server_unless_local_training_needs_it(make: Make):
+    for local, scope in ((True, "down"), (False, "server")):
+        simulation = wrapped(make, local_training=local)
+        parts = simulation.method.parts(simulation.spec)
+        assert tensor_scopes(simulation.method, parts)[FEATURE] == scope
+        assert tensor_scopes(simulation.method, parts)[LABEL] == "server"
+
+
+@pytest.mark.parametrize("index", ["feature-average", "class-prototypes", "model-weights"])
+def test_other_indices(make: Make, index: str):
+    local = index != "model-weights"
+    simulation = run(wrapped(make, index=index, local_training=local))
+    vectors = (simulation.server.server | simulation.server.down)[FEATURE]
+    assert LABEL not in simulation.server.server
+    clients = simulation.federation.clients
+    method, encoder = simulation.method.index, simulation.method.index.encoder
+    if index == "feature-average":
+        for client in clients:
+            expected = encoder.samples(client.train.x, simulation.federation.inputs).mean(dim=0)
+            torch.testing.assert_close(vectors[client.id], expected, rtol=1e-4, atol=1e-6)
+    elif index == "class-prototypes":
+        for client in clients:
+            embedded = encoder.samples(client.train.x, simulation.federation.inputs)
+            means = [embedded[client.train.y == c].mean(dim=0) for c in range(3)]
+            torch.testing.assert_close(vectors[client.id], torch.cat(means), rtol=1e-4, atol=1e-6)
+    else:
+        assert vectors.shape[1] == method.feature_dim(simulation.spec, simulation.method.base.parts(simulation.spec))
+        assert not torch.equal(vectors[0], vectors[1])
+
+
+@pytest.mark.parametrize("strategy", ["global", "federated"])
+def test_interrupted_anywhere_equals_uninterrupted(make: Make, strategy: str, tmp_path):
+    """A checkpoint after each stage, restored into a fresh simulation, ends in the same bits."""
+    from fedshift.runs.checkpoint import Checkpoint
+
+    index = {**SMALL, "strategy": strategy, "local_epochs": 1}
+    whole = run(wrapped(make, index=index))
+    for stop in range(1, whole.rounds):
+        first = run(wrapped(make, index=index), rounds=stop)
+        first.checkpoint().save(tmp_path / "c")
+        second = wrapped(make, index=index)
+        second.restore(Checkpoint.load(tmp_path / "c", first.experiment.fingerprint, torch.device("cpu")))
+        run(second)
+        for name, tensor in (whole.server.shared | whole.server.down | whole.server.server).items():
+            held = second.server.shared | second.server.down | second.server.server
+            assert torch.equal(tensor, held[name]), (stop, name)
+
+
+def test_a_base_without_an_encoder_or_a_name_that_is_none(make: Make):
+    with pytest.raises(FedshiftError, match="needs a method that trains an encoder"):
+        Client2Vec(base=Client2Vec())
+    with pytest.raises(FedshiftError, match="Did you mean 'fedprox'"):
+        Client2Vec(base="fedproxx")
+    with pytest.raises(FedshiftError, match="give the name of a client index"):
+        Client2Vec(index=3)
+    with pytest.raises(FedshiftError, match="must divide 128"):
+        wrapped(make, index={**SMALL, "width": 24})
+
+
+def test_a_method_with_a_base_is_read_back_from_its_table():
+    method = Client2Vec(base={"name": "fedprox", "mu": 0.4}, index={"name": "dsa-ign", "sim": False})
+    table = method.table()
+    assert table["base"]["mu"] == 0.4
+    assert Client2Vec(**table) == method
+
+
+# The offline encoder ----------------------------------------------------------------------------
+
+
+def test_the_offline_encoder_is_fixed_and_of_norm_one():
+    from fedshift.data.inputs import Inputs
+    from fedshift.encoders.offline import Offline
+
+    encoder = Offline(size=64)
+    images = torch.randint(256, (4, 3, 20, 20), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    one, again = encoder.samples(images, Inputs()), Offline(size=64).samples(images, Inputs())
+    assert torch.equal(one, again)
+    assert one.norm(dim=1).tolist() == pytest.approx([1.0] * 4)
+    texts = encoder.texts(["A photo of a dog", "A photo of a dog", "A photo of a cat", "xyz"])
+    cosines = texts @ texts.T
+    assert cosines[0, 1].item() == pytest.approx(1)
+    assert 1 > cosines[0, 2] > cosines[0, 3]
+
+
+def test_the_offline_encoder_reads_token_ids_as_text():
+    from fedshift.data.inputs import Inputs
+    from fedshift.encoders.offline import Offline
+
+    inputs = Inputs(vocabulary=("a", "b", " "))
+    embedded = Offline(size=64).samples(torch.tensor([[0, 1, 2, 0]]), inputs)
+    assert torch.equal(embedded, Offline(size=64).texts(["The next character of ab a"]))
+
+
+def test_similar_images_are_closer_than_others():
+    """Two bright noise images are nearer to each other than to a dark smooth one."""
+    from fedshift.data.inputs import Inputs
+    from fedshift.encoders.offline import Offline
+
+    generator = torch.Generator().manual_seed(0)
+    bright = torch.randint(100, 256, (2, 3, 32, 32), generator=generator, dtype=torch.uint8)
+    dark = torch.full((1, 3, 32, 32), 20, dtype=torch.uint8)
+    embedded = Offline().samples(torch.cat([bright, dark]), Inputs())
+    cosines = F.normalize(embedded, dim=1) @ F.normalize(embedded, dim=1).T
+    assert cosines[0, 1] > cosines[0, 2]

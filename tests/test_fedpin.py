@@ -1,0 +1,558 @@
+"""FedPIN's two objectives by hand, what each phase moves, what never leaves, and its variants."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from conftest import CNN_WITH_BN, Make, at, simulate
+from fedshift.core.contract import Batch, ServerState
+from fedshift.core.messages import Up
+from fedshift.core.net import Net
+from fedshift.engines.batches import BatchOrder
+from fedshift.errors import FedshiftError
+from fedshift.methods.fedpin import (
+    Anchored,
+    ClientMLP,
+    FedPIN,
+    FineTuned,
+    GlobalModel,
+    contrast,
+    total_variance,
+)
+from fedshift.runs.progress import Progress
+from fedshift.runs.simulation import Simulation
+
+MILD = {"method.alpha": 1.0, "method.global_steps": 2}  # plain SGD diverges under the paper's alpha
+PIN = {"method.name": "fedpin", "method.personal_steps": 2, **MILD}
+
+
+def linear(*rows: float) -> nn.Linear:
+    """A linear layer of one input, with these weights and no bias."""
+    layer = nn.Linear(1, len(rows), bias=False)
+    layer.weight.data = torch.tensor([[row] for row in rows])
+    return layer
+
+
+# The local objective --------------------------------------------------------------------------------
+
+
+def test_contrast_by_hand():
+    """B = 2, d = 2, tau = 1/2; lengths do not matter, only angles.
+
+    Row 1, u = (3, 0): cosine 1 with its anchor (1, 0), 0 and -1 with the negatives (0, 5) and (-1, 0):
+      -log(e^2 / (e^2 + e^0 + e^-2)) = log(1 + e^-2 + e^-4) = log 1.1536509 = 0.1429316.
+    Row 2, u = (0, 2): 1/sqrt 2 with (1, 1), 1 and 0 with the negatives:
+      log(e^1.4142136 + e^2 + 1) - 1.4142136 = log 12.5023065 - 1.4142136 = 1.1116996.
+    Mean: 0.6273156.
+    """
+    personal = torch.tensor([[3.0, 0.0], [0.0, 2.0]])
+    anchor = torch.tensor([[1.0, 0.0], [1.0, 1.0]])
+    shortcut = torch.tensor([[0.0, 5.0], [-1.0, 0.0]])
+    assert contrast(personal, anchor, shortcut, 0.5).item() == pytest.approx(0.6273156, abs=1e-6)
+
+
+def test_contrast_of_three_equal_representations_counts_the_batch():
+    """All cosines are 1, so the positive is one of B + 1 equal terms: log(B + 1), Proposition 4.6's constant."""
+    z = torch.ones(4, 3)
+    assert contrast(z, 2 * z, 3 * z, 0.5).item() == pytest.approx(math.log(5))
+
+
+def test_contrast_and_its_gradient_agree_with_the_printed_formula():
+    """In 64 bits, sample by sample, as Proposition 4.6 prints it."""
+    generator = torch.Generator().manual_seed(0)
+    drawn = [torch.randn(5, 3, generator=generator, dtype=torch.float64) for _ in range(3)]
+    z, anchor, shortcut = drawn[0].requires_grad_(), drawn[1], drawn[2]
+    printed = torch.zeros((), dtype=torch.float64)
+    for i in range(5):
+        positive = (F.cosine_similarity(z[i], anchor[i], dim=0) / 0.3).exp()
+        negatives = [(F.cosine_similarity(z[i], other, dim=0) / 0.3).exp() for other in shortcut]
+        printed = printed - (positive / (positive + sum(negatives))).log() / 5
+    ours = contrast(z, anchor, shortcut, 0.3)
+    assert ours.item() == pytest.approx(printed.item(), rel=1e-12)
+    (one,), (other,) = torch.autograd.grad(ours, z), torch.autograd.grad(printed, z)
+    torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+
+
+def test_variance_by_hand():
+    """Dimension 1 is (1, 3): variance 1; dimension 2 is (0, 4): variance 4. One sample has none."""
+    assert total_variance(torch.tensor([[1.0, 0.0], [3.0, 4.0]])).item() == pytest.approx(5.0)
+    assert total_variance(torch.tensor([[1.0, 2.0]])).item() == 0
+
+
+def test_the_local_objective_reads_the_anchor_as_received_and_moves_only_the_personal_model():
+    """One dimension, x = (1, 3), Phi_u(x) = 2x = (2, 6), labels 0: logits (z, -z).
+
+    CE = (log(1 + e^-4) + log(1 + e^-12)) / 2 = (0.0181499 + 0.0000061) / 2 = 0.0090780.
+    The anchor as received is x: cosine 1 (the net's own encoder, -x, would give -1); Psi_u(x) = -x: cosines -1. With
+    tau = 1/2: log(1 + 2 e^-4) = log 1.0366313 = 0.0359763 for both; lam = 10: 0.359763.
+    Var = ((2 - 4)^2 + (6 - 4)^2) / 2 = 4; gamma = 0.25: 1.
+    """
+    net = Net(
+        {
+            "encoder": linear(-1.0),
+            "shortcut_encoder": linear(-1.0),
+            "personal_encoder": linear(2.0),
+            "personal_head": linear(1.0, -1.0),
+        }
+    )
+    batch = Batch(torch.tensor([[1.0], [3.0]]), torch.tensor([0, 0]))
+    received = {"encoder.weight": torch.tensor([[1.0]])}
+    terms = FedPIN(lam=10, gamma=0.25).personal_loss(net, batch, at(received=received))
+    assert {name: term.item() for name, term in terms.items()} == pytest.approx(
+        {"personal": 0.0090780, "contrast": 0.359763, "variance": 1.0}, abs=1e-5
+    )
+    sum(terms.values()).backward()
+    assert {name for name, p in net.parameters() if p.grad is not None} == {
+        "personal_encoder.weight",
+        "personal_head.weight",
+    }
+
+
+def test_a_weight_of_0_leaves_out_its_term_and_what_only_it_needs(make: Make):
+    parts = FedPIN(alpha=1).parts(Simulation(make()).spec)
+    assert set(parts) - set(FedPIN(alpha=1, lam=0).parts(Simulation(make()).spec)) == {
+        "shortcut_encoder",
+        "shortcut_head",
+    }
+    assert set(parts) - set(FedPIN(alpha=0).parts(Simulation(make()).spec)) == {"auxiliary"}
+    names = [phase.name for phase in FedPIN().phases(1, 1)]
+    assert names == ["shortcut", "personal", "global"]
+    (personal, game) = FedPIN(alpha=0, lam=0, gamma=0).phases(1, 1)
+    assert [objective.name for objective in game.objectives] == ["global"]
+    net = Net({"personal_encoder": linear(2.0), "personal_head": linear(1.0, -1.0)})
+    batch = Batch(torch.tensor([[1.0]]), torch.tensor([0]))
+    assert set(personal.objectives[0].loss(net, batch, at())) == {"personal"}
+
+
+# The global game ------------------------------------------------------------------------------------
+
+
+def game_net() -> Net:
+    """One dimension, z = w x with w = 1; omega_g's logits (z, -z); omega_a's logits (2z, -2z)."""
+    return Net({"encoder": linear(1.0), "head": linear(1.0, -1.0), "auxiliary": linear(2.0, -2.0)})
+
+
+ONE = Batch(torch.tensor([[1.0]]), torch.tensor([0]))
+
+
+@pytest.mark.parametrize("auxiliary", ["minimise", "literal"])
+def test_the_game_and_its_signs_by_hand(auxiliary: str):
+    """One image x = 1 of y = 0, alpha = 3, q_g = sigmoid(-2) = 0.1192029, q_a = sigmoid(-4) = 0.0179862.
+
+    R_g = log(1 + e^-2) = 0.1269280, R_a = log(1 + e^-4) = 0.0181499, 3 (R_g - R_a) = 0.3263343.
+    d/dw: R_g gives -2 q_g = -0.2384058, R_a gives -4 q_a = -0.0719448, so
+      4 * -0.2384058 - 3 * -0.0719448 = -0.7377888: the encoder descends on R_g and ascends on R_a.
+    d/dh of the head's first row: 4 * -q_g = -0.4768117.
+    d/da of omega_a's first row, in R_a: -q_a = -0.0179862, so a step down R_a raises it; in the global loss:
+      -3 * -0.0179862 = +0.0539586, so a step down that loss lowers it and R_a rises.
+    """
+    method, net = GlobalModel(alpha=3, auxiliary=auxiliary), game_net()
+    objectives = {objective.name: objective for objective in method.game()}
+    terms = objectives["global"].loss(net, ONE, at())
+    assert {name: term.item() for name, term in terms.items()} == pytest.approx(
+        {"cross_entropy": 0.1269280, "invariance": 0.3263343}, abs=1e-6
+    )
+    parameters = dict(net.parameters())
+    moved = [p for name, p in parameters.items() if name.partition(".")[0] in objectives["global"].moves]
+    torch.autograd.backward(sum(terms.values()), inputs=moved)
+    assert parameters["encoder.weight"].grad.item() == pytest.approx(-0.7377888, abs=1e-6)
+    assert parameters["head.weight"].grad.flatten().tolist() == pytest.approx([-0.4768117, 0.4768117], abs=1e-6)
+    if auxiliary == "literal":
+        assert list(objectives) == ["global"]
+        expected = [0.0539586, -0.0539586]
+    else:
+        assert list(objectives) == ["auxiliary", "global"]
+        assert parameters["auxiliary.weight"].grad is None
+        before = parameters["encoder.weight"].grad.clone()
+        own = objectives["auxiliary"].loss(net, ONE, at())["auxiliary"]
+        assert own.item() == pytest.approx(0.0181499, abs=1e-6)
+        own.backward()
+        assert torch.equal(parameters["encoder.weight"].grad, before)  # stop gradient
+        expected = [-0.0179862, 0.0179862]
+    assert parameters["auxiliary.weight"].grad.flatten().tolist() == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(("auxiliary", "falls"), [("minimise", True), ("literal", False)])
+def test_omega_a_gets_better_or_worse_in_a_run(make: Make, auxiliary: str, falls: bool):
+    """With the encoder and the head held still, only the sign of omega_a's own step decides."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Still(GlobalModel):
+        """Only omega_a moves."""
+
+        def game(self):
+            return tuple(
+                replace(objective, moves=("auxiliary",)) for objective in super().game() if self.holds(objective.name)
+            )
+
+        def holds(self, name):
+            return self.auxiliary == "literal" or name == "auxiliary"
+
+    experiment = replace(make(), method=Still(alpha=1, auxiliary=auxiliary, global_steps=5))
+    simulation = simulate(experiment, rounds=1)
+    client = simulation.federation.clients[0]
+    tensors = simulation.store.get(0).tensors
+    z = simulation.engine.net.frozen("encoder", simulation.server.shared, client.train.x)
+    risks = [
+        F.cross_entropy(F.linear(z, held["auxiliary.weight"], held["auxiliary.bias"]), client.train.y).item()
+        for held in (simulation.initial_client, tensors)
+    ]
+    assert (risks[1] < risks[0]) == falls
+
+
+def test_proposition_4_2_on_two_clients():
+    """Phi_g constant; y = 0 in 3 of 4 at client 0 and in 1 of 4 at client 1.
+
+    Pooled, y is a fair coin: min R(omega_g) = log 2. Knowing u, min R(omega_a) = H(1/4) = 0.5623351. Their difference
+    is I(U; Y) = 0.6931472 - 0.5623351 = 0.1308120.
+    """
+    total = 0.0
+    for p in (0.75, 0.25):
+        informed = linear(math.log(p), math.log(1 - p))
+        net = Net({"encoder": linear(1.0), "head": linear(0.0, 0.0), "auxiliary": informed})
+        zeros = round(4 * p)
+        batch = Batch(torch.ones(4, 1), torch.tensor([0] * zeros + [1] * (4 - zeros)))
+        total += GlobalModel(alpha=1).loss(net, batch, at())["invariance"].item() / 2
+    assert total == pytest.approx(0.1308120, abs=1e-6)
+
+
+def test_the_difference_of_the_losses_survives_32_bits():
+    """With alpha = 1e5 and heads that differ by 1e-3: against 64 bits, the naive form errs ten times as much.
+
+    A loss near 0.7 has a spacing of 6e-8 in 32 bits. (1 + alpha) R_g and alpha R_a are near 7e4, where the spacing is
+    8e-3: that and the rounding of the means is the naive form's error, whatever the batch. The errors of 200
+    differences, below 1e-7 each, average out before alpha multiplies them.
+    """
+    generator = torch.Generator().manual_seed(0)
+    alpha, method = 1e5, GlobalModel(alpha=1e5)
+    ours_error, naive_error = 0.0, 0.0
+    for _ in range(50):
+        z = torch.randn(200, 16, generator=generator)
+        y = torch.randint(2, (200,), generator=generator)
+        net = Net({"encoder": nn.Identity(), "head": nn.Linear(16, 2), "auxiliary": nn.Linear(16, 2)})
+        weight = torch.randn(2, 16, generator=generator) / 8
+        for head, shift in ((net.head, 0.0), (net.auxiliary, 1e-3)):
+            head.weight.data = weight + shift * torch.randn(2, 16, generator=generator)
+            head.bias.data.zero_()
+        with torch.no_grad():
+            ours = sum(method.loss(net, Batch(z, y), at()).values()).double()
+            logits = net.head(z), net.auxiliary(z)
+            risk, informed = (F.cross_entropy(each, y) for each in logits)
+            exact_risk, exact_informed = (F.cross_entropy(each.double(), y) for each in logits)
+            naive = ((1 + alpha) * risk - alpha * informed).double()
+            exact = (1 + alpha) * exact_risk - alpha * exact_informed
+        ours_error += (ours - exact).square().item()
+        naive_error += (naive - exact).square().item()
+    assert math.sqrt(ours_error) < 0.1 * math.sqrt(naive_error)
+
+
+def test_alpha_warms_up_linearly_from_0():
+    method = GlobalModel(alpha=8, alpha_warmup=4)
+    assert [method.alpha_at(round) for round in range(1, 7)] == [0, 2, 4, 6, 8, 8]
+    assert [GlobalModel(alpha=8).alpha_at(round) for round in (1, 2)] == [8, 8]
+    terms = [method.loss(game_net(), ONE, at(round=round))["invariance"].item() for round in (1, 2, 5)]
+    assert terms == pytest.approx([0, 2 * 0.1087781, 8 * 0.1087781], abs=1e-6)  # R_g - R_a, derived above
+
+
+def test_omega_a_has_its_own_steps_and_rate():
+    objective, model = GlobalModel(auxiliary_steps=3, auxiliary_lr=0.2).game()
+    assert (objective.repeats, objective.optimiser.lr) == (3, 0.2)
+    assert (model.repeats, model.optimiser.lr) == (1, None)
+    with pytest.raises(FedshiftError, match="set auxiliary = 'minimise'"):
+        GlobalModel(auxiliary="literal", auxiliary_steps=3)
+    with pytest.raises(FedshiftError, match=r"auxiliary_lr = 0\.2"):
+        GlobalModel(auxiliary="literal", auxiliary_lr=0.2)
+
+
+@pytest.mark.parametrize("unit", ["steps", "epochs"])
+def test_phases_count_in_the_unit(unit: str):
+    phases = FedPIN(unit=unit, personal_steps=3, global_steps=4).phases(1, 1)
+    assert [getattr(phase, unit) for phase in phases] == [3, 3, 4]
+    other = {"steps": "epochs", "epochs": "steps"}[unit]
+    assert [getattr(phase, other) for phase in phases] == [None] * 3
+
+
+# omega_a's state --------------------------------------------------------------------------------------
+
+
+def test_a_clients_own_auxiliary_head_never_leaves(make: Make):
+    simulation = simulate(make(PIN))
+    for message in simulation.messages["train"].values():
+        assert {name.partition(".")[0] for name in message} == {"encoder", "head"}
+    one, other = (state.tensors["auxiliary.weight"] for _, state in simulation.store.items())
+    assert not torch.equal(one, other)
+
+
+def test_the_mlps_one_hot_columns_are_merged_by_owner():
+    """One dimension, three clients, clients 0 and 2 took part.
+
+    First layer, columns (z | 0, 1, 2): the server has (0 | 1, 2, 3), client 0 sends (2 | 10, 20, 30), client 2
+    (4 | 100, 200, 300). z's column and the bias are means; column 0 is client 0's, 2 client 2's, 1 the server's.
+    """
+
+    def sent(*columns: float) -> dict[str, torch.Tensor]:
+        return {"auxiliary.first.weight": torch.tensor([columns]), "auxiliary.first.bias": torch.tensor([columns[0]])}
+
+    state = ServerState(sent(0.0, 1.0, 2.0, 3.0), clients=3)
+    replies = [(0, Up(sent(2.0, 10.0, 20.0, 30.0))), (2, Up(sent(4.0, 100.0, 200.0, 300.0)))]
+    merged = GlobalModel(auxiliary_head="mlp").merge(state, replies).shared
+    assert merged["auxiliary.first.weight"].tolist() == [[3, 10, 2, 300]]
+    assert merged["auxiliary.first.bias"].tolist() == [3]
+    assert state.shared["auxiliary.first.weight"].tolist() == [[0, 1, 2, 3]]  # a merge changes no state
+
+
+def test_the_mlp_moves_only_the_working_clients_column_and_is_shared(make: Make):
+    experiment = make({**PIN, "method.auxiliary_head": "mlp", "method.auxiliary_hidden": 5})
+    simulation = Simulation(experiment)
+    start = simulation.server.shared["auxiliary.first.weight"].clone()
+    moment = simulation.moments()[0]
+    ups = simulation.exchange(moment.stage.exchanges[0], moment, simulation.federation.clients, Progress())
+    dim = simulation.spec.dim
+    for client, up in ups.items():
+        moved = (up["auxiliary.first.weight"] != start).any(dim=0)[dim:]
+        assert moved.tolist() == [client == 0, client == 1]
+    assert not any(name.startswith("auxiliary") for name in simulation.initial_client)
+
+
+def test_the_mlp_lets_z_and_the_client_interact():
+    """A linear layer on [z || one-hot u] would add the same number for every z."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module = ClientMLP(2, 3, 8, 2)
+    z = torch.tensor([[1.0, 0.0], [-3.0, 2.0]])
+    gap = module(z, torch.tensor(0)) - module(z, torch.tensor(1))
+    assert not torch.allclose(gap[0], gap[1], atol=1e-3)
+    stacked = torch.func.vmap(lambda client: module(z, client))(torch.tensor([0, 1, 2]))
+    torch.testing.assert_close(stacked[1], module(z, torch.tensor(1)))
+
+
+# A round ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("phase", "moves"),
+    [
+        (0, {"shortcut_encoder", "shortcut_head"}),
+        (1, {"personal_encoder", "personal_head"}),
+        (2, {"encoder", "head", "auxiliary"}),
+    ],
+)
+def test_each_phase_moves_its_own_parts_only(make: Make, phase: int, moves: set[str]):
+    """Batch-norm buffers count too."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Only(FedPIN):
+        """A single phase."""
+
+        def phases(self, round, rounds):
+            return (super().phases(round, rounds)[phase],)
+
+    method = Only(alpha=1, personal_steps=2, global_steps=2, gamma=0.1)
+    simulation = Simulation(replace(make(CNN_WITH_BN), method=method))
+    before = {**simulation.server.shared, **simulation.initial_client}
+    moment = simulation.moments()[0]
+    ups = simulation.exchange(moment.stage.exchanges[0], moment, simulation.federation.clients, Progress())
+    after = {**ups[0], **simulation.store.get(0).tensors}
+    assert {name.partition(".")[0] for name in before if not torch.equal(before[name], after[name])} == moves
+    assert all(name in after for name in before)
+
+
+def test_without_its_terms_it_is_fedavg_beside_local_training(make: Make):
+    """Batches of all 27 samples, so that which batch a phase draws only changes the order of a sum."""
+    whole = {"train.batch": 27, "train.rounds": 3, "train.steps": 2}
+    weightless = {"method.alpha": 0.0, "method.lam": 0.0, "method.gamma": 0.0}
+    both = simulate(make({**PIN, **weightless, **whole}))
+    federated, alone = simulate(make(whole)), simulate(make({"method.name": "single", **whole}))
+    assert both.server.shared.keys() == federated.server.shared.keys()
+    for name, tensor in federated.server.shared.items():
+        torch.testing.assert_close(both.server.shared[name], tensor, rtol=1e-4, atol=1e-6)
+        assert not torch.allclose(tensor, both.store.get(0).tensors[f"personal_{name}"], rtol=1e-2)
+    for client, state in alone.store.items():
+        for name, tensor in state.tensors.items():
+            mine = both.store.get(client).tensors[f"personal_{name}"]
+            torch.testing.assert_close(mine, tensor, rtol=1e-4, atol=1e-6)
+
+
+def test_the_personal_model_of_one_round_is_singles_to_the_bit(make: Make):
+    weightless = {"method.alpha": 0.0, "method.lam": 0.0, "method.gamma": 0.0}
+    both = simulate(make({**PIN, **weightless}), rounds=1)
+    alone = simulate(make({"method.name": "single"}), rounds=1)
+    for client, state in alone.store.items():
+        mine = both.store.get(client).tensors
+        assert all(torch.equal(mine[f"personal_{name}"], tensor) for name, tensor in state.tensors.items())
+
+
+def test_a_clients_own_encoders_start_as_the_global_one_or_from_their_own_draws(make: Make):
+    spec = Simulation(make()).spec
+    for start, equal in (("global", True), ("own", False)):
+        parts = FedPIN(start=start).parts(spec)
+        weights = [parts[name].module[1].weight for name in ("encoder", "personal_encoder", "shortcut_encoder")]
+        assert torch.equal(weights[0], weights[1]) == torch.equal(weights[1], weights[2]) == equal
+        again = FedPIN(start=start).parts(spec)["shortcut_encoder"].module[1].weight
+        assert torch.equal(again, weights[2])
+
+
+def test_an_unsampled_clients_personal_parts_stand_still(make: Make):
+    simulation = Simulation(make({**PIN, "train.participation": 0.5, "train.rounds": 4}))
+    for moment in simulation.moments():
+        before = {client: state.tensors for client, state in simulation.store.items()}
+        simulation.advance(moment, Progress())
+        after = {client: state.tensors for client, state in simulation.store.items()}
+        still = [client for client in before if after[client] is before[client]]
+        assert len(after) - len(still) == 1
+
+
+@pytest.mark.parametrize("bn", ["shared", "local"])
+@pytest.mark.parametrize("name", ["fedpin", "fedpin-gm-l2"])
+def test_an_unseen_client_is_predicted_for_with_the_global_model(make: Make, bn: str, name: str):
+    simulation = simulate(make({**PIN, "method.name": name, "method.bn": bn} | CNN_WITH_BN))
+    target = next(e for e in simulation.federation.environments if e.client is None)
+    (model,) = simulation.models(target)
+    moment = simulation.moments()[-1]
+    mine = simulation.engine.score(model, target, moment)
+    plain = GlobalModel(alpha=1)
+    simulation.engine.method = plain
+    assert simulation.engine.score(model, target, moment) == mine
+    assert torch.equal(model["personal_head.weight"], simulation.server.shared["head.weight"])
+    if bn == "local":
+        both = [state.tensors["encoder.1.weight"] for _, state in simulation.store.items()]
+        torch.testing.assert_close(model["personal_encoder.1.weight"], (both[0] + both[1]) / 2)
+
+
+def test_a_client_is_predicted_for_with_its_personal_model(make: Make):
+    simulation = simulate(make(PIN))
+    environment = next(e for e in simulation.federation.environments if e.client == 0)
+    (model,) = simulation.models(environment)
+    x = environment.samples.x[:5]
+    simulation.engine._load(model)
+    tensors = simulation.store.get(0).tensors
+    net = simulation.engine.net
+    own = {name.removeprefix("personal_"): tensor for name, tensor in tensors.items() if name.startswith("personal_")}
+    z = net.frozen("encoder", own, x)
+    logits = F.linear(z, own["head.weight"], own["head.bias"])
+    torch.testing.assert_close(FedPIN().predict(net, x, {}), logits.log_softmax(dim=1))
+
+
+def test_every_preset_can_be_made():
+    for cls in (FedPIN, GlobalModel, FineTuned, Anchored):
+        for name, preset in cls.presets.items():
+            method = cls(**preset)
+            assert method.alpha == {"waterbird": 3e4, "pacs": 1e4}.get(name, 1e5)
+
+
+# Variants ---------------------------------------------------------------------------------------------
+
+
+def test_gm_l2_holds_the_personal_model_by_hand():
+    """Theta_g as received: encoder 1, head (1, -1). Theta_u: encoder 3, head (2, -1).
+
+    Distance squared: 2^2 + 1^2 + 0 = 5; mu = 0.5: 0.25 * 5 = 1.25. The encoder's gradient of it: 0.5 * 2 = 1.
+    """
+    net = Net({"personal_encoder": linear(3.0), "personal_head": linear(2.0, -1.0)})
+    received = {"encoder.weight": torch.tensor([[1.0]]), "head.weight": torch.tensor([[1.0], [-1.0]])}
+    anchor = Anchored(mu=0.5).personal_loss(net, ONE, at(received=received))["anchor"]
+    assert anchor.item() == pytest.approx(1.25)
+    anchor.backward()
+    assert net.personal_encoder.weight.grad.item() == pytest.approx(1.0)
+    assert set(Anchored(mu=0).personal_loss(net, ONE, at())) == {"personal"}
+    assert [phase.name for phase in Anchored().phases(1, 1)] == ["personal", "global"]
+
+
+FT = {"method.name": "fedpin-gm-ft", "method.finetune_steps": 3, "method.finetune_lr": 0.05, **MILD}
+
+
+@pytest.mark.parametrize("bn", ["shared", "local"])
+def test_fine_tuning_keeps_each_clients_copy_and_sends_nothing(make: Make, bn: str):
+    simulation = Simulation(make({**FT, "method.bn": bn, "train.participation": 0.5} | CNN_WITH_BN))
+    *training, tuning = simulation.moments()
+    for moment in training:
+        simulation.advance(moment, Progress())
+    shared, bytes_up = dict(simulation.server.shared), simulation.bytes_up
+    simulation.advance(tuning, Progress())
+    assert simulation.bytes_up == bytes_up
+    assert len(simulation.messages["finetune"]["up"]) == 0
+    assert all(torch.equal(simulation.server.shared[name], tensor) for name, tensor in shared.items())
+    states = [state.tensors for _, state in simulation.store.items()]
+    assert len(states) == 2  # everyone, though half take part in training
+    assert all(tensors["tuned.done"] == 1 for tensors in states)
+    assert not torch.equal(states[0]["tuned.encoder.0.weight"], states[1]["tuned.encoder.0.weight"])
+    begun = simulation.initial_client["tuned.encoder.1.num_batches_tracked"]
+    assert all(tensors["tuned.encoder.1.num_batches_tracked"] > begun for tensors in states)  # buffers as well
+
+
+def test_the_copy_is_plain_sgd_from_the_global_model(make: Make):
+    """Three steps at 0.05 on the first three batches of the stage's own sequence, by a loop of its own."""
+    simulation = simulate(make({**FT, "train.momentum": 0.0}))
+    (client, *_) = simulation.federation.clients
+    w = {name: tensor.clone().requires_grad_() for name, tensor in simulation.server.shared.items()}
+    order = BatchOrder(simulation.streams, client.id, len(client.train), 4).from_number(0)
+    for _ in range(3):
+        indices = next(order)
+        z = torch.func.functional_call(
+            simulation.engine.net.encoder,
+            {name.removeprefix("encoder."): t for name, t in w.items() if name.startswith("encoder.")},
+            (client.train.x[indices],),
+        )
+        loss = F.cross_entropy(F.linear(z, w["head.weight"], w["head.bias"]), client.train.y[indices])
+        gradients = torch.autograd.grad(loss, list(w.values()))
+        with torch.no_grad():
+            for tensor, gradient in zip(w.values(), gradients, strict=True):
+                tensor.sub_(0.05 * gradient)
+    kept = simulation.store.get(client.id).tensors
+    for name, tensor in w.items():
+        torch.testing.assert_close(kept[f"tuned.{name}"], tensor.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_gm_ft_predicts_with_the_global_model_until_it_is_tuned(make: Make):
+    simulation = Simulation(make(FT))
+    own = next(e for e in simulation.federation.environments if e.client == 0)
+    target = next(e for e in simulation.federation.environments if e.client is None)
+
+    def scores(environment):
+        """As GM-FT scores it, and as the global model does."""
+        (model,) = simulation.models(environment)
+        moment, method = simulation.moments()[-1], simulation.engine.method
+        found = simulation.engine.score(model, environment, moment)
+        simulation.engine.method = GlobalModel(alpha=1)
+        plain = simulation.engine.score(model, environment, moment)
+        simulation.engine.method = method
+        return found.loss, plain.loss
+
+    *training, tuning = simulation.moments()
+    for moment in training:
+        simulation.advance(moment, Progress())
+        assert len(set(scores(own))) == 1
+    simulation.advance(tuning, Progress())
+    assert len(set(scores(own))) == 2
+    assert len(set(scores(target))) == 1
+
+
+def test_a_run_goes_on_from_any_checkpoint_across_stages(make: Make):
+    experiment = make({**FT, "method.optimiser_state": "kept", "train.participation": 0.5})
+    whole = simulate(experiment)
+    for stop in range(1, whole.rounds):
+        begun, resumed = simulate(experiment, rounds=stop), Simulation(experiment)
+        resumed.restore(begun.checkpoint())
+        for moment in resumed.moments()[stop:]:
+            resumed.advance(moment, Progress())
+        for client, state in whole.store.items():
+            mine, theirs = resumed.store.get(client).flat(), state.flat()
+            assert mine.keys() == theirs.keys()
+            assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+        assert all(torch.equal(resumed.server.shared[name], t) for name, t in whole.server.shared.items())
+
+
+@pytest.mark.parametrize("name", ["fedpin", "fedpin-gm", "fedpin-gm-ft", "fedpin-gm-l2"])
+@pytest.mark.parametrize("changes", [{"auxiliary": "literal"}, {"auxiliary_head": "mlp", "auxiliary_steps": 2}])
+def test_every_variant_runs_with_the_papers_optimiser_and_alpha(make: Make, name: str, changes: dict[str, object]):
+    """Adam at 1e-4 stays finite under alpha = 1e5, where plain SGD would not."""
+    settings = {f"method.{key}": value for key, value in changes.items()}
+    adam = {"train.optimiser": "adam", "train.lr": 1e-4}
+    simulation = simulate(make({"method.name": name, **settings, **adam}))
+    assert all(tensor.isfinite().all() for tensor in simulation.server.shared.values())

@@ -1,0 +1,550 @@
+"""FRAug's three losses, prototypes and MMD against numbers derived by hand, who moves when, and FedBN as a limit."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from conftest import CNN_WITH_BN, Make, at, simulate
+from fedshift.catalogue import METHODS
+from fedshift.core.contract import Batch
+from fedshift.core.net import Net
+from fedshift.core.state import ClientState
+from fedshift.data.federation import Samples
+from fedshift.errors import FedshiftError
+from fedshift.methods.fedbn import FedBN
+from fedshift.methods.fraug import (
+    FRAug,
+    HeadRetraining,
+    Prototypes,
+    bandwidth,
+    entropy,
+    make_generator,
+    make_rtnet,
+    mmd,
+    mmd_of_each,
+    part_of,
+)
+from fedshift.runs.progress import Progress
+from fedshift.runs.simulation import Simulation
+
+FRAUG = {"method.name": "fraug"} | CNN_WITH_BN
+
+
+class Affine(nn.Module):
+    """Stands for g or m: gain * x + shift * y."""
+
+    def __init__(self, gain, shift):
+        super().__init__()
+        self.gain, self.shift = nn.Parameter(torch.tensor(gain)), shift
+
+    def forward(self, x, y):
+        return self.gain * x + self.shift * y.unsqueeze(1)
+
+
+def net_of_one_dimension(gain_of_m=1.0):
+    """Made of u = x, logits (u, -u), g(z, y) = 2z + y, m(v, y) = gain * v; no prototype yet."""
+    encoder, head = nn.Linear(1, 1, bias=False), nn.Linear(1, 2, bias=False)
+    encoder.weight.data = torch.tensor([[1.0]])
+    head.weight.data = torch.tensor([[1.0], [-1.0]])
+    return Net(
+        {
+            "encoder": encoder,
+            "head": head,
+            "generator": Affine(2.0, 1.0),
+            "rtnet": Affine(gain_of_m, 0.0),
+            "prototypes": Prototypes(2, 1),
+        }
+    )
+
+
+def column(*values):
+    return torch.tensor(values).unsqueeze(1)
+
+
+def values(terms):
+    return {name: term.item() for name, term in terms.items()}
+
+
+def context(z, z_classes, round=1, rounds=1):
+    return at(round=round, rounds=rounds, noise={"z": z, "z_classes": z_classes})
+
+
+# The head's loss (Eq. 1-3) ----------------------------------------------------------------------------
+
+
+def test_the_models_loss_and_gradients_by_hand():
+    """With d = 1, two classes, u = (1, -1), y = (0, 1), m(v) = 3v, l_syn = 0.5.
+
+    CE(h(u), 0) = log(1 + e^(-2u)), CE(h(u), 1) = log(1 + e^(2u)): both log(1 + e^-2) = 0.1269280.
+    z = (0.5, -0.25): g = (1, 0.5), m = (3, 1.5), u^ = (1 + 1.5, -1 + 0.75) = (2.5, -0.25);
+      CE = (log(1 + e^-5) + log(1 + e^-0.5)) / 2 = (0.0067153 + 0.4740770) / 2 = 0.2403962.
+    The first batch sets u_0 = 1, u_1 = -1. z' = (0.25, -0.5): g = (0.5, 0), m = (1.5, 0), u^_c = (1.75, -1);
+      the sum over classes is log(1 + e^-3.5) + log(1 + e^-2) = 0.0297503 + 0.1269280 = 0.1566783.
+    d/dw_0 of the head, with the probability p of the wrong class, is -p u for y = 0 and p u for y = 1:
+      real: (-0.1192029 * 1 + 0.1192029 * -1) / 2 = -0.1192029;
+      u^: (-0.0066929 * 2.5 + 0.3775407 * -0.25) / 2 = -0.0555587;
+      u^_c: -0.0293122 * 1.75 + 0.1192029 * -1 = -0.1704993; together -0.3452609.
+    d/dw of the encoder is that of the real term only: (-2 * 0.1192029 * 1 + 2 * 0.1192029 * -1) / 2 = -0.2384058.
+    """
+    net = net_of_one_dimension(gain_of_m=3.0)
+    method = FRAug(smoothing=False, syn_weight=0.5)
+    batch = Batch(column(1.0, -1.0), torch.tensor([0, 1]))
+    terms = method.loss(net, batch, context(column(0.5, -0.25), column(0.25, -0.5)))
+    assert values(terms) == pytest.approx(
+        {"cross_entropy": 0.1269280, "synthetic": 0.2403962, "synthetic_classes": 0.1566783}, abs=1e-6
+    )
+    sum(terms.values()).backward()
+    assert net.encoder.weight.grad.item() == pytest.approx(-0.2384058, abs=1e-6)
+    assert net.head.weight.grad[0].item() == pytest.approx(-0.3452609, abs=1e-6)
+
+
+def test_synthetic_terms_alone_reach_the_head_and_not_the_encoder():
+    net = net_of_one_dimension()
+    batch = Batch(column(1.0, -1.0), torch.tensor([0, 1]))
+    terms = FRAug().loss(net, batch, context(column(0.5, 0.5), column(0.5, 0.5)))
+    (terms["synthetic"] + terms["synthetic_classes"]).backward()
+    assert net.encoder.weight.grad is None
+    assert net.head.weight.grad.abs().sum() > 0
+
+
+def test_a_class_never_seen_takes_no_part():
+    """Only class 0 is in the batch: u_0 = (1 + 3) / 2 = 2, z' = 0, m = 0: the sum is log(1 + e^-4) = 0.0181499."""
+    net = net_of_one_dimension()
+    batch = Batch(column(1.0, 3.0), torch.tensor([0, 0]))
+    terms = FRAug().loss(net, batch, context(column(0.0, 0.0), column(0.0, 0.0)))
+    assert terms["synthetic_classes"].item() == pytest.approx(0.0181499, abs=1e-6)
+    assert net.prototypes.seen.tolist() == [True, False]
+
+
+def test_without_rtnet_the_residual_is_the_generators_own():
+    """Here g = (1, 0.5) as above, l_syn = 1, u^ = (2, -0.5): CE = (log(1 + e^-4) + log(1 + e^-1)) / 2 = 0.1657058."""
+    parts = net_of_one_dimension().parts
+    del parts["rtnet"]
+    batch = Batch(column(1.0, -1.0), torch.tensor([0, 1]))
+    terms = FRAug(rtnet=False).loss(Net(parts), batch, context(column(0.5, -0.25), column(0.0, 0.0)))
+    assert terms["synthetic"].item() == pytest.approx((0.0181499 + 0.3132617) / 2, abs=1e-6)
+
+
+# Ramps and prototypes (Eq. 4) -------------------------------------------------------------------------
+
+
+def test_both_ramps():
+    """Sigmoid: e^-5, e^(-5/4), 1. Exponential with gamma = 0.01 and T = 300: e^-3, e^-1.5, 1."""
+    sigmoid, exponential = FRAug(), FRAug(ramp="exponential", gamma=0.01)
+    assert [sigmoid.ramped(t, 300) for t in (0, 150, 300)] == pytest.approx([0.00673795, 0.2865048, 1.0])
+    assert [exponential.ramped(t, 300) for t in (0, 150, 300)] == pytest.approx([0.04978707, 0.2231302, 1.0])
+
+
+def test_the_weights_of_a_round():
+    """Halfway the ramp is 0.2865048; l_syn is syn_weight times it, or syn_weight; l_c is it, or 0.3."""
+    half = at(round=5, rounds=10)
+    assert FRAug(syn_weight=2.0).l_syn(half) == pytest.approx(0.5730096)
+    assert FRAug(syn_weight=2.0, smoothing=False).l_syn(half) == 2.0
+    assert FRAug(smoothing=False).l_c(half) == pytest.approx(0.2865048)
+    assert FRAug(prototype_rate="constant").l_c(half) == 0.3
+    weights = [FRAug(stage2=stage2).stage2_weight(half) for stage2 in ("full", "official", "scaled")]
+    assert weights == pytest.approx([1.0, 1.0, 0.2865048])
+
+
+def test_prototypes_by_hand():
+    """First batch: class 0 has (1, 2) and (3, 4), mean (2, 3); class 2 has (5, 6); class 1 is absent.
+
+    Second: class 0 has (4, 3), so 0.7 * (2, 3) + 0.3 * (4, 3) = (2.6, 3); class 1 has (-1, 8) for the first time.
+    """
+    prototypes = Prototypes(3, 2)
+    prototypes(torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), torch.tensor([0, 0, 2]), 0.3)
+    assert prototypes.mean.tolist() == [[2, 3], [0, 0], [5, 6]]
+    assert prototypes.seen.tolist() == [True, False, True]
+    mean, seen = prototypes(torch.tensor([[4.0, 3.0], [-1.0, 8.0]]), torch.tensor([0, 1]), 0.3)
+    torch.testing.assert_close(mean, torch.tensor([[2.6, 3.0], [-1.0, 8.0], [5.0, 6.0]]))
+    assert seen.all()
+    before = mean.clone()
+    prototypes.eval()
+    assert torch.equal(prototypes(torch.ones(1, 2), torch.tensor([0]), 0.3)[0], before)
+
+
+def test_the_head_meets_the_prototype_that_its_batch_has_moved():
+    """l_c = 0.3 and u_0 = 2, batch mean 12: u_0 becomes 5, and with m = 0 the term is log(1 + e^-10) = 0.0000454."""
+    net = net_of_one_dimension()
+    net.prototypes.mean.copy_(column(2.0, 0.0))
+    net.prototypes.seen.copy_(torch.tensor([True, False]))
+    batch = Batch(column(12.0, 12.0), torch.tensor([0, 0]))
+    method = FRAug(prototype_rate="constant")
+    terms = method.loss(net, batch, context(column(0.0, 0.0), column(0.0, 0.0)))
+    assert net.prototypes.mean[0].item() == pytest.approx(5.0)
+    assert terms["synthetic_classes"].item() == pytest.approx(math.log1p(math.exp(-10)), rel=1e-3)
+
+
+# MMD and entropy ---------------------------------------------------------------------------------------
+
+MMD_BY_HAND = 2.1261156
+MMD_OF_0_AND_1 = 5.4767954
+
+
+def test_mmd_of_small_sets_by_hand():
+    """Sets x = {0, 1}, y = {1, 2}. Unordered squared distances of 0, 1, 1, 2: four of 1, one of 4, one of 0: 8 in all.
+
+    b = 2 * 8 / (16 - 4) = 4/3. With w in (1/4, 1/2, 1, 2, 4):
+      k(1) = sum exp(-0.75 / w) = 0.0497871 + 0.2231302 + 0.4723666 + 0.6872893 + 0.8290291 = 2.2616023,
+      k(4) = sum exp(-3 / w) = 0.0000061 + 0.0024788 + 0.0497871 + 0.2231302 + 0.4723666 = 0.7477688, k(0) = 5.
+    Means: within x and within y (10 + 2 k(1)) / 4 = 3.6308012; across (2 k(1) + k(4) + 5) / 4 = 2.5677434.
+    MMD = 2 * 3.6308012 - 2 * 2.5677434 = 2.1261156. Of the single vectors 0 and 1: 10 - 2 k(1) = 5.4767954.
+    """
+    x, y = column(0.0, 1.0), column(1.0, 2.0)
+    assert bandwidth(x, y).item() == pytest.approx(4 / 3)
+    assert mmd(x, y).item() == pytest.approx(MMD_BY_HAND, abs=2e-6)
+    of_each = mmd_of_each(column(1.0, 4.0), column(0.0, 4.0), bandwidth(x, y))
+    assert of_each.tolist() == pytest.approx([MMD_OF_0_AND_1, 0.0], abs=2e-6)
+
+
+def test_mmd_and_its_gradient_agree_with_loops_in_float64():
+    """The bandwidth is a number: the gradient is that of the kernels alone."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(4, 3, generator=generator, dtype=torch.float64, requires_grad=True)
+    y = torch.randn(4, 3, generator=generator, dtype=torch.float64)
+    rows = [*x, *y]
+    total = sum(((a - b) ** 2).sum() for a in rows for b in rows)
+    b = (total / (len(rows) ** 2 - len(rows))).detach()
+
+    def mean_kernel(one, other):
+        return (
+            sum(torch.exp(-((p - q) ** 2).sum() / (b * 2.0**i)) for p in one for q in other for i in range(-2, 3)) / 16
+        )
+
+    theirs = mean_kernel(x, x) + mean_kernel(y, y) - 2 * mean_kernel(x, y)
+    ours = mmd(x, y)
+    assert ours.item() == pytest.approx(theirs.item(), rel=1e-12)
+    (mine,), (other,) = torch.autograd.grad(ours, x), torch.autograd.grad(theirs, x)
+    torch.testing.assert_close(mine, other, rtol=1e-10, atol=1e-13)
+
+
+def test_mmd_of_equal_sets_is_zero_and_has_a_finite_gradient():
+    x = torch.ones(3, 2, requires_grad=True)
+    distance = mmd(x, torch.ones(3, 2))
+    distance.backward()
+    assert distance.item() == 0
+    assert x.grad.tolist() == [[0, 0]] * 3
+
+
+def test_entropy_by_hand():
+    """Uniform over 4: log 4. Logits (1, -1): p = 0.8807971: 0.8807971 * 0.1269280 + 0.1192029 * 2.1269280."""
+    assert entropy(torch.zeros(1, 4)).item() == pytest.approx(math.log(4))
+    assert entropy(torch.tensor([[1.0, -1.0]])).item() == pytest.approx(0.3653338, abs=1e-6)
+
+
+# The generator's loss (Eq. 5) and RTNet's (Eq. 6) -------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("stage2", "synthetic", "cross_entropy"),
+    [("full", (0.0, 1.0), 1.4100376), ("scaled", (0.5, 1.5), 1.6809245), ("official", (-1.0, -1.0), 1.1269280)],
+)
+def test_the_generators_loss_by_hand(stage2, synthetic, cross_entropy):
+    """With u = (1, 2), y = (0, 1), z = (-0.5, -1): g = (-1, -1), m = g.
+
+    full: u^ = (0, 1): CE = (log 2 + log(1 + e^2)) / 2 = (0.6931472 + 2.1269280) / 2; MMD({0, 1}, {1, 2}) is known.
+    scaled, l_syn = 0.5: u^ = (0.5, 1.5): CE = (log(1 + e^-1) + log(1 + e^3)) / 2 = (0.3132617 + 3.0485874) / 2.
+    official: the generator's output itself: CE = (log(1 + e^2) + log(1 + e^-2)) / 2.
+    """
+    net = net_of_one_dimension()
+    batch = Batch(column(1.0, 2.0), torch.tensor([0, 1]))
+    method = FRAug(stage2=stage2, alpha=10.0, smoothing=False, syn_weight=0.5)
+    terms = method.generator_loss(net, batch, context(column(-0.5, -1.0), column(0.0, 0.0)))
+    distance = mmd(column(*synthetic), batch.x).item()
+    assert values(terms) == pytest.approx(
+        {"generator_cross_entropy": cross_entropy, "generator_mmd": -10 * distance}, abs=1e-5
+    )
+    if stage2 == "full":
+        assert terms["generator_mmd"].item() == pytest.approx(-10 * MMD_BY_HAND, abs=2e-5)
+
+
+def test_rtnets_loss_by_hand():
+    """With u = (1, 2) and u^ = (0, 1) as above; u_0 = 0, z'_0 = 0.5: g = 1, u^_0 = 1; class 1 was never seen.
+
+    Entropies of u^: log 2 = 0.6931472 and 0.3653338 (logits (1, -1)), mean 0.5292405; of u^_0: 0.3653338.
+    beta = 0.1: MMD of the batch 2.1261156, of the single vectors 1 and 0 with the batch's b = 4/3: 5.4767954.
+    """
+    net = net_of_one_dimension()
+    net.prototypes.eval().seen.copy_(torch.tensor([True, False]))
+    batch = Batch(column(1.0, 2.0), torch.tensor([0, 1]))
+    terms = FRAug(beta=0.1).rtnet_loss(net, batch, context(column(-0.5, -1.0), column(0.5, 9.0)))
+    assert values(terms) == pytest.approx(
+        {
+            "rtnet_entropy": -0.5292405,
+            "rtnet_mmd": 0.1 * MMD_BY_HAND,
+            "rtnet_entropy_classes": -0.3653338,
+            "rtnet_mmd_classes": 0.1 * MMD_OF_0_AND_1,
+        },
+        abs=1e-6,
+    )
+
+
+@pytest.mark.parametrize(
+    ("flag", "of_model", "of_rtnet"),
+    [
+        ("ema_term", {"cross_entropy", "synthetic"}, {"rtnet_entropy", "rtnet_mmd"}),
+        ("batch_term", {"cross_entropy", "synthetic_classes"}, {"rtnet_entropy_classes", "rtnet_mmd_classes"}),
+    ],
+)
+def test_an_ablated_term_leaves_both_losses(flag, of_model, of_rtnet):
+    net, method = net_of_one_dimension(), FRAug(**{flag: False})
+    batch = Batch(column(1.0, 2.0), torch.tensor([0, 1]))
+    noise = context(column(-0.5, -1.0), column(0.5, 0.0))
+    assert set(method.loss(net, batch, noise)) == of_model
+    assert set(method.rtnet_loss(net, batch, noise)) == of_rtnet
+
+
+# Networks ----------------------------------------------------------------------------------------------
+
+
+def layers(module):
+    return [
+        (layer.in_features, layer.out_features) if isinstance(layer, nn.Linear) else type(layer).__name__
+        for layer in module.body
+    ]
+
+
+def test_the_networks_are_the_papers():
+    """For d = 8, 3 classes: z of 4."""
+    block = ["BatchNorm1d", "ReLU"]
+    assert layers(make_generator(3, 8)) == [(4 + 3, 8), *block, (8, 8), *block]
+    assert layers(make_rtnet(3, 8)) == [(8 + 3, 4), *block, (4, 8), "BatchNorm1d"]
+
+
+def test_a_network_reads_the_class():
+    generator = make_generator(3, 8).eval()
+    made = generator(torch.zeros(3, 4), torch.tensor([0, 1, 2]))
+    first = generator.body[0].weight  # its last three columns belong to the classes
+    expected = generator.body[1:](first[:, 4:].T)
+    torch.testing.assert_close(made, expected)
+
+
+def test_rtnets_batch_statistics_are_of_the_batch_and_the_classes_together():
+    """Running mean = 0.1 * the mean over B + C = 4 + 3 rows of what its first layer gives."""
+    torch_generator = torch.Generator().manual_seed(0)
+    net = Net(
+        {
+            "encoder": nn.Identity(),
+            "head": nn.Linear(8, 3),
+            "generator": make_generator(3, 8).eval(),
+            "rtnet": make_rtnet(3, 8),
+            "prototypes": Prototypes(3, 8).eval(),
+        }
+    )
+    x, y = torch.randn(4, 8, generator=torch_generator), torch.tensor([0, 2, 1, 0])
+    z = torch.randn(7, 4, generator=torch_generator)
+    FRAug().rtnet_loss(net, Batch(x, y), context(z[:4], z[4:]))
+    every_y = torch.cat([y, torch.arange(3)])
+    made = net.generator(z, every_y)
+    rows = net.rtnet.body[0](torch.cat([made, F.one_hot(every_y, 3)], dim=1))
+    torch.testing.assert_close(net.rtnet.body[1].running_mean, 0.1 * rows.mean(dim=0))
+    assert net.rtnet.body[1].num_batches_tracked == 1
+
+
+# In a federation ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage2", ["full", "scaled", "official"])
+def test_each_step_moves_its_own_parts_only(make: Make, stage2: str):
+    """What changed between the losses of one step and the next, parameters and buffers, and who was in train mode."""
+    seen = []
+
+    @dataclass(frozen=True, kw_only=True)
+    class Watched(FRAug):
+        """FRAug that remembers every part before each of its losses."""
+
+        def watch(self, name, net):
+            held = {part: [t.clone() for t in module.state_dict().values()] for part, module in net.parts.items()}
+            seen.append((name, held, {part for part, module in net.parts.items() if module.training}))
+
+        def loss(self, net, batch, context):
+            self.watch("model", net)
+            return super().loss(net, batch, context)
+
+        def generator_loss(self, net, batch, context):
+            self.watch("generator", net)
+            return super().generator_loss(net, batch, context)
+
+        def rtnet_loss(self, net, batch, context):
+            self.watch("rtnet", net)
+            return super().rtnet_loss(net, batch, context)
+
+    experiment = make(CNN_WITH_BN | {"train.rounds": 1, "train.steps": 3})
+    simulation = Simulation(replace(experiment, method=Watched(stage2=stage2)))
+    moment = simulation.moments()[0]
+    simulation.exchange(moment.stage.exchanges[0], moment, simulation.federation.clients[:1], Progress())
+    moves = {"model": {"encoder", "head", "prototypes"}, "generator": {"generator"}, "rtnet": {"rtnet"}}
+    assert [name for name, _, _ in seen] == ["model", "generator", "rtnet"] * 3
+    for (name, before, training), (_, after, _) in pairwise(seen):
+        changed = {
+            part
+            for part in before
+            if not all(torch.equal(a, b) for a, b in zip(before[part], after[part], strict=True))
+        }
+        assert changed == training == moves[name]
+
+
+def test_learning_rates_of_generator_and_rtnet_are_their_own(make: Make):
+    """From equal starts, one step without momentum: twice the rate is twice the way."""
+
+    def moved(name, **changes):
+        experiment = make(FRAUG | {"train.rounds": 1, "train.steps": 1, "train.momentum": 0.0} | changes)
+        simulation = Simulation(experiment)
+        start = {**simulation.server.shared, **simulation.initial_client}[name]
+        moment = simulation.moments()[0]
+        ups = simulation.exchange(moment.stage.exchanges[0], moment, simulation.federation.clients[:1], Progress())
+        return {**ups[0], **simulation.store.get(0).tensors}[name] - start
+
+    weight = "generator.body.0.weight"
+    slow, fast = (moved(weight, **{"method.lr_generator": lr}) for lr in (0.1, 0.2))
+    torch.testing.assert_close(fast, 2 * slow, rtol=1e-3, atol=1e-6)
+    assert slow.abs().max() > 1e-4
+    weight = "rtnet.body.0.weight"
+    slow, fast = (moved(weight, **{"method.lr_rtnet": lr}) for lr in (0.1, 0.2))
+    torch.testing.assert_close(fast, 2 * slow, rtol=1e-3, atol=1e-6)
+    assert slow.abs().max() > 1e-4
+
+
+def test_what_is_shared_and_what_stays(make: Make):
+    """The generator is averaged with its batch norm; the encoder's batch norm, RTNet and prototypes never leave."""
+    simulation = Simulation(make(FRAUG))
+    moment = simulation.moments()[0]
+    canary = 0.7654321
+    for client in simulation.federation.clients:
+        own = {
+            name: torch.full_like(t, canary) if name == "prototypes.mean" else t.clone()
+            for name, t in simulation.initial_client.items()
+        }
+        simulation.store.put(client.id, ClientState(own))
+    ups = simulation.exchange(moment.stage.exchanges[0], moment, simulation.federation.clients, Progress())
+    for client, up in ups.items():
+        assert {name.partition(".")[0] for name in up} == {"encoder", "head", "generator"}
+        assert not any(name.startswith("encoder.1.") for name in up)
+        mean = simulation.store.get(client).tensors["prototypes.mean"]
+        assert not any(torch.isin(sent, mean).any() or (sent == canary).any() for sent in up.values())
+    one, other = (state.tensors for _, state in simulation.store.items())
+    for name in ("encoder.1.running_mean", "rtnet.body.0.weight", "prototypes.mean"):
+        assert not torch.equal(one[name], other[name])
+    name = "generator.body.1.running_mean"
+    assert not torch.equal(ups[0][name], ups[1][name])
+
+
+def test_the_generators_batch_norm_is_the_mean_of_the_clients(make: Make):
+    simulation = Simulation(make(FRAUG))
+    moment = simulation.moments()[0]
+    exchange = moment.stage.exchanges[0]
+    ups = simulation.exchange(exchange, moment, simulation.federation.clients, Progress())
+    merged = exchange.merge(simulation.server, sorted(ups.items()))
+    for name in ("generator.body.1.running_var", "generator.body.4.weight"):
+        torch.testing.assert_close(merged.shared[name], (ups[0][name] + ups[1][name]) / 2)
+
+
+def test_prototypes_are_the_mean_of_the_first_batch(make: Make):
+    """After one step from the initial encoder, recomputed: each class's mean over the batch in training mode."""
+    experiment = make(FRAUG | {"train.steps": 1, "train.batch": 27, "train.rounds": 1})
+    initial = Simulation(experiment)
+    samples = initial.federation.clients[0].train
+    encoder = initial.engine.net.encoder.train()
+    with torch.no_grad():
+        u = encoder(initial.federation.inputs.evaluation(samples.x))
+    expected = torch.stack([u[samples.y == c].mean(dim=0) for c in range(3)])
+    trained = simulate(experiment, rounds=1).store.get(0)
+    torch.testing.assert_close(trained.tensors["prototypes.mean"], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_without_residual_and_prototypes_it_is_fedbn_with_the_heads_loss_twice(make: Make):
+    @dataclass(frozen=True, kw_only=True)
+    class HeadTwice(FedBN):
+        """CE(h(u), y) + CE(h(sg u), y)."""
+
+        def loss(self, net, batch, context):
+            u = self.features(net, batch.x)
+            return {
+                "cross_entropy": F.cross_entropy(net.head(u), batch.y),
+                "again": F.cross_entropy(net.head(u.detach()), batch.y),
+            }
+
+    experiment = make(CNN_WITH_BN | {"train.rounds": 3})
+    fraug = simulate(replace(experiment, method=FRAug(syn_weight=0.0, ema_term=False)))
+    fedbn = simulate(replace(experiment, method=HeadTwice()))
+    assert fedbn.server.shared.keys() < fraug.server.shared.keys()
+    assert all(torch.equal(tensor, fraug.server.shared[name]) for name, tensor in fedbn.server.shared.items())
+    for client, state in fedbn.store.items():
+        own = fraug.store.get(client).tensors
+        assert state.tensors
+        assert all(torch.equal(tensor, own[name]) for name, tensor in state.tensors.items())
+    once = simulate(replace(experiment, method=FedBN()))
+    assert not torch.equal(once.server.shared["head.weight"], fedbn.server.shared["head.weight"])
+
+
+def test_parts_that_are_not_used_are_not_made(make: Make):
+    simulation = simulate(make(FRAUG | {"method.rtnet": False, "method.ema_term": False}), rounds=1)
+    assert set(simulation.engine.net.parts) == {"encoder", "head", "generator"}
+    assert set(simulate(make(FRAUG), rounds=1).engine.net.parts) >= {"rtnet", "prototypes"}
+
+
+def test_an_unseen_client_gets_the_mean_of_the_clients_batch_norms(make: Make):
+    simulation = simulate(make(FRAUG), rounds=1)
+    (unseen,) = [e for e in simulation.federation.environments if e.client is None]
+    (model,) = simulation.models(unseen)
+    one, other = (state.tensors["encoder.1.running_mean"] for _, state in simulation.store.items())
+    torch.testing.assert_close(model["encoder.1.running_mean"], (one + other) / 2)
+
+
+def test_prediction_uses_encoder_and_head_only():
+    """At u = 1, logits (1, -1): p_0 = 0.8807971."""
+    parts = net_of_one_dimension().parts
+    net = Net({"encoder": parts["encoder"], "head": parts["head"]})
+    assert FRAug().predict(net, column(1.0), {}).exp()[0, 0].item() == pytest.approx(0.8807971)
+
+
+def test_settings_that_leave_nothing_synthetic_are_refused():
+    with pytest.raises(FedshiftError, match="leave nothing synthetic"):
+        FRAug(ema_term=False, batch_term=False)
+
+
+def test_a_batch_of_one_is_refused(make: Make):
+    with pytest.raises(FedshiftError, match=r"the batch has 1: set train.batch to 2 or more"):
+        simulate(make(FRAUG | {"train.batch": 1}))
+
+
+def test_presets_are_valid_settings():
+    method = METHODS.get("fraug")
+    assert {"pacs", "office-home", "digits"} == set(method.presets)
+    for preset in method.presets.values():
+        assert method(**preset)
+
+
+# The motivating study ----------------------------------------------------------------------------------
+
+
+def test_a_part_is_taken_of_each_class_in_the_order_given():
+    """Class 0 at 0, 2, 3, 5 and class 1 at 1, 4, 6: ceil(0.4 * 4) = 2 and ceil(0.4 * 3) = 2 of them, from the end."""
+    samples = Samples(torch.arange(7), torch.tensor([0, 1, 0, 0, 1, 0, 1]))
+    order = torch.arange(6, -1, -1)
+    assert part_of(samples, 0.4, order).x.tolist() == [6, 5, 4, 3]
+    assert part_of(samples, 1.0, order).x.tolist() == order.tolist()
+    assert part_of(samples, 0.01, order).x.tolist() == [6, 5]
+
+
+def test_the_study_trains_everything_on_a_part_and_then_the_head_on_all(make: Make):
+    simulation = Simulation(replace(make(CNN_WITH_BN), method=HeadRetraining(part=0.3)))
+    part, _, head, _ = simulation.moments()
+    assert (part.stage.name, head.stage.name) == ("part", "head")
+    (clients, whole) = (simulation.view(moment.stage).clients for moment in (part, head))
+    assert [len(client.train) for client in clients] == [9, 9]  # 27 samples, 9 of each of 3 classes: 3 of each
+    assert [len(client.train) for client in whole] == [27, 27]
+    simulation.advance(part, Progress())
+    before = dict(simulation.store.get(0).tensors)
+    simulation.advance(head, Progress())
+    after = simulation.store.get(0).tensors
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {"head.weight", "head.bias"}
+    assert simulation.bytes_up == 0

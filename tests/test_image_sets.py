@@ -1,0 +1,397 @@
+"""The image data sets of the catalogue, read from small files in the layouts that the real ones have."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+
+from conftest import Make
+from fedshift.catalogue import DATASETS
+from fedshift.core.streams import Streams
+from fedshift.datasets.image_sets import CIFAR10, PACS, DomainNet, NamedImages, OfficeCaltech10, OfficeHome
+from fedshift.datasets.wilds import Camelyon17, IWildCam
+from fedshift.errors import FedshiftError
+from fedshift.grid import expand, override
+from fedshift.protocols import split
+
+NAMES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
+
+
+def png(value: int) -> bytes:
+    """A gray image whose every pixel is ``value``."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (4, 4), (value, value, value)).save(buffer, "png")
+    return buffer.getvalue()
+
+
+def value(domain: int, label: int) -> int:
+    return 20 * domain + label
+
+
+def rows(domains: tuple[str, ...], classes: tuple[str, ...]) -> list[tuple[int, str, str]]:
+    return [(value(d, c), domain, label) for d, domain in enumerate(domains) for c, label in enumerate(classes)]
+
+
+def write_folder(root: Path, domains: tuple[str, ...], classes: tuple[str, ...]) -> Path:
+    for pixel, domain, label in rows(domains, classes):
+        place = root / domain / label
+        place.mkdir(parents=True)
+        (place / "0.png").write_bytes(png(pixel))
+    return root
+
+
+def table(domains: tuple[str, ...], classes: tuple[str, ...], image: str = "image", domain: bool = True) -> pa.Table:
+    """A table as the hub writes it: images as structs, labels as numbers with their names in the metadata."""
+    made = rows(domains, classes)
+    columns: dict[str, Any] = {image: [{"bytes": png(pixel), "path": None} for pixel, _, _ in made]}
+    if domain:
+        columns["domain"] = [name for _, name, _ in made]
+    columns["label"] = [classes.index(label) for _, _, label in made]
+    features = {image: {"_type": "Image"}, "label": {"names": list(classes), "_type": "ClassLabel"}}
+    features |= {"domain": {"dtype": "string", "_type": "Value"}} if domain else {}
+    return pa.table(columns).replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+
+
+def check(dataset: NamedImages, classes: tuple[str, ...] = NAMES) -> None:
+    """Every pixel says of which domain and class its image is."""
+    data = dataset.load(Streams(0))
+    assert data.domains == dataset.domain_names()
+    assert data.classes == classes
+    assert len(data.y) == len(data.domains) * len(classes)
+    for x, y, domain in zip(data.x, data.y.tolist(), data.domain.tolist(), strict=True):
+        assert x.unique().tolist() == [value(domain, y)]
+
+
+# Where they are read from -------------------------------------------------------------------------
+
+SPELLINGS = ("Art Painting", "Cartoon", "photo", "SKETCH")
+
+
+def test_pacs_from_a_folder_whatever_the_spelling(tmp_path: Path):
+    dataset = PACS(path=str(write_folder(tmp_path, SPELLINGS, NAMES)), size=4)
+    assert dataset.domain_names() == ("art_painting", "cartoon", "photo", "sketch")
+    check(dataset)
+
+
+def test_pacs_from_parquet_in_several_files(tmp_path: Path):
+    """The labels of the hub's format keep their order, and rows are read from every file."""
+    whole = table(SPELLINGS, NAMES)
+    pq.write_table(whole.slice(0, 10), tmp_path / "train-0.parquet")
+    (tmp_path / "more").mkdir()
+    pq.write_table(whole.slice(10), tmp_path / "more" / "train-1.parquet")
+    check(PACS(path=str(tmp_path), size=4))
+
+
+def test_the_order_of_labels_is_the_hubs(tmp_path: Path):
+    backwards = tuple(reversed(NAMES))
+    pq.write_table(table(SPELLINGS, backwards), tmp_path / "pacs.parquet")
+    check(PACS(path=str(tmp_path / "pacs.parquet"), size=4), backwards)
+
+
+def test_parquet_without_names_of_its_labels(tmp_path: Path):
+    plain = table(SPELLINGS, NAMES).replace_schema_metadata(None)
+    pq.write_table(plain, tmp_path / "pacs.parquet")
+    check(PACS(path=str(tmp_path / "pacs.parquet"), size=4), tuple("0123456"))
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """A stand-in for the hub that knows three data sets; the calls it gets."""
+    import datasets
+
+    calls: list[tuple[str, str]] = []
+    homes = ("Art", "Clipart", "Product", "Real World")
+    held = {
+        "flwrlabs/pacs": table(SPELLINGS, NAMES),
+        "flwrlabs/office-home": table(homes, tuple(f"thing{number:02d}" for number in range(65))),
+        "uoft-cs/cifar10": table(("",), tuple(f"c{number}" for number in range(10)), image="img", domain=False),
+    }
+
+    def load_dataset(path: str, split: str) -> datasets.Dataset:
+        calls.append((path, split))
+        if path not in held:
+            raise ConnectionError("no route")
+        return datasets.Dataset(held[path])
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    return calls
+
+
+def test_from_the_hub(hub: list[tuple[str, str]]):
+    check(PACS(size=4))
+    check(OfficeHome(size=4), tuple(f"thing{number:02d}" for number in range(65)))
+    assert OfficeHome().domain_names() == ("art", "clipart", "product", "real_world")
+    assert hub == [("flwrlabs/pacs", "train"), ("flwrlabs/office-home", "train")]
+
+
+def test_a_hub_out_of_reach_says_what_else_to_do(hub: list[tuple[str, str]]):
+    with pytest.raises(
+        FedshiftError, match=r"wltjr1007/DomainNet'.*no route.*give DomainNet as Parquet .image, domain"
+    ):
+        DomainNet().load(Streams(0))
+    assert hub == [("wltjr1007/DomainNet", "train+test")]
+
+
+def test_cifar10_is_one_domain_wherever_it_is_read_from(tmp_path: Path, hub: list[tuple[str, str]]):
+    """Neither its table nor the hub's has a column for a domain; the hub calls the image 'img'."""
+    classes = tuple(f"c{number}" for number in range(10))
+    check(CIFAR10(size=4), classes)
+    pq.write_table(table(("",), classes, domain=False), tmp_path / "train.parquet")
+    check(CIFAR10(path=str(tmp_path / "train.parquet"), size=4), classes)
+    pq.write_table(table(("",), classes, domain=False), tmp_path / "test.parquet")
+    assert len(CIFAR10(path=str(tmp_path), size=4).load(Streams(0)).y) == 20
+    data = CIFAR10(path=str(write_folder(tmp_path / "images", ("test", "train"), classes))).load(Streams(0))
+    assert data.domains == ("cifar10",)
+    assert data.x.shape == (20, 3, 32, 32)
+    assert data.domain.unique().tolist() == [0]
+
+
+def test_office_caltech_10_has_no_hub(tmp_path: Path):
+    classes = tuple(f"k{number}" for number in range(10))
+    root = write_folder(tmp_path / "office", ("Caltech", "amazon", "dslr", "webcam"), classes)
+    data = OfficeCaltech10(path=str(root), size=4).load(Streams(0))
+    assert data.domains == ("amazon", "caltech10", "dslr", "webcam")
+    assert data.x[(data.domain == 1) & (data.y == 3)].unique().tolist() == [value(0, 3)]  # 'Caltech' was written first
+    with pytest.raises(FedshiftError, match="needs path"):
+        DATASETS.build({"name": "office-caltech-10"})
+    with pytest.raises(FedshiftError, match=r"No copy of Office-Caltech-10 on the hub.*--set data.path=PATH"):
+        OfficeCaltech10(path="hub").load(Streams(0))
+
+
+# What is wrong with them --------------------------------------------------------------------------
+
+
+def test_other_domains_or_classes_than_expected(tmp_path: Path):
+    short = write_folder(tmp_path / "short", SPELLINGS[:3], NAMES)
+    with pytest.raises(
+        FedshiftError,
+        match=r"PACS has the domains art_painting, cartoon, photo, sketch, but '.*short' has Art Painting, Cartoon",
+    ):
+        PACS(path=str(short)).load(Streams(0))
+    twice = write_folder(tmp_path / "twice", (*SPELLINGS, "art-painting"), NAMES)
+    with pytest.raises(FedshiftError, match=r"Art Painting, Cartoon, SKETCH, art-painting, photo"):
+        PACS(path=str(twice)).load(Streams(0))
+    few = write_folder(tmp_path / "few", SPELLINGS, NAMES[:6])
+    with pytest.raises(FedshiftError, match=r"PACS has 7 classes, but '.*few' has 6 \(dog, elephant"):
+        PACS(path=str(few)).load(Streams(0))
+
+
+def test_a_class_that_a_domain_lacks(tmp_path: Path):
+    root = write_folder(tmp_path, SPELLINGS, NAMES)
+    (root / "photo" / "house" / "0.png").unlink()
+    with pytest.raises(FedshiftError, match=r"class 'house' in domain 'photo'.*missing_classes=allow"):
+        PACS(path=str(root)).load(Streams(0))
+    assert len(PACS(path=str(root), missing_classes="allow", size=4).load(Streams(0)).y) == 27
+
+
+def test_a_path_that_is_not_there(tmp_path: Path):
+    with pytest.raises(FedshiftError, match=r"does not exist: give PACS as Parquet .*leave data.path out"):
+        PACS(path=str(tmp_path / "none")).load(Streams(0))
+    pq.write_table(table(SPELLINGS, NAMES, domain=False), tmp_path / "pacs.parquet")
+    with pytest.raises(FedshiftError, match="has no column domain; it has image, label and needs image, domain, label"):
+        PACS(path=str(tmp_path / "pacs.parquet")).load(Streams(0))
+    with pytest.raises(FedshiftError, match=r"has no column image or img; it has picture"):
+        pq.write_table(table(("",), NAMES, image="picture", domain=False), tmp_path / "cifar.parquet")
+        CIFAR10(path=str(tmp_path / "cifar.parquet")).load(Streams(0))
+
+
+# DomainNet ----------------------------------------------------------------------------------------
+
+SIX = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
+TWELVE = tuple(f"k{number:02d}" for number in range(12))
+
+
+def test_domainnet_draws_its_classes_by_seed(tmp_path: Path):
+    path = str(write_folder(tmp_path, SIX, TWELVE))
+    first, again, other = (DomainNet(path=path, classes=4).load(Streams(seed)) for seed in (0, 0, 1))
+    assert first.x.shape == (24, 3, 64, 64)
+    assert first.classes == again.classes == tuple(sorted(first.classes))
+    assert first.classes != other.classes
+    for x, y, domain in zip(first.x, first.y.tolist(), first.domain.tolist(), strict=True):
+        assert x.unique().tolist() == [value(domain, TWELVE.index(first.classes[y]))]
+    assert DomainNet(path=path, classes=12, size=4).load(Streams(0)).classes == TWELVE
+
+
+def test_classes_that_are_not_drawn_are_not_decoded(tmp_path: Path):
+    path = write_folder(tmp_path, SIX, TWELVE)
+    (path / "real" / "k07" / "0.png").write_bytes(b"no image")
+    assert DomainNet(path=str(path), only=("k05", "k02"), size=4).load(Streams(0)).classes == ("k02", "k05")
+    with pytest.raises(FedshiftError, match=r"k07/0.png cannot be read"):
+        DomainNet(path=str(path), classes=12).load(Streams(0))
+
+
+def test_domainnet_classes_that_are_not_there(tmp_path: Path):
+    path = str(write_folder(tmp_path, SIX, TWELVE))
+    with pytest.raises(FedshiftError, match=r"data.classes = 50, but '.*' has 12 classes"):
+        DomainNet(path=path).load(Streams(0))
+    with pytest.raises(FedshiftError, match=r"Unknown class of data.only 'k2'. Did you mean 'k02'"):
+        DomainNet(path=path, only=("k2",)).load(Streams(0))
+
+
+# Camelyon17 ---------------------------------------------------------------------------------------
+
+
+def write_csv(path: Path, header: str, lines: list[tuple[Any, ...]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([header.split(","), *lines])
+
+
+def camelyon(root: Path, patches: int = 8, centers: int = 5) -> Path:
+    """A patient of each hospital, every other patch with a tumour; the pixel is 20 * hospital + patch."""
+    lines: list[tuple[Any, ...]] = []
+    for center in range(centers):
+        slide = f"patient_{center:03d}_node_{center + 1}"
+        (root / "patches" / slide).mkdir(parents=True)
+        for number in range(patches):
+            file = root / "patches" / slide / f"patch_{slide}_x_{10 * number}_y_7.png"
+            file.write_bytes(png(20 * center + number))
+            lines.append((len(lines), f"{center:03d}", center + 1, 10 * number, 7, number % 2, 11, center, 0))
+    write_csv(root / "metadata.csv", ",patient,node,x_coord,y_coord,tumor,slide,center,split", lines)
+    return root
+
+
+def test_camelyon17_in_the_folders_of_wilds(tmp_path: Path):
+    data = Camelyon17(path=str(camelyon(tmp_path)), per_domain=0, size=4).load(Streams(0))
+    assert data.domains == Camelyon17(path="").domain_names() == tuple(f"hospital{number}" for number in range(5))
+    assert data.classes == ("normal", "tumor")
+    pixels = data.x[:, 0, 0, 0].int()
+    assert pixels.tolist() == [20 * center + number for center in range(5) for number in range(8)]
+    assert torch.equal(data.domain, torch.arange(5).repeat_interleave(8))
+    assert torch.equal(data.y, torch.arange(40) % 2)
+    assert len(data.group.unique()) == 40
+
+
+def test_some_patches_of_every_hospital_are_drawn_by_seed(tmp_path: Path):
+    dataset = Camelyon17(path=str(camelyon(tmp_path)), per_domain=5, size=4)
+    first, again, other = (dataset.load(Streams(seed)) for seed in (0, 0, 1))
+    assert torch.bincount(first.domain).tolist() == [5] * 5
+    assert torch.equal(first.x, again.x)
+    assert not torch.equal(first.x, other.x)
+    assert len(first.x[:, 0, 0, 0].unique()) == 25  # without replacement
+
+
+def test_camelyon17_that_is_missing_or_wrong(tmp_path: Path):
+    with pytest.raises(FedshiftError, match=r"(?s)no metadata.csv. pip install wilds.*get_dataset\('camelyon17'"):
+        Camelyon17(path=str(tmp_path)).load(Streams(0))
+    with pytest.raises(FedshiftError, match="has no patch of hospital3, hospital4"):
+        Camelyon17(path=str(camelyon(tmp_path / "three", centers=3))).load(Streams(0))
+    with pytest.raises(FedshiftError, match=r"center 5 and tumor 0"):
+        Camelyon17(path=str(camelyon(tmp_path / "six", centers=6))).load(Streams(0))
+    root = camelyon(tmp_path / "cut")
+    (root / "patches" / "patient_002_node_3" / "patch_patient_002_node_3_x_30_y_7.png").unlink()
+    with pytest.raises(FedshiftError, match=r"patch_patient_002_node_3_x_30_y_7.png cannot be read"):
+        Camelyon17(path=str(root)).load(Streams(0))
+    header = "patient,node,x_coord,y_coord,tumor,center"
+    write_csv(root / "metadata.csv", header.replace(",tumor", ""), [])
+    with pytest.raises(FedshiftError, match=r"has no column tumor; it has patient, node, x_coord, y_coord, center"):
+        Camelyon17(path=str(root)).load(Streams(0))
+    write_csv(root / "metadata.csv", header, [("000", 1, 0, 7, 0, 0), ("000", 1)])
+    with pytest.raises(FedshiftError, match=r"has no x_coord in line 3"):
+        Camelyon17(path=str(root)).load(Streams(0))
+
+
+# iWildCam -----------------------------------------------------------------------------------------
+
+ANIMALS = ("empty", "fox", "hare", "lynx", "moose")
+SEEN = {  # camera: images of y = 0, 1, 2, 3, 4
+    2: (9, 0, 1, 1, 0),
+    3: (0, 3, 2, 0, 0),
+    7: (0, 0, 1, 3, 1),
+    12: (1, 4, 0, 2, 0),
+}
+
+
+def iwildcam(root: Path) -> Path:
+    """The images of SEEN, in bursts of up to two of one camera and class; the pixel is 10 * camera + y."""
+    (root / "train").mkdir(parents=True)
+    lines: list[tuple[Any, ...]] = []
+    burst = 0
+    for camera, counts in SEEN.items():
+        for y, count in enumerate(counts):
+            for number in range(count):
+                burst += number % 2 == 0
+                name = f"{camera}-{y}-{number}.jpg"
+                (root / "train" / name).write_bytes(png(10 * camera + y))
+                lines.append(
+                    ("train", camera, f"loc{camera}", burst, f"seq{burst}", y, "2013-01-01 00:00:00.000", name)
+                )
+    header = "split,location_remapped,location,sequence_remapped,sequence,y,datetime,filename"
+    write_csv(root / "metadata.csv", header, lines)
+    write_csv(root / "categories.csv", "category_id,name,y", [(100 + y, name, y) for y, name in enumerate(ANIMALS)])
+    return root
+
+
+def test_the_cameras_and_classes_with_most_images(tmp_path: Path):
+    """Three cameras, two classes, by hand.
+
+    Without background the cameras 2, 3, 7 and 12 have 2, 5, 5 and 6 images: 3, 7 and 12 are taken. In them fox, hare,
+    lynx and moose occur 7, 3, 5 and 1 times: fox and lynx. Camera 7 has no fox, camera 3 no lynx.
+    """
+    dataset = IWildCam(path=str(iwildcam(tmp_path)), cameras=3, classes=2, size=4)
+    data = dataset.load(Streams(0))
+    assert data.domains == dataset.domain_names() == ("camera003", "camera007", "camera012")
+    assert data.classes == ("fox", "lynx")
+    table = torch.zeros(3, 2, dtype=torch.int64)
+    table.index_put_((data.domain, data.y), torch.ones_like(data.y), accumulate=True)
+    assert table.tolist() == [[3, 0], [0, 3], [4, 2]]
+    for x, y, domain in zip(data.x, data.y.tolist(), data.domain.tolist(), strict=True):
+        assert x.unique().tolist() == [10 * (3, 7, 12)[domain] + (1, 3)[y]]
+
+
+def test_background_may_be_kept(tmp_path: Path):
+    """With it camera 2 has 11 images, and 'empty' is the class with most; 3 goes before 7 as both have 5."""
+    dataset = IWildCam(path=str(iwildcam(tmp_path)), cameras=3, classes=4, background="keep", size=4)
+    data = dataset.load(Streams(0))
+    assert data.domains == ("camera002", "camera003", "camera012")
+    assert data.classes == ANIMALS[:4]
+
+
+def test_a_burst_keeps_to_one_side_of_a_split(tmp_path: Path):
+    """Bursts hold two images, or one where a count is odd: 3 foxes are 2 bursts, 3 lynxes 2, then 2 and 1."""
+    path = str(iwildcam(tmp_path))
+    whole = IWildCam(path=path, cameras=3, classes=2, size=4).load(Streams(0))
+    assert len(whole.group.unique()) == 7
+    (held_out,) = split(whole, (0.5,), Streams(0))
+    for group in whole.group.unique():
+        assert held_out[whole.group == group].unique().numel() == 1
+    single = IWildCam(path=path, cameras=3, classes=2, bursts="single", size=4).load(Streams(0))
+    assert len(single.group.unique()) == len(single.y) == 12
+
+
+def test_images_of_a_camera_are_drawn(tmp_path: Path):
+    dataset = IWildCam(path=str(iwildcam(tmp_path)), cameras=3, classes=2, per_domain=2, size=4)
+    assert torch.bincount(dataset.load(Streams(0)).domain).tolist() == [2, 2, 2]
+
+
+def test_iwildcam_that_does_not_suffice(tmp_path: Path):
+    path = iwildcam(tmp_path)
+    with pytest.raises(FedshiftError, match=r"data.cameras = 10, but only 4 cameras are there"):
+        IWildCam(path=str(path)).load(Streams(0))
+    with pytest.raises(FedshiftError, match=r"data.classes = 10, but only 4 classes are there"):
+        IWildCam(path=str(path), cameras=4).load(Streams(0))
+    with pytest.raises(FedshiftError, match=r"2 of the 4 cameras have no image of the 1 most frequent classes"):
+        IWildCam(path=str(path), cameras=4, classes=1).load(Streams(0))
+    with pytest.raises(FedshiftError, match=r"No image of class 'lynx' in domain 'camera003'"):
+        IWildCam(path=str(path), cameras=3, classes=2, missing_classes="error", size=4).load(Streams(0))
+    write_csv(path / "categories.csv", "category_id,name,y", [(100, "empty", 0)])
+    with pytest.raises(FedshiftError, match="no name of y = 2"):
+        IWildCam(path=str(path)).load(Streams(0))
+
+
+# All of them --------------------------------------------------------------------------------------
+
+
+def test_hold_out_all_makes_a_run_for_every_domain_without_reading_any(make: Make):
+    table = make().table()
+    runs = expand(override(table, {"data": {"name": "pacs"}, "protocol.hold_out": "all"}))
+    assert [run.protocol.hold_out for run in runs] == ["art_painting", "cartoon", "photo", "sketch"]

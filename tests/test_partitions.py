@@ -1,0 +1,273 @@
+"""Partitions: every sample has one holder, and the division is what its page says."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conftest import TINY
+from fedshift.core.streams import Streams
+from fedshift.data.dataset import DomainData
+from fedshift.errors import FedshiftError
+from fedshift.grid import expand, override, parse_assignment
+from fedshift.partitions import IID, ByClass, Dirichlet, Domains, FlowerPartitioner, Partition
+from fedshift.protocols import divide
+
+PACS = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
+GROUPS = (PACS[:3], PACS[3:])
+
+
+def made(y: Any, domain: Any, group: Any = None, classes: tuple[str, ...] | None = None) -> DomainData:
+    """Data whose samples are their own numbers."""
+    y, domain = torch.tensor(y), torch.tensor(domain)
+    n = len(y)
+    group = torch.arange(n) if group is None else torch.tensor(group)
+    names = classes or tuple(f"c{i}" for i in range(int(y.max()) + 1))
+    x = torch.arange(n).float().view(n, 1)
+    return DomainData(x, y, domain, tuple(f"d{i}" for i in range(int(domain.max()) + 1)), names, group)
+
+
+def square(per_class: int, classes: int, domains: int, names: tuple[str, ...] | None = None) -> DomainData:
+    """``per_class`` samples of every class in every domain."""
+    y = list(range(classes)) * per_class * domains
+    domain = [d for d in range(domains) for _ in range(per_class * classes)]
+    return made(y, domain, classes=names)
+
+
+ALL: list[Partition] = [
+    Domains(),
+    IID(clients=3),
+    Dirichlet(clients=3, beta=0.5, min_samples=0),
+    ByClass(groups=(("c0", "c1"), ("c1", "c2")), clients=2),
+    FlowerPartitioner(partitioner="LinearPartitioner", arguments={"num_partitions": 3}),
+]
+samples = st.lists(
+    st.tuples(st.integers(0, 2), st.integers(0, 1), st.integers(0, 15)), min_size=12, max_size=60
+)  # (class, domain, group)
+
+
+@given(samples)
+@settings(max_examples=25, deadline=None)
+@pytest.mark.parametrize("partition", [*ALL[:2], ALL[3]], ids=lambda p: type(p).__name__)
+def test_every_sample_has_one_part_and_groups_stay_whole_in_a_domain(
+    partition: Partition, rows: list[tuple[int, int, int]]
+):
+    rows = [*rows, *((c, d, 100 + c) for c in range(3) for d in range(2))]
+    y, domain, group = zip(*rows, strict=True)
+    data = made(y, domain, group)
+    parts = partition.assign(data, Streams(0))
+    assert parts.shape == data.y.shape
+    assert int(parts.min()) >= 0
+    for d, g in {(d, g) for _, d, g in rows}:
+        assert len(parts[(data.domain == d) & (data.group == g)].unique()) == 1
+
+
+@given(samples)
+@settings(max_examples=25, deadline=None)
+@pytest.mark.parametrize("clients", [1, 2, 5])
+def test_iid_sizes_differ_by_one_at_most_in_total_and_in_each_class(clients: int, rows: list[tuple[int, int, int]]):
+    y, domain, _ = zip(*rows, strict=True)
+    data = made(y, domain)
+    parts = IID(clients=clients).assign(data, Streams(0))
+    for d in data.domain.unique():
+        for inside in [data.domain == d] + [(data.domain == d) & (data.y == c) for c in data.y.unique()]:
+            sizes = torch.bincount(parts[inside], minlength=clients)
+            assert int(sizes.max() - sizes.min()) <= 1
+
+
+@pytest.mark.parametrize("partition", ALL, ids=lambda p: type(p).__name__)
+def test_a_partition_is_the_same_for_the_same_seed_only(partition: Partition):
+    data = square(20, 3, 2)
+    first, again, other = (partition.assign(data, Streams(seed)) for seed in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert torch.equal(first, other) == isinstance(partition, Domains)
+    assert first.dtype == torch.int64
+    assert int(first.min()) == 0
+
+
+def test_domains_are_divided_by_random_numbers_of_their_own():
+    """Two equal domains of 30: equal divisions by chance have probability below 1e-10."""
+    parts = IID(clients=2).assign(square(30, 1, 2), Streams(0))
+    assert not torch.equal(parts[:30], parts[30:])
+
+
+def test_a_group_keeps_to_one_part_only_inside_its_domain():
+    """16 originals, each in both domains: one global division would agree everywhere, two disagree somewhere."""
+    data = made([0] * 32, [0] * 16 + [1] * 16, list(range(16)) * 2)
+    parts = IID(clients=2).assign(data, Streams(0))
+    assert torch.bincount(parts).tolist() == [16, 16]
+    assert not torch.equal(parts[:16], parts[16:])
+
+
+@pytest.mark.parametrize("clients", [1, 10])
+def test_fedpins_pacs_in_6_and_60_clients(clients: int):
+    """Three source domains by two groups of classes by ``clients``; 20 images of each class in a domain.
+
+    A client of the first group has 3 x 20 / clients images, of the second 4 x 20 / clients, each class equally often.
+    """
+    data = square(20, 7, 3, PACS)
+    division = divide(data, ByClass(groups=GROUPS, clients=clients), Streams(0))
+    assert len(division.names) == 6 * clients
+    assert division.names[:2] == ("d0/0", "d0/1")
+    assert division.domains == tuple(d for d in range(3) for _ in range(2 * clients))
+    for number in range(6 * clients):
+        held = Counter(data.y[division.holder == number].tolist())
+        second = number % (2 * clients) >= clients
+        assert held == dict.fromkeys(range(3, 7) if second else range(3), 20 // clients)
+
+
+def test_a_class_in_two_groups_is_shared_out_and_one_in_none_is_nobodys():
+    """c1 (10 samples) lies in both groups: 5 each. c2 lies in none."""
+    data = square(10, 3, 1)
+    parts = ByClass(groups=(("c0", "c1"), ("c1",))).assign(data, Streams(0))
+    assert [int(((parts == p) & (data.y == c)).sum()) for p in (0, 1) for c in (0, 1)] == [10, 5, 0, 5]
+    assert bool((parts[data.y == 2] == -1).all())
+    assert bool((parts[data.y != 2] >= 0).all())
+
+
+def test_a_division_names_clients_and_skips_pairs_without_samples():
+    """d0 has only class c0, so one part of two: its client bears the domain's name; d1 has two."""
+    data = made([0, 0, 0, 1, 1, 0], [0, 0, 1, 1, 1, 1])
+    division = divide(data, ByClass(groups=(("c0",), ("c1",))), Streams(0))
+    assert division.names == ("d0", "d1/0", "d1/1")
+    assert division.holder.tolist() == [0, 0, 1, 2, 2, 1]
+    assert list(division.of(1)) == [(1, "d1/0"), (2, "d1/1")]
+
+
+def test_dirichlet_is_flowers_own_assignment_for_the_same_seed():
+    from datasets import Dataset
+    from flwr_datasets.partitioner import DirichletPartitioner
+
+    data, streams = square(40, 3, 2), Streams(5)
+    parts = Dirichlet(clients=4, beta=0.3, min_samples=3).assign(data, streams)
+    for domain in range(2):
+        inside = (data.domain == domain).nonzero().flatten()
+        rows = inside[streams.permutation(len(inside), "partition rows", domain)]
+        seed = int(torch.randint(2**31, (), generator=streams.generator("partition seed", domain)))
+        flower = DirichletPartitioner(
+            num_partitions=4, partition_by="label", alpha=0.3, min_partition_size=3, seed=seed
+        )
+        flower.dataset = Dataset.from_dict({"sample": rows.tolist(), "label": data.y[rows].tolist()})
+        for part in range(4):
+            held = inside[parts[inside] == part]
+            assert sorted(flower.load_partition(part)["sample"]) == held.tolist()
+            assert len(held) >= 3
+
+
+def test_a_small_beta_skews_labels_and_a_large_one_does_not():
+    """The share of a client's most frequent class of 3: near 1 for beta = 0.05, near 1/3 for beta = 1000."""
+    data = square(300, 3, 1)
+
+    def largest_share(beta: float) -> float:
+        parts = Dirichlet(clients=3, beta=beta, min_samples=1).assign(data, Streams(0))
+        counts = torch.stack([torch.bincount(data.y[parts == p], minlength=3) for p in range(3)]).float()
+        return float((counts.max(1).values / counts.sum(1)).mean())
+
+    assert largest_share(0.05) > 0.7
+    assert largest_share(1000) < 0.4
+
+
+def test_flowers_partitioners_by_name():
+    """Pathological with one class each: a part has one label. Shards of 10 give 30 rows to 3 parts of 10."""
+    data = square(10, 3, 2)
+    one = {"num_partitions": 3, "num_classes_per_partition": 1, "class_assignment_mode": "deterministic"}
+    parts = FlowerPartitioner(partitioner="PathologicalPartitioner", arguments=one).assign(data, Streams(0))
+    assert all(len(data.y[(parts == p) & (data.domain == d)].unique()) == 1 for p in range(3) for d in range(2))
+    shards = {"num_partitions": 3, "num_shards_per_partition": 2, "shard_size": 5}
+    parts = FlowerPartitioner(partitioner="ShardPartitioner", arguments=shards).assign(data, Streams(0))
+    assert torch.bincount(parts).tolist() == [20, 20, 20]
+
+
+@pytest.mark.parametrize(
+    ("partition", "words"),
+    [
+        (ByClass(groups=(("c0", "cat"),)), "class in partition.groups 'cat'"),
+        (ByClass(groups=()), "partition.groups is empty"),
+        (ByClass(groups=(("c0",), ())), "partition.groups is empty"),
+        (Dirichlet(clients=10, beta=0.1, min_samples=5), "30 originals of the domain 'd0' cannot be divided among 10"),
+        (Dirichlet(clients=50), "fewer partition.clients"),
+        (FlowerPartitioner(partitioner="Shard", arguments={}), "partitioner of flwr_datasets 'Shard'"),
+        (FlowerPartitioner(partitioner="IidPartitioner", arguments={}), "IidPartitioner with no arguments"),
+        (
+            FlowerPartitioner(partitioner="ShardPartitioner", arguments={"seed": 3}),
+            "partition.arguments.seed: leave it out",
+        ),
+    ],
+)
+def test_what_cannot_be_divided_says_why(partition: Partition, words: str):
+    with pytest.raises(FedshiftError) as caught:
+        partition.assign(square(10, 3, 2), Streams(0))
+    assert words in str(caught.value)
+
+
+def test_a_division_that_leaves_everything_to_nobody_is_refused():
+    class Nobody(Domains):
+        def divide(self, originals: Any, streams: Streams) -> torch.Tensor:
+            return torch.full((len(originals),), -1)
+
+    with pytest.raises(FedshiftError, match="some not -1"):
+        divide(square(2, 2, 1), Nobody(), Streams(0))
+
+
+# From an experiment ------------------------------------------------------------------------------
+
+
+def test_an_experiment_without_the_table_means_domains():
+    (experiment,) = expand(TINY)
+    assert experiment.partition == Domains()
+    assert experiment.table()["partition"] == {"name": "domains"}
+
+
+def test_partitions_are_set_like_everything_else():
+    texts = ["partition.name=dirichlet", "partition.clients=3,4", "partition.beta=0.1"]
+    experiments = expand(override(TINY, dict(parse_assignment(text) for text in texts)))
+    assert [e.partition for e in experiments] == [Dirichlet(clients=3, beta=0.1), Dirichlet(clients=4, beta=0.1)]
+    assert len({e.fingerprint for e in experiments} | {expand(TINY)[0].fingerprint}) == 3
+
+
+def test_a_list_of_lists_is_one_value_and_three_deep_is_an_axis():
+    groups = [["class 0"], ["class 1", "class 2"]]
+    document = override(TINY, {"partition.name": "classes", "partition.groups": groups})
+    (experiment,) = expand(document)
+    assert experiment.partition == ByClass(groups=(("class 0",), ("class 1", "class 2")))
+    both = expand(override(document, {"partition.groups": [groups, [["class 0"]]]}))
+    assert [len(e.partition.groups) for e in both] == [2, 1]
+
+
+def test_flowers_arguments_are_a_table_and_survive_a_run_folder():
+    import tomllib
+
+    import tomli_w
+
+    from fedshift.experiment import Experiment
+
+    changes = {
+        "partition.name": "flwr",
+        "partition.partitioner": "LinearPartitioner",
+        "partition.arguments.num_partitions": 2,
+    }
+    (experiment,) = expand(override(TINY, changes))
+    assert experiment.partition.arguments == {"num_partitions": 2}
+    for one in (experiment, *expand(override(TINY, {"partition": {"name": "classes", "groups": [["class 0"]]}}))):
+        assert Experiment.from_table(tomllib.loads(tomli_w.dumps(one.table()))) == one
+
+
+def test_overriding_a_nested_table_leaves_the_document_as_it_was():
+    document = {"partition": {"name": "flwr", "arguments": {"num_partitions": 2}}}
+    assert override(document, {"partition.arguments.num_partitions": 3})["partition"]["arguments"] == {
+        "num_partitions": 3
+    }
+    assert document["partition"]["arguments"] == {"num_partitions": 2}
+
+
+def test_without_flower_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "flwr_datasets", None)
+    with pytest.raises(FedshiftError, match=r"pip install 'fedshift\[partition\]'"):
+        Dirichlet(clients=2).assign(square(10, 2, 1), Streams(0))

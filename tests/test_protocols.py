@@ -1,0 +1,306 @@
+"""Protocols: who trains on what, what is scored, and that no sample is on two sides."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fedshift
+from conftest import Make, simulate
+from fedshift.core.streams import Streams
+from fedshift.data.dataset import Dataset, DomainData
+from fedshift.data.federation import Client, Environment, Federation, Samples
+from fedshift.data.inputs import Inputs
+from fedshift.errors import FedshiftError
+from fedshift.partitions import IID, ByClass, Domains, Partition
+from fedshift.protocols import AllClients, InDomain, LeaveOneDomainOut, PersonalUnderShift, Protocol, split
+from fedshift.runs.simulation import Simulation
+
+SHIFTS = ("train", "p=0", "p=0.1", "p=1")
+DOMAINS = ("a", "b", "c")
+
+
+def plain(per_class: int = 20, classes: int = 4) -> DomainData:
+    """Three domains; a sample's input is its number."""
+    y = torch.arange(classes).repeat(len(DOMAINS) * per_class)
+    domain = torch.arange(len(DOMAINS)).repeat_interleave(classes * per_class)
+    x = torch.arange(len(y)).float().view(-1, 1)
+    return DomainData(x, y, domain, DOMAINS, tuple(f"c{c}" for c in range(classes)), torch.arange(len(y)))
+
+
+def shifted(per_class: int = 10) -> DomainData:
+    """The same with four environments: of each class in a domain ``per_class`` samples in each."""
+    data = plain(per_class * len(SHIFTS), 2)
+    environment = (torch.arange(len(data.y)) // 2) % len(SHIFTS)
+    return replace(data, environment=environment, environments=SHIFTS)
+
+
+def federate(protocol: Protocol, partition: Partition | None = None, data: DomainData | None = None) -> Federation:
+    return protocol.federate(data or plain(), partition or Domains(), Inputs(), Streams(0))
+
+
+def numbers(samples: Samples) -> set[int]:
+    return {int(x) for x in samples.x.flatten()}
+
+
+def of(federation: Federation, role: str, client: int | None = None) -> list[Environment]:
+    return [e for e in federation.environments if e.role == role and client in (None, e.client)]
+
+
+# Leave one domain out ----------------------------------------------------------------------------
+
+
+def test_the_target_belongs_to_nobody_and_sources_keep_a_tenth():
+    """20 of each of 4 classes: round(0.1 x 20) = 2 of each held out, so 72 to train and 8 to look at."""
+    federation = federate(LeaveOneDomainOut(hold_out="b"))
+    assert [(e.name, e.role, e.client, len(e.samples)) for e in federation.environments] == [
+        ("a", "validation", 0, 8),
+        ("b", "test", None, 80),
+        ("c", "validation", 1, 8),
+    ]
+    assert [(client.name, len(client.train)) for client in federation.clients] == [("a", 72), ("c", 72)]
+
+
+def test_clients_of_a_partition_validate_under_their_domains_name():
+    """4 clients a domain: 20 samples each, 5 of a class, of which max(round(0.5), 1) = 1 is held out."""
+    federation = federate(LeaveOneDomainOut(hold_out="c"), IID(clients=4))
+    assert [client.name for client in federation.clients] == [f"{d}/{p}" for d in "ab" for p in range(4)]
+    assert [(e.name, e.client, len(e.samples)) for e in of(federation, "validation")] == [
+        (d, 4 * i + p, 4) for i, d in enumerate("ab") for p in range(4)
+    ]
+    assert [len(e.samples) for e in of(federation, "test")] == [80]
+
+
+def test_fedpins_clients_are_scored_on_the_target_with_their_own_classes_and_models():
+    """Target b has 20 of each class: the clients of c0 on 20 samples, those of c1 to c3 on 60."""
+    groups = ByClass(groups=(("c0",), ("c1", "c2", "c3")))
+    federation = federate(LeaveOneDomainOut(hold_out="b", scored="clients"), groups)
+    tests = of(federation, "test")
+    assert [(e.name, e.client, sorted(set(e.samples.y.tolist()))) for e in tests] == [
+        ("b", 0, [0]),
+        ("b", 1, [1, 2, 3]),
+        ("b", 2, [0]),
+        ("b", 3, [1, 2, 3]),
+    ]
+    assert [len(e.samples) for e in tests] == [20, 60, 20, 60]
+    assert all(80 <= n < 160 for e in tests for n in numbers(e.samples))
+
+
+# In domain ---------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=9, max_size=80),
+    st.integers(1, 4),
+    st.sampled_from([0.5, 1.0]),
+)
+@settings(max_examples=40, deadline=None)
+def test_in_domain_nobody_shares_a_sample(rows: list[tuple[int, int]], clients: int, fraction: float):
+    y, domain = (torch.tensor(values) for values in zip(*rows, strict=True))
+    x = torch.arange(len(y)).float().view(-1, 1)
+    data = DomainData(x, y, domain, DOMAINS, ("c0", "c1", "c2"), torch.arange(len(y)))
+    federation = federate(InDomain(fraction=fraction), IID(clients=clients), data)
+    held = Counter(n for samples in everything(federation) for n in numbers(samples))
+    assert set(held.values()) <= {1}
+    if fraction == 1:
+        assert set(held) == set(range(len(y)))
+
+
+def everything(federation: Federation) -> list[Samples]:
+    return [client.train for client in federation.clients] + [e.samples for e in federation.environments]
+
+
+def test_in_domain_every_client_is_split_inside_and_named_by_its_domain():
+    """2 clients a domain: 10 of each class each; 2 to test, 1 to validate, 7 to train."""
+    federation = federate(InDomain(), IID(clients=2))
+    assert [client.name for client in federation.clients] == ["a/0", "a/1", "b/0", "b/1", "c/0", "c/1"]
+    for client in federation.clients:
+        (tested,), (validated,) = of(federation, "test", client.id), of(federation, "validation", client.id)
+        sizes = [Counter(s.y.tolist()) for s in (client.train, tested.samples, validated.samples)]
+        assert sizes == [dict.fromkeys(range(4), count) for count in (7, 2, 1)]
+        assert tested.name == validated.name == client.name[0]
+
+
+def test_all_clients_is_in_domain_under_one_name():
+    partition = IID(clients=2)
+    inside, everyone = (federate(protocol, partition) for protocol in (InDomain(), AllClients()))
+    assert {e.name for e in everyone.environments} == {"all clients"}
+    for one, other in zip(everything(inside), everything(everyone), strict=True):
+        assert torch.equal(one.x, other.x)
+
+
+# Splits ------------------------------------------------------------------------------------------
+
+
+def test_the_default_partition_draws_the_splits_random_numbers_by_class_and_domain():
+    """The key of a stratum is class x domains + domain, so results of runs without a partition stay as they were."""
+    data = plain(20, 4)
+    (mask,) = split(data, (0.1,), Streams(0), data.domain)
+    expected = torch.zeros_like(mask)
+    for value in range(12):
+        members = ((data.y * 3 + data.domain) == value).nonzero().flatten()
+        expected[members[Streams(0).permutation(20, "split", value)[:2]]] = True
+    assert torch.equal(mask, expected)
+    assert torch.equal(mask, split(data, (0.1,), Streams(0))[0])
+    federation = federate(LeaveOneDomainOut(hold_out="c"))
+    assert numbers(of(federation, "validation")[0].samples) == set(
+        data.x[expected & (data.domain == 0)].int().flatten().tolist()
+    )
+
+
+def test_a_split_keeps_an_original_on_one_side_in_all_parts():
+    """40 originals, each in all three domains: whoever holds them, they are held out everywhere or nowhere."""
+    data = plain(10, 4)
+    data = replace(data, group=torch.arange(40).repeat(3))
+    federation = federate(InDomain(), IID(clients=2), data)
+    sides = {
+        role: {n % 40 for e in of(federation, role) for n in numbers(e.samples)} for role in ("test", "validation")
+    }
+    trained = {n % 40 for client in federation.clients for n in numbers(client.train)}
+    assert sides["test"].isdisjoint(sides["validation"] | trained)
+    assert sides["validation"].isdisjoint(trained)
+    assert len(trained | sides["test"] | sides["validation"]) == 40
+
+
+def test_samples_of_nobody_are_on_no_side():
+    holder = torch.where(plain().y == 0, -1, plain().domain)
+    masks = split(plain(), (0.5, 0.25), Streams(0), holder)
+    assert not any(bool(mask[holder < 0].any()) for mask in masks)
+    assert [int(mask.sum()) for mask in masks] == [90, 45]  # of 3 classes x 3 domains x 20
+
+
+# Personal under shift ----------------------------------------------------------------------------
+
+
+def test_each_client_is_scored_on_every_shift_and_trains_on_none():
+    """10 of each of 2 classes in every environment; the validation environment is the test environment p=0.1."""
+    federation, data = federate(PersonalUnderShift(), data=shifted()), shifted()
+    assert data.environment is not None
+    for client in federation.clients:
+        tests = of(federation, "test", client.id)
+        assert [(e.name, len(e.samples)) for e in tests] == [("p=0", 20), ("p=0.1", 20), ("p=1", 20)]
+        for number, samples in enumerate([client.train, *(e.samples for e in tests)]):
+            assert {int(data.environment[n]) for n in numbers(samples)} == {number}
+            assert {int(data.domain[n]) for n in numbers(samples)} == {client.id}
+        (validation,) = of(federation, "validation", client.id)
+        assert (validation.name, numbers(validation.samples)) == ("p=0.1", numbers(tests[1].samples))
+    (note,) = federation.notes
+    assert "'p=0.1', which is a test environment as well" in note
+
+
+def test_a_held_out_validation_looks_at_no_shift():
+    """0.2 of 10 of each class: 4 to look at, 16 to train."""
+    federation, data = federate(PersonalUnderShift(validation="held-out", held_out=0.2), data=shifted()), shifted()
+    assert data.environment is not None
+    assert federation.notes == ()
+    for client in federation.clients:
+        (validation,) = of(federation, "validation", client.id)
+        assert (validation.name, len(validation.samples), len(client.train)) == ("held-out", 4, 16)
+        assert numbers(validation.samples).isdisjoint(numbers(client.train))
+        assert {int(data.environment[n]) for n in numbers(validation.samples)} == {0}
+
+
+def test_a_partition_divides_the_environments_with_the_clients():
+    """2 clients a domain: half of each class in every environment."""
+    federation = federate(PersonalUnderShift(), IID(clients=2), shifted())
+    assert [client.name for client in federation.clients] == [f"{d}/{p}" for d in DOMAINS for p in (0, 1)]
+    for client in federation.clients:
+        for samples in (client.train, *(e.samples for e in of(federation, "test", client.id))):
+            assert Counter(samples.y.tolist()) == {0: 5, 1: 5}
+
+
+@pytest.mark.parametrize(
+    ("protocol", "data", "words"),
+    [
+        (PersonalUnderShift(), plain(), "bring their own environments (colored-mnist"),
+        (PersonalUnderShift(validation="p=0.2"), shifted(), "Did you mean 'p=0.1'?"),
+        (PersonalUnderShift(validation="train"), shifted(), "environment in protocol.validation 'train'"),
+        (LeaveOneDomainOut(hold_out="a"), shifted(), "protocol.name=personal-under-shift"),
+        (InDomain(), shifted(), "protocol.name=personal-under-shift"),
+        (AllClients(), shifted(), "AllClients holds samples out itself"),
+        (InDomain(test=0.5, validation=0.5), plain(), "must leave samples to train on"),
+        (LeaveOneDomainOut(hold_out="z"), plain(), "domain to hold out 'z'"),
+    ],
+)
+def test_what_does_not_fit_says_so(protocol: Protocol, data: DomainData, words: str):
+    with pytest.raises(FedshiftError) as caught:
+        federate(protocol, data=data)
+    assert words in str(caught.value)
+
+
+# What a run makes of it --------------------------------------------------------------------------
+
+
+def samples(count: int) -> Samples:
+    return Samples(torch.zeros(count, 1), torch.zeros(count, dtype=torch.int64))
+
+
+def test_a_small_client_that_has_nothing_to_score_is_left_out_and_told_of():
+    clients = (Client(0, "a/0", samples(3)), Client(1, "a/1", samples(1)))
+    environments = (Environment("a", "test", 0, samples(2)), Environment("a", "test", 1, samples(0)))
+    federation = Federation(clients, environments, ("c0",), Inputs(), ("said before",)).checked()
+    assert [e.client for e in federation.environments] == [0]
+    before, note = federation.notes
+    assert before == "said before"
+    assert note.startswith("1 of 2 environments of single clients hold no image")
+
+
+def test_a_domain_that_nobody_can_score_and_a_client_that_cannot_train_are_refused():
+    one = Client(0, "a", samples(3))
+    environments = (Environment("a", "test", 0, samples(2)), Environment("b", "test", 0, samples(0)))
+    with pytest.raises(FedshiftError, match="No test image of 'b' is left"):
+        Federation((one,), environments, ("c0",), Inputs()).checked()
+    with pytest.raises(FedshiftError, match="Client 'b' has no training image"):
+        Federation((one, Client(1, "b", samples(0))), environments[:1], ("c0",), Inputs()).checked()
+    whole = Federation((one,), environments[:1], ("c0",), Inputs())
+    assert whole.checked() is whole
+
+
+@fedshift.DATASETS.register("tiny-shifted")
+@dataclass(frozen=True, kw_only=True)
+class TinyShifted(Dataset):
+    """Two classes of 1x4x4 images; brightness says the class in training, the other one in p=0, little in p=0.1."""
+
+    def domain_names(self) -> tuple[str, ...]:
+        return ("one", "two")
+
+    def load(self, streams: Streams) -> DomainData:
+        names = ("train", "p=0", "p=0.1")
+        y = torch.arange(2).repeat(2 * len(names) * 12)
+        domain = torch.arange(2).repeat_interleave(len(names) * 24)
+        environment = torch.arange(len(names)).repeat_interleave(24).repeat(2)
+        sign = torch.tensor([1.0, -1.0, 0.1])[environment] * (2 * y - 1)
+        x = sign.view(-1, 1, 1, 1) + 0.1 * torch.randn(len(y), 1, 4, 4, generator=streams.generator("noise of images"))
+        group = torch.arange(len(y))
+        return DomainData(x, y, domain, ("one", "two"), ("c0", "c1"), group, environment, names)
+
+
+def test_a_run_under_shift_records_every_client_and_environment(make: Make):
+    experiment = make({"data": {"name": "tiny-shifted"}, "protocol": {"name": "personal-under-shift"}})
+    simulation = simulate(experiment)
+    record = simulation.evaluate(simulation.moments()[-1])
+    rows = Counter((row["role"], row["environment"]) for row in record["environments"])
+    assert rows == {("test", "p=0"): 2, ("test", "p=0.1"): 2, ("validation", "p=0.1"): 2}
+
+
+@pytest.mark.parametrize("protocol", [{"name": "in-domain"}, {"name": "all-clients"}])
+@pytest.mark.parametrize("method", ["fedavg", "centralised", "single"])
+def test_a_partition_runs_with_clients_smaller_than_a_batch(make: Make, protocol: dict[str, Any], method: str):
+    """10 images of each of 3 classes in a domain.
+
+    In 5 clients: 2 of a class each, of which one is tested, one trained on and none left for validation: refused. In 3
+    clients: 3 or 4 of a class each, of which one is tested, one validated and 1 or 2 trained on.
+    """
+    changes = {"protocol": protocol, "method.name": method, "partition.name": "iid", "train.batch": 16}
+    with pytest.raises(FedshiftError, match="No validation image"):
+        Simulation(make(changes | {"partition.clients": 5}))
+    simulation = simulate(make(changes | {"partition.clients": 3}))
+    record = simulation.evaluate(simulation.moments()[-1])
+    assert len(record["environments"]) == 3 * 3 * 2
+    assert len(simulation.federation.clients) == (1 if method == "centralised" else 9)

