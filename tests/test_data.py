@@ -26,6 +26,7 @@ from fedshift.data.inputs import IMAGENET_MEAN, IMAGENET_STD, Inputs
 from fedshift.datasets.parquet import ParquetFile
 from fedshift.datasets.rotated_mnist import RotatedMNIST
 from fedshift.errors import FedshiftError
+from fedshift.partitions import Domains
 from fedshift.protocols import InDomain, LeaveOneDomainOut, split
 from fedshift.runs.simulation import Simulation
 
@@ -301,7 +302,7 @@ def test_a_digit_is_held_out_at_every_angle_or_at_none():
 
 def test_leaving_one_domain_out_keeps_the_target_whole_and_unseen():
     data = RotatedMNIST(images_per_class=10).load(Streams(0))
-    federation = LeaveOneDomainOut(hold_out="30").federate(data, Inputs(), Streams(0))
+    federation = LeaveOneDomainOut(hold_out="30").federate(data, Domains(), Inputs(), Streams(0))
     assert [client.name for client in federation.clients] == ["0", "15", "45", "60", "75"]
     assert [len(client.train) for client in federation.clients] == [90] * 5
     (target,) = [e for e in federation.environments if e.role == "test"]
@@ -311,7 +312,7 @@ def test_leaving_one_domain_out_keeps_the_target_whole_and_unseen():
 
 def test_in_domain_gives_every_client_its_own_test_samples():
     data = RotatedMNIST(images_per_class=10).load(Streams(0))
-    federation = InDomain(test=0.2, validation=0.1, fraction=0.5).federate(data, Inputs(), Streams(0))
+    federation = InDomain(test=0.2, validation=0.1, fraction=0.5).federate(data, Domains(), Inputs(), Streams(0))
     sizes = {(e.role, len(e.samples)) for e in federation.environments}
     assert sizes == {("test", 20), ("validation", 10)}
     assert [len(client.train) for client in federation.clients] == [40] * 6  # round(0.5 * 0.7 * 10) = 4 of each digit

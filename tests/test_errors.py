@@ -39,7 +39,6 @@ from fedshift.runs.simulation import Simulation
         ({"train.participation": 1.5}, ["train.participation = 1.5", "less than or equal to 1"]),
         ({"method.weighting": "size"}, ["method.weighting = 'size'", "'uniform' or 'samples'"]),
         ({"protocol.hold_out": "bright"}, ["domain to hold out 'bright'", "dark, gray, light"]),
-        ({"train.batch": 64}, ["Client 'dark' has 27 training images", "fewer than a batch of 64", "train.batch=27"]),
         ({"run.device": "tpu"}, ["run.device = 'tpu'"]),
         ({"method": "fedsr"}, ["method = 'fedsr' is a value where a table belongs", 'method = { name = "..." }']),
         ({"data": "folder"}, ["data = 'folder' is a value where a table belongs"]),

@@ -7,11 +7,12 @@ them, reading them from TOML and checking their values is written once.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from functools import cache
 from importlib import import_module
-from typing import Annotated, Any, ClassVar, Generic, TypeVar, get_type_hints
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar, get_type_hints
 
 from annotated_types import Ge, Gt, Interval
 from pydantic import AfterValidator, AllowInfNan, ConfigDict, Strict, TypeAdapter, ValidationError
@@ -73,8 +74,10 @@ class Spec:
     section: ClassVar[str] = ""  # the table it is in an experiment, where that is not the class's name
 
     def __post_init__(self) -> None:
-        for name, entry in _entries(type(self)).items():  # type: ignore[arg-type]  # classes are hashable
-            object.__setattr__(self, name, entry.build(getattr(self, name), f"{_title(type(self))}.{name}"))
+        for name, entry in self.entries().items():
+            default = self.settings()[name].default
+            built = entry.build(getattr(self, name), default, f"{_title(type(self))}.{name}")
+            object.__setattr__(self, name, built)
         for name, adapter in _adapters(type(self)).items():  # type: ignore[arg-type]  # classes are hashable
             value = getattr(self, name)
             try:
@@ -98,11 +101,36 @@ class Spec:
             if name not in cls.settings():
                 raise UnknownNameError(f"field of [{where}]", name, cls.settings())
 
+    @classmethod
+    def entries(cls) -> dict[str, Entry]:
+        """The settings that are entries of a catalogue themselves."""
+        return _entries(cls)  # type: ignore[arg-type]  # classes are hashable
+
+    def specs(self) -> Iterator[tuple[tuple[str, ...], Spec]]:
+        """This spec and those among its settings, each with the names of the settings that lead to it."""
+        yield (), self
+        for name in self.entries():
+            for names, spec in getattr(self, name).specs():
+                yield (name, *names), spec
+
+    def paths(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Every setting that may name a file or folder of this machine: the names that lead to it, and its value."""
+        for names, spec in self.specs():
+            for name, about in spec.settings().items():
+                if about.metadata.get("path"):
+                    yield (*names, name), getattr(spec, name)
+
+    def with_absolute_paths(self) -> Self:
+        """The same with every file or folder that exists named from the root, so that a run goes on from anywhere."""
+        changes: dict[str, Any] = {name: getattr(self, name).with_absolute_paths() for name in self.entries()}
+        for name, about in self.settings().items():
+            if about.metadata.get("path") and (there := Path(getattr(self, name)).expanduser()).exists():
+                changes[name] = str(there.resolve())
+        return replace(self, **changes) if changes else self
+
     def table(self) -> dict[str, Any]:
         """The settings and their values, as TOML can hold them."""
-        return {
-            name: _as_toml(value) for name in self.settings() if (value := getattr(self, name)) is not None
-        }
+        return {name: _as_toml(value) for name in self.settings() if (value := getattr(self, name)) is not None}
 
 
 def setting_type(cls: type[Spec], name: str) -> Any:
@@ -114,7 +142,7 @@ def setting_type(cls: type[Spec], name: str) -> Any:
 def _adapters(cls: type[Spec]) -> dict[str, TypeAdapter[Any]]:
     hints = get_type_hints(cls, include_extras=True)
     config = ConfigDict(coerce_numbers_to_str=True)
-    entries = _entries(cls)  # type: ignore[arg-type]  # classes are hashable
+    entries = cls.entries()
     return {
         name: TypeAdapter(hints[name], config=config)
         for name in cls.settings()
@@ -232,8 +260,8 @@ class Entry:
 
     catalogue: Catalogue[Any]
 
-    def build(self, value: Any, where: str) -> Spec:
-        """The spec behind a name or table; a spec is itself.
+    def build(self, value: Any, default: Any, where: str) -> Spec:
+        """The spec behind a name or table; a spec is itself, and a table without a name is of the default's.
 
         Raises:
             FedshiftError: the value is neither, or something in it is wrong.
@@ -242,8 +270,8 @@ class Entry:
             return value
         if isinstance(value, str):
             return self.catalogue.build({"name": value})  # type: ignore[no-any-return]  # of any kind
-        if isinstance(value, Mapping) and "name" in value:
-            return self.catalogue.build(value)  # type: ignore[no-any-return]  # of any kind
+        if isinstance(value, Mapping) and ("name" in value or isinstance(default, str)):
+            return self.catalogue.build({"name": default, **value})  # type: ignore[no-any-return]  # of any kind
         known = ", ".join(self.catalogue)
         raise FedshiftError(
             f'{where} = {value!r}: give the name of a {self.catalogue.kind} ({known}), or a table such as {{ name = "..." }}.'

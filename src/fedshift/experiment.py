@@ -102,7 +102,7 @@ class Experiment(Spec):
         check_tables(table)
         load_plugins(table.get("plugins", ()))
         values: dict[str, Any] = {name: table[name] for name in ("name", "seed", "plugins") if name in table}
-        values |= {name: catalogue.build(table[name]) for name, catalogue in NAMED.items()}
+        values |= {name: catalogue.build(table[name]).with_absolute_paths() for name, catalogue in NAMED.items()}
         values |= {name: _plain(name, table[name]) for name in PLAIN}
         return cls(**values)
 
@@ -128,19 +128,21 @@ class Experiment(Spec):
         that are not fedshift's own.
         """
         decides = {key: value for key, value in self.table().items() if key not in ("name", "run", "plugins")}
-        for table, name in LOCAL_PATHS:
-            if digest(decides[table].get(name, "")):
-                decides[table][name] = "local"  # its content counts instead
+        for table in NAMED:
+            for names, path in getattr(self, table).paths():
+                if digest(path):
+                    _put(decides[table], names, "local")  # its content counts instead
         total = blake2b(json.dumps([decides, self.content], sort_keys=True).encode(), digest_size=16)
-        for own in (self.data, self.partition, self.protocol, self.model, self.method):
-            if not type(own).__module__.startswith("fedshift."):
-                total.update(_source(type(own)).encode())
+        for name in NAMED:
+            for _, spec in getattr(self, name).specs():
+                if not type(spec).__module__.startswith("fedshift."):
+                    total.update(_source(type(spec)).encode())
         return total.hexdigest()
 
     @cached_property
     def content(self) -> str:
         """A digest of the local files that it reads."""
-        named = [getattr(getattr(self, table), name, "") for table, name in LOCAL_PATHS]
+        named = [path for name in NAMED for _, path in getattr(self, name).paths()]
         return " ".join(digest(path) for path in (*named, *self.plugins) if path)
 
     @property
@@ -158,7 +160,6 @@ NAMED: dict[str, Catalogue[Any]] = {
     "model": MODELS,
     "method": METHODS,
 }
-LOCAL_PATHS = (("data", "path"), ("model", "weights"))  # settings that may name files of this machine
 PLAIN: dict[str, type[Spec]] = {"train": Train, "evaluate": Evaluate, "run": RunOptions}
 
 
@@ -168,6 +169,12 @@ def check_tables(table: Mapping[str, Any]) -> None:
         held = table.get(name)
         if not isinstance(held, Mapping) or (name in NAMED and "name" not in held):
             raise FedshiftError(f"The experiment lacks the table [{name}]{' with a name' if name in NAMED else ''}.")
+
+
+def _put(table: dict[str, Any], names: Sequence[str], value: Any) -> None:
+    for name in names[:-1]:
+        table = table[name]
+    table[names[-1]] = value
 
 
 def _plain(name: str, values: Mapping[str, Any]) -> Spec:

@@ -10,7 +10,7 @@ from typing import Any, get_args, get_origin
 
 from fedshift.catalogue import METHODS, Spec, setting_type
 from fedshift.errors import FedshiftError, UnknownNameError
-from fedshift.experiment import LOCAL_PATHS, NAMED, PLAIN, Experiment, load_plugins, section
+from fedshift.experiment import NAMED, PLAIN, Experiment, load_plugins, section
 from fedshift.experiments import shipped, shipped_text
 
 Table = dict[str, Any]
@@ -74,6 +74,8 @@ def override(document: Mapping[str, Any], changes: Mapping[str, Any]) -> Table:
         *path, last = key.split(".")
         table = result
         for name in path:
+            if isinstance(table.get(name), str) and table is not result:
+                table[name] = {"name": table[name]}  # an entry of a catalogue, given by its name so far
             table = table.setdefault(name, {})
             if not isinstance(table, dict):
                 raise FedshiftError(f"'{key}' cannot be set: '{name}' is a value, not a table.")
@@ -135,9 +137,6 @@ def _with_method(document: Mapping[str, Any], method: Table) -> Table:
         values = document.get(name, {})
         result[name] = {"name": DEFAULT_NAMES[name], **values} if name in NAMED else dict(values)
     result["method"] = method
-    for table, name in LOCAL_PATHS:
-        if isinstance(path := result[table].get(name), str):
-            result[table][name] = _absolute(path)
     return result
 
 
@@ -155,10 +154,10 @@ def _method_tables(document: Mapping[str, Any]) -> Iterable[Table]:
         raise FedshiftError(f"method.name = {names}: give at least one method, each once.")
     preset = given.pop("preset", None)
     classes = {str(name): METHODS.get(str(name)) for name in names}
-    own = {key: given.pop(key) for key in list(given) if isinstance(given[key], Mapping)}
+    known = {field for cls in classes.values() for field in cls.settings()}
+    own = {key: given.pop(key) for key in list(given) if isinstance(given[key], Mapping) and key not in known}
     for name, fields in own.items():
         METHODS.get(name).check_names(fields, f"method.{name}")
-    known = {field for cls in classes.values() for field in cls.settings()}
     for field in given:
         if field not in known:
             raise UnknownNameError(f"field of [method] for {', '.join(classes)}", field, known)
@@ -187,7 +186,7 @@ def _product(table: Table) -> Iterable[Table]:
 def _leaves(table: Table) -> Iterable[tuple[tuple[str, ...], Any]]:
     for key, value in table.items():
         if isinstance(value, dict):
-            yield from (((key, name), leaf) for name, leaf in value.items())
+            yield from (((key, *names), leaf) for names, leaf in _leaves(value))
         else:
             yield (key,), value
 
@@ -195,12 +194,27 @@ def _leaves(table: Table) -> Iterable[tuple[tuple[str, ...], Any]]:
 def _is_axis(table: Table, path: tuple[str, ...], value: Any) -> bool:
     if not isinstance(value, list):
         return False
-    if path[-1] == "name" and len(path) == 2:
+    if path[-1] == "name" and len(path) > 1:
         raise FedshiftError(f"{'.'.join(path)} takes one name; only method.name may be a list.")
-    owner: type[Spec] = Experiment if len(path) == 1 else section(path[0], table[path[0]].get("name"))
-    if path[-1] not in owner.settings():
+    owner = _owner(table, path)
+    if owner is None or path[-1] not in owner.settings():
         return False
     return _depth_of(value) > _depth_of_type(setting_type(owner, path[-1]))
+
+
+def _owner(table: Table, path: tuple[str, ...]) -> type[Spec] | None:
+    """The class whose setting a path such as (method, index, strategy) names; None if it leads into a plain table."""
+    if len(path) == 1:
+        return Experiment
+    held = table[path[0]]
+    owner: type[Spec] = section(path[0], held.get("name"))
+    for name in path[1:-1]:
+        entry = owner.entries().get(name)
+        if entry is None:
+            return None
+        held = held[name]
+        owner = entry.catalogue.get(str(held.get("name", owner.settings()[name].default)))
+    return owner
 
 
 def _depth_of(value: Any) -> int:

@@ -5,13 +5,25 @@ from __future__ import annotations
 import sys
 from dataclasses import MISSING
 from inspect import getdoc
-from typing import Any, Literal, get_args, get_origin
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 
-from fedshift.catalogue import DATASETS, METHODS, MODELS, PARTITIONS, PROTOCOLS, Spec, setting_type
+from fedshift.catalogue import (
+    DATASETS,
+    ENCODERS,
+    INDICES,
+    METHODS,
+    MODELS,
+    PARTITIONS,
+    PROTOCOLS,
+    Entry,
+    Spec,
+    setting_type,
+)
 from fedshift.core.contract import Method
 from fedshift.errors import UnknownNameError
 from fedshift.experiment import PLAIN
@@ -23,7 +35,10 @@ KINDS = {
     "partitions": PARTITIONS,
     "models": MODELS,
     "protocols": PROTOCOLS,
+    "indices": INDICES,
+    "encoders": ENCODERS,
 }
+PLACES = {"index": "method.index", "encoder": "method.index.encoder"}  # tables that lie in others
 
 
 def print_list(kind: str) -> None:
@@ -53,7 +68,8 @@ def print_settings(name: str) -> None:
     console.print(f"[bold]{name}[/bold]: {getdoc(cls)}\n", highlight=False, soft_wrap=True)
     if "Choices" in page:
         console.print(page.strip() + "\n", highlight=False, markup=False, soft_wrap=True)
-    prefix = next((catalogue.table for catalogue in KINDS.values() if name in catalogue), name)
+    table = next((catalogue.table for catalogue in KINDS.values() if name in catalogue), name)
+    prefix = PLACES.get(table, table)
     console.print(f"Settings, with defaults (--set {prefix}.NAME=VALUE):\n", highlight=False)
     inherited = Method.settings() if issubclass(cls, Method) else {}
     for setting in sorted(cls.settings(), key=lambda setting: setting in inherited):
@@ -112,6 +128,9 @@ def _type(hint: Any) -> str:
     if get_origin(hint) is tuple:
         return f"list of {_type(get_args(hint)[0])}" if get_args(hint) else "list"
     if metadata := getattr(hint, "__metadata__", None):
+        for mark in metadata:
+            if isinstance(mark, Entry):
+                return f"{mark.catalogue.kind}: a name (`fedshift list`), or a table with a name and its settings"
         limits = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
         bounds = [
             f"{sign} {getattr(limit, name):g}"
@@ -120,5 +139,7 @@ def _type(hint: Any) -> str:
             if getattr(limit, name, None) is not None
         ]
         return f"{_type(get_args(hint)[0])} {', '.join(bounds)}"
-    names = {"int": "whole number", "float": "number", "str": "text", "bool": "true | false", "dict": "table"}
+    if get_origin(hint) in (Union, UnionType):
+        return " | ".join(_type(option) for option in get_args(hint))
+    names = {"NoneType": "none", "int": "whole number", "float": "number", "str": "text", "bool": "true | false", "dict": "table"}
     return names.get(getattr(hint, "__name__", ""), str(hint))

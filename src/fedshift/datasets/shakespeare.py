@@ -44,7 +44,8 @@ class Shakespeare(Dataset):
 
     path: str = setting(
         help="a text of plays, speakers on lines of their own such as 'ROMEO:' after a blank line; or LEAF's JSON "
-        "(all_data), a file or a folder of them"
+        "(all_data), a file or a folder of them",
+        path=True,
     )
     length: Count = setting(80, help="characters of a window", source="LEAF")
     stride: Count = setting(1, help="characters from one window to the next", source="LEAF")

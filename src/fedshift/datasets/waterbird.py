@@ -51,9 +51,13 @@ Names = Literal["release", "words"]
 class WaterBird(ShortcutDataset):
     """Waterbirds against landbirds, before water or land."""
 
-    path: str = setting(help="CUB-200-2011's folder 'images': one folder a species, such as 053.Western_Grebe")
-    masks: str = setting(help="CUB's folder 'segmentations', with the images' names but .png")
-    backgrounds: str = setting(help="a folder with the folders 'land' and 'water', photographs anywhere below")
+    path: str = setting(
+        help="CUB-200-2011's folder 'images': one folder a species, such as 053.Western_Grebe", path=True
+    )
+    masks: str = setting(help="CUB's folder 'segmentations', with the images' names but .png", path=True)
+    backgrounds: str = setting(
+        help="a folder with the folders 'land' and 'water', photographs anywhere below", path=True
+    )
     size: Count = setting(224, help="height and width in pixels; at 224 all of CUB needs about 6 GB")
     normalise: bool = setting(False, help="ImageNet's mean and standard deviation")
     train_p: tuple[Probability, ...] = setting(

@@ -66,7 +66,7 @@ class Wilds(ImageDataset):
     columns: ClassVar[tuple[str, ...]]
     paper: ClassVar[str]
 
-    path: str = setting(help="the folder that the wilds package wrote, with metadata.csv in it")
+    path: str = setting(help="the folder that the wilds package wrote, with metadata.csv in it", path=True)
     per_domain: WholeNumber = setting(0, help="images drawn of each domain; 0: all")
 
     streams: Streams = field(default=Streams(0), init=False, repr=False, compare=False)

@@ -32,7 +32,10 @@ class CLIP(Encoder):
     """CLIP's image and text encoders, by hub id or local folder."""
 
     path: str = setting(
-        "openai/clip-vit-base-patch32", help="a hub id, or a folder that save_pretrained wrote", source="Sec. 3.2"
+        "openai/clip-vit-base-patch32",
+        help="a hub id, or a folder that save_pretrained wrote",
+        source="Sec. 3.2",
+        path=True,
     )
 
     @property

@@ -39,9 +39,7 @@ def pairs(encoder: Encoder, federation: Federation) -> Federation:
     "Character {class}" (App. D.1).
     """
     labels = encoder.texts([_description(name, federation.inputs) for name in federation.classes])
-    clients = tuple(
-        _replace_samples(client, encoder, federation.inputs, labels) for client in federation.clients
-    )
+    clients = tuple(_replace_samples(client, encoder, federation.inputs, labels) for client in federation.clients)
     return Federation(clients, (), federation.classes, Inputs())
 
 

@@ -296,7 +296,7 @@ class Sequential:
             optimiser = torch.optim.SGD(values, lr, momentum, weight_decay=weight_decay, foreach=True)
         for name, kinds in moments.items():
             parameter = parameters[name]
-            optimiser.state[parameter] = {kind: _laid_out_as(parameter, tensor) for kind, tensor in kinds.items()}
+            optimiser.state[parameter] = {kind: laid_out_as(parameter, tensor) for kind, tensor in kinds.items()}
         return _Descent(objective, parameters, optimiser)
 
     def _kept_moments(self, descent: _Descent) -> dict[str, dict[str, Tensor]]:
@@ -397,7 +397,7 @@ def _chunks(samples: Samples, size: int) -> Iterator[tuple[Tensor, Tensor]]:
     return zip(torch.tensor_split(samples.x, count), torch.tensor_split(samples.y, count), strict=True)
 
 
-def _laid_out_as(parameter: Tensor, tensor: Tensor) -> Tensor:
+def laid_out_as(parameter: Tensor, tensor: Tensor) -> Tensor:
     """A copy with the parameter's memory layout, which a checkpoint does not keep and fused optimisers need."""
     if tensor.shape != parameter.shape:
         return tensor.clone()

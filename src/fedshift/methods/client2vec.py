@@ -158,7 +158,9 @@ class Client2Vec(Method):
         def merge(state: ServerState, replies: Replies) -> ServerState:
             weighed = self.weighed(state, replies) if self.aggregation else replies
             merged = base.merge(without_maker(state), weighed)
-            merged = replace(merged, shared=merged.shared | _makers(state.shared), down=merged.down | _makers(state.down))
+            merged = replace(
+                merged, shared=merged.shared | _makers(state.shared), down=merged.down | _makers(state.down)
+            )
             return self.remembering(merged, [client for client, _ in replies]) if last else merged
 
         return replace(base, phases=phases, send=send, reply=reply, merge=merge)

@@ -13,7 +13,8 @@ Choices:
   would leave it open; a client has no other model of its own.
 - z_g and z_prev are taken in evaluation mode and without gradient (public code).
 - With ``bn = "local"`` the model received has no batch norm, so z_g is the received weights with the client's
-  batch norms *as they stand at that step*; the previous model keeps the batch norms that it was trained with.
+  batch norms *as they stand at that step* (this batch's statistics included); the previous model keeps the batch
+  norms that it was trained with.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class MOON(FedAvg):
     """FedAvg with a contrast of models; mu = 0 without projection is FedAvg."""
 
     paper: ClassVar[str] = "Li, He and Song, CVPR 2021, Eq. 4"
+    regulariser: ClassVar[str | None] = "mu"
 
     mu: NonNegative = setting(1.0, help="weight of the contrastive term", source="Eq. 4", search=(0.01, 0.1, 1.0))
     temperature: Positive = setting(0.5, help="temperature tau of the contrast", source="Eq. 3")

@@ -43,6 +43,7 @@ class Backbone(Model):
         "random",
         help="'random'; 'pretrained' (ImageNet, from the Hugging Face hub); a hub id; or a local folder that "
         "save_pretrained wrote",
+        path=True,
     )
 
     def encoder(self, shape: Shape, out: int) -> nn.Module:

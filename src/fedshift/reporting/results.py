@@ -29,13 +29,7 @@ class Run:
     @property
     def flat(self) -> dict[str, Any]:
         """All settings that decide the result, by dotted name."""
-        flat: dict[str, Any] = {}
-        for key, value in self.table.items():
-            if isinstance(value, dict) and key != "run":
-                flat |= {f"{key}.{name}": leaf for name, leaf in value.items()}
-            elif key != "run":
-                flat[key] = value
-        return flat
+        return _flat({key: value for key, value in self.table.items() if key != "run"})
 
 
 @dataclass(frozen=True)
@@ -194,5 +188,18 @@ def _label(run: Run, others: Sequence[Run]) -> str:
     same = [other.flat for other in others if other.table["method"]["name"] == method]
     names = [name for name in run.flat if name not in NOT_A_ROW]
     differing = [name for name in names if any(other.get(name) != run.flat[name] for other in same)]
-    words = [f"{name.rpartition('.')[2]}={run.flat[name]}" for name in differing]
+    # Another data set, base or index has other settings altogether, so its name says enough.
+    others_of = {name.removesuffix("name") for name in differing if name.endswith(".name")}
+    telling = [
+        name for name in differing if name.endswith(".name") or not any(name.startswith(prefix) for prefix in others_of)
+    ]
+    words = [f"{name.removesuffix('.name').rpartition('.')[2]}={run.flat[name]}" for name in telling]
     return f"{method} ({', '.join(words)})" if words else str(method)
+
+
+def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values of nested tables by dotted name."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat

@@ -17,7 +17,7 @@ from fedshift.data.dataset import Dataset, DomainData
 from fedshift.data.features import Tell, silent
 from fedshift.data.federation import Client, Environment, Federation
 from fedshift.engines.engine import Job, Moment, Score
-from fedshift.engines.sequential import Sequential
+from fedshift.engines.sequential import Sequential, laid_out_as
 from fedshift.errors import DivergedError, FedshiftError
 from fedshift.experiment import Experiment
 from fedshift.models.model import ModelSpec
@@ -230,10 +230,16 @@ class Simulation:
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go back (or on) to a checkpoint."""
         self.position = checkpoint.position
-        self.server = replace(checkpoint.server, clients=self.server.clients)
+        saved = checkpoint.server
+        shared, down, server = (self._laid_out(tensors) for tensors in (saved.shared, saved.down, saved.server))
+        self.server = replace(saved, shared=shared, down=down, server=server, clients=self.server.clients)
         self.bytes_down, self.bytes_up = checkpoint.bytes_down, checkpoint.bytes_up
         for client, state in checkpoint.clients.items():
-            self.store.put(client, state)
+            self.store.put(client, replace(state, tensors=self._laid_out(state.tensors)))
+
+    def _laid_out(self, tensors: Tensors) -> dict[str, torch.Tensor]:
+        """The tensors in the model's memory layout, which a checkpoint does not keep and on which last bits depend."""
+        return {name: laid_out_as(self.engine.resident[name], tensor) for name, tensor in tensors.items()}
 
     # Scores -------------------------------------------------------------------------------------
 

@@ -1,0 +1,101 @@
+"""FedAvgM's server update against numbers derived by hand and a second computation in float64."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from conftest import CNN_WITH_BN, Make, simulate
+from fedshift.core.contract import ServerState
+from fedshift.core.messages import Up
+from fedshift.methods.fedavgm import FedAvgM
+
+
+def state(w: float) -> ServerState:
+    """One parameter w, one batch-norm statistic of 10, and no velocity yet."""
+    shared = {"encoder.w": torch.tensor([w]), "encoder.running_mean": torch.tensor([10.0])}
+    return ServerState(shared, server={"velocity.encoder.w": torch.zeros(1)}, clients=2)
+
+
+def replies(*values: float, samples: tuple[int, ...] = ()):
+    ups = [
+        Up(
+            {"encoder.w": torch.tensor([w]), "encoder.running_mean": torch.tensor([w])}
+            | ({"samples": torch.tensor(samples[k])} if samples else {})
+        )
+        for k, w in enumerate(values)
+    ]
+    return list(enumerate(ups))
+
+
+def test_two_rounds_by_hand():
+    """Beta = 0.9, w_0 = 1, v_0 = 0.
+
+    Round 1: the mean of 0.5 and 0.7 is 0.6; v = 0.9 * 0 + (1 - 0.6) = 0.4; w = 1 - 0.4 = 0.6.
+    Round 2: the mean of 0.3 and 0.5 is 0.4; v = 0.9 * 0.4 + (0.6 - 0.4) = 0.56; w = 0.6 - 0.56 = 0.04.
+    The statistic is the mean of what came, 0.4.
+    """
+    method = FedAvgM(beta=0.9)
+    once = method.merge(state(1.0), replies(0.5, 0.7))
+    assert once.shared["encoder.w"].item() == pytest.approx(0.6)
+    assert once.server["velocity.encoder.w"].item() == pytest.approx(0.4)
+    twice = method.merge(once, replies(0.3, 0.5))
+    assert twice.shared["encoder.w"].item() == pytest.approx(0.04, abs=1e-6)
+    assert twice.server["velocity.encoder.w"].item() == pytest.approx(0.56)
+    assert twice.shared["encoder.running_mean"].item() == pytest.approx(0.4)
+
+
+def test_the_mean_is_weighted():
+    """(1 * 0.5 + 3 * 0.7) / 4 = 0.65, so v = 0.35 and w = 0.65."""
+    merged = FedAvgM().merge(state(1.0), replies(0.5, 0.7, samples=(1, 3)))
+    assert merged.shared["encoder.w"].item() == pytest.approx(0.65)
+    assert merged.server["velocity.encoder.w"].item() == pytest.approx(0.35)
+
+
+def test_a_tensor_without_velocity_is_averaged():
+    """A wrapper's own part, which FedAvgM does not know."""
+    before = state(1.0)
+    before.shared["other.w"] = torch.tensor([5.0])
+    ups = [(k, Up({**up, "other.w": torch.tensor([float(k)])})) for k, up in replies(0.5, 0.7)]
+    merged = FedAvgM().merge(FedAvgM().merge(before, ups), ups)
+    assert merged.shared["other.w"].item() == 0.5
+    assert set(merged.server) == {"velocity.encoder.w"}
+
+
+def test_without_momentum_it_is_fedavg(make: Make):
+    changes = {"train.rounds": 3} | CNN_WITH_BN
+    plain, ours = simulate(make(changes)), simulate(make(changes | {"method": {"name": "fedavgm", "beta": 0.0}}))
+    assert plain.server.shared.keys() == ours.server.shared.keys()
+    assert all(torch.equal(plain.server.shared[name], ours.server.shared[name]) for name in plain.server.shared)
+
+
+def test_a_run_follows_the_equations(make: Make):
+    """Three rounds with batch norm, computed again in float64 from the replies, in the paper's form w - v."""
+    rounds = []
+
+    @dataclass(frozen=True, kw_only=True)
+    class Recorded(FedAvgM):
+        """Remembers what was merged."""
+
+        def merge(self, state, replies):
+            merged = super().merge(state, replies)
+            rounds.append((state, [up for _, up in replies], merged))
+            return merged
+
+    experiment = make({"train.rounds": 3} | CNN_WITH_BN)
+    simulation = simulate(dataclasses.replace(experiment, method=Recorded(beta=0.5)))
+    parameters = {name for name, _ in simulation.engine.net.parameters()}
+    assert {f"velocity.{name}" for name in parameters} == set(simulation.server.server)
+    velocity = {name: torch.zeros_like(simulation.server.shared[name], dtype=torch.float64) for name in parameters}
+    for before, (one, other), after in rounds:
+        for name, tensor in after.shared.items():
+            mean = (one[name].double() + other[name].double()) / 2
+            if name in parameters:
+                velocity[name] = 0.5 * velocity[name] + before.shared[name].double() - mean
+                mean = before.shared[name].double() - velocity[name]
+            torch.testing.assert_close(tensor.double(), mean, rtol=1e-5, atol=1e-6)
+    for name, v in velocity.items():
+        torch.testing.assert_close(simulation.server.server[f"velocity.{name}"].double(), v, rtol=1e-4, atol=1e-6)

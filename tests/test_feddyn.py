@@ -1,0 +1,162 @@
+"""FedDyn's objective, dual and correction by hand, and what they are for: the federation's own optimum."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+
+from conftest import CNN_WITH_BN, Make, at, simulate
+from fedshift.core.contract import Batch, LocalWork, Part, ServerState
+from fedshift.core.messages import Down, Up
+from fedshift.core.net import Net, mirror
+from fedshift.data.federation import Samples
+from fedshift.methods.fedavg import FedAvg
+from fedshift.methods.feddyn import FedDyn
+
+
+def test_loss_and_gradient_by_hand():
+    """One image x = 2, y = 0; logits (w_0 x, w_1 x) with w = (1, -1); w_t = (0, 0), g = (0.5, 2), alpha = 0.1.
+
+    CE = log(1 + e^-4) = 0.0181499; its gradient is (p_0 - 1) x = -0.0359724 and p_1 x = 0.0359724.
+    linear = -(0.5 * 1 + 2 * -1) = 1.5, with gradient (-0.5, -2).
+    proximal = 0.05 * (1 + 1) = 0.1, with gradient 0.1 * (1, -1).
+    Sum of gradients: (-0.4359724, -2.0640276).
+    """
+    head = nn.Linear(1, 2, bias=False)
+    head.weight.data = torch.tensor([[1.0], [-1.0]])
+    modules = {"encoder": nn.Identity(), "head": head}
+    dual = mirror(modules)
+    dual["head"].weight.data = torch.tensor([[0.5], [2.0]])
+    net = Net({**modules, "dual": dual})
+    batch = Batch(torch.tensor([[2.0]]), torch.tensor([0]))
+    terms = FedDyn(alpha=0.1).loss(net, batch, at(received={"head.weight": torch.zeros(2, 1)}))
+    assert {name: term.item() for name, term in terms.items()} == pytest.approx(
+        {"cross_entropy": 0.0181499, "linear": 1.5, "proximal": 0.1}, abs=1e-6
+    )
+    sum(terms.values()).backward()
+    assert head.weight.grad.flatten().tolist() == pytest.approx([-0.4359724, -2.0640276], abs=1e-6)
+    assert dual["head"].weight.grad is None
+
+
+def test_the_dual_by_hand():
+    """With g = 0.2, w_t = 1, w_k = 0.4, alpha = 0.1: g - 0.1 * (0.4 - 1) = 0.26. What has no dual is left alone."""
+    work = LocalWork(
+        {"head.w": torch.tensor(0.4), "head.running_mean": torch.tensor(3.0)},
+        {"dual.head.w": torch.tensor(0.2), "encoder.own": torch.tensor(1.0)},
+        Down({"head.w": torch.tensor(1.0), "head.running_mean": torch.tensor(0.0)}),
+        {},
+        Samples(torch.zeros(5, 1), torch.zeros(5, dtype=torch.int64)),
+        torch.tensor([5, 0]),
+    )
+    kept = FedDyn(alpha=0.1).keep(work)
+    assert kept.keys() == {"dual.head.w"}
+    assert kept["dual.head.w"].item() == pytest.approx(0.26)
+
+
+def up(w: float, **more: int) -> Up:
+    tensors = {"head.w": torch.tensor(w), "head.running_mean": torch.tensor(w)}
+    return Up(tensors | {name: torch.tensor(value) for name, value in more.items()})
+
+
+def test_two_merges_by_hand():
+    """Four clients, two of them sampled; alpha = 0.1, w_0 = 1, h_0 = 0.
+
+    Round 1: mean(0.6, 0.8) = 0.7; h = -0.1 * (1/4) * (-0.4 - 0.2) = 0.015; w = 0.7 - 0.15 = 0.55.
+    Round 2: mean(0.5, 0.3) = 0.4; h = 0.015 - 0.1 * (1/4) * (-0.05 - 0.25) = 0.0225; w = 0.4 - 0.225 = 0.175.
+    The statistic is the mean of what came.
+    """
+    start = {"head.w": torch.tensor(1.0), "head.running_mean": torch.tensor(9.0)}
+    state = ServerState(start, server={"correction.head.w": torch.tensor(0.0)}, clients=4)
+    method = FedDyn(alpha=0.1)
+    state = method.merge(state, [(0, up(0.6)), (3, up(0.8))])
+    assert state.server["correction.head.w"].item() == pytest.approx(0.015)
+    assert state.shared["head.w"].item() == pytest.approx(0.55)
+    state = method.merge(state, [(1, up(0.5)), (3, up(0.3))])
+    assert state.server["correction.head.w"].item() == pytest.approx(0.0225)
+    assert state.shared["head.w"].item() == pytest.approx(0.175)
+    assert state.shared["head.running_mean"].item() == pytest.approx(0.4)
+
+
+def test_a_weighted_merge_by_hand():
+    """Counts 1 and 3 of two clients: mean = 0.75, h = -0.1 * (2/2) * (0.75 - 1) = 0.025, w = 0.75 - 0.25 = 0.5."""
+    state = ServerState({"head.w": torch.tensor(1.0)}, server={"correction.head.w": torch.tensor(0.0)}, clients=2)
+    merged = FedDyn(alpha=0.1).merge(state, [(0, up(0.6, samples=1)), (1, up(0.8, samples=3))])
+    assert merged.server["correction.head.w"].item() == pytest.approx(0.025)
+    assert merged.shared["head.w"].item() == pytest.approx(0.5)
+
+
+class Point(nn.Module):
+    """One number w."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quadratic(FedAvg):
+    """Client k has F_k(w) = a_k/2 (w - c_k)^2 with a = (1, 4) and c = (1, -1)."""
+
+    def parts(self, spec):
+        return {"encoder": Part(nn.Identity()), "head": Part(Point())}
+
+    def loss(self, net, batch, context):
+        curvature = torch.tensor([1.0, 4.0])[context.client]
+        optimum = torch.tensor([1.0, -1.0])[context.client]
+        return {"cross_entropy": curvature / 2 * (net.head.w - optimum).square()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DynamicQuadratic(FedDyn, Quadratic):
+    """FedDyn on the same objectives."""
+
+
+def test_rounds_end_at_the_federations_optimum_and_those_of_fedavg_do_not(make: Make):
+    """The mean of F_k is least where 1 (w - 1) + 4 (w + 1) = 0: w = -3/5.
+
+    Thirty steps of size 0.2 find each client's own optimum, so FedAvg gives the mean of c_k, 0. At FedDyn's
+    fixed point w_k = w, hence h = 0 and g_k = F_k'(-0.6) = (-1.6, 1.6).
+    """
+    experiment = make({"train.rounds": 40, "train.steps": 30, "train.lr": 0.2, "train.momentum": 0.0})
+    plain = simulate(dataclasses.replace(experiment, method=Quadratic()))
+    assert plain.server.shared["head.w"].item() == pytest.approx(0, abs=0.01)
+    ours = simulate(dataclasses.replace(experiment, method=DynamicQuadratic(alpha=1.0)))
+    assert ours.server.shared["head.w"].item() == pytest.approx(-0.6, abs=1e-4)
+    assert ours.server.server["correction.head.w"].item() == pytest.approx(0, abs=1e-4)
+    duals = [state.tensors["dual.head.w"].item() for _, state in ours.store.items()]
+    assert duals == pytest.approx([-1.6, 1.6], abs=1e-4)
+
+
+def test_a_tiny_alpha_leaves_local_training_as_it_is(make: Make):
+    """With alpha = 1e-30 the terms vanish beside any gradient, so clients train as FedAvg's do, to the bit.
+
+    The merge does not vanish: h / alpha = -(mean - w_0), so w_1 = mean + (mean - w_0).
+    """
+    start = simulate(make(), rounds=0).server.shared
+    plain = simulate(make(), rounds=1)
+    ours = simulate(make({"method": {"name": "feddyn", "alpha": 1e-30}}), rounds=1)
+    one, other = (run.messages["train"]["up"] for run in (plain, ours))
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    for name, mean in plain.server.shared.items():
+        torch.testing.assert_close(ours.server.shared[name], 2 * mean - start[name], rtol=1e-4, atol=1e-6)
+
+
+def test_gradients_are_clipped(make: Make):
+    """One step of plain SGD moves all weights together by lr * max_norm = 0.1 * 0.01 where the gradient is larger."""
+    changes = {"train.steps": 1, "train.momentum": 0.0, "method": {"name": "feddyn", "max_norm": 0.01}}
+    simulation = simulate(make(changes), rounds=1)
+    messages = simulation.messages["train"]
+    moved = torch.cat([(messages["up"][name] - messages["down"][name]).flatten() for name in messages["up"]])
+    assert moved.norm().item() == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_batch_norm_may_be_measured_again(make: Make):
+    """The duals mirror the batch norms' parameters but have no statistics of their own."""
+    simulation = simulate(make({"method": {"name": "feddyn", "bn": "reestimate"}} | CNN_WITH_BN), rounds=1)
+    record = simulation.evaluate(simulation.moments()[0])
+    assert len(record["environments"]) == 3

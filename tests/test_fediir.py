@@ -1,0 +1,180 @@
+"""FedIIR's probe, moving mean and second-order penalty by hand, by finite differences and in a run."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from conftest import CNN_WITH_BN, Make, at, simulate
+from fedshift.core.contract import Batch, LocalWork, ServerState
+from fedshift.core.messages import Down, Up
+from fedshift.core.net import Net
+from fedshift.data.federation import Samples
+from fedshift.errors import FedshiftError
+from fedshift.methods.fediir import FedIIR
+
+GRADIENT = 0.0359724  # of one image z = 2, y = 0, logits (z, -z): p_1 z = 2 / (1 + e^4)
+
+
+def one_dimensional_net() -> Net:
+    """Z = x; logits (z, -z)."""
+    head = nn.Linear(1, 2, bias=False)
+    head.weight.data = torch.tensor([[1.0], [-1.0]])
+    return Net({"encoder": nn.Identity(), "head": head})
+
+
+def test_the_probe_by_hand():
+    """Images x = 2, y = 0 and x = 0, y = 1: the first has the gradient -+0.0359724, the second, with z = 0, none.
+
+    Summed over the batch, and divided by the client's two samples in the reply.
+    """
+    batch = Batch(torch.tensor([[2.0], [0.0]]), torch.tensor([0, 1]))
+    measured = FedIIR().head_gradient(one_dimensional_net(), batch, at())
+    assert measured["gradient.head.weight"].flatten().tolist() == pytest.approx([-GRADIENT, GRADIENT], abs=1e-6)
+    work = LocalWork({}, {}, Down({}), measured, Samples(*batch), torch.tensor([1, 1]))
+    up = FedIIR().reply_probe(work)
+    assert up.keys() == {"gradient.head.weight"}
+    assert up["gradient.head.weight"].flatten().tolist() == pytest.approx([-GRADIENT / 2, GRADIENT / 2], abs=1e-6)
+    assert FedIIR(weighting="samples").reply_probe(work)["samples"].item() == 2
+
+
+def gradients(*values: float, **more: list[int]) -> list[tuple[int, Up]]:
+    ups = [{"gradient.head.weight": torch.tensor([value])} for value in values]
+    for name, each in more.items():
+        ups = [up | {name: torch.tensor(number)} for up, number in zip(ups, each, strict=True)]
+    return [(k, Up(up)) for k, up in enumerate(ups)]
+
+
+def test_the_moving_mean_by_hand():
+    """Memory 0.95: g = 0.05 * mean(1, 3) = 0.1, then 0.95 * 0.1 + 0.05 * 4 = 0.295. Other tensors stay."""
+    state = ServerState({"head.weight": torch.tensor([7.0])}, {"invariant.head.weight": torch.zeros(1)}, clients=2)
+    once = FedIIR().merge_probe(state, gradients(1.0, 3.0))
+    assert once.down["invariant.head.weight"].item() == pytest.approx(0.1)
+    twice = FedIIR().merge_probe(once, gradients(4.0, 4.0))
+    assert twice.down["invariant.head.weight"].item() == pytest.approx(0.295)
+    assert twice.shared == state.shared
+    weighted = FedIIR(ema=0.0).merge_probe(state, gradients(1.0, 3.0, samples=[1, 3]))
+    assert weighted.down["invariant.head.weight"].item() == pytest.approx(2.5)  # (1 + 9) / 4
+
+
+def test_the_penalty_by_hand():
+    """One image x = 2, y = 0, lam = 0.5: against g = 0 it is 0.5 * 2 * 0.0359724^2; against the gradient itself 0."""
+    batch = Batch(torch.tensor([[2.0]]), torch.tensor([0]))
+    method, net = FedIIR(lam=0.5), one_dimensional_net()
+    terms = method.loss(net, batch, at(received={"invariant.head.weight": torch.zeros(2, 1)}))
+    assert terms["cross_entropy"].item() == pytest.approx(0.0181499, abs=1e-6)
+    assert terms["invariance"].item() == pytest.approx(GRADIENT**2, rel=1e-4)
+    own = {"invariant.head.weight": method.head_gradient(net, batch, at())["gradient.head.weight"]}
+    assert method.loss(net, batch, at(received=own))["invariance"].item() == pytest.approx(0, abs=1e-12)
+
+
+def tiny_net() -> tuple[Net, Batch, dict[str, torch.Tensor]]:
+    """A smooth net in float64, a batch, and a mean gradient to compare with."""
+    generator = torch.Generator().manual_seed(0)
+    encoder = nn.Sequential(nn.Linear(3, 2), nn.Tanh()).double()
+    head = nn.Linear(2, 3).double()
+    for parameter in [*encoder.parameters(), *head.parameters()]:
+        parameter.data = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+    batch = Batch(torch.randn(4, 3, generator=generator, dtype=torch.float64), torch.tensor([0, 2, 1, 2]))
+    received = {
+        f"invariant.head.{name}": torch.randn(p.shape, generator=generator, dtype=torch.float64)
+        for name, p in head.named_parameters()
+    }
+    return Net({"encoder": encoder, "head": head}), batch, received
+
+
+def test_the_gradient_is_of_second_order():
+    """Central differences of the whole loss, for every parameter of encoder and head, in float64.
+
+    Without the graph through the inner gradient the penalty would move nothing.
+    """
+    net, batch, received = tiny_net()
+    method, step = FedIIR(lam=0.7), 1e-6
+
+    def total() -> torch.Tensor:
+        return sum(method.loss(net, batch, at(received=received)).values())
+
+    parameters = dict(net.parameters())
+    exact = torch.autograd.grad(total(), list(parameters.values()))
+    plain = torch.autograd.grad(F.cross_entropy(net.head(net.encoder(batch.x)), batch.y), list(parameters.values()))
+    for parameter, gradient, first_order in zip(parameters.values(), exact, plain, strict=True):
+        assert not torch.allclose(gradient, first_order, rtol=1e-2)
+        flat = parameter.data.view(-1)
+        for i in range(flat.numel()):
+            around = []
+            for sign in (1, -1):
+                flat[i] += sign * step
+                around.append(total().item())
+                flat[i] -= sign * step
+            assert gradient.flatten()[i].item() == pytest.approx((around[0] - around[1]) / (2 * step), abs=1e-7)
+
+
+def test_the_penalty_in_closed_form():
+    """For a linear head the gradient is (p - onehot)^T z / B and its mean over the batch."""
+    net, batch, received = tiny_net()
+    z = net.encoder(batch.x)
+    error = (net.head(z).softmax(dim=1) - F.one_hot(batch.y, 3)) / 4
+    distance = (error.T @ z - received["invariant.head.weight"]).square().sum()
+    distance = distance + (error.sum(dim=0) - received["invariant.head.bias"]).square().sum()
+    penalty = FedIIR(lam=0.7).loss(net, batch, at(received=received))["invariance"]
+    assert penalty.item() == pytest.approx(0.7 * distance.item(), rel=1e-12)
+
+
+def test_without_its_term_it_is_fedavg(make: Make):
+    changes = {"train.rounds": 3} | CNN_WITH_BN
+    plain, ours = simulate(make(changes)), simulate(make(changes | {"method": {"name": "fediir", "lam": 0.0}}))
+    assert plain.server.shared.keys() == ours.server.shared.keys()
+    assert all(torch.equal(plain.server.shared[name], ours.server.shared[name]) for name in plain.server.shared)
+
+
+def test_a_run_stores_the_moving_mean_and_sends_it_at_once(make: Make):
+    """Three rounds with memory 0.5, the full-data gradients computed again in float64 at each round's model.
+
+    What is sent to train is g after this round's probe, and g goes on from round to round.
+    """
+    sent = []
+
+    @dataclass(frozen=True, kw_only=True)
+    class Recorded(FedIIR):
+        """Remembers what was sent for training."""
+
+        def send(self, state, client):
+            sent.append(super().send(state, client))
+            return sent[-1]
+
+    experiment = make({"train.rounds": 3, "evaluate.batch": 10})
+    simulation = simulate(dataclasses.replace(experiment, method=Recorded(ema=0.5)))
+    g = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in (("weight", (3, 4)), ("bias", (3,)))}
+    assert len(sent) == 6  # two clients, three rounds
+    for down in sent[::2]:
+        fresh = simulation.engine.net
+        fresh.encoder.load_state_dict({n[8:]: t for n, t in down.items() if n.startswith("encoder.")})
+        encoder, w, b = fresh.encoder.double(), down["head.weight"].double(), down["head.bias"].double()
+        means = []
+        for client in simulation.federation.clients:
+            z = encoder(client.train.x.double()).detach()
+            error = ((z @ w.T + b).softmax(dim=1) - F.one_hot(client.train.y, 3)) / len(z)
+            means.append({"weight": error.T @ z, "bias": error.sum(dim=0)})
+        encoder.float()
+        g = {name: 0.5 * old + 0.5 * (means[0][name] + means[1][name]) / 2 for name, old in g.items()}
+        for name, expected in g.items():
+            torch.testing.assert_close(down[f"invariant.head.{name}"].double(), expected, rtol=1e-4, atol=1e-6)
+    assert torch.equal(simulation.server.down["invariant.head.bias"], sent[-1]["invariant.head.bias"])
+
+
+def test_what_each_exchange_carries(make: Make):
+    messages = simulate(make({"method.name": "fediir"}), rounds=1).messages
+    assert set(messages["probe"]["up"]) == {"gradient.head.weight", "gradient.head.bias"}
+    model = set(messages["probe"]["down"])
+    assert set(messages["train"]["down"]) == model | {"invariant.head.weight", "invariant.head.bias"}
+    assert set(messages["train"]["up"]) == model
+
+
+def test_a_memory_of_one_would_never_learn():
+    with pytest.raises(FedshiftError, match=r"ema = 1\.0"):
+        FedIIR(ema=1.0)

@@ -1,0 +1,160 @@
+"""MOON's contrast by hand, and the model that each client keeps for it."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from conftest import CNN_WITH_BN, Make, at, simulate
+from fedshift.core.contract import Batch
+from fedshift.core.net import Net
+from fedshift.core.state import ClientState
+from fedshift.methods.moon import MOON, contrast
+from fedshift.runs.progress import Progress
+from fedshift.runs.simulation import Simulation
+
+X, Y = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])
+
+
+def test_the_contrast_and_its_gradient_by_hand():
+    """Temperature 0.5, z = (1, 0).
+
+    Image 1: cos(z, z_g) = 1, cos(z, z_prev) = 0: log(1 + e^-2) = 0.1269280.
+    Image 2: the other way round: log(1 + e^2) = 2.1269280. Mean: 1.1269280.
+    d cos(z, v)/dz at |z| = 1 is v - cos(z, v) z. With u = (cos_prev - cos_g) / 0.5 the loss is softplus(u):
+    image 1: sigmoid(-2) / 0.5 * ((0, 1) - 0) = (0, 0.2384058); image 2: sigmoid(2) / 0.5 * -(0, 1) = (0, -1.7615942);
+    each is halved by the mean.
+    """
+    z = torch.stack([X, X]).requires_grad_()
+    loss = contrast(z, torch.stack([X, Y]), torch.stack([Y, X]), 0.5)
+    assert loss.item() == pytest.approx(1.1269280, abs=1e-6)
+    loss.backward()
+    assert z.grad.flatten().tolist() == pytest.approx([0, 0.1192029, 0, -0.8807971], abs=1e-6)
+
+
+def test_the_contrast_is_a_cross_entropy_of_two():
+    """-log softmax over (s_g, s_prev) / tau of the first, in float64."""
+    generator = torch.Generator().manual_seed(0)
+    z, positive, negative = torch.randn(3, 6, 5, generator=generator, dtype=torch.float64)
+    cosines = [(z * v).sum(dim=1) / (z.norm(dim=1) * v.norm(dim=1)) for v in (positive, negative)]
+    expected = F.cross_entropy(torch.stack(cosines, dim=1) / 0.3, torch.zeros(6, dtype=torch.int64))
+    assert contrast(z, positive, negative, 0.3).item() == pytest.approx(expected.item(), rel=1e-12)
+
+
+def linear(*rows: list[float]) -> nn.Linear:
+    layer = nn.Linear(len(rows[0]), len(rows), bias=False)
+    layer.weight.data = torch.tensor(rows)
+    return layer
+
+
+def test_the_loss_reads_the_received_and_the_previous_model():
+    """Encoders 1x -> 2 z: at work x * (1, 0), received x * (0, 1), previous x * (1, 0); x = 3, mu = 2.
+
+    Cosines 0 and 1: 2 * log(1 + e^2) = 4.2538560. The head is zero: CE = log 2.
+    """
+    encoder, previous = linear([1.0], [0.0]), nn.Sequential(OrderedDict(encoder=linear([1.0], [0.0])))
+    net = Net({"encoder": encoder, "head": linear([0.0, 0.0], [0.0, 0.0]), "previous": previous.requires_grad_(False)})
+    received = {"encoder.weight": torch.tensor([[0.0], [1.0]])}
+    batch = Batch(torch.tensor([[3.0]]), torch.tensor([1]))
+    terms = MOON(mu=2.0, projection="none").loss(net, batch, at(received=received))
+    assert terms["cross_entropy"].item() == pytest.approx(math.log(2))
+    assert terms["contrastive"].item() == pytest.approx(2 * math.log(1 + math.exp(2)), rel=1e-6)
+    sum(terms.values()).backward()
+    assert encoder.weight.grad[1].item() < 0  # towards the received model
+    assert not any(parameter.grad is not None for parameter in previous.parameters())
+
+
+def test_the_projection_is_contrasted_and_read_by_the_head(make: Make):
+    """The same numbers, with an encoder that would say the contrary: z = x for all three, projected apart."""
+    parts = {"encoder": linear([1.0]), "projection": linear([1.0], [0.0])}
+    previous = nn.Sequential(OrderedDict(deepcopy(parts)))
+    head = linear([1.0, 0.0], [0.0, 0.0])
+    net = Net({**parts, "head": head, "previous": previous})
+    received = {"encoder.weight": torch.tensor([[1.0]]), "projection.weight": torch.tensor([[0.0], [1.0]])}
+    method = MOON(mu=1.0)
+    terms = method.loss(net, Batch(torch.tensor([[3.0]]), torch.tensor([0])), at(received=received))
+    assert terms["contrastive"].item() == pytest.approx(math.log(1 + math.exp(2)), rel=1e-6)
+    assert terms["cross_entropy"].item() == pytest.approx(math.log(1 + math.exp(-3)), rel=1e-5)
+    assert method.predict(net, torch.tensor([[3.0]]), {})[0, 0].item() == pytest.approx(-math.log(1 + math.exp(-3)))
+    shared = simulate(make({"method": {"name": "moon", "projection_dim": 5}}), rounds=1).server.shared
+    assert shared["projection.2.weight"].shape == (5, 4)
+    assert shared["head.weight"].shape == (3, 5)
+
+
+def test_with_local_batch_norm_the_received_weights_meet_the_norms_at_work():
+    """The Down holds no batch norm, so z_g is made with the scale that the client has at this step."""
+    encoder = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    encoder[1].weight.data = torch.tensor([2.0, -1.0, 0.5])
+    previous = nn.Sequential(OrderedDict(encoder=deepcopy(encoder).eval()))
+    net = Net({"encoder": encoder, "head": nn.Linear(3, 2), "previous": previous})
+    received = {"encoder.0.weight": torch.ones(3, 2), "encoder.0.bias": torch.tensor([0.5, 1.0, -1.0])}
+    x = torch.tensor([[1.0, 2.0], [0.0, -1.0], [2.0, 0.5]])
+    once = deepcopy(encoder)
+    z = once(x)  # in training mode: the statistics move, once
+    norm, z_previous = deepcopy(once[1]).eval(), previous(x)
+    z_global = norm(x @ received["encoder.0.weight"].T + received["encoder.0.bias"])
+    loss = MOON(projection="none").loss(net, Batch(x, torch.tensor([0, 1, 0])), at(received=received))
+    assert loss["contrastive"].item() == pytest.approx(contrast(z, z_global, z_previous, 0.5).item(), rel=1e-5)
+    assert torch.equal(encoder[1].running_mean, once[1].running_mean)  # no frozen pass moved them again
+
+
+def test_without_its_term_and_projection_it_is_fedavg(make: Make):
+    changes = {"train.rounds": 3} | CNN_WITH_BN
+    plain = simulate(make(changes))
+    ours = simulate(make(changes | {"method": {"name": "moon", "mu": 0.0, "projection": "none"}}))
+    assert plain.server.shared.keys() == ours.server.shared.keys()
+    assert all(torch.equal(plain.server.shared[name], ours.server.shared[name]) for name in plain.server.shared)
+
+
+@pytest.mark.parametrize("bn", ["shared", "local"])
+@pytest.mark.parametrize("projection", ["mlp", "none"])
+def test_the_previous_model_is_the_clients_last_one(make: Make, bn: str, projection: str):
+    """At first the run's initial model; after a round what the client trained, its own batch norms included."""
+    method = {"name": "moon", "bn": bn, "projection": projection}
+    simulation = Simulation(make({"method": method} | CNN_WITH_BN))
+    initial = {**simulation.server.shared, **simulation.initial_client}
+    kept = {name for name in simulation.initial_client if name.startswith("previous.")}
+    heads = {name for name in initial if name.startswith(("head.", "previous."))}
+    assert {name.removeprefix("previous.") for name in kept} == initial.keys() - heads
+    assert all(torch.equal(initial[name], initial[name.removeprefix("previous.")]) for name in kept)
+    for moment in simulation.moments():
+        (exchange,) = moment.stage.exchanges
+        ups = simulation.exchange(exchange, moment, list(simulation.federation.clients), Progress())
+        simulation.server = exchange.merge(simulation.server, sorted(ups.items()))
+        for client, up in ups.items():
+            state = simulation.store.get(client)
+            assert state is not None
+            trained = {**up, **state.tensors}
+            assert all(torch.equal(trained[name], trained[name.removeprefix("previous.")]) for name in kept)
+            assert not torch.equal(state.tensors["previous.encoder.0.weight"], initial["encoder.0.weight"])
+    one, other = (state.tensors["previous.encoder.0.weight"] for _, state in simulation.store.items())
+    assert not torch.equal(one, other)
+
+
+def test_the_previous_model_moves_the_training_but_does_not_leave(make: Make):
+    """Another previous model gives another reply, in which neither its values nor its names are found."""
+    canary, replies = 0.7654321, []
+    for value in (None, canary):
+        simulation = Simulation(make({"method.name": "moon"}))
+        moment = simulation.moments()[0]
+        (exchange,) = moment.stage.exchanges
+        if value is not None:
+            generator = torch.Generator().manual_seed(0)
+            for client in simulation.federation.clients:
+                tensors = {
+                    name: torch.where(torch.rand(t.shape, generator=generator) < 0.5, value, 0.5)
+                    for name, t in simulation.initial_client.items()
+                }
+                simulation.store.put(client.id, ClientState(tensors))
+        ups = simulation.exchange(exchange, moment, list(simulation.federation.clients), Progress())
+        for up in ups.values():
+            assert up.keys() == simulation.server.shared.keys()
+            assert not any((tensor == canary).any() for tensor in up.values())
+        replies.append(ups[0])
+    assert not torch.equal(replies[0]["encoder.1.weight"], replies[1]["encoder.1.weight"])
