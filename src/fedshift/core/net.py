@@ -55,7 +55,7 @@ class Net:
         A method on top of another can then read the representation without a second pass, which would
         count twice in batch-norm statistics.
         """
-        return Net({**self.parts, part: _Remembering(self.parts[part])})
+        return _RememberingNet(self.parts, part)
 
     def parameters(self, among: Container[str] | None = None) -> Iterator[tuple[str, nn.Parameter]]:
         """Trainable parameters with their full names; only those ``among`` the given names, if any are."""
@@ -65,24 +65,21 @@ class Net:
                     yield name, parameter
 
 
-class _Remembering(nn.Module):
-    """A module that keeps its last answer; ``parameters`` and ``state_dict`` are those of the module itself."""
+class _RememberingNet(Net):
+    """A net of which one part answers the same tensor from memory; parameters and tensors are the part's own."""
 
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self._held = [module]  # in a list, so that it is no submodule and names stay as they are
+    def __init__(self, parts: Mapping[str, nn.Module], part: str) -> None:
+        super().__init__(parts)
+        self._remembered = part
         self._last: tuple[Tensor, Any] | None = None
 
-    def forward(self, x: Tensor) -> Any:
+    def __getattr__(self, name: str) -> Any:
+        return self._answer if name == self._remembered else super().__getattr__(name)
+
+    def _answer(self, x: Tensor) -> Any:
         if self._last is None or self._last[0] is not x:
-            self._last = (x, self._held[0](x))
+            self._last = (x, self.parts[self._remembered](x))
         return self._last[1]
-
-    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        return self._held[0].named_parameters(*args, **kwargs)
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        return self._held[0].state_dict(*args, **kwargs)
 
 
 def mirror(modules: Mapping[str, nn.Module]) -> nn.ModuleDict:
@@ -93,6 +90,8 @@ def mirror(modules: Mapping[str, nn.Module]) -> nn.ModuleDict:
     copy = nn.ModuleDict({name: deepcopy(module) for name, module in modules.items()})
     for module in copy.modules():
         module._buffers.clear()
+        if isinstance(module, _BatchNorm):
+            module.track_running_stats = False  # there is nothing to reset or measure again
     with torch.no_grad():
         for parameter in copy.parameters():
             parameter.zero_()
