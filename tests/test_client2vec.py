@@ -45,23 +45,20 @@ def run(simulation: Simulation, rounds: int | None = None) -> Simulation:
 
 
 def test_similarity_loss_by_hand():
-    """cos((3, 4), (1, 0)) = 0.6 and cos((0, 2), (0, -1)) = -1: 1 - (0.6 - 1) / 2 = 1.2."""
+    """The cosines cos((3, 4), (1, 0)) = 0.6 and cos((0, 2), (0, -1)) = -1: 1 - (0.6 - 1) / 2 = 1.2."""
     z, label = torch.tensor([[3.0, 4.0], [0.0, 2.0]]), torch.tensor([[1.0, 0.0], [0.0, -1.0]])
     assert similarity_loss(z, label).item() == pytest.approx(1.2)
 
 
 @pytest.mark.parametrize(("form", "value"), [("mean", 4.5), ("sum", 18.0)])
 def test_orthogonality_loss_by_hand(form: str, value: float):
-    """Z = [[1, 2], [0, 1]], U = [[1, -1], [3, 4]]: Z U^T = [[-1, 11], [-1, 4]] ... the absolute sum is 17.
-
-    Row 1: 1 - 2 = -1 and 3 + 8 = 11; row 2: -1 and 4. 1 + 11 + 1 + 4 = 17; with U_2 = (4, 4): 1 + 12 + 1 + 4 = 18.
-    """
+    """Z = [[1, 2], [0, 1]], U = [[1, -1], [4, 4]]: Z U^T = [[-1, 12], [-1, 4]]; 1 + 12 + 1 + 4 = 18, mean 4.5."""
     z, u = torch.tensor([[1.0, 2.0], [0.0, 1.0]]), torch.tensor([[1.0, -1.0], [4.0, 4.0]])
     assert orthogonality_loss(z, u, form).item() == pytest.approx(value)
 
 
 def test_diversity_loss_by_hand():
-    """u = (1, 0), (0, 2), (-3, 0): cosines 0, -1; 0, 0; -1, 0.
+    """U = (1, 0), (0, 2), (-3, 0): cosines 0, -1; 0, 0; -1, 0.
 
     log(1 + e^-1) for the first and third, log 2 for the second: (2 * 0.3132617 + 0.6931472) / 3 = 0.4398902.
     """
@@ -142,7 +139,7 @@ THREE = {
 
 @pytest.mark.parametrize(
     ("compared", "expected"),
-    [("both", [0.5, 0.25, 0.625]), ("feature", [0.75, 0.25, 0.75]), ("label", [0.25, 0.25, 0.75])],
+    [("both", [0.625, 0.125, 0.875]), ("feature", [1.0, 0.0, 1.0]), ("label", [0.25, 0.25, 0.75])],
 )
 def test_similarity_to_a_cohort_by_hand(compared: str, expected: list[float]):
     """Cohort {0, 2} with N = 10 and 30.
@@ -150,11 +147,6 @@ def test_similarity_to_a_cohort_by_hand(compared: str, expected: list[float]):
     Feature cosines to (0, 2): client 0: (1, 1); 1: (0, 0); 2: (1, 1). Label cosines: 0: (1, 0); 1: (1, 0); 2: (0, 1).
     Both: half the sums weighed by 1/4 and 3/4: 0: (2/4 + 1 * 3/4) / 2 = 0.625; 1: 1/4 / 2 = 0.125; 2: (1/4 + 6/4) / 2.
     """
-    expected = {
-        "both": [0.625, 0.125, 0.875],
-        "feature": [1.0, 0.0, 1.0],
-        "label": [0.25, 0.25, 0.75],
-    }[compared]
     found = Client2Vec(compared=compared).to_cohort(state_of(**THREE), [0, 2])
     assert found.tolist() == pytest.approx(expected)
 
@@ -187,7 +179,7 @@ def test_clients_of_recent_rounds_are_not_sampled():
 
 
 def test_memory_of_cohorts(make: Make):
-    """gamma = 0.5: history is S(C^1) after one round and 0.5 S(C^1) + S(C^2) after two; `since` counts from 1."""
+    """Gamma = 0.5: history is S(C^1) after one round and 0.5 S(C^1) + S(C^2) after two; `since` counts from 1."""
     method = Client2Vec(gamma=0.5)
     first = method.remembering(state_of(**THREE), [0])
     second = method.remembering(first, [1])
@@ -198,9 +190,10 @@ def test_memory_of_cohorts(make: Make):
 
 
 def test_aggregation_follows_eq_3():
-    """Cohort {0, 1}, history 0, lambda_1 = 2. q = 1/3, 2/3; S(0) and S(1) to {0, 1}, N = 10, 20:
+    """Cohort {0, 1}, history 0, lambda_1 = 2, N = 10, 20, so q = 1/3, 2/3.
 
-    features: cos 1, 0 / 0, 1; labels: 1, 1 / 1, 1. S_0 = (1/3 * 2 + 2/3 * 1) / 2 = 2/3; S_1 = (1/3 + 2/3 * 2) / 2 = 5/6.
+    Cosines of features: 1, 0 and 0, 1; of labels: 1, 1 and 1, 1.
+    S_0 = (1/3 * 2 + 2/3 * 1) / 2 = 2/3; S_1 = (1/3 + 2/3 * 2) / 2 = 5/6.
     p_1 / p_0 = 2 exp((5/6 - 2/3) / 2) = 2 e^(1/12).
     """
     replies = [(client, Up({"w": torch.tensor(1.0)})) for client in (0, 1)]
@@ -234,7 +227,7 @@ def test_with_all_uses_off_it_is_the_base(make: Make):
 
 
 def test_local_terms_by_hand():
-    """z = x = (1, 0); P maps to (2, 1); B_f = (3, 0), (0, 1), of norm 1: (1, 0), (0, 1); |z_P B^T| = 2, 1: mean 1.5.
+    """Z = x = (1, 0); P maps to (2, 1); B_f = (3, 0), (0, 1), of norm 1: (1, 0), (0, 1); |z_P B^T| = 2, 1: mean 1.5.
 
     h(z) = (log 3, 0): p = (3/4, 1/4); h_P(z_P) = (0, 0): q = (1/2, 1/2).
     KL(p || q) = 3/4 log(3/2) + 1/4 log(1/2) = 0.1308120. With weight 5: 7.5 and 0.6540602.
@@ -248,7 +241,8 @@ def test_local_terms_by_hand():
     nn.init.zeros_(projector_head.bias)
 
     class Vectors(nn.Module):
-        value = torch.tensor([[3.0, 0.0], [0.0, 1.0]])
+        def forward(self):
+            return torch.tensor([[3.0, 0.0], [0.0, 1.0]])
 
     net = Net(
         {

@@ -19,10 +19,10 @@ from PIL import Image
 from conftest import Make
 from fedshift.core.streams import Streams
 from fedshift.data.dataset import DomainData
-from fedshift.datasets.folder import ImageFolder
-from fedshift.datasets.hub import HubDataset
 from fedshift.data.images import decode
 from fedshift.data.inputs import IMAGENET_MEAN, IMAGENET_STD, Inputs
+from fedshift.datasets.folder import ImageFolder
+from fedshift.datasets.hub import HubDataset
 from fedshift.datasets.parquet import ParquetFile
 from fedshift.datasets.rotated_mnist import RotatedMNIST
 from fedshift.errors import FedshiftError

@@ -102,9 +102,8 @@ def test_a_canary_in_client_state_never_leaves(make: Make, name: str):
     simulation = Simulation(make(small(name) | local))
     canary = 0.7654321
     assert simulation.initial_client
-    moments = simulation.moments()
-    firsts = [moment for moment in moments if moment.round == 1]
-    for moment, exchange in ((moment, exchange) for moment in firsts for exchange in moment.stage.exchanges):
+    firsts = [first for first in simulation.moments() if first.round == 1]
+    for moment, exchange in [(first, exchange) for first in firsts for exchange in first.stage.exchanges]:
         kept: set[str] = set()
 
         def keep(work, exchange=exchange, kept=kept):
@@ -125,10 +124,10 @@ def test_a_canary_in_client_state_never_leaves(make: Make, name: str):
             own = simulation.store.get(client)
             assert own is not None
             # A copy of what was sent may be kept (MOON's last model); what was private before may not be sent.
-            for name, tensor in own.tensors.items():
-                if tensor.is_floating_point() and name not in kept:
+            for private, tensor in own.tensors.items():
+                if tensor.is_floating_point() and private not in kept:
                     sent = [value for value in up.values() if value.is_floating_point()]
-                    assert not any(torch.isin(tensor[tensor != 0], value).any() for value in sent), name
+                    assert not any(torch.isin(tensor[tensor != 0], value).any() for value in sent), private
 
 
 @pytest.mark.parametrize("name", EVERY_METHOD)

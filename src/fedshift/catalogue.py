@@ -266,15 +266,15 @@ class Entry:
         Raises:
             FedshiftError: the value is neither, or something in it is wrong.
         """
-        if isinstance(value, self.catalogue.base()):
+        if isinstance(value, Spec) and isinstance(value, self.catalogue.base()):
             return value
-        if isinstance(value, str):
-            return self.catalogue.build({"name": value})  # type: ignore[no-any-return]  # of any kind
-        if isinstance(value, Mapping) and ("name" in value or isinstance(default, str)):
-            return self.catalogue.build({"name": default, **value})  # type: ignore[no-any-return]  # of any kind
-        known = ", ".join(self.catalogue)
+        table = {"name": value} if isinstance(value, str) else value
+        if isinstance(table, Mapping) and ("name" in table or isinstance(default, str)):
+            built: Spec = self.catalogue.build({"name": default, **table})
+            return built
         raise FedshiftError(
-            f'{where} = {value!r}: give the name of a {self.catalogue.kind} ({known}), or a table such as {{ name = "..." }}.'
+            f"{where} = {value!r}: give the name of a {self.catalogue.kind} ({', '.join(self.catalogue)}), or a table "
+            'such as { name = "..." }.'
         )
 
 

@@ -251,6 +251,8 @@ def split(
 ) -> list[Tensor]:
     """Disjoint masks (N,) with the given fractions of every class of every holder; groups stay whole.
 
+    Where groups hold samples of several classes, the fractions are of every holder's groups.
+
     A mask gets at least one image of a class while one is left for the rest.
 
     Args:
@@ -263,7 +265,10 @@ def split(
     held = (holder >= 0).nonzero().flatten()
     first, group = first_of_each(data.group[held])
     count = max(len(data.domains), int(holder.max()) + 1)
-    stratum = data.y[held][first] * count + holder[held][first]
+    labels = data.y[held]
+    # Groups of mixed labels (blocks of text) have no class of their own.
+    classes = labels[first] if torch.equal(labels[first][group], labels) else torch.zeros_like(first)
+    stratum = classes * count + holder[held][first]
     side = torch.full((len(first),), -1)
     values, sizes = torch.unique(stratum, return_counts=True)
     ordered = torch.split(stratum.argsort(stable=True), sizes.tolist())

@@ -38,6 +38,14 @@ KINDS = {
     "indices": INDICES,
     "encoders": ENCODERS,
 }
+TYPES = {
+    "NoneType": "none",
+    "int": "whole number",
+    "float": "number",
+    "str": "text",
+    "bool": "true | false",
+    "dict": "table",
+}
 PLACES = {"index": "method.index", "encoder": "method.index.encoder"}  # tables that lie in others
 
 
@@ -141,5 +149,4 @@ def _type(hint: Any) -> str:
         return f"{_type(get_args(hint)[0])} {', '.join(bounds)}"
     if get_origin(hint) in (Union, UnionType):
         return " | ".join(_type(option) for option in get_args(hint))
-    names = {"NoneType": "none", "int": "whole number", "float": "number", "str": "text", "bool": "true | false", "dict": "table"}
-    return names.get(getattr(hint, "__name__", ""), str(hint))
+    return TYPES.get(getattr(hint, "__name__", ""), str(hint))

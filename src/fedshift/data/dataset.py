@@ -110,7 +110,7 @@ class ImageDataset(Dataset):
 
     def load(self, streams: Streams) -> DomainData:
         """Read the images and check that every domain has every class."""
-        data = self.read()
+        data = self.read(streams)
         missing = data.missing()
         if missing and self.missing_classes == "error":
             places = ", ".join(f"class '{label}' in domain '{domain}'" for domain, label in missing[:5])
@@ -120,8 +120,8 @@ class ImageDataset(Dataset):
             )
         return data
 
-    def read(self) -> DomainData:
-        """Read the images."""
+    def read(self, streams: Streams) -> DomainData:
+        """Read the images; what is random about it comes from the streams."""
         raise NotImplementedError
 
     def embedded(self, data: DomainData, tell: Tell = silent) -> DomainData:

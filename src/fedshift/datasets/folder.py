@@ -9,6 +9,7 @@ from pathlib import Path
 from PIL import Image
 
 from fedshift.catalogue import setting
+from fedshift.core.streams import Streams
 from fedshift.data.dataset import DomainData, ImageDataset
 from fedshift.data.images import Row, domain_data
 from fedshift.errors import FedshiftError
@@ -68,7 +69,7 @@ class ImageFolder(ImageDataset):
         """The names of the first-level folders."""
         return FolderSource(self.path).domains()
 
-    def read(self) -> DomainData:
+    def read(self, streams: Streams) -> DomainData:
         """Read every image file; other files are left alone."""
         return domain_data(FolderSource(self.path).rows(), self.size, self.channels)
 

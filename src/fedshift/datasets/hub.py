@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedshift.catalogue import setting
+from fedshift.core.streams import Streams
 from fedshift.data.dataset import DomainData, ImageDataset
 from fedshift.data.images import Row, domain_data
 from fedshift.datasets.parquet import Columns, class_name, image_bytes
@@ -95,7 +96,7 @@ class HubDataset(ImageDataset):
         """The values of the domain column."""
         return HubSource(self.path, self.split).domains()
 
-    def read(self) -> DomainData:
+    def read(self, streams: Streams) -> DomainData:
         """Read every row of the split."""
         source = HubSource(self.path, self.split)
         return domain_data(source.rows(), self.size, self.channels, source.classes())

@@ -65,7 +65,7 @@ class NamedImages(ImageDataset):
         """The published names, sorted."""
         return tuple(sorted(self.domains))
 
-    def read(self) -> DomainData:
+    def read(self, streams: Streams) -> DomainData:
         """Read the images of the wanted classes.
 
         Raises:

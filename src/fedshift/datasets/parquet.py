@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedshift.catalogue import setting
+from fedshift.core.streams import Streams
 from fedshift.data.dataset import DomainData, ImageDataset
 from fedshift.data.images import Row, domain_data
 from fedshift.errors import FedshiftError, need
@@ -122,7 +123,7 @@ class ParquetFile(ImageDataset):
         """The values of the domain column."""
         return ParquetSource(self.path).domains()
 
-    def read(self) -> DomainData:
+    def read(self, streams: Streams) -> DomainData:
         """Read every row."""
         source = ParquetSource(self.path)
         return domain_data(source.rows(), self.size, self.channels, source.classes())

@@ -18,8 +18,7 @@ from __future__ import annotations
 import csv
 from collections import Counter
 from collections.abc import Sequence
-from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple
 
@@ -69,35 +68,27 @@ class Wilds(ImageDataset):
     path: str = setting(help="the folder that the wilds package wrote, with metadata.csv in it", path=True)
     per_domain: WholeNumber = setting(0, help="images drawn of each domain; 0: all")
 
-    streams: Streams = field(default=Streams(0), init=False, repr=False, compare=False)
-
     def contents(self) -> Contents:
         """Every image that counts, from the tables alone."""
         raise NotImplementedError
 
-    def load(self, streams: Streams) -> DomainData:
+    def read(self, streams: Streams) -> DomainData:
         """Draw images of every domain and read them."""
-        drawn = copy(self)
-        object.__setattr__(drawn, "streams", streams)  # settings are frozen; the copy is not shared
-        return super(Wilds, drawn).load(streams)
-
-    def read(self) -> DomainData:
-        """Read the drawn images."""
         contents = self.contents()
-        drawn = self._drawn(contents.samples)
+        drawn = self._drawn(contents.samples, streams)
         rows = ((str(sample.file), sample.file, sample.domain, sample.label) for sample in drawn)
         data = domain_data(rows, self.size, self.channels, contents.classes)
         number = {burst: index for index, burst in enumerate(dict.fromkeys(sample.burst for sample in drawn))}
         return replace(data, group=torch.tensor([number[sample.burst] for sample in drawn]))
 
-    def _drawn(self, samples: Sequence[Sample]) -> list[Sample]:
+    def _drawn(self, samples: Sequence[Sample], streams: Streams) -> list[Sample]:
         """``per_domain`` images of each domain, in their old order."""
         by_domain: dict[str, list[int]] = {}
         for index, sample in enumerate(samples):
             by_domain.setdefault(sample.domain, []).append(index)
         kept: list[int] = []
         for domain, indices in by_domain.items():
-            order = self.streams.permutation(len(indices), f"{self.wilds_name} images", domain)
+            order = streams.permutation(len(indices), f"{self.wilds_name} images", domain)
             kept += [indices[i] for i in order[: self.per_domain or len(indices)].tolist()]
         return [samples[index] for index in sorted(kept)]
 

@@ -47,8 +47,9 @@ class Offline(Encoder):
         if inputs.vocabulary:
             return self.texts([f"The next character of {text}" for text in inputs.text(x)])
         if x.ndim != 4:
-            return of_norm_one(x.flatten(1).float() @ self._fixed("projection", x[0].numel(), self.size))
-        return torch.cat([self._images(chunk) for chunk in x.split(512)])
+            rows = x.flatten(1).float()
+            return of_norm_one(rows @ self._fixed("projection", rows.shape[1], self.size))
+        return torch.cat([self._images(chunk) for chunk in torch.split(x, 512)])
 
     def _images(self, x: Tensor) -> Tensor:
         pixels = x.float() / 255 if x.dtype == torch.uint8 else x.float()
@@ -75,7 +76,7 @@ class Offline(Encoder):
     def _fixed(self, purpose: str, rows: int, columns: int) -> Tensor:
         """A random matrix that never changes, with columns of expected norm 1."""
         generator = Streams(0).generator("offline encoder", purpose, rows, columns)
-        return torch.randn(rows, columns, generator=generator) / rows**0.5
+        return torch.randn(rows, columns, generator=generator).div_(rows**0.5)
 
 
 def _pieces(sentence: str) -> list[str]:

@@ -202,7 +202,7 @@ class Sequential:
                 if step == 0 or len(descents) > 1:
                     self._set_modes(net, objective.moves)
                 for repeat in range(objective.repeats):
-                    key = (phase.name, objective.name, step, *([repeat] if repeat else []))
+                    key: list[str | int] = [phase.name, objective.name, step, *([repeat] if repeat else [])]
                     noise = self._noise(objective.draws(self.spec, len(batch.y)), moment, site, *key)
                     try:
                         descent.step(net, batch, self._context(moment, site, step, noise))

@@ -73,7 +73,7 @@ class Decomposition(nn.Module):
 
     def forward(self, data: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Z, U and the reconstruction, each (B, d)."""
-        patches = torch.cat([data, data], dim=1).unflatten(1, (-1, self.width))
+        patches = torch.cat([data, data], dim=1).view(len(data), -1, self.width)
         split = self.transformer(patches + self.positions).flatten(1)
         z, u = split.chunk(2, dim=1)
         return z, u, self.projection(split)

@@ -40,9 +40,15 @@ NETWORK = "index_network"
 class Rows(nn.Module):
     """A row of numbers for every client."""
 
+    value: Tensor
+
     def __init__(self, clients: int, *shape: int) -> None:
         super().__init__()
         self.register_buffer("value", torch.zeros(clients, *shape))
+
+    def forward(self) -> Tensor:
+        """All rows."""
+        return self.value
 
 
 @dataclass(frozen=True, kw_only=True)

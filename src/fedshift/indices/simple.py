@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from fedshift.core.contract import Batch, Context, Exchange, LocalWork, Method, Part, Stage
 from fedshift.core.messages import Tensors, Up
 from fedshift.core.net import Net
-from fedshift.indices.index import ClientIndex, Rows
+from fedshift.indices.index import ClientIndex
 from fedshift.models.model import ModelSpec
 
 

@@ -19,7 +19,7 @@ Choices, where the paper leaves something open:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar, Literal
 
@@ -100,8 +100,8 @@ class Client2Vec(Method):
         base = self.base.parts(spec)
         index = self.index.parts(spec, base, feature_scope)
         if self.local_training:
-            length = index["feature_index"].module.value.shape[1]
-            features = base["head"].module.in_features
+            length = index["feature_index"].module.state_dict()["value"].shape[1]
+            features = base["head"].module.state_dict()["weight"].shape[1]
             projector = spec.initialised("projector", lambda: nn.Linear(features, length, bias=False))
             head = spec.initialised("projector_head", lambda: nn.Linear(length, spec.classes))
             own |= {"projector": Part(projector), "projector_head": Part(head)}
@@ -227,7 +227,7 @@ class Client2Vec(Method):
         """Eq. 4 without its first term: ||z_P B_f||_1 and KL(softmax(h(z)) || softmax(h_P(z_P)))."""
         z = self.base.features(net, batch.x)
         projected = net.projector(z)
-        indices = F.normalize(net.feature_index.value, dim=1)
+        indices = F.normalize(net.feature_index(), dim=1)
         kept, original = net.projector_head(projected).log_softmax(dim=1), net.head(z).log_softmax(dim=1)
         divergence = F.kl_div(kept, original, reduction="batchmean", log_target=True)
         weight = self._weight()

@@ -105,5 +105,5 @@ def _unpack(tensors: dict[str, Tensor]) -> tuple[ServerState, dict[int, ClientSt
         else:
             scopes[scope][rest] = tensor
     states = {client: ClientState.from_flat(flat) for client, flat in clients.items()}
-    moments = moments_from_flat(scopes.pop("moments"))
-    return ServerState(**scopes, moments=moments), states
+    server = ServerState(scopes["shared"], scopes["down"], scopes["server"], moments_from_flat(scopes["moments"]))
+    return server, states
