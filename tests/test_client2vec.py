@@ -460,3 +460,65 @@ def test_similar_images_are_closer_than_others():
     embedded = Offline().samples(torch.cat([bright, dark]), Inputs())
     cosines = F.normalize(embedded, dim=1) @ F.normalize(embedded, dim=1).T
     assert cosines[0, 1] > cosines[0, 2]
+
+
+# The index as a thing of its own ----------------------------------------------------------------
+
+
+def test_the_index_command_writes_vectors_and_a_heat_map(make: Make, tmp_path, tiny_document):
+    import pyarrow.parquet
+    import tomli_w
+    from PIL import Image
+    from typer.testing import CliRunner
+
+    from fedshift.cli.app import app
+    from fedshift.grid import override
+
+    document = override(tiny_document, {"method": {"name": "client2vec", "index": SMALL}})
+    file = tmp_path / "tiny.toml"
+    file.write_text(tomli_w.dumps(document))
+    result = CliRunner().invoke(app, ["index", str(file)])
+    assert result.exit_code == 0, result.output
+    assert "2 clients of 2 domains" in result.output
+    (folder,) = (tmp_path / "runs" / "tiny").iterdir()
+    table = pyarrow.parquet.read_table(folder / "index.parquet").to_pydict()
+    assert table["client"] == table["domain"] == ["dark", "gray"]
+    assert table["samples"] == [27, 27]
+    simulation = wrapped(make)
+    run(simulation, rounds=2)
+    assert torch.equal(torch.tensor(table["feature"]), (simulation.server.server | simulation.server.down)[FEATURE])
+    with Image.open(folder / "similarity.png") as image:
+        assert image.width > 500
+    index = {"name": "file", "path": str(folder / "index.parquet")}
+    again = run(wrapped(make, index=index))
+    assert [stage.name for stage in again.stages] == ["train"]
+    whole = run(wrapped(make))
+    assert all(torch.equal(again.server.shared[name], whole.server.shared[name]) for name in again.server.shared)
+
+
+def test_an_index_of_other_clients_is_refused(make: Make, tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    path = tmp_path / "index.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"samples": [1.0], "feature": [[1.0, 0.0]]}), path)
+    with pytest.raises(FedshiftError, match="describes 1 clients, but this federation has 2"):
+        wrapped(make, index={"name": "file", "path": str(path)})
+    pyarrow.parquet.write_table(pyarrow.table({"samples": [1.0]}), path)
+    with pytest.raises(FedshiftError, match="has no column feature"):
+        wrapped(make, index={"name": "file", "path": str(path)})
+
+
+def test_a_method_without_an_index_makes_none(make: Make):
+    from fedshift.runs.indexing import make_index
+
+    with pytest.raises(FedshiftError, match=r"method\.name=client2vec"):
+        make_index(make(), Progress())
+
+
+def test_similarity_between_domains_by_hand():
+    """Clients a, a, b, cosines a-a 0.8, a-b 0.1 and 0.3: a to a is 0.8, a to b 0.2; b has itself alone: 1."""
+    from fedshift.reporting.index import by_domain
+
+    cosines = torch.tensor([[1.0, 0.8, 0.1], [0.8, 1.0, 0.3], [0.1, 0.3, 1.0]])
+    torch.testing.assert_close(by_domain(cosines, ("a", "a", "b")), torch.tensor([[0.8, 0.2], [0.2, 1.0]]))

@@ -242,7 +242,7 @@ def samples(count: int) -> Samples:
 
 
 def test_a_small_client_that_has_nothing_to_score_is_left_out_and_told_of():
-    clients = (Client(0, "a/0", samples(3)), Client(1, "a/1", samples(1)))
+    clients = (Client(0, "a/0", "a", samples(3)), Client(1, "a/1", "a", samples(1)))
     environments = (Environment("a", "test", 0, samples(2)), Environment("a", "test", 1, samples(0)))
     federation = Federation(clients, environments, ("c0",), Inputs(), ("said before",)).checked()
     assert [e.client for e in federation.environments] == [0]
@@ -252,12 +252,12 @@ def test_a_small_client_that_has_nothing_to_score_is_left_out_and_told_of():
 
 
 def test_a_domain_that_nobody_can_score_and_a_client_that_cannot_train_are_refused():
-    one = Client(0, "a", samples(3))
+    one = Client(0, "a", "a", samples(3))
     environments = (Environment("a", "test", 0, samples(2)), Environment("b", "test", 0, samples(0)))
     with pytest.raises(FedshiftError, match="No test image of 'b' is left"):
         Federation((one,), environments, ("c0",), Inputs()).checked()
     with pytest.raises(FedshiftError, match="Client 'b' has no training image"):
-        Federation((one, Client(1, "b", samples(0))), environments[:1], ("c0",), Inputs()).checked()
+        Federation((one, Client(1, "b", "b", samples(0))), environments[:1], ("c0",), Inputs()).checked()
     whole = Federation((one,), environments[:1], ("c0",), Inputs())
     assert whole.checked() is whole
 

@@ -387,6 +387,7 @@ INDICES: Catalogue[Any] = Catalogue(
         "feature-average": "fedshift.indices.simple:FeatureAverage",
         "class-prototypes": "fedshift.indices.simple:ClassPrototypes",
         "model-weights": "fedshift.indices.simple:ModelWeights",
+        "file": "fedshift.indices.file:IndexFile",
     },
 )
 ENCODERS: Catalogue[Any] = Catalogue(

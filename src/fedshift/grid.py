@@ -154,7 +154,8 @@ def _method_tables(document: Mapping[str, Any]) -> Iterable[Table]:
         raise FedshiftError(f"method.name = {names}: give at least one method, each once.")
     preset = given.pop("preset", None)
     classes = {str(name): METHODS.get(str(name)) for name in names}
-    known = {field for cls in classes.values() for field in cls.settings()}
+    # What all methods have may stand there for those that take it: a method on top of another has its base's.
+    known = {field for cls in (METHODS.base(), *classes.values()) for field in cls.settings()}
     own = {key: given.pop(key) for key in list(given) if isinstance(given[key], Mapping) and key not in known}
     for name, fields in own.items():
         METHODS.get(name).check_names(fields, f"method.{name}")

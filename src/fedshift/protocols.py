@@ -124,7 +124,7 @@ class LeaveOneDomainOut(Protocol):
                 continue
             for number, name in division.of(index):
                 inside = division.holder == number
-                client = Client(len(clients), name, take(data, inside & ~held_out))
+                client = Client(len(clients), name, domain, take(data, inside & ~held_out))
                 clients.append(client)
                 environments.append(Environment(domain, "validation", client.id, take(data, inside & held_out)))
                 if self.scored == "clients":
@@ -158,7 +158,7 @@ class InDomain(Protocol):
         for number, (domain, name) in enumerate(zip(division.domains, division.names, strict=True)):
             inside = division.holder == number
             place = self.environment(data.domains[domain])
-            clients.append(Client(number, name, take(data, inside & trained)))
+            clients.append(Client(number, name, data.domains[domain], take(data, inside & trained)))
             environments += [
                 Environment(place, "validation", number, take(data, inside & validated)),
                 Environment(place, "test", number, take(data, inside & tested)),
@@ -217,9 +217,9 @@ class PersonalUnderShift(Protocol):
         if not looks_at_shift:
             held_out = split(data, (self.held_out,), streams, division.holder.where(native, NOBODY))[0]
         clients, environments = [], []
-        for number, name in enumerate(division.names):
+        for number, (domain, name) in enumerate(zip(division.domains, division.names, strict=True)):
             inside = division.holder == number
-            clients.append(Client(number, name, take(data, inside & native & ~held_out)))
+            clients.append(Client(number, name, data.domains[domain], take(data, inside & native & ~held_out)))
             tests = {shift: take(data, inside & (data.environment == e)) for e, shift in enumerate(shifts, 1)}
             looked_at = tests[self.validation] if looks_at_shift else take(data, inside & held_out)
             environments.append(Environment(self.validation, "validation", number, looked_at))

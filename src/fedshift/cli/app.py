@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -91,8 +91,13 @@ DryRunOption = Annotated[
 ]
 
 
-def _experiment_command(act: Callable[[list[Experiment], bool], None]) -> Callable[..., None]:
-    """A command that reads an experiment with the command line's changes and acts on its runs."""
+def _experiment_command(
+    act: Callable[[list[Experiment], bool], None], given: Mapping[str, Any] | None = None
+) -> Callable[..., None]:
+    """A command that reads an experiment with the command line's changes and acts on its runs.
+
+    ``given`` settings are those that the command is about; the command line may still change them.
+    """
 
     def command(
         experiment: ExperimentArgument = "rotated-mnist",
@@ -132,7 +137,7 @@ def _experiment_command(act: Callable[[list[Experiment], bool], None]) -> Callab
             if value is not None
         }
         changes |= dict(parse_assignment(text) for text in set_ or [])
-        act(expand(override(read(experiment), changes)), dry_run)
+        act(expand(override(read(experiment), {**(given or {}), **changes})), dry_run)
 
     return command
 
@@ -195,6 +200,41 @@ def _carry_out(experiments: list[Experiment], fresh: bool) -> None:
         _report(Results.read(folders), base)
     if diverged:
         raise FedshiftError(f"{len(diverged)} of {len(folders)} runs diverged. {diverged[0]}")
+
+
+def _index(experiments: list[Experiment], dry_run: bool) -> None:
+    from fedshift.reporting.index import write_index
+    from fedshift.reporting.live import LiveProgress
+    from fedshift.runs.indexing import make_index
+
+    if dry_run:
+        _print_estimates(experiments)
+        return
+    console = _console()
+    for experiment in experiments:
+        with LiveProgress(1) as progress:
+            index = make_index(experiment, progress)
+        folder = (
+            Path(experiment.run.out) / experiment.name / f"index-seed{experiment.seed}-{experiment.fingerprint[:8]}"
+        )
+        sent = sum(message["up"]["bytes"] for message in index.messages.values())
+        console.print(
+            f"{len(index.clients)} clients of {len(set(index.domains))} domains, {index.feature.shape[1]} features; a "
+            f"client sent {sent} bytes in {len(index.messages)} messages.",
+            highlight=False,
+        )
+        for path in write_index(index, folder):
+            console.print(f"Written: {path}", highlight=False, markup=False, soft_wrap=True)
+
+
+app.command(
+    "index",
+    help="Describe every client by a vector before any training (Client2Vec): Parquet and a similarity heat map.",
+    epilog="Examples:\n\n"
+    "  fedshift index --data folder --set data.path=photos --set partition.name=iid --set partition.clients=10\n\n"
+    "  fedshift index my-experiment.toml --set method.index.strategy=federated\n\n"
+    "  fedshift index --set method.index.encoder=clip",
+)(_experiment_command(_index, {"method.name": "client2vec"}))
 
 
 @app.command(
@@ -313,7 +353,9 @@ def _print_estimates(experiments: list[Experiment]) -> None:
 def list_(
     kind: Annotated[
         str,
-        typer.Argument(help="methods, datasets, partitions, models, protocols or experiments; all of them by default."),
+        typer.Argument(
+            help="methods, datasets, partitions, models, protocols, indices, encoders or experiments; by default all."
+        ),
     ] = "all",
     plugin: PluginOption = None,
 ) -> None:
@@ -330,7 +372,7 @@ def show(
     name: Annotated[
         str,
         typer.Argument(
-            help="A method, data set, partition, model or protocol; or train, evaluate, run.",
+            help="A method, data set, partition, model, protocol, index or encoder; or train, evaluate, run.",
             autocompletion=_all_names,
         ),
     ],

@@ -29,10 +29,11 @@ class Samples:
 
 @dataclass(frozen=True)
 class Client:
-    """One participant: its id, by which merges are ordered, its name, and its training samples."""
+    """One participant: its id, by which merges are ordered, its name, its domain's, and its training samples."""
 
     id: int
     name: str
+    domain: str
     train: Samples
 
 
@@ -115,7 +116,7 @@ class Federation:
             environment if environment.client is None else replace(environment, client=0)
             for environment in self.environments
         )
-        return replace(self, clients=(Client(0, "all", together),), environments=environments)
+        return replace(self, clients=(Client(0, "all", "all", together),), environments=environments)
 
     def to(self, device: torch.device) -> Federation:
         """The same federation with its samples on a device."""

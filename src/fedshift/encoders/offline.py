@@ -7,7 +7,8 @@ that a picture of a dog lies near the word "dog", is missing. Every number comes
 
 Random features: Rahimi and Recht, NIPS 2007. Feature hashing: Weinberger et al., ICML 2009.
 
-Choices: images are resized to 32x32; 64 filters of 5x5 with stride 2 over pixels in -1..1, then ReLU. Vectors pass
+Choices: images are resized to 32x32; 64 filters of 5x5 with stride 2 and a fixed random bias over pixels in -1..1,
+then ReLU; what an even grey image gives is subtracted. Vectors pass
 through a random projection. Words and runs of three letters count once each, hashed with blake2b into ``dim`` signed
 bins. Token ids are read as their text.
 """
@@ -54,15 +55,22 @@ class Offline(Encoder):
     def _images(self, x: Tensor) -> Tensor:
         pixels = x.float() / 255 if x.dtype == torch.uint8 else x.float()
         pixels = F.interpolate(pixels, (SIDE, SIDE), mode="bilinear", antialias=True) * 2 - 1
-        channels = x.shape[1]
+        grey = torch.zeros(1, *pixels.shape[1:])
+        # All images would otherwise lie in one narrow cone, as rectified features are never negative.
+        return of_norm_one(self._features(pixels) - self._features(grey))
+
+    def _features(self, pixels: Tensor) -> Tensor:
+        """Mean and spread of rectified random convolutions in four quarters, for pixels in -1..1: (N, d)."""
+        channels = pixels.shape[1]
         filters = self._fixed("filters", channels * KERNEL**2, FILTERS).T.reshape(FILTERS, channels, KERNEL, KERNEL)
-        maps = F.conv2d(pixels, filters, stride=2).relu()
+        bias = self._fixed("bias", 1, FILTERS)[0]
+        maps = F.conv2d(pixels, filters, bias, stride=2).relu()
         mean = F.adaptive_avg_pool2d(maps, 2)
         spread = (F.adaptive_avg_pool2d(maps.square(), 2) - mean.square()).clamp_min(0).sqrt()
         features = torch.cat([mean, spread], dim=1).flatten(1)
         if features.shape[1] != self.size:
             features = features @ self._fixed("projection", features.shape[1], self.size)
-        return of_norm_one(features)
+        return features
 
     def texts(self, sentences: Sequence[str]) -> Tensor:
         """Signed counts of hashed words and runs of three letters: (N, d)."""

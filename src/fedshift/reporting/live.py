@@ -88,8 +88,13 @@ class LiveProgress(progress.Progress):
         self._draw()
 
     def steps(self, count: int) -> None:
-        """Count local steps."""
+        """Count steps; long work between evaluations shows that it goes on."""
         self._steps += count
+        if self._live and time.monotonic() - self._drawn >= SECONDS_BETWEEN_DRAWINGS:
+            self._draw()
+        elif not self._live and self._record is None and self._is_time_for_a_line():
+            self._shown = time.monotonic()
+            self.console.print(f"{self._title()}  {self._line()}", highlight=False, soft_wrap=True)
 
     def round(self, position: int, bytes_down: int, bytes_up: int) -> None:
         """Move on by a round."""

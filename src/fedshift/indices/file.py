@@ -1,0 +1,62 @@
+"""An index that was made before: the vectors that ``fedshift index`` wrote, so nothing is trained or sent again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from fedshift.catalogue import setting
+from fedshift.core.contract import Method, Part, Scope, Stage
+from fedshift.errors import FedshiftError, need
+from fedshift.indices.index import ClientIndex, Rows
+from fedshift.models.model import ModelSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexFile(ClientIndex):
+    """Vectors from ``index.parquet``, a row for each client in the federation's order."""
+
+    path: str = setting(help="the index.parquet of a federation of the same clients", path=True)
+    strategy: Literal["global", "federated"] = setting("global", help="how it was made, which decides use 3's weight")
+
+    def parts(self, spec: ModelSpec, base: Mapping[str, Part], feature_scope: Scope) -> dict[str, Part]:
+        """The vectors as the file has them."""
+        columns = self._columns()
+        if len(columns["feature"]) != spec.clients:
+            raise FedshiftError(
+                f"'{self.path}' describes {len(columns['feature'])} clients, but this federation has {spec.clients}: "
+                "make the index with the same data, partition, protocol and seed."
+            )
+        scopes: dict[str, Scope] = {"feature": feature_scope, "label": "server"}
+        parts = {f"{name}_index": Part(_rows(columns[name]), scopes[name]) for name in scopes if name in columns}
+        return parts | {"sample_counts": Part(_rows(columns["samples"]), "server")}
+
+    def stages(self, base: Method) -> tuple[Stage, ...]:
+        """Nothing is left to do."""
+        return ()
+
+    def _columns(self) -> dict[str, Any]:
+        try:
+            import pyarrow
+            import pyarrow.parquet
+        except ImportError as error:
+            raise need("parquet", "Reading an index", error) from error
+        try:
+            columns: dict[str, Any] = pyarrow.parquet.read_table(Path(self.path).expanduser()).to_pydict()
+        except (pyarrow.ArrowException, OSError) as error:
+            raise FedshiftError(f"index.path = '{self.path}' cannot be read as Parquet ({error}).") from error
+        lacking = [name for name in ("feature", "samples") if name not in columns]
+        if lacking:
+            raise FedshiftError(f"'{self.path}' has no column {', '.join(lacking)}; give what `fedshift index` wrote.")
+        return columns
+
+
+def _rows(values: Any) -> Rows:
+    rows = torch.tensor(values, dtype=torch.float32)
+    held = Rows(*rows.shape)
+    held.value.copy_(rows)
+    return held

@@ -1,0 +1,72 @@
+"""The clients' index alone: the stages that make it, without any training of a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from fedshift.core.contract import Stage
+from fedshift.errors import FedshiftError
+from fedshift.experiment import Experiment
+from fedshift.indices.index import FEATURE, LABEL
+from fedshift.methods.client2vec import Client2Vec
+from fedshift.runs.progress import Outlook, Progress
+from fedshift.runs.runner import declaration
+from fedshift.runs.simulation import Simulation
+
+
+@dataclass(frozen=True)
+class Index:
+    """A vector for every client of a federation, in the order of their ids.
+
+    Attributes:
+        clients: their names.
+        domains: the domain of each.
+        samples: how many training samples each has.
+        feature: feature vectors (K, d).
+        label: label vectors (K, d), or None for an index of one part.
+        messages: what crossed the wire to make it: names, types, shapes and bytes.
+    """
+
+    clients: tuple[str, ...]
+    domains: tuple[str, ...]
+    samples: tuple[int, ...]
+    feature: Tensor
+    label: Tensor | None
+    messages: dict[str, Any]
+
+
+def make_index(experiment: Experiment, progress: Progress) -> Index:
+    """Carry out the stages before training and return the vectors they leave.
+
+    Raises:
+        FedshiftError: the experiment's method makes no index, or it cannot be run.
+    """
+    method = experiment.method
+    if not isinstance(method, Client2Vec):
+        raise FedshiftError(
+            f"The method '{experiment.method_name}' makes no index of clients: --set method.name=client2vec"
+        )
+    simulation = Simulation(experiment, progress.embedded)
+    stages = method.index.stages(method.base)
+    progress.begin(Outlook(f"index-seed{experiment.seed}", _rounds(stages), 0))
+    for moment in simulation.moments()[: _rounds(stages)]:
+        simulation.advance(moment, progress)
+        progress.round(simulation.position, simulation.bytes_down, simulation.bytes_up)
+    progress.end()
+    held = simulation.server.server | simulation.server.down
+    clients = simulation.federation.clients
+    return Index(
+        tuple(client.name for client in clients),
+        tuple(client.domain for client in clients),
+        tuple(len(client.train) for client in clients),
+        held[FEATURE].cpu(),
+        held[LABEL].cpu() if LABEL in held else None,
+        declaration(simulation),
+    )
+
+
+def _rounds(stages: tuple[Stage, ...]) -> int:
+    return sum(stage.rounds for stage in stages)

@@ -1,0 +1,73 @@
+"""CLIP through transformers, on a tiny network that the test makes and saves; no download."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from fedshift.data.inputs import Inputs
+from fedshift.encoders.clip import CLIP, MEAN, STD
+from fedshift.errors import FedshiftError
+
+transformers = pytest.importorskip("transformers")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A CLIP of random weights with a tokenizer of single letters."""
+    path = tmp_path_factory.mktemp("clip")
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    words = [*letters, *(f"{letter}</w>" for letter in letters), "<|startoftext|>", "<|endoftext|>"]
+    (path / "vocab.json").write_text(json.dumps({word: number for number, word in enumerate(words)}))
+    (path / "merges.txt").write_text("#version: 0.2\n")
+    transformers.CLIPTokenizer(str(path / "vocab.json"), str(path / "merges.txt")).save_pretrained(path)
+    small = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text = {**small, "vocab_size": len(words), "eos_token_id": len(words) - 1, "bos_token_id": len(words) - 2}
+    config = transformers.CLIPConfig(
+        text_config={**text, "max_position_embeddings": 20},
+        vision_config={**small, "image_size": 32, "patch_size": 16},
+        projection_dim=8,
+    )
+    torch.manual_seed(0)
+    transformers.CLIPModel(config).save_pretrained(path)
+    return path
+
+
+def test_images_and_texts_share_a_space(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FEDSHIFT_CACHE", str(tmp_path))
+    encoder = CLIP(path=str(folder))
+    assert encoder.dim == 8
+    images = torch.randint(256, (3, 3, 32, 32), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    embedded = encoder.samples(images, Inputs())
+    model = transformers.CLIPModel.from_pretrained(folder).eval()
+    pixels = (images / 255 - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
+    with torch.no_grad():
+        pooled = model.visual_projection(model.vision_model(pixel_values=pixels).pooler_output)
+    torch.testing.assert_close(embedded, F.normalize(pooled, dim=1), rtol=1e-4, atol=1e-6)
+    texts = encoder.texts(["a photo of a dog", "a photo of a dog", "a photo of a cat and a very long tail of words"])
+    assert texts.shape == (3, 8)
+    assert texts.norm(dim=1).tolist() == pytest.approx([1.0] * 3, rel=1e-5)
+    torch.testing.assert_close(texts[0], texts[1])
+
+
+def test_images_are_embedded_once(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FEDSHIFT_CACHE", str(tmp_path))
+    images = torch.zeros(2, 3, 32, 32, dtype=torch.uint8)
+    first = CLIP(path=str(folder)).samples(images, Inputs())
+    monkeypatch.setattr("fedshift.encoders.clip._Images", None)  # building it again would fail
+    assert torch.equal(CLIP(path=str(folder)).samples(images, Inputs()), first)
+
+
+def test_token_ids_are_embedded_as_text(folder: Path):
+    encoder = CLIP(path=str(folder))
+    inputs = Inputs(vocabulary=("a", "b"))
+    assert torch.equal(encoder.samples(torch.tensor([[0, 1]]), inputs), encoder.texts(["The next character of ab"]))
+
+
+def test_no_clip_is_a_readable_error(tmp_path: Path):
+    with pytest.raises(FedshiftError, match="the encoder 'offline' needs neither"):
+        _ = CLIP(path=str(tmp_path / "none")).dim
