@@ -211,7 +211,11 @@ def _index(experiments: list[Experiment], dry_run: bool) -> None:
         _print_estimates(experiments)
         return
     console = _console()
-    for experiment in experiments:
+    # Runs that differ only in how they use the index share it.
+    different = {
+        repr((e.seed, e.data, e.partition, e.protocol, getattr(e.method, "index", None))): e for e in experiments
+    }
+    for experiment in different.values():
         with LiveProgress(1) as progress:
             index = make_index(experiment, progress)
         folder = (

@@ -172,7 +172,7 @@ class Client2Vec(Method):
         held = state.server | state.down
         label = held.get(LABEL) if self.compared != "feature" else None
         cosines = similarity(held[FEATURE] if self.compared != "label" or LABEL not in held else None, label)
-        counts = held[SAMPLES][list(cohort)]
+        counts = sample_counts(state, cohort)
         return cosines[:, list(cohort)] @ counts / counts.sum()
 
     def select(
@@ -190,7 +190,7 @@ class Client2Vec(Method):
     def weighed(self, state: ServerState, replies: Replies) -> Replies:
         """Eq. 3: p_i ~ q_i exp(history_i / lambda_1), in the place of each reply's number of samples."""
         cohort = [client for client, _ in replies]
-        counts = (state.server | state.down)[SAMPLES][cohort]
+        counts = sample_counts(state, cohort)
         profit = self.history(state, cohort)[cohort]
         weights = (counts.log() + profit / self.heat).double().softmax(dim=0)
         return [(client, Up({**up, "samples": p})) for (client, up), p in zip(replies, weights, strict=True)]
@@ -240,6 +240,11 @@ class Client2Vec(Method):
             name = self.base.regulariser
             return float(getattr(self.base, name)) if name else 1.0
         return self.local_weight
+
+
+def sample_counts(state: ServerState, cohort: Sequence[int]) -> Tensor:
+    """The cohort's numbers of samples; 1 each where no index was made, as in a dry run of training alone."""
+    return (state.server | state.down)[SAMPLES][list(cohort)].clamp_min(1)
 
 
 def without_maker(state: ServerState) -> ServerState:
