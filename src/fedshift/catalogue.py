@@ -305,6 +305,7 @@ METHODS: Catalogue[Any] = Catalogue(
         "fedreg": "fedshift.methods.fedcir:FedReg",
         "fedalign": "fedshift.methods.fedcir:FedAlign",
         "fraug": "fedshift.methods.fraug:FRAug",
+        "head-retraining": "fedshift.methods.fraug:HeadRetraining",
         "client2vec": "fedshift.methods.client2vec:Client2Vec",
         "fedpin": "fedshift.methods.fedpin:FedPIN",
         "fedpin-gm": "fedshift.methods.fedpin:GlobalModel",
