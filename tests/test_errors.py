@@ -200,7 +200,7 @@ def test_a_full_disk_keeps_the_last_checkpoint(make: Make, monkeypatch: pytest.M
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 def test_a_really_full_device(tmp_path: Path):
-    from fedshift.runs import files
+    from fedshift import files
 
     (tmp_path / "records.jsonl").symlink_to("/dev/full")
     with pytest.raises(FedshiftError, match="No space left on device"):

@@ -29,7 +29,7 @@ from fedshift.content import digest
 from fedshift.core.messages import pack
 from fedshift.data.inputs import IMAGENET_MEAN, IMAGENET_STD
 from fedshift.errors import FedshiftError, need
-from fedshift.runs.files import make_folder, write
+from fedshift.files import make_folder, write
 
 VERSION = 1  # of what :func:`embed` computes; raise it whenever features change
 BATCH = 64

@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from fedshift.errors import need
+from fedshift.files import make_folder, write
 from fedshift.indices.index import similarity
-from fedshift.runs.files import make_folder, write
 from fedshift.runs.indexing import Index
 
 MOST_NUMBERS = 8  # rows of a heat map whose cells show their numbers

@@ -9,11 +9,11 @@ import jinja2
 import tomli_w
 from markupsafe import Markup
 
+from fedshift.files import write
 from fedshift.reporting.curves import accuracy_curves, as_svg, environment_curve
 from fedshift.reporting.results import Results, Run
 from fedshift.reporting.table import tables
 from fedshift.reporting.units import bytes_text, clock
-from fedshift.runs.files import write
 
 
 def write_report(results: Results, path: Path) -> Path:

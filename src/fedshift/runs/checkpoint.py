@@ -16,7 +16,7 @@ from fedshift.core.contract import ServerState
 from fedshift.core.messages import pack
 from fedshift.core.state import ClientState, flat_moments, moments_from_flat
 from fedshift.errors import FedshiftError
-from fedshift.runs.files import write
+from fedshift.files import write
 
 
 @dataclass(frozen=True)

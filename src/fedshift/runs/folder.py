@@ -16,11 +16,11 @@ from typing import Any
 import tomli_w
 from filelock import FileLock, Timeout
 
+from fedshift import files
 from fedshift.content import digest
 from fedshift.core.messages import Tensors, pack
 from fedshift.errors import FedshiftError
 from fedshift.experiment import Experiment, check_tables
-from fedshift.runs import files
 
 Record = dict[str, Any]
 
