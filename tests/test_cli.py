@@ -135,7 +135,7 @@ def test_names_complete_after_the_last_comma():
     from fedshift.cli.app import _experiments, _names
 
     assert _names("METHODS")("fedavg,feds") == ["fedavg,fedsr"]
-    assert _experiments("rot") == ["rotated-mnist"]
+    assert _experiments("rot") == ["rotated-mnist", "rotated-mnist-in-domain"]
 
 
 def test_the_live_display_shows_rounds_accuracy_bytes_and_pace(tiny_document: dict[str, Any]):

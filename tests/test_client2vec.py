@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import fedshift
-from conftest import Make, at
+from conftest import CNN_WITH_BN, Make, at
 from fedshift.core.contract import Batch, ServerState, tensor_scopes
 from fedshift.core.messages import Up
 from fedshift.core.net import Net
@@ -169,6 +169,14 @@ def test_a_large_tau_is_the_uniform_rule():
     assert (torch.bincount(torch.tensor(drawn), minlength=3) / 8000).tolist() == pytest.approx([1 / 3] * 3, abs=0.02)
 
 
+def test_any_temperature_can_be_sampled_at():
+    """At tau = 1e-6 all weights but one vanish; the most similar client rests, so the next is drawn."""
+    state = state_of(**THREE, last=[1.0, 0.5, 0.1], since=[1.0, 0.0, 0.0])
+    chosen = Client2Vec(tau=1e-6).select(state, [0, 1, 2], 1, torch.Generator().manual_seed(0))
+    assert chosen == [1]
+    assert sorted(Client2Vec(tau=1e-6).select(state, [0, 1, 2], 3, torch.Generator().manual_seed(0))) == [0, 1, 2]
+
+
 def test_clients_of_recent_rounds_are_not_sampled():
     """12 clients, cohorts of 2: those of the last 12 / (2 * 2) = 3 rounds rest."""
     since = [1.0, 1, 2, 2, 3, 3, 4, 4, 0, 0, 0, 0]
@@ -274,15 +282,44 @@ def test_the_weight_of_local_training(settings: dict, weight: float):
     assert Client2Vec(**settings)._weight() == weight
 
 
-def test_local_training_runs_the_encoder_once(make: Make):
-    """A second pass would count the batch twice in batch-norm statistics."""
-    from conftest import CNN_WITH_BN
+BASES = ["fedavg", "fedavgm", "fedprox", "feddyn", "moon", "fedlc", "fediir", "fedsr", "fedcir"]
 
-    simulation = wrapped(make, CNN_WITH_BN)
-    run(simulation)
-    counts = simulation.server.shared["encoder.1.num_batches_tracked"]
-    plain = run(Simulation(make(CNN_WITH_BN))).server.shared["encoder.1.num_batches_tracked"]
-    assert counts.item() == plain.item() == 4
+
+@pytest.mark.parametrize("base", BASES)
+def test_local_training_runs_the_encoder_once(make: Make, base: str):
+    """A second pass would count the batch twice in batch-norm statistics."""
+    simulation = run(wrapped(make, CNN_WITH_BN, base=base))
+    (counts,) = [t for name, t in simulation.server.shared.items() if name.endswith("1.num_batches_tracked")]
+    assert counts.item() == 4  # two rounds of two steps
+
+
+@pytest.mark.parametrize("base", [*BASES, "fedbn", "fraug"])
+def test_with_all_uses_off_every_base_is_itself(make: Make, base: str):
+    ours = run(wrapped(make, CNN_WITH_BN, base=base, sampling=False, aggregation=False, local_training=False))
+    plain = run(Simulation(make(CNN_WITH_BN | {"method.name": base})))
+    assert all(torch.equal(ours.server.shared[name], tensor) for name, tensor in plain.server.shared.items())
+    for client, state in plain.store.items():
+        kept = ours.store.get(client)
+        assert kept is not None
+        assert all(torch.equal(kept.tensors[name], tensor) for name, tensor in state.tensors.items())
+
+
+@pytest.mark.parametrize(("local_loss", "names"), [("orth", {"index_orth"}), ("dist", {"index_dist"})])
+def test_either_term_of_local_training_may_be_left_out(make: Make, local_loss: str, names: set[str]):
+    simulation = run(wrapped(make, local_loss=local_loss))
+    terms = simulation.evaluate(simulation.moments()[-1])["terms"]["dark"]
+    assert {name for name in terms if name.startswith("index_")} == names
+
+
+def test_the_stages_of_the_index_leave_clients_as_they_were(make: Make):
+    """Local models trained for an index of weights are not kept, nor their moments."""
+    base = {"name": "fedsr", "reference_scope": "client"}
+    simulation = run(wrapped(make, base=base, index="model-weights"), rounds=1)
+    for client in simulation.federation.clients:
+        state = simulation.store.get(client.id)
+        assert state is not None
+        assert not state.moments
+        assert all(torch.equal(state.tensors[name], t) for name, t in simulation.initial_client.items())
 
 
 # The index --------------------------------------------------------------------------------------
@@ -366,8 +403,7 @@ def test_the_index_stays_on_the_server_unless_local_training_needs_it(make: Make
 
 @pytest.mark.parametrize("index", ["feature-average", "class-prototypes", "model-weights"])
 def test_other_indices(make: Make, index: str):
-    local = index != "model-weights"
-    simulation = run(wrapped(make, index=index, local_training=local))
+    simulation = run(wrapped(make, index=index))
     vectors = (simulation.server.server | simulation.server.down)[FEATURE]
     assert LABEL not in simulation.server.server
     clients = simulation.federation.clients
@@ -407,6 +443,10 @@ def test_interrupted_anywhere_equals_uninterrupted(make: Make, strategy: str, tm
 def test_a_base_without_an_encoder_or_a_name_that_is_none(make: Make):
     with pytest.raises(FedshiftError, match="needs a method that trains an encoder"):
         Client2Vec(base=Client2Vec())
+    with pytest.raises(FedshiftError, match="whose encoder and head are shared"):
+        wrapped(make, base="single")
+    with pytest.raises(FedshiftError, match="has no label vectors"):
+        Client2Vec(index="feature-average", compared="label")
     with pytest.raises(FedshiftError, match="Did you mean 'fedprox'"):
         Client2Vec(base="fedproxx")
     with pytest.raises(FedshiftError, match="give the name of a client index"):
@@ -501,11 +541,16 @@ def test_an_index_of_other_clients_is_refused(make: Make, tmp_path):
     import pyarrow.parquet
 
     path = tmp_path / "index.parquet"
-    pyarrow.parquet.write_table(pyarrow.table({"samples": [1.0], "feature": [[1.0, 0.0]]}), path)
+    table = {"client": ["dark"], "samples": [27.0], "feature": [[1.0, 0.0]]}
+    pyarrow.parquet.write_table(pyarrow.table(table), path)
     with pytest.raises(FedshiftError, match="describes 1 clients, but this federation has 2"):
         wrapped(make, index={"name": "file", "path": str(path)})
+    table = {name: values * 2 for name, values in table.items()}
+    pyarrow.parquet.write_table(pyarrow.table(table), path)
+    with pytest.raises(FedshiftError, match="'dark' of 27 samples where this federation has 'gray' of 27"):
+        wrapped(make, index={"name": "file", "path": str(path)})
     pyarrow.parquet.write_table(pyarrow.table({"samples": [1.0]}), path)
-    with pytest.raises(FedshiftError, match="has no column feature"):
+    with pytest.raises(FedshiftError, match="has no column client, feature"):
         wrapped(make, index={"name": "file", "path": str(path)})
 
 

@@ -16,15 +16,8 @@ from fedshift.core.messages import Up
 from fedshift.core.net import Net
 from fedshift.engines.batches import BatchOrder
 from fedshift.errors import FedshiftError
-from fedshift.methods.fedpin import (
-    Anchored,
-    ClientMLP,
-    FedPIN,
-    FineTuned,
-    GlobalModel,
-    contrast,
-    total_variance,
-)
+from fedshift.methods.fedpin import Anchored, FedPIN, WithoutContrast, WithoutVariance, contrast, total_variance
+from fedshift.methods.fedpin_global import ClientMLP, FineTuned, GlobalModel
 from fedshift.runs.progress import Progress
 from fedshift.runs.simulation import Simulation
 
@@ -556,3 +549,10 @@ def test_every_variant_runs_with_the_papers_optimiser_and_alpha(make: Make, name
     adam = {"train.optimiser": "adam", "train.lr": 1e-4}
     simulation = simulate(make({"method.name": name, **settings, **adam}))
     assert all(tensor.isfinite().all() for tensor in simulation.server.shared.values())
+
+
+def test_the_named_variants_are_fedpin_with_a_weight_of_0():
+    assert WithoutContrast().lam == 0
+    assert WithoutVariance().gamma == 0
+    assert WithoutVariance.presets["pacs"] == {"alpha": 1e4, "lam": 3.0}
+    assert WithoutContrast.presets["pacs"] == {"alpha": 1e4, "gamma": 1e-5}

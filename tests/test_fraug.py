@@ -19,18 +19,9 @@ from fedshift.core.state import ClientState
 from fedshift.data.federation import Samples
 from fedshift.errors import FedshiftError
 from fedshift.methods.fedbn import FedBN
-from fedshift.methods.fraug import (
-    FRAug,
-    HeadRetraining,
-    Prototypes,
-    bandwidth,
-    entropy,
-    make_generator,
-    make_rtnet,
-    mmd,
-    mmd_of_each,
-    part_of,
-)
+from fedshift.methods.fraug import FRAug, Prototypes, entropy, make_generator, make_rtnet
+from fedshift.methods.head_retraining import HeadRetraining, part_of
+from fedshift.methods.mmd import bandwidth, mmd, mmd_of_each
 from fedshift.runs.progress import Progress
 from fedshift.runs.simulation import Simulation
 

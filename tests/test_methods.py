@@ -35,7 +35,7 @@ EVERY_METHOD = [name for name in METHODS if name not in ("slow-fedsr", "slashed"
 # What methods need to be small, or to stay finite under plain SGD with a large learning rate.
 SMALL = {
     "client2vec": {"index": {"name": "dsa-ign", "epochs": 2, "feedforward": 16, "encoder": {"size": 64}}},
-    **{name: {"alpha": 1.0} for name in ("fedpin", "fedpin-gm", "fedpin-gm-ft", "fedpin-gm-l2")},
+    **{name: {"alpha": 1.0} for name in METHODS if name.startswith("fedpin")},
 }
 
 

@@ -304,3 +304,29 @@ def test_a_partition_runs_with_clients_smaller_than_a_batch(make: Make, protocol
     record = simulation.evaluate(simulation.moments()[-1])
     assert len(record["environments"]) == 3 * 3 * 2
     assert len(simulation.federation.clients) == (1 if method == "centralised" else 9)
+
+
+def test_a_client_that_has_not_trained_is_scored_as_an_unseen_one(make: Make):
+    """FedPIN's personal model of such a client would be the initial one; it is scored with the global model."""
+    changes = {
+        "method": {"name": "fedpin", "alpha": 0.0},
+        "train.participation": 0.3,
+        "protocol": {"name": "in-domain"},
+    }
+    simulation = simulate(make(changes), rounds=1)
+    (trained,) = [client for client, _ in simulation.store.items()]
+    rows = simulation.evaluate(simulation.moments()[0])["environments"]
+    names = [client.name for client in simulation.federation.clients]
+    for row in rows:
+        assert row["model"] == ("own" if names.index(row["environment"]) == trained else "unseen")
+    other = next(e for e in simulation.federation.environments if e.client != trained)
+    (model,) = simulation.models(other)
+    assert torch.equal(model["personal_head.weight"], simulation.server.shared["head.weight"])
+
+
+@pytest.mark.parametrize("name", ["moon", "feddyn", "fedpin-gm"])
+def test_a_method_that_predicts_with_the_global_model_says_so(make: Make, name: str):
+    changes = {"method.name": name} | ({"method.alpha": 1.0} if name == "fedpin-gm" else {})
+    simulation = simulate(make(changes))
+    rows = simulation.evaluate(simulation.moments()[-1])["environments"]
+    assert {row["model"] for row in rows} == {"global"}

@@ -158,3 +158,21 @@ def test_equal_runs_have_equal_records(document: dict[str, Any], uninterrupted: 
 def test_a_seed_changes_the_result(document: dict[str, Any]):
     one, other = (simulate(expand(override(document, {"seed": seed}))[0], rounds=1) for seed in (0, 1))
     assert any(not one.server.shared[name].equal(other.server.shared[name]) for name in one.server.shared)
+
+
+def test_what_left_before_an_interruption_stays_declared(document: dict[str, Any], tmp_path: Path):
+    """Interrupted in training, the index stages' messages are still in messages.json at the end."""
+    index = {"name": "dsa-ign", "epochs": 2, "feedforward": 16, "encoder": {"size": 64}}
+    changes = {"run.out": str(tmp_path), "method": {"name": "client2vec", "index": index}, "plugins": []}
+    (experiment,) = expand(override(document, changes))
+
+    class Stop(Progress):
+        def round(self, position: int, bytes_down: int, bytes_up: int) -> None:
+            if position == 4:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        runner.start(experiment, Stop())
+    folder = RunFolder.open(runner.run_path(experiment))
+    runner.resume(folder, Progress())
+    assert set(folder.read_json("messages.json")) == {"pairs", "vectors", "train"}

@@ -229,6 +229,7 @@ class Stage:
         participation: the part of the clients sampled in a round, in (0, 1]; None: the experiment's.
         view: the federation as this stage sees it, where clients work on something else than their samples.
         scored: whether models are evaluated.
+        keeps: whether clients keep what the stage does to their own tensors and optimiser moments.
     """
 
     name: str
@@ -237,6 +238,7 @@ class Stage:
     participation: float | None = None
     view: Callable[[Federation, Streams], Federation] | None = None
     scored: bool = True
+    keeps: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,6 +281,10 @@ class Method(Spec):
     def predict(self, net: Net, x: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
         """Log-probabilities (B, classes) for inputs x (B, ...)."""
         raise NotImplementedError
+
+    def reads(self) -> tuple[str, ...]:
+        """The parts that :meth:`predict` reads; what a client keeps of them makes its model its own."""
+        return ("encoder", "head")
 
     def prediction_draws(self, spec: ModelSpec, batch: int) -> Draws:
         """The noise that :meth:`predict` uses for a batch."""

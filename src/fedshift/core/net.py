@@ -76,6 +76,10 @@ class _RememberingNet(Net):
     def __getattr__(self, name: str) -> Any:
         return self._answer if name == self._remembered else super().__getattr__(name)
 
+    def remembering(self, part: str) -> Net:
+        """A net that remembers one more part; the same net for the part that it remembers."""
+        return self if part == self._remembered else super().remembering(part)
+
     def _answer(self, x: Tensor) -> Any:
         if self._last is None or self._last[0] is not x:
             self._last = (x, self.parts[self._remembered](x))

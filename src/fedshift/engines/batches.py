@@ -15,8 +15,8 @@ class BatchOrder:
     """A client's endless sequence of batches: epoch after epoch, each in a new random order.
 
     An epoch's incomplete last batch is left out, so that every batch has the same size; a client with fewer
-    samples than a batch draws all it has. The sequence
-    runs on from round to round, and any place in it can be found from its number alone.
+    samples than a batch draws all it has. The sequence runs on from round to round, and any place in it can
+    be found from its number alone.
     """
 
     streams: Streams

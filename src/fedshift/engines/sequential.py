@@ -132,7 +132,9 @@ class Sequential:
         phases = exchange.phases(moment.round, moment.stage.rounds)
         done = self._run(self.net, phases, moment, site, moments, drawn)
         own = self._copy("client")
-        work = LocalWork(self._copy("shared"), own, job.down, done.measured, client.train, site.counts)
+        # What was not sent is another client's, left over in the resident net.
+        after = {name: tensor for name, tensor in self._copy("shared").items() if name in job.down}
+        work = LocalWork(after, own, job.down, done.measured, client.train, site.counts)
         up, kept = exchange.reply(work), exchange.keep(work)
         own |= {name: tensor.detach().clone() for name, tensor in kept.items()}
         state = ClientState(own, moments, {**job.state.drawn, stage: drawn + done.drawn})
@@ -171,11 +173,11 @@ class Sequential:
             if isinstance(phase, Measure):
                 done.measured |= self._measure(net, phase, moment, site)
                 continue
-            if phase.samples is not None:
-                site = replace(site, samples=phase.samples(site.replies))
-            order = self._order(phase, site)
+            there = site if phase.samples is None else replace(site, samples=phase.samples(site.replies))
+            order = self._order(phase, there)
             count = self._steps(phase, order)
-            for name, mean in self._phase(net, phase, order, count, moment, site, drawn + done.drawn, moments).items():
+            means = self._phase(net, phase, order, count, moment, there, drawn + done.drawn, moments)
+            for name, mean in means.items():
                 done.means[name if name not in done.means else f"{phase.name}.{name}"] = mean
             done.steps += count
             done.drawn += count if order else 0

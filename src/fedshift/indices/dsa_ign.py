@@ -166,7 +166,7 @@ class DSAIGN(ClientIndex):
             lambda state, replies: state,
             server=self.server_phases,
         )
-        return Stage("index", 1, (exchange,), participation=1.0, view=self.pairs, scored=False)
+        return Stage("index", 1, (exchange,), participation=1.0, view=self.pairs, scored=False, keeps=False)
 
     def upload_pairs(self, work: LocalWork) -> Up:
         """One batch of pairs [D, L] (upload, 2, d), or all that a smaller client has."""
@@ -181,7 +181,7 @@ class DSAIGN(ClientIndex):
     def _federated_stage(self) -> Stage:
         exchange = Exchange("index", self.local_phases, self.send, self.reply_network, self.merge_network)
         rounds = -(-self.epochs // self.local_epochs)
-        return Stage("index", rounds, (exchange,), self.participation, self.pairs, scored=False)
+        return Stage("index", rounds, (exchange,), self.participation, self.pairs, scored=False, keeps=False)
 
     def local_phases(self, round: int, rounds: int) -> Sequence[Phase | Measure]:
         """``local_epochs`` over the client's own pairs."""

@@ -11,6 +11,7 @@ import torch
 
 from fedshift.catalogue import setting
 from fedshift.core.contract import Method, Part, Scope, Stage
+from fedshift.data.federation import Federation
 from fedshift.errors import FedshiftError, need
 from fedshift.indices.index import ClientIndex, Rows
 from fedshift.models.model import ModelSpec
@@ -23,14 +24,32 @@ class IndexFile(ClientIndex):
     path: str = setting(help="the index.parquet of a federation of the same clients", path=True)
     strategy: Literal["global", "federated"] = setting("global", help="how it was made, which decides use 3's weight")
 
+    def check(self, federation: Federation) -> None:
+        """Compare the file's clients and their numbers of samples with the federation's.
+
+        Raises:
+            FedshiftError: they are others.
+        """
+        columns = self._columns()
+        described = list(zip(columns["client"], (int(count) for count in columns["samples"]), strict=True))
+        here = [(client.name, len(client.train)) for client in federation.clients]
+        if len(described) != len(here):
+            raise self._other(f"it describes {len(described)} clients, but this federation has {len(here)}")
+        for (name, count), (client, samples) in zip(described, here, strict=True):
+            if (name, count) != (client, samples):
+                raise self._other(
+                    f"it has '{name}' of {count} samples where this federation has '{client}' of {samples}"
+                )
+
+    def _other(self, reason: str) -> FedshiftError:
+        return FedshiftError(
+            f"'{self.path}' is the index of other clients: {reason}. Make it with the same data, partition, protocol "
+            "and seed."
+        )
+
     def parts(self, spec: ModelSpec, base: Mapping[str, Part], feature_scope: Scope) -> dict[str, Part]:
         """The vectors as the file has them."""
         columns = self._columns()
-        if len(columns["feature"]) != spec.clients:
-            raise FedshiftError(
-                f"'{self.path}' describes {len(columns['feature'])} clients, but this federation has {spec.clients}: "
-                "make the index with the same data, partition, protocol and seed."
-            )
         scopes: dict[str, Scope] = {"feature": feature_scope, "label": "server"}
         parts = {f"{name}_index": Part(_rows(columns[name]), scopes[name]) for name in scopes if name in columns}
         return parts | {"sample_counts": Part(_rows(columns["samples"]), "server")}
@@ -49,7 +68,7 @@ class IndexFile(ClientIndex):
             columns: dict[str, Any] = pyarrow.parquet.read_table(Path(self.path).expanduser()).to_pydict()
         except (pyarrow.ArrowException, OSError) as error:
             raise FedshiftError(f"index.path = '{self.path}' cannot be read as Parquet ({error}).") from error
-        lacking = [name for name in ("feature", "samples") if name not in columns]
+        lacking = [name for name in ("client", "samples", "feature") if name not in columns]
         if lacking:
             raise FedshiftError(f"'{self.path}' has no column {', '.join(lacking)}; give what `fedshift index` wrote.")
         return columns

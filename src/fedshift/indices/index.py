@@ -75,6 +75,9 @@ class ClientIndex(Spec):
             parts["label_index"] = Part(Rows(spec.clients, self.label_dim()), "server")
         return parts
 
+    def check(self, federation: Federation) -> None:
+        """Raise an error if the index cannot be one of these clients."""
+
     def stages(self, base: Method) -> tuple[Stage, ...]:
         """By default one round in which every client measures its vectors and uploads them."""
         return (self.vectors_stage(),)
@@ -84,7 +87,7 @@ class ClientIndex(Spec):
         exchange = Exchange(
             "vectors", lambda round, rounds: (Measure("vectors", self.measure),), self.send, self.reply, self.merge
         )
-        return Stage("vectors", 1, (exchange,), participation=1.0, view=self.pairs, scored=False)
+        return Stage("vectors", 1, (exchange,), participation=1.0, view=self.pairs, scored=False, keeps=False)
 
     def pairs(self, federation: Federation, streams: Streams) -> Federation:
         """Pairs of embeddings (N, 2, d) in place of samples, in a random order."""

@@ -2,8 +2,9 @@
 
 Each gives one vector a client, so similarity is a single cosine.
 
-Choices: a class that a client lacks leaves zeros in its prototypes. Local models are trained for one round from the
-initial model, by the base method's own phases, and their shared parameters are uploaded whole.
+Choices: a class that a client lacks leaves zeros in its prototypes. The table's "local model weights" are those of the
+classifier; here they are taken once, after one round of the base method's own local training from the initial model,
+of which clients keep nothing.
 """
 
 from __future__ import annotations
@@ -52,19 +53,18 @@ class ClassPrototypes(ClientIndex):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelWeights(ClientIndex):
-    """The weights of the model that a client trains on its own for a round."""
+    """The classifier's weights of the model that a client trains on its own for a round."""
 
     def feature_dim(self, spec: ModelSpec, base: Mapping[str, Part]) -> int:
-        """All floating tensors of shared parts."""
-        shared = [part.module.state_dict().values() for part in base.values() if part.scope == "shared"]
-        return sum(tensor.numel() for tensors in shared for tensor in tensors if tensor.is_floating_point())
+        """All weights of the head."""
+        return sum(tensor.numel() for tensor in base["head"].module.state_dict().values())
 
     def stages(self, base: Method) -> tuple[Stage, ...]:
         """One round of the base method's local training, from which the weights are uploaded, not averaged."""
         exchange = Exchange("vectors", base.phases, base.send, self.reply, self.merge)
-        return (Stage("vectors", 1, (exchange,), participation=1.0, scored=False),)
+        return (Stage("vectors", 1, (exchange,), participation=1.0, scored=False, keeps=False),)
 
     def reply(self, work: LocalWork) -> Up:
-        """All floating shared tensors in name order, as one vector."""
-        weights = [tensor.flatten() for _, tensor in sorted(work.after.items()) if tensor.is_floating_point()]
+        """The head's weights in name order, as one vector."""
+        weights = [tensor.flatten() for name, tensor in sorted(work.after.items()) if name.startswith("head.")]
         return Up({"feature": torch.cat(weights), "samples": torch.tensor(work.samples)})

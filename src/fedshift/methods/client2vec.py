@@ -10,9 +10,14 @@ Choices, where the paper leaves something open:
 - An index of one part is compared by its one cosine instead of the mean of two.
 - Aggregation (use 2) gives the base's merge the weights p of Eq. 3 in place of sample counts, in every exchange of
   the round; the sum over rounds includes the present one.
+- The base's own server phases (FedCiR's generator) see the replies as they came, without those weights.
+- Sampling without replacement draws one client after the other among those left, by Gumbel noise (Kool et al., ICML
+  2019), which stays exact at any temperature.
 - Local training (use 3): B_f holds the feature vectors of all clients with rows of norm 1, and the 1-norm is the mean
   absolute entry. The divergence is KL(softmax(h(z)) || softmax(h_P(z_P))), as written, with gradients into both.
-  P and h_P are shared. The terms join every objective of the base that moves encoder and head.
+  P and h_P are shared, and what the base does to all shared parameters (FedProx's term) holds for them, but FedDyn
+  and FedAvgM, which name theirs, average them plainly. The terms join every objective of the base that moves encoder
+  and head; of a probabilistic encoder they read the mean.
 - ``local_weight``: 1 with a federated index and 5 with a global one (Tables 1 and 7), or App. D.2's other rule: the
   weight of the base's own regulariser, 1 if it has none.
 """
@@ -53,6 +58,7 @@ from fedshift.indices.index import FEATURE, LABEL, SAMPLES, ClientIndex, Rows, m
 from fedshift.methods.fedavg import FedAvg
 from fedshift.models.model import ModelSpec
 
+# A number for every client: past similarity, similarity to the last cohort, rounds since it took part.
 HISTORY, LAST, SINCE = "history.value", "last_cohort.value", "rounds_since.value"
 
 
@@ -70,6 +76,9 @@ class Client2Vec(Method):
     tau: Positive = setting(1.0, help="temperature of sampling", source="Eq. 1", search=(0.1, 0.5, 1.0, 2.0))
     heat: Positive = setting(1.0, help="lambda_1: the larger, the closer to sample counts", source="Eq. 3")
     gamma: NonNegative = setting(0.5, help="how much past cohorts count", source="Eq. 3", search=(0.1, 0.5, 0.9))
+    local_loss: Literal["both", "orth", "dist"] = setting(
+        "both", help="which terms of use 3 are there", source="Eq. 4, Table 2"
+    )
     local_weight: NonNegative | Literal["strategy", "base"] = setting(
         "strategy", help="weight of use 3: 1 (federated index) or 5 (global); base: the base's own weight", source="D.2"
     )
@@ -88,6 +97,11 @@ class Client2Vec(Method):
                 f"method.base = '{METHODS.name_of(type(self.base))}': Client2Vec needs a method that trains an encoder "
                 "and a head, such as 'fedavg'."
             )
+        if self.compared == "label" and not self.index.label_dim():
+            raise FedshiftError(
+                f"method.compared = 'label', but the index '{INDICES.name_of(type(self.index))}' has no label vectors: "
+                "set method.compared = 'feature', or method.index = 'dsa-ign'."
+            )
         for name in ("weighting", "optimiser_state", "bn"):
             object.__setattr__(self, name, getattr(self.base, name))
 
@@ -98,6 +112,11 @@ class Client2Vec(Method):
         feature_scope: Scope = "down" if self.local_training else "server"
         own = {name: Part(Rows(spec.clients), "server") for name in ("history", "last_cohort", "rounds_since")}
         base = self.base.parts(spec)
+        if any(name not in base or base[name].scope != "shared" for name in ("encoder", "head")):
+            raise FedshiftError(
+                f"method.base = '{METHODS.name_of(type(self.base))}': Client2Vec needs a method whose encoder and head "
+                "are shared, such as 'fedavg'."
+            )
         index = self.index.parts(spec, base, feature_scope)
         if self.local_training:
             length = index["feature_index"].module.state_dict()["value"].shape[1]
@@ -115,9 +134,15 @@ class Client2Vec(Method):
         """As the base."""
         return self.base.prediction_draws(spec, batch)
 
-    def federation(self, federation: Federation) -> Federation:
+    def reads(self) -> tuple[str, ...]:
         """As the base."""
-        return self.base.federation(federation)
+        return self.base.reads()
+
+    def federation(self, federation: Federation) -> Federation:
+        """As the base; an index that was made before is checked to be of these clients."""
+        seen = self.base.federation(federation)
+        self.index.check(seen)
+        return seen
 
     def reestimates(self, unseen: bool) -> bool:
         """As the base."""
@@ -127,11 +152,11 @@ class Client2Vec(Method):
         """As the base."""
         return self.base.unseen(state, clients)
 
+    # How it federates ---------------------------------------------------------------------------
+
     def send(self, state: ServerState, client: int) -> Down:
         """As the base, with what use 3 needs; what makes the index is not sent again."""
         return self.base.send(without_maker(state), client)
-
-    # How it federates ---------------------------------------------------------------------------
 
     def stages(self, rounds: int) -> tuple[Stage, ...]:
         """The index, then the base's own stages with the three uses around them."""
@@ -181,11 +206,14 @@ class Client2Vec(Method):
         """Eq. 1: p_i ~ exp(S_i / tau), without replacement; 0 for clients of the last M / (2 count) rounds."""
         if not self.sampling:
             return self.base.select(without_maker(state), clients, count, generator)
-        chosen = torch.tensor(clients)
-        weights = (state.server[LAST][chosen] / self.tau).double().softmax(dim=0).cpu()
-        recent = state.server[SINCE][chosen].cpu()
-        weights[(recent > 0) & (recent <= len(clients) / (2 * count))] = 0
-        return [clients[i] for i in torch.multinomial(weights, count, generator=generator).tolist()]
+        present = torch.tensor(clients)
+        scores = state.server[LAST].cpu()[present].double() / self.tau
+        recent = state.server[SINCE].cpu()[present]
+        resting = (recent > 0) & (recent <= len(clients) / (2 * count))
+        uniform = torch.rand(len(clients), generator=generator, dtype=torch.float64)
+        gumbel = -(-uniform.log()).log()
+        places = (scores + gumbel).masked_fill(resting, -torch.inf).topk(count).indices
+        return [clients[i] for i in places.tolist()]
 
     def weighed(self, state: ServerState, replies: Replies) -> Replies:
         """Eq. 3: p_i ~ q_i exp(history_i / lambda_1), in the place of each reply's number of samples."""
@@ -230,8 +258,9 @@ class Client2Vec(Method):
         indices = F.normalize(net.feature_index(), dim=1)
         kept, original = net.projector_head(projected).log_softmax(dim=1), net.head(z).log_softmax(dim=1)
         divergence = F.kl_div(kept, original, reduction="batchmean", log_target=True)
+        terms = {"orth": (projected @ indices.T).abs().mean(), "dist": divergence}
         weight = self._weight()
-        return {"index_orth": weight * (projected @ indices.T).abs().mean(), "index_dist": weight * divergence}
+        return {f"index_{name}": weight * term for name, term in terms.items() if self.local_loss in ("both", name)}
 
     def _weight(self) -> float:
         if self.local_weight == "strategy":

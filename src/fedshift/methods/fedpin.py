@@ -16,78 +16,38 @@ Phi_g and omega_g are averaged, all that is u's own stays, and u predicts with o
 
 Choices, where the paper leaves something open:
 
-- ``auxiliary``: Proposition 4.2 needs the minimum over omega_a of R(omega_a), so in each step omega_a first
-  descends on R(omega_a) ("minimise"), then Phi_g and omega_g move with omega_a fixed. Read to the letter,
-  Algorithm 1 lets all three descend on the same loss, and omega_a ascend on R(omega_a) ("literal").
-- ``auxiliary_head``: omega_a must let z and u interact; a linear layer on [z || one-hot u] adds a bias a client
-  only. "per_client" is a linear head of each client, which only that client can move: averaging would shrink
-  its progress, so it stays there. "mlp" reads [z || one-hot u] and is averaged, except for the one-hot's weights:
-  those of client u are u's if it took part, else unchanged.
-- The difference of the two losses is taken sample by sample before alpha multiplies it: between two means
-  that alpha has multiplied, 32 bits leave little of it. With ``alpha_warmup`` alpha rises linearly from 0.
+- The global phase and its choices are those of :mod:`fedshift.methods.fedpin_global`.
 - Batch statistics: what a step moves is in training mode, the rest in evaluation mode, Phi_g as an anchor too.
 - Var is the sum over dimensions of the biased batch variance; temperature 0.5.
-- ``start``: Phi_u and Psi_u start from the values that Phi_g starts from, or from draws of their own. It is
-  Phi_g of round 1 whenever the client first takes part.
-- ``unit``: K and R are called steps in Algorithm 1, K epochs in E.3.
+- ``start``: Phi_u and Psi_u start from the values that Phi_g starts from, or from a draw for each of the two, equal
+  for all clients. It is Phi_g of round 1 whenever the client first takes part.
 - A client that never trained is predicted for with the global model, and the mean is uniform.
 - A term whose weight is 0 is left out with all that only it needs: with alpha = 0 there is no omega_a, with
   lam = 0 neither Psi_u nor the shortcut phase. With alpha = lam = gamma = 0 it is FedAvg beside local training.
 
 The paper trains everything by Adam at one learning rate, 1e-4 (PACS: 1e-2): ``[train] optimiser = "adam"``. Plain SGD
-at usual rates diverges under such an alpha. :class:`GlobalModel`, :class:`FineTuned` and :class:`Anchored` are the rows
-GM, GM-FT and GM-L2 of Table 2; lam = 0 and gamma = 0 are its other rows.
+at usual rates diverges under such an alpha. :class:`Anchored` is the row GM-L2 of Table 2, :class:`WithoutContrast` and
+:class:`WithoutVariance` are its rows lambda = 0 and gamma = 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedshift.catalogue import Count, NonNegative, Positive, Range, WholeNumber, setting
-from fedshift.core.contract import (
-    Batch,
-    Context,
-    LocalWork,
-    Measure,
-    Objective,
-    Optimiser,
-    Part,
-    Phase,
-    Replies,
-    ServerState,
-    Stage,
-    Terms,
-)
-from fedshift.core.messages import Tensors, Up
+from fedshift.catalogue import Count, NonNegative, Positive, Range, setting
+from fedshift.core.contract import Batch, Context, Measure, Objective, Part, Phase, ServerState, Terms
+from fedshift.core.messages import Tensors
 from fedshift.core.net import Net
-from fedshift.errors import FedshiftError
-from fedshift.methods.fedavg import FedAvg
+from fedshift.methods.fedpin_global import GlobalModel
 from fedshift.models.model import ModelSpec
 
-BY_OWNER = "auxiliary.first.weight"  # its last columns are the clients' own
 PERSONAL = {"personal_encoder": "encoder", "personal_head": "head"}  # and the part of the global model it stands for
-
-
-class ClientMLP(nn.Module):
-    """omega_a(z, u): a classifier with one hidden layer that reads [z || one-hot u] (Proposition 4.2)."""
-
-    def __init__(self, dim: int, clients: int, hidden: int, classes: int) -> None:
-        super().__init__()
-        self.clients = clients
-        self.first = nn.Linear(dim + clients, hidden)
-        self.last = nn.Linear(hidden, classes)
-
-    def forward(self, z: Tensor, client: Tensor) -> Tensor:
-        """Logits (B, classes) of z (B, d) at a client, int64 of shape ()."""
-        code = F.one_hot(client, self.clients).to(z).expand(len(z), -1)
-        logits: Tensor = self.last(self.first(torch.cat([z, code], dim=1)).relu())
-        return logits
 
 
 def contrast(personal: Tensor, anchor: Tensor, shortcut: Tensor, temperature: float) -> Tensor:
@@ -108,121 +68,6 @@ def contrast(personal: Tensor, anchor: Tensor, shortcut: Tensor, temperature: fl
 def total_variance(z: Tensor) -> Tensor:
     """Var(z): the biased variance over the batch z (B, d), summed over dimensions."""
     return z.var(dim=0, correction=0).sum()
-
-
-@dataclass(frozen=True, kw_only=True)
-class GlobalModel(FedAvg):
-    """FedPIN's global invariant model alone (GM): FedAvg whose features tell nothing of the client beyond y."""
-
-    paper: ClassVar[str] = "Tang et al., ICML 2024, Eq. 4 and Table 2 (GM)"
-    presets: ClassVar[dict[str, dict[str, object]]] = {
-        "colored-mnist": {"alpha": 1e5},
-        "colored-fashion-mnist": {"alpha": 1e5},
-        "waterbird": {"alpha": 3e4},
-        "pacs": {"alpha": 1e4},
-    }
-
-    alpha: NonNegative = setting(
-        1e5, help="weight of I(E, U; Y | Phi_g(X))", source="Eq. 4, E.3", search=Range(1, 1e6, log=True)
-    )
-    alpha_warmup: WholeNumber = setting(
-        0, help="rounds until alpha, rising linearly from 0 in round 1, is reached; 0: at once"
-    )
-    global_steps: Count = setting(10, help="R: local steps of the global model a round", source="Alg. 1, E.3")
-    unit: Literal["steps", "epochs"] = setting("steps", help="what a phase's steps count", source="Alg. 1; E.3")
-    auxiliary: Literal["minimise", "literal"] = setting(
-        "minimise",
-        help="omega_a descends on its own risk, or on the loss of Phi_g, which makes it ascend",
-        source="Prop. 4.2; Alg. 1",
-    )
-    auxiliary_head: Literal["per_client", "mlp"] = setting(
-        "per_client", help="omega_a: a linear head of each client, which stays there, or an MLP on z and the client"
-    )
-    auxiliary_hidden: Count = setting(64, help="hidden units of omega_a as an MLP")
-    auxiliary_steps: Count = setting(1, help="steps of omega_a on each batch before Phi_g moves")
-    auxiliary_lr: Positive | None = setting(None, help="learning rate of omega_a; by default that of [train]")
-
-    def __post_init__(self) -> None:
-        """Refuse settings of omega_a's own descent where it has none.
-
-        Raises:
-            FedshiftError: ``auxiliary_steps`` or ``auxiliary_lr`` beside ``auxiliary = "literal"``.
-        """
-        super().__post_init__()
-        if self.auxiliary == "literal" and (self.auxiliary_steps != 1 or self.auxiliary_lr is not None):
-            raise FedshiftError(
-                f"method.auxiliary_steps = {self.auxiliary_steps} and auxiliary_lr = {self.auxiliary_lr} need an "
-                "omega_a that descends for itself: set auxiliary = 'minimise', or leave them out."
-            )
-
-    def parts(self, spec: ModelSpec) -> dict[str, Part]:
-        """Phi_g and omega_g, and omega_a where alpha weighs; per client it starts as omega_g."""
-        parts = super().parts(spec)
-        if self.alpha == 0:
-            return parts
-        if self.auxiliary_head == "per_client":
-            return {**parts, "auxiliary": Part(spec.head(), "client")}
-        sizes = (spec.dim, spec.clients, self.auxiliary_hidden, spec.classes)
-        return {**parts, "auxiliary": Part(spec.initialised("auxiliary", lambda: ClientMLP(*sizes)))}
-
-    def phases(self, round: int, rounds: int) -> Sequence[Phase | Measure]:
-        """The global phase."""
-        return (self.phase("global", self.global_steps, *self.game()),)
-
-    def phase(self, name: str, count: int, *objectives: Objective) -> Phase:
-        """``count`` steps or epochs, as ``unit`` says."""
-        if self.unit == "epochs":
-            return Phase(name, objectives, epochs=count)
-        return Phase(name, objectives, steps=count)
-
-    def game(self) -> tuple[Objective, ...]:
-        """What a step of the global phase minimises, in order."""
-        if self.alpha > 0 and self.auxiliary == "literal":
-            return (Objective("global", self.loss, (*self.moves(), "auxiliary"), self.draws),)
-        model = Objective("global", self.loss, self.moves(), self.draws)
-        if self.alpha == 0:
-            return (model,)
-        own = Optimiser(lr=self.auxiliary_lr)
-        omega_a = Objective(
-            "auxiliary", self.auxiliary_loss, ("auxiliary",), optimiser=own, repeats=self.auxiliary_steps
-        )
-        return (omega_a, model)
-
-    def auxiliary_loss(self, net: Net, batch: Batch, context: Context) -> Terms:
-        """R(omega_a(sg(Phi_g), u))."""
-        z = net.frozen("encoder", {}, batch.x)
-        return {"auxiliary": F.cross_entropy(self.auxiliary_logits(net, z, context), batch.y)}
-
-    def auxiliary_logits(self, net: Net, z: Tensor, context: Context) -> Tensor:
-        """omega_a(z, u), (B, classes), of z (B, d) at the client at work."""
-        arguments = (z,) if self.auxiliary_head == "per_client" else (z, context.client)
-        logits: Tensor = net.auxiliary(*arguments)
-        return logits
-
-    def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
-        """R(omega_g(Phi_g)) + alpha * (R(omega_g(Phi_g)) - R(omega_a(Phi_g, u))), the global objective of client u."""
-        if self.alpha == 0:
-            return super().loss(net, batch, context)
-        z = self.features(net, batch.x)
-        risk = F.cross_entropy(net.head(z), batch.y, reduction="none")
-        informed = F.cross_entropy(self.auxiliary_logits(net, z, context), batch.y, reduction="none")
-        return {"cross_entropy": risk.mean(), "invariance": self.alpha_at(context.round) * (risk - informed).mean()}
-
-    def alpha_at(self, round: int) -> float:
-        """Alpha in a round, from 1."""
-        return self.alpha * min(1.0, (round - 1) / self.alpha_warmup) if self.alpha_warmup else self.alpha
-
-    def merge(self, state: ServerState, replies: Replies) -> ServerState:
-        """The mean; of omega_a's weights on the one-hot u, the column of each client is that client's own."""
-        merged = super().merge(state, replies)
-        if BY_OWNER not in state.shared:
-            return merged
-        weight = merged.shared[BY_OWNER]
-        z_columns = weight.shape[1] - state.clients
-        weight[:, z_columns:] = state.shared[BY_OWNER][:, z_columns:]
-        for client, up in replies:
-            weight[:, z_columns + client] = up[BY_OWNER][:, z_columns + client]
-        return merged
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,6 +100,10 @@ class Personalised(GlobalModel):
     def personal_loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         """What Phi_u and omega_u minimise."""
         raise NotImplementedError
+
+    def reads(self) -> tuple[str, ...]:
+        """Phi_u and omega_u."""
+        return tuple(PERSONAL)
 
     def predict(self, net: Net, x: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
         """Log-softmax of omega_u(Phi_u(x))."""
@@ -327,6 +176,34 @@ class FedPIN(Personalised):
         return terms
 
 
+def _without(name: str) -> dict[str, dict[str, object]]:
+    """FedPIN's presets for a variant that fixes one of its settings."""
+    return {
+        data: {key: value for key, value in preset.items() if key != name} for data, preset in FedPIN.presets.items()
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithoutContrast(FedPIN):
+    """FedPIN with lambda = 0: a personal model on its own, but for the variance of its features."""
+
+    paper: ClassVar[str] = "Tang et al., ICML 2024, Table 2 (lambda = 0)"
+    presets: ClassVar[dict[str, dict[str, object]]] = _without("lam")
+
+    lam: float = field(default=0.0, init=False)
+    temperature: float = field(default=0.5, init=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithoutVariance(FedPIN):
+    """FedPIN with gamma = 0: the contrast alone."""
+
+    paper: ClassVar[str] = "Tang et al., ICML 2024, Table 2 (gamma = 0)"
+    presets: ClassVar[dict[str, dict[str, object]]] = _without("gamma")
+
+    gamma: float = field(default=0.0, init=False)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Anchored(Personalised):
     """GM-L2: a personal model held near the global invariant model's parameters, without a shortcut model.
@@ -353,86 +230,3 @@ class Anchored(Personalised):
         }
         drift = [(w - stands_for[name]).square().sum() for name, w in net.parameters(stands_for)]
         return {**terms, "anchor": self.mu / 2 * torch.stack(drift).sum()}
-
-
-class Tuned(nn.Module):
-    """A client's copy of the global model, kept and not trained in place; ``done`` is 0 until there is one."""
-
-    done: Tensor
-
-    def __init__(self, encoder: nn.Module, head: nn.Module) -> None:
-        super().__init__()
-        self.encoder, self.head = encoder, head
-        self.register_buffer("done", torch.zeros(()))
-        self.requires_grad_(False)
-
-    def forward(self, x: Tensor, otherwise: Tensor) -> Tensor:
-        """The copy's logits (B, classes) of inputs x (B, ...), or the logits given where there is no copy yet."""
-        return torch.where(self.done > 0, self.head(self.encoder(x)), otherwise)
-
-
-@dataclass(frozen=True, kw_only=True)
-class FineTuned(GlobalModel):
-    """GM-FT: the global invariant model, then every client tunes a copy of its own once.
-
-    The last stage, ``finetune``, is one round with everyone, of which nothing is sent back. A client predicts with its
-    copy once it has one, and with the global model before. Choices: plain cross-entropy, 50 steps at the rate of
-    training (the paper gives neither).
-    """
-
-    paper: ClassVar[str] = "Tang et al., ICML 2024, Table 2 (GM-FT)"
-
-    finetune_steps: Count = setting(50, help="steps of fine-tuning, as 'unit' counts them; not in the paper")
-    finetune_lr: Positive | None = setting(None, help="learning rate of fine-tuning; by default that of [train]")
-
-    def parts(self, spec: ModelSpec) -> dict[str, Part]:
-        """The global parts and the place of the client's copy."""
-        return {**super().parts(spec), "tuned": Part(Tuned(spec.encoder(), spec.head()), "client")}
-
-    def stages(self, rounds: int) -> tuple[Stage, ...]:
-        """Training, then one round of fine-tuning with everyone."""
-        finetune = replace(
-            self.exchange("finetune"),
-            phases=self.tuning,
-            reply=self.reply_nothing,
-            merge=self.leave,
-            keep=self.keep_copy,
-        )
-        return (*super().stages(rounds), Stage("finetune", 1, (finetune,), participation=1.0))
-
-    def tuning(self, round: int, rounds: int) -> Sequence[Phase | Measure]:
-        """Plain training of the global model as received."""
-        own = Optimiser(lr=self.finetune_lr)
-        return (
-            self.phase(
-                "finetune", self.finetune_steps, Objective("finetune", self.tuning_loss, self.moves(), optimiser=own)
-            ),
-        )
-
-    def tuning_loss(self, net: Net, batch: Batch, context: Context) -> Terms:
-        """R(omega_g(Phi_g))."""
-        return FedAvg.loss(self, net, batch, context)
-
-    def reply_nothing(self, work: LocalWork) -> Up:
-        """The tuned copy stays."""
-        return Up({})
-
-    def leave(self, state: ServerState, replies: Replies) -> ServerState:
-        """The server keeps what it has."""
-        return state
-
-    def keep_copy(self, work: LocalWork) -> Tensors:
-        """The tuned model as the client's copy."""
-        trained = {**work.own, **work.after}
-        names = [name for name in work.own if name.startswith("tuned.") and name != "tuned.done"]
-        copy = {name: trained[name.removeprefix("tuned.")] for name in names}
-        return {**copy, "tuned.done": torch.ones_like(work.own["tuned.done"])}
-
-    def predict(self, net: Net, x: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
-        """Log-softmax of the client's copy, or of the global model."""
-        logits: Tensor = net.tuned(x, net.head(self.features(net, x)))
-        return logits.log_softmax(dim=1)
-
-    def unseen(self, state: ServerState, clients: Sequence[Tensors]) -> Sequence[Tensors]:
-        """The global model: no copy."""
-        return [{**own, "tuned.done": torch.zeros_like(own["tuned.done"])} for own in super().unseen(state, clients)]

@@ -3,7 +3,8 @@
 Chen, Frikha, Krompass and Tresp, FRAug: tackling federated learning with non-IID features via representation
 augmentation, ICCV 2023; numbers are those of its preprint. Head on synthetic representations: Eq. 1-3; prototypes:
 Eq. 4; generator g: Eq. 5; RTNet m: Eq. 6; order of the steps: Algorithm 1. Batch norm stays on the client, as in
-FedBN. The study that motivates it (Sec. 3.2, Table 1) is :class:`HeadRetraining`.
+FedBN. The study that motivates it is
+:mod:`fedshift.methods.head_retraining`.
 
 Choices, where the paper leaves something open or its public code does otherwise:
 
@@ -26,15 +27,14 @@ Choices, where the paper leaves something open or its public code does otherwise
 - Table 3's ablations: without RTNet u^ = u + l_syn g(z, y) and there is no Eq. 6; without the batch or the EMA term
   its sums are left out of Eq. 2 and 6 (Eq. 5 keeps the batch, without which g has no loss); without smoothing
   l_syn = 1.
-- The study's part is the same of each class, rounded up; the head goes on from where the first stage left it, with
-  the encoder in evaluation mode. Both stages have all the rounds.
+- The presets hold what the public code fixes; ramp, stage 2 and the rate of prototypes stay the paper's.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
@@ -42,16 +42,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedshift.catalogue import Fraction, NonNegative, Positive, Range, setting
-from fedshift.core.contract import Batch, Context, Measure, Objective, Optimiser, Part, Phase, Stage, Terms
+from fedshift.core.contract import Batch, Context, Measure, Objective, Optimiser, Part, Phase, Terms
 from fedshift.core.net import Net
-from fedshift.core.streams import Draw, Draws, Streams
-from fedshift.data.federation import Federation, Samples
+from fedshift.core.streams import Draw, Draws
 from fedshift.errors import FedshiftError
 from fedshift.methods.fedavg import FedAvg
-from fedshift.methods.references import Single
+from fedshift.methods.mmd import bandwidth, mmd, mmd_of_each
 from fedshift.models.model import ModelSpec
-
-KERNELS = (0.25, 0.5, 1.0, 2.0, 4.0)  # widths of MMD's kernels, in bandwidths
 
 
 class Conditional(nn.Module):
@@ -124,37 +121,6 @@ class Prototypes(nn.Module):
             self.mean.copy_(torch.where(count > 0, moved, self.mean))
             self.seen.logical_or_(count.squeeze(1) > 0)
         return self.mean, self.seen
-
-
-@torch.no_grad()
-def bandwidth(x: Tensor, y: Tensor) -> Tensor:
-    """The mean squared distance between any two of the rows of x (B, d) and y (B, d), as a scalar.
-
-    It is the sum over ordered pairs over n^2 - n with n = 2B, which is twice the total variance.
-    """
-    spread = 2 * torch.cat([x, y]).var(dim=0).sum()
-    return spread.clamp(min=torch.finfo(spread.dtype).eps)  # all rows equal: distances are 0, not 0/0
-
-
-def kernel(squared_distance: Tensor, bandwidth: Tensor) -> Tensor:
-    """The sum of five Gaussian kernels, in (0, 5], of squared distances of any shape."""
-    scaled = squared_distance / bandwidth
-    return torch.stack([(-scaled / width).exp() for width in KERNELS]).sum(dim=0)
-
-
-def mmd(x: Tensor, y: Tensor) -> Tensor:
-    """The squared maximum mean discrepancy of x (B, d) and y (B, d), biased (Gretton et al., JMLR 2012)."""
-    width = bandwidth(x, y)
-
-    def mean(a: Tensor, b: Tensor) -> Tensor:
-        return kernel((a.unsqueeze(1) - b.unsqueeze(0)).square().sum(dim=2), width).mean()
-
-    return mean(x, x) + mean(y, y) - 2 * mean(x, y)
-
-
-def mmd_of_each(x: Tensor, y: Tensor, bandwidth: Tensor) -> Tensor:
-    """The MMD of each row of x (C, d) with the same row of y (C, d): 10 - 2k, of shape (C,)."""
-    return 2 * len(KERNELS) - 2 * kernel((x - y).square().sum(dim=1), bandwidth)
 
 
 def entropy(logits: Tensor) -> Tensor:
@@ -359,48 +325,3 @@ class FRAug(FedAvg):
     @torch.no_grad()
     def _fixed_features(self, net: Net, x: Tensor) -> Tensor:
         return self.features(net, x)
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeadRetraining(Single):
-    """FRAug's motivating study: every client trains alone on a part of its data, then its head alone on all of it.
-
-    The last round of the stage ``part`` is Table 1's "w/o finetune", that of the stage ``head`` is "w. finetune".
-    """
-
-    paper: ClassVar[str] = "Chen et al., ICCV 2023, Sec. 3.2 and Table 1"
-
-    part: Fraction = setting(0.1, help="the part of each client's samples that trains the encoder", source="Sec. 3.2")
-
-    def stages(self, rounds: int) -> tuple[Stage, ...]:
-        """The whole model on a part of the samples, then the head on all."""
-        train = self.exchange("train")
-        return (
-            Stage("part", rounds, (train,), view=self.view),
-            Stage("head", rounds, (replace(train, phases=self.head_phases),)),
-        )
-
-    def head_phases(self, round: int, rounds: int) -> Sequence[Phase | Measure]:
-        """Cross-entropy over the head; the encoder is fixed."""
-        return (Phase("head", (Objective("head", self.loss, ("head",)),)),)
-
-    def view(self, federation: Federation, streams: Streams) -> Federation:
-        """The federation with a random part of every client's training samples."""
-        clients = tuple(
-            replace(
-                client,
-                train=part_of(client.train, self.part, streams.permutation(len(client.train), "part", client.id)),
-            )
-            for client in federation.clients
-        )
-        return replace(federation, clients=clients)
-
-
-def part_of(samples: Samples, part: float, order: Tensor) -> Samples:
-    """A part, in (0, 1], of the samples of each class, rounded up: those that come first in ``order`` (N,)."""
-    order = order.to(samples.y.device)
-    member = F.one_hot(samples.y[order])
-    place = (member.cumsum(dim=0) * member).sum(dim=1) - 1  # from 0, among those of its class
-    allowed = (member.sum(dim=0) * part).ceil()[samples.y[order]]
-    kept = order[place < allowed]
-    return Samples(samples.x[kept], samples.y[kept])

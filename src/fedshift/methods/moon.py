@@ -76,6 +76,10 @@ class MOON(FedAvg):
         """The shared parts."""
         return ("encoder", "projection", "head") if self.projection == "mlp" else super().moves()
 
+    def reads(self) -> tuple[str, ...]:
+        """The shared parts."""
+        return self.moves()
+
     def features(self, net: Net, x: Tensor) -> Tensor:
         """The projected representation (B, ``projection_dim``), or z itself (B, d)."""
         z = super().features(net, x)

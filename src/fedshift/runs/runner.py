@@ -78,13 +78,13 @@ def carry_out(simulation: Simulation, folder: RunFolder, progress: Progress) -> 
         progress.begin(Outlook(folder.path.name, simulation.rounds, simulation.position))
         folder.rewind(simulation.position, scored)
         stopwatch = _Stopwatch(simulation.position)
-        declared = 0
+        declared = folder.read_json("messages.json") or {}  # what crossed the wire before an interruption counts
         for moment in simulation.moments()[simulation.position :]:
             simulation.advance(moment, progress)
             progress.round(simulation.position, simulation.bytes_down, simulation.bytes_up)
-            if len(simulation.messages) > declared:
-                folder.write_json("messages.json", declaration(simulation))
-                declared = len(simulation.messages)
+            if not simulation.messages.keys() <= declared.keys():
+                declared = {**declared, **declaration(simulation)}
+                folder.write_json("messages.json", declared)
             # Records first, so that no checkpoint is ahead of them.
             if simulation.position in scored:
                 _score(simulation, moment, folder, progress)

@@ -79,7 +79,7 @@ class Simulation:
         self.position = self.bytes_down = self.bytes_up = 0
         self.messages: dict[str, dict[str, Message]] = {}
         self._terms: dict[str, dict[str, float]] = {}
-        self._views: dict[str, Federation] = {}
+        self._viewed: tuple[object, Federation] | None = None
 
     def _federation(self, tell: Tell) -> Federation:
         experiment = self.experiment
@@ -153,12 +153,12 @@ class Simulation:
         self.position += 1
 
     def view(self, stage: Stage) -> Federation:
-        """The federation as a stage sees it; only the last stage's view is kept."""
+        """The federation as a stage sees it; the last view is kept, which stages may share."""
         if stage.view is None:
             return self.federation
-        if stage.name not in self._views:
-            self._views = {stage.name: stage.view(self.federation, self.streams).to(self.device)}
-        return self._views[stage.name]
+        if self._viewed is None or self._viewed[0] != stage.view:
+            self._viewed = (stage.view, stage.view(self.federation, self.streams).to(self.device))
+        return self._viewed[1]
 
     def _select(self, moment: Moment, clients: Sequence[int]) -> list[int]:
         """The ids of a round's cohort, in order."""
@@ -181,7 +181,8 @@ class Simulation:
             self._check_scopes(outcome.up, exchange, "reply")
             ups[outcome.client] = outcome.up
             self.bytes_up += outcome.up.nbytes
-            self.store.put(outcome.client, outcome.state)
+            kept = outcome.state if moment.stage.keeps else replace(job.state, drawn=outcome.state.drawn)
+            self.store.put(outcome.client, kept)
             self._terms.setdefault(job.client.name, {}).update(outcome.terms)
             progress.steps(outcome.steps)
         self.messages.setdefault(exchange.name, {"down": jobs[0].down, "up": ups[jobs[0].client.id]})
@@ -189,7 +190,7 @@ class Simulation:
 
     def _check_finite(self, ups: Mapping[int, Up], moment: Moment) -> None:
         """A round's last step has no loss of its own, so what was merged is looked at before it is kept."""
-        if all(tensor.isfinite().all() for tensor in self.server.shared.values()):
+        if all(tensor.isfinite().all() for tensor in (*self.server.shared.values(), *self.server.down.values())):
             return
         for client, up in sorted(ups.items()):
             for name, tensor in up.items():
@@ -263,20 +264,29 @@ class Simulation:
     def models(self, environment: Environment) -> list[Tensors]:
         """The tensors of each model that is scored on an environment.
 
-        A client is scored with what the server would send it and what it keeps; a client that never
-        trained with the shared tensors and what the method gives an unseen client.
+        A client is scored with what the server would send it and what it keeps; one that has not trained yet,
+        or never will, with what the method gives an unseen client.
         """
-        if environment.client is not None:
-            sent = self.method.send(self.server, environment.client)
-            return [{**sent, **self._state(environment.client).tensors}]
-        shared = {**self.server.shared, **self.server.down}
-        if not self.initial_client:
-            return [shared]
-        trained = [state.tensors for _, state in self.store.items()]
-        return [{**shared, **own} for own in self.method.unseen(self.server, trained or [self.initial_client])]
+        client = environment.client
+        sent = {**self.server.shared, **self.server.down}
+        if client is not None:
+            sent = dict(self.method.send(self.server, client))
+        trained = dict(self.store.items())
+        if not self._personal:
+            return [sent]
+        if client in trained:
+            return [{**sent, **trained[client].tensors}]
+        held = [state.tensors for state in trained.values()]
+        return [{**sent, **own} for own in self.method.unseen(self.server, held or [self.initial_client])]
+
+    @property
+    def _personal(self) -> bool:
+        """Whether prediction reads tensors that clients keep."""
+        return any(name.partition(".")[0] in self.method.reads() for name in self.initial_client)
 
     def _row(self, environment: Environment, scores: list[Score]) -> Record:
-        own = "global" if not self.initial_client else "own" if environment.client is not None else "unseen"
+        trained = environment.client is not None and self.store.get(environment.client) is not None
+        own = "global" if not self._personal else "own" if trained else "unseen"
         return {
             "environment": environment.name,
             "role": environment.role,

@@ -1,0 +1,277 @@
+"""FedPIN's global invariant model: features that say of the client nothing that the label does not.
+
+Tang et al., Causally motivated personalized federated invariant learning with shortcut-averse
+information-theoretic regularization, ICML 2024. Objective: Eq. 4 and Proposition 4.2; schedule: Algorithm 1.
+
+With R the cross-entropy, Phi_g an encoder, omega_g a head and omega_a a head that knows the client u, clients take
+R steps a round of (1 + alpha) R(omega_g(Phi_g)) - alpha R(omega_a(Phi_g, u)); Phi_g and omega_g are averaged.
+
+Choices, where the paper leaves something open:
+
+- ``auxiliary``: Proposition 4.2 needs the minimum over omega_a of R(omega_a), so in each step omega_a first
+  descends on R(omega_a) ("minimise"), then Phi_g and omega_g move with omega_a fixed. Read to the letter,
+  Algorithm 1 lets all three descend on the same loss, and omega_a ascend on R(omega_a) ("literal").
+- ``auxiliary_head``: omega_a must let z and u interact; a linear layer on [z || one-hot u] adds a bias a client
+  only. "per_client" is a linear head of each client, which only that client can move: averaging would shrink
+  its progress, so it stays there. "mlp" reads [z || one-hot u] and is averaged, except for the one-hot's weights:
+  those of client u are u's if it took part, else unchanged.
+- The difference of the two losses is taken sample by sample before alpha multiplies it: between two means
+  that alpha has multiplied, 32 bits leave little of it. With ``alpha_warmup`` alpha rises linearly from 0.
+- omega_a learns from Phi_g in evaluation mode, and is read from Phi_g as it trains.
+- ``unit``: K and R are called steps in Algorithm 1, K epochs in E.3.
+- With alpha = 0 there is no omega_a, and it is FedAvg.
+
+The paper trains by Adam at 1e-4 (PACS: 1e-2); plain SGD at usual rates diverges under such an alpha.
+:class:`GlobalModel` and :class:`FineTuned` are the rows GM and GM-FT of Table 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedshift.catalogue import Count, NonNegative, Positive, Range, WholeNumber, setting
+from fedshift.core.contract import (
+    Batch,
+    Context,
+    LocalWork,
+    Measure,
+    Objective,
+    Optimiser,
+    Part,
+    Phase,
+    Replies,
+    ServerState,
+    Stage,
+    Terms,
+)
+from fedshift.core.messages import Tensors, Up
+from fedshift.core.net import Net
+from fedshift.errors import FedshiftError
+from fedshift.methods.fedavg import FedAvg
+from fedshift.models.model import ModelSpec
+
+BY_OWNER = "auxiliary.first.weight"  # its last columns are the clients' own
+
+
+class ClientMLP(nn.Module):
+    """omega_a(z, u): a classifier with one hidden layer that reads [z || one-hot u] (Proposition 4.2)."""
+
+    def __init__(self, dim: int, clients: int, hidden: int, classes: int) -> None:
+        super().__init__()
+        self.clients = clients
+        self.first = nn.Linear(dim + clients, hidden)
+        self.last = nn.Linear(hidden, classes)
+
+    def forward(self, z: Tensor, client: Tensor) -> Tensor:
+        """Logits (B, classes) of z (B, d) at a client, int64 of shape ()."""
+        code = F.one_hot(client, self.clients).to(z).expand(len(z), -1)
+        logits: Tensor = self.last(self.first(torch.cat([z, code], dim=1)).relu())
+        return logits
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlobalModel(FedAvg):
+    """FedPIN's global invariant model alone (GM): FedAvg whose features tell nothing of the client beyond y."""
+
+    paper: ClassVar[str] = "Tang et al., ICML 2024, Eq. 4 and Table 2 (GM)"
+    presets: ClassVar[dict[str, dict[str, object]]] = {
+        "colored-mnist": {"alpha": 1e5},
+        "colored-fashion-mnist": {"alpha": 1e5},
+        "waterbird": {"alpha": 3e4},
+        "pacs": {"alpha": 1e4},
+    }
+
+    alpha: NonNegative = setting(
+        1e5, help="weight of I(E, U; Y | Phi_g(X))", source="Eq. 4, E.3", search=Range(1, 1e6, log=True)
+    )
+    alpha_warmup: WholeNumber = setting(
+        0, help="rounds until alpha, rising linearly from 0 in round 1, is reached; 0: at once"
+    )
+    global_steps: Count = setting(10, help="R: local steps of the global model a round", source="Alg. 1, E.3")
+    unit: Literal["steps", "epochs"] = setting("steps", help="what a phase's steps count", source="Alg. 1; E.3")
+    auxiliary: Literal["minimise", "literal"] = setting(
+        "minimise",
+        help="omega_a descends on its own risk, or on the loss of Phi_g, which makes it ascend",
+        source="Prop. 4.2; Alg. 1",
+    )
+    auxiliary_head: Literal["per_client", "mlp"] = setting(
+        "per_client", help="omega_a: a linear head of each client, which stays there, or an MLP on z and the client"
+    )
+    auxiliary_hidden: Count = setting(64, help="hidden units of omega_a as an MLP")
+    auxiliary_steps: Count = setting(1, help="steps of omega_a on each batch before Phi_g moves")
+    auxiliary_lr: Positive | None = setting(None, help="learning rate of omega_a; by default that of [train]")
+
+    def __post_init__(self) -> None:
+        """Refuse settings of omega_a's own descent where it has none.
+
+        Raises:
+            FedshiftError: ``auxiliary_steps`` or ``auxiliary_lr`` beside ``auxiliary = "literal"``.
+        """
+        super().__post_init__()
+        if self.auxiliary == "literal" and (self.auxiliary_steps != 1 or self.auxiliary_lr is not None):
+            raise FedshiftError(
+                f"method.auxiliary_steps = {self.auxiliary_steps} and auxiliary_lr = {self.auxiliary_lr} need an "
+                "omega_a that descends for itself: set auxiliary = 'minimise', or leave them out."
+            )
+
+    def parts(self, spec: ModelSpec) -> dict[str, Part]:
+        """Phi_g and omega_g, and omega_a where alpha weighs; per client it starts as omega_g."""
+        parts = super().parts(spec)
+        if self.alpha == 0:
+            return parts
+        if self.auxiliary_head == "per_client":
+            return {**parts, "auxiliary": Part(spec.head(), "client")}
+        sizes = (spec.dim, spec.clients, self.auxiliary_hidden, spec.classes)
+        return {**parts, "auxiliary": Part(spec.initialised("auxiliary", lambda: ClientMLP(*sizes)))}
+
+    def phases(self, round: int, rounds: int) -> Sequence[Phase | Measure]:
+        """The global phase."""
+        return (self.phase("global", self.global_steps, *self.game()),)
+
+    def phase(self, name: str, count: int, *objectives: Objective) -> Phase:
+        """``count`` steps or epochs, as ``unit`` says."""
+        if self.unit == "epochs":
+            return Phase(name, objectives, epochs=count)
+        return Phase(name, objectives, steps=count)
+
+    def game(self) -> tuple[Objective, ...]:
+        """What a step of the global phase minimises, in order."""
+        if self.alpha > 0 and self.auxiliary == "literal":
+            return (Objective("global", self.loss, (*self.moves(), "auxiliary"), self.draws),)
+        model = Objective("global", self.loss, self.moves(), self.draws)
+        if self.alpha == 0:
+            return (model,)
+        own = Optimiser(lr=self.auxiliary_lr)
+        omega_a = Objective(
+            "auxiliary", self.auxiliary_loss, ("auxiliary",), optimiser=own, repeats=self.auxiliary_steps
+        )
+        return (omega_a, model)
+
+    def auxiliary_loss(self, net: Net, batch: Batch, context: Context) -> Terms:
+        """R(omega_a(sg(Phi_g), u))."""
+        z = net.frozen("encoder", {}, batch.x)
+        return {"auxiliary": F.cross_entropy(self.auxiliary_logits(net, z, context), batch.y)}
+
+    def auxiliary_logits(self, net: Net, z: Tensor, context: Context) -> Tensor:
+        """omega_a(z, u), (B, classes), of z (B, d) at the client at work."""
+        arguments = (z,) if self.auxiliary_head == "per_client" else (z, context.client)
+        logits: Tensor = net.auxiliary(*arguments)
+        return logits
+
+    def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
+        """R(omega_g(Phi_g)) + alpha * (R(omega_g(Phi_g)) - R(omega_a(Phi_g, u))), the global objective of client u."""
+        if self.alpha == 0:
+            return super().loss(net, batch, context)
+        z = self.features(net, batch.x)
+        risk = F.cross_entropy(net.head(z), batch.y, reduction="none")
+        informed = F.cross_entropy(self.auxiliary_logits(net, z, context), batch.y, reduction="none")
+        return {"cross_entropy": risk.mean(), "invariance": self.alpha_at(context.round) * (risk - informed).mean()}
+
+    def alpha_at(self, round: int) -> float:
+        """Alpha in a round, from 1."""
+        return self.alpha * min(1.0, (round - 1) / self.alpha_warmup) if self.alpha_warmup else self.alpha
+
+    def merge(self, state: ServerState, replies: Replies) -> ServerState:
+        """The mean; of omega_a's weights on the one-hot u, the column of each client is that client's own."""
+        merged = super().merge(state, replies)
+        if BY_OWNER not in state.shared:
+            return merged
+        weight = merged.shared[BY_OWNER]
+        z_columns = weight.shape[1] - state.clients
+        weight[:, z_columns:] = state.shared[BY_OWNER][:, z_columns:]
+        for client, up in replies:
+            weight[:, z_columns + client] = up[BY_OWNER][:, z_columns + client]
+        return merged
+
+
+class Tuned(nn.Module):
+    """A client's copy of the global model, kept and not trained in place; ``done`` is 0 until there is one."""
+
+    done: Tensor
+
+    def __init__(self, encoder: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        self.encoder, self.head = encoder, head
+        self.register_buffer("done", torch.zeros(()))
+        self.requires_grad_(False)
+
+    def forward(self, x: Tensor, otherwise: Tensor) -> Tensor:
+        """The copy's logits (B, classes) of inputs x (B, ...), or the logits given where there is no copy yet."""
+        return torch.where(self.done > 0, self.head(self.encoder(x)), otherwise)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FineTuned(GlobalModel):
+    """GM-FT: the global invariant model, then every client tunes a copy of its own once.
+
+    The last stage, ``finetune``, is one round with everyone, of which nothing is sent back. A client predicts with its
+    copy once it has one, and with the global model before. Choices: plain cross-entropy, 50 steps at the rate of
+    training (the paper gives neither).
+    """
+
+    paper: ClassVar[str] = "Tang et al., ICML 2024, Table 2 (GM-FT)"
+
+    finetune_steps: Count = setting(50, help="steps of fine-tuning, as 'unit' counts them; not in the paper")
+    finetune_lr: Positive | None = setting(None, help="learning rate of fine-tuning; by default that of [train]")
+
+    def parts(self, spec: ModelSpec) -> dict[str, Part]:
+        """The global parts and the place of the client's copy."""
+        return {**super().parts(spec), "tuned": Part(Tuned(spec.encoder(), spec.head()), "client")}
+
+    def stages(self, rounds: int) -> tuple[Stage, ...]:
+        """Training, then one round of fine-tuning with everyone."""
+        finetune = replace(
+            self.exchange("finetune"),
+            phases=self.tuning,
+            reply=self.reply_nothing,
+            merge=self.leave,
+            keep=self.keep_copy,
+        )
+        return (*super().stages(rounds), Stage("finetune", 1, (finetune,), participation=1.0))
+
+    def tuning(self, round: int, rounds: int) -> Sequence[Phase | Measure]:
+        """Plain training of the global model as received."""
+        own = Optimiser(lr=self.finetune_lr)
+        return (
+            self.phase(
+                "finetune", self.finetune_steps, Objective("finetune", self.tuning_loss, self.moves(), optimiser=own)
+            ),
+        )
+
+    def tuning_loss(self, net: Net, batch: Batch, context: Context) -> Terms:
+        """R(omega_g(Phi_g))."""
+        return FedAvg.loss(self, net, batch, context)
+
+    def reply_nothing(self, work: LocalWork) -> Up:
+        """The tuned copy stays."""
+        return Up({})
+
+    def leave(self, state: ServerState, replies: Replies) -> ServerState:
+        """The server keeps what it has."""
+        return state
+
+    def keep_copy(self, work: LocalWork) -> Tensors:
+        """The tuned model as the client's copy."""
+        trained = {**work.own, **work.after}
+        names = [name for name in work.own if name.startswith("tuned.") and name != "tuned.done"]
+        copy = {name: trained[name.removeprefix("tuned.")] for name in names}
+        return {**copy, "tuned.done": torch.ones_like(work.own["tuned.done"])}
+
+    def reads(self) -> tuple[str, ...]:
+        """The global model and the client's copy."""
+        return (*super().reads(), "tuned")
+
+    def predict(self, net: Net, x: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
+        """Log-softmax of the client's copy, or of the global model."""
+        logits: Tensor = net.tuned(x, net.head(self.features(net, x)))
+        return logits.log_softmax(dim=1)
+
+    def unseen(self, state: ServerState, clients: Sequence[Tensors]) -> Sequence[Tensors]:
+        """The global model: no copy."""
+        return [{**own, "tuned.done": torch.zeros_like(own["tuned.done"])} for own in super().unseen(state, clients)]
