@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from fedshift.catalogue import DATASETS, METHODS, MODELS, PROTOCOLS
 from fedshift.cli.app import app
+from fedshift.cli.catalogues import shown_names
 from fedshift.grid import expand
 from fedshift.reporting.live import LiveProgress
 from fedshift.runs import runner
@@ -155,3 +156,11 @@ def test_every_spec_documents_its_settings():
     for cls in [*(c.get(name) for c in (METHODS, DATASETS, MODELS, PROTOCOLS) for name in c), *PLAIN.values()]:
         assert cls.__doc__
         assert all(field.metadata.get("help") for field in cls.settings().values()), cls
+
+
+@pytest.mark.parametrize("name", shown_names())
+def test_everything_can_be_shown(name: str):
+    result = CliRunner().invoke(app, ["show", name])
+    assert result.exit_code == 0, result.output
+    assert " at 0x" not in result.output
+    assert ":class:" not in result.output

@@ -12,7 +12,8 @@ import pytest
 import tomli_w
 from PIL import Image
 
-from conftest import CNN_WITH_BN, Make
+import fedshift
+from conftest import CNN_WITH_BN, TINY, Make
 from fedshift.cli import app
 from fedshift.errors import DivergedError, FedshiftError
 from fedshift.grid import expand, override, read
@@ -326,3 +327,56 @@ def test_a_term_that_is_no_scalar(make: Make):
 def _first_round(experiment) -> None:
     simulation = Simulation(experiment)
     simulation.advance(simulation.moments()[0], Progress())
+
+
+def test_one_bad_run_of_a_grid_does_not_keep_the_others_from_theirs(make: Make, tmp_path: Path):
+    """The second held-out domain does not exist: the first run's result is there, and the error names the second."""
+    document = override(TINY, {"run.out": str(tmp_path), "protocol.hold_out": ["light", "lihgt"]})
+    comparison = fedshift.compare(document, progress=Progress())
+    assert len(comparison.folders) == 1
+    (message,) = comparison.failed
+    assert "lihgt" in message
+    assert "Did you mean 'light'" in message
+    with pytest.raises(FedshiftError, match="Did you mean 'light'"):
+        fedshift.compare({**document, "protocol": {"name": "leave-one-domain-out", "hold_out": "lihgt"}})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"method.name": "client2vec", "method.index": "file"}, ["--set method.index.path="]),
+        ({"method.name": "client2vec", "method.base": {"name": "fedavg", "mu": 1.0}}, ["[method.base]", "'mu'"]),
+        ({"method.name": "client2vec", "method.base": "centralised"}, ["pools the clients"]),
+        ({"method.name": "client2vec", "method.local_weight": "foo"}, ["number", "'strategy'", "'base'"]),
+        ({"method.name": "fedavg", "method.index": {"epochs": 2}}, ["Unknown field of [method]", "'index'"]),
+        ({"model.hidden": "wide"}, ["model.hidden", "integer"]),
+    ],
+)
+def test_nested_settings_name_themselves(make: Make, changes: dict[str, Any], words: list[str]):
+    with pytest.raises(FedshiftError) as caught:
+        make(changes)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_a_single_value_is_a_list_of_one(make: Make):
+    assert make({"model.hidden": 8}).model == make({"model.hidden": [8]}).model
+
+
+def test_an_empty_path_is_not_the_current_folder():
+    from fedshift.datasets.digits import Digits
+
+    assert Digits(photographs="").with_absolute_paths().photographs == ""
+
+
+def test_a_dry_run_says_which_row_diverges(tiny_document: dict[str, Any], tmp_path: Path):
+    import tomli_w
+    from typer.testing import CliRunner
+
+    from fedshift.cli.app import app
+
+    file = tmp_path / "tiny.toml"
+    file.write_text(tomli_w.dumps(override(tiny_document, {"method": {"name": ["fedavg", "fedpin"], "alpha": 1e30}})))
+    result = CliRunner().invoke(app, ["compare", str(file), "--dry-run"])
+    assert result.exit_code == 0, result.output
+    assert "diverges" in result.output
+    assert "fedpin: The loss is not finite" in result.output

@@ -25,13 +25,13 @@ from fedshift.runs.progress import Progress
 from fedshift.runs.selection import by_environment, summary
 
 
-def record(position: int, test: float, *validation: float) -> dict[str, Any]:
+def record(position: int, test: float, *validation: float, stage: str = "train") -> dict[str, Any]:
     rows = [{"environment": "t", "role": "test", "accuracy": test, "models": 1}]
     rows += [
         {"environment": f"v{i}", "role": "validation", "accuracy": value, "models": 1}
         for i, value in enumerate(validation)
     ]
-    return {"position": position, "environments": rows}
+    return {"position": position, "stage": stage, "environments": rows}
 
 
 def test_selection_rules_by_hand():
@@ -50,6 +50,16 @@ def test_selection_rules_by_hand():
     assert [name for name, rule in chosen.items() if rule["oracle"]] == ["target_best"]
 
 
+def test_rules_choose_within_the_last_stage():
+    """Before a fine-tuning the model is another method's, however good its validation."""
+    records = [record(1, 0.9, 0.9), record(2, 0.2, 0.3, stage="finetune"), record(3, 0.1, 0.4, stage="finetune")]
+    assert {name: rule["position"] for name, rule in summary(records).items()} == {
+        "last": 3,
+        "source_validation": 3,
+        "target_best": 2,
+    }
+
+
 def test_mean_and_sample_standard_deviation_over_seeds():
     """0.80, 0.84, 0.88: mean 0.84, deviations -0.04, 0, 0.04, so std = sqrt(0.0032 / 2) = 0.04."""
     measured = Measured.of([0.80, 0.84, 0.88])
@@ -66,7 +76,7 @@ def written(root: Path, method: str, seed: int, hold_out: str, accuracy: float, 
     sources = [name for name in ("dark", "gray", "light") if name != hold_out]
     environments = [{"environment": hold_out, "role": "test", "accuracy": accuracy, "models": 1, "n": 9}]
     environments += [{"environment": s, "role": "validation", "accuracy": 0.9, "models": 1, "n": 9} for s in sources]
-    folder.record({"position": 2, "environments": environments, "bytes_down": 1, "bytes_up": 1})
+    folder.record({"position": 2, "stage": "train", "environments": environments, "bytes_down": 1, "bytes_up": 1})
     folder.write_json("summary.json", {"notes": [], "experiment": digest(folder.experiment_file)})
     return folder
 
@@ -122,7 +132,7 @@ def recorded(
         for value in values
     ]
     environments.append({**environments[0], "role": "validation"})
-    folder.record({"position": 2, "environments": environments, "bytes_down": 1, "bytes_up": 1})
+    folder.record({"position": 2, "stage": "train", "environments": environments, "bytes_down": 1, "bytes_up": 1})
     folder.write_json("summary.json", {"notes": [], "experiment": digest(folder.experiment_file)})
     return folder
 
@@ -190,8 +200,8 @@ def test_selections_count_environments_as_the_tables_do():
         return [{"environment": n, "role": role, "accuracy": v} for role in ("validation", "test") for n, v in pairs]
 
     records = [
-        {"position": 1, "environments": rows([0.4], [0.8, 0.8, 0.8])},
-        {"position": 2, "environments": rows([0.9], [0.5, 0.5, 0.5])},
+        {"position": 1, "stage": "train", "environments": rows([0.4], [0.8, 0.8, 0.8])},
+        {"position": 2, "stage": "train", "environments": rows([0.9], [0.5, 0.5, 0.5])},
     ]
     assert by_environment(records[0], "test") == pytest.approx({"a": 0.4, "b": 0.8})
     assert summary(records)["source_validation"]["position"] == 2
@@ -250,7 +260,7 @@ def test_a_row_that_lacks_runs_says_so(make: Make, tmp_path: Path):
 def test_a_run_that_diverges_does_not_keep_the_others_from_theirs(tiny_document: dict[str, Any]):
     changes = {"train.lr": [900.0, 0.1], "train.rounds": 6, "train.momentum": 0.99}
     comparison = compare(tiny_document, changes, Progress())
-    (message,) = comparison.diverged
+    (message,) = comparison.failed
     assert "not finite" in message
     assert [run.folder.finished for run in comparison.results.runs].count(True) == 1
 

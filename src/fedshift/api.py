@@ -23,11 +23,11 @@ class Comparison:
 
     Attributes:
         results: the records of every run.
-        diverged: a message for each run that blew up.
+        failed: a message for each run that blew up or could not be carried out.
     """
 
     results: Results
-    diverged: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
 
     @property
     def folders(self) -> list[Path]:
@@ -102,10 +102,10 @@ def compare(
     document = experiment if isinstance(experiment, Mapping) else grid.read(experiment)
     experiments = grid.expand(grid.override(document, overrides or {}))
     with _shown(progress, len(experiments)) as shown:
-        folders, diverged = runner.run_all(experiments, shown)
-    if len(diverged) == len(folders):
-        raise diverged[0]
-    return Comparison(Results.read(folders), tuple(str(error) for error in diverged))
+        folders, failed = runner.run_all(experiments, shown)
+    if len(failed) == len(experiments):
+        raise failed[0]
+    return Comparison(Results.read(folders), tuple(str(error) for error in failed))
 
 
 def resume(path: str | Path, progress: Progress | None = None) -> Comparison:

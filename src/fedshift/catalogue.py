@@ -12,9 +12,9 @@ from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar, get_type_hints
+from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar, get_args, get_origin, get_type_hints
 
-from annotated_types import Ge, Gt, Interval
+from annotated_types import Ge, Gt, Interval, Le
 from pydantic import AfterValidator, AllowInfNan, ConfigDict, Strict, TypeAdapter, ValidationError
 
 from fedshift.errors import FedshiftError, UnknownNameError
@@ -23,6 +23,7 @@ NonNegative = Annotated[float, Strict(), AllowInfNan(False), Ge(0)]
 Positive = Annotated[float, Strict(), AllowInfNan(False), Gt(0)]
 WholeInt = Annotated[int, Strict()]
 Count = Annotated[int, Strict(), Ge(1)]
+Pixels = Annotated[int, Strict(), Ge(1), Le(4096)]
 WholeNumber = Annotated[int, Strict(), Ge(0)]
 
 
@@ -81,12 +82,9 @@ class Spec:
         for name, adapter in _adapters(type(self)).items():  # type: ignore[arg-type]  # classes are hashable
             value = getattr(self, name)
             try:
-                checked = adapter.validate_python(value)
+                checked = adapter.validate_python(_as_list(value, setting_type(type(self), name)))
             except ValidationError as error:
-                problem = (
-                    error.errors()[0]["msg"].replace("Input should be", "it should be").removeprefix("Value error, ")
-                )
-                raise FedshiftError(f"{_title(type(self))}.{name} = {value!r}: {problem}.") from None
+                raise FedshiftError(f"{_title(type(self))}.{name} = {value!r}: {_problem(error)}.") from None
             object.__setattr__(self, name, checked)
 
     @classmethod
@@ -124,13 +122,28 @@ class Spec:
         """The same with every file or folder that exists named from the root, so that a run goes on from anywhere."""
         changes: dict[str, Any] = {name: getattr(self, name).with_absolute_paths() for name in self.entries()}
         for name, about in self.settings().items():
-            if about.metadata.get("path") and (there := Path(getattr(self, name)).expanduser()).exists():
+            named = getattr(self, name)
+            if about.metadata.get("path") and named and (there := Path(named).expanduser()).exists():
                 changes[name] = str(there.resolve())
         return replace(self, **changes) if changes else self
 
     def table(self) -> dict[str, Any]:
         """The settings and their values, as TOML can hold them."""
         return {name: _as_toml(value) for name in self.settings() if (value := getattr(self, name)) is not None}
+
+
+def _as_list(value: Any, hint: Any) -> Any:
+    """A single value where a list of values is expected is a list of one."""
+    if get_origin(hint) is not tuple or isinstance(value, tuple | list):
+        return value
+    return value if get_origin(get_args(hint)[0]) is tuple else (value,)
+
+
+def _problem(error: ValidationError) -> str:
+    """What is wrong, in the words of a user; several kinds of value may be right."""
+    found = [str(one["msg"]).removeprefix("Value error, ").replace("a valid tuple", "a list") for one in error.errors()]
+    expected = [message.removeprefix("Input should be ") for message in found if message.startswith("Input should be ")]
+    return f"it should be {' or '.join(dict.fromkeys(expected))}" if expected else found[0]
 
 
 def setting_type(cls: type[Spec], name: str) -> Any:
@@ -239,14 +252,15 @@ class Catalogue(Generic[T]):
                 return name
         raise FedshiftError(f"{cls.__name__} has no name: decorate it with @{self.variable}.register('name').")
 
-    def build(self, table: Mapping[str, Any]) -> T:
-        """Make a spec from a table with its ``name`` and settings."""
+    def build(self, table: Mapping[str, Any], where: str = "") -> T:
+        """Make a spec from a table with its ``name`` and settings; ``where`` is the table's name if it is another's."""
         cls = self.get(str(table["name"]))
         values = {key: value for key, value in table.items() if key != "name"}
-        cls.check_names(values, self.table)
+        where = where or self.table
+        cls.check_names(values, where)
         missing = [name for name, f in cls.settings().items() if f.default is MISSING and name not in values]
         if missing:
-            example = f"--set {self.table}.{missing[0]}=..."
+            example = f"--set {where}.{missing[0]}=..."
             raise FedshiftError(f"The {self.kind} '{table['name']}' needs {', '.join(missing)}: {example}")
         return cls(**values)
 
@@ -270,7 +284,7 @@ class Entry:
             return value
         table = {"name": value} if isinstance(value, str) else value
         if isinstance(table, Mapping) and ("name" in table or isinstance(default, str)):
-            built: Spec = self.catalogue.build({"name": default, **table})
+            built: Spec = self.catalogue.build({"name": default, **table}, where)
             return built
         raise FedshiftError(
             f"{where} = {value!r}: give the name of a {self.catalogue.kind} ({', '.join(self.catalogue)}), or a table "
@@ -383,7 +397,7 @@ PROTOCOLS: Catalogue[Any] = Catalogue(
 )
 INDICES: Catalogue[Any] = Catalogue(
     "client index",
-    "index",
+    "method.index",
     "fedshift.indices.index:ClientIndex",
     {
         "dsa-ign": "fedshift.indices.dsa_ign:DSAIGN",
@@ -395,7 +409,7 @@ INDICES: Catalogue[Any] = Catalogue(
 )
 ENCODERS: Catalogue[Any] = Catalogue(
     "encoder",
-    "encoder",
+    "method.index.encoder",
     "fedshift.encoders.encoder:Encoder",
     {
         "offline": "fedshift.encoders.offline:Offline",

@@ -158,6 +158,8 @@ def _method_tables(document: Mapping[str, Any]) -> Iterable[Table]:
     known = {field for cls in (METHODS.base(), *classes.values()) for field in cls.settings()}
     own = {key: given.pop(key) for key in list(given) if isinstance(given[key], Mapping) and key not in known}
     for name, fields in own.items():
+        if name not in [*METHODS]:
+            raise UnknownNameError(f"field of [method] for {', '.join(classes)}", name, known)
         METHODS.get(name).check_names(fields, f"method.{name}")
     for field in given:
         if field not in known:

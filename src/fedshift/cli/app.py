@@ -186,38 +186,43 @@ def _carry_out(experiments: list[Experiment], fresh: bool) -> None:
     from fedshift.runs import runner
 
     base = runner.run_path(experiments[0]) if fresh else runner.run_path(experiments[0]).parent
-    diverged: list[DivergedError] = []
+    failed: list[FedshiftError] = []
     try:
         with LiveProgress(len(experiments)) as progress:
             if fresh:
                 folders = [runner.start(experiments[0], progress)]
             else:
-                folders, diverged = runner.run_all(experiments, progress)
+                folders, failed = runner.run_all(experiments, progress)
     except KeyboardInterrupt:
         typer.echo(f"\nInterrupted. `fedshift resume {base}` carries on from the last checkpoint.", err=True)
         raise typer.Exit(INTERRUPTED) from None
-    if len(diverged) < len(folders):
+    if len(failed) < len(experiments):
         _report(Results.read(folders), base)
-    if diverged:
-        raise FedshiftError(f"{len(diverged)} of {len(folders)} runs diverged. {diverged[0]}")
+    if failed:
+        raise FedshiftError(f"{len(failed)} of {len(experiments)} runs failed. {failed[0]}")
 
 
 def _index(experiments: list[Experiment], dry_run: bool) -> None:
     from fedshift.reporting.index import write_index
     from fedshift.reporting.live import LiveProgress
-    from fedshift.runs.indexing import make_index
+    from fedshift.runs.indexing import describe, make_index
 
-    if dry_run:
-        _print_estimates(experiments)
-        return
     console = _console()
     # Runs that differ only in how they use the index share it.
     different = {
         repr((e.seed, e.data, e.partition, e.protocol, getattr(e.method, "index", None))): e for e in experiments
     }
+    if dry_run:
+        for experiment in different.values():
+            console.print(describe(experiment), highlight=False, markup=False)
+        return
     for experiment in different.values():
-        with LiveProgress(1) as progress:
-            index = make_index(experiment, progress)
+        try:
+            with LiveProgress(1) as progress:
+                index = make_index(experiment, progress)
+        except KeyboardInterrupt:
+            typer.echo("\nInterrupted; nothing was written.", err=True)
+            raise typer.Exit(INTERRUPTED) from None
         folder = (
             Path(experiment.run.out) / experiment.name / f"index-seed{experiment.seed}-{experiment.fingerprint[:8]}"
         )
@@ -300,6 +305,7 @@ def _print_estimates(experiments: list[Experiment]) -> None:
     """One line for each method (or other setting); seeds and held-out domains cost the same."""
     from rich.table import Table
 
+    from fedshift.reporting.results import flattened, label
     from fedshift.reporting.units import bytes_text, clock
     from fedshift.runs.dry_run import estimate
 
@@ -310,7 +316,7 @@ def _print_estimates(experiments: list[Experiment]) -> None:
         table.pop("seed")
         groups.setdefault(repr(table), []).append(experiment)
     shown = Table(
-        title=f"{len(experiments)} runs would be carried out",
+        title=f"{len(experiments)} {'run' if len(experiments) == 1 else 'runs'} would be carried out",
         title_justify="left",
         box=None,
         padding=(0, 2, 0, 0),
@@ -328,14 +334,21 @@ def _print_estimates(experiments: list[Experiment]) -> None:
     ):
         shown.add_column(column, justify="left" if column == "method" else "right")
     total, notes = 0.0, dict[str, None]()
-    for group in groups.values():
-        cost = estimate(group[0])
+    firsts = [flattened(group[0].table()) for group in groups.values()]
+    for group, flat in zip(groups.values(), firsts, strict=True):
+        name, runs = label(flat, firsts), str(len(group))
+        try:
+            cost = estimate(group[0])
+        except DivergedError as error:
+            shown.add_row(name, runs, *["-"] * 6, "diverges")
+            notes[f"{name}: {error}"] = None
+            continue
         total += cost.seconds * len(group)
         notes |= dict.fromkeys(cost.notes)
         clients, cohort = cost.clients
         shown.add_row(
-            group[0].method_name,
-            str(len(group)),
+            name,
+            runs,
             str(clients) if clients == cohort else f"{cohort} of {clients}",
             str(cost.rounds),
             str(cost.steps),

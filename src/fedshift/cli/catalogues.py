@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import MISSING
 from inspect import getdoc
@@ -46,7 +47,6 @@ TYPES = {
     "bool": "true | false",
     "dict": "table",
 }
-PLACES = {"index": "method.index", "encoder": "method.index.encoder"}  # tables that lie in others
 
 
 def print_list(kind: str) -> None:
@@ -70,14 +70,16 @@ def print_list(kind: str) -> None:
 
 def print_settings(name: str) -> None:
     """Print what one named thing is and every setting it has."""
-    cls = _find(name)
     console = Console()
+    if name in shipped() and all(name not in catalogue for catalogue in KINDS.values()):
+        console.print(shipped_text(name), highlight=False, markup=False, soft_wrap=True)
+        return
+    cls = _find(name)
     page = sys.modules[cls.__module__].__doc__ or ""
-    console.print(f"[bold]{name}[/bold]: {getdoc(cls)}\n", highlight=False, soft_wrap=True)
+    console.print(f"[bold]{name}[/bold]: {_plain(getdoc(cls) or '')}\n", highlight=False, soft_wrap=True)
     if "Choices" in page:
-        console.print(page.strip() + "\n", highlight=False, markup=False, soft_wrap=True)
-    table = next((catalogue.table for catalogue in KINDS.values() if name in catalogue), name)
-    prefix = PLACES.get(table, table)
+        console.print(_plain(page.strip()) + "\n", highlight=False, markup=False, soft_wrap=True)
+    prefix = next((catalogue.table for catalogue in KINDS.values() if name in catalogue), name)
     console.print(f"Settings, with defaults (--set {prefix}.NAME=VALUE):\n", highlight=False)
     inherited = Method.settings() if issubclass(cls, Method) else {}
     for setting in sorted(cls.settings(), key=lambda setting: setting in inherited):
@@ -106,7 +108,7 @@ def _print_setting(console: Console, cls: type[Spec], name: str) -> None:
 
 def shown_names() -> list[str]:
     """Every name that :func:`print_settings` knows."""
-    return [*(entry for catalogue in KINDS.values() for entry in catalogue), *PLAIN]
+    return [*dict.fromkeys([*(entry for catalogue in KINDS.values() for entry in catalogue), *PLAIN, *shipped()])]
 
 
 def _find(name: str) -> type[Spec]:
@@ -117,6 +119,11 @@ def _find(name: str) -> type[Spec]:
     if name in PLAIN:
         return PLAIN[name]
     raise UnknownNameError("name", name, shown_names(), hint="`fedshift list` shows them with a line each.")
+
+
+def _plain(text: str) -> str:
+    """A docstring without the marks that only a documentation tool reads."""
+    return re.sub(r"(?::\w+:)?`+~?([^`]+)`+", r"\1", text).replace("*Choices", "Choices").replace("Choices*", "Choices")
 
 
 def _first_line(cls: type) -> str:

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedshift.catalogue import Count, Spec, WholeNumber, setting
+from fedshift.catalogue import Pixels, Spec, WholeNumber, setting
 from fedshift.core.streams import Streams
 from fedshift.data.features import Tell, embed, frozen_network, silent
 from fedshift.data.inputs import Inputs
@@ -77,7 +77,7 @@ class Dataset(Spec):
 class ImageDataset(Dataset):
     """Images of any size, brought to one size when they are read."""
 
-    size: Count = setting(224, help="height and width that images are resized to, in pixels")
+    size: Pixels = setting(224, help="height and width that images are resized to, in pixels")
     channels: Literal[1, 3] = setting(3, help="3: colour; 1: gray")
     augment: bool = setting(False, help="crop, flip, colour jitter and grayscale in training (needs 3 channels)")
     normalise: bool = setting(False, help="ImageNet's mean and standard deviation (needs 3 channels)")

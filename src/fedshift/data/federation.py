@@ -95,7 +95,8 @@ class Federation:
             if (environment.role, environment.name) not in left:
                 raise FedshiftError(
                     f"No {environment.role} image of '{environment.name}' is left to score: give it more images, or "
-                    "hold out a larger part (protocol.validation, protocol.test)."
+                    "hold out a larger part (protocol.validation, protocol.test), or divide the domains among fewer "
+                    "clients (partition.clients)."
                 )
         dropped = len(self.environments) - len(scored)
         if not dropped:

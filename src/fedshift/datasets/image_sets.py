@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from fedshift.catalogue import Count, setting
+from fedshift.catalogue import Count, Pixels, setting
 from fedshift.core.streams import Streams
 from fedshift.data.dataset import DomainData, ImageDataset
 from fedshift.data.images import Source, domain_data
@@ -165,7 +165,9 @@ class OfficeCaltech10(NamedImages):
     paper: ClassVar[str] = "Gong et al., Geodesic Flow Kernel for Unsupervised Domain Adaptation, CVPR 2012"
 
     path: str = setting(help=PATH_HELP.removeprefix("'hub', "), path=True)
-    size: Count = setting(128, help="height and width that images are resized to, in pixels", source="FedCiR, Sec. 6.1")
+    size: Pixels = setting(
+        128, help="height and width that images are resized to, in pixels", source="FedCiR, Sec. 6.1"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +184,7 @@ class DomainNet(NamedImages):
     paper: ClassVar[str] = "Peng et al., Moment Matching for Multi-Source Domain Adaptation, ICCV 2019"
 
     split: str = setting("train+test", help="which split of the hub's copy; 'train+test' joins two")
-    size: Count = setting(
+    size: Pixels = setting(
         64, help="height and width that images are resized to, in pixels", source="Client2Vec, App. D.2"
     )
     classes: Count = setting(50, help="how many classes are drawn from all", source="Client2Vec, App. D.2")
@@ -219,4 +221,4 @@ class CIFAR10(NamedImages):
     columns: ClassVar[Columns] = Columns(image=("image", "img"), domain="")
     paper: ClassVar[str] = "Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009"
 
-    size: Count = setting(32, help="height and width that images are resized to, in pixels")
+    size: Pixels = setting(32, help="height and width that images are resized to, in pixels")

@@ -28,7 +28,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fedshift.catalogue import Count, setting
+from fedshift.catalogue import Count, Pixels, setting
 from fedshift.core.streams import Streams
 from fedshift.data.dataset import DomainData
 from fedshift.data.images import decode
@@ -58,7 +58,7 @@ class WaterBird(ShortcutDataset):
     backgrounds: str = setting(
         help="a folder with the folders 'land' and 'water', photographs anywhere below", path=True
     )
-    size: Count = setting(224, help="height and width in pixels; at 224 all of CUB needs about 6 GB")
+    size: Pixels = setting(224, help="height and width in pixels; at 224 all of CUB needs about 6 GB")
     normalise: bool = setting(False, help="ImageNet's mean and standard deviation")
     train_p: tuple[Probability, ...] = setting(
         (0.95, 0.85), help="a client's training p is drawn from these", source="FedPIN, Sec. 5.1"

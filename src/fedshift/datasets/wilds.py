@@ -24,7 +24,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 import torch
 
-from fedshift.catalogue import Count, WholeNumber, setting
+from fedshift.catalogue import Count, Pixels, WholeNumber, setting
 from fedshift.core.streams import Streams
 from fedshift.data.dataset import DomainData, ImageDataset
 from fedshift.data.images import domain_data
@@ -145,7 +145,7 @@ class Camelyon17(Wilds):
     columns: ClassVar[tuple[str, ...]] = ("patient", "node", "x_coord", "y_coord", "tumor", "center")
     paper: ClassVar[str] = "Bandi et al., From Detection of Individual Metastases to Classification, IEEE TMI 2019"
 
-    size: Count = setting(
+    size: Pixels = setting(
         96, help="height and width that images are resized to, in pixels", source="WILDS; FedCiR: 128"
     )
     per_domain: WholeNumber = setting(
@@ -188,7 +188,9 @@ class IWildCam(Wilds):
     columns: ClassVar[tuple[str, ...]] = ("filename", "y", "location_remapped", "sequence_remapped")
     paper: ClassVar[str] = "Beery et al., The iWildCam 2021 Competition Dataset, arXiv:2105.03494"
 
-    size: Count = setting(128, help="height and width that images are resized to, in pixels", source="FedCiR, Sec. 6.1")
+    size: Pixels = setting(
+        128, help="height and width that images are resized to, in pixels", source="FedCiR, Sec. 6.1"
+    )
     cameras: Count = setting(10, help="cameras, those with most images", source="FedCiR, Sec. 6.1")
     classes: Count = setting(10, help="classes, those with most images in the cameras", source="FedCiR, Sec. 6.1")
     background: Literal["drop", "keep"] = setting(

@@ -325,18 +325,20 @@ class Sequential:
                 step = first // descent.objective.repeats + 1
                 raise DivergedError(
                     f"The loss is not finite at {self._place(site)}, round {moment.round}, phase '{phase.name}', "
-                    f"step {step}, objective '{objective}': {values}. {self._advice()}"
+                    f"step {step}, objective '{objective}': {values}. {self._advice(descent.objective)}"
                 )
             for name, mean in zip(steps[0], table.mean(dim=0).tolist(), strict=True):
                 means[name if name not in means else f"{objective}.{name}"] = mean
         return means
 
     def _place(self, site: _Site) -> str:
-        return site.name if site.samples is None else f"client '{site.name}'"
+        return site.name if site.key == SERVER else f"client '{site.name}'"
 
-    def _advice(self) -> str:
-        smaller = f"--set train.lr={self.settings.lr / 10:g}"
-        return f"The last checkpoint, if there is one, is kept. A smaller learning rate usually helps: {smaller}"
+    def _advice(self, objective: Objective | None = None) -> str:
+        kept = "The last checkpoint, if there is one, is kept."
+        if objective is not None and objective.optimiser.lr is not None:
+            return f"{kept} A smaller rate than this objective's own, {objective.optimiser.lr:g}, usually helps."
+        return f"{kept} A smaller learning rate usually helps: --set train.lr={self.settings.lr / 10:g}"
 
     # Tensors ------------------------------------------------------------------------------------
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 
-from fedshift.catalogue import setting
+from fedshift.catalogue import ENCODERS, Entry, setting
 from fedshift.core.contract import Method, Part, Scope, Stage
 from fedshift.data.federation import Federation
+from fedshift.encoders.encoder import Encoder
+from fedshift.encoders.offline import Offline
 from fedshift.errors import FedshiftError, need
 from fedshift.indices.index import ClientIndex, Rows
 from fedshift.models.model import ModelSpec
@@ -21,6 +23,7 @@ from fedshift.models.model import ModelSpec
 class IndexFile(ClientIndex):
     """Vectors from ``index.parquet``, a row for each client in the federation's order."""
 
+    encoder: Annotated[Encoder, Entry(ENCODERS)] = field(default=Offline(), init=False)  # nothing is embedded
     path: str = setting(help="the index.parquet of a federation of the same clients", path=True)
     strategy: Literal["global", "federated"] = setting("global", help="how it was made, which decides use 3's weight")
 

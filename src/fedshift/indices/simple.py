@@ -10,15 +10,19 @@ of which clients keep nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Annotated
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedshift.catalogue import ENCODERS, Entry
 from fedshift.core.contract import Batch, Context, Exchange, LocalWork, Method, Part, Stage
 from fedshift.core.messages import Tensors, Up
 from fedshift.core.net import Net
+from fedshift.encoders.encoder import Encoder
+from fedshift.encoders.offline import Offline
 from fedshift.indices.index import ClientIndex
 from fedshift.models.model import ModelSpec
 
@@ -54,6 +58,8 @@ class ClassPrototypes(ClientIndex):
 @dataclass(frozen=True, kw_only=True)
 class ModelWeights(ClientIndex):
     """The classifier's weights of the model that a client trains on its own for a round."""
+
+    encoder: Annotated[Encoder, Entry(ENCODERS)] = field(default=Offline(), init=False)  # nothing is embedded
 
     def feature_dim(self, spec: ModelSpec, base: Mapping[str, Part]) -> int:
         """All weights of the head."""

@@ -97,6 +97,10 @@ class Client2Vec(Method):
                 f"method.base = '{METHODS.name_of(type(self.base))}': Client2Vec needs a method that trains an encoder "
                 "and a head, such as 'fedavg'."
             )
+        if type(self.base).federation is not Method.federation:
+            raise FedshiftError(
+                f"method.base = '{METHODS.name_of(type(self.base))}': it pools the clients, so there is none to sample."
+            )
         if self.compared == "label" and not self.index.label_dim():
             raise FedshiftError(
                 f"method.compared = 'label', but the index '{INDICES.name_of(type(self.index))}' has no label vectors: "

@@ -11,7 +11,9 @@ size of the vocabulary is a setting; tokens that never occur cost a row of the e
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
+from annotated_types import Le
 from torch import Tensor, nn
 
 from fedshift.catalogue import Count, setting
@@ -56,7 +58,7 @@ class LSTM(Model):
     vocabulary: Count = setting(128, help="how many tokens there are; those of the text must be fewer")
     embedding: Count = setting(8, help="width of a character's embedding", source="LEAF")
     hidden: Count = setting(256, help="width of each LSTM layer", source="LEAF")
-    layers: Count = setting(2, help="LSTM layers", source="LEAF")
+    layers: Annotated[Count, Le(32)] = setting(2, help="LSTM layers", source="LEAF")
 
     def encoder(self, shape: Shape, out: int) -> nn.Module:
         """Token ids (B, length) to (B, out)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
@@ -29,7 +29,7 @@ class Run:
     @property
     def flat(self) -> dict[str, Any]:
         """All settings that decide the result, by dotted name."""
-        return _flat({key: value for key, value in self.table.items() if key != "run"})
+        return flattened(self.table)
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class Results:
             key = repr([(name, value) for name, value in run.flat.items() if name not in NOT_A_ROW])
             groups.setdefault(key, []).append(run)
         firsts = [runs[0] for runs in groups.values()]
-        return [Row(_label(runs[0], firsts), runs) for runs in groups.values()]
+        return [Row(label(runs[0].flat, [first.flat for first in firsts]), runs) for runs in groups.values()]
 
     def environments(self, role: str) -> list[str]:
         """Names of the environments of one role, in the order they come."""
@@ -182,19 +182,33 @@ def _order(run: Run) -> list[tuple[int, float, str]]:
     return [(0, value, "") if isinstance(value, int | float) else (1, 0, str(value)) for value in values]
 
 
-def _label(run: Run, others: Sequence[Run]) -> str:
-    """The method's name, and whatever else tells it from rows of the same method."""
-    method = run.table["method"]["name"]
-    same = [other.flat for other in others if other.table["method"]["name"] == method]
-    names = [name for name in run.flat if name not in NOT_A_ROW]
-    differing = [name for name in names if any(other.get(name) != run.flat[name] for other in same)]
+def label(flat: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str:
+    """The method's name, and whatever else tells it from rows of the same method; settings are by dotted name."""
+    method = flat["method.name"]
+    same = [other for other in others if other["method.name"] == method]
+    names = [name for name in flat if name not in NOT_A_ROW]
+    differing = [name for name in names if any(other.get(name) != flat[name] for other in same)]
     # Another data set, base or index has other settings altogether, so its name says enough.
     others_of = {name.removesuffix("name") for name in differing if name.endswith(".name")}
     telling = [
         name for name in differing if name.endswith(".name") or not any(name.startswith(prefix) for prefix in others_of)
     ]
-    words = [f"{name.removesuffix('.name').rpartition('.')[2]}={run.flat[name]}" for name in telling]
+    words = [f"{_short(name)}={_shown(flat[name])}" for name in telling]
     return f"{method} ({', '.join(words)})" if words else str(method)
+
+
+def _short(name: str) -> str:
+    """A setting's name without its table: "mu" of "method.mu", "base.mu" of "method.base.mu", "base" of its name."""
+    return name.removesuffix(".name").partition(".")[2]
+
+
+def _shown(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def flattened(table: Mapping[str, Any]) -> dict[str, Any]:
+    """All settings of an experiment that decide its result, by dotted name."""
+    return _flat({key: value for key, value in table.items() if key != "run"})
 
 
 def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -80,7 +80,8 @@ def estimate(experiment: Experiment) -> Estimate:
 
 
 def _left_out(stage: Stage) -> str:
-    return f"the stage '{stage.name}' ({stage.rounds} rounds) is not in this estimate"
+    rounds = "1 round" if stage.rounds == 1 else f"{stage.rounds} rounds"
+    return f"the stage '{stage.name}' ({rounds}) is not in this estimate"
 
 
 def _peak_memory(device: torch.device) -> int:

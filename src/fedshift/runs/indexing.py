@@ -44,11 +44,7 @@ def make_index(experiment: Experiment, progress: Progress) -> Index:
     Raises:
         FedshiftError: the experiment's method makes no index, or it cannot be run.
     """
-    method = experiment.method
-    if not isinstance(method, Client2Vec):
-        raise FedshiftError(
-            f"The method '{experiment.method_name}' makes no index of clients: --set method.name=client2vec"
-        )
+    method = _method(experiment)
     simulation = Simulation(experiment, progress.embedded)
     stages = method.index.stages(method.base)
     progress.begin(Outlook(f"index-seed{experiment.seed}", _rounds(stages), 0))
@@ -66,6 +62,33 @@ def make_index(experiment: Experiment, progress: Progress) -> Index:
         held[LABEL].cpu() if LABEL in held else None,
         declaration(simulation),
     )
+
+
+def describe(experiment: Experiment) -> str:
+    """What making an index would do, without doing it.
+
+    Raises:
+        FedshiftError: as :func:`make_index`.
+    """
+    method = _method(experiment)
+    simulation = Simulation(experiment)
+    clients = simulation.federation.clients
+    lines = [
+        f"Seed {experiment.seed}: {len(clients)} clients of {len({client.domain for client in clients})} domains, "
+        f"{sum(len(client.train) for client in clients)} samples"
+    ]
+    for stage in method.index.stages(method.base):
+        rounds = "1 round" if stage.rounds == 1 else f"{stage.rounds} rounds"
+        lines.append(f"  stage '{stage.name}': {rounds} with {simulation.cohort(stage)} clients")
+    return "\n".join([*lines, "Nothing was written."])
+
+
+def _method(experiment: Experiment) -> Client2Vec:
+    if not isinstance(experiment.method, Client2Vec):
+        raise FedshiftError(
+            f"The method '{experiment.method_name}' makes no index of clients: --set method.name=client2vec"
+        )
+    return experiment.method
 
 
 def _rounds(stages: tuple[Stage, ...]) -> int:

@@ -42,30 +42,39 @@ def resume(folder: RunFolder, progress: Progress) -> None:
     carry_out(Simulation(folder.experiment(), progress.embedded), folder, progress)
 
 
-def run_all(experiments: Sequence[Experiment], progress: Progress) -> tuple[list[RunFolder], list[DivergedError]]:
-    """Carry out every run of a grid; a run that diverges does not keep the others from theirs.
+def run_all(experiments: Sequence[Experiment], progress: Progress) -> tuple[list[RunFolder], list[FedshiftError]]:
+    """Carry out every run of a grid; one that fails does not keep the others from theirs.
 
     Returns:
-        The folders of all runs, and what went wrong in those that diverged.
+        The folders of the runs that were carried out, and what went wrong with the others.
 
     Raises:
-        FedshiftError: a folder holds another run, or an experiment cannot be run.
+        FedshiftError: the first run cannot be carried out, and has not merely diverged.
     """
-    folders, diverged = [], []
+    folders: list[RunFolder] = []
+    failed: list[FedshiftError] = []
     for experiment in experiments:
-        path = run_path(experiment)
         try:
-            if (path / "experiment.toml").is_file():
-                folder = RunFolder.open(path)
-                if folder.experiment().fingerprint != experiment.fingerprint:
-                    raise FedshiftError(f"The run folder '{path}' holds another run; choose another --set name=...")
-                resume(folder, progress)
-            else:
-                start(experiment, progress)
+            folders.append(_started_or_resumed(experiment, progress))
         except DivergedError as error:
-            diverged.append(DivergedError(f"{experiment.run_name}: {error}"))
-        folders.append(RunFolder(path))
-    return folders, diverged
+            failed.append(DivergedError(f"{experiment.run_name}: {error}"))
+            folders.append(RunFolder(run_path(experiment)))
+        except FedshiftError as error:
+            if not (folders or failed):
+                raise  # what is wrong with the first is most likely wrong with all
+            failed.append(FedshiftError(f"{experiment.run_name}: {error}"))
+    return folders, failed
+
+
+def _started_or_resumed(experiment: Experiment, progress: Progress) -> RunFolder:
+    path = run_path(experiment)
+    if not (path / "experiment.toml").is_file():
+        return start(experiment, progress)
+    folder = RunFolder.open(path)
+    if folder.experiment().fingerprint != experiment.fingerprint:
+        raise FedshiftError(f"The run folder '{path}' holds another run; choose another --set name=...")
+    resume(folder, progress)
+    return folder
 
 
 def carry_out(simulation: Simulation, folder: RunFolder, progress: Progress) -> None:

@@ -37,12 +37,17 @@ def last(records: Sequence[Record]) -> Record:
 
 def source_validation(records: Sequence[Record]) -> Record:
     """The evaluation with the best mean accuracy on validation environments; the earliest of equals."""
-    return max(records, key=lambda record: mean_accuracy(record, "validation"))
+    return max(_last_stage(records), key=lambda record: mean_accuracy(record, "validation"))
 
 
 def target_best(records: Sequence[Record]) -> Record:
     """An oracle: the evaluation with the best mean accuracy on test environments."""
-    return max(records, key=lambda record: mean_accuracy(record, "test"))
+    return max(_last_stage(records), key=lambda record: mean_accuracy(record, "test"))
+
+
+def _last_stage(records: Sequence[Record]) -> list[Record]:
+    """The evaluations of the run's last stage: before a fine-tuning, say, the model is another method's."""
+    return [record for record in records if record["stage"] == records[-1]["stage"]]
 
 
 RULES: dict[str, Callable[[Sequence[Record]], Record]] = {

@@ -200,7 +200,10 @@ class Simulation:
                         f"{moment.round}. The last checkpoint, if there is one, is kept. A smaller learning rate "
                         f"usually helps: --set train.lr={self.experiment.train.lr / 10:g}"
                     )
-        raise DivergedError(f"What round {moment.round} merged is not finite, though every client's reply is.")
+        raise DivergedError(
+            f"What round {moment.round} merged is not finite, though every client's reply is: look for absurd values "
+            "among the settings of [method] that the server uses."
+        )
 
     def _name(self, client: int) -> str:
         return next(one.name for one in self.federation.clients if one.id == client)
