@@ -203,7 +203,7 @@ def _carry_out(experiments: list[Experiment], fresh: bool) -> None:
 
 
 def _index(experiments: list[Experiment], dry_run: bool) -> None:
-    from fedshift.reporting.index import write_index
+    from fedshift.reporting.index import check_writable, write_index
     from fedshift.reporting.live import LiveProgress
     from fedshift.runs.indexing import describe, make_index
 
@@ -216,6 +216,7 @@ def _index(experiments: list[Experiment], dry_run: bool) -> None:
         for experiment in different.values():
             console.print(describe(experiment), highlight=False, markup=False)
         return
+    check_writable()
     for experiment in different.values():
         try:
             with LiveProgress(1) as progress:

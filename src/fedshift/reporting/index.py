@@ -20,17 +20,24 @@ from fedshift.runs.indexing import Index
 MOST_NUMBERS = 8  # rows of a heat map whose cells show their numbers
 
 
+def check_writable() -> None:
+    """Raise an error if an index could not be written, before the work of making it."""
+    try:
+        import pyarrow.parquet  # noqa: F401  # only whether it is there
+    except ImportError as error:
+        raise need("parquet", "Writing an index", error) from error
+
+
 def write_index(index: Index, folder: Path) -> list[Path]:
     """Write ``index.parquet``, ``similarity.png`` and ``messages.json`` into a folder; returns their paths.
 
     Raises:
         FedshiftError: a file cannot be written, or pyarrow is not installed.
     """
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise need("parquet", "Writing an index", error) from error
+    check_writable()
+    import pyarrow
+    import pyarrow.parquet
+
     columns = {
         "client": list(index.clients),
         "domain": list(index.domains),

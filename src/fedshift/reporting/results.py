@@ -13,7 +13,7 @@ from fedshift.errors import FedshiftError
 from fedshift.runs.folder import Record, RunFolder, find
 from fedshift.runs.selection import RULES, by_environment
 
-NOT_A_ROW = frozenset({"name", "seed", "protocol.hold_out"})
+NOT_A_ROW = frozenset({"name", "seed", "protocol.hold_out", "method.index.path"})  # an index is made for a seed
 MOST_ENVIRONMENTS = 48  # environments of a role that are shown one by one
 
 
