@@ -199,8 +199,9 @@ class Client2Vec(Method):
     def to_cohort(self, state: ServerState, cohort: Sequence[int]) -> Tensor:
         """S(beta_i, C) of every client i (K,): its similarity to a cohort, weighed by sample counts."""
         held = state.server | state.down
+        feature = held[FEATURE] if self.compared != "label" else None
         label = held.get(LABEL) if self.compared != "feature" else None
-        cosines = similarity(held[FEATURE] if self.compared != "label" or LABEL not in held else None, label)
+        cosines = similarity(feature, label)
         counts = sample_counts(state, cohort)
         return cosines[:, list(cohort)] @ counts / counts.sum()
 
