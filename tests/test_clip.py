@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from fedshift.core.streams import Streams
 from fedshift.data.inputs import Inputs
 from fedshift.encoders.clip import CLIP, MEAN, STD
 from fedshift.errors import FedshiftError
@@ -32,8 +33,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         vision_config={**small, "image_size": 32, "patch_size": 16},
         projection_dim=8,
     )
-    torch.manual_seed(0)
-    transformers.CLIPModel(config).save_pretrained(path)
+    with Streams(0).as_global("a tiny CLIP"):
+        transformers.CLIPModel(config).save_pretrained(path)
     return path
 
 

@@ -14,6 +14,7 @@ from conftest import CNN_WITH_BN, Make, at, simulate
 from fedshift.core.contract import Batch, ServerState
 from fedshift.core.messages import Up
 from fedshift.core.net import Net
+from fedshift.core.streams import Streams
 from fedshift.engines.batches import BatchOrder
 from fedshift.errors import FedshiftError
 from fedshift.methods.fedpin import Anchored, FedPIN, WithoutContrast, WithoutVariance, contrast, total_variance
@@ -315,8 +316,7 @@ def test_the_mlp_moves_only_the_working_clients_column_and_is_shared(make: Make)
 
 def test_the_mlp_lets_z_and_the_client_interact():
     """A linear layer on [z || one-hot u] would add the same number for every z."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
+    with Streams(0).as_global("an auxiliary"):
         module = ClientMLP(2, 3, 8, 2)
     z = torch.tensor([[1.0, 0.0], [-3.0, 2.0]])
     gap = module(z, torch.tensor(0)) - module(z, torch.tensor(1))
