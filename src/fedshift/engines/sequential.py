@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import cached_property, reduce
 from operator import add
 
 import torch
@@ -53,6 +53,11 @@ class _Site:
     received: Tensors = field(default_factory=dict)
     replies: Replies = ()
     tell: Callable[[int], None] = lambda steps: None
+
+    @cached_property
+    def number(self) -> Tensor:
+        """The key as objectives see it, made once and not in every step."""
+        return torch.tensor(self.key, device=self.counts.device)
 
 
 @dataclass
@@ -256,9 +261,8 @@ class Sequential:
             yield Batch(inputs.evaluation(x), y)
 
     def _context(self, moment: Moment, site: _Site, step: int, noise: Mapping[str, Tensor]) -> Context:
-        number = torch.tensor(site.key, device=self.device)
         rounds = moment.stage.rounds
-        return Context(moment.round, rounds, step, site.received, noise, number, site.counts, site.replies)
+        return Context(moment.round, rounds, step, site.received, noise, site.number, site.counts, site.replies)
 
     def _noise(self, draws: Draws, moment: Moment, site: _Site, *key: str | int) -> dict[str, Tensor]:
         if not draws:
