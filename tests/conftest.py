@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 import torch
 from torch import Tensor
 
-from fedshift.core.contract import Context, Replies
+from fedshift.core.contract import Context, Exchange, Method, Replies
+from fedshift.core.messages import Tensors, Up
+from fedshift.core.net import Net
+from fedshift.core.state import ClientState
+from fedshift.data.federation import Client, Environment
+from fedshift.engines.banks import Resident
+from fedshift.engines.engine import Engine, Moment, Outcome, Question, Score
+from fedshift.engines.sequential import Sequential
 from fedshift.experiment import Experiment, load_plugins
 from fedshift.grid import expand, override
-from fedshift.runs.progress import Progress
+from fedshift.runs.folder import Record
+from fedshift.runs.rounds import advance
 from fedshift.runs.simulation import Simulation
 
 load_plugins([str(Path(__file__).parent / "tiny.py")])
@@ -66,9 +76,72 @@ def at(
     )
 
 
-def simulate(experiment: Experiment, rounds: int | None = None) -> Simulation:
-    """Carry out a run's rounds in memory."""
+_ENGINES: WeakKeyDictionary[Simulation, Sequential] = WeakKeyDictionary()
+
+
+def engine_of(simulation: Simulation) -> Sequential:
+    """The reference engine that these helpers use for a simulation."""
+    return _ENGINES.setdefault(simulation, Sequential())
+
+
+def resident(simulation: Simulation) -> Resident:
+    """The modules in which that engine trains."""
+    return engine_of(simulation).resident(simulation.setup)
+
+
+def net_of(simulation: Simulation) -> Net:
+    """The net of a client in that engine."""
+    return resident(simulation).client.net
+
+
+def go_on(simulation: Simulation, engine: Engine | None = None) -> None:
+    """Carry out the next round."""
+    for error in advance([simulation], engine or engine_of(simulation)).values():
+        raise error
+
+
+def states(simulation: Simulation) -> list[tuple[int, ClientState]]:
+    """What every client that took part keeps, in id order."""
+    held = [(client, simulation.store.get(client)) for client in simulation.store.ids()]
+    return [(client, state) for client, state in held if state is not None]
+
+
+def exchanged(
+    simulation: Simulation, exchange: Exchange, moment: Moment, clients: Sequence[Client], engine: Engine | None = None
+) -> dict[int, Up]:
+    """Make one exchange with some clients, without the server's part."""
+    jobs = simulation.jobs(exchange, moment, [client.id for client in clients])
+    outcomes = []
+    for outcome in (engine or engine_of(simulation)).train(jobs):
+        if not isinstance(outcome, Outcome):
+            raise outcome
+        outcomes.append(outcome)
+    return simulation.collect(exchange, moment, jobs, outcomes)
+
+
+def evaluated(simulation: Simulation, moment: Moment) -> Record:
+    """Score every environment."""
+    return simulation.evaluate(moment, engine_of(simulation))
+
+
+def scored(
+    simulation: Simulation, model: Tensors, environment: Environment, moment: Moment, method: Method | None = None
+) -> Score:
+    """Score one model on one environment, as the run's method predicts or as another does."""
+    setup = replace(simulation.setup, method=method) if method else simulation.setup
+    (score,) = engine_of(simulation).score([Question(setup, model, environment, moment)])
+    return score
+
+
+def simulate(
+    experiment: Experiment, rounds: int | None = None, engine: Engine | None = None, folder: Path | None = None
+) -> Simulation:
+    """Carry out a run's rounds in memory; with a folder, from the checkpoint there to one of its last round."""
     simulation = Simulation(experiment)
-    for moment in simulation.moments()[:rounds]:
-        simulation.advance(moment, Progress())
+    if folder is not None:
+        simulation.attach(folder)
+    for _ in simulation.moments()[simulation.position : rounds]:
+        go_on(simulation, engine)
+    if folder is not None:
+        simulation.save()
     return simulation

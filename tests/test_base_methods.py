@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from conftest import CNN_WITH_BN, Make, simulate
+from conftest import CNN_WITH_BN, Make, evaluated, go_on, simulate, states
 from fedshift.methods.client2vec import Client2Vec
-from fedshift.runs.checkpoint import Checkpoint
-from fedshift.runs.progress import Progress
 from fedshift.runs.simulation import Simulation
 
 HELD = {  # a tensor of the method's own, and where it is held
@@ -26,14 +24,14 @@ HELD = {  # a tensor of the method's own, and where it is held
 def everything(simulation: Simulation) -> dict[str, torch.Tensor]:
     server = simulation.server
     held = {**server.shared, **server.down, **server.server}
-    for client, state in simulation.store.items():
+    for client, state in states(simulation):
         held |= {f"{client}/{name}": tensor for name, tensor in state.flat().items()}
     return held
 
 
 def own(simulation: Simulation, name: str, where: str) -> list[torch.Tensor]:
     if where == "client":
-        return [state.tensors[name] for _, state in simulation.store.items()]
+        return [state.tensors[name] for _, state in states(simulation)]
     return [getattr(simulation.server, where)[name]]
 
 
@@ -41,12 +39,9 @@ def own(simulation: Simulation, name: str, where: str) -> list[torch.Tensor]:
 def test_a_run_resumed_from_its_checkpoint_is_the_same_run(make: Make, tmp_path: Path, name: str):
     changes = {"method.name": name, "method.bn": "local", "train.rounds": 4, "train.participation": 0.5}
     experiment = make(changes | CNN_WITH_BN)
-    whole, half = simulate(experiment), simulate(experiment, rounds=2)
-    half.checkpoint().save(tmp_path / "checkpoint")
-    again = Simulation(experiment)
-    again.restore(Checkpoint.load(tmp_path / "checkpoint", experiment.fingerprint, torch.device("cpu")))
-    for moment in again.moments()[2:]:
-        again.advance(moment, Progress())
+    whole = simulate(experiment)
+    simulate(experiment, rounds=2, folder=tmp_path)
+    again = simulate(experiment, folder=tmp_path)
     mine, theirs = everything(again), everything(whole)
     assert mine.keys() == theirs.keys()
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)
@@ -57,8 +52,8 @@ def test_what_a_method_holds_changes_every_round(make: Make, name: str):
     """So that the test above would miss it if it were lost."""
     simulation = Simulation(make({"method.name": name, "train.rounds": 3} | CNN_WITH_BN))
     seen: list[torch.Tensor] = []
-    for moment in simulation.moments():
-        simulation.advance(moment, Progress())
+    for _moment in simulation.moments():
+        go_on(simulation)
         held, *_ = own(simulation, *HELD[name])
         assert held.any()
         assert not any(torch.equal(held, before) for before in seen)
@@ -80,7 +75,7 @@ def test_it_trains_under_client2vec(make: Make, name: str):
     index = {"name": "dsa-ign", "epochs": 1, "feedforward": 16, "encoder": {"name": "offline", "size": 64}}
     experiment = dataclasses.replace(make(CNN_WITH_BN), method=Client2Vec(base=name, index=index))
     simulation = simulate(experiment)
-    terms = simulation.evaluate(simulation.moments()[-1])["terms"]["dark"]
+    terms = evaluated(simulation, simulation.moments()[-1])["terms"]["dark"]
     assert {"cross_entropy", "index_orth", "index_dist"} <= terms.keys()
     held, where = HELD[name]
     if held and where:

@@ -7,14 +7,12 @@ from typing import Any
 
 import pytest
 import tomli_w
-from rich.console import Console
 from typer.testing import CliRunner
 
 from fedshift.catalogue import DATASETS, METHODS, MODELS, PROTOCOLS
 from fedshift.cli.app import app
 from fedshift.cli.catalogues import shown_names
 from fedshift.grid import expand
-from fedshift.reporting.live import LiveProgress
 from fedshift.runs import runner
 
 RUNNER = CliRunner()
@@ -137,17 +135,6 @@ def test_names_complete_after_the_last_comma():
 
     assert _names("METHODS")("fedavg,feds") == ["fedavg,fedsr"]
     assert _experiments("rot") == ["rotated-mnist", "rotated-mnist-in-domain"]
-
-
-def test_the_live_display_shows_rounds_accuracy_bytes_and_pace(tiny_document: dict[str, Any]):
-    import io
-
-    terminal = Console(file=io.StringIO(), force_terminal=True, width=160)
-    with LiveProgress(1, terminal) as progress:
-        runner.start(*expand(tiny_document), progress)
-        text = terminal.file.getvalue()  # type: ignore[attr-defined]
-    for word in ("round 2 of 2", "steps a second", "down", "up", "left", "validation", "light", "done in"):
-        assert word in text
 
 
 def test_every_spec_documents_its_settings():

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import fedshift
-from conftest import CNN_WITH_BN, Make, at
+from conftest import CNN_WITH_BN, Make, at, evaluated, go_on, states
 from fedshift.core.contract import Batch, ServerState, tensor_scopes
 from fedshift.core.messages import Up
 from fedshift.core.net import Net
@@ -36,8 +36,8 @@ def wrapped(make: Make, changes=None, **settings) -> Simulation:
 
 
 def run(simulation: Simulation, rounds: int | None = None) -> Simulation:
-    for moment in simulation.moments()[simulation.position : rounds]:
-        simulation.advance(moment, Progress())
+    for _moment in simulation.moments()[simulation.position : rounds]:
+        go_on(simulation)
     return simulation
 
 
@@ -300,7 +300,7 @@ def test_with_all_uses_off_every_base_is_itself(make: Make, base: str):
     ours = run(wrapped(make, CNN_WITH_BN, base=base, sampling=False, aggregation=False, local_training=False))
     plain = run(Simulation(make(CNN_WITH_BN | {"method.name": base})))
     assert all(torch.equal(ours.server.shared[name], tensor) for name, tensor in plain.server.shared.items())
-    for client, state in plain.store.items():
+    for client, state in states(plain):
         kept = ours.store.get(client)
         assert kept is not None
         assert all(torch.equal(kept.tensors[name], tensor) for name, tensor in state.tensors.items())
@@ -309,7 +309,7 @@ def test_with_all_uses_off_every_base_is_itself(make: Make, base: str):
 @pytest.mark.parametrize(("local_loss", "names"), [("orth", {"index_orth"}), ("dist", {"index_dist"})])
 def test_either_term_of_local_training_may_be_left_out(make: Make, local_loss: str, names: set[str]):
     simulation = run(wrapped(make, local_loss=local_loss))
-    terms = simulation.evaluate(simulation.moments()[-1])["terms"]["dark"]
+    terms = evaluated(simulation, simulation.moments()[-1])["terms"]["dark"]
     assert {name for name in terms if name.startswith("index_")} == names
 
 
@@ -398,7 +398,7 @@ def test_what_left_the_clients_is_declared(make: Make):
 def test_the_index_stays_on_the_server_unless_local_training_needs_it(make: Make):
     for local, scope in ((True, "down"), (False, "server")):
         simulation = wrapped(make, local_training=local)
-        parts = simulation.method.parts(simulation.spec)
+        parts = simulation.method.parts(simulation.setup.spec)
         assert tensor_scopes(simulation.method, parts)[FEATURE] == scope
         assert tensor_scopes(simulation.method, parts)[LABEL] == "server"
 
@@ -420,22 +420,22 @@ def test_other_indices(make: Make, index: str):
             means = [embedded[client.train.y == c].mean(dim=0) for c in range(3)]
             torch.testing.assert_close(vectors[client.id], torch.cat(means), rtol=1e-4, atol=1e-6)
     else:
-        assert vectors.shape[1] == method.feature_dim(simulation.spec, simulation.method.base.parts(simulation.spec))
+        assert vectors.shape[1] == method.feature_dim(
+            simulation.setup.spec, simulation.method.base.parts(simulation.setup.spec)
+        )
         assert not torch.equal(vectors[0], vectors[1])
 
 
 @pytest.mark.parametrize("strategy", ["global", "federated"])
 def test_interrupted_anywhere_equals_uninterrupted(make: Make, strategy: str, tmp_path):
     """A checkpoint after each stage, restored into a fresh simulation, ends in the same bits."""
-    from fedshift.runs.checkpoint import Checkpoint
-
     index = {**SMALL, "strategy": strategy, "local_epochs": 1}
     whole = run(wrapped(make, index=index))
     for stop in range(1, whole.rounds):
-        first = run(wrapped(make, index=index), rounds=stop)
-        first.checkpoint().save(tmp_path / "c")
-        second = wrapped(make, index=index)
-        second.restore(Checkpoint.load(tmp_path / "c", first.experiment.fingerprint, torch.device("cpu")))
+        first, second = wrapped(make, index=index), wrapped(make, index=index)
+        first.attach(tmp_path / str(stop))
+        run(first, rounds=stop).save()
+        second.attach(tmp_path / str(stop))
         run(second)
         for name, tensor in (whole.server.shared | whole.server.down | whole.server.server).items():
             held = second.server.shared | second.server.down | second.server.server

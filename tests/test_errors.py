@@ -13,7 +13,7 @@ import tomli_w
 from PIL import Image
 
 import fedshift
-from conftest import CNN_WITH_BN, TINY, Make
+from conftest import CNN_WITH_BN, TINY, Make, go_on
 from fedshift.cli import app
 from fedshift.errors import DivergedError, FedshiftError
 from fedshift.grid import expand, override, read
@@ -303,7 +303,7 @@ def test_a_blow_up_in_the_last_step_is_seen(make: Make):
     simulation = Simulation(make({"train.steps": 1, "train.rounds": 1, "train.lr": 1000.0}))
     simulation.federation.clients[0].train.x.mul_(1e36)
     with pytest.raises(DivergedError, match="is not finite after the last step of client 'dark'"):
-        simulation.advance(simulation.moments()[0], Progress())
+        go_on(simulation)
 
 
 def test_a_term_that_is_no_scalar(make: Make):
@@ -326,7 +326,7 @@ def test_a_term_that_is_no_scalar(make: Make):
 
 def _first_round(experiment) -> None:
     simulation = Simulation(experiment)
-    simulation.advance(simulation.moments()[0], Progress())
+    go_on(simulation)
 
 
 def test_one_bad_run_of_a_grid_does_not_keep_the_others_from_theirs(make: Make, tmp_path: Path):

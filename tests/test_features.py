@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from rich.console import Console
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional as F
@@ -20,7 +18,6 @@ from fedshift.data.features import BATCH, FrozenNetwork, cache_folder, embed, fr
 from fedshift.data.inputs import IMAGENET_MEAN, IMAGENET_STD
 from fedshift.datasets.folder import ImageFolder
 from fedshift.errors import FedshiftError
-from fedshift.reporting import live
 
 
 class ChannelMeans(nn.Module):
@@ -190,14 +187,6 @@ def test_whoever_waits_is_told_how_far_it_is():
     assert told == [("means", 0, BATCH + 2), ("means", BATCH, BATCH + 2), ("means", BATCH + 2, BATCH + 2)]
     embed(images, PLAIN, tell=lambda *news: told.append(news))
     assert len(told) == 3  # reading features takes no time worth a word
-
-
-def test_the_display_shows_it(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(live, "SECONDS_BETWEEN_LINES", 0.0)
-    written = io.StringIO()
-    with live.LiveProgress(1, Console(file=written)) as progress:
-        progress.embedded("means", 64, 130)
-    assert written.getvalue() == "Embedding images with means: 64 of 130\n"
 
 
 # Networks ---------------------------------------------------------------------------------------

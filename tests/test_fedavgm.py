@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from conftest import CNN_WITH_BN, Make, simulate
+from conftest import CNN_WITH_BN, Make, net_of, simulate
 from fedshift.core.contract import ServerState
 from fedshift.core.messages import Up
 from fedshift.methods.fedavgm import FedAvgM
@@ -87,7 +87,7 @@ def test_a_run_follows_the_equations(make: Make):
 
     experiment = make({"train.rounds": 3} | CNN_WITH_BN)
     simulation = simulate(dataclasses.replace(experiment, method=Recorded(beta=0.5)))
-    parameters = {name for name, _ in simulation.engine.net.parameters()}
+    parameters = {name for name, _ in net_of(simulation).parameters()}
     assert {f"velocity.{name}" for name in parameters} == set(simulation.server.server)
     velocity = {name: torch.zeros_like(simulation.server.shared[name], dtype=torch.float64) for name in parameters}
     for before, (one, other), after in rounds:

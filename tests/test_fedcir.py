@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributions import Normal, kl_divergence
 from torch.nn import functional as F
 
-from conftest import CNN_WITH_BN, Make, at, simulate
+from conftest import CNN_WITH_BN, Make, at, exchanged, go_on, net_of, resident, simulate
 from fedshift.core.contract import Batch, Method, Objective, Part, Phase, ServerState
 from fedshift.core.messages import Up
 from fedshift.core.net import Net
@@ -20,8 +20,6 @@ from fedshift.core.streams import Draw
 from fedshift.errors import FedshiftError
 from fedshift.methods.fedcir import EstimatedGaussians, FedAlign, FedCiR, FedReg, Generator, log_mixture
 from fedshift.methods.fedsr import FedSR
-from fedshift.runs.checkpoint import Checkpoint
-from fedshift.runs.progress import Progress
 from fedshift.runs.simulation import Simulation
 
 NAMES = ("fedcir", "fedreg", "fedalign")
@@ -338,7 +336,7 @@ def test_the_server_moves_the_generator_and_nothing_else(make: Make):
         assert up.keys() == ups[client].keys()
         assert all(torch.equal(up[name], tensor) for name, tensor in ups[client].items())
     assert all(torch.equal(state.shared[name], tensor) for name, tensor in start.shared.items())
-    parameters = {name for name, _ in simulation.engine.net.parameters() if name.startswith("generator.")}
+    parameters = {name for name, _ in net_of(simulation).parameters() if name.startswith("generator.")}
     moments = state.moments["generator.consensus"]
     assert moments.keys() == parameters
     for name in parameters - {"generator.body.0.bias"}:  # batch norm takes that one away again
@@ -366,7 +364,7 @@ def test_the_estimate_is_that_of_the_generator_as_clients_see_it(make: Make):
     """20,000 outputs of the new generator in evaluation mode, drawn anew, have the same mean and deviation."""
     experiment = make({"method.name": "fedcir", "method.mle_samples": 20_000, "method.generator_lr": 0.1})
     simulation = simulate(experiment, rounds=1)
-    g = simulation.engine.server_net.generator.eval()
+    g = resident(simulation).server.net.generator.eval()
     g.load_state_dict(
         {name.removeprefix("generator."): t for name, t in simulation.server.down.items() if name.startswith("gen")}
     )
@@ -398,7 +396,7 @@ def test_clients_are_sent_what_they_use_and_send_the_model_only(make: Make, name
     assert parts(message["up"]) == {"encoder", "head"}
     assert parts(simulation.server.server) == server
     assert parts(simulation.server.moments["generator.consensus"]) == {"generator"}
-    assert set(simulation.engine.net.parts) == {"encoder", "head"} | down
+    assert set(net_of(simulation).parts) == {"encoder", "head"} | down
 
 
 def test_the_generator_is_frozen_on_clients(make: Make):
@@ -408,11 +406,11 @@ def test_the_generator_is_frozen_on_clients(make: Make):
     moment = simulation.moments()[1]
     (exchange,) = moment.stage.exchanges
     calls = []
-    simulation.engine.net.generator.register_forward_hook(lambda *_: calls.append(1))
-    ups = simulation.exchange(exchange, moment, simulation.federation.clients, Progress())
+    net_of(simulation).generator.register_forward_hook(lambda *_: calls.append(1))
+    ups = exchanged(simulation, exchange, moment, simulation.federation.clients)
     assert len(calls) == 4
     assert {name.partition(".")[0] for name in sent} == {"generator", "gaussians"}
-    assert all(torch.equal(simulation.engine.resident[name], tensor) for name, tensor in sent.items())
+    assert all(torch.equal(resident(simulation).tensors[name], tensor) for name, tensor in sent.items())
     assert not any(name in up for name in sent for up in ups.values())
 
 
@@ -461,18 +459,18 @@ def test_both_terms_begin_in_the_second_round(make: Make, weight: str):
 def test_a_restored_run_goes_on_as_if_never_stopped(make: Make, name: str, tmp_path: Path):
     """Two rounds, a checkpoint on the disk, two more: the same bits as four, Adam's moments of G included."""
     experiment = make({"method.name": name, "train.rounds": 4, "method.generator_lr": 0.05} | CNN_WITH_BN)
-    whole, half = simulate(experiment), simulate(experiment, rounds=2)
-    half.checkpoint().save(tmp_path / "checkpoint")
-    checkpoint = Checkpoint.load(tmp_path / "checkpoint", experiment.fingerprint, half.device)
-    moments = checkpoint.server.moments["generator.consensus"]
-    assert all(kinds["step"].item() == 10 for kinds in moments.values())  # five a round
-    forgetful = dataclasses.replace(checkpoint, server=dataclasses.replace(checkpoint.server, moments={}))
+    whole = simulate(experiment)
+    simulate(experiment, rounds=2, folder=tmp_path)
     ends = []
-    for start in (checkpoint, forgetful):
+    for forget in (False, True):
         resumed = Simulation(experiment)
-        resumed.restore(start)
-        for moment in resumed.moments()[2:]:
-            resumed.advance(moment, Progress())
+        resumed.attach(tmp_path)
+        moments = resumed.server.moments["generator.consensus"]
+        assert all(kinds["step"].item() == 10 for kinds in moments.values())  # five a round
+        if forget:
+            resumed.server = dataclasses.replace(resumed.server, moments={})
+        for _moment in resumed.moments()[2:]:
+            go_on(resumed)
         ends.append(resumed)
     for scope in ("shared", "down", "server"):
         held, expected = getattr(ends[0].server, scope), getattr(whole.server, scope)

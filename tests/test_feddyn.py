@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from conftest import CNN_WITH_BN, Make, at, simulate
+from conftest import CNN_WITH_BN, Make, at, evaluated, simulate, states
 from fedshift.core.contract import Batch, LocalWork, Part, ServerState
 from fedshift.core.messages import Down, Up
 from fedshift.core.net import Net, mirror
@@ -127,7 +127,7 @@ def test_rounds_end_at_the_federations_optimum_and_those_of_fedavg_do_not(make: 
     ours = simulate(dataclasses.replace(experiment, method=DynamicQuadratic(alpha=1.0)))
     assert ours.server.shared["head.w"].item() == pytest.approx(-0.6, abs=1e-4)
     assert ours.server.server["correction.head.w"].item() == pytest.approx(0, abs=1e-4)
-    duals = [state.tensors["dual.head.w"].item() for _, state in ours.store.items()]
+    duals = [state.tensors["dual.head.w"].item() for _, state in states(ours)]
     assert duals == pytest.approx([-1.6, 1.6], abs=1e-4)
 
 
@@ -158,5 +158,5 @@ def test_gradients_are_clipped(make: Make):
 def test_batch_norm_may_be_measured_again(make: Make):
     """The duals mirror the batch norms' parameters but have no statistics of their own."""
     simulation = simulate(make({"method": {"name": "feddyn", "bn": "reestimate"}} | CNN_WITH_BN), rounds=1)
-    record = simulation.evaluate(simulation.moments()[0])
+    record = evaluated(simulation, simulation.moments()[0])
     assert len(record["environments"]) == 3

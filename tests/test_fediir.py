@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from conftest import CNN_WITH_BN, Make, at, simulate
+from conftest import CNN_WITH_BN, Make, at, net_of, simulate
 from fedshift.core.contract import Batch, LocalWork, ServerState
 from fedshift.core.messages import Down, Up
 from fedshift.core.net import Net
@@ -152,7 +152,7 @@ def test_a_run_stores_the_moving_mean_and_sends_it_at_once(make: Make):
     g = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in (("weight", (3, 4)), ("bias", (3,)))}
     assert len(sent) == 6  # two clients, three rounds
     for down in sent[::2]:
-        fresh = simulation.engine.net
+        fresh = net_of(simulation)
         fresh.encoder.load_state_dict({n[8:]: t for n, t in down.items() if n.startswith("encoder.")})
         encoder, w, b = fresh.encoder.double(), down["head.weight"].double(), down["head.bias"].double()
         means = []

@@ -9,12 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from conftest import CNN_WITH_BN, Make, at, simulate
+from conftest import CNN_WITH_BN, Make, at, exchanged, simulate
 from fedshift.core.contract import Batch
 from fedshift.core.net import Net
 from fedshift.data.federation import Samples
 from fedshift.methods.fedlc import FedLC
-from fedshift.runs.progress import Progress
 from fedshift.runs.simulation import Simulation
 
 
@@ -97,6 +96,6 @@ def test_in_a_run_the_absent_class_keeps_its_row_of_the_head(make: Make, name: s
     client = simulation.federation.clients[0]
     here = client.train.y != 2
     client = replace(client, train=Samples(client.train.x[here], client.train.y[here]))
-    ups = simulation.exchange(moment.stage.exchanges[0], moment, [client], Progress())
+    ups = exchanged(simulation, moment.stage.exchanges[0], moment, [client])
     same = [torch.equal(ups[0]["head.weight"][c], simulation.server.shared["head.weight"][c]) for c in range(3)]
     assert same == [False, False, name == "fedlc"]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from conftest import CNN_WITH_BN, Make, at, simulate
+from conftest import CNN_WITH_BN, Make, at, exchanged, go_on, net_of, resident, scored, simulate, states
 from fedshift.core.contract import Batch, ServerState
 from fedshift.core.messages import Up
 from fedshift.core.net import Net
@@ -19,7 +20,6 @@ from fedshift.engines.batches import BatchOrder
 from fedshift.errors import FedshiftError
 from fedshift.methods.fedpin import Anchored, FedPIN, WithoutContrast, WithoutVariance, contrast, total_variance
 from fedshift.methods.fedpin_global import ClientMLP, FineTuned, GlobalModel
-from fedshift.runs.progress import Progress
 from fedshift.runs.simulation import Simulation
 
 MILD = {"method.alpha": 1.0, "method.global_steps": 2}  # plain SGD diverges under the paper's alpha
@@ -192,7 +192,7 @@ def test_omega_a_gets_better_or_worse_in_a_run(make: Make, auxiliary: str, falls
     simulation = simulate(experiment, rounds=1)
     client = simulation.federation.clients[0]
     tensors = simulation.store.get(0).tensors
-    z = simulation.engine.net.frozen("encoder", simulation.server.shared, client.train.x)
+    z = net_of(simulation).frozen("encoder", simulation.server.shared, client.train.x)
     risks = [
         F.cross_entropy(F.linear(z, held["auxiliary.weight"], held["auxiliary.bias"]), client.train.y).item()
         for held in (simulation.initial_client, tensors)
@@ -279,7 +279,7 @@ def test_a_clients_own_auxiliary_head_never_leaves(make: Make):
     simulation = simulate(make(PIN))
     for message in simulation.messages["train"].values():
         assert {name.partition(".")[0] for name in message} == {"encoder", "head"}
-    one, other = (state.tensors["auxiliary.weight"] for _, state in simulation.store.items())
+    one, other = (state.tensors["auxiliary.weight"] for _, state in states(simulation))
     assert not torch.equal(one, other)
 
 
@@ -306,8 +306,8 @@ def test_the_mlp_moves_only_the_working_clients_column_and_is_shared(make: Make)
     simulation = Simulation(experiment)
     start = simulation.server.shared["auxiliary.first.weight"].clone()
     moment = simulation.moments()[0]
-    ups = simulation.exchange(moment.stage.exchanges[0], moment, simulation.federation.clients, Progress())
-    dim = simulation.spec.dim
+    ups = exchanged(simulation, moment.stage.exchanges[0], moment, simulation.federation.clients)
+    dim = simulation.setup.spec.dim
     for client, up in ups.items():
         moved = (up["auxiliary.first.weight"] != start).any(dim=0)[dim:]
         assert moved.tolist() == [client == 0, client == 1]
@@ -350,7 +350,7 @@ def test_each_phase_moves_its_own_parts_only(make: Make, phase: int, moves: set[
     simulation = Simulation(replace(make(CNN_WITH_BN), method=method))
     before = {**simulation.server.shared, **simulation.initial_client}
     moment = simulation.moments()[0]
-    ups = simulation.exchange(moment.stage.exchanges[0], moment, simulation.federation.clients, Progress())
+    ups = exchanged(simulation, moment.stage.exchanges[0], moment, simulation.federation.clients)
     after = {**ups[0], **simulation.store.get(0).tensors}
     assert {name.partition(".")[0] for name in before if not torch.equal(before[name], after[name])} == moves
     assert all(name in after for name in before)
@@ -366,7 +366,7 @@ def test_without_its_terms_it_is_fedavg_beside_local_training(make: Make):
     for name, tensor in federated.server.shared.items():
         torch.testing.assert_close(both.server.shared[name], tensor, rtol=1e-4, atol=1e-6)
         assert not torch.allclose(tensor, both.store.get(0).tensors[f"personal_{name}"], rtol=1e-2)
-    for client, state in alone.store.items():
+    for client, state in states(alone):
         for name, tensor in state.tensors.items():
             mine = both.store.get(client).tensors[f"personal_{name}"]
             torch.testing.assert_close(mine, tensor, rtol=1e-4, atol=1e-6)
@@ -376,7 +376,7 @@ def test_the_personal_model_of_one_round_is_singles_to_the_bit(make: Make):
     weightless = {"method.alpha": 0.0, "method.lam": 0.0, "method.gamma": 0.0}
     both = simulate(make({**PIN, **weightless}), rounds=1)
     alone = simulate(make({"method.name": "single"}), rounds=1)
-    for client, state in alone.store.items():
+    for client, state in states(alone):
         mine = both.store.get(client).tensors
         assert all(torch.equal(mine[f"personal_{name}"], tensor) for name, tensor in state.tensors.items())
 
@@ -393,10 +393,10 @@ def test_a_clients_own_encoders_start_as_the_global_one_or_from_their_own_draws(
 
 def test_an_unsampled_clients_personal_parts_stand_still(make: Make):
     simulation = Simulation(make({**PIN, "train.participation": 0.5, "train.rounds": 4}))
-    for moment in simulation.moments():
-        before = {client: state.tensors for client, state in simulation.store.items()}
-        simulation.advance(moment, Progress())
-        after = {client: state.tensors for client, state in simulation.store.items()}
+    for _moment in simulation.moments():
+        before = {client: state.tensors for client, state in states(simulation)}
+        go_on(simulation)
+        after = {client: state.tensors for client, state in states(simulation)}
         still = [client for client in before if after[client] is before[client]]
         assert len(after) - len(still) == 1
 
@@ -408,13 +408,11 @@ def test_an_unseen_client_is_predicted_for_with_the_global_model(make: Make, bn:
     target = next(e for e in simulation.federation.environments if e.client is None)
     (model,) = simulation.models(target)
     moment = simulation.moments()[-1]
-    mine = simulation.engine.score(model, target, moment)
-    plain = GlobalModel(alpha=1)
-    simulation.engine.method = plain
-    assert simulation.engine.score(model, target, moment) == mine
+    mine = scored(simulation, model, target, moment)
+    assert scored(simulation, model, target, moment, GlobalModel(alpha=1)) == mine
     assert torch.equal(model["personal_head.weight"], simulation.server.shared["head.weight"])
     if bn == "local":
-        both = [state.tensors["encoder.1.weight"] for _, state in simulation.store.items()]
+        both = [state.tensors["encoder.1.weight"] for _, state in states(simulation)]
         torch.testing.assert_close(model["personal_encoder.1.weight"], (both[0] + both[1]) / 2)
 
 
@@ -423,9 +421,9 @@ def test_a_client_is_predicted_for_with_its_personal_model(make: Make):
     environment = next(e for e in simulation.federation.environments if e.client == 0)
     (model,) = simulation.models(environment)
     x = environment.samples.x[:5]
-    simulation.engine._load(model)
+    resident(simulation).client.load(0, model)
     tensors = simulation.store.get(0).tensors
-    net = simulation.engine.net
+    net = net_of(simulation)
     own = {name.removeprefix("personal_"): tensor for name, tensor in tensors.items() if name.startswith("personal_")}
     z = net.frozen("encoder", own, x)
     logits = F.linear(z, own["head.weight"], own["head.bias"])
@@ -463,15 +461,15 @@ FT = {"method.name": "fedpin-gm-ft", "method.finetune_steps": 3, "method.finetun
 @pytest.mark.parametrize("bn", ["shared", "local"])
 def test_fine_tuning_keeps_each_clients_copy_and_sends_nothing(make: Make, bn: str):
     simulation = Simulation(make({**FT, "method.bn": bn, "train.participation": 0.5} | CNN_WITH_BN))
-    *training, tuning = simulation.moments()
-    for moment in training:
-        simulation.advance(moment, Progress())
+    *training, _tuning = simulation.moments()
+    for _moment in training:
+        go_on(simulation)
     shared, bytes_up = dict(simulation.server.shared), simulation.bytes_up
-    simulation.advance(tuning, Progress())
+    go_on(simulation)
     assert simulation.bytes_up == bytes_up
     assert len(simulation.messages["finetune"]["up"]) == 0
     assert all(torch.equal(simulation.server.shared[name], tensor) for name, tensor in shared.items())
-    states = [state.tensors for _, state in simulation.store.items()]
+    states = [state.tensors for _, state in states(simulation)]
     assert len(states) == 2  # everyone, though half take part in training
     assert all(tensors["tuned.done"] == 1 for tensors in states)
     assert not torch.equal(states[0]["tuned.encoder.0.weight"], states[1]["tuned.encoder.0.weight"])
@@ -488,7 +486,7 @@ def test_the_copy_is_plain_sgd_from_the_global_model(make: Make):
     for _ in range(3):
         indices = next(order)
         z = torch.func.functional_call(
-            simulation.engine.net.encoder,
+            net_of(simulation).encoder,
             {name.removeprefix("encoder."): t for name, t in w.items() if name.startswith("encoder.")},
             (client.train.x[indices],),
         )
@@ -510,31 +508,27 @@ def test_gm_ft_predicts_with_the_global_model_until_it_is_tuned(make: Make):
     def scores(environment):
         """As GM-FT scores it, and as the global model does."""
         (model,) = simulation.models(environment)
-        moment, method = simulation.moments()[-1], simulation.engine.method
-        found = simulation.engine.score(model, environment, moment)
-        simulation.engine.method = GlobalModel(alpha=1)
-        plain = simulation.engine.score(model, environment, moment)
-        simulation.engine.method = method
+        moment = simulation.moments()[-1]
+        found = scored(simulation, model, environment, moment)
+        plain = scored(simulation, model, environment, moment, GlobalModel(alpha=1))
         return found.loss, plain.loss
 
-    *training, tuning = simulation.moments()
-    for moment in training:
-        simulation.advance(moment, Progress())
+    *training, _tuning = simulation.moments()
+    for _moment in training:
+        go_on(simulation)
         assert len(set(scores(own))) == 1
-    simulation.advance(tuning, Progress())
+    go_on(simulation)
     assert len(set(scores(own))) == 2
     assert len(set(scores(target))) == 1
 
 
-def test_a_run_goes_on_from_any_checkpoint_across_stages(make: Make):
+def test_a_run_goes_on_from_any_checkpoint_across_stages(make: Make, tmp_path: Path):
     experiment = make({**FT, "method.optimiser_state": "kept", "train.participation": 0.5})
     whole = simulate(experiment)
     for stop in range(1, whole.rounds):
-        begun, resumed = simulate(experiment, rounds=stop), Simulation(experiment)
-        resumed.restore(begun.checkpoint())
-        for moment in resumed.moments()[stop:]:
-            resumed.advance(moment, Progress())
-        for client, state in whole.store.items():
+        simulate(experiment, rounds=stop, folder=tmp_path / str(stop))
+        resumed = simulate(experiment, folder=tmp_path / str(stop))
+        for client, state in states(whole):
             mine, theirs = resumed.store.get(client).flat(), state.flat()
             assert mine.keys() == theirs.keys()
             assert all(torch.equal(mine[name], theirs[name]) for name in mine)

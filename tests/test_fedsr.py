@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributions import Normal, kl_divergence
 from torch.nn import functional as F
 
-from conftest import Make, at, simulate
+from conftest import Make, at, simulate, states
 from fedshift.core.contract import Batch
 from fedshift.core.net import Net
 from fedshift.methods.fedsr import ClassGaussians, FedCMI, FedL2R, FedSR, gaussian_kl
@@ -146,7 +146,7 @@ def test_the_reference_is_shared_or_stays(make: Make, scope: str):
     simulation = simulate(make({"method.name": "fedsr", "method.reference_scope": scope}))
     sent = {name for name in simulation.messages["train"]["up"] if name.startswith("reference.")}
     assert sent == ({"reference.mean", "reference.spread"} if scope == "shared" else set())
-    states = [state.tensors for _, state in simulation.store.items()]
+    states = [state.tensors for _, state in states(simulation)]
     assert all(("reference.mean" in tensors) == (scope == "client") for tensors in states)
     if scope == "client":
         assert not torch.equal(states[0]["reference.mean"], states[1]["reference.mean"])

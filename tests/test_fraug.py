@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from conftest import CNN_WITH_BN, Make, at, simulate
+from conftest import CNN_WITH_BN, Make, at, exchanged, go_on, net_of, simulate, states
 from fedshift.catalogue import METHODS
 from fedshift.core.contract import Batch
 from fedshift.core.net import Net
@@ -22,7 +22,6 @@ from fedshift.methods.fedbn import FedBN
 from fedshift.methods.fraug import FRAug, Prototypes, entropy, make_generator, make_rtnet
 from fedshift.methods.head_retraining import HeadRetraining, part_of
 from fedshift.methods.mmd import bandwidth, mmd, mmd_of_each
-from fedshift.runs.progress import Progress
 from fedshift.runs.simulation import Simulation
 
 FRAUG = {"method.name": "fraug"} | CNN_WITH_BN
@@ -370,7 +369,7 @@ def test_each_step_moves_its_own_parts_only(make: Make, stage2: str):
     experiment = make(CNN_WITH_BN | {"train.rounds": 1, "train.steps": 3})
     simulation = Simulation(replace(experiment, method=Watched(stage2=stage2)))
     moment = simulation.moments()[0]
-    simulation.exchange(moment.stage.exchanges[0], moment, simulation.federation.clients[:1], Progress())
+    exchanged(simulation, moment.stage.exchanges[0], moment, simulation.federation.clients[:1])
     moves = {"model": {"encoder", "head", "prototypes"}, "generator": {"generator"}, "rtnet": {"rtnet"}}
     assert [name for name, _, _ in seen] == ["model", "generator", "rtnet"] * 3
     for (name, before, training), (_, after, _) in pairwise(seen):
@@ -390,7 +389,7 @@ def test_learning_rates_of_generator_and_rtnet_are_their_own(make: Make):
         simulation = Simulation(experiment)
         start = {**simulation.server.shared, **simulation.initial_client}[name]
         moment = simulation.moments()[0]
-        ups = simulation.exchange(moment.stage.exchanges[0], moment, simulation.federation.clients[:1], Progress())
+        ups = exchanged(simulation, moment.stage.exchanges[0], moment, simulation.federation.clients[:1])
         return {**ups[0], **simulation.store.get(0).tensors}[name] - start
 
     weight = "generator.body.0.weight"
@@ -414,13 +413,13 @@ def test_what_is_shared_and_what_stays(make: Make):
             for name, t in simulation.initial_client.items()
         }
         simulation.store.put(client.id, ClientState(own))
-    ups = simulation.exchange(moment.stage.exchanges[0], moment, simulation.federation.clients, Progress())
+    ups = exchanged(simulation, moment.stage.exchanges[0], moment, simulation.federation.clients)
     for client, up in ups.items():
         assert {name.partition(".")[0] for name in up} == {"encoder", "head", "generator"}
         assert not any(name.startswith("encoder.1.") for name in up)
         mean = simulation.store.get(client).tensors["prototypes.mean"]
         assert not any(torch.isin(sent, mean).any() or (sent == canary).any() for sent in up.values())
-    one, other = (state.tensors for _, state in simulation.store.items())
+    one, other = (state.tensors for _, state in states(simulation))
     for name in ("encoder.1.running_mean", "rtnet.body.0.weight", "prototypes.mean"):
         assert not torch.equal(one[name], other[name])
     name = "generator.body.1.running_mean"
@@ -431,7 +430,7 @@ def test_the_generators_batch_norm_is_the_mean_of_the_clients(make: Make):
     simulation = Simulation(make(FRAUG))
     moment = simulation.moments()[0]
     exchange = moment.stage.exchanges[0]
-    ups = simulation.exchange(exchange, moment, simulation.federation.clients, Progress())
+    ups = exchanged(simulation, exchange, moment, simulation.federation.clients)
     merged = exchange.merge(simulation.server, sorted(ups.items()))
     for name in ("generator.body.1.running_var", "generator.body.4.weight"):
         torch.testing.assert_close(merged.shared[name], (ups[0][name] + ups[1][name]) / 2)
@@ -442,7 +441,7 @@ def test_prototypes_are_the_mean_of_the_first_batch(make: Make):
     experiment = make(FRAUG | {"train.steps": 1, "train.batch": 27, "train.rounds": 1})
     initial = Simulation(experiment)
     samples = initial.federation.clients[0].train
-    encoder = initial.engine.net.encoder.train()
+    encoder = net_of(initial).encoder.train()
     with torch.no_grad():
         u = encoder(initial.federation.inputs.evaluation(samples.x))
     expected = torch.stack([u[samples.y == c].mean(dim=0) for c in range(3)])
@@ -467,7 +466,7 @@ def test_without_residual_and_prototypes_it_is_fedbn_with_the_heads_loss_twice(m
     fedbn = simulate(replace(experiment, method=HeadTwice()))
     assert fedbn.server.shared.keys() < fraug.server.shared.keys()
     assert all(torch.equal(tensor, fraug.server.shared[name]) for name, tensor in fedbn.server.shared.items())
-    for client, state in fedbn.store.items():
+    for client, state in states(fedbn):
         own = fraug.store.get(client).tensors
         assert state.tensors
         assert all(torch.equal(tensor, own[name]) for name, tensor in state.tensors.items())
@@ -477,15 +476,15 @@ def test_without_residual_and_prototypes_it_is_fedbn_with_the_heads_loss_twice(m
 
 def test_parts_that_are_not_used_are_not_made(make: Make):
     simulation = simulate(make(FRAUG | {"method.rtnet": False, "method.ema_term": False}), rounds=1)
-    assert set(simulation.engine.net.parts) == {"encoder", "head", "generator"}
-    assert set(simulate(make(FRAUG), rounds=1).engine.net.parts) >= {"rtnet", "prototypes"}
+    assert set(net_of(simulation).parts) == {"encoder", "head", "generator"}
+    assert set(net_of(simulate(make(FRAUG), rounds=1)).parts) >= {"rtnet", "prototypes"}
 
 
 def test_an_unseen_client_gets_the_mean_of_the_clients_batch_norms(make: Make):
     simulation = simulate(make(FRAUG), rounds=1)
     (unseen,) = [e for e in simulation.federation.environments if e.client is None]
     (model,) = simulation.models(unseen)
-    one, other = (state.tensors["encoder.1.running_mean"] for _, state in simulation.store.items())
+    one, other = (state.tensors["encoder.1.running_mean"] for _, state in states(simulation))
     torch.testing.assert_close(model["encoder.1.running_mean"], (one + other) / 2)
 
 
@@ -532,9 +531,9 @@ def test_the_study_trains_everything_on_a_part_and_then_the_head_on_all(make: Ma
     (clients, whole) = (simulation.view(moment.stage).clients for moment in (part, head))
     assert [len(client.train) for client in clients] == [9, 9]  # 27 samples, 9 of each of 3 classes: 3 of each
     assert [len(client.train) for client in whole] == [27, 27]
-    simulation.advance(part, Progress())
+    go_on(simulation)
     before = dict(simulation.store.get(0).tensors)
-    simulation.advance(head, Progress())
+    go_on(simulation)
     after = simulation.store.get(0).tensors
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed == {"head.weight", "head.bias"}

@@ -13,7 +13,20 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from conftest import CNN_WITH_BN, Make, at, simulate
+from conftest import (
+    CNN_WITH_BN,
+    Make,
+    at,
+    engine_of,
+    evaluated,
+    exchanged,
+    go_on,
+    net_of,
+    resident,
+    scored,
+    simulate,
+    states,
+)
 from fedshift.catalogue import METHODS
 from fedshift.core.contract import Part, weighted_mean
 from fedshift.core.messages import Down, Up
@@ -23,10 +36,9 @@ from fedshift.core.streams import Streams
 from fedshift.data.features import Tell
 from fedshift.data.federation import Client, Environment, Federation, Samples
 from fedshift.engines.batches import BatchOrder
+from fedshift.engines.engine import ServerJob
 from fedshift.errors import FedshiftError
 from fedshift.methods.fedavg import FedAvg
-from fedshift.runs.checkpoint import Checkpoint
-from fedshift.runs.progress import Progress
 from fedshift.runs.simulation import Simulation
 
 EVERY_METHOD = [name for name in METHODS if name not in ("slow-fedsr", "slashed")]
@@ -49,7 +61,7 @@ def tensors_of(simulation: Simulation) -> dict[str, torch.Tensor]:
     """Everything that a run holds, by name."""
     server = simulation.server
     held = {**server.shared, **server.down, **server.server, **flat_moments(server.moments)}
-    for client, state in simulation.store.items():
+    for client, state in states(simulation):
         held |= {f"{client}/{name}": tensor for name, tensor in state.flat().items()}
     return held
 
@@ -66,9 +78,9 @@ def test_every_method_runs_two_rounds_and_is_scored(make: Make, name: str, proto
     held_out = {"hold_out": "light"} if protocol == "leave-one-domain-out" else {}
     simulation = Simulation(make(small(name) | {"protocol": {"name": protocol, **held_out}}))
     for moment in simulation.moments():
-        simulation.advance(moment, Progress())
+        go_on(simulation)
         if moment.stage.scored:
-            record = simulation.evaluate(moment)
+            record = evaluated(simulation, moment)
     roles = [row["role"] for row in record["environments"]]
     assert roles.count("test") == (1 if held_out else 3)
     assert roles.count("validation") == (2 if held_out else 3)
@@ -79,10 +91,10 @@ def test_every_method_runs_two_rounds_and_is_scored(make: Make, name: str, proto
 def test_every_trainable_part_receives_a_gradient(make: Make, name: str):
     kept = {"method.base.optimiser_state": "kept"} if name == "client2vec" else {"method.optimiser_state": "kept"}
     simulation = simulate(make(small(name) | kept))
-    engine = simulation.engine
-    parameters = {full_name for net in (engine.net, engine.server_net) for full_name, _ in net.parameters()}
+    nets = (resident(simulation).client.net, resident(simulation).server.net)
+    parameters = {full_name for net in nets for full_name, _ in net.parameters()}
     on_server = set(moved(simulation.server.moments))
-    for _, state in simulation.store.items():
+    for _, state in states(simulation):
         assert set(moved(state.moments)) | on_server == parameters
 
 
@@ -115,9 +127,11 @@ def test_a_canary_in_client_state_never_leaves(make: Make, name: str):
             tensors = {name: torch.full_like(t, canary) for name, t in simulation.initial_client.items()}
             simulation.store.put(client.id, ClientState(tensors))
         clients = simulation.view(moment.stage).clients
-        ups = simulation.exchange(dataclasses.replace(exchange, keep=keep), moment, clients, Progress())
-        state, _ = simulation.engine.serve(exchange, moment, simulation.server, sorted(ups.items()), lambda steps: None)
-        simulation.server = dataclasses.replace(exchange.merge(state, sorted(ups.items())), measured={})
+        ups = exchanged(simulation, dataclasses.replace(exchange, keep=keep), moment, clients)
+        replies = sorted(ups.items())
+        job = ServerJob(simulation.setup, exchange, moment, simulation.server, replies, lambda steps: None)
+        state, _ = engine_of(simulation).serve(job)
+        simulation.server = dataclasses.replace(exchange.merge(state, replies), measured={})
         for client, up in ups.items():
             assert not up.keys() & simulation.initial_client.keys()
             assert not any((tensor == canary).any() for tensor in up.values())
@@ -135,7 +149,7 @@ def test_the_bytes_counted_are_those_of_the_messages(make: Make, name: str):
     simulation = Simulation(make(small(name)))
     for moment in simulation.moments():
         down, up = simulation.bytes_down, simulation.bytes_up
-        simulation.advance(moment, Progress())
+        go_on(simulation)
         exchanges = [simulation.messages[exchange.name] for exchange in moment.stage.exchanges]
         clients = len(simulation.federation.clients)
         assert simulation.bytes_down - down == clients * sum(len(each["down"].to_bytes()) for each in exchanges)
@@ -149,13 +163,8 @@ def test_interrupted_after_any_round_equals_uninterrupted(make: Make, name: str,
     experiment = make(small(name))
     whole = simulate(experiment)
     for stop in range(1, whole.rounds):
-        first = simulate(experiment, stop)
-        first.checkpoint().save(tmp_path / "checkpoint")
-        second = Simulation(experiment)
-        second.restore(Checkpoint.load(tmp_path / "checkpoint", experiment.fingerprint, torch.device("cpu")))
-        for moment in second.moments()[stop:]:
-            second.advance(moment, Progress())
-        assert_same(whole, second)
+        simulate(experiment, stop, folder=tmp_path / str(stop))
+        assert_same(whole, simulate(experiment, folder=tmp_path / str(stop)))
 
 
 @pytest.mark.parametrize("name", EVERY_METHOD)
@@ -180,7 +189,7 @@ def test_fedprox_pulls_towards_the_global_model(make: Make):
     """By hand: at w = w_t the term and its gradient are 0; after moving every weight by 1 it is mu/2 * count."""
     method = METHODS.get("fedprox")(mu=0.5)
     simulation = Simulation(make({"method.name": "fedprox"}))
-    net, batch = simulation.engine.net, simulation.federation.clients[0].train
+    net, batch = net_of(simulation), simulation.federation.clients[0].train
     received = {name: parameter.detach().clone() for name, parameter in net.parameters()}
     count = sum(tensor.numel() for tensor in received.values())
     from fedshift.core.contract import Batch
@@ -202,7 +211,7 @@ def test_one_client_and_one_step_a_round_is_plain_sgd(make: Make):
     simulation = simulate(experiment)
     fresh = Simulation(experiment)
     (client,) = fresh.federation.clients
-    encoder, head = fresh.engine.net.encoder, fresh.engine.net.head
+    encoder, head = net_of(fresh).encoder, net_of(fresh).head
     parameters = [*encoder.parameters(), *head.parameters()]
     order = BatchOrder(Streams(0), client.id, len(client.train), 4)
     for indices in islice(order.from_number(0), 7):
@@ -211,7 +220,7 @@ def test_one_client_and_one_step_a_round_is_plain_sgd(make: Make):
         with torch.no_grad():
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter.sub_(0.05 * gradient)
-    for name, parameter in fresh.engine.net.parameters():
+    for name, parameter in net_of(fresh).parameters():
         torch.testing.assert_close(simulation.server.shared[name], parameter.detach(), rtol=1e-6, atol=1e-7)
 
 
@@ -243,12 +252,12 @@ def test_batch_norm_buffers_are_averaged_unless_local(make: Make, bn: str):
     simulation = Simulation(make({"method.bn": bn} | CNN_WITH_BN))
     moment = simulation.moments()[0]
     (exchange,) = moment.stage.exchanges
-    ups = simulation.exchange(exchange, moment, list(simulation.federation.clients), Progress())
+    ups = exchanged(simulation, exchange, moment, list(simulation.federation.clients))
     name = "encoder.1.running_mean"
     if bn == "local":
         assert all(name not in up for up in ups.values())
         assert name not in simulation.server.shared
-        one, other = (state.tensors[name] for _, state in simulation.store.items())
+        one, other = (state.tensors[name] for _, state in states(simulation))
         assert not torch.equal(one, other)
         return
     one, other = (up[name] for up in ups.values())
@@ -279,7 +288,7 @@ def test_samples_are_sent_only_where_they_weigh(make: Make):
 def test_single_sends_nothing_and_a_target_is_scored_with_every_model(make: Make):
     simulation = simulate(make({"method.name": "single"}))
     assert simulation.bytes_down == simulation.bytes_up == 0
-    record = simulation.evaluate(simulation.moments()[-1])
+    record = evaluated(simulation, simulation.moments()[-1])
     target = next(row for row in record["environments"] if row["role"] == "test")
     assert (target["model"], target["models"]) == ("unseen", 2)
 
@@ -291,7 +300,7 @@ def test_single_equals_a_federation_of_one(make: Make):
     moment, *later = alone.moments()
     (exchange,) = moment.stage.exchanges
     for each in (moment, *later):
-        alone.exchange(exchange, each, [alone.federation.clients[1]], Progress())
+        exchanged(alone, exchange, each, [alone.federation.clients[1]])
     mine, theirs = simulation.store.get(1), alone.store.get(1)
     assert mine and theirs
     assert all(torch.equal(mine.tensors[name], theirs.tensors[name]) for name in mine.tensors)
@@ -309,7 +318,7 @@ def test_an_unseen_client_gets_the_mean_of_the_clients_batch_norm(make: Make):
     simulation = simulate(make({"method.name": "fedbn"} | CNN_WITH_BN))
     target = next(e for e in simulation.federation.environments if e.client is None)
     (model,) = simulation.models(target)
-    one, other = (state.tensors["encoder.1.weight"] for _, state in simulation.store.items())
+    one, other = (state.tensors["encoder.1.weight"] for _, state in states(simulation))
     torch.testing.assert_close(model["encoder.1.weight"], (one + other) / 2)
 
 
@@ -324,7 +333,7 @@ def test_reestimated_batch_norm_undoes_brightness(make: Make, bn: str):
     known = simulation.federation.environments[0].samples
     bright = Samples(known.x + 5.0, known.y)
     scores = [
-        simulation.engine.score(simulation.server.shared, Environment("x", "test", None, samples), moment)
+        scored(simulation, simulation.server.shared, Environment("x", "test", None, samples), moment)
         for samples in (known, bright)
     ]
     undone = scores[0].loss == pytest.approx(scores[1].loss, rel=1e-4)
@@ -335,7 +344,7 @@ def test_reestimation_works_with_a_rest_of_one(make: Make):
     """27 samples by 13 leave one over; it must not become a batch of its own, which batch norm refuses."""
     simulation = Simulation(make({"method.bn": "reestimate", "evaluate.batch": 13} | CNN_WITH_BN))
     environment = Environment("x", "test", None, simulation.federation.clients[0].train)
-    score = simulation.engine.score(simulation.server.shared, environment, simulation.moments()[0])
+    score = scored(simulation, simulation.server.shared, environment, simulation.moments()[0])
     assert score.n == 27
 
 
@@ -350,10 +359,10 @@ def test_only_the_sampled_clients_take_part_and_all_are_sampled_in_time(make: Ma
     simulation = Simulation(make({"train.participation": 0.5, "train.rounds": 20}))
     assert simulation.cohort(simulation.stages[0]) == 1
     seen = []
-    for moment in simulation.moments():
-        before = {client: state.drawn["train"] for client, state in simulation.store.items()}
-        simulation.advance(moment, Progress())
-        after = {client: state.drawn["train"] for client, state in simulation.store.items()}
+    for _moment in simulation.moments():
+        before = {client: state.drawn["train"] for client, state in states(simulation)}
+        go_on(simulation)
+        after = {client: state.drawn["train"] for client, state in states(simulation)}
         (moved,) = [client for client in after if after[client] != before.get(client)]
         seen.append(moved)
     assert set(seen) == {0, 1}
@@ -421,8 +430,8 @@ def test_two_exchanges_in_a_round_and_a_stage_before(make: Make):
 
     simulation = Simulation(dataclasses.replace(make(), method=Probing()))
     assert simulation.rounds == 3
-    for moment in simulation.moments():
-        simulation.advance(moment, Progress())
+    for _moment in simulation.moments():
+        go_on(simulation)
     assert set(simulation.messages) == {"probe", "train"}
     assert simulation.messages["train"]["down"]["probe"].item() == 27
     assert [m.stage.name for m in simulation.moments()] == ["warm-up", "train", "train"]
@@ -440,12 +449,12 @@ def test_a_client_drawn_twice_works_once_and_weighs_twice(make: Make):
 
     simulation = Simulation(dataclasses.replace(make(), method=WithReplacement()))
     moment = simulation.moments()[0]
-    ups = simulation.exchange(moment.stage.exchanges[0], moment, simulation.federation.clients, Progress())
+    ups = exchanged(simulation, moment.stage.exchanges[0], moment, simulation.federation.clients)
     expected = (2 * ups[0]["head.weight"] + ups[1]["head.weight"]) / 3
     simulation = Simulation(dataclasses.replace(make(), method=WithReplacement()))
-    simulation.advance(moment, Progress())
+    go_on(simulation)
     torch.testing.assert_close(simulation.server.shared["head.weight"], expected)
-    assert [state.drawn for _, state in simulation.store.items()] == [{"train": 2}] * 2
+    assert [state.drawn for _, state in states(simulation)] == [{"train": 2}] * 2
 
 
 def test_each_client_is_scored_with_what_it_would_be_sent(make: Make):
@@ -504,7 +513,7 @@ def test_a_new_epoch_is_a_new_order_without_repeats():
 
 def test_epochs_count_whole_batches(make: Make):
     simulation = simulate(make({"train.unit": "epochs", "train.steps": 2}), rounds=1)
-    assert [state.drawn for _, state in simulation.store.items()] == [{"train": 2 * (27 // 4)}] * 2
+    assert [state.drawn for _, state in states(simulation)] == [{"train": 2 * (27 // 4)}] * 2
 
 
 def test_clients_are_named(make: Make):

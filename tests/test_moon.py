@@ -11,12 +11,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from conftest import CNN_WITH_BN, Make, at, simulate
+from conftest import CNN_WITH_BN, Make, at, exchanged, simulate, states
 from fedshift.core.contract import Batch
 from fedshift.core.net import Net
 from fedshift.core.state import ClientState
 from fedshift.methods.moon import MOON, contrast
-from fedshift.runs.progress import Progress
 from fedshift.runs.simulation import Simulation
 
 X, Y = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])
@@ -125,7 +124,7 @@ def test_the_previous_model_is_the_clients_last_one(make: Make, bn: str, project
     assert all(torch.equal(initial[name], initial[name.removeprefix("previous.")]) for name in kept)
     for moment in simulation.moments():
         (exchange,) = moment.stage.exchanges
-        ups = simulation.exchange(exchange, moment, list(simulation.federation.clients), Progress())
+        ups = exchanged(simulation, exchange, moment, list(simulation.federation.clients))
         simulation.server = exchange.merge(simulation.server, sorted(ups.items()))
         for client, up in ups.items():
             state = simulation.store.get(client)
@@ -133,7 +132,7 @@ def test_the_previous_model_is_the_clients_last_one(make: Make, bn: str, project
             trained = {**up, **state.tensors}
             assert all(torch.equal(trained[name], trained[name.removeprefix("previous.")]) for name in kept)
             assert not torch.equal(state.tensors["previous.encoder.0.weight"], initial["encoder.0.weight"])
-    one, other = (state.tensors["previous.encoder.0.weight"] for _, state in simulation.store.items())
+    one, other = (state.tensors["previous.encoder.0.weight"] for _, state in states(simulation))
     assert not torch.equal(one, other)
 
 
@@ -152,7 +151,7 @@ def test_the_previous_model_moves_the_training_but_does_not_leave(make: Make):
                     for name, t in simulation.initial_client.items()
                 }
                 simulation.store.put(client.id, ClientState(tensors))
-        ups = simulation.exchange(exchange, moment, list(simulation.federation.clients), Progress())
+        ups = exchanged(simulation, exchange, moment, list(simulation.federation.clients))
         for up in ups.values():
             assert up.keys() == simulation.server.shared.keys()
             assert not any((tensor == canary).any() for tensor in up.values())

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedshift
-from conftest import Make, simulate
+from conftest import Make, evaluated, simulate, states
 from fedshift.core.streams import Streams
 from fedshift.data.dataset import Dataset, DomainData
 from fedshift.data.federation import Client, Environment, Federation, Samples
@@ -284,7 +284,7 @@ class TinyShifted(Dataset):
 def test_a_run_under_shift_records_every_client_and_environment(make: Make):
     experiment = make({"data": {"name": "tiny-shifted"}, "protocol": {"name": "personal-under-shift"}})
     simulation = simulate(experiment)
-    record = simulation.evaluate(simulation.moments()[-1])
+    record = evaluated(simulation, simulation.moments()[-1])
     rows = Counter((row["role"], row["environment"]) for row in record["environments"])
     assert rows == {("test", "p=0"): 2, ("test", "p=0.1"): 2, ("validation", "p=0.1"): 2}
 
@@ -301,7 +301,7 @@ def test_a_partition_runs_with_clients_smaller_than_a_batch(make: Make, protocol
     with pytest.raises(FedshiftError, match="No validation image"):
         Simulation(make(changes | {"partition.clients": 5}))
     simulation = simulate(make(changes | {"partition.clients": 3}))
-    record = simulation.evaluate(simulation.moments()[-1])
+    record = evaluated(simulation, simulation.moments()[-1])
     assert len(record["environments"]) == 3 * 3 * 2
     assert len(simulation.federation.clients) == (1 if method == "centralised" else 9)
 
@@ -314,8 +314,8 @@ def test_a_client_that_has_not_trained_is_scored_as_an_unseen_one(make: Make):
         "protocol": {"name": "in-domain"},
     }
     simulation = simulate(make(changes), rounds=1)
-    (trained,) = [client for client, _ in simulation.store.items()]
-    rows = simulation.evaluate(simulation.moments()[0])["environments"]
+    (trained,) = [client for client, _ in states(simulation)]
+    rows = evaluated(simulation, simulation.moments()[0])["environments"]
     names = [client.name for client in simulation.federation.clients]
     for row in rows:
         assert row["model"] == ("own" if names.index(row["environment"]) == trained else "unseen")
@@ -328,5 +328,5 @@ def test_a_client_that_has_not_trained_is_scored_as_an_unseen_one(make: Make):
 def test_a_method_that_predicts_with_the_global_model_says_so(make: Make, name: str):
     changes = {"method.name": name} | ({"method.alpha": 1.0} if name == "fedpin-gm" else {})
     simulation = simulate(make(changes))
-    rows = simulation.evaluate(simulation.moments()[-1])["environments"]
+    rows = evaluated(simulation, simulation.moments()[-1])["environments"]
     assert {row["model"] for row in rows} == {"global"}

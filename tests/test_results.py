@@ -16,12 +16,11 @@ from fedshift.content import digest
 from fedshift.errors import FedshiftError
 from fedshift.grid import override
 from fedshift.reporting.curves import environment_curve
-from fedshift.reporting.live import shown
 from fedshift.reporting.results import Measured, Results
 from fedshift.reporting.table import as_text, tables
 from fedshift.reporting.units import bytes_text, clock
 from fedshift.runs.folder import RunFolder
-from fedshift.runs.progress import Progress
+from fedshift.runs.progress import Outlook, Progress, RunProgress
 from fedshift.runs.selection import by_environment, summary
 
 
@@ -232,22 +231,6 @@ def test_very_many_environments_are_left_to_the_records(make: Make, tmp_path: Pa
     assert Comparison(results).report(tmp_path / "report.html").is_file()
 
 
-def test_the_display_shows_means_over_clients_and_of_many_environments_the_worst():
-    """3 environments of 2 clients: 3 lines. 20 environments: two lines; the mean of 0.00, 0.05, ..., 0.95 is 0.475."""
-
-    def record(names: list[str], accuracies: list[float]) -> dict[str, Any]:
-        pairs = zip(names, accuracies, strict=True)
-        rows = [{"environment": n, "role": "test", "model": "own", "accuracy": a, "loss": 2 * a} for n, a in pairs]
-        return {"environments": rows}
-
-    few = shown(record(["a", "b", "c"] * 2, [0.1, 0.2, 0.3, 0.5, 0.6, 0.7]))
-    assert [line.environment for line in few] == ["a", "b", "c"]
-    assert [line.accuracy for line in few] == pytest.approx([0.3, 0.4, 0.5])
-    middle, worst = shown(record([f"e{i}" for i in range(20)], [i / 20 for i in range(20)]))
-    assert (middle.environment, worst.environment) == ("mean", "worst (e0)")
-    assert (middle.accuracy, middle.loss, worst.accuracy) == pytest.approx((0.475, 0.95, 0))
-
-
 def test_a_row_that_lacks_runs_says_so(make: Make, tmp_path: Path):
     """Means over different domains must not stand side by side without a word."""
     cells = [("fedavg", "dark"), ("fedavg", "light"), ("fedprox", "light")]
@@ -289,8 +272,9 @@ def test_finished_runs_are_not_repeated(comparison: Comparison):
     class Watch(Progress):
         began, again = 0, 0
 
-        def begin(self, outlook: object) -> None:
+        def begin(self, outlook: Outlook) -> RunProgress:
             self.began += 1
+            return super().begin(outlook)
 
         def reused(self, name: str) -> None:
             self.again += 1
@@ -353,3 +337,20 @@ def test_units():
         "3 TB",
     ]
     assert [clock(s) for s in (0, 61, 3600 + 62)] == ["0:00", "1:01", "1:01:02"]
+
+
+def test_the_report_shows_training_and_evaluation_apart(make: Make, tmp_path: Path):
+    """Two runs shared 122 s of rounds and 24 s of scoring; one went on alone for 1 s. Nobody timed the third."""
+    shared = {"from": 0, "to": 1, "seconds": 122.0, "evaluation": 24.0, "together": 2, "engine": "vectorised"}
+    alone = {"from": 1, "to": 2, "seconds": 1.0, "evaluation": 0.0, "together": 1, "engine": "sequential"}
+    first, second, third = (written(tmp_path, "fedavg", seed, "light", 0.5, make) for seed in range(3))
+    first.timing(shared)
+    second.timing(shared)
+    second.timing(alone)
+    page = Comparison(Results.read([first, second, third])).report(tmp_path / "report.html").read_text()
+    cells = {
+        name: re.search(rf"<td>{name}</td>.*</tr>", page)[0] for name in (f.path.name for f in (first, second, third))
+    }
+    assert cells[first.path.name].endswith("<td>1:01</td><td>0:12</td><td>vectorised</td></tr>")
+    assert cells[second.path.name].endswith("<td>1:02</td><td>0:12</td><td>vectorised, then sequential</td></tr>")
+    assert cells[third.path.name].endswith("<td></td><td></td><td></td></tr>")

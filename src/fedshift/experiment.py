@@ -30,6 +30,7 @@ from fedshift.catalogue import (
     Positive,
     Spec,
     WholeInt,
+    WholeNumber,
     setting,
 )
 from fedshift.content import digest
@@ -54,6 +55,9 @@ class Train(Spec):
     momentum: NonNegative = setting(0.9, help="momentum of sgd (unused by adam)")
     weight_decay: NonNegative = setting(0.0, help="weight decay")
     participation: Fraction = setting(1.0, help="part of the clients sampled in a round, at least one")
+    precision: Literal["float32", "bfloat16", "float64"] = setting(
+        "float32", help="bfloat16: networks run in it, all else stays float32; float64: everything, to check a result"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +77,15 @@ class RunOptions(Spec):
     device: str = setting("auto", help="'auto' (an accelerator if there is one), 'cpu', 'cuda', 'cuda:1', 'mps'")
     out: str = setting("runs", help="the folder that holds run folders")
     checkpoint_every: Count = setting(10, help="rounds between checkpoints")
+    engine: Literal["auto", "sequential", "vectorised", "workers"] = setting(
+        "auto",
+        help="what runs clients: 'auto' measures briefly and picks; one after the other; stacked; or in processes",
+    )
+    workers: WholeNumber = setting(0, help="processes of the engine 'workers'; 0: one for each core")
+    threads: WholeNumber = setting(0, help="threads of the engines without processes; 0: one for each core")
+    together: WholeNumber = setting(
+        0, help="runs of a table that advance together; 0: as many as the engine gains from (sequential: 1)"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,30 +3,63 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from fedshift.errors import FedshiftError
 
 
 def write(path: Path, data: bytes | str) -> None:
-    """Replace a file at once: after a crash it holds either the old content or the new.
+    """Replace a file at once and see it to the disk: after a crash it holds either the old content or the new.
 
     Raises:
         FedshiftError: it could not be written; what was there before is untouched.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
-    try:
-        try:
-            with temporary.open("wb") as file:
-                file.write(data.encode() if isinstance(data, str) else data)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise _unwritable(path, error) from error
+    with _readable(path):
+        with _replaced(path) as file:
+            file.write(data.encode() if isinstance(data, str) else data)
+            file.flush()
+            os.fsync(file.fileno())
+        _sync_folder(path.parent)
+
+
+def write_soon(path: Path, data: bytes) -> None:
+    """Replace a file at once and leave it to the system when that reaches the disk, or to :func:`sync`.
+
+    After the process is killed it holds either the old content or the new; after a power cut perhaps neither.
+
+    Raises:
+        FedshiftError: it could not be written; what was there before is untouched.
+    """
+    with _readable(path), _replaced(path) as file:
+        file.write(data)
+
+
+def sync(folder: Path, names: Iterable[str]) -> None:
+    """See files of a folder, and their names, to the disk.
+
+    Raises:
+        FedshiftError: one could not be written.
+    """
+    # Together, since a file system that is asked for several at once writes its journal once for all of them.
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        for _ in pool.map(lambda name: _sync_file(folder / name), names):
+            pass
+    with _readable(folder):
+        _sync_folder(folder)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, which may be gone already.
+
+    Raises:
+        FedshiftError: it could not be removed.
+    """
+    with _readable(path):
+        path.unlink(missing_ok=True)
 
 
 def append(path: Path, line: str) -> None:
@@ -35,13 +68,10 @@ def append(path: Path, line: str) -> None:
     Raises:
         FedshiftError: it could not be written whole.
     """
-    try:
-        with path.open("ab") as file:
-            file.write(line.encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise _unwritable(path, error) from error
+    with _readable(path), path.open("ab") as file:
+        file.write(line.encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def make_folder(path: Path) -> None:
@@ -50,14 +80,46 @@ def make_folder(path: Path) -> None:
     Raises:
         FedshiftError: it could not be made.
     """
-    try:
+    with _readable(path):
         path.mkdir(parents=True, exist_ok=True)
+
+
+@contextmanager
+def _replaced(path: Path) -> Iterator[BinaryIO]:
+    """A new file that takes the place of another once it is written whole."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        with temporary.open("wb") as file:
+            yield file
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _sync_file(path: Path) -> None:
+    with _readable(path), path.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
+def _sync_folder(path: Path) -> None:
+    """See to the disk which files a folder holds."""
+    if os.name == "nt":  # Windows opens no folders, and keeps their order itself
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Whatever the system objects to becomes one message that names the file and the fix."""
+    try:
+        yield
     except OSError as error:
-        raise _unwritable(path, error) from error
-
-
-def _unwritable(path: Path, error: OSError) -> FedshiftError:
-    return FedshiftError(
-        f"'{path}' cannot be written: {error.strerror or error}. What was written before is kept: make room, or choose "
-        "another folder; `fedshift resume` carries a run that has begun on from its last checkpoint."
-    )
+        raise FedshiftError(
+            f"'{path}' cannot be written: {error.strerror or error}. What was written before is kept: make room, or "
+            "choose another folder; `fedshift resume` carries a run that has begun on from its last checkpoint."
+        ) from error

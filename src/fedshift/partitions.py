@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from fedshift.catalogue import Count, Positive, Range, Spec, WholeNumber, setting
-from fedshift.core.streams import Streams
+from fedshift.core.streams import Key, Streams
 from fedshift.data.dataset import DomainData
 from fedshift.errors import FedshiftError, UnknownNameError, need
 
@@ -56,12 +56,10 @@ class Originals:
 
         Dealt out in turn, they give parts of sizes that differ by one at most, in total and in each class.
         """
+        members = inside.nonzero().flatten()
         stratum = self.environment * len(self.classes) + self.y
-        dealt = []
-        for value in torch.unique(stratum[inside]).tolist():
-            members = (inside & (stratum == value)).nonzero().flatten()
-            dealt.append(members[streams.permutation(len(members), "partition", self.domain, value)])
-        return torch.cat(dealt) if dealt else torch.empty(0, dtype=torch.int64)
+        order, _ = shuffled(stratum[members], streams, "partition", self.domain)
+        return members[order]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +73,9 @@ class Partition(Spec):
             FedshiftError: the data cannot be divided like this; the message says why.
         """
         parts = torch.full((len(data.y),), NOBODY)
-        for domain, name in enumerate(data.domains):
-            inside = (data.domain == domain).nonzero().flatten()
+        sizes = torch.bincount(data.domain, minlength=len(data.domains)).tolist()
+        rows = torch.split(data.domain.argsort(stable=True), sizes)
+        for domain, (name, inside) in enumerate(zip(data.domains, rows, strict=True)):
             if not len(inside):
                 continue
             first, original = _originals(data.group[inside])
@@ -257,3 +256,24 @@ def first_of_each(group: Tensor) -> tuple[Tensor, Tensor]:
     groups, inverse = torch.unique(group, return_inverse=True)
     first = torch.full((len(groups),), len(group))
     return first.scatter_reduce(0, inverse, torch.arange(len(group)), "amin"), inverse
+
+
+def shuffled(stratum: Tensor, streams: Streams, purpose: str, *key: Key) -> tuple[Tensor, Tensor]:
+    """The samples of one stratum after another, each stratum's in an order drawn by ``(purpose, *key, stratum)``.
+
+    Args:
+        stratum: each sample's stratum, (N,), int64.
+        streams: where the random numbers come from.
+        purpose: what the orders are for.
+        key: what names them besides the stratum.
+
+    Returns:
+        The samples' indices (N,), strata ascending, and the sizes of the strata that have samples.
+    """
+    values, sizes = torch.unique(stratum, return_counts=True)
+    order = torch.empty_like(stratum)
+    start = 0
+    for value, size in zip(values.tolist(), sizes.tolist(), strict=True):
+        torch.add(streams.permutation(size, purpose, *key, value), start, out=order[start : start + size])
+        start += size
+    return stratum.argsort(stable=True)[order], sizes

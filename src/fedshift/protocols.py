@@ -10,7 +10,6 @@ figures, which have a single environment, means over clients.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -20,10 +19,20 @@ from torch import Tensor
 from fedshift.catalogue import Fraction, ProperFraction, Spec, setting
 from fedshift.core.streams import Streams
 from fedshift.data.dataset import DomainData
-from fedshift.data.federation import Client, Environment, Federation, Samples
+from fedshift.data.federation import (
+    ClientTable,
+    Environment,
+    EnvironmentTable,
+    Federation,
+    Kind,
+    Lazy,
+    Move,
+    Samples,
+    Views,
+)
 from fedshift.data.inputs import Inputs
 from fedshift.errors import FedshiftError, UnknownNameError
-from fedshift.partitions import NOBODY, Partition, first_of_each
+from fedshift.partitions import NOBODY, Partition, first_of_each, shuffled
 
 HELD_OUT = "held-out"
 
@@ -59,9 +68,22 @@ class Division:
     domains: tuple[int, ...]
     names: tuple[str, ...]
 
-    def of(self, domain: int) -> Iterator[tuple[int, str]]:
-        """The number and name of every holder of a domain."""
-        return ((n, name) for n, (own, name) in enumerate(zip(self.domains, self.names, strict=True)) if own == domain)
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def without(self, domain: int) -> Division:
+        """The holders of other domains alone, numbered anew in order; a domain's samples become nobody's."""
+        kept = (torch.tensor(self.domains) != domain).nonzero().flatten()
+        number = torch.full((len(self) + 1,), NOBODY)  # the last is where an index of -1 leads
+        number[kept] = torch.arange(len(kept))
+        holders = kept.tolist()
+        return Division(
+            number[self.holder], tuple(self.domains[n] for n in holders), tuple(self.names[n] for n in holders)
+        )
+
+    def views(self, whole: Samples, mask: Tensor) -> Views:
+        """Each holder's samples where the mask (N,) is true."""
+        return Views.of(whole, self.holder.where(mask, NOBODY), len(self))
 
 
 def divide(data: DomainData, partition: Partition, streams: Streams) -> Division:
@@ -78,12 +100,13 @@ def divide(data: DomainData, partition: Partition, streams: Streams) -> Division
     pairs, own = torch.unique(data.domain[held] * most + parts[held], return_inverse=True)
     holder = torch.full_like(parts, NOBODY)
     holder[held] = own
-    domains, numbers = (pairs // most).tolist(), (pairs % most).tolist()
-    names = [
-        data.domains[domain] if domains.count(domain) == 1 else f"{data.domains[domain]}/{part}"
-        for domain, part in zip(domains, numbers, strict=True)
-    ]
-    return Division(holder, tuple(domains), tuple(names))
+    domains, numbers = pairs // most, pairs % most
+    divided = torch.bincount(domains)[domains] > 1
+    names = tuple(
+        f"{data.domains[domain]}/{part}" if several else data.domains[domain]
+        for domain, part, several in zip(domains.tolist(), numbers.tolist(), divided.tolist(), strict=True)
+    )
+    return Division(holder, tuple(domains.tolist()), names)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,25 +135,52 @@ class LeaveOneDomainOut(Protocol):
             raise UnknownNameError("domain to hold out", self.hold_out, data.domains)
         if len(data.domains) < 2:
             raise FedshiftError("Leaving one domain out needs at least two domains.")
-        target = data.domain == data.domains.index(self.hold_out)
+        target = data.domains.index(self.hold_out)
         division = divide(data, partition, streams)
-        held_out = split(data, (self.validation,), streams, division.holder)[0]
-        clients: list[Client] = []
-        environments: list[Environment] = []
-        for index, domain in enumerate(data.domains):
-            if domain == self.hold_out:
-                if self.scored == "unseen":
-                    environments.append(Environment(domain, "test", None, take(data, target)))
-                continue
-            for number, name in division.of(index):
-                inside = division.holder == number
-                client = Client(len(clients), name, domain, take(data, inside & ~held_out))
-                clients.append(client)
-                environments.append(Environment(domain, "validation", client.id, take(data, inside & held_out)))
-                if self.scored == "clients":
-                    known = target & torch.isin(data.y, torch.unique(client.train.y))
-                    environments.append(Environment(self.hold_out, "test", client.id, take(data, known)))
-        return Federation(tuple(clients), tuple(environments), data.classes, inputs)
+        (held_out,) = split(data, (self.validation,), streams, division.holder)
+        sources, whole = division.without(target), Samples(data.x, data.y)
+        train, domains = sources.views(whole, ~held_out), _domains(data, sources)
+        validation = Kind("validation", domains, sources.views(whole, held_out))
+        unseen = whole.subset(data.domain == target)
+        environments: Lazy[Environment]
+        if self.scored == "clients":
+            known = torch.zeros(len(sources), len(data.classes), dtype=torch.bool)
+            trained = (sources.holder >= 0) & ~held_out
+            known[sources.holder[trained], data.y[trained]] = True
+            test = Kind("test", (self.hold_out,) * len(sources), KnownClasses(unseen, unseen.y, known))
+            environments = Lazy.over(EnvironmentTable((validation, test)))
+        else:
+            table = EnvironmentTable((validation,), (Environment(self.hold_out, "test", None, unseen),))
+            before = sum(domain < target for domain in sources.domains)
+            # The target stands among the sources in the order of the domains.
+            environments = Lazy(table, (*range(before), len(sources), *range(before, len(sources))))
+        clients = Lazy.over(ClientTable(sources.names, domains, train))
+        return Federation(clients, environments, data.classes, inputs)
+
+
+@dataclass(frozen=True, eq=False)
+class KnownClasses:
+    """By the client's number, the samples of the classes that it trains on.
+
+    Attributes:
+        samples: those of all classes.
+        labels: theirs, (n,), int64.
+        known: which classes each client trains on, (clients, classes), bool.
+    """
+
+    samples: Samples
+    labels: Tensor
+    known: Tensor
+
+    def __len__(self) -> int:
+        return len(self.known)
+
+    def __getitem__(self, number: int) -> Samples:
+        return self.samples.subset(self.known[number][self.labels])
+
+    def moved(self, move: Move) -> KnownClasses:
+        """The same with a view of the pool's copy."""
+        return KnownClasses(self.samples.moved(move), move(self.labels), move(self.known))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,16 +204,12 @@ class InDomain(Protocol):
         tested, validated, trained = split(data, (self.test, self.validation, kept), streams, division.holder)
         if self.fraction == 1:
             trained = ~(tested | validated)  # what rounding left over belongs to training
-        clients, environments = [], []
-        for number, (domain, name) in enumerate(zip(division.domains, division.names, strict=True)):
-            inside = division.holder == number
-            place = self.environment(data.domains[domain])
-            clients.append(Client(number, name, data.domains[domain], take(data, inside & trained)))
-            environments += [
-                Environment(place, "validation", number, take(data, inside & validated)),
-                Environment(place, "test", number, take(data, inside & tested)),
-            ]
-        return Federation(tuple(clients), tuple(environments), data.classes, inputs)
+        domains, whole = _domains(data, division), Samples(data.x, data.y)
+        places = tuple(self.environment(domain) for domain in domains)
+        validation = Kind("validation", places, division.views(whole, validated))
+        test = Kind("test", places, division.views(whole, tested))
+        clients = Lazy.over(ClientTable(division.names, domains, division.views(whole, trained)))
+        return Federation(clients, Lazy.over(EnvironmentTable((validation, test))), data.classes, inputs)
 
     def environment(self, domain: str) -> str:
         """The name of the environments of a domain's clients."""
@@ -216,20 +262,20 @@ class PersonalUnderShift(Protocol):
         held_out = torch.zeros_like(native)
         if not looks_at_shift:
             held_out = split(data, (self.held_out,), streams, division.holder.where(native, NOBODY))[0]
-        clients, environments = [], []
-        for number, (domain, name) in enumerate(zip(division.domains, division.names, strict=True)):
-            inside = division.holder == number
-            clients.append(Client(number, name, data.domains[domain], take(data, inside & native & ~held_out)))
-            tests = {shift: take(data, inside & (data.environment == e)) for e, shift in enumerate(shifts, 1)}
-            looked_at = tests[self.validation] if looks_at_shift else take(data, inside & held_out)
-            environments.append(Environment(self.validation, "validation", number, looked_at))
-            environments += [Environment(shift, "test", number, samples) for shift, samples in tests.items()]
+        whole, count = Samples(data.x, data.y), len(division)
+        tests = {shift: division.views(whole, data.environment == e) for e, shift in enumerate(shifts, 1)}
+        looked_at = tests[self.validation] if looks_at_shift else division.views(whole, held_out)
+        kinds = [Kind("validation", (self.validation,) * count, looked_at)]
+        kinds += [Kind("test", (shift,) * count, views) for shift, views in tests.items()]
+        train = division.views(whole, native & ~held_out)
+        clients = Lazy.over(ClientTable(division.names, _domains(data, division), train))
         note = (
             f"Validation looks at '{self.validation}', which is a test environment as well (as in FedPIN); "
             f"protocol.validation = '{HELD_OUT}' looks at no shift."
         )
         notes = (note,) if looks_at_shift else ()
-        return Federation(tuple(clients), tuple(environments), data.classes, inputs, notes)
+        environments = Lazy.over(EnvironmentTable(tuple(kinds)))
+        return Federation(clients, environments, data.classes, inputs, notes)
 
 
 def _refuse_environments(protocol: Protocol, data: DomainData) -> None:
@@ -241,9 +287,9 @@ def _refuse_environments(protocol: Protocol, data: DomainData) -> None:
         )
 
 
-def take(data: DomainData, mask: Tensor) -> Samples:
-    """The samples where the mask (N,) is true."""
-    return Samples(data.x[mask], data.y[mask])
+def _domains(data: DomainData, division: Division) -> tuple[str, ...]:
+    """The name of each holder's domain."""
+    return tuple(data.domains[domain] for domain in division.domains)
 
 
 def split(
@@ -269,17 +315,23 @@ def split(
     # Groups of mixed labels (blocks of text) have no class of their own.
     classes = labels[first] if torch.equal(labels[first][group], labels) else torch.zeros_like(first)
     stratum = classes * count + holder[held][first]
-    side = torch.full((len(first),), -1)
-    values, sizes = torch.unique(stratum, return_counts=True)
-    ordered = torch.split(stratum.argsort(stable=True), sizes.tolist())
-    for value, members in zip(values.tolist(), ordered, strict=True):
-        order = members[streams.permutation(len(members), "split", value)]
-        start = 0
-        for number, fraction in enumerate(fractions):
-            stop = start + max(round(fraction * len(order)), min(1, len(order) - start - 1))
-            side[order[start:stop]] = number
-            start = stop
+    order, sizes = shuffled(stratum, streams, "split")
+    stops = torch.tensor([_stops(size, fractions) for size in sizes.tolist()]).view(-1, len(fractions))
+    starts = (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
+    place = torch.arange(len(order)) - starts  # in the stratum
+    side = torch.empty_like(order)
+    # The first mask whose stop lies beyond a place takes it; past all stops, none does.
+    side[order] = (place.unsqueeze(1) >= stops.repeat_interleave(sizes, dim=0)).sum(dim=1)
     masks = [torch.zeros(len(data.y), dtype=torch.bool) for _ in fractions]
     for number, mask in enumerate(masks):
         mask[held] = (side == number)[group]
     return masks
+
+
+def _stops(size: int, fractions: tuple[float, ...]) -> list[int]:
+    """The place in a stratum before which each mask ends, one mask after another."""
+    stops, stop = [], 0
+    for fraction in fractions:
+        stop += max(round(fraction * size), min(1, size - stop - 1))
+        stops.append(stop)
+    return stops

@@ -362,19 +362,19 @@ def weighted_mean(messages: Sequence[Tensors], names: Sequence[str]) -> dict[str
     """
     weights = [float(message["samples"]) if "samples" in message else 1.0 for message in messages]
     total = sum(weights)
+    sums: dict[str, Tensor] = {}
+    for message, weight in zip(messages, weights, strict=True):  # one at a time: they may lie on the disk
+        for name in names:
+            tensor = message[name] if message[name].is_floating_point() else message[name].cpu().double()
+            if name in sums:
+                sums[name].add_(tensor, alpha=weight / total)
+            else:
+                sums[name] = tensor * (weight / total)
+    first = messages[0]
     return {
-        name: _mean([message[name] for message in messages], [weight / total for weight in weights]) for name in names
+        name: value if first[name].is_floating_point() else value.round().to(first[name])
+        for name, value in sums.items()
     }
-
-
-def _mean(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-    if not tensors[0].is_floating_point():
-        mean = _mean([tensor.cpu().double() for tensor in tensors], weights)
-        return mean.round().to(tensors[0])
-    result = tensors[0] * weights[0]
-    for tensor, weight in zip(tensors[1:], weights[1:], strict=True):
-        result.add_(tensor, alpha=weight)
-    return result
 
 
 def tensor_scopes(method: Method, parts: Mapping[str, Part]) -> dict[str, Scope]:

@@ -22,6 +22,13 @@ class Net:
 
     def __init__(self, parts: Mapping[str, nn.Module]) -> None:
         self.parts = dict(parts)
+        # Asked now: while clients are stacked, a tensor at work does not say that it is trained.
+        self.trainable = frozenset(
+            f"{part}.{name}"
+            for part, module in parts.items()
+            for name, parameter in module.named_parameters()
+            if parameter.requires_grad
+        )
 
     def __getattr__(self, name: str) -> nn.Module:
         try:
@@ -55,21 +62,21 @@ class Net:
         A method on top of another can then read the representation without a second pass, which would
         count twice in batch-norm statistics.
         """
-        return _RememberingNet(self.parts, part)
+        return _RememberingNet(self, part)
 
-    def parameters(self, among: Container[str] | None = None) -> Iterator[tuple[str, nn.Parameter]]:
+    def parameters(self, among: Container[str] | None = None) -> Iterator[tuple[str, Tensor]]:
         """Trainable parameters with their full names; only those ``among`` the given names, if any are."""
         for part, module in self.parts.items():
             for name, parameter in module.named_parameters(prefix=part):
-                if parameter.requires_grad and (among is None or name in among):
+                if name in self.trainable and (among is None or name in among):
                     yield name, parameter
 
 
 class _RememberingNet(Net):
     """A net of which one part answers the same tensor from memory; parameters and tensors are the part's own."""
 
-    def __init__(self, parts: Mapping[str, nn.Module], part: str) -> None:
-        super().__init__(parts)
+    def __init__(self, net: Net, part: str) -> None:
+        self.parts, self.trainable = net.parts, net.trainable
         self._remembered = part
         self._last: tuple[Tensor, Any] | None = None
 

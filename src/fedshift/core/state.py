@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, Self
 
@@ -28,7 +28,7 @@ class ClientState:
     drawn: dict[str, int] = field(default_factory=dict)
 
     def flat(self) -> dict[str, Tensor]:
-        """Everything as named tensors, for a checkpoint."""
+        """Everything as named tensors, for a file."""
         flat = {json.dumps(["tensor", name]): tensor for name, tensor in self.tensors.items()}
         flat |= flat_moments(self.moments)
         return flat | {json.dumps(["drawn", stage]): torch.tensor(count) for stage, count in self.drawn.items()}
@@ -51,7 +51,7 @@ class ClientState:
 
 
 def flat_moments(moments: Moments) -> dict[str, Tensor]:
-    """Optimiser state as named tensors, for a checkpoint."""
+    """Optimiser state as named tensors, for a file."""
     return {
         json.dumps(["moment", objective, parameter, kind]): tensor
         for objective, parameters in moments.items()
@@ -71,7 +71,13 @@ def moments_from_flat(flat: Mapping[str, Tensor]) -> Moments:
 
 
 class ClientStore(Protocol):
-    """Client states by client id; a client that never took part has none."""
+    """Client states by client id; a client that never took part has none.
+
+    A state that was put is not changed afterwards, nor is one that was got.
+    """
+
+    def begin(self, position: int) -> None:
+        """A round begins, after which ``position`` rounds will be done."""
 
     def get(self, client: int) -> ClientState | None:
         """The state of one client."""
@@ -79,15 +85,24 @@ class ClientStore(Protocol):
     def put(self, client: int, state: ClientState) -> None:
         """Replace the state of one client."""
 
+    def ids(self) -> Sequence[int]:
+        """The clients that have a state, sorted; no state is read for that."""
+
+    def __contains__(self, client: int) -> bool:
+        """Whether a client has a state; it is not read for that."""
+
     def items(self) -> Iterator[tuple[int, ClientState]]:
-        """Every client that has a state, in id order."""
+        """Every client that has a state, in id order, one at a time."""
 
 
 class MemoryStore:
-    """A store in memory."""
+    """A store in memory, for runs without a folder."""
 
     def __init__(self) -> None:
         self._states: dict[int, ClientState] = {}
+
+    def begin(self, position: int) -> None:
+        """Nothing depends on it."""
 
     def get(self, client: int) -> ClientState | None:
         """The state of one client."""
@@ -96,6 +111,14 @@ class MemoryStore:
     def put(self, client: int, state: ClientState) -> None:
         """Replace the state of one client."""
         self._states[client] = state
+
+    def ids(self) -> Sequence[int]:
+        """The clients that have a state, sorted."""
+        return sorted(self._states)
+
+    def __contains__(self, client: int) -> bool:
+        """Whether a client has a state."""
+        return client in self._states
 
     def items(self) -> Iterator[tuple[int, ClientState]]:
         """Every client that has a state, in id order."""

@@ -1,16 +1,59 @@
-"""What an engine does for a run: it lets a cohort work, and scores models."""
+"""What an engine does for runs: it lets cohorts work, lets servers work, and scores models."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
-from fedshift.core.contract import Exchange, Replies, ServerState, Stage
+import torch
+
+from fedshift.core.contract import Exchange, Method, Part, Replies, Scope, ServerState, Stage, tensor_scopes
 from fedshift.core.messages import Down, Tensors, Up
 from fedshift.core.state import ClientState
-from fedshift.data.federation import Client, Environment
-from fedshift.data.inputs import Inputs
+from fedshift.core.streams import Streams
+from fedshift.data.federation import Client, Environment, Federation
+from fedshift.experiment import Evaluate, Train
+from fedshift.models.model import ModelSpec
+
+SERVER = -1  # the server's number where clients have theirs
+DTYPES = {"float32": torch.float32, "bfloat16": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """What an engine must know of a run; one engine may carry several runs.
+
+    Attributes:
+        method: the run's method.
+        spec: what its modules are made from.
+        parts: the method's parts, as they start.
+        federation: who holds which samples; ``inputs`` say how environments' samples become inputs.
+        train: local training.
+        evaluate: scoring.
+        streams: the run's random streams.
+        device: where tensors live.
+    """
+
+    method: Method
+    spec: ModelSpec
+    parts: Mapping[str, Part]
+    federation: Federation
+    train: Train
+    evaluate: Evaluate
+    streams: Streams
+    device: torch.device
+
+    @cached_property
+    def scopes(self) -> dict[str, Scope]:
+        """Who may see each tensor, by full name."""
+        return tensor_scopes(self.method, self.parts)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of floating tensors between steps; with bfloat16 they are float32."""
+        return DTYPES[self.train.precision]
 
 
 @dataclass(frozen=True)
@@ -26,14 +69,39 @@ class Moment:
         return (self.stage.name, self.round)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Job:
-    """One client's work in an exchange; ``inputs`` says how its samples become inputs of a network."""
+    """One client's work in an exchange.
 
+    Attributes:
+        setup: the run it belongs to.
+        federation: the federation as the stage sees it, of which ``client`` is one.
+        exchange: what is done.
+        moment: when.
+        client: who works.
+        down: what it received.
+        state: what it kept from before.
+    """
+
+    setup: Setup
+    federation: Federation
+    exchange: Exchange
+    moment: Moment
     client: Client
     down: Down
     state: ClientState
-    inputs: Inputs
+
+
+@dataclass(frozen=True, eq=False)
+class ServerJob:
+    """The server's work in an exchange, after the replies and before the merge; ``tell`` hears of steps."""
+
+    setup: Setup
+    exchange: Exchange
+    moment: Moment
+    state: ServerState
+    replies: Replies
+    tell: Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -55,6 +123,16 @@ class Outcome:
     steps: int
 
 
+@dataclass(frozen=True, eq=False)
+class Question:
+    """A model to be scored on an environment; equal models are the same object."""
+
+    setup: Setup
+    model: Tensors
+    environment: Environment
+    moment: Moment
+
+
 @dataclass(frozen=True)
 class Score:
     """Accuracy and loss (negative log-likelihood in nats), means over n samples."""
@@ -65,15 +143,19 @@ class Score:
 
 
 class Engine(Protocol):
-    """Runs jobs and scores models; every engine gives the same results."""
+    """Runs jobs and scores models; every engine gives the same results but for rounding."""
 
-    def train(self, exchange: Exchange, moment: Moment, jobs: Sequence[Job]) -> Iterator[Outcome]:
-        """Let every client of a cohort work; outcomes come in the order of the jobs."""
+    def train(self, jobs: Sequence[Job]) -> Iterator[Outcome | Exception]:
+        """Let every client of a cohort work; answers come in the order of the jobs.
 
-    def serve(
-        self, exchange: Exchange, moment: Moment, state: ServerState, replies: Replies, tell: Callable[[int], None]
-    ) -> tuple[ServerState, dict[str, float]]:
-        """Run the server's phases of an exchange; returns its state and each term's mean. ``tell`` hears of steps."""
+        What goes wrong with one job is its answer, and does not touch the others'.
+        """
 
-    def score(self, model: Tensors, environment: Environment, moment: Moment) -> Score:
-        """Score the model whose tensors are given on one environment."""
+    def serve(self, job: ServerJob) -> tuple[ServerState, dict[str, float]]:
+        """Let the server work; returns its state and each term's mean."""
+
+    def score(self, questions: Iterable[Question]) -> Iterator[Score]:
+        """Score models, each answer in its turn; questions are taken a few at a time."""
+
+    def close(self) -> None:
+        """Give back what it holds: processes, memory, thread counts."""

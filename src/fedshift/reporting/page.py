@@ -41,13 +41,15 @@ def write_report(results: Results, path: Path) -> Path:
 
 
 def _run(run: Run) -> dict[str, Any]:
-    last = run.records[-1]
+    last, times = run.records[-1], run.folder.times()
     return {
         "name": run.folder.path.name,
         "rounds": last["position"],
         "down": bytes_text(last["bytes_down"]),
         "up": bytes_text(last["bytes_up"]),
-        "time": clock(run.folder.seconds()),
+        "training": clock(times.training) if times.engines else "",
+        "evaluation": clock(times.evaluation) if times.engines else "",
+        "engine": ", then ".join(times.engines),
         "settings": tomli_w.dumps(run.table),
         "environment": run.folder.read_json("environment.json"),
     }

@@ -9,8 +9,11 @@ from dataclasses import dataclass
 import torch
 
 from fedshift.core.contract import Stage
+from fedshift.engines.calibration import choose
+from fedshift.engines.choice import open_engine
+from fedshift.engines.engine import Moment
 from fedshift.experiment import Experiment
-from fedshift.runs.progress import Progress
+from fedshift.runs.rounds import advance
 from fedshift.runs.simulation import Simulation
 
 
@@ -25,7 +28,9 @@ class Estimate:
         bytes_down: bytes sent to clients in a round.
         bytes_up: bytes sent by clients in a round.
         memory: peak memory in bytes, of this process or of the accelerator.
-        seconds: the whole run, evaluations included.
+        training: seconds of all rounds.
+        evaluation: seconds of all evaluations.
+        engine: what carries it out.
         notes: what a reader of its results must know.
     """
 
@@ -35,16 +40,15 @@ class Estimate:
     bytes_down: int
     bytes_up: int
     memory: int
-    seconds: float
+    training: float
+    evaluation: float
+    engine: str
     notes: list[str]
 
-
-class _StepCount(Progress):
-    def __init__(self) -> None:
-        self.total = 0
-
-    def steps(self, count: int) -> None:
-        self.total += count
+    @property
+    def seconds(self) -> float:
+        """The whole run."""
+        return self.training + self.evaluation
 
 
 def estimate(experiment: Experiment) -> Estimate:
@@ -56,26 +60,37 @@ def estimate(experiment: Experiment) -> Estimate:
     simulation = Simulation(experiment)
     stage = max(simulation.stages, key=lambda stage: (stage.scored, stage.rounds))
     rounds = stage.rounds
-    warm_up, *timed = (moment for moment in simulation.moments() if moment.stage is stage and moment.round <= 2)
-    simulation.advance(warm_up, Progress())
-    down, up = simulation.bytes_down, simulation.bytes_up
-    count = _StepCount()
-    moment = timed[0] if timed else warm_up
-    started = time.perf_counter()
-    simulation.advance(moment, count)
-    trained = time.perf_counter()
-    simulation.evaluate(moment)
-    scored = time.perf_counter()
-    evaluations = -(-rounds // experiment.evaluate.every)
+    told: list[str] = []
+    choice = choose(simulation.example(), experiment.run, told.append)
+    simulation.position = next(place for place, moment in enumerate(simulation.moments()) if moment.stage is stage)
+    steps: list[int] = []
+    with open_engine(choice) as engine:
+
+        def go_on() -> float:
+            started = time.perf_counter()
+            for error in advance([simulation], engine, {simulation: steps.append}).values():
+                raise error
+            return time.perf_counter() - started
+
+        training = go_on()
+        down, up = simulation.bytes_down, simulation.bytes_up
+        if rounds > 1:  # the first one warmed up
+            steps.clear()
+            training = go_on()
+        started = time.perf_counter()
+        simulation.evaluate(Moment(stage, min(2, rounds)), engine)
+        evaluation = time.perf_counter() - started
     return Estimate(
         clients=(len(simulation.federation.clients), simulation.cohort(stage)),
         rounds=rounds,
-        steps=count.total * rounds,
+        steps=sum(steps) * rounds,
         bytes_down=down,
         bytes_up=up,
         memory=_peak_memory(simulation.device),
-        seconds=rounds * (trained - started) + evaluations * (scored - trained),
-        notes=[*simulation.notes, *(_left_out(other) for other in simulation.stages if other is not stage)],
+        training=rounds * training,
+        evaluation=-(-rounds // experiment.evaluate.every) * evaluation,
+        engine=str(choice),
+        notes=[*simulation.notes, *told, *(_left_out(other) for other in simulation.stages if other is not stage)],
     )
 
 

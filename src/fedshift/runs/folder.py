@@ -23,6 +23,22 @@ from fedshift.errors import FedshiftError
 from fedshift.experiment import Experiment, check_tables
 
 Record = dict[str, Any]
+TIMED = frozenset({"from", "to", "seconds", "evaluation", "together", "engine"})  # what a line of times holds
+
+
+@dataclass(frozen=True)
+class Times:
+    """What a run took, repeated rounds after a crash included.
+
+    Attributes:
+        training: seconds of rounds.
+        evaluation: seconds of scoring models.
+        engines: what carried it out, in the order they come; several where it was resumed with another.
+    """
+
+    training: float
+    evaluation: float
+    engines: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -142,14 +158,27 @@ class RunFolder:
         files.write(self.path / "records.jsonl", "".join(json.dumps(record) + "\n" for record in kept))
 
     def timing(self, timing: Record) -> None:
-        """Add what a stretch of rounds took."""
+        """Add what a stretch of rounds took.
+
+        Args:
+            timing: ``from`` and ``to``, the rounds done before and after; ``seconds`` of training and of ``evaluation``
+                on the clock; how many runs went on ``together`` in that time (1: alone); the ``engine``, in words.
+        """
         files.append(self.path / "timings.jsonl", json.dumps(timing))
 
-    def seconds(self) -> float:
-        """How long its rounds and evaluations took, repeated ones after a crash included."""
+    def times(self) -> Times:
+        """What its rounds and evaluations took; the time that several runs share is divided equally among them.
+
+        A line that a crash cut short is left out, and so is one without all of :data:`TIMED`.
+        """
         path = self.path / "timings.jsonl"
         lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-        return float(sum(json.loads(line)["seconds"] for line in lines))
+        timed = [timing for timing in map(_timing, lines) if timing is not None]
+        return Times(
+            training=sum(timing["seconds"] / timing["together"] for timing in timed),
+            evaluation=sum(timing["evaluation"] / timing["together"] for timing in timed),
+            engines=tuple(dict.fromkeys(timing["engine"] for timing in timed)),
+        )
 
     def write_json(self, name: str, value: Any) -> None:
         """Write a JSON file."""
@@ -185,6 +214,15 @@ class RunFolder:
             yield
         finally:
             lock.release()
+
+
+def _timing(line: str) -> Record | None:
+    """A whole line of times, or None."""
+    try:
+        timing = json.loads(line)
+    except json.JSONDecodeError:
+        return None
+    return timing if isinstance(timing, dict) and timing.keys() >= TIMED else None
 
 
 def _begun(path: Path) -> bool:

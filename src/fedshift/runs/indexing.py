@@ -8,11 +8,14 @@ from typing import Any
 from torch import Tensor
 
 from fedshift.core.contract import Stage
+from fedshift.engines.calibration import choose
+from fedshift.engines.choice import open_engine
 from fedshift.errors import FedshiftError
 from fedshift.experiment import Experiment
 from fedshift.indices.index import FEATURE, LABEL
 from fedshift.methods.client2vec import Client2Vec
 from fedshift.runs.progress import Outlook, Progress
+from fedshift.runs.rounds import advance
 from fedshift.runs.runner import declaration
 from fedshift.runs.simulation import Simulation
 
@@ -47,11 +50,13 @@ def make_index(experiment: Experiment, progress: Progress) -> Index:
     method = _method(experiment)
     simulation = Simulation(experiment, progress.embedded)
     stages = method.index.stages(method.base)
-    progress.begin(Outlook(f"index-seed{experiment.seed}", _rounds(stages), 0))
-    for moment in simulation.moments()[: _rounds(stages)]:
-        simulation.advance(moment, progress)
-        progress.round(simulation.position, simulation.bytes_down, simulation.bytes_up)
-    progress.end()
+    display = progress.begin(Outlook(f"index-seed{experiment.seed}", _rounds(stages), 0))
+    with open_engine(choose(simulation.example(), experiment.run, progress.note)) as engine:
+        while simulation.position < _rounds(stages):
+            for error in advance([simulation], engine, {simulation: display.steps}).values():
+                raise error
+            display.round(simulation.position, simulation.bytes_down, simulation.bytes_up)
+    display.end()
     held = simulation.server.server | simulation.server.down
     clients = simulation.federation.clients
     return Index(

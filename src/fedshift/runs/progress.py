@@ -1,4 +1,4 @@
-"""What a run tells while it goes on; displays implement it."""
+"""What runs tell while they go on, several at once if need be; displays implement it."""
 
 from __future__ import annotations
 
@@ -22,14 +22,8 @@ class Outlook:
     done: int
 
 
-class Progress:
-    """Hears of a run's progress; this one is silent."""
-
-    def embedded(self, network: str, done: int, total: int) -> None:
-        """A frozen network has embedded ``done`` of ``total`` images, before a run starts."""
-
-    def begin(self, outlook: Outlook) -> None:
-        """A run starts or goes on."""
+class RunProgress:
+    """Hears of one run that is under way, until ``end`` or ``failed``; this one is silent."""
 
     def steps(self, count: int) -> None:
         """A client took local steps."""
@@ -42,6 +36,23 @@ class Progress:
 
     def end(self) -> None:
         """The run is finished."""
+
+    def failed(self, reason: str) -> None:
+        """The run is given up; the reason is what its error says."""
+
+
+class Progress:
+    """Hears of the progress of runs, any number of which may be under way at once; this one is silent."""
+
+    def embedded(self, network: str, done: int, total: int) -> None:
+        """A frozen network has embedded ``done`` of ``total`` images, before a run starts."""
+
+    def note(self, text: str) -> None:
+        """Something a user should see: which engine was chosen and why, say, or that clients could not be stacked."""
+
+    def begin(self, outlook: Outlook) -> RunProgress:
+        """A run starts or goes on; what comes back hears of it."""
+        return RunProgress()
 
     def reused(self, name: str) -> None:
         """A run was finished before and is not repeated."""

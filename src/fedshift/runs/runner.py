@@ -1,18 +1,25 @@
-"""Carrying out runs in their folders: finished ones are not repeated, interrupted ones go on."""
+"""Carrying out runs in their folders: finished ones are not repeated, interrupted ones go on.
+
+Runs that are alike advance together where that is faster, each with its own folder, records and checkpoints.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedshift.content import digest
-from fedshift.engines.engine import Moment
+from fedshift.engines.calibration import choose
+from fedshift.engines.choice import Choice, open_engine
+from fedshift.engines.engine import Engine
 from fedshift.errors import DivergedError, FedshiftError
 from fedshift.experiment import Experiment
-from fedshift.runs.checkpoint import Checkpoint
 from fedshift.runs.folder import Record, RunFolder
-from fedshift.runs.progress import Outlook, Progress
+from fedshift.runs.progress import Outlook, Progress, RunProgress
+from fedshift.runs.rounds import advance
 from fedshift.runs.selection import summary
 from fedshift.runs.simulation import Simulation
 
@@ -30,7 +37,7 @@ def start(experiment: Experiment, progress: Progress) -> RunFolder:
     """
     simulation = Simulation(experiment, progress.embedded)
     folder = RunFolder.create(experiment, run_path(experiment))
-    carry_out(simulation, folder, progress)
+    _alone(simulation, folder, progress)
     return folder
 
 
@@ -39,7 +46,15 @@ def resume(folder: RunFolder, progress: Progress) -> None:
     if folder.finished:
         progress.reused(folder.path.name)
         return
-    carry_out(Simulation(folder.experiment(), progress.embedded), folder, progress)
+    _alone(Simulation(folder.experiment(), progress.embedded), folder, progress)
+
+
+def _alone(simulation: Simulation, folder: RunFolder, progress: Progress) -> None:
+    for error in carry_out([(simulation, folder)], progress).values():
+        raise error
+
+
+# Many runs ----------------------------------------------------------------------------------------
 
 
 def run_all(experiments: Sequence[Experiment], progress: Progress) -> tuple[list[RunFolder], list[FedshiftError]]:
@@ -51,63 +66,219 @@ def run_all(experiments: Sequence[Experiment], progress: Progress) -> tuple[list
     Raises:
         FedshiftError: the first run cannot be carried out, and has not merely diverged.
     """
-    folders: list[RunFolder] = []
-    failed: list[FedshiftError] = []
+    grid = _Grid(progress)
     for experiment in experiments:
+        grid.add(experiment)
+    grid.carry_out()
+    return [folder for folder in map(grid.folder, experiments) if folder is not None], grid.failed
+
+
+class _Grid:
+    """The runs of a grid that wait for others that are alike."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._waiting: list[tuple[Simulation, RunFolder]] = []
+        self._folders: dict[str, RunFolder] = {}
+        self.failed: list[FedshiftError] = []
+
+    def folder(self, experiment: Experiment) -> RunFolder | None:
+        """The folder of a run, unless it could not be begun."""
+        return self._folders.get(experiment.run_name)
+
+    def add(self, experiment: Experiment) -> None:
+        """Put a run to those that wait, after carrying these out if it is of another kind or they are enough."""
         try:
-            folders.append(_started_or_resumed(experiment, progress))
-        except DivergedError as error:
-            failed.append(DivergedError(f"{experiment.run_name}: {error}"))
-            folders.append(RunFolder(run_path(experiment)))
+            folder = _opened(experiment, self._progress)
+            if folder is not None and folder.finished:
+                self._folders[experiment.run_name] = folder
+                return
+            if self._waiting and not _alike(self._waiting[0][0].experiment, experiment):
+                self.carry_out()
+            simulation = Simulation(experiment, self._progress.embedded)
+            folder = folder or RunFolder.create(experiment, run_path(experiment))
         except FedshiftError as error:
-            if not (folders or failed):
-                raise  # what is wrong with the first is most likely wrong with all
-            failed.append(FedshiftError(f"{experiment.run_name}: {error}"))
-    return folders, failed
+            self._note_failure(experiment, error)
+            return
+        self._folders[experiment.run_name] = folder
+        self._waiting.append((simulation, folder))
+        if len(self._waiting) >= _together(simulation, folder, self._progress):
+            self.carry_out()
+
+    def carry_out(self) -> None:
+        """Carry out all that wait, together."""
+        runs, self._waiting = self._waiting, []
+        for simulation, error in (carry_out(runs, self._progress) if runs else {}).items():
+            if not isinstance(error, FedshiftError):
+                raise error
+            self._note_failure(simulation.experiment, error)
+
+    def _note_failure(self, experiment: Experiment, error: FedshiftError) -> None:
+        """Remember what went wrong with a run; what is wrong with the first is most likely wrong with all."""
+        if not isinstance(error, DivergedError):
+            self._folders.pop(experiment.run_name, None)
+            if not (self._folders or self.failed):
+                raise error
+        self.failed.append(type(error)(f"{experiment.run_name}: {error}"))
 
 
-def _started_or_resumed(experiment: Experiment, progress: Progress) -> RunFolder:
+def _opened(experiment: Experiment, progress: Progress) -> RunFolder | None:
+    """The folder of a run that has begun; None of one that has not."""
     path = run_path(experiment)
     if not (path / "experiment.toml").is_file():
-        return start(experiment, progress)
+        return None
     folder = RunFolder.open(path)
     if folder.experiment().fingerprint != experiment.fingerprint:
         raise FedshiftError(f"The run folder '{path}' holds another run; choose another --set name=...")
-    resume(folder, progress)
+    if folder.finished:
+        progress.reused(folder.path.name)
     return folder
 
 
-def carry_out(simulation: Simulation, folder: RunFolder, progress: Progress) -> None:
-    """Carry a run to its end, from the folder's last checkpoint if there is one."""
-    options, scored = simulation.experiment.run, simulation.scored()
-    with folder.locked():
-        if folder.checkpoint_file.is_file():
-            fingerprint = simulation.experiment.fingerprint
-            simulation.restore(Checkpoint.load(folder.checkpoint_file, fingerprint, simulation.device))
-        progress.begin(Outlook(folder.path.name, simulation.rounds, simulation.position))
-        folder.rewind(simulation.position, scored)
-        stopwatch = _Stopwatch(simulation.position)
-        declared = folder.read_json("messages.json") or {}  # what crossed the wire before an interruption counts
-        for moment in simulation.moments()[simulation.position :]:
-            simulation.advance(moment, progress)
-            progress.round(simulation.position, simulation.bytes_down, simulation.bytes_up)
-            if not simulation.messages.keys() <= declared.keys():
-                declared = {**declared, **declaration(simulation)}
-                folder.write_json("messages.json", declared)
-            # Records first, so that no checkpoint is ahead of them.
-            if simulation.position in scored:
-                _score(simulation, moment, folder, progress)
-                folder.timing(stopwatch.lap(simulation.position))
-            if simulation.position % options.checkpoint_every == 0 or moment.round == moment.stage.rounds:
-                simulation.checkpoint().save(folder.checkpoint_file)
+def _alike(one: Experiment, other: Experiment) -> bool:
+    """Whether two runs may share an engine: they differ in seed, held-out domain or numbers of the method only."""
+
+    def kind(experiment: Experiment) -> Record:
+        table = experiment.table()
+        return {name: table[name] for name in ("data", "model", "partition", "run")} | {
+            "method": experiment.method_name,
+            "protocol": table["protocol"]["name"],
+            "train": {key: value for key, value in table["train"].items() if key not in ("lr", "momentum")},
+        }
+
+    return kind(one) == kind(other)
+
+
+def _together(simulation: Simulation, folder: RunFolder, progress: Progress) -> int:
+    """How many runs like this one advance together."""
+    wanted = simulation.experiment.run.together
+    return wanted or _choice(simulation, folder, progress).together
+
+
+def _choice(simulation: Simulation, folder: RunFolder, progress: Progress) -> Choice:
+    """The engine of a run; one that goes on keeps the engine it had, unless another is asked for."""
+    options, before = simulation.experiment.run, folder.read_json("engine.json")
+    if options.engine == "auto" and before:
+        return Choice.from_table(before)
+    choice = choose(simulation.example(), options, progress.note)
+    folder.write_json("engine.json", choice.table())
+    return choice
+
+
+# One group of runs --------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class _Run:
+    """A run under way: its simulation, folder and display, and the time since its last evaluation."""
+
+    simulation: Simulation
+    folder: RunFolder
+    display: RunProgress
+    engine: str
+    declared: Record
+    scored: frozenset[int]
+    since: int
+    seconds: float = 0.0
+    together: int = 1
+
+    @property
+    def open(self) -> bool:
+        """Whether there are rounds left."""
+        return self.simulation.position < self.simulation.rounds
+
+    def after_round(self, seconds: float, together: int, engine: Engine) -> None:
+        """Tell, score, record and save what is due after a round."""
+        simulation, folder = self.simulation, self.folder
+        position = simulation.position
+        moment = simulation.moments()[position - 1]
+        if together != self.together:
+            self._write_times(position - 1, 0.0)
+            self.together = together
+        self.seconds += seconds
+        self.display.round(position, simulation.bytes_down, simulation.bytes_up)
+        if not simulation.messages.keys() <= self.declared.keys():
+            self.declared = {**self.declared, **declaration(simulation)}
+            folder.write_json("messages.json", self.declared)
+        # Records first, so that no checkpoint is ahead of them.
+        if position in self.scored:
+            started = time.perf_counter()
+            record = simulation.evaluate(moment, engine)
+            folder.record(record)
+            self.display.evaluated(record)
+            self._write_times(position, time.perf_counter() - started)
+        every = simulation.experiment.run.checkpoint_every
+        if position % every == 0 or moment.round == moment.stage.rounds:
+            simulation.save()
+        if not self.open:
+            _finish(simulation, folder)
+            self.display.end()
+
+    def _write_times(self, position: int, evaluation: float) -> None:
+        """Write down what the rounds since the last line took."""
+        if position > self.since:
+            self.folder.timing(
+                {
+                    "from": self.since,
+                    "to": position,
+                    "seconds": round(self.seconds, 3),
+                    "evaluation": round(evaluation * self.together, 3),  # which nobody shares
+                    "together": self.together,
+                    "engine": self.engine,
+                }
+            )
+        self.since, self.seconds = position, 0.0
+
+
+def carry_out(runs: Sequence[tuple[Simulation, RunFolder]], progress: Progress) -> dict[Simulation, Exception]:
+    """Carry runs to their ends together, each from its folder's last checkpoint if there is one.
+
+    Returns:
+        What went wrong, by run; such a run can be resumed from its last checkpoint.
+    """
+    failed: dict[Simulation, Exception] = {}
+    with ExitStack() as stack:
+        for _, folder in runs:
+            stack.enter_context(folder.locked())
+        choice = _choice(*runs[0], progress)
+        engine = stack.enter_context(open_engine(choice))
+        under_way = [_begin(simulation, folder, progress, choice) for simulation, folder in runs]
+        while going := _hindmost(one for one in under_way if one.open and one.simulation not in failed):
+            started = time.perf_counter()
+            tells = {one.simulation: one.display.steps for one in going}
+            errors = advance([one.simulation for one in going], engine, tells)
+            seconds = time.perf_counter() - started
+            for one in going:
+                try:
+                    if one.simulation in errors:
+                        raise errors[one.simulation]
+                    one.after_round(seconds, len(going), engine)
+                except Exception as error:
+                    failed[one.simulation] = error
+                    one.display.failed(str(error))
+    return failed
+
+
+def _begin(simulation: Simulation, folder: RunFolder, progress: Progress, choice: Choice) -> _Run:
+    """Go back to the last checkpoint of a run and begin to show it."""
+    simulation.attach(folder.path)
+    position = simulation.position
+    folder.rewind(position, simulation.scored())
+    folder.write_json("engine.json", choice.table())
+    display = progress.begin(Outlook(folder.path.name, simulation.rounds, position))
+    declared = folder.read_json("messages.json") or {}  # what crossed the wire before an interruption counts
+    run = _Run(simulation, folder, display, str(choice), declared, frozenset(simulation.scored()), position)
+    if not run.open:  # it was stopped between its last checkpoint and its summary
         _finish(simulation, folder)
-    progress.end()
+        display.end()
+    return run
 
 
-def _score(simulation: Simulation, moment: Moment, folder: RunFolder, progress: Progress) -> None:
-    record = simulation.evaluate(moment)
-    folder.record(record)
-    progress.evaluated(record)
+def _hindmost(runs: Iterable[_Run]) -> list[_Run]:
+    """The runs that have done the fewest rounds, so that those that were resumed catch up."""
+    held = list(runs)
+    least = min((one.simulation.position for one in held), default=0)
+    return [one for one in held if one.simulation.position == least]
 
 
 def _finish(simulation: Simulation, folder: RunFolder) -> None:
@@ -134,17 +305,3 @@ def declaration(simulation: Simulation) -> Record:
         }
         for exchange, both in simulation.messages.items()
     }
-
-
-class _Stopwatch:
-    """Times stretches of rounds."""
-
-    def __init__(self, position: int) -> None:
-        self._position, self._started = position, time.perf_counter()
-
-    def lap(self, position: int) -> Record:
-        """The stretch since the last lap, and start a new one."""
-        now = time.perf_counter()
-        stretch = {"from": self._position, "to": position, "seconds": round(now - self._started, 3)}
-        self._position, self._started = position, now
-        return stretch

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from typing import overload
 
 import torch
 
-from fedshift.core.contract import Exchange, ServerState, Stage, tensor_scopes
+from fedshift.core.contract import Exchange, ServerState, Stage
 from fedshift.core.messages import Message, Tensors, Up
 from fedshift.core.net import Net, batch_norms
 from fedshift.core.state import ClientState, ClientStore, MemoryStore
@@ -16,18 +19,27 @@ from fedshift.core.streams import Streams
 from fedshift.data.dataset import Dataset, DomainData
 from fedshift.data.features import Tell, silent
 from fedshift.data.federation import Client, Environment, Federation
-from fedshift.engines.engine import Job, Moment, Score
-from fedshift.engines.sequential import Sequential, laid_out_as
+from fedshift.engines.banks import same
+from fedshift.engines.engine import Engine, Job, Moment, Outcome, Question, Score, ServerJob, Setup
 from fedshift.errors import DivergedError, FedshiftError
 from fedshift.experiment import Experiment
 from fedshift.models.model import ModelSpec
 from fedshift.runs.checkpoint import Checkpoint
 from fedshift.runs.folder import Record
-from fedshift.runs.progress import Progress
+from fedshift.runs.store import DiskStore
+
+CHECKPOINT = "checkpoint.safetensors"
+Request = list[Job] | ServerJob  # what a round asks an engine for
+Answer = list[Outcome] | tuple[ServerState, dict[str, float]]
+Asking = Generator[Request, Answer, None]
+
+
+def no_steps(count: int) -> None:
+    """Nobody hears of steps."""
 
 
 class Simulation:
-    """Everything of one run in memory: federation, model, method, engine and state.
+    """Everything of one run: federation, model, method and state. An engine does its work.
 
     Attributes:
         position: how many rounds are done, over all stages.
@@ -53,29 +65,29 @@ class Simulation:
         self.federation = self._federation(tell)
         federation = self.federation
         clients = len(federation.clients)
-        self.spec = ModelSpec(experiment.model, federation.shape, len(federation.classes), self.streams, clients)
-        parts = self.method.parts(self.spec)
-        self.scopes = tensor_scopes(self.method, parts)
-        self.stages = self.method.stages(experiment.train.rounds)
-        self.engine = Sequential(
+        spec = ModelSpec(experiment.model, federation.shape, len(federation.classes), self.streams, clients)
+        self.setup = Setup(
             self.method,
-            self.spec,
-            parts,
-            self.federation.inputs,
+            spec,
+            self.method.parts(spec),
+            federation,
             experiment.train,
             experiment.evaluate,
             self.streams,
             self.device,
         )
+        self.scopes = self.setup.scopes
+        self.stages = self.method.stages(experiment.train.rounds)
         self.notes = self._notes()
         initial = {
-            name: tensor.detach().clone().to(self.device)
-            for name, tensor in Net({name: part.module for name, part in parts.items()}).tensors()
+            name: tensor.detach().clone().to(self.device, self.setup.dtype if tensor.is_floating_point() else None)
+            for name, tensor in Net({name: part.module for name, part in self.setup.parts.items()}).tensors()
         }
         shared, down, server = (self._of_scope(initial, scope) for scope in ("shared", "down", "server"))
         self.server = ServerState(shared, down, server, clients=clients)
         self.initial_client = self._of_scope(initial, "client")
         self.store: ClientStore = MemoryStore()
+        self._folder: Path | None = None
         self.position = self.bytes_down = self.bytes_up = 0
         self.messages: dict[str, dict[str, Message]] = {}
         self._terms: dict[str, dict[str, float]] = {}
@@ -97,7 +109,8 @@ class Simulation:
 
     def _notes_on_batch_norm(self) -> list[str]:
         name, method = type(self.method).__name__, self.method
-        has_batch_norm = any(True for module in self.engine.net.parts.values() for _ in batch_norms(module))
+        modules = [part.module for part in self.setup.parts.values() if part.scope != "server"]
+        has_batch_norm = any(True for module in modules for _ in batch_norms(module))
         if method.bn != "shared" and not has_batch_norm:
             return [
                 f"{name}: the model has no batch norm, so bn = '{method.bn}' changes nothing "
@@ -127,6 +140,11 @@ class Simulation:
         """Every round of the run, in order."""
         return [Moment(stage, number) for stage in self.stages for number in range(1, stage.rounds + 1)]
 
+    @property
+    def next_moment(self) -> Moment:
+        """The round that comes next."""
+        return self.moments()[self.position]
+
     def scored(self) -> list[int]:
         """The positions after which models are evaluated: every so many rounds, and after a stage's last."""
         every = self.experiment.evaluate.every
@@ -136,16 +154,26 @@ class Simulation:
             if moment.stage.scored and (moment.round % every == 0 or moment.round == moment.stage.rounds)
         ]
 
-    def advance(self, moment: Moment, progress: Progress) -> None:
-        """Carry out one round: select a cohort, then make every exchange with it."""
-        by_id = {client.id: client for client in self.view(moment.stage).clients}
-        chosen = self._select(moment, sorted(by_id))
-        cohort = [by_id[client] for client in dict.fromkeys(chosen)]
+    def round(self, moment: Moment, tell: Callable[[int], None] = no_steps) -> Asking:
+        """Carry out one round: select a cohort, then make every exchange with it.
+
+        Yields what an engine must do, jobs or a server's job, and is sent their outcomes; ``tell`` hears of the server's
+        steps.
+        """
+        view = self.view(moment.stage)
+        chosen = self._select(moment, view)
+        cohort = list(dict.fromkeys(chosen))
         self._terms = {}
+        self.store.begin(self.position + 1)
         for exchange in moment.stage.exchanges:
-            ups = self.exchange(exchange, moment, cohort, progress)
+            jobs = self.jobs(exchange, moment, cohort)
+            outcomes = yield jobs
+            assert isinstance(outcomes, list)
+            ups = self.collect(exchange, moment, jobs, outcomes)
             replies = [(client, ups[client]) for client in chosen]
-            state, terms = self.engine.serve(exchange, moment, self.server, replies, progress.steps)
+            served = yield ServerJob(self.setup, exchange, moment, self.server, replies, tell)
+            assert isinstance(served, tuple)
+            state, terms = served
             self.server = replace(exchange.merge(state, replies), measured={})
             if terms:
                 self._terms.setdefault("server", {}).update(terms)
@@ -160,31 +188,37 @@ class Simulation:
             self._viewed = (stage.view, stage.view(self.federation, self.streams).to(self.device))
         return self._viewed[1]
 
-    def _select(self, moment: Moment, clients: Sequence[int]) -> list[int]:
+    def _select(self, moment: Moment, view: Federation) -> list[int]:
         """The ids of a round's cohort, in order."""
+        ids = view.ids
         if moment.stage.participation == 1:
-            return list(clients)
+            return list(ids)
         generator = self.streams.generator("selection", *moment.key)
-        return sorted(self.method.select(self.server, clients, self.cohort(moment.stage), generator))
+        return sorted(self.method.select(self.server, ids, self.cohort(moment.stage), generator))
 
-    def exchange(
-        self, exchange: Exchange, moment: Moment, cohort: Sequence[Client], progress: Progress
+    def jobs(self, exchange: Exchange, moment: Moment, cohort: Sequence[int]) -> list[Job]:
+        """Send each client of a cohort, by id, its Down."""
+        view = self.view(moment.stage)
+        jobs = []
+        for client in cohort:
+            down = exchange.send(self.server, client)
+            self._check_scopes(down, exchange, "send")
+            self.bytes_down += down.nbytes
+            jobs.append(Job(self.setup, view, exchange, moment, view.client(client), down, self._state(client)))
+        return jobs
+
+    def collect(
+        self, exchange: Exchange, moment: Moment, jobs: Sequence[Job], outcomes: Sequence[Outcome]
     ) -> dict[int, Up]:
-        """Send each client its Down, let it work, store what it keeps, and collect the Ups by client id."""
-        inputs = self.view(moment.stage).inputs
-        jobs = [Job(client, exchange.send(self.server, client.id), self._state(client.id), inputs) for client in cohort]
-        for job in jobs:
-            self._check_scopes(job.down, exchange, "send")
-        self.bytes_down += sum(job.down.nbytes for job in jobs)
+        """Store what each client keeps, and collect the Ups by client id."""
         ups = {}
-        for job, outcome in zip(jobs, self.engine.train(exchange, moment, jobs), strict=True):
+        for job, outcome in zip(jobs, outcomes, strict=True):
             self._check_scopes(outcome.up, exchange, "reply")
             ups[outcome.client] = outcome.up
             self.bytes_up += outcome.up.nbytes
             kept = outcome.state if moment.stage.keeps else replace(job.state, drawn=outcome.state.drawn)
             self.store.put(outcome.client, kept)
             self._terms.setdefault(job.client.name, {}).update(outcome.terms)
-            progress.steps(outcome.steps)
         self.messages.setdefault(exchange.name, {"down": jobs[0].down, "up": ups[jobs[0].client.id]})
         return ups
 
@@ -206,7 +240,7 @@ class Simulation:
         )
 
     def _name(self, client: int) -> str:
-        return next(one.name for one in self.federation.clients if one.id == client)
+        return self.federation.client(client).name
 
     def _check_scopes(self, message: Message, exchange: Exchange, hook: str) -> None:
         """Nothing of client or server scope crosses the wire; a client's reply sees no client tensor but by name."""
@@ -220,40 +254,61 @@ class Simulation:
     def _state(self, client: int) -> ClientState:
         return self.store.get(client) or ClientState(self.initial_client)
 
-    def checkpoint(self) -> Checkpoint:
-        """Everything that changes over time, as it is now."""
-        return Checkpoint(
+    def example(self) -> list[Job]:
+        """What the clients of the first round of training are asked to do, for measuring engines on; nothing is sent."""
+        stage = max(self.stages, key=lambda stage: (stage.scored, stage.rounds))
+        moment, before = Moment(stage, 1), self.bytes_down
+        cohort = [client.id for client in islice(self.view(stage).clients, self.cohort(stage))]
+        jobs = self.jobs(stage.exchanges[-1], moment, cohort)
+        self.bytes_down = before
+        return jobs
+
+    # Going on later -----------------------------------------------------------------------------
+
+    def attach(self, folder: Path) -> None:
+        """Keep client states and checkpoints in a run's folder, and go on from the checkpoint there if there is one.
+
+        Memory then holds the states of one cohort; the others are read when they are sampled.
+
+        Raises:
+            FedshiftError: the checkpoint, or a client's state, is damaged, missing or of another experiment.
+        """
+        keep = max(1, round(self.experiment.train.participation * len(self.federation.clients)))
+        self._folder = folder
+        self.store = DiskStore(folder / "clients", self.experiment.fingerprint, keep, self.device)
+        if not (folder / CHECKPOINT).is_file():
+            self.store.rewind(0, {})
+            return
+        checkpoint = Checkpoint.load(folder / CHECKPOINT, self.experiment.fingerprint, self.device)
+        self.position, self.bytes_down, self.bytes_up = checkpoint.position, checkpoint.bytes_down, checkpoint.bytes_up
+        self.server = replace(checkpoint.server, clients=self.server.clients)
+        self.store.rewind(checkpoint.position, checkpoint.clients)
+
+    def save(self) -> None:
+        """Write a checkpoint of everything that changes over time into the folder that is attached.
+
+        Raises:
+            FedshiftError: the disk is full, say; the checkpoint before is kept.
+        """
+        assert self._folder is not None
+        assert isinstance(self.store, DiskStore)
+        self.store.flush()
+        Checkpoint(
             self.experiment.fingerprint,
             self.position,
             self.bytes_down,
             self.bytes_up,
             self.server,
-            dict(self.store.items()),
-        )
-
-    def restore(self, checkpoint: Checkpoint) -> None:
-        """Go back (or on) to a checkpoint."""
-        self.position = checkpoint.position
-        saved = checkpoint.server
-        shared, down, server = (self._laid_out(tensors) for tensors in (saved.shared, saved.down, saved.server))
-        self.server = replace(saved, shared=shared, down=down, server=server, clients=self.server.clients)
-        self.bytes_down, self.bytes_up = checkpoint.bytes_down, checkpoint.bytes_up
-        for client, state in checkpoint.clients.items():
-            self.store.put(client, replace(state, tensors=self._laid_out(state.tensors)))
-
-    def _laid_out(self, tensors: Tensors) -> dict[str, torch.Tensor]:
-        """The tensors in the model's memory layout, which a checkpoint does not keep and on which last bits depend."""
-        return {name: laid_out_as(self.engine.resident[name], tensor) for name, tensor in tensors.items()}
+            self.store.versions(),
+        ).save(self._folder / CHECKPOINT)
+        self.store.prune(self.position)
 
     # Scores -------------------------------------------------------------------------------------
 
-    def evaluate(self, moment: Moment) -> Record:
+    def evaluate(self, moment: Moment, engine: Engine) -> Record:
         """Score every environment; the record says which model was used on whose data."""
-        scored = []
-        for environment in self.federation.environments:
-            models = self.models(environment)
-            scores = [self.engine.score(model, environment, moment) for model in models]
-            scored.append(self._row(environment, scores))
+        about: list[tuple[Record, int]] = []
+        scores = iter(list(engine.score(self._questions(moment, about))))
         return {
             "position": self.position,
             "stage": moment.stage.name,
@@ -261,44 +316,91 @@ class Simulation:
             "bytes_down": self.bytes_down,
             "bytes_up": self.bytes_up,
             "terms": self._terms,
-            "environments": scored,
+            "environments": [row | _mean([next(scores) for _ in range(models)]) for row, models in about],
         }
 
-    def models(self, environment: Environment) -> list[Tensors]:
+    def _questions(self, moment: Moment, about: list[tuple[Record, int]]) -> Iterator[Question]:
+        """Every model on its environment; ``about`` gets what a record says of it, and how many models there are."""
+        strangers: list[Tensors] = []
+        last: list[Tensors] = []
+        for environment in self.federation.environments:
+            models = self.models(environment, strangers)
+            if not _same_models(models, last):
+                last = models  # models that are the same object are predicted with together
+            row = {"environment": environment.name, "role": environment.role, "model": self._whose(environment)}
+            about.append((row, len(last)))
+            for model in last:
+                yield Question(self.setup, model, environment, moment)
+
+    def models(self, environment: Environment, strangers: list[Tensors] | None = None) -> list[Tensors]:
         """The tensors of each model that is scored on an environment.
 
         A client is scored with what the server would send it and what it keeps; one that has not trained yet,
         or never will, with what the method gives an unseen client.
+
+        Args:
+            environment: what is scored.
+            strangers: what unseen clients are given, filled when it is first needed.
         """
-        client = environment.client
-        sent = {**self.server.shared, **self.server.down}
-        if client is not None:
-            sent = dict(self.method.send(self.server, client))
-        trained = dict(self.store.items())
-        if not self._personal:
-            return [sent]
-        if client in trained:
-            return [{**sent, **trained[client].tensors}]
-        held = [state.tensors for state in trained.values()]
-        return [{**sent, **own} for own in self.method.unseen(self.server, held or [self.initial_client])]
+        client, strangers = environment.client, [] if strangers is None else strangers
+        sent = {**self.server.shared, **self.server.down} if client is None else self.method.send(self.server, client)
+        match self._whose(environment):
+            case "global":
+                return [dict(sent)]
+            case "own":
+                assert client is not None
+                return [{**sent, **self._state(client).tensors}]
+        strangers += strangers or self.method.unseen(self.server, self._kept_by_clients())
+        return [{**sent, **own} for own in strangers]
 
-    @property
-    def _personal(self) -> bool:
-        """Whether prediction reads tensors that clients keep."""
-        return any(name.partition(".")[0] in self.method.reads() for name in self.initial_client)
+    def _whose(self, environment: Environment) -> str:
+        """Whose model an environment is scored with: the global one, the client's own, or an unseen client's."""
+        if not any(name.partition(".")[0] in self.method.reads() for name in self.initial_client):
+            return "global"
+        return "own" if environment.client is not None and environment.client in self.store else "unseen"
 
-    def _row(self, environment: Environment, scores: list[Score]) -> Record:
-        trained = environment.client is not None and self.store.get(environment.client) is not None
-        own = "global" if not self._personal else "own" if trained else "unseen"
-        return {
-            "environment": environment.name,
-            "role": environment.role,
-            "model": own,
-            "models": len(scores),
-            "accuracy": sum(score.accuracy for score in scores) / len(scores),
-            "loss": sum(score.loss for score in scores) / len(scores),
-            "n": scores[0].n,
-        }
+    def _kept_by_clients(self) -> Sequence[Tensors]:
+        """The tensors of every client that has trained, or the initial ones if none has."""
+        return _Kept(self.store) if self.store.ids() else [self.initial_client]
+
+
+def _mean(scores: Sequence[Score]) -> Record:
+    """What a record says of an environment that one or several models were scored on."""
+    return {
+        "models": len(scores),
+        "accuracy": sum(score.accuracy for score in scores) / len(scores),
+        "loss": sum(score.loss for score in scores) / len(scores),
+        "n": scores[0].n,
+    }
+
+
+class _Kept(Sequence[Tensors]):
+    """The tensors that clients keep, in id order, each read when it is asked for."""
+
+    def __init__(self, store: ClientStore) -> None:
+        self._store, self._ids = store, store.ids()
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    @overload
+    def __getitem__(self, place: int) -> Tensors: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Tensors]: ...
+    def __getitem__(self, place: int | slice) -> Tensors | list[Tensors]:
+        if isinstance(place, slice):
+            return [self[each] for each in range(len(self))[place]]
+        state = self._store.get(self._ids[place])
+        assert state is not None
+        return state.tensors
+
+
+def _same_models(models: Sequence[Tensors], others: Sequence[Tensors]) -> bool:
+    """Whether two lists of models are the same tensors."""
+    return len(models) == len(others) and all(
+        one.keys() == other.keys() and all(same(tensor, other[name]) for name, tensor in one.items())
+        for one, other in zip(models, others, strict=True)
+    )
 
 
 def choose_device(name: str) -> torch.device:

@@ -1,0 +1,195 @@
+"""Where the tensors of clients at work are: in resident modules, or stacked, client beside client.
+
+A loop that trains sees a bank of lanes, one for each client. The tensors at work have the lanes in front:
+(lanes, ...); those of the resident modules have a single client and no such dimension. Outside a bank every tensor is
+contiguous, whatever layout suits the machine inside, so that no layout is lost on the wire or the disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from fedshift.core.contract import Batch, Context
+from fedshift.core.messages import Tensors
+from fedshift.core.net import Net
+from fedshift.engines.engine import Setup
+from fedshift.engines.kernels import Kernels, prepare
+
+Function = Callable[[Net, Batch, Context], Mapping[str, Tensor]]
+
+
+class Bank(Protocol):
+    """The tensors of some clients at work.
+
+    Attributes:
+        net: the parts as an objective sees them; modes are set on its modules.
+        at_work: the tensors that are read and trained now, by full name.
+    """
+
+    net: Net
+    at_work: dict[str, Tensor]
+
+    def narrow(self, lanes: int) -> None:
+        """Go on with the first lanes only."""
+
+    def choose(self, lanes: slice | Sequence[int]) -> None:
+        """Put some lanes to work; of a slice the tensors themselves, of a list copies, which are only read."""
+
+    def rows(self, tensor: Tensor) -> Tensor:
+        """A tensor shaped as one at work, with the lanes in front; a view."""
+
+    def evaluate(self, function: Function, batches: Sequence[Batch], contexts: Sequence[Context]) -> dict[str, Tensor]:
+        """What a pure function gives in each lane, (lanes, ...), by name."""
+
+    def load(self, lane: int, tensors: Tensors) -> None:
+        """Replace tensors of one lane; names that are not here are left alone."""
+
+    def copy(self, lane: int, names: Sequence[str]) -> dict[str, Tensor]:
+        """Copies of tensors of one lane."""
+
+
+class Resident:
+    """A run's modules, prepared for this machine, that stay and whose tensors are replaced."""
+
+    def __init__(self, setup: Setup, kernels: Kernels) -> None:
+        modules: dict[str, nn.Module] = deepcopy({name: part.module for name, part in setup.parts.items()})
+        for module in modules.values():
+            prepare(module.to(setup.device), kernels, setup.train.precision)
+        scopes = {name: part.scope for name, part in setup.parts.items()}
+        tensors = dict(Net(modules).tensors())
+        self.tensors = tensors
+        self.client = Direct(Net({name: module for name, module in modules.items() if scopes[name] != "server"}), tensors)
+        self.server = Direct(Net({name: module for name, module in modules.items() if scopes[name] != "client"}), tensors)
+
+
+class Direct:
+    """A single lane: the resident modules themselves."""
+
+    def __init__(self, net: Net, tensors: dict[str, Tensor]) -> None:
+        self.net, self.at_work = net, tensors
+
+    def narrow(self, lanes: int) -> None:
+        """There is one lane only."""
+
+    def choose(self, lanes: slice | Sequence[int]) -> None:
+        """There is one lane only."""
+
+    def rows(self, tensor: Tensor) -> Tensor:
+        """With a lane in front."""
+        return tensor.unsqueeze(0)
+
+    def evaluate(self, function: Function, batches: Sequence[Batch], contexts: Sequence[Context]) -> dict[str, Tensor]:
+        """Call it."""
+        (batch,), (context,) = batches, contexts
+        return {name: value.unsqueeze(0) for name, value in function(self.net, batch, context).items()}
+
+    @torch.no_grad()
+    def load(self, lane: int, tensors: Tensors) -> None:
+        """Copy into the modules."""
+        for name, tensor in tensors.items():
+            if name in self.at_work:
+                self.at_work[name].copy_(tensor)
+
+    @torch.no_grad()
+    def copy(self, lane: int, names: Sequence[str]) -> dict[str, Tensor]:
+        """Copy out of the modules."""
+        return {name: self.at_work[name].detach().clone(memory_format=torch.contiguous_format) for name in names}
+
+
+class _Whole(nn.ModuleDict):
+    """All parts as one module, so that one call can put every tensor in its place."""
+
+    def forward(self, function: Function, net: Net, batch: Batch, context: Context) -> Mapping[str, Tensor]:
+        return function(net, batch, context)
+
+
+class Stacked:
+    """Lanes of one shape, client beside client; a function runs once for all of them, under vmap."""
+
+    def __init__(self, resident: Resident, lanes: int) -> None:
+        self.net = resident.client.net
+        self._whole = _Whole(self.net.parts)
+        mine = dict(self.net.tensors())
+        self._all = {name: tensor.detach().expand(lanes, *tensor.shape).clone() for name, tensor in mine.items()}
+        self.narrow(lanes)
+
+    def narrow(self, lanes: int) -> None:
+        """Go on with the first lanes only."""
+        self.choose(slice(lanes))
+
+    def choose(self, lanes: slice | Sequence[int]) -> None:
+        """Put some lanes to work; of a slice the tensors themselves, of a list copies, which are only read."""
+        index = lanes if isinstance(lanes, slice) else list(lanes)
+        self.at_work = {name: tensor[index] for name, tensor in self._all.items()}
+        for name in self.net.trainable:
+            self.at_work[name].requires_grad_()
+
+    def rows(self, tensor: Tensor) -> Tensor:
+        """It has the lanes in front."""
+        return tensor
+
+    def evaluate(self, function: Function, batches: Sequence[Batch], contexts: Sequence[Context]) -> dict[str, Tensor]:
+        """Call it once, under vmap."""
+        first = contexts[0]
+        received, received_dims = _side_by_side([context.received for context in contexts])
+        noise, _ = _side_by_side([context.noise for context in contexts], always=True)
+
+        def of_one(tensors: Tensors, batch: tuple[Tensor, Tensor], own: dict[str, Any]) -> Mapping[str, Tensor]:
+            result: Mapping[str, Tensor] = functional_call(
+                self._whole, dict(tensors), (function, self.net, Batch(*batch), replace(first, **own))
+            )
+            return result
+
+        own = {
+            "received": received,
+            "noise": noise,
+            "client": torch.stack([context.client for context in contexts]),
+            "counts": torch.stack([context.counts for context in contexts]),
+        }
+        dims = {"received": received_dims, "noise": dict.fromkeys(noise, 0), "client": 0, "counts": 0}
+        batch = torch.stack([batch.x for batch in batches]), torch.stack([batch.y for batch in batches])
+        result: dict[str, Tensor] = dict(vmap(of_one, in_dims=(0, 0, dims))(self.at_work, batch, own))
+        return result
+
+    @torch.no_grad()
+    def load(self, lane: int, tensors: Tensors) -> None:
+        """Copy into the lane's row."""
+        for name, tensor in tensors.items():
+            if name in self._all:
+                self._all[name][lane].copy_(tensor)
+
+    @torch.no_grad()
+    def copy(self, lane: int, names: Sequence[str]) -> dict[str, Tensor]:
+        """Copy out of the lane's row."""
+        return {name: self._all[name][lane].clone(memory_format=torch.contiguous_format) for name in names}
+
+
+def _side_by_side(
+    mappings: Sequence[Mapping[str, Tensor]], always: bool = False
+) -> tuple[dict[str, Tensor], dict[str, int | None]]:
+    """Tensors stacked by name, and where their lanes are; one that all lanes share is not stacked (None)."""
+    tensors: dict[str, Tensor] = {}
+    dims: dict[str, int | None] = {}
+    for name, first in mappings[0].items():
+        each = [mapping[name] for mapping in mappings]
+        shared = not always and all(same(first, other) for other in each[1:])
+        tensors[name] = first if shared else torch.stack(each)
+        dims[name] = None if shared else 0
+    return tensors, dims
+
+
+def same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are the same memory seen alike."""
+    return (
+        one.data_ptr() == other.data_ptr()
+        and one.shape == other.shape
+        and one.stride() == other.stride()
+        and one.dtype == other.dtype
+    )

@@ -1,0 +1,461 @@
+"""The one loop that trains: the phases of clients (or the server) that go step by step together on a bank.
+
+A lane is one site. Lanes share their phases and the lengths of their batches; those with fewer steps leave before
+the others, so lanes are given with the most steps first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, reduce
+from itertools import groupby
+from operator import add
+
+import torch
+from torch import Tensor
+
+from fedshift.core.contract import Batch, Context, Measure, Objective, Phase, Replies
+from fedshift.core.messages import Tensors
+from fedshift.core.net import Net
+from fedshift.core.state import Moments
+from fedshift.core.streams import Draws, sample_draws
+from fedshift.data.federation import Samples
+from fedshift.data.inputs import Inputs
+from fedshift.engines.banks import Bank
+from fedshift.engines.batches import BatchOrder
+from fedshift.engines.engine import SERVER, Moment, Setup
+from fedshift.errors import DivergedError, FedshiftError
+
+Phases = Sequence[Phase | Measure]
+
+
+@dataclass(eq=False)
+class Lane:
+    """A client or the server at work.
+
+    Attributes:
+        setup: the run.
+        moment: the round.
+        name: what messages call it.
+        key: the client's id, or SERVER.
+        phases: what it does.
+        samples: its training samples; the server has none.
+        inputs: how they become inputs.
+        received: the Down's tensors.
+        moments: optimiser state that was kept; replaced by what is kept now.
+        drawn: how many batches it drew before.
+        replies: on the server, what the clients sent.
+        tell: hears of steps.
+        means: when done, the mean of each loss term over the steps.
+        measured: when done, the sums of every measure.
+        steps: how many steps were done.
+        error: what went wrong with this lane alone.
+    """
+
+    setup: Setup
+    moment: Moment
+    name: str
+    key: int
+    phases: Phases
+    samples: Samples | None = None
+    inputs: Inputs = field(default_factory=Inputs)
+    received: Tensors = field(default_factory=dict)
+    moments: Moments = field(default_factory=dict)
+    drawn: int = 0
+    replies: Replies = ()
+    tell: Callable[[int], None] = lambda steps: None
+    means: dict[str, float] = field(default_factory=dict)
+    measured: dict[str, Tensor] = field(default_factory=dict)
+    steps: int = 0
+    error: Exception | None = None
+
+    @cached_property
+    def number(self) -> Tensor:
+        """The key as objectives see it, made once and not in every step."""
+        return torch.tensor(self.key, device=self.setup.device)
+
+    @cached_property
+    def counts(self) -> Tensor:
+        """How many training samples of each class there are, (classes,)."""
+        device = self.setup.device
+        labels = self.samples.y if self.samples else torch.zeros(0, dtype=torch.int64, device=device)
+        return torch.bincount(labels, minlength=self.setup.spec.classes)
+
+    @property
+    def place(self) -> str:
+        """Where it is, for a message."""
+        return self.name if self.key == SERVER else f"client '{self.name}'"
+
+    def order(self, phase: Phase, samples: Samples | None) -> BatchOrder | None:
+        """The sequence of batches that a phase draws from; None for a server without samples."""
+        if samples is None:
+            return None
+        return BatchOrder(self.setup.streams, self.key, len(samples), phase.batch or self.setup.train.batch)
+
+    def count(self, phase: Phase, order: BatchOrder | None) -> int:
+        """How many steps a phase has."""
+        if phase.steps is not None:
+            return phase.steps
+        train, per_epoch = self.setup.train, order.per_epoch if order else 1
+        if phase.epochs is not None:
+            return phase.epochs * per_epoch
+        return train.steps * (per_epoch if train.unit == "epochs" else 1)
+
+    def shape(self) -> tuple[object, ...]:
+        """What lanes that go together must have in common: the length of the batches of each phase."""
+        return tuple(
+            order.length if isinstance(phase, Phase) and (order := self.order(phase, self.samples)) else 0
+            for phase in self.phases
+        )
+
+    def typed(self, x: Tensor) -> Tensor:
+        """Floating inputs and noise in the type of the run."""
+        return x.to(self.setup.dtype) if x.is_floating_point() else x
+
+    def noise(self, draws: Draws, *key: str | int) -> dict[str, Tensor]:
+        """What an objective or a measure asked for, drawn in float32 whatever the run's type."""
+        if not draws:
+            return {}
+        generator = self.setup.streams.generator("noise", *self.moment.key, self.key, *key)
+        drawn = sample_draws(draws, generator, self.setup.device)
+        return {name: self.typed(value) for name, value in drawn.items()}
+
+    def context(self, step: int, noise: Mapping[str, Tensor]) -> Context:
+        """What an objective may know."""
+        rounds = self.moment.stage.rounds
+        return Context(
+            self.moment.round, rounds, step, self.received, noise, self.number, self.counts, self.replies
+        )
+
+    def no_batch(self) -> Batch:
+        """The batch of a server without samples."""
+        device = self.setup.device
+        return Batch(torch.empty(0, device=device), torch.empty(0, dtype=torch.int64, device=device))
+
+    def all_batches(self) -> Iterator[Batch]:
+        """Every sample once, without augmentation."""
+        if self.samples is None:
+            yield self.no_batch()
+            return
+        for rows in even_chunks(len(self.samples), self.setup.evaluate.batch):
+            x, y = self.samples.batch(rows)
+            yield Batch(self.typed(self.inputs.evaluation(x)), y)
+
+    def advice(self, objective: Objective | None = None) -> str:
+        """What helps when a loss is not finite."""
+        return advice(self.setup, objective)
+
+
+def advice(setup: Setup, objective: Objective | None = None) -> str:
+    """What helps when a loss is not finite."""
+    kept = "The last checkpoint, if there is one, is kept."
+    if objective is not None and objective.optimiser.lr is not None:
+        return f"{kept} A smaller rate than this objective's own, {objective.optimiser.lr:g}, usually helps."
+    return f"{kept} A smaller learning rate usually helps: --set train.lr={setup.train.lr / 10:g}"
+
+
+def even_chunks(length: int, size: int) -> Iterator[Tensor]:
+    """0..length-1 in chunks of nearly equal size, so that re-estimated statistics weigh every sample alike."""
+    return iter(torch.arange(length).tensor_split(-(-length // size)))
+
+
+def work(bank: Bank, lanes: Sequence[Lane], phases: Phases | None = None) -> None:
+    """Carry out the lanes' phases on a bank that is loaded with their tensors.
+
+    Args:
+        bank: has a lane for each of ``lanes``.
+        lanes: with the most steps first.
+        phases: what to call, where that is not the first lane's own phases.
+    """
+    for number, phase in enumerate(phases or lanes[0].phases):
+        if isinstance(phase, Measure):
+            _measure(bank, lanes, phase)
+        else:
+            own = [lane.phases[number] for lane in lanes]
+            _train(bank, phase, [_Course(lane, phase) for lane, phase in zip(lanes, own, strict=True)])
+
+
+class _Course:
+    """A lane's way through one phase."""
+
+    def __init__(self, lane: Lane, phase: Phase | Measure) -> None:
+        assert isinstance(phase, Phase)
+        self.lane, self.phase = lane, phase
+        self.samples = lane.samples if phase.samples is None else phase.samples(lane.replies)
+        order = lane.order(phase, self.samples)
+        self.steps = lane.count(phase, order)
+        self.start = lane.drawn
+        self.batches = order.from_number(lane.drawn) if order else None
+        self.moments = {o.name: lane.moments.get(f"{phase.name}.{o.name}", {}) for o in phase.objectives}
+
+    def batch(self, step: int) -> Batch:
+        """The batch of a step."""
+        lane = self.lane
+        if self.batches is None or self.samples is None:
+            return lane.no_batch()
+        x, y = self.samples.batch(next(self.batches).to(lane.setup.device))
+        return Batch(lane.typed(lane.inputs.training(x, lane.setup.streams, lane.key, self.start + step)), y)
+
+
+def _train(bank: Bank, phase: Phase, courses: Sequence[_Course]) -> None:
+    """Take every lane's steps of a phase; a lane that has taken its own leaves."""
+    histories: dict[str, list[Tensor]] = {objective.name: [] for objective in phase.objectives}
+    names: dict[str, list[str]] = {}
+    start = 0
+    for stop in sorted({course.steps for course in courses} - {0}):
+        active = [course for course in courses if course.steps >= stop]
+        bank.narrow(len(active))
+        descents = [_Descent(bank, objective, active, number) for number, objective in enumerate(phase.objectives)]
+        for step in range(start, stop):
+            _step(bank, phase, descents, active, step)
+        for descent in descents:
+            names[descent.objective.name] = descent.names
+            if descent.history:
+                histories[descent.objective.name].append(torch.stack(descent.history))
+            descent.give_moments(active)
+        start = stop
+    for lane_number, course in enumerate(courses):
+        _finish(bank, phase, course, names, {name: _of_lane(tables, lane_number) for name, tables in histories.items()})
+
+
+def _step(bank: Bank, phase: Phase, descents: Sequence[_Descent], active: Sequence[_Course], step: int) -> None:
+    """One batch of every lane, and every objective on it."""
+    batches = [course.batch(step) for course in active]
+    for descent in descents:
+        objective = descent.objective
+        set_modes(bank.net, objective.moves)
+        for repeat in range(objective.repeats):
+            key = [phase.name, objective.name, step, *([repeat] if repeat else [])]
+            contexts = [
+                course.lane.context(step, course.lane.noise(objective.draws(course.lane.setup.spec, len(batch.y)), *key))
+                for course, batch in zip(active, batches, strict=True)
+            ]
+            try:
+                descent.step(batches, contexts)
+            except Exception as error:
+                lane, more = active[0].lane, len(active) - 1
+                others = f" (stacked with {more} more)" if more else ""
+                where = f"{lane.place}{others}, round {lane.moment.round}, phase '{phase.name}', step {step + 1}"
+                error.add_note(f"This happened at {where}, objective '{objective.name}'.")
+                raise
+    for course in active:
+        course.lane.tell(1)
+
+
+def _of_lane(tables: Sequence[Tensor], lane: int) -> Tensor:
+    """The terms (steps, terms) of one lane, from tables (steps, terms, lanes) that have fewer and fewer lanes."""
+    held = [table[:, :, lane] for table in tables if lane < table.shape[2]]
+    return torch.cat(held).cpu().double() if held else torch.zeros(0, 0)
+
+
+def _finish(bank: Bank, phase: Phase, course: _Course, names: Mapping[str, list[str]], tables: Mapping[str, Tensor]) -> None:
+    """Write down a lane's means, after checking that every loss was finite, and what it keeps of its moments."""
+    lane = course.lane
+    means: dict[str, float] = {}
+    for objective in phase.objectives:
+        table = tables[objective.name]
+        if not len(table):
+            continue
+        bad = (~table.isfinite()).any(dim=1).nonzero()
+        if len(bad):
+            first = int(bad[0])
+            values = dict(zip(names[objective.name], table[first].tolist(), strict=True))
+            lane.error = lane.error or DivergedError(
+                f"The loss is not finite at {lane.place}, round {lane.moment.round}, phase '{phase.name}', "
+                f"step {first // objective.repeats + 1}, objective '{objective.name}': {values}. "
+                f"{lane.advice(objective)}"
+            )
+        for name, mean in zip(names[objective.name], table.mean(dim=0).tolist(), strict=True):
+            means[name if name not in means else f"{objective.name}.{name}"] = mean
+    for name, mean in means.items():
+        lane.means[name if name not in lane.means else f"{phase.name}.{name}"] = mean
+    method, scopes = lane.setup.method, lane.setup.scopes
+    for objective_name, moments in course.moments.items():
+        lane.moments[f"{phase.name}.{objective_name}"] = {
+            name: kinds for name, kinds in moments.items() if method.keeps_moments(scopes[name])
+        }
+    lane.steps += course.steps
+    lane.drawn += course.steps if course.batches else 0
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """How an objective is minimised, all said."""
+
+    name: str
+    lr: float
+    momentum: float
+    weight_decay: float
+    fused: bool
+
+    def optimiser(self, targets: list[Tensor]) -> torch.optim.Optimizer:
+        """A fresh optimiser of some tensors."""
+        if self.name == "adam":
+            return torch.optim.Adam(targets, self.lr, weight_decay=self.weight_decay, fused=self.fused)
+        # Fused SGD is slower on a CPU, and cannot start from moments of some parameters only.
+        return torch.optim.SGD(targets, self.lr, self.momentum, weight_decay=self.weight_decay, foreach=True)
+
+
+class _Descent:
+    """One objective of a phase at work in every lane, by torch's optimisers.
+
+    Lanes whose optimiser has the same settings and counts the same steps share one; the others have each their own,
+    on their rows of the same tensors.
+    """
+
+    def __init__(self, bank: Bank, objective: Objective, courses: Sequence[_Course], number: int) -> None:
+        self.bank, self.objective = bank, objective
+        self.names: list[str] = []
+        self.history: list[Tensor] = []
+        own = [course.phase.objectives[number] for course in courses]
+        self.moved = self._moved(courses[0].lane)
+        self._ones = torch.ones(len(courses), device=courses[0].lane.setup.device)
+        clips = [objective.optimiser.clip for objective in own]
+        self._clips = None if None in clips else torch.tensor(clips, device=self._ones.device)
+        self._shares: list[tuple[slice, dict[str, Tensor], torch.optim.Optimizer]] = []
+        settings = [
+            (_settings(course.lane.setup, one), _counted(course.moments[one.name]))
+            for course, one in zip(courses, own, strict=True)
+        ]
+        start = 0
+        for (setting, _), members in groupby(settings):
+            rows = slice(start, start + len(list(members)))
+            start = rows.stop
+            kept = [course.moments[objective.name] for course in courses[rows]]
+            self._shares.append(self._share(setting, rows, kept, whole=rows == slice(0, len(courses))))
+
+    def _moved(self, lane: Lane) -> dict[str, Tensor]:
+        """The tensors that it moves, by full name."""
+        net, fixed = self.bank.net, "shared" if lane.key == SERVER else "down"
+        for part in self.objective.moves:
+            if part not in net.parts:
+                raise FedshiftError(
+                    f"The objective '{self.objective.name}' moves '{part}', which is not there; there are "
+                    f"{', '.join(net.parts)}."
+                )
+        names = [name for name, _ in net.parameters() if name.partition(".")[0] in self.objective.moves]
+        for name in names:
+            if lane.setup.scopes[name] == fixed:
+                raise FedshiftError(
+                    f"The objective '{self.objective.name}' moves '{name}' of scope {fixed}, which is fixed where it "
+                    "runs."
+                )
+        return {name: self.bank.at_work[name] for name in names}
+
+    def _share(
+        self, settings: _Settings, rows: slice, kept: Sequence[Mapping[str, Mapping[str, Tensor]]], whole: bool
+    ) -> tuple[slice, dict[str, Tensor], torch.optim.Optimizer]:
+        """The optimiser of some rows, which goes on from kept moments."""
+        targets = self.moved if whole else {name: t.detach()[rows] for name, t in self.moved.items()}
+        optimiser = settings.optimiser(list(targets.values()))
+        for name, target in targets.items():
+            kinds = {kind: tensor for one in kept for kind, tensor in one.get(name, {}).items()}
+            for kind, example in kinds.items():
+                if kind == "step":
+                    optimiser.state[target][kind] = example.clone()  # which these rows have in common
+                    continue
+                value = torch.zeros_like(target, requires_grad=False)
+                for row, one in zip(self.bank.rows(value), kept, strict=True):
+                    if name in one:
+                        row.copy_(one[name][kind])
+                optimiser.state[target][kind] = value
+        return rows, targets, optimiser
+
+    def step(self, batches: Sequence[Batch], contexts: Sequence[Context]) -> None:
+        """Take one step in every lane, moving nothing else."""
+        terms = self.bank.evaluate(self._checked_loss, batches, contexts)
+        moved = list(self.moved.values())
+        for tensor in moved:
+            tensor.grad = None
+        total = reduce(add, terms.values())
+        torch.autograd.backward([total], [self._ones.to(total.dtype)], inputs=moved)
+        if self._clips is not None:
+            self._clip(self._clips)
+        for rows, targets, optimiser in self._shares:
+            if targets is not self.moved:
+                for name, target in targets.items():
+                    gradient = self.moved[name].grad
+                    target.grad = None if gradient is None else gradient[rows]
+            optimiser.step()
+        self.names = list(terms)
+        self.history.append(torch.stack([term.detach() for term in terms.values()]))
+
+    def _checked_loss(self, net: Net, batch: Batch, context: Context) -> Mapping[str, Tensor]:
+        terms = self.objective.loss(net, batch, context)
+        for name, term in terms.items():
+            if term.ndim:
+                raise FedshiftError(
+                    f"The term '{name}' of the objective '{self.objective.name}' has the shape {tuple(term.shape)}; "
+                    "a term is a scalar, such as the mean over the batch."
+                )
+        return terms
+
+    @torch.no_grad()
+    def _clip(self, largest: Tensor) -> None:
+        """Scale each lane's gradient down to its largest norm."""
+        gradients = [self.bank.rows(tensor.grad) for tensor in self.moved.values() if tensor.grad is not None]
+        norms = torch.stack([gradient.flatten(1).norm(dim=1) for gradient in gradients]).norm(dim=0)
+        factors = (largest / (norms + 1e-6)).clamp(max=1.0)
+        for gradient in gradients:
+            gradient.mul_(factors.view(-1, *[1] * (gradient.ndim - 1)))
+
+    def give_moments(self, courses: Sequence[_Course]) -> None:
+        """Hand every lane its optimiser state."""
+        for rows, targets, optimiser in self._shares:
+            for place, course in enumerate(courses[rows]):
+                course.moments[self.objective.name] = {
+                    name: {
+                        kind: (value if kind == "step" else self.bank.rows(value)[place]).clone()
+                        for kind, value in optimiser.state[target].items()
+                        if isinstance(value, Tensor)
+                    }
+                    for name, target in targets.items()
+                    if target in optimiser.state
+                }
+
+
+def _settings(setup: Setup, objective: Objective) -> _Settings:
+    own, train = objective.optimiser, setup.train
+    return _Settings(
+        own.name or train.optimiser,
+        train.lr if own.lr is None else own.lr,
+        train.momentum if own.momentum is None else own.momentum,
+        train.weight_decay if own.weight_decay is None else own.weight_decay,
+        fused=setup.device.type in ("cpu", "cuda"),
+    )
+
+
+def _counted(moments: Mapping[str, Mapping[str, Tensor]]) -> tuple[tuple[str, float], ...]:
+    """How many steps Adam has counted for each tensor, on which its rate depends."""
+    return tuple((name, float(kinds["step"])) for name, kinds in sorted(moments.items()) if "step" in kinds)
+
+
+def _measure(bank: Bank, lanes: Sequence[Lane], phase: Measure) -> None:
+    """Sum what the phase measures over all samples of each lane; lanes with equally many go together."""
+    set_modes(bank.net, ())
+    by_length: dict[int, list[int]] = {}
+    for number, lane in enumerate(lanes):
+        by_length.setdefault(len(lane.samples) if lane.samples else 0, []).append(number)
+    for numbers in by_length.values():
+        bank.choose(numbers)
+        together = [lanes[number] for number in numbers]
+        for number, batches in enumerate(zip(*(lane.all_batches() for lane in together), strict=True)):
+            contexts = [
+                lane.context(
+                    number, lane.noise(phase.draws(lane.setup.spec, len(batch.y)), phase.name, "measure", number)
+                )
+                for lane, batch in zip(together, batches, strict=True)
+            ]
+            values = bank.evaluate(phase.measure, batches, contexts)
+            for place, lane in enumerate(together):
+                for name, value in values.items():
+                    sums, more = lane.measured, value[place].detach()
+                    sums[name] = sums[name] + more if number else more.clone()
+
+
+def set_modes(net: Net, moves: Sequence[str]) -> None:
+    """What moves is in training mode, all else in evaluation mode."""
+    for name, module in net.parts.items():
+        if module.training != (name in moves):
+            module.train(name in moves)

@@ -1,0 +1,373 @@
+"""Persistent worker processes of one thread each: the clients of a cohort side by side.
+
+A worker is a fork of this process, so it knows every run's method, data and modules without a copy. What a client
+receives, keeps and answers goes through memory that both processes map; a pipe says what lies where, and whoever has
+nothing to do waits in a blocking read of it. A worker is handed the state of the client it works for and no other's.
+
+Choices: fork and not spawn, since it starts in milliseconds, shares the data, and needs no method to be importable by
+name (a notebook's are not); so it is for CPUs, on systems whose processes can fork safely. A worker that dies is
+replaced and its client tried once more; workers die with this process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import traceback
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedshift.core.contract import ServerState
+from fedshift.core.messages import Down, Tensors, Up
+from fedshift.core.state import ClientState
+from fedshift.engines.engine import Job, Moment, Outcome, Question, Score, ServerJob
+from fedshift.engines.kernels import Kernels
+from fedshift.engines.sequential import Sequential
+from fedshift.errors import FedshiftError
+
+ALIGNMENT = 64  # bytes; vector loads like it
+SMALLEST_ARENA = 1 << 24  # bytes; pages that are never written take no memory
+ATTEMPTS = 2  # how often a client's work is begun before its worker's death is reported
+_DIE_WITH_PARENT = 1  # prctl's PR_SET_PDEATHSIG
+
+Layout = list[tuple[str, torch.dtype, tuple[int, ...], int]]
+
+
+def can_fork() -> bool:
+    """Whether worker processes can be had here: on macOS system libraries do not survive a fork."""
+    return "fork" in multiprocessing.get_all_start_methods() and sys.platform != "darwin"
+
+
+class Workers:
+    """Gives each client of a cohort to the next worker that is free."""
+
+    def __init__(self, kernels: Kernels, count: int) -> None:
+        """Workers start when there is work.
+
+        Raises:
+            FedshiftError: processes cannot be forked here.
+        """
+        if not can_fork():
+            raise FedshiftError("run.engine = 'workers' needs a system that forks processes, such as Linux; try auto.")
+        self._here = Sequential(kernels)
+        self._kernels, self._count = kernels, count
+        self._known: dict[int, object] = {}  # by id(): what workers find in their own memory
+        self._pool: list[_Worker] = []
+        self._arena = SMALLEST_ARENA
+
+    def train(self, jobs: Sequence[Job]) -> Iterator[Outcome | Exception]:
+        """Let every client work; answers come in the order of the jobs, whoever is ready first."""
+        if any(job.setup.device.type != "cpu" for job in jobs):
+            yield from self._here.train(jobs)
+            return
+        self._know(jobs)
+        answers: dict[int, Outcome | Exception] = {}
+        waiting = deque((number, 1) for number in range(len(jobs)))
+        busy: dict[_Worker, tuple[int, int]] = {}
+        try:
+            for due in range(len(jobs)):
+                while due not in answers:
+                    self._hand_out(jobs, waiting, busy)
+                    for worker in _ready(busy):
+                        number, attempt = busy.pop(worker)
+                        answer = self._hear(worker, jobs[number], attempt)
+                        if answer is None:
+                            waiting.appendleft((number, attempt + 1))
+                        else:
+                            answers[number] = answer
+                yield answers.pop(due)
+        finally:
+            if busy:  # nobody wants the other answers
+                self._stop()
+
+    def _know(self, jobs: Sequence[Job]) -> None:
+        """Have workers that know what these jobs refer to: they are forked anew when there is something new."""
+        refers = {id(thing): thing for job in jobs for thing in _refers(job)}
+        if not refers.keys() <= self._known.keys():
+            self._stop()
+            self._known |= refers
+            size = sum(tensor.nbytes for job in jobs[:1] for tensor in self._here.resident(job.setup).tensors.values())
+            self._arena = max(self._arena, 8 * size)  # a message is a model or two, and moments
+        while len(self._pool) < self._count:
+            self._pool.append(self._fork())
+
+    def _fork(self) -> _Worker:
+        return _Worker(self._arena, self._known, self._kernels, [worker.connection for worker in self._pool])
+
+    def _hand_out(
+        self, jobs: Sequence[Job], waiting: deque[tuple[int, int]], busy: dict[_Worker, tuple[int, int]]
+    ) -> None:
+        """Give work to every worker that has none."""
+        for place, worker in enumerate(self._pool):
+            if not waiting:
+                return
+            if worker in busy:
+                continue
+            number, attempt = waiting.popleft()
+            if not worker.ask(jobs[number]):  # it died while it had nothing to do, or its memory is too small
+                self._arena = max(self._arena, 2 * _bytes(jobs[number]))
+                worker.stop()
+                worker = self._pool[place] = self._fork()
+                worker.ask(jobs[number])
+            busy[worker] = (number, attempt)
+
+    def _hear(self, worker: _Worker, job: Job, attempt: int) -> Outcome | Exception | None:
+        """A worker's answer; None if the client is to be tried again, with a worker in its place."""
+        try:
+            answer = worker.answer()
+        except EOFError:
+            code = worker.stop()
+            self._pool[self._pool.index(worker)] = self._fork()
+            return None if attempt < ATTEMPTS else _died(job, code)
+        if isinstance(answer, int):  # its answer needs so many bytes
+            self._arena = 2 * answer
+            worker.stop()
+            self._pool[self._pool.index(worker)] = self._fork()
+            return None
+        return answer
+
+    def serve(self, job: ServerJob) -> tuple[ServerState, dict[str, float]]:
+        """Let the server work, in this process."""
+        return self._here.serve(job)
+
+    def score(self, questions: Iterable[Question]) -> Iterator[Score]:
+        """Score models, in this process."""
+        return self._here.score(questions)
+
+    def close(self) -> None:
+        """Stop the workers."""
+        self._stop()
+        self._here.close()
+
+    def _stop(self) -> None:
+        for worker in self._pool:
+            worker.stop()
+        self._pool.clear()
+
+
+def _refers(job: Job) -> tuple[object, ...]:
+    """What a worker looks up instead of being sent it."""
+    return job.setup, job.federation, job.exchange, job.moment.stage
+
+
+def _ready(busy: Mapping[_Worker, Any]) -> list[_Worker]:
+    """The workers that have answered or died; waits for the first."""
+    by_connection = {worker.connection: worker for worker in busy}
+    return [by_connection[connection] for connection in wait(list(by_connection))]  # type: ignore[index]  # what went in comes out
+
+
+def _died(job: Job, code: int | None) -> FedshiftError:
+    how = f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+    return FedshiftError(
+        f"The worker process of client '{job.client.name}' died twice in round {job.moment.round} ({how}): most often the "
+        "machine is out of memory. The last checkpoint, if there is one, is kept. Fewer processes need less: "
+        "--set run.workers=1, or run.engine=sequential"
+    )
+
+
+# One worker ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Task:
+    """A job as it goes through the pipe: ids of what the worker knows, and where the tensors lie."""
+
+    refers: tuple[int, ...]
+    round: int
+    client: int
+    down: Layout
+    state: Layout
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """An outcome as it goes through the pipe."""
+
+    up: Layout
+    state: Layout
+    terms: dict[str, float]
+    steps: int
+
+
+class _Arena:
+    """Memory that two processes map, into which one writes tensors that the other reads."""
+
+    def __init__(self, size: int) -> None:
+        self._memory = mmap.mmap(-1, size)
+        self._size, self._used = size, 0
+
+    def clear(self) -> None:
+        """Begin a new message."""
+        self._used = 0
+
+    def put(self, tensors: Tensors) -> Layout | None:
+        """Write tensors after those that are there; None if they do not fit."""
+        layout: Layout = []
+        for name, tensor in tensors.items():
+            if self._used + tensor.nbytes > self._size:
+                return None
+            place = (name, tensor.dtype, tuple(tensor.shape), self._used)
+            self._at(place).copy_(tensor.detach())
+            layout.append(place)
+            self._used += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
+        return layout
+
+    def get(self, layout: Layout) -> dict[str, Tensor]:
+        """The tensors that lie there, as views."""
+        return {place[0]: self._at(place) for place in layout}
+
+    def _at(self, place: tuple[str, torch.dtype, tuple[int, ...], int]) -> Tensor:
+        _, dtype, shape, offset = place
+        count = torch.Size(shape).numel()
+        if not count:
+            return torch.empty(shape, dtype=dtype)
+        return torch.frombuffer(self._memory, dtype=dtype, count=count, offset=offset).view(shape)
+
+
+class _Worker:
+    """A process that does one job at a time, seen from this one."""
+
+    def __init__(
+        self, arena: int, known: Mapping[int, object], kernels: Kernels, others: Sequence[Connection]
+    ) -> None:
+        self._asked, self._answered = _Arena(arena), _Arena(arena)
+        context = multiprocessing.get_context("fork")
+        self.connection, theirs = context.Pipe()
+        # The child must not hold the other ends, or nobody would hear of this process's end.
+        closing = [*others, self.connection]
+        self._process = context.Process(
+            target=_live,
+            args=(theirs, self._asked, self._answered, dict(known), kernels, closing, os.getpid()),
+            daemon=True,
+        )
+        self._process.start()
+        theirs.close()
+
+    def ask(self, job: Job) -> bool:
+        """Hand over a job; False if the worker is dead or its memory too small."""
+        self._asked.clear()
+        down, state = self._asked.put(job.down), self._asked.put(job.state.flat())
+        if down is None or state is None:
+            return False
+        refers = tuple(id(thing) for thing in _refers(job))
+        try:
+            self.connection.send(_Task(refers, job.moment.round, job.client.id, down, state))
+        except (BrokenPipeError, ConnectionResetError):
+            return False
+        return True
+
+    def answer(self) -> Outcome | Exception | int:
+        """What came of the job; a number of bytes if the answer needs more memory.
+
+        Raises:
+            EOFError: the worker died.
+        """
+        try:
+            client, answer = self.connection.recv()
+        except ConnectionResetError as error:
+            raise EOFError from error
+        if not isinstance(answer, _Answer):
+            held: Exception | int = pickle.loads(answer) if isinstance(answer, bytes) else answer
+            return held
+        up = Up({name: tensor.clone() for name, tensor in self._answered.get(answer.up).items()})
+        flat = {name: tensor.clone() for name, tensor in self._answered.get(answer.state).items()}
+        return Outcome(client, up, ClientState.from_flat(flat), answer.terms, answer.steps)
+
+    def stop(self) -> int | None:
+        """End it, and say how it ended."""
+        self.connection.close()
+        self._process.join(0.05)
+        if self._process.is_alive():
+            self._process.kill()
+        self._process.join()
+        code = self._process.exitcode
+        self._process.close()
+        return code
+
+
+# In the worker ------------------------------------------------------------------------------------
+
+
+def _live(
+    connection: Connection,
+    asked: _Arena,
+    answered: _Arena,
+    known: Mapping[int, object],
+    kernels: Kernels,
+    closing: Sequence[Connection],
+    parent: int,
+) -> None:
+    """A worker's life: one job after the other, until the pipe is closed."""
+    _die_with(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other process hears of Ctrl-C and ends this one
+    for other in closing:
+        other.close()
+    torch.set_num_threads(1)
+    engine = Sequential(kernels)
+    while True:
+        try:
+            task = connection.recv()
+        except EOFError:
+            return
+        connection.send((task.client, _carry_out(task, engine, asked, answered, known)))
+
+
+def _carry_out(
+    task: _Task, engine: Sequential, asked: _Arena, answered: _Arena, known: Mapping[int, object]
+) -> _Answer | bytes | int:
+    """The answer to a task: where the outcome's tensors lie, what went wrong, or how many bytes are needed."""
+    setup, federation, exchange, stage = (known[key] for key in task.refers)
+    state = ClientState.from_flat(asked.get(task.state))
+    down = Down(asked.get(task.down))
+    moment: Any = Moment(stage, task.round)  # type: ignore[arg-type]  # looked up by id
+    client = federation.client(task.client)  # type: ignore[attr-defined]  # looked up by id
+    job = Job(setup, federation, exchange, moment, client, down, state)  # type: ignore[arg-type]  # looked up by id
+    (outcome,) = engine.train([job])
+    if not isinstance(outcome, Outcome):
+        return _portable(outcome)
+    answered.clear()
+    flat = outcome.state.flat()
+    up, kept = answered.put(outcome.up), answered.put(flat)
+    if up is None or kept is None:
+        return _size(outcome.up) + _size(flat)
+    return _Answer(up, kept, outcome.terms, outcome.steps)
+
+
+def _portable(error: Exception) -> bytes:
+    """An exception that the other process can read; where it happened goes with it as a note."""
+    error.add_note("In a worker process:\n" + "".join(traceback.format_exception(error)).rstrip())
+    try:
+        data = pickle.dumps(error)
+        pickle.loads(data)
+    except Exception:  # an exception with a constructor of its own, say; its text must do
+        plain = RuntimeError(f"{type(error).__name__}: {error}")
+        plain.__notes__ = error.__notes__
+        data = pickle.dumps(plain)
+    return data
+
+
+def _die_with(parent: int) -> None:
+    """See to it that this process ends when the other one does, however that ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before it could be asked for
+        os._exit(1)
+
+
+def _bytes(job: Job) -> int:
+    return _size(job.down) + _size(job.state.flat())
+
+
+def _size(tensors: Tensors) -> int:
+    return sum(tensor.nbytes + ALIGNMENT for tensor in tensors.values())

@@ -1,0 +1,283 @@
+"""Federations: samples are views of one pool, and clients and environments are made when they are asked for."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedshift.core.streams import Streams
+from fedshift.data.dataset import DomainData
+from fedshift.data.federation import Client, Environment, Federation, Lazy, Samples, Views, joined, mover
+from fedshift.data.inputs import Inputs
+from fedshift.partitions import IID
+from fedshift.protocols import InDomain, LeaveOneDomainOut, PersonalUnderShift, Protocol
+
+META = torch.device("meta")
+X, Y = torch.arange(20.0).view(10, 2), torch.arange(10) % 3
+
+
+def whole() -> Samples:
+    return Samples(X, Y)
+
+
+def data(environments: tuple[str, ...] = ()) -> DomainData:
+    """40 samples of 2 classes in each of 3 domains, in turn of each environment."""
+    n = 120
+    y, domain = torch.arange(n) % 2, torch.arange(n) // 40
+    environment = torch.arange(n) // 2 % len(environments) if environments else None
+    x = torch.arange(n).float().view(n, 1)
+    return DomainData(x, y, domain, ("a", "b", "c"), ("c0", "c1"), torch.arange(n), environment, environments)
+
+
+def federate(protocol: Protocol | None = None, of: DomainData | None = None) -> Federation:
+    return (protocol or InDomain()).federate(of or data(), IID(clients=2), Inputs(), Streams(0))
+
+
+def every(federation: Federation) -> list[Samples]:
+    return [client.train for client in federation.clients] + [e.samples for e in federation.environments]
+
+
+# Samples -----------------------------------------------------------------------------------------
+
+
+def test_a_whole_pool_is_its_own_tensors():
+    assert whole().x is X
+    assert whole().y is Y
+    assert whole().rows is None
+    assert len(whole()) == 10
+
+
+rows_and_places = st.lists(st.integers(0, 9), min_size=1, max_size=12).flatmap(
+    lambda rows: st.tuples(st.just(rows), st.lists(st.integers(0, len(rows) - 1), max_size=8))
+)
+
+
+@given(rows_and_places)
+def test_a_view_is_indexing_and_its_batches_are_indexing_twice(case: tuple[list[int], list[int]]):
+    rows, places = (torch.tensor(values, dtype=torch.int64) for values in case)
+    view = whole().subset(rows)
+    assert len(view) == len(rows)
+    assert torch.equal(view.x, X[rows])
+    assert torch.equal(view.y, Y[rows])
+    for samples in (view, whole()):
+        x, y = samples.batch(places)
+        assert torch.equal(x, samples.x[places])
+        assert torch.equal(y, samples.y[places])
+    again = view.subset(places)
+    assert torch.equal(again.x, X[rows][places])
+    assert again.pool.x.data_ptr() == X.data_ptr()
+    assert again.shares_pool(whole())
+    assert again == whole().subset(rows[places])
+
+
+def test_a_mask_is_as_good_as_indices():
+    mask = Y == 1  # rows 1, 4 and 7
+    view = whole().subset(mask)
+    assert view.rows is not None
+    assert view.rows.tolist() == [1, 4, 7]
+    assert view.subset(torch.tensor([True, False, True])).x[:, 0].tolist() == [2.0, 14.0]
+    assert [part.tolist() for part in view.batch(torch.tensor([False, True, False]))] == [[[8.0, 9.0]], [1]]
+
+
+def test_equal_samples_are_the_same_rows_of_the_same_pool():
+    view = whole().subset(torch.tensor([1, 2]))
+    assert view == whole().subset(torch.tensor([1, 2]))
+    assert hash(view) == hash(whole().subset(torch.tensor([1, 2])))
+    others: list[Any] = [whole(), whole().subset(torch.tensor([2, 1])), Samples(view.x, view.y), 3]
+    assert all(view != other for other in others)
+    assert whole() == Samples(X, Y)
+    assert whole() != Samples(X.clone(), Y)
+
+
+def test_samples_that_leave_a_pool_take_only_themselves_along():
+    view = whole().subset(torch.tensor([3, 1]))
+    assert view.to(X.device) is view
+    assert view.to(META).pool.x.shape == (2, 2)
+    assert view.to(META).pool.x.device == META
+
+
+def test_joined_views_are_a_view_and_others_a_copy():
+    parts = [whole().subset(torch.tensor([4, 0])), whole(), whole().subset(torch.tensor([7]))]
+    assert joined(parts) == whole().subset(torch.tensor([4, 0, *range(10), 7]))
+    apart = joined([parts[0], Samples(X + 1, Y)])
+    assert not apart.shares_pool(parts[0])
+    assert torch.equal(apart.x, torch.cat([X[[4, 0]], X + 1]))
+    assert torch.equal(apart.y, torch.cat([Y[[4, 0]], Y]))
+
+
+def test_parts_of_a_pool_keep_its_order():
+    """Part 1 is empty, and samples 2 and 9 are in no part."""
+    views = Views.of(whole(), torch.tensor([2, 0, -1, 3, 0, 2, 2, 0, 3, -1]), 4)
+    assert [[int(x) // 2 for x in views[number].x[:, 0]] for number in range(4)] == [[1, 4, 7], [], [0, 5, 6], [3, 8]]
+    assert len(views) == 4
+
+
+def test_a_pickled_view_is_the_same_view():
+    copy = pickle.loads(pickle.dumps(whole().subset(torch.tensor([3, 1]))))
+    assert copy.x.tolist() == X[[3, 1]].tolist()
+    assert copy.rows.tolist() == [3, 1]
+
+
+# Sequences ---------------------------------------------------------------------------------------
+
+
+class Squares:
+    """A table that remembers what was asked of it."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.asked: list[int] = []
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, number: int) -> int:
+        self.asked.append(number)
+        return number**2
+
+    def moved(self, move: Any) -> Squares:
+        return self
+
+
+maybe = st.none() | st.integers(-9, 9)
+
+
+@given(
+    st.integers(0, 7),
+    st.lists(st.tuples(maybe, maybe, st.sampled_from([None, 1, 2, 3, -1, -2])), max_size=3),
+    st.integers(-9, 9),
+)
+def test_a_lazy_sequence_behaves_as_a_tuple(length: int, slices: list[Any], index: int):
+    lazy: Sequence[int] = Lazy.over(Squares(length))
+    held = tuple(number**2 for number in range(length))
+    for start, stop, step in slices:
+        lazy, held = lazy[start:stop:step], held[start:stop:step]
+    assert len(lazy) == len(held)
+    assert tuple(lazy) == held
+    assert tuple(reversed(lazy)) == held[::-1]
+    assert [value in lazy for value in range(37)] == [value in held for value in range(37)]
+    if -len(held) <= index < len(held):
+        assert lazy[index] == held[index]
+        assert lazy.index(held[index]) == held.index(held[index])
+    else:
+        with pytest.raises(IndexError):
+            lazy[index]
+
+
+def test_nothing_is_made_before_it_is_asked_for_and_then_alone():
+    table = Squares(10)
+    lazy = Lazy.over(table)
+    assert len(lazy[::-1][2:]) == 8
+    assert len(lazy.among([3, 5])) == 2
+    assert table.asked == []
+    assert lazy[::-1][2] == 49
+    assert lazy.among([3, 5])[-1] == 25
+    assert table.asked == [7, 5]
+
+
+# Federations -------------------------------------------------------------------------------------
+
+SHIFTS = ("train", "p=0", "p=0.1")
+PROTOCOLS = [
+    (InDomain(), ()),
+    (LeaveOneDomainOut(hold_out="b"), ()),
+    (LeaveOneDomainOut(hold_out="b", scored="clients"), ()),
+    (PersonalUnderShift(), SHIFTS),
+    (PersonalUnderShift(validation="held-out"), SHIFTS),
+]
+each_protocol = pytest.mark.parametrize(
+    ("protocol", "environments"), PROTOCOLS, ids=lambda value: type(value).__name__ if value else "none"
+)
+
+
+@each_protocol
+def test_all_samples_are_views_of_the_data_set(protocol: Protocol, environments: tuple[str, ...]):
+    loaded = data(environments)
+    federation = federate(protocol, loaded)
+    assert all(samples.pool.x is loaded.x and samples.pool.y is loaded.y for samples in every(federation))
+    assert federation.shape == (1,)
+    assert all(samples.pool.x is loaded.x for samples in every(federation.pooled()))
+
+
+@each_protocol
+def test_a_federation_moves_as_a_whole_and_goes_on_sharing(protocol: Protocol, environments: tuple[str, ...]):
+    federation = federate(protocol, data(environments))
+    moved = every(federation.to(META))
+    assert [len(samples) for samples in moved] == [len(samples) for samples in every(federation)]
+    assert all(samples.pool.x is moved[0].pool.x and samples.pool.y is moved[0].pool.y for samples in moved)
+    assert all(tensor.device == META for samples in moved for tensor in (*samples.pool, samples.rows, samples.x))
+    there = federation.to(torch.device("cpu"))
+    assert [client.train for client in there.clients] == [client.train for client in federation.clients]
+    assert list(there.environments) == list(federation.environments)
+
+
+def test_clients_and_environments_that_are_there_already_move_their_pools_once():
+    other = Samples(X + 1, Y)
+    views = [whole().subset(torch.tensor([0, 1])), whole(), other]
+    clients = tuple(Client(number, str(number), "d", train) for number, train in enumerate(views))
+    environments = (Environment("d", "test", 0, views[0]), Environment("d", "test", None, other))
+    first, second, third, mine, unseen = every(Federation(clients, environments, ("c",), Inputs()).to(META))
+    assert first.shares_pool(second)
+    assert first.shares_pool(mine)
+    assert third.shares_pool(unseen)
+    assert not first.shares_pool(third)
+    assert {samples.pool.x.device for samples in (first, third)} == {META}
+
+
+def test_a_mover_copies_each_tensor_once():
+    copied: list[Tensor] = []
+
+    class Counted(Tensor):
+        def to(self, *to: Any, **how: Any) -> Any:
+            copied.append(self)
+            return torch.zeros(len(self), device="meta")
+
+    one, two = torch.zeros(3).as_subclass(Counted), torch.zeros(3).as_subclass(Counted)
+    move = mover(META)
+    assert move(one) is move(one)
+    assert move(two) is not move(one)
+    assert [tensor is kept for tensor, kept in zip(copied, (one, two), strict=True)] == [True, True]
+
+
+def test_clients_are_replaced_sliced_and_searched_as_in_a_tuple():
+    federation = federate()
+    names = [client.name for client in federation.clients]
+    assert names == ["a/0", "a/1", "b/0", "b/1", "c/0", "c/1"]
+    backwards = replace(federation, clients=federation.clients[::-1])
+    assert [client.name for client in backwards.clients] == names[::-1]
+    assert federation.clients[-1].id == 5
+    assert federation.clients[2] in federation.clients[1:3]
+    assert federation.clients[2] not in federation.clients[3:]
+    few = replace(federation, clients=tuple(federation.clients[:2]))
+    assert len(few.pooled().clients[0].train) == sum(len(client.train) for client in federation.clients[:2])
+
+
+def test_pooled_training_samples_come_client_after_client_and_environments_become_the_ones():
+    federation = federate(LeaveOneDomainOut(hold_out="b"))
+    pooled = federation.pooled()
+    (client,) = pooled.clients
+    assert torch.equal(client.train.x, torch.cat([one.train.x for one in federation.clients]))
+    assert [e.client for e in federation.environments] == [0, 1, None, 2, 3]
+    assert [e.client for e in pooled.environments] == [0, 0, None, 0, 0]
+    assert [e.samples for e in pooled.to(torch.device("cpu")).environments] == [
+        e.samples for e in federation.environments
+    ]
+
+
+def test_environments_that_are_left_are_those_that_hold_samples():
+    """Two of a class each to c/1 at most: of 40 samples in 20 clients nothing is left for some validation."""
+    federation = InDomain(test=0.4, validation=0.1).federate(data(), IID(clients=15), Inputs(), Streams(0))
+    sizes = [len(e.samples) for e in federation.environments]
+    assert 0 in sizes
+    checked = federation.checked()
+    assert list(checked.environments) == [e for e in federation.environments if len(e.samples)]
+    assert f"{sizes.count(0)} of 90 environments" in checked.notes[0]
+    assert isinstance(checked.environments, Lazy)

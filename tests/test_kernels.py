@@ -1,0 +1,433 @@
+"""Prepared modules against plain ones: values, first and second gradients, copies, and what precision changes."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from copy import copy, deepcopy
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, stack_module_state, vmap
+from torch.nn import functional as F
+
+from fedshift.core.streams import Streams
+from fedshift.engines import kernels
+from fedshift.engines.kernels import (
+    Kernels,
+    OneDNNLinear,
+    onednn_available,
+    onednn_linear,
+    prepare,
+)
+from fedshift.models.cnn import CNN
+from fedshift.models.mlp import MLP
+from fedshift.models.model import Model, ModelSpec
+
+ONEDNN = Kernels(linear="onednn")
+ALL = Kernels(channels_last=True, linear="onednn")
+needs_onednn = pytest.mark.skipif(not onednn_available(), reason="this build of PyTorch cannot multiply by oneDNN")
+
+# Sums of up to 300 products of numbers of size 1, in another order: a relative error of 300 * 2^-24 at worst of sums
+# whose size is 17; second-order terms add up as many again.
+CLOSE = {"rtol": 1e-4, "atol": 1e-4}
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.float32, name: str = "x") -> Tensor:
+    return torch.randn(*shape, generator=Streams(0).generator(name), dtype=torch.float64).to(dtype)
+
+
+def encoder(model: Model, shape: tuple[int, ...] = (1, 12, 12)) -> nn.Module:
+    return ModelSpec(model, shape, 10, Streams(0), clients=2).encoder()
+
+
+@pytest.fixture
+def every_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OneDNN multiplies matrices of every size."""
+    monkeypatch.setattr(kernels, "SMALLEST_PRODUCT", 0)
+    monkeypatch.setattr(kernels, "NARROWEST_PRODUCT", 1)
+
+
+@pytest.fixture
+def products(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """What oneDNN multiplied: (rows, in, out) of each product."""
+    seen: list[tuple[int, ...]] = []
+    multiply = kernels._multiply
+
+    def spy(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        seen.append((len(rows), *reversed(weight.shape)))
+        return multiply(rows, weight, bias)
+
+    monkeypatch.setattr(kernels, "_multiply", spy)
+    return seen
+
+
+# The product --------------------------------------------------------------------------------------
+
+
+def strided(x: Tensor) -> Tensor:
+    """The same numbers with gaps between them."""
+    return torch.stack([x, x + 1], dim=-1)[..., 0]
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "contiguous": lambda x: x,
+    "gaps": strided,
+    "transposed": lambda x: x.transpose(-1, -2).contiguous().transpose(-1, -2),
+    "one row for all": lambda x: x[..., :1, :].expand_as(x),
+    "one number a row": lambda x: x[..., :1].expand_as(x),
+}
+
+
+@needs_onednn
+@pytest.mark.parametrize("shape", [(300, 20), (5, 60, 20), (2, 3, 50, 20)])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_product_and_gradients_are_those_of_f_linear(
+    every_size: None, products: list[tuple[int, ...]], shape: tuple[int, ...], bias: bool, layout: str
+):
+    given = [LAYOUTS[layout](normal(*shape)), LAYOUTS[layout](normal(7, 20, name="w"))]
+    given += [strided(normal(7, name="b"))] if bias else []
+    results = []
+    for linear in (onednn_linear, F.linear):
+        leaves = [tensor.detach().requires_grad_() for tensor in given]
+        y = linear(*leaves)
+        results.append([y.detach(), *torch.autograd.grad((y * normal(*y.shape, name="g")).sum(), leaves)])
+    for ours, theirs in zip(*results, strict=True):
+        assert ours.shape == theirs.shape
+        torch.testing.assert_close(ours, theirs, **CLOSE)
+    assert products == [(300, 20, 7), (300, 7, 20), (7, 300, 20)]
+
+
+@needs_onednn
+@pytest.mark.parametrize("moving", [{0}, {1}, {2}, {0, 2}, {1, 2}])
+def test_only_gradients_that_are_needed_are_taken(every_size: None, products: list[tuple[int, ...]], moving: set[int]):
+    leaves = [normal(30, 20), normal(7, 20, name="w"), normal(7, name="b")]
+    leaves = [leaf.requires_grad_(index in moving) for index, leaf in enumerate(leaves)]
+    onednn_linear(*leaves).square().sum().backward()
+    assert [leaf.grad is not None for leaf in leaves] == [index in moving for index in range(3)]
+    assert len(products) == 1 + len(moving & {0, 1})
+    products.clear()
+    with torch.no_grad():
+        assert not onednn_linear(*leaves).requires_grad
+    assert len(products) == 1
+
+
+@needs_onednn
+def test_a_gradient_can_be_differentiated(every_size: None, products: list[tuple[int, ...]]):
+    """The squared norm of the gradient of a non-linear loss, as in FedIIR, for every tensor that moves."""
+    results = []
+    for linear in (onednn_linear, F.linear):
+        leaves = [normal(30, 20), normal(9, 20, name="w") / 4, normal(9, name="b"), normal(5, 9, name="v") / 4]
+        x, w, b, v = (leaf.requires_grad_() for leaf in leaves)
+        loss = linear(linear(x, w, b).tanh(), v).logsumexp(dim=1).sum()
+        first = torch.autograd.grad(loss, (x, w, b, v), create_graph=True)
+        second = torch.autograd.grad(sum(gradient.square().sum() for gradient in first), (x, w, b, v))
+        results.append([*first, *second])
+    assert len(products) > 2 + 4
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, **CLOSE)
+
+
+@needs_onednn
+def test_its_own_backward_is_right_to_second_order(every_size: None, monkeypatch: pytest.MonkeyPatch):
+    """Against finite differences, in float64: oneDNN's product takes none, so another stands in for it."""
+    seen = []
+
+    def multiply(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        seen.append(rows)
+        return F.linear(rows, weight, bias)
+
+    monkeypatch.setattr(kernels, "_multiply", multiply)
+    monkeypatch.setattr(kernels, "_worthwhile", lambda x, weight: True)
+    leaves = [normal(3, 4), normal(2, 4, name="w"), normal(2, name="b")]
+    leaves = [leaf.double().requires_grad_() for leaf in leaves]
+    assert torch.autograd.gradcheck(onednn_linear, leaves)
+    assert torch.autograd.gradgradcheck(onednn_linear, leaves)
+    assert seen
+
+
+@needs_onednn
+def test_other_numbers_and_small_matrices_are_f_linears(products: list[tuple[int, ...]]):
+    """A product of 300x200x100 is 6 million multiplications; one of 100x200x100 is 2.0 million, below the limit."""
+    x, w = normal(300, 200), normal(100, 200, name="w")
+    for rows, weight in [(x[:100], w), (x, w[:7]), (x[:7].repeat(1, 100), w.repeat(10, 100)), (x[0], w.repeat(200, 1))]:
+        assert torch.equal(onednn_linear(rows, weight), F.linear(rows, weight))
+    assert torch.equal(onednn_linear(x.double(), w.double()), F.linear(x.double(), w.double()))
+    assert onednn_linear(x[:0], w).shape == (0, 100)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        onednn_linear(x[:, 1:], w)
+    assert products == []
+    onednn_linear(x, w)
+    assert products == [(300, 200, 100)]
+
+
+@needs_onednn
+def test_under_transforms_it_is_f_linear(every_size: None, products: list[tuple[int, ...]]):
+    """Vmap, a gradient in it, a gradient alone, and a Jacobian have no oneDNN product, and give F.linear's bits."""
+    x, w = normal(3, 30, 20), normal(3, 7, 20, name="w")
+
+    def loss(linear: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        return lambda weight, rows: linear(rows, weight).square().mean()
+
+    ours, theirs = loss(onednn_linear), loss(F.linear)
+    for transform in (vmap, lambda f: vmap(grad(f)), lambda f: vmap(torch.func.jacrev(f))):
+        assert torch.equal(transform(ours)(w, x), transform(theirs)(w, x))
+    assert torch.equal(grad(ours)(w[0], x[0]), grad(theirs)(w[0], x[0]))
+    with torch.no_grad():
+        assert torch.equal(vmap(ours)(w, x), vmap(theirs)(w, x))
+    assert products == []
+
+
+@needs_onednn
+def test_compiled_it_is_f_linear_in_one_graph(every_size: None, products: list[tuple[int, ...]]):
+    x, w = normal(30, 20), normal(7, 20, name="w")
+    compiled = torch.compile(onednn_linear, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(x, w), F.linear(x, w))
+    assert products == []
+
+
+# Preparation --------------------------------------------------------------------------------------
+
+MODELS = {"mlp": MLP(hidden=(30,), batch_norm=True), "cnn": CNN(channels=(4, 6), batch_norm=True)}
+
+
+def names_and_values(module: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in module.state_dict().items()}
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return list(one) == list(other) and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def trained(module: nn.Module, x: Tensor) -> list[Tensor]:
+    """The output, the gradients of a loss and the buffers after it."""
+    module.train().zero_grad()
+    z = module(x)
+    (z * normal(*z.shape, name="g")).sum().backward()
+    gradients = [p.grad.clone() for p in module.parameters() if p.grad is not None]
+    assert len(gradients) == len(list(module.parameters()))
+    return [z.detach(), *gradients, *(buffer.clone() for buffer in module.buffers())]
+
+
+@needs_onednn
+@pytest.mark.parametrize("model", MODELS)
+def test_kernels_change_rounding_only(every_size: None, products: list[tuple[int, ...]], model: str):
+    plain, ready = encoder(MODELS[model]), encoder(MODELS[model])
+    before = names_and_values(ready)
+    prepare(ready, ALL, "float32")
+    assert same(names_and_values(ready), before)
+    assert [name for name, _ in ready.named_modules()] == [name for name, _ in plain.named_modules()]
+    x = normal(16, 1, 12, 12)
+    for ours, theirs in zip(trained(ready, x), trained(plain, x), strict=True):
+        torch.testing.assert_close(ours, theirs, **CLOSE)
+    assert products
+    torch.testing.assert_close(ready.eval()(x), plain.eval()(x), **CLOSE)
+
+
+def test_channels_last_reaches_every_convolution_and_is_undone():
+    """Also a first one of one channel, for whose weight both layouts are contiguous; its output shows which it has."""
+    module = encoder(CNN(channels=(4, 6)))
+    images = normal(2, 1, 12, 12)
+
+    def innermost() -> list[bool]:
+        outputs = [module[0](images), module[:4](images)]
+        return [out.stride(1) == 1 for out in outputs]
+
+    for kernels_now, expected in [(Kernels(), False), (ALL, True), (ALL, True), (Kernels(), False)]:
+        prepare(module, kernels_now, "float32")
+        assert innermost() == [expected, expected]
+
+
+def test_preparing_again_changes_nothing_and_other_kernels_take_their_place():
+    module = encoder(CNN(channels=(4, 6)))
+    plain = [type(layer) for layer in module.modules()]
+
+    def state() -> list[Any]:
+        return [type(layer) for layer in module.modules()] + [p.data_ptr() for p in module.parameters()]
+
+    for settings in [(ALL, "float32"), (ALL, "bfloat16"), (Kernels(), "bfloat16")]:
+        prepare(module, *settings)
+        once = state()
+        prepare(module, *settings)
+        assert state() == once
+    prepare(module, Kernels(), "float32")
+    assert [type(layer) for layer in module.modules()] == plain
+
+
+@needs_onednn
+def test_only_linear_layers_of_float32_change():
+    class Odd(nn.Linear):
+        pass
+
+    def classes(precision: kernels.Precision) -> list[type[nn.Module]]:
+        module = nn.Sequential(nn.Linear(2, 2), Odd(2, 2), nn.Bilinear(2, 2, 2))
+        prepare(module, ONEDNN, precision)
+        return [type(layer) for layer in module]
+
+    assert classes("float32") == [OneDNNLinear, Odd, nn.Bilinear]
+    assert classes("float64") == classes("bfloat16") == [nn.Linear, Odd, nn.Bilinear]
+    head = nn.Linear(2, 2)
+    prepare(head, ONEDNN, "float32")
+    assert isinstance(head, OneDNNLinear)
+
+
+def test_without_onednn_layers_stay_as_they_are(monkeypatch: pytest.MonkeyPatch):
+    def missing(*given: object) -> Tensor:
+        raise AttributeError("no such operator")
+
+    monkeypatch.setattr(kernels, "_multiply", missing)
+    onednn_available.cache_clear()
+    try:
+        assert not onednn_available()
+        head = nn.Linear(2, 2)
+        prepare(head, ONEDNN, "float32")
+        assert type(head) is nn.Linear
+    finally:
+        onednn_available.cache_clear()
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_float64_is_what_double_gives(model: str):
+    plain, ready = encoder(MODELS[model]).double(), encoder(MODELS[model])
+    prepare(ready, ONEDNN, "float64")
+    x = normal(16, 1, 12, 12, dtype=torch.float64)
+    results = trained(ready, x)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(results, trained(plain, x), strict=True))
+    assert {tensor.dtype for tensor in results} == {torch.float64, torch.int64}
+
+
+# bfloat16 -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_in_bfloat16_all_that_leaves_is_float32(model: str):
+    """Values are rounded to 8 bits on the way and a ReLU may take another side, so results differ, and by little.
+
+    A bias before batch norm has no gradient but what rounding leaves.
+    """
+    plain, ready = encoder(MODELS[model]), encoder(MODELS[model])
+    before = names_and_values(ready)
+    prepare(ready, ALL, "bfloat16")
+    assert same(names_and_values(ready), before)
+    inside: list[torch.dtype] = []
+    ready[-1].register_forward_hook(lambda module, given, out: inside.append(out.dtype))
+    x = normal(16, 1, 12, 12)
+    for ours, theirs in zip(trained(ready, x), trained(plain, x), strict=True):
+        assert ours.dtype == theirs.dtype
+        assert ours.dtype is not torch.bfloat16
+        if ours.is_floating_point():
+            assert (ours - theirs).norm() <= 0.2 * theirs.norm() + 0.1
+    assert inside == [torch.bfloat16]
+    assert not torch.equal(ready(x), plain(x))
+    assert not torch.is_autocast_enabled("cpu")
+
+
+class Pair(NamedTuple):
+    mean: Tensor
+    others: dict[str, Any]
+
+
+class Gives(nn.Module):
+    """Puts x times a matrix of ones into a structure; takes more than one argument."""
+
+    def __init__(self, structure: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.structure = structure
+        self.ones = nn.Parameter(torch.ones(2, 2))
+
+    def forward(self, x: Tensor, *, times: int) -> Any:
+        return self.structure(times * (x @ self.ones))
+
+
+def test_bfloat16_becomes_float32_within_structures():
+    """1 * 1 + 2 * 1 = 3, times 2 gives 6."""
+    y = torch.tensor([1, 2])
+    module = Gives(lambda z: ([z, None], Pair(z, {"z": z, "y": y, "double": z.double()})))
+    prepare(module, Kernels(), "bfloat16")
+    (first, nothing), pair = module(torch.tensor([[1.0, 2.0]]), times=2)
+    assert isinstance(pair, Pair)
+    assert nothing is None
+    assert pair.others["y"] is y
+    assert pair.others["double"].dtype is torch.float64
+    for z in (first, pair.mean, pair.others["z"]):
+        assert z.dtype is torch.float32
+        assert z.tolist() == [[6, 6]]
+
+
+def test_autocast_ends_when_a_part_fails():
+    module = nn.Linear(2, 2)
+    prepare(module, Kernels(), "bfloat16")
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        module(torch.ones(1, 3))
+    assert not torch.is_autocast_enabled("cpu")
+
+
+# Copies and transforms ----------------------------------------------------------------------------
+
+PREPARED = [(ALL, "float32"), (ALL, "bfloat16")]
+
+
+@pytest.mark.parametrize(("settings", "precision"), PREPARED)
+@pytest.mark.parametrize("how", [deepcopy, copy, lambda module: pickle.loads(pickle.dumps(module))])
+def test_a_copy_runs_its_own_tensors(every_size: None, settings: Kernels, precision: Any, how: Callable[..., Any]):
+    """With every tensor of the copy put to zero it gives zero, and the original what it gave."""
+    module = encoder(CNN(channels=(4, 6)))
+    prepare(module, settings, precision)
+    x = normal(16, 1, 12, 12)
+    before = module(x)
+    twin = how(module)
+    assert torch.equal(twin(x), before)
+    assert [type(layer) for layer in twin.modules()] == [type(layer) for layer in module.modules()]
+    if how is copy:  # it holds the same layers, so only a change of its own list of them tells the two apart
+        twin._modules = {"0": nn.Flatten()}
+        assert twin(x).shape == (16, 144)
+    else:
+        with torch.no_grad():
+            for tensor in twin.state_dict().values():
+                tensor.zero_()
+        assert twin(x).abs().max() == 0
+    assert torch.equal(module(x), before)
+
+
+@pytest.mark.parametrize(("settings", "precision"), PREPARED)
+@pytest.mark.parametrize("model", MODELS)
+def test_clients_can_be_stacked(every_size: None, settings: Kernels, precision: Any, model: str):
+    """Outputs under vmap, gradients of one loss of all, and buffers are those of each client alone."""
+    clients = [ModelSpec(MODELS[model], (1, 12, 12), 10, Streams(seed), clients=2).encoder() for seed in (0, 1)]
+    for client in clients:
+        prepare(client, settings, precision)
+    parameters, buffers = stack_module_state(clients)
+    x = normal(2, 16, 1, 12, 12)
+
+    def forward(tensors: dict[str, Tensor], batch: Tensor) -> Tensor:
+        z: Tensor = functional_call(clients[0], tensors, (batch,))
+        return z
+
+    z = vmap(forward)({**parameters, **buffers}, x)
+    assert z.dtype is torch.float32
+    (z * normal(16, 64, name="g")).sum().backward()
+    share, rest = (1e-4, 1e-4) if precision == "float32" else (0.2, 0.1)
+    for index, client in enumerate(clients):
+        stacked = [z[index], *(p.grad[index] for p in parameters.values()), *(b[index] for b in buffers.values())]
+        for ours, theirs in zip(stacked, trained(client, x[index]), strict=True):
+            assert ours.dtype == theirs.dtype
+            assert (ours - theirs).double().norm() <= share * theirs.double().norm() + rest
+
+
+@pytest.mark.parametrize(("settings", "precision"), PREPARED)
+def test_functional_call_runs_the_tensors_that_are_given(every_size: None, settings: Kernels, precision: Any):
+    module, other = encoder(MODELS["mlp"]), encoder(MODELS["mlp"])
+    for ready in (module, other):
+        prepare(ready, settings, precision)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(0.5)
+    x = normal(16, 1, 12, 12)
+    given = {name: tensor.clone() for name, tensor in other.state_dict().items()}
+    assert torch.equal(functional_call(module, given, (x,)), other(x))
+    assert not torch.equal(module(x), other(x))
+    assert not module.eval()[2].training
+    assert module.train()[2].training

@@ -1,0 +1,643 @@
+"""Client states on the disk: whatever happens, each client is as its checkpoint says."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from fedshift import files
+from fedshift.core.contract import ServerState
+from fedshift.core.state import ClientState, ClientStore, MemoryStore
+from fedshift.errors import FedshiftError
+from fedshift.runs.checkpoint import Checkpoint
+from fedshift.runs.store import DiskStore
+
+CPU = torch.device("cpu")
+
+
+def the_state(client: int, value: int) -> ClientState:
+    """A state that no other client and no other value has."""
+    weight = torch.full((2, 3), float(1000 * client + value))
+    moments = {"train": {"own.weight": {"momentum_buffer": weight / 3, "step": torch.tensor(float(value))}}}
+    return ClientState({"own.weight": weight}, moments, {"train": value})
+
+
+def bits(state: ClientState) -> dict[str, tuple[torch.dtype, tuple[int, ...], bytes]]:
+    """What must survive: every bit of every tensor, its type and shape."""
+    return {
+        name: (tensor.dtype, tuple(tensor.shape), tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        for name, tensor in state.flat().items()
+    }
+
+
+def opened(run: Path, keep: int = 2, experiment: str = "x") -> DiskStore:
+    return DiskStore(run / "clients", experiment, keep, CPU)
+
+
+def files_in(run: Path) -> list[str]:
+    return sorted(path.name for path in (run / "clients").iterdir())
+
+
+def checkpoint(store: DiskStore, run: Path, position: int, experiment: str = "x") -> None:
+    """What a run does every so many rounds."""
+    store.flush()
+    server = ServerState({"w": torch.tensor(float(position))})
+    Checkpoint(experiment, position, 0, 0, server, store.versions()).save(run / "checkpoint")
+    store.prune(position)
+
+
+def resumed(run: Path, keep: int = 2) -> tuple[DiskStore, int]:
+    """What a run does when it begins, and when it goes on."""
+    store = opened(run, keep)
+    position, versions = 0, {}
+    if (run / "checkpoint").is_file():
+        saved = Checkpoint.load(run / "checkpoint", "x", CPU)
+        position, versions = saved.position, dict(saved.clients)
+    store.rewind(position, versions)
+    return store, position
+
+
+def trained(run: Path, clients: int, keep: int = 2) -> DiskStore:
+    """One round of so many clients, and its checkpoint."""
+    store, _ = resumed(run, keep)
+    store.begin(1)
+    for client in range(clients):
+        store.put(client, the_state(client, 1))
+    checkpoint(store, run, 1)
+    return store
+
+
+# Any order, any moment -------------------------------------------------------------------------
+
+
+class PowerCutError(BaseException):
+    """The machine stops: no handler of errors may do anything about it."""
+
+
+class Power:
+    """Stops the machine before the n-th thing that is done to the disk; what was not synced is lost then."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.left: int | None = None
+        self._synced: set[tuple[int, int, int]] = set()
+        replace, unlink, opens = Path.replace, Path.unlink, Path.open
+
+        def fsync(descriptor: int) -> None:
+            self.spend()
+            self._synced.add(self._identity(os.fstat(descriptor)))
+
+        def replacing(path: Path, target: Path) -> Path:
+            self.spend()
+            return replace(path, target)
+
+        def unlinking(path: Path, missing_ok: bool = False) -> None:
+            self.spend()
+            unlink(path, missing_ok)
+
+        def opening(path: Path, mode: str = "r", *arguments, **others):
+            if "w" in mode:
+                self.spend()
+            return opens(path, mode, *arguments, **others)
+
+        patch.setattr(os, "fsync", fsync)
+        for name, wrapped in (("replace", replacing), ("unlink", unlinking), ("open", opening)):
+            patch.setattr(Path, name, wrapped)
+
+    def spend(self) -> None:
+        if self.left == 0:
+            raise PowerCutError
+        if self.left is not None:
+            self.left -= 1
+
+    @contextmanager
+    def fused(self, fuse: int | None) -> Iterator[None]:
+        """Stop after ``fuse`` things done to the disk, if so many are."""
+        self.left = fuse
+        try:
+            yield
+        finally:
+            self.left = None
+
+    def lose(self, run: Path) -> None:
+        """Empty every file that was never synced as it is."""
+        for path in (path for path in run.rglob("*") if path.is_file()):
+            if self._identity(path.stat()) not in self._synced:
+                os.truncate(path, 0)
+
+    @staticmethod
+    def _identity(about: os.stat_result) -> tuple[int, int, int]:
+        return about.st_ino, about.st_mtime_ns, about.st_size
+
+
+CLIENTS = st.integers(0, 5)
+
+
+class Run(RuleBasedStateMachine):
+    """A store beside a dictionary; the power may be cut at any moment, and in the midst of going back, too.
+
+    Values are never used twice, so a state of a round that was lost cannot pass for the one made again.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.run = Path(tempfile.mkdtemp())
+        self.patch = pytest.MonkeyPatch()
+        self.power = Power(self.patch)
+        self.now: dict[int, int] = {}
+        self.saved: dict[int, dict[int, int]] = {0: {}}
+        self.position = self.sealed = self.value = 0
+
+    @initialize(keep=st.integers(0, 4))
+    def start(self, keep: int) -> None:
+        self.keep = keep
+        self.store, _ = resumed(self.run, keep)
+
+    def teardown(self) -> None:
+        self.patch.undo()
+        shutil.rmtree(self.run)
+
+    @contextmanager
+    def perhaps_cut(self, fuse: int | None, again: int | None) -> Iterator[None]:
+        try:
+            with self.power.fused(fuse):
+                yield
+        except PowerCutError:
+            self.come_back(again)
+
+    def come_back(self, fuse: int | None) -> None:
+        self.power.lose(self.run)
+        try:
+            with self.power.fused(fuse):
+                self.store, self.position = resumed(self.run, self.keep)
+        except PowerCutError:
+            self.power.lose(self.run)
+            self.store, self.position = resumed(self.run, self.keep)
+        assert self.position >= self.sealed, "a checkpoint that stood is gone"
+        self.now, self.sealed = dict(self.saved[self.position]), self.position
+        self.saved = {self.position: self.saved[self.position]}
+        assert {client: bits(state) for client, state in self.store.items()} == {
+            client: bits(the_state(client, value)) for client, value in self.now.items()
+        }
+        assert len(files_in(self.run)) == len(self.now)
+
+    @rule()
+    def begin(self) -> None:
+        self.position += 1
+        self.store.begin(self.position)
+
+    @precondition(lambda self: self.position > self.sealed)
+    @rule(clients=st.lists(CLIENTS, min_size=1, max_size=6), fuse=st.none() | st.integers(0, 9), again=st.none())
+    def put(self, clients: list[int], fuse: int | None, again: int | None) -> None:
+        with self.perhaps_cut(fuse, again):
+            for client in clients:
+                self.value += 1
+                self.store.put(client, the_state(client, self.value))
+                self.now[client] = self.value
+
+    @rule(client=CLIENTS, fuse=st.none() | st.integers(0, 3))
+    def get(self, client: int, fuse: int | None) -> None:
+        with self.perhaps_cut(fuse, None):
+            state = self.store.get(client)
+            assert (state is None) == (client not in self.now)
+            if state is not None:
+                assert bits(state) == bits(the_state(client, self.now[client]))
+
+    @precondition(lambda self: self.position > self.sealed)
+    @rule(fuse=st.none() | st.integers(0, 40), again=st.none() | st.integers(0, 5))
+    def save(self, fuse: int | None, again: int | None) -> None:
+        self.saved[self.position] = dict(self.now)
+        with self.perhaps_cut(fuse, again):
+            checkpoint(self.store, self.run, self.position)
+            self.sealed = self.position
+            assert len(files_in(self.run)) == len(self.now)
+
+    @precondition(lambda self: self.position > self.sealed)
+    @rule()
+    def flush_without_a_checkpoint(self) -> None:
+        """The checkpoint could not be written, say, and the run goes on all the same."""
+        self.store.flush()
+        self.begin()
+
+    @rule(again=st.none() | st.integers(0, 5))
+    def cut(self, again: int | None) -> None:
+        self.come_back(again)
+
+    @invariant()
+    def knows_who_has_a_state(self) -> None:
+        if hasattr(self, "store"):
+            assert self.store.ids() == sorted(self.now)
+            assert [client for client in range(6) if client in self.store] == sorted(self.now)
+
+
+TestRun = Run.TestCase
+TestRun.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+
+
+def test_what_the_checkpoint_names_outlives_what_comes_after(tmp_path: Path):
+    """Client 0's state of round 5 is in checkpoint 5; rounds 7 and 8 spill newer ones, and 10 has not come yet."""
+    store, _ = resumed(tmp_path, keep=0)
+    store.begin(5)
+    store.put(0, the_state(0, 5))
+    checkpoint(store, tmp_path, 5)
+    for position in (7, 8):
+        store.begin(position)
+        store.put(0, the_state(0, position))
+        assert files_in(tmp_path) == ["0@5.safetensors", f"0@{position}.safetensors"]
+    again, position = resumed(tmp_path)
+    assert (position, bits(again.get(0))) == (5, bits(the_state(0, 5)))
+    store.begin(10)
+    store.put(0, the_state(0, 10))
+    checkpoint(store, tmp_path, 10)
+    assert files_in(tmp_path) == ["0@10.safetensors"]
+
+
+def test_pruning_goes_no_further_than_the_checkpoint_that_stands(tmp_path: Path):
+    """States of rounds 2 and 4 were flushed; while only checkpoint 2 stands, the state of round 2 stays."""
+    store, _ = resumed(tmp_path)
+    for position in (1, 2, 4):
+        store.begin(position)
+        store.put(0, the_state(0, position))
+        store.flush()
+    store.prune(3)
+    assert files_in(tmp_path) == ["0@2.safetensors", "0@4.safetensors"]
+    store.prune(4)
+    assert files_in(tmp_path) == ["0@4.safetensors"]
+
+
+def test_a_store_that_was_used_goes_back_too(tmp_path: Path):
+    store = trained(tmp_path, clients=3)
+    versions = store.versions()
+    for position in (2, 3):
+        store.begin(position)
+        for client in range(4):
+            store.put(client, the_state(client, position))
+    store.rewind(1, versions)
+    assert {client: bits(state) for client, state in store.items()} == {
+        client: bits(the_state(client, 1)) for client in range(3)
+    }
+    assert all(bits(store.get(client)) == bits(the_state(client, 1)) for client in range(3))
+    store.begin(2)
+    store.put(2, the_state(2, 2))
+    checkpoint(store, tmp_path, 2)
+    assert files_in(tmp_path) == ["0@1.safetensors", "1@1.safetensors", "2@2.safetensors"]
+
+
+def test_a_state_that_a_checkpoint_names_cannot_be_put_again(tmp_path: Path):
+    store = trained(tmp_path, clients=1)
+    with pytest.raises(ValueError, match="begin the next one"):
+        store.put(0, the_state(0, 2))
+
+
+# Killed processes ------------------------------------------------------------------------------
+
+
+def cohort(position: int) -> list[int]:
+    return random.Random(position).sample(range(8), 3)
+
+
+def train_for_ever(run: Path, ticks: int) -> None:
+    """Each client's value counts the rounds it took part in; a checkpoint every third round.
+
+    A byte goes into the pipe ``ticks`` after each state and around each checkpoint: 11 for three rounds.
+    """
+    store, position = resumed(run)
+    while True:
+        position += 1
+        store.begin(position)
+        for client in cohort(position):
+            state = store.get(client)
+            store.put(client, the_state(client, 1 + (state.drawn["train"] if state else 0)))
+            os.write(ticks, b".")
+        if position % 3 == 0:
+            os.write(ticks, b".")
+            checkpoint(store, run, position)
+            os.write(ticks, b".")
+
+
+def be_killed(run: Path, kills: int) -> None:
+    """Fork a run so often, kill it somewhere, and look at what it left: for a process with one thread."""
+    moments = random.Random(0)
+    for _ in range(kills):
+        ticks, end = os.pipe()
+        child = os.fork()
+        if child == 0:
+            train_for_ever(run, end)
+        os.close(end)
+        for _ in range(moments.randint(11, 40)):
+            assert os.read(ticks, 1), "the run ended by itself"
+        time.sleep(moments.uniform(0, 0.01))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(ticks)
+        store, position = resumed(run)
+        rounds = [client for done in range(1, position + 1) for client in cohort(done)]
+        due = {client: bits(the_state(client, rounds.count(client))) for client in sorted(set(rounds))}
+        found = {client: bits(state) for client, state in store.items()}
+        assert found == due, f"after a kill the states are not those of round {position}"
+        assert len(files_in(run)) == len(due)
+        sys.stdout.write(f"{position} ")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_killed_process_loses_nothing_that_its_checkpoint_names(tmp_path: Path):
+    script = f"import pathlib, test_store; test_store.be_killed(pathlib.Path({str(tmp_path)!r}), 12)"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=Path(__file__).parent,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    positions = [int(position) for position in done.stdout.split()]
+    assert len(positions) == 12
+    assert positions == sorted(set(positions)), "every life ends after a checkpoint of its own"
+
+
+# Memory and files ------------------------------------------------------------------------------
+
+
+def test_memory_holds_the_states_used_last(tmp_path: Path):
+    """20 clients take part, then all are read: three states live at any moment, the last three at the end."""
+    store, _ = resumed(tmp_path, keep=3)
+    store.begin(1)
+    alive: dict[int, weakref.ref[ClientState]] = {}
+
+    def living() -> list[int]:
+        return [client for client, state in alive.items() if state() is not None]
+
+    for client in range(20):
+        state = the_state(client, 1)
+        alive[client] = weakref.ref(state)
+        store.put(client, state)
+        del state
+        assert living() == list(range(max(0, client - 2), client + 1))
+    for client in range(20):
+        alive[client] = weakref.ref(store.get(client))
+        assert len(living()) == 3
+    store.get(17)
+    store.get(2)
+    assert living() == [17, 19]  # and 2, of which there is no reference here
+    for client, state in store.items():
+        alive[client] = weakref.ref(state)
+        del state
+    assert living() == [2, 17, 19], "a look at all must leave memory as it is"
+
+
+def test_a_round_does_nothing_that_grows_with_the_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """All in memory: writes at checkpoints only. A small cohort: reads and writes itself. Nobody lists the folder."""
+    whole, part = tmp_path / "whole", tmp_path / "part"
+    everyone, few = trained(whole, clients=8, keep=8), trained(part, clients=8, keep=2)
+    written, read = [], []
+    write, opens = files.write_soon, Path.open
+
+    def writing(path: Path, data: bytes) -> None:
+        written.append(path.name)
+        write(path, data)
+
+    def opening(path: Path, mode: str = "r", *arguments, **others):
+        if mode == "rb":
+            read.append(path.name)
+        return opens(path, mode, *arguments, **others)
+
+    def listing(*arguments: object) -> None:
+        raise AssertionError("the folder was listed")
+
+    monkeypatch.setattr(files, "write_soon", writing)
+    monkeypatch.setattr(Path, "open", opening)
+    for name in ("listdir", "scandir"):
+        monkeypatch.setattr(os, name, listing)
+    for position in (2, 3):
+        everyone.begin(position)
+        for client in range(8):
+            assert everyone.get(client) is not None
+            everyone.put(client, the_state(client, position))
+    assert (written, read) == ([], [])
+    everyone.flush()
+    assert written == [f"{client}@3.safetensors" for client in range(8)]
+    written.clear()
+    few.begin(2)
+    for client in (1, 4):
+        few.get(client)
+        few.put(client, the_state(client, 2))
+    few.flush()
+    few.prune(2)
+    assert read == ["1@1.safetensors", "4@1.safetensors"]
+    assert written == ["1@2.safetensors", "4@2.safetensors"]
+
+
+def test_files_stay_as_many_as_clients(tmp_path: Path):
+    """One for each client after a checkpoint, at most two before the next, and none of a half-written one."""
+    store = trained(tmp_path, clients=6, keep=1)
+    for position in range(2, 22):
+        store.begin(position)
+        for client in range(6):
+            store.put(client, the_state(client, position))
+        assert len(files_in(tmp_path)) <= 12
+        if position % 4 == 0:
+            checkpoint(store, tmp_path, position)
+            assert files_in(tmp_path) == [f"{client}@{position}.safetensors" for client in range(6)]
+
+
+def test_going_back_leaves_other_files_alone(tmp_path: Path):
+    trained(tmp_path, clients=2)
+    for name in (".0@1.safetensors.77.new", "9@9.safetensors", "notes.txt", "1@1.safetensors.bak"):
+        (tmp_path / "clients" / name).write_bytes(b"half")
+    resumed(tmp_path)
+    assert files_in(tmp_path) == ["0@1.safetensors", "1@1.safetensors", "1@1.safetensors.bak", "notes.txt"]
+
+
+@pytest.mark.parametrize("make", [MemoryStore, lambda: None], ids=["memory", "disk"])
+def test_a_store_says_who_has_a_state(make, tmp_path: Path):
+    store: ClientStore = make() or opened(tmp_path, keep=1)
+    assert (list(store.ids()), store.get(3), 3 in store) == ([], None, False)
+    for client in (10, 3, 7):
+        store.put(client, the_state(client, 1))
+    assert (list(store.ids()), 3 in store, 4 in store, store.get(4)) == ([3, 7, 10], True, False, None)
+    assert [(client, bits(state)) for client, state in store.items()] == [
+        (client, bits(the_state(client, 1))) for client in (3, 7, 10)
+    ]
+
+
+# Bits ------------------------------------------------------------------------------------------
+
+TENSORS = {
+    "not a number": torch.tensor([0x7FC00001, 0x7F800001, -1], dtype=torch.int32).view(torch.float32),
+    "signed zero": torch.tensor([0.0, -0.0, float("inf"), -float("inf")]),
+    "counter": torch.tensor(2**62 + 1),
+    "flag": torch.tensor([True, False]),
+    "double": torch.tensor(1 / 3, dtype=torch.float64),
+    "half": torch.tensor([1 / 3, 1e-40]).bfloat16(),
+    "empty": torch.empty(0, 3),
+    "channels last": torch.arange(24.0).reshape(1, 2, 3, 4).to(memory_format=torch.channels_last),
+    "one channel, last": torch.arange(9.0).as_strided((1, 1, 3, 3), (9, 1, 3, 1)),
+    "transposed": torch.arange(6.0).reshape(2, 3).T,
+    "a slice": torch.arange(12.0).reshape(3, 4)[:, 1:3],
+    "expanded": torch.tensor([1.5]).expand(3),
+    'a "name" / 00000000000000000000000000000000': torch.ones(1),
+}
+MOMENTS = {"train": {"w": {"step": torch.tensor(7.0), "exp_avg": TENSORS["channels last"] / 3}}}
+
+
+def test_a_state_survives_bit_for_bit(tmp_path: Path):
+    """Its order in memory too: a state from the disk must round as the one in memory would."""
+    state = ClientState(TENSORS, MOMENTS, {"train": 3, "index": 0})
+    store, _ = resumed(tmp_path, keep=0)
+    store.begin(1)
+    store.put(4, state)
+    store.put(5, ClientState({}))
+    checkpoint(store, tmp_path, 1)
+    again, _ = resumed(tmp_path)
+    back = again.get(4)
+    assert back is not None
+    assert bits(back) == bits(state)
+    assert back.drawn == {"train": 3, "index": 0}
+    assert again.get(5) == ClientState({})
+    loose = ("a slice", "expanded")
+    for name in (name for name in TENSORS if name not in loose):
+        assert back.tensors[name].stride() == TENSORS[name].stride(), name
+    assert all(back.tensors[name].is_contiguous() for name in loose)
+    back.tensors["double"].add_(1)  # memory of its own, not the file's
+
+
+def test_what_lay_on_the_cpu_beside_a_device_does_so_again(tmp_path: Path):
+    """Adam counts its steps on the CPU. The device without memory stands in for an accelerator."""
+    folder, elsewhere = tmp_path / "clients", torch.device("meta")
+    store = DiskStore(folder, "x", 0, elsewhere)
+    store.put(0, ClientState({}, {"train": {"w": {"step": torch.tensor(7.0)}}}))
+    step = store.get(0).moments["train"]["w"]["step"]
+    assert (step.device, step.item()) == (CPU, 7)
+    on_the_cpu = DiskStore(folder, "x", 0, CPU)  # a run that was begun on the CPU and goes on elsewhere
+    on_the_cpu.put(1, ClientState({"w": torch.ones(2)}))
+    store.rewind(0, {1: 0})
+    assert store.get(1).tensors["w"].device == elsewhere
+
+
+def test_a_checkpoint_survives_bit_for_bit(tmp_path: Path):
+    server = ServerState(TENSORS, {"d": torch.ones(2)}, {"s": torch.zeros(())}, MOMENTS)
+    versions = {7: 3, 2: 9, 10_000: 12}
+    Checkpoint("x", 12, 2**40, 5, server, versions).save(tmp_path / "checkpoint")
+    back = Checkpoint.load(tmp_path / "checkpoint", "x", CPU)
+    assert (back.experiment, back.position, back.bytes_down, back.bytes_up) == ("x", 12, 2**40, 5)
+    assert back.clients == versions
+    for scope in ("shared", "down", "server"):
+        assert bits(ClientState(getattr(back.server, scope))) == bits(ClientState(getattr(server, scope)))
+    assert bits(ClientState({}, back.server.moments)) == bits(ClientState({}, MOMENTS))
+
+
+def test_a_checkpoint_is_the_same_bytes_whatever_the_order(tmp_path: Path):
+    for name, order in (("one", (1, 2, 3)), ("other", (3, 1, 2))):
+        server = ServerState({str(key): torch.tensor(key) for key in order})
+        Checkpoint("x", 1, 0, 0, server, dict.fromkeys(order, 1)).save(tmp_path / name)
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "other").read_bytes()
+
+
+# Damage ----------------------------------------------------------------------------------------
+
+
+def damaged(data: bytes) -> Iterator[bytes]:
+    """The file with each of its bytes changed, cut off at many, and grown."""
+    for index in range(len(data)):
+        yield data[:index] + bytes([data[index] ^ 1]) + data[index + 1 :]
+        if index % 7 == 0:
+            yield data[:index]
+    yield data + b" "
+
+
+def test_damage_to_any_byte_is_noticed(tmp_path: Path):
+    store, _ = resumed(tmp_path, keep=0)
+    store.begin(1)
+    store.put(0, ClientState({"w": torch.ones(1)}))
+    checkpoint(store, tmp_path, 1)
+    file, named = tmp_path / "clients" / "0@1.safetensors", tmp_path / "checkpoint"
+    data = file.read_bytes()
+    for harmed in damaged(data):
+        file.write_bytes(harmed)
+        with pytest.raises(FedshiftError, match=r"client state '.*0@1.safetensors' is damaged.*`fedshift resume`"):
+            store.get(0)
+    file.write_bytes(data)
+    assert store.get(0) is not None
+    for harmed in damaged(named.read_bytes()):
+        named.write_bytes(harmed)
+        with pytest.raises(FedshiftError, match=r"checkpoint '.*' is damaged or truncated.*`fedshift resume`"):
+            Checkpoint.load(named, "x", CPU)
+
+
+def test_a_missing_state_is_no_new_client(tmp_path: Path):
+    """Nothing is removed then, so that putting the file back is enough."""
+    trained(tmp_path, clients=3)
+    moved = (tmp_path / "clients" / "1@1.safetensors").rename(tmp_path / "kept")
+    (tmp_path / "clients" / "2@2.safetensors").write_bytes(b"of a lost round")
+    before = files_in(tmp_path)
+    with pytest.raises(FedshiftError, match=r"1@1.safetensors' is missing.*checkpoint of round 1.*`fedshift resume`"):
+        resumed(tmp_path)
+    assert files_in(tmp_path) == before
+    (tmp_path / "clients" / "2@1.safetensors").unlink()
+    with pytest.raises(FedshiftError, match=r"\(and 1 more\) is missing"):
+        resumed(tmp_path)
+    (tmp_path / "clients" / "2@1.safetensors").write_bytes(b"")
+    moved.rename(tmp_path / "clients" / "1@1.safetensors")
+    store, _ = resumed(tmp_path)
+    assert bits(store.get(1)) == bits(the_state(1, 1))
+
+
+def test_a_state_that_goes_missing_in_a_run_is_noticed(tmp_path: Path):
+    trained(tmp_path, clients=2)
+    store, _ = resumed(tmp_path)
+    (tmp_path / "clients" / "1@1.safetensors").unlink()
+    with pytest.raises(FedshiftError, match=r"1@1.safetensors' is damaged.*No such file"):
+        store.get(1)
+
+
+def test_a_state_of_another_client_or_experiment_is_refused(tmp_path: Path):
+    trained(tmp_path, clients=2)
+    store, _ = resumed(tmp_path)
+    shutil.copy(tmp_path / "clients" / "0@1.safetensors", tmp_path / "clients" / "1@1.safetensors")
+    with pytest.raises(FedshiftError, match=r"1@1.safetensors' is that of client 0 after round 1"):
+        store.get(1)
+    other = opened(tmp_path, experiment="y")
+    other.rewind(1, {0: 1})
+    with pytest.raises(FedshiftError, match=r"belongs to another experiment .*\(x is not y\)"):
+        other.get(0)
+    with pytest.raises(FedshiftError, match=r"belongs to another experiment .*\(x is not y\)"):
+        Checkpoint.load(tmp_path / "checkpoint", "y", CPU)
+
+
+@pytest.mark.parametrize("operation", ["write", "fsync"])
+def test_a_full_disk_keeps_what_the_checkpoint_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str):
+    trained(tmp_path, clients=3)
+    store, _ = resumed(tmp_path, keep=1)
+    store.begin(2)
+
+    def full(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(*((os, "fsync") if operation == "fsync" else (Path, "replace")), full)
+        with pytest.raises(FedshiftError, match=r"cannot be written: No space left on device.*fedshift resume"):
+            for client in range(3):
+                store.put(client, the_state(client, 2))
+            checkpoint(store, tmp_path, 2)
+    assert not [name for name in files_in(tmp_path) if name.endswith(".new")]
+    again, position = resumed(tmp_path)
+    assert position == 1
+    assert {client: bits(state) for client, state in again.items()} == {
+        client: bits(the_state(client, 1)) for client in range(3)
+    }
