@@ -174,7 +174,7 @@ def _check(player: Player, child: Child, workload: Workload, problems: list[str]
         problems.append(f"{after['samples'] - before['samples']} samples in {steps} steps of {workload.batch}")
     if not after["finite"]:
         problems.append("weights that are not finite")
-    if not after["moved"] > before["moved"] * 0.5 or after["moved"] == 0:
+    if not after["moved"] > 0:
         problems.append("weights that have not moved")
     player.about |= {"steps": after["steps"], "samples": after["samples"], "moved": after["moved"]}
     player.about["note"] = after["note"]

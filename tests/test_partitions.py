@@ -15,8 +15,8 @@ from fedshift.core.streams import Streams
 from fedshift.data.dataset import DomainData
 from fedshift.errors import FedshiftError
 from fedshift.grid import expand, override, parse_assignment
-from fedshift.partitions import IID, ByClass, Dirichlet, Domains, FlowerPartitioner, Partition
-from fedshift.protocols import divide
+from fedshift.partitions import IID, ByClass, Dirichlet, Domains, FlowerPartitioner, Partition, shuffled
+from fedshift.protocols import Division, divide
 
 PACS = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
 GROUPS = (PACS[:3], PACS[3:])
@@ -136,7 +136,29 @@ def test_a_division_names_clients_and_skips_pairs_without_samples():
     division = divide(data, ByClass(groups=(("c0",), ("c1",))), Streams(0))
     assert division.names == ("d0", "d1/0", "d1/1")
     assert division.holder.tolist() == [0, 0, 1, 2, 2, 1]
-    assert list(division.of(1)) == [(1, "d1/0"), (2, "d1/1")]
+    others = division.without(0)
+    assert (others.names, others.domains) == (("d1/0", "d1/1"), (1, 1))
+    assert others.holder.tolist() == [-1, -1, 0, 1, 1, 0]
+
+
+def test_a_division_without_a_domain_leaves_nobodys_samples_to_nobody():
+    """d1 goes; sample 1 was nobody's before."""
+    division = Division(torch.tensor([0, -1, 1, 2, 3]), (0, 1, 1, 2), ("d0", "d1/0", "d1/1", "d2")).without(1)
+    assert division == Division(division.holder, (0, 2), ("d0", "d2"))
+    assert division.holder.tolist() == [0, -1, -1, -1, 1]
+
+
+@given(st.lists(st.integers(0, 5), max_size=40))
+@settings(max_examples=25, deadline=None)
+def test_a_shuffle_orders_each_stratum_by_random_numbers_of_its_own(values: list[int]):
+    stratum = torch.tensor(values, dtype=torch.int64)
+    order, sizes = shuffled(stratum, Streams(0), "a purpose", 7)
+    expected = []
+    for value in sorted(set(values)):
+        members = (stratum == value).nonzero().flatten()
+        expected += members[Streams(0).permutation(len(members), "a purpose", 7, value)].tolist()
+    assert order.tolist() == expected
+    assert sizes.tolist() == [values.count(value) for value in sorted(set(values))]
 
 
 def test_dirichlet_is_flowers_own_assignment_for_the_same_seed():

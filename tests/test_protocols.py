@@ -175,6 +175,20 @@ def test_samples_of_nobody_are_on_no_side():
     assert [int(mask.sum()) for mask in masks] == [90, 45]  # of 3 classes x 3 domains x 20
 
 
+def test_a_split_takes_each_strata_share_in_turn():
+    """Of 7: round(1.4) = 1 and round(3.5) = 4. Of 2: one, as one is left, and round(1) = 1. Of 1: none and none."""
+    holder = torch.tensor([0] * 7 + [1] * 2 + [2])
+    n = len(holder)
+    data = DomainData(torch.zeros(n, 1), torch.zeros_like(holder), holder, DOMAINS, ("c0",), torch.arange(n))
+    first, second = split(data, (0.2, 0.5), Streams(0))
+    assert [int(first[holder == h].sum()) for h in range(3)] == [1, 1, 0]
+    assert [int(second[holder == h].sum()) for h in range(3)] == [4, 1, 0]
+    assert not bool((first & second).any())
+    order = Streams(0).permutation(7, "split", 0)
+    assert first[:7].nonzero().flatten().tolist() == [int(order[0])]
+    assert second[:7].nonzero().flatten().tolist() == sorted(order[1:5].tolist())
+
+
 # Personal under shift ----------------------------------------------------------------------------
 
 

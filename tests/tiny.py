@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 import fedshift
-from fedshift.catalogue import Count, setting
+from fedshift.catalogue import Count, WholeNumber, setting
 from fedshift.core.streams import Streams
 from fedshift.data.dataset import Dataset, DomainData
 from fedshift.methods.fedsr import FedSR
@@ -20,6 +20,7 @@ class Tiny(Dataset):
     """Class patterns with noise; each domain adds its own brightness."""
 
     per_class: Count = setting(10, help="images of each class in a domain")
+    fewer: WholeNumber = setting(0, help="by how many these are fewer in each domain than in the one before")
 
     def domain_names(self) -> tuple[str, ...]:
         return ("dark", "gray", "light")
@@ -27,8 +28,9 @@ class Tiny(Dataset):
     def load(self, streams: Streams) -> DomainData:
         classes, domains = 3, 3
         pattern = torch.randn(classes, 1, 10, 10, generator=streams.generator("pattern"))
-        y = torch.arange(classes).repeat(domains * self.per_class)
-        domain = torch.arange(domains).repeat_interleave(classes * self.per_class)
+        sizes = [self.per_class - self.fewer * domain for domain in range(domains)]
+        y = torch.arange(classes).repeat(sum(sizes))
+        domain = torch.arange(domains).repeat_interleave(classes * torch.tensor(sizes))
         noise = torch.randn(len(y), 1, 10, 10, generator=streams.generator("noise of images"))
         x = pattern[y] + 0.3 * noise + (domain - 1).view(-1, 1, 1, 1)
         names = tuple(f"class {c}" for c in range(classes))

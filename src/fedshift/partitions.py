@@ -235,7 +235,7 @@ def _by_flower(name: str, arguments: Mapping[str, Any], originals: Originals, st
         warnings.simplefilter("ignore", UserWarning)  # that it draws again is no news to the user,
         warnings.simplefilter("ignore", FutureWarning)  # nor what pyarrow will change under datasets
         for part in range(divider.num_partitions):
-            held = torch.tensor(list(divider.load_partition(part)["index"]), dtype=torch.int64)
+            held = torch.tensor(divider.load_partition(part)[:]["index"], dtype=torch.int64)
             if (parts[held] != NOBODY).any():
                 raise ValueError("it gives a row to several partitions")
             parts[held] = part

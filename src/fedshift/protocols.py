@@ -10,7 +10,7 @@ figures, which have a single environment, means over clients.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -164,8 +164,8 @@ class KnownClasses:
 
     Attributes:
         samples: those of all classes.
-        labels: theirs, (n,), int64.
-        known: which classes each client trains on, (clients, classes), bool.
+        labels: theirs, (n,), int64; stay on the CPU.
+        known: which classes each client trains on, (clients, classes), bool; stays on the CPU.
     """
 
     samples: Samples
@@ -180,7 +180,7 @@ class KnownClasses:
 
     def moved(self, move: Move) -> KnownClasses:
         """The same with a view of the pool's copy."""
-        return KnownClasses(self.samples.moved(move), move(self.labels), move(self.known))
+        return replace(self, samples=self.samples.moved(move))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -82,6 +82,9 @@ class ClientStore(Protocol):
     def get(self, client: int) -> ClientState | None:
         """The state of one client."""
 
+    def peek(self, client: int) -> ClientState | None:
+        """As :meth:`get`, for a look that says nothing of which states will be needed."""
+
     def put(self, client: int, state: ClientState) -> None:
         """Replace the state of one client."""
 
@@ -105,6 +108,10 @@ class MemoryStore:
         """Nothing depends on it."""
 
     def get(self, client: int) -> ClientState | None:
+        """The state of one client."""
+        return self._states.get(client)
+
+    def peek(self, client: int) -> ClientState | None:
         """The state of one client."""
         return self._states.get(client)
 

@@ -21,6 +21,7 @@ from fedshift.core.messages import Tensors
 from fedshift.core.net import Net
 from fedshift.engines.engine import Setup
 from fedshift.engines.kernels import Kernels, prepare
+from fedshift.engines.merging import Varying
 
 Function = Callable[[Net, Batch, Context], Mapping[str, Tensor]]
 
@@ -113,11 +114,14 @@ class _Whole(nn.ModuleDict):
 class Stacked:
     """Lanes of one shape, client beside client; a function runs once for all of them, under vmap."""
 
-    def __init__(self, resident: Resident, lanes: int) -> None:
+    def __init__(self, resident: Resident, lanes: int, varying: Mapping[str, Varying] | None = None) -> None:
         self.net = resident.client.net
+        self._varying = varying or {}
         self._whole = _Whole(self.net.parts)
         mine = dict(self.net.tensors())
         self._all = {name: tensor.detach().expand(lanes, *tensor.shape).clone() for name, tensor in mine.items()}
+        like = next(tensor for tensor in mine.values() if tensor.is_floating_point())
+        self._numbers = {name: like.new_tensor(one.values) for name, one in self._varying.items()}
         self.narrow(lanes)
 
     def narrow(self, lanes: int) -> None:
@@ -126,7 +130,7 @@ class Stacked:
 
     def choose(self, lanes: slice | Sequence[int]) -> None:
         """Put some lanes to work; of a slice the tensors themselves, of a list copies, which are only read."""
-        index = lanes if isinstance(lanes, slice) else list(lanes)
+        self._lanes = index = lanes if isinstance(lanes, slice) else list(lanes)
         self.at_work = {name: tensor[index] for name, tensor in self._all.items()}
         for name in self.net.trainable:
             self.at_work[name].requires_grad_()
@@ -141,7 +145,11 @@ class Stacked:
         received, received_dims = _side_by_side([context.received for context in contexts])
         noise, _ = _side_by_side([context.noise for context in contexts], always=True)
 
-        def of_one(tensors: Tensors, batch: tuple[Tensor, Tensor], own: dict[str, Any]) -> Mapping[str, Tensor]:
+        def of_one(
+            tensors: Tensors, batch: tuple[Tensor, Tensor], own: dict[str, Any], numbers: dict[str, Tensor]
+        ) -> Mapping[str, Tensor]:
+            for name, number in numbers.items():
+                self._varying[name].now = number
             result: Mapping[str, Tensor] = functional_call(
                 self._whole, dict(tensors), (function, self.net, Batch(*batch), replace(first, **own))
             )
@@ -155,7 +163,8 @@ class Stacked:
         }
         dims = {"received": received_dims, "noise": dict.fromkeys(noise, 0), "client": 0, "counts": 0}
         batch = torch.stack([batch.x for batch in batches]), torch.stack([batch.y for batch in batches])
-        result: dict[str, Tensor] = dict(vmap(of_one, in_dims=(0, 0, dims))(self.at_work, batch, own))
+        numbers = {name: self._numbers[name][self._lanes] for name in self._varying}
+        result: dict[str, Tensor] = dict(vmap(of_one, in_dims=(0, 0, dims, 0))(self.at_work, batch, own, numbers))
         return result
 
     @torch.no_grad()

@@ -226,7 +226,7 @@ def _step(bank: Bank, phase: Phase, descents: Sequence[_Descent], active: Sequen
         objective = descent.objective
         set_modes(bank.net, objective.moves)
         for repeat in range(objective.repeats):
-            key = [phase.name, objective.name, step, *([repeat] if repeat else [])]
+            key: list[str | int] = [phase.name, objective.name, step, *([repeat] if repeat else [])]
             contexts = [
                 course.lane.context(step, course.lane.noise(objective.draws(course.lane.setup.spec, len(batch.y)), *key))
                 for course, batch in zip(active, batches, strict=True)

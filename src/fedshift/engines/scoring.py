@@ -57,7 +57,7 @@ def score(net: Net, questions: Sequence[Question]) -> list[Score]:
     axes = _batch_axes(first.setup)
     x = torch.cat([one.x for one in asked])
     noise = {name: torch.cat([one.noise[name] for one in asked], dim=axis) for name, axis in axes.items()}
-    predicted = first.setup.method.predict(net, x, noise).split([len(one.y) for one in asked])
+    predicted = torch.split(first.setup.method.predict(net, x, noise), [len(one.y) for one in asked])
     return [_sum_up(question, [(p, one.y)]) for question, p, one in zip(questions, predicted, asked, strict=True)]
 
 

@@ -2,51 +2,85 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 
 from fedshift.core.contract import ServerState
 from fedshift.engines.banks import Stacked
-from fedshift.engines.engine import Job, Outcome, Question, Score, ServerJob
+from fedshift.engines.engine import Job, Outcome, Question, Score, ServerJob, Setup
 from fedshift.engines.kernels import Kernels
 from fedshift.engines.local import Lane, work
+from fedshift.engines.merging import find, kind, merged
 from fedshift.engines.sequential import Sequential, lane_of, outcome_of
 from fedshift.errors import FedshiftError
 
 
+NO_BATCHING_RULE = "There is a performance drop because we have not yet implemented the batching rule"
+
+
+Work = tuple[Job, Lane]
+
+
 class Vectorised:
-    """Stacks the clients of a cohort that have the same shape; what does not stack runs sequentially."""
+    """Stacks clients of the same shape, of one run or of several; what does not stack runs sequentially."""
 
     def __init__(self, kernels: Kernels | None = None, tell: Callable[[str], None] = lambda text: None) -> None:
         self._one_by_one = Sequential(kernels)
         self._tell = tell
-        self._unstackable: set[tuple[str, str]] = set()
+        self._kinds: dict[Setup, object] = {}
+        self._apart: set[tuple[object, str]] = set()  # kinds of runs that cannot be merged in an exchange
+        self._unstackable: set[object] = set()
 
     def train(self, jobs: Sequence[Job]) -> Iterator[Outcome | Exception]:
         """Let all clients work; those that stack, together."""
         answers: dict[Job, Outcome | Exception] = {}
-        for together in _alike([(job, lane_of(job)) for job in jobs]):
-            alone = [job for job, _ in together]
-            if len(together) > 1 and _kind(together[0][0]) not in self._unstackable:
-                try:
-                    answers |= self._stacked(together)
-                    continue
-                except FedshiftError:
-                    pass  # the sequential engine says more precisely which client it is
-                except RuntimeError as error:
-                    self._give_up(together[0][0], error)
-            answers |= dict(zip(alone, self._one_by_one.train(alone), strict=True))
+        for together in _groups([(job, lane_of(job)) for job in jobs], self._merge_key):
+            answers |= self._group(together)
         yield from (answers[job] for job in jobs)
 
-    def _stacked(self, together: Sequence[tuple[Job, Lane]]) -> dict[Job, Outcome | Exception]:
+    def _merge_key(self, job: Job) -> object:
+        """What jobs of several runs must have in common."""
+        if job.setup not in self._kinds:
+            self._kinds[job.setup] = kind(job.setup)
+        together = self._kinds[job.setup]
+        return job.setup if (together, job.exchange.name) in self._apart else together
+
+    def _group(self, together: Sequence[Work]) -> dict[Job, Outcome | Exception]:
+        """Let jobs of one shape work side by side, or one by one if that is not possible."""
+        jobs = [job for job, _ in together]
+        setups = {job.setup for job in jobs}
+        if len(jobs) > 1 and _name(jobs[0]) not in self._unstackable:
+            try:
+                return self._stacked(together)
+            except FedshiftError:
+                pass  # the sequential engine says more precisely which client it is
+            except (RuntimeError, UserWarning, TypeError) as error:
+                if len(setups) > 1:
+                    self._apart.add((self._kinds[jobs[0].setup], jobs[0].exchange.name))
+                    anew = _groups([(job, lane_of(job)) for job in jobs], self._merge_key)
+                    return dict(chain.from_iterable(self._group(work).items() for work in anew))
+                self._give_up(jobs[0], error)
+        return dict(zip(jobs, self._one_by_one.train(jobs), strict=True))
+
+    def _stacked(self, together: Sequence[Work]) -> dict[Job, Outcome | Exception]:
         """Let clients of one shape work side by side."""
-        # Those with the most steps first, as the loop wants them.
-        ordered = sorted(together, key=lambda pair: -len(pair[0].client.train))
+        # Those with the most steps first, as the loop wants them; runs that share an optimiser, in a row.
+        ordered = sorted(together, key=lambda one: (-len(one[0].client.train), one[0].setup.train.lr))
         jobs, lanes = [job for job, _ in ordered], [lane for _, lane in ordered]
-        bank = Stacked(self._one_by_one.resident(jobs[0].setup), len(jobs))
+        method, varying = merged([job.setup.method for job in jobs])
+        first, moment = jobs[0], jobs[0].moment
+        bank = Stacked(self._one_by_one.resident(first.setup), len(jobs), varying)
         for number, job in enumerate(jobs):
             bank.load(number, job.down)
             bank.load(number, job.state.tensors)
-        work(bank, lanes)
+        phases = first.exchange.phases(moment.round, moment.stage.rounds)
+        if varying:
+            exchange = find(method.stages(first.setup.train.rounds), moment.stage.name, first.exchange.name)
+            phases = exchange.phases(moment.round, moment.stage.rounds)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", NO_BATCHING_RULE)
+            work(bank, lanes, phases)
         answers: dict[Job, Outcome | Exception] = {}
         for number, (job, lane) in enumerate(ordered):
             try:
@@ -55,11 +89,15 @@ class Vectorised:
                 answers[job] = error
         return answers
 
-    def _give_up(self, job: Job, error: RuntimeError) -> None:
-        """Say once that clients of this method and model cannot be stacked; if it is a mistake, it shows again."""
-        self._unstackable.add(_kind(job))
-        reason = str(error).strip().splitlines()[0]
-        self._tell(f"Clients cannot be stacked and run one after the other ({' and '.join(_kind(job))}): {reason}")
+    def _give_up(self, job: Job, error: Exception) -> None:
+        """Say once that clients cannot be stacked in an exchange; what is a mistake shows again in the other engine."""
+        self._unstackable.add(_name(job))
+        method, model, exchange = _name(job)
+        reason = str(error).strip().splitlines()[0].partition(". Please")[0]
+        self._tell(
+            f"The clients of {method} with the model {model} cannot be stacked in the exchange '{exchange}', so they work "
+            f"one after the other: {reason}"
+        )
 
     def serve(self, job: ServerJob) -> tuple[ServerState, dict[str, float]]:
         """As the sequential engine."""
@@ -74,14 +112,14 @@ class Vectorised:
         self._one_by_one.close()
 
 
-def _kind(job: Job) -> tuple[str, str]:
-    return type(job.setup.method).__name__, type(job.setup.spec.model).__name__
+def _name(job: Job) -> tuple[str, str, str]:
+    return type(job.setup.method).__name__, type(job.setup.spec.model).__name__, job.exchange.name
 
 
-def _alike(jobs: Iterable[tuple[Job, Lane]]) -> list[list[tuple[Job, Lane]]]:
-    """Jobs that can be stacked: of one run, exchange and round, with batches of one shape."""
-    groups: dict[object, list[tuple[Job, Lane]]] = {}
-    for job, lane in jobs:
-        key = (job.setup, job.exchange.name, job.moment.key, tuple(job.down), lane.shape())
-        groups.setdefault(key, []).append((job, lane))
+def _groups(work: Iterable[Work], merge_key: Callable[[Job], object]) -> list[list[Work]]:
+    """Jobs that can be stacked: of runs of one kind, an exchange and a round, with batches of one shape."""
+    groups: dict[object, list[Work]] = {}
+    for job, lane in work:
+        when = (job.exchange.name, job.moment.key, job.moment.stage.rounds)
+        groups.setdefault((merge_key(job), *when, tuple(job.down), lane.shape()), []).append((job, lane))
     return list(groups.values())

@@ -262,7 +262,7 @@ class Client2Vec(Method):
         projected = net.projector(z)
         indices = F.normalize(net.feature_index(), dim=1)
         kept, original = net.projector_head(projected).log_softmax(dim=1), net.head(z).log_softmax(dim=1)
-        divergence = F.kl_div(kept, original, reduction="batchmean", log_target=True)
+        divergence = (original.exp() * (original - kept)).sum(dim=1).mean()
         terms = {"orth": (projected @ indices.T).abs().mean(), "dist": divergence}
         weight = self._weight()
         return {f"index_{name}": weight * term for name, term in terms.items() if self.local_loss in ("both", name)}

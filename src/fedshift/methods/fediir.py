@@ -27,6 +27,8 @@ from typing import Annotated, ClassVar
 import torch
 from annotated_types import Interval
 from pydantic import Strict
+from torch import Tensor
+from torch.func import functional_call, grad_and_value
 from torch.nn import functional as F
 
 from fedshift.catalogue import NonNegative, setting
@@ -50,6 +52,25 @@ from fedshift.methods.fedavg import FedAvg
 from fedshift.models.model import ModelSpec
 
 Memory = Annotated[float, Strict(), Interval(ge=0, lt=1)]
+
+
+def head_gradients(net: Net, z: Tensor, y: Tensor, reduction: str = "mean") -> tuple[dict[str, Tensor], Tensor]:
+    """The gradient of the cross-entropy for each parameter of the head, and the cross-entropy itself.
+
+    Both can be differentiated again. ``torch.func`` rather than ``torch.autograd``, so that clients can be stacked.
+
+    Args:
+        net: the parts, of which ``head`` is read.
+        z: representations (B, d).
+        y: labels (B,).
+        reduction: over the batch, ``mean`` or ``sum``.
+    """
+
+    def risk(parameters: dict[str, Tensor]) -> Tensor:
+        return F.cross_entropy(functional_call(net.head, parameters, (z,)), y, reduction=reduction)
+
+    gradients, value = grad_and_value(risk)(dict(net.head.named_parameters()))
+    return gradients, value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,10 +112,8 @@ class FedIIR(FedAvg):
         """The gradient of the cross-entropy, summed over the batch, for each parameter of the head."""
         with torch.no_grad():
             z = self.features(net, batch.x)
-        parameters = dict(net.head.named_parameters())
-        total = F.cross_entropy(net.head(z), batch.y, reduction="sum")
-        gradients = torch.autograd.grad(total, tuple(parameters.values()))
-        return {f"gradient.head.{name}": gradient for name, gradient in zip(parameters, gradients, strict=True)}
+        gradients, _ = head_gradients(net, z, batch.y, reduction="sum")
+        return {f"gradient.head.{name}": gradient for name, gradient in gradients.items()}
 
     def reply_probe(self, work: LocalWork) -> Up:
         """The mean gradient over the client's samples, and their count where that weighs."""
@@ -114,11 +133,9 @@ class FedIIR(FedAvg):
 
     def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         """Cross-entropy + lam ||grad_head CE - g||^2, differentiable through the gradient."""
-        terms = super().loss(net, batch, context)
-        parameters = dict(net.head.named_parameters())
-        gradients = torch.autograd.grad(terms["cross_entropy"], tuple(parameters.values()), create_graph=True)
+        gradients, risk = head_gradients(net, self.features(net, batch.x), batch.y)
         distances = [
             (gradient - context.received[f"invariant.head.{name}"]).square().sum()
-            for name, gradient in zip(parameters, gradients, strict=True)
+            for name, gradient in gradients.items()
         ]
-        return terms | {"invariance": self.lam * torch.stack(distances).sum()}
+        return {"cross_entropy": risk, "invariance": self.lam * torch.stack(distances).sum()}

@@ -349,7 +349,9 @@ class Simulation:
                 return [dict(sent)]
             case "own":
                 assert client is not None
-                return [{**sent, **self._state(client).tensors}]
+                state = self.store.peek(client)
+                assert state is not None
+                return [{**sent, **state.tensors}]
         strangers += strangers or self.method.unseen(self.server, self._kept_by_clients())
         return [{**sent, **own} for own in strangers]
 
@@ -390,7 +392,7 @@ class _Kept(Sequence[Tensors]):
     def __getitem__(self, place: int | slice) -> Tensors | list[Tensors]:
         if isinstance(place, slice):
             return [self[each] for each in range(len(self))[place]]
-        state = self._store.get(self._ids[place])
+        state = self._store.peek(self._ids[place])
         assert state is not None
         return state.tensors
 

@@ -113,7 +113,15 @@ class DiskStore:
             FedshiftError: a file is missing or damaged.
         """
         for client in self.ids():
-            yield client, self._memory[client] if client in self._memory else self._read(client)
+            state = self.peek(client)
+            assert state is not None
+            yield client, state
+
+    def peek(self, client: int) -> ClientState | None:
+        """As :meth:`get`, but what memory holds does not change by that."""
+        if client in self._memory or client not in self._written:
+            return self._memory.get(client)
+        return self._read(client)
 
     def versions(self) -> dict[int, int]:
         """The newest version of every client's state, for a checkpoint."""

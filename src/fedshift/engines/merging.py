@@ -1,0 +1,150 @@
+"""Runs of one table as one program: methods that differ in numbers only become one method with those numbers by lane.
+
+A method's losses read its hyper-parameters as ``self.name``. Where runs that are stacked differ in a number, the merged
+method has a :class:`Varying` in its place, which counts as each lane's own value while a loss runs under vmap.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from typing import Any
+
+from torch import Tensor
+
+from fedshift.core.contract import Exchange, Method, Stage
+from fedshift.core.net import Net
+from fedshift.engines.engine import Setup
+
+
+class Varying:
+    """A number of which each lane has its own; arithmetic gives tensors, comparisons must agree for all.
+
+    Attributes:
+        values: the number of each lane.
+        now: while a loss runs, the value of the lane at work, of shape ().
+    """
+
+    def __init__(self, values: Sequence[float]) -> None:
+        self.values = tuple(values)
+        self.now: Tensor | None = None
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """An operation of torch sees the tensor."""
+        return function(*map(_plain, args), **{name: _plain(value) for name, value in (kwargs or {}).items()})
+
+    def _agreed(self, compare: Callable[[Any, Any], bool], other: Any) -> bool:
+        answers = {compare(value, other) for value in self.values}
+        if len(answers) > 1:
+            raise TypeError("runs that are stacked take different ways here, so they cannot be")
+        return answers.pop()
+
+    def __lt__(self, other: Any) -> bool:
+        return self._agreed(operator.lt, other)
+
+    def __le__(self, other: Any) -> bool:
+        return self._agreed(operator.le, other)
+
+    def __gt__(self, other: Any) -> bool:
+        return self._agreed(operator.gt, other)
+
+    def __ge__(self, other: Any) -> bool:
+        return self._agreed(operator.ge, other)
+
+    def __eq__(self, other: Any) -> bool:
+        return self._agreed(operator.eq, other)
+
+    def __bool__(self) -> bool:
+        return self._agreed(operator.ne, 0)
+
+    __hash__ = None  # type: ignore[assignment]  # what compares by value and changes has no hash
+
+    def __neg__(self) -> Any:
+        return -_plain(self)
+
+    def __add__(self, other: Any) -> Any:
+        return _plain(self) + other
+
+    def __radd__(self, other: Any) -> Any:
+        return other + _plain(self)
+
+    def __sub__(self, other: Any) -> Any:
+        return _plain(self) - other
+
+    def __rsub__(self, other: Any) -> Any:
+        return other - _plain(self)
+
+    def __mul__(self, other: Any) -> Any:
+        return _plain(self) * other
+
+    def __rmul__(self, other: Any) -> Any:
+        return other * _plain(self)
+
+    def __truediv__(self, other: Any) -> Any:
+        return _plain(self) / other
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return other / _plain(self)
+
+    def __pow__(self, other: Any) -> Any:
+        return _plain(self) ** other
+
+    def __rpow__(self, other: Any) -> Any:
+        return other ** _plain(self)
+
+
+def _plain(value: Any) -> Any:
+    """The tensor that stands for a varying number now; anything else as it is."""
+    if not isinstance(value, Varying):
+        return value
+    if value.now is None:
+        raise TypeError("a number in which stacked runs differ is read outside a loss")
+    return value.now
+
+
+def kind(setup: Setup) -> tuple[object, ...]:
+    """What runs must have in common to be stacked: all but seeds, domains, and numbers of method and optimiser.
+
+    Of a number it counts whether it is above zero, since methods leave out a term whose weight is not.
+    """
+    method, train = setup.method, setup.train
+    numbers = _numbers(method)
+    rest = {name: value for name, value in method.table().items() if name not in numbers}
+    schedule = train.table()
+    for name in ("lr", "momentum", "weight_decay"):
+        del schedule[name]
+    tensors = Net({name: part.module for name, part in setup.parts.items()}).tensors()
+    shapes = tuple((name, tuple(tensor.shape), tensor.dtype) for name, tensor in tensors)
+    signs = {name: value > 0 for name, value in numbers.items()}
+    plain = (rest, signs, schedule, setup.evaluate.table(), setup.spec.model.table(), setup.spec.shape)
+    return type(method), type(setup.spec.model), repr(plain), shapes, tuple(setup.scopes.items()), setup.device
+
+
+def _numbers(method: Method) -> dict[str, float]:
+    """The method's own settings that are floats."""
+    return {name: value for name in method.table() if isinstance(value := getattr(method, name), float)}
+
+
+def merged(methods: Sequence[Method]) -> tuple[Method, dict[str, Varying]]:
+    """One method for lanes whose methods are of one kind, and the numbers in which these differ."""
+    varying = {}
+    for name in _numbers(methods[0]):
+        values = [getattr(method, name) for method in methods]
+        if len(set(values)) > 1:
+            varying[name] = Varying(values)
+    if not varying:
+        return methods[0], {}
+    together = copy(methods[0])
+    for name, value in varying.items():
+        object.__setattr__(together, name, value)
+    return together, varying
+
+
+def find(stages: Sequence[Stage], stage: str, exchange: str) -> Exchange:
+    """An exchange by its stage's name and its own."""
+    (found,) = (one for held in stages if held.name == stage for one in held.exchanges if one.name == exchange)
+    return found
