@@ -152,7 +152,7 @@ class Fedshift(Contestant):
         from ours import experiment, opened  # noqa: PLC0415  # the others' environments lack fedshift
 
         options = self.options
-        self.simulation = Simulation(experiment(options.workload, options.precision, options.engine))
+        self.simulation = Simulation(experiment(options.workload, options.precision, options.engine, options.threads))
         names = self._parameters()
         values = dict(zip(names, self.workload.model().parameters(), strict=True))
         shared = {
@@ -263,7 +263,7 @@ class Fluke(Contestant):
 
     def host(self, serve: Serve) -> None:
         """Clients with loaders, a server, and an observer that times rounds."""
-        self.without_torchvision = _stand_in_for_torchvision()
+        self.without_torchvision = _stand_in_for_torchvision(self.workload)
         from fluke import DDict, FlukeENV  # noqa: PLC0415
         from fluke.algorithms.fedavg import FedAVG  # noqa: PLC0415
         from fluke.data import DataSplitter, DummyDataContainer, FastDataLoader  # noqa: PLC0415
@@ -336,13 +336,15 @@ class Fluke(Contestant):
         return "torchvision, which this work does not need, was stood in for" if self.without_torchvision else ""
 
 
-def _stand_in_for_torchvision() -> bool:
+def _stand_in_for_torchvision(workload: Workload) -> bool:
     """Let fluke be imported where torchvision cannot be; only its data sets and pretrained networks need it."""
     try:
         import torchvision  # noqa: F401, PLC0415
     except (ImportError, RuntimeError):
         for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
             del sys.modules[name]
+        sys.modules["torchvision"] = None  # type: ignore[assignment]  # so transformers finds none, rather than ours
+        workload.model()
         names = ("", ".models", ".datasets", ".datasets.utils", ".transforms")
         for name in names:
             module = types.ModuleType(f"torchvision{name}")

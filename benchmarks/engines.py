@@ -18,6 +18,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import sys
 import tempfile
 import textwrap
@@ -259,7 +260,7 @@ def plot(results: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> None
             _bar(axes, place, outcome)
         axes.axvline(1, color="black", linewidth=0.8)
         axes.set_yticks(range(len(outcomes)), [outcome["label"] for outcome in outcomes], fontsize=8)
-        axes.invert_yaxis()
+        axes.set_ylim(len(outcomes) - 0.4, -0.6)
         axes.set_xlim(left=0)
         axes.set_title(WORKLOADS[name].title, fontsize=9, loc="left")
         axes.tick_params(axis="x", labelsize=8)
@@ -297,7 +298,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--workload", action="append", choices=list(WORKLOADS), help="which (default: all)")
     parser.add_argument("--repeats", type=int, default=5, help="turns of each (default 5)")
     parser.add_argument("--seconds", type=float, default=3.0, help="about how long a turn takes (default 3)")
-    parser.add_argument("--threads", type=int, default=2, help="threads of the loop, pfl and fluke (default 2)")
+    parser.add_argument("--threads", type=int, default=2, help="of what is one process; not of auto (default 2)")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds an answer may take (default 300)")
     parser.add_argument(
         "--only",
@@ -371,6 +372,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that no child is left behind
     try:
         main()
     except (ChildError, KeyboardInterrupt) as error:

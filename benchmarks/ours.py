@@ -22,7 +22,7 @@ from fedshift.runs.rounds import advance
 from fedshift.runs.simulation import Simulation
 from workloads import LR, MOMENTUM, WORKLOADS, Workload
 
-ENDLESS = 10**5  # rounds; no benchmark gets there
+ENDLESS = 10**4  # rounds; no benchmark gets there
 
 
 @fedshift.DATASETS.register("benchmark")
@@ -87,15 +87,16 @@ class Many(Dataset):
         )
 
 
-def experiment(workload: Workload, precision: str, engine: str) -> Experiment:
-    """FedAvg on a workload."""
+def experiment(workload: Workload, precision: str, engine: str, threads: int) -> Experiment:
+    """FedAvg on a workload; the threads are those of an engine of one process."""
+    alone = engine in ("sequential", "vectorised")
     train = {"steps": workload.steps, "batch": workload.batch, "participation": workload.participation}
     return _experiment(
         data={"name": "benchmark", "workload": workload.name},
         model=workload.fedshift,
         method={"name": "fedavg", "optimiser_state": "fresh"},
         train=train | {"precision": precision},
-        run={"engine": engine},
+        run={"engine": engine} | ({"threads": threads} if alone else {}),
     )
 
 

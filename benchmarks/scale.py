@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import resource
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -214,6 +215,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that no child is left behind
     try:
         main()
     except (ChildError, KeyboardInterrupt) as error:

@@ -23,6 +23,7 @@ from fedshift.engines.sequential import Sequential
 from fedshift.experiment import Experiment, load_plugins
 from fedshift.grid import expand, override
 from fedshift.runs.folder import Record
+from fedshift.runs.progress import Outlook, Progress, RunProgress
 from fedshift.runs.rounds import advance
 from fedshift.runs.simulation import Simulation
 
@@ -36,7 +37,7 @@ TINY: dict[str, Any] = {
     "method": {"name": "fedavg"},
     "train": {"rounds": 2, "steps": 2, "batch": 4, "lr": 0.1},
     "evaluate": {"every": 1},
-    "run": {"device": "cpu"},
+    "run": {"device": "cpu", "engine": "sequential", "threads": 1},
 }
 CNN_WITH_BN = {"model.name": "cnn", "model.batch_norm": True, "model.channels": [2, 3], "model.dim": 4}
 
@@ -76,6 +77,31 @@ def at(
     )
 
 
+class AfterRound(Progress):
+    """Calls a function with the number of rounds done after each round."""
+
+    def __init__(self, call: Callable[[int], None]) -> None:
+        self.call = call
+
+    def begin(self, outlook: Outlook) -> RunProgress:
+        def after(position: int, bytes_down: int, bytes_up: int) -> None:
+            self.call(position)
+
+        run = RunProgress()
+        run.round = after  # type: ignore[method-assign]  # a test's own
+        return run
+
+
+def interrupt_after(last: int) -> Progress:
+    """Ctrl-C after so many rounds."""
+
+    def call(position: int) -> None:
+        if position == last:
+            raise KeyboardInterrupt
+
+    return AfterRound(call)
+
+
 _ENGINES: WeakKeyDictionary[Simulation, Sequential] = WeakKeyDictionary()
 
 
@@ -111,6 +137,7 @@ def exchanged(
 ) -> dict[int, Up]:
     """Make one exchange with some clients, without the server's part."""
     jobs = simulation.jobs(exchange, moment, [client.id for client in clients])
+    jobs = [replace(job, client=client) for job, client in zip(jobs, clients, strict=True)]
     outcomes = []
     for outcome in (engine or engine_of(simulation)).train(jobs):
         if not isinstance(outcome, Outcome):

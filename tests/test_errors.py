@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tomli_w
 from PIL import Image
+from torch import Tensor
 
 import fedshift
-from conftest import CNN_WITH_BN, TINY, Make, go_on
+from conftest import CNN_WITH_BN, TINY, AfterRound, Make, go_on
 from fedshift.cli import app
+from fedshift.data.federation import Federation, Samples
 from fedshift.errors import DivergedError, FedshiftError
 from fedshift.grid import expand, override, read
 from fedshift.runs import runner
@@ -123,22 +128,15 @@ def test_an_unreadable_image_is_named_by_its_path(tiny_document: dict[str, Any],
 
 
 def test_a_loss_that_is_not_finite_names_its_place_and_keeps_the_checkpoint(make: Make):
-    class StopAt(Progress):
-        """Poison the data after the first checkpoint."""
-
-        def __init__(self, simulation: Simulation) -> None:
-            self.simulation = simulation
-
-        def round(self, position: int, bytes_down: int, bytes_up: int) -> None:
-            if position == 4:
-                self.simulation.federation.clients[1].train.x.fill_(float("nan"))
+    def poison(position: int) -> None:
+        if position == 4:
+            simulation.federation = with_inputs(simulation.federation, 1, lambda x: x * float("nan"))
 
     experiment = make({"train.rounds": 6, "run.checkpoint_every": 3})
     simulation = Simulation(experiment)
     folder = RunFolder.create(experiment, runner.run_path(experiment))
-    with pytest.raises(FedshiftError, match=r"client 'gray', round 5, phase 'train', step 1") as caught:
-        runner.carry_out(simulation, folder, StopAt(simulation))
-    assert "train.lr=0.01" in str(caught.value)
+    (error,) = runner.carry_out([(simulation, folder)], AfterRound(poison)).values()
+    assert re.search(r"client 'gray', round 5, phase 'train', step 1.*train.lr=0.01", str(error))
     runner.resume(folder, Progress())  # the data are sound again, and the checkpoint of round 3 was kept
     assert folder.finished
 
@@ -168,6 +166,14 @@ def test_a_checkpoint_of_another_experiment(make: Make):
         runner.resume(folder, Progress())
 
 
+def with_inputs(federation: Federation, client: int, change: Callable[[Tensor], Tensor]) -> Federation:
+    """The federation with other inputs of one client."""
+    clients = list(federation.clients)
+    train = clients[client].train
+    clients[client] = replace(clients[client], train=Samples(change(train.x), train.y))
+    return replace(federation, clients=tuple(clients))
+
+
 def unfinished(experiment) -> RunFolder:
     folder = runner.start(experiment, Progress())
     (folder.path / "summary.json").unlink()
@@ -185,13 +191,12 @@ def test_a_full_disk_keeps_the_last_checkpoint(make: Make, monkeypatch: pytest.M
             raise OSError(28, "No space left on device")
         synced(descriptor)
 
-    class Fill(Progress):
-        def round(self, position: int, bytes_down: int, bytes_up: int) -> None:
-            state["full"] = position >= 4
+    def fill(position: int) -> None:
+        state["full"] = position >= 4
 
     monkeypatch.setattr(os, "fsync", fsync)
     with pytest.raises(FedshiftError, match=r"cannot be written: No space left on device.*fedshift resume"):
-        runner.start(experiment, Fill())
+        runner.start(experiment, AfterRound(fill))
     state["full"] = False
     folder = RunFolder.open(runner.run_path(experiment))
     assert not list(folder.path.glob(".*.new"))
@@ -233,7 +238,7 @@ def test_dropout_is_refused(make: Make):
     from fedshift.models.model import ModelSpec
 
     experiment = make()
-    spec: ModelSpec = Simulation(experiment).spec
+    spec: ModelSpec = Simulation(experiment).setup.spec
     from torch import nn
 
     with pytest.raises(FedshiftError, match=r"Layer '1' of the encoder is dropout"):
@@ -301,13 +306,13 @@ def test_what_a_kill_before_the_beginning_leaves_is_no_obstacle(make: Make):
 def test_a_blow_up_in_the_last_step_is_seen(make: Make):
     """One step from a sound loss to weights that are not finite any more."""
     simulation = Simulation(make({"train.steps": 1, "train.rounds": 1, "train.lr": 1000.0}))
-    simulation.federation.clients[0].train.x.mul_(1e36)
+    simulation.federation = with_inputs(simulation.federation, 0, lambda x: x * 1e36)
     with pytest.raises(DivergedError, match="is not finite after the last step of client 'dark'"):
         go_on(simulation)
 
 
 def test_a_term_that_is_no_scalar(make: Make):
-    from dataclasses import dataclass, replace
+    from dataclasses import dataclass
 
     from torch.nn import functional as F
 

@@ -14,10 +14,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedshift.core.streams import Streams
-from fedshift.data.features import BATCH, FrozenNetwork, cache_folder, embed, frozen_network
+from fedshift.data.features import BATCH, FrozenNetwork, embed, frozen_network
 from fedshift.data.inputs import IMAGENET_MEAN, IMAGENET_STD
 from fedshift.datasets.folder import ImageFolder
 from fedshift.errors import FedshiftError
+from fedshift.files import cache_folder
 
 
 class ChannelMeans(nn.Module):
@@ -44,7 +45,7 @@ def fail():
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FEDSHIFT_CACHE", str(tmp_path / "cache"))
-    return cache_folder()
+    return cache_folder("features")
 
 
 def random_images(count=5, channels=3, side=8):
@@ -165,9 +166,9 @@ def test_another_size_has_another_key_but_the_images_own_has_not():
 def test_where_the_cache_lies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("FEDSHIFT_CACHE")
-    assert cache_folder() == tmp_path / ".cache" / "fedshift" / "features"
+    assert cache_folder("features") == tmp_path / ".cache" / "fedshift" / "features"
     monkeypatch.setenv("FEDSHIFT_CACHE", "~/elsewhere")
-    assert cache_folder() == tmp_path / "elsewhere" / "features"
+    assert cache_folder("features") == tmp_path / "elsewhere" / "features"
 
 
 def test_a_cache_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

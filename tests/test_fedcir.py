@@ -137,7 +137,7 @@ def test_terms_agree_with_torch_distributions_in_float64():
 
 
 def test_a_term_without_weight_is_left_out_and_asks_for_no_noise(make: Make):
-    spec = Simulation(make()).spec
+    spec = Simulation(make()).setup.spec
     batch, noise = one_image()
     for method, terms, draws in (
         (FedCiR(l_reg=0.5, l_align=0.1), {"cross_entropy", "reg", "align"}, {"eps", "labels", "noise"}),
@@ -184,7 +184,7 @@ def test_the_generator_reads_noise_then_the_label():
 def test_the_sizes_of_the_generator(make: Make, settings: dict[str, int], noise: int, hidden: int):
     """By default d/2 and d, with d = 4 here; 3 classes."""
     method = FedCiR(**{f"generator_{name}": value for name, value in settings.items()})
-    first, _, _, last = method.parts(Simulation(make()).spec)["generator"].module.body
+    first, _, _, last = method.parts(Simulation(make()).setup.spec)["generator"].module.body
     assert (first.in_features, first.out_features, last.out_features) == (noise + 3, hidden, 4)
 
 
@@ -278,7 +278,7 @@ def test_the_estimate_by_hand():
 
 
 def test_each_class_has_its_own_noise(make: Make):
-    spec = Simulation(make()).spec
+    spec = Simulation(make()).setup.spec
     assert FedCiR(mle_samples=50).estimate_draws(spec, 0) == {"noise": Draw((3, 50, 2))}
     assert FedCiR(generator_batch=9).generator_draws(spec, 0) == {
         "labels": Draw((9,), "integers", 3),

@@ -109,12 +109,12 @@ def test_the_local_objective_reads_the_anchor_as_received_and_moves_only_the_per
 
 
 def test_a_weight_of_0_leaves_out_its_term_and_what_only_it_needs(make: Make):
-    parts = FedPIN(alpha=1).parts(Simulation(make()).spec)
-    assert set(parts) - set(FedPIN(alpha=1, lam=0).parts(Simulation(make()).spec)) == {
+    parts = FedPIN(alpha=1).parts(Simulation(make()).setup.spec)
+    assert set(parts) - set(FedPIN(alpha=1, lam=0).parts(Simulation(make()).setup.spec)) == {
         "shortcut_encoder",
         "shortcut_head",
     }
-    assert set(parts) - set(FedPIN(alpha=0).parts(Simulation(make()).spec)) == {"auxiliary"}
+    assert set(parts) - set(FedPIN(alpha=0).parts(Simulation(make()).setup.spec)) == {"auxiliary"}
     names = [phase.name for phase in FedPIN().phases(1, 1)]
     assert names == ["shortcut", "personal", "global"]
     (personal, game) = FedPIN(alpha=0, lam=0, gamma=0).phases(1, 1)
@@ -382,7 +382,7 @@ def test_the_personal_model_of_one_round_is_singles_to_the_bit(make: Make):
 
 
 def test_a_clients_own_encoders_start_as_the_global_one_or_from_their_own_draws(make: Make):
-    spec = Simulation(make()).spec
+    spec = Simulation(make()).setup.spec
     for start, equal in (("global", True), ("own", False)):
         parts = FedPIN(start=start).parts(spec)
         weights = [parts[name].module[1].weight for name in ("encoder", "personal_encoder", "shortcut_encoder")]
@@ -469,12 +469,12 @@ def test_fine_tuning_keeps_each_clients_copy_and_sends_nothing(make: Make, bn: s
     assert simulation.bytes_up == bytes_up
     assert len(simulation.messages["finetune"]["up"]) == 0
     assert all(torch.equal(simulation.server.shared[name], tensor) for name, tensor in shared.items())
-    states = [state.tensors for _, state in states(simulation)]
-    assert len(states) == 2  # everyone, though half take part in training
-    assert all(tensors["tuned.done"] == 1 for tensors in states)
-    assert not torch.equal(states[0]["tuned.encoder.0.weight"], states[1]["tuned.encoder.0.weight"])
+    kept = [state.tensors for _, state in states(simulation)]
+    assert len(kept) == 2  # everyone, though half take part in training
+    assert all(tensors["tuned.done"] == 1 for tensors in kept)
+    assert not torch.equal(kept[0]["tuned.encoder.0.weight"], kept[1]["tuned.encoder.0.weight"])
     begun = simulation.initial_client["tuned.encoder.1.num_batches_tracked"]
-    assert all(tensors["tuned.encoder.1.num_batches_tracked"] > begun for tensors in states)  # buffers as well
+    assert all(tensors["tuned.encoder.1.num_batches_tracked"] > begun for tensors in kept)  # buffers as well
 
 
 def test_the_copy_is_plain_sgd_from_the_global_model(make: Make):

@@ -146,7 +146,7 @@ def test_the_reference_is_shared_or_stays(make: Make, scope: str):
     simulation = simulate(make({"method.name": "fedsr", "method.reference_scope": scope}))
     sent = {name for name in simulation.messages["train"]["up"] if name.startswith("reference.")}
     assert sent == ({"reference.mean", "reference.spread"} if scope == "shared" else set())
-    states = [state.tensors for _, state in states(simulation)]
-    assert all(("reference.mean" in tensors) == (scope == "client") for tensors in states)
+    kept = [state.tensors for _, state in states(simulation)]
+    assert all(("reference.mean" in tensors) == (scope == "client") for tensors in kept)
     if scope == "client":
-        assert not torch.equal(states[0]["reference.mean"], states[1]["reference.mean"])
+        assert not torch.equal(kept[0]["reference.mean"], kept[1]["reference.mean"])

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import tomli_w
 
-from conftest import CNN_WITH_BN, simulate
+from conftest import CNN_WITH_BN, interrupt_after, simulate
 from fedshift.errors import FedshiftError
 from fedshift.grid import expand, override
 from fedshift.runs import runner
@@ -96,15 +96,10 @@ def test_a_half_written_record_and_leftovers_do_no_harm(
     document: dict[str, Any], uninterrupted: RunFolder, tmp_path: Path
 ):
     """What a crash in the middle of a write can leave behind."""
-
-    class Stop(Progress):
-        def round(self, position: int, bytes_down: int, bytes_up: int) -> None:
-            if position == 13:
-                raise KeyboardInterrupt
-
+    stop = interrupt_after(13)
     (experiment,) = expand(override(document, {"run.out": str(tmp_path)}))
     with pytest.raises(KeyboardInterrupt):
-        runner.start(experiment, Stop())
+        runner.start(experiment, stop)
     folder = RunFolder.open(runner.run_path(experiment))
     with (folder.path / "records.jsonl").open("a") as file:
         file.write('{"position": 14, "sta')
@@ -120,16 +115,12 @@ def test_kept_moments_go_on_whatever_their_layout(document: dict[str, Any], tmp_
     changes = {"plugins": [], "method": {"name": "slashed", "optimiser_state": "kept"}, "train.optimiser": optimiser}
     changes |= {"model.channels": [4, 5], "train.rounds": 4, "run.checkpoint_every": 2, "train.participation": 1.0}
 
-    class Stop(Progress):
-        def round(self, position: int, bytes_down: int, bytes_up: int) -> None:
-            if position == 3:
-                raise KeyboardInterrupt
-
+    stop = interrupt_after(3)
     (whole,) = expand(override(document, {**changes, "run.out": str(tmp_path / "whole")}))
     (cut,) = expand(override(document, {**changes, "run.out": str(tmp_path / "cut")}))
     reference = runner.start(whole, Progress())
     with pytest.raises(KeyboardInterrupt):
-        runner.start(cut, Stop())
+        runner.start(cut, stop)
     folder = RunFolder.open(runner.run_path(cut))
     runner.resume(folder, Progress())
     assert results(folder) == results(reference)
@@ -166,13 +157,9 @@ def test_what_left_before_an_interruption_stays_declared(document: dict[str, Any
     changes = {"run.out": str(tmp_path), "method": {"name": "client2vec", "index": index}, "plugins": []}
     (experiment,) = expand(override(document, changes))
 
-    class Stop(Progress):
-        def round(self, position: int, bytes_down: int, bytes_up: int) -> None:
-            if position == 4:
-                raise KeyboardInterrupt
-
+    stop = interrupt_after(4)
     with pytest.raises(KeyboardInterrupt):
-        runner.start(experiment, Stop())
+        runner.start(experiment, stop)
     folder = RunFolder.open(runner.run_path(experiment))
     runner.resume(folder, Progress())
     assert set(folder.read_json("messages.json")) == {"pairs", "vectors", "train"}

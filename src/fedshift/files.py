@@ -74,6 +74,12 @@ def append(path: Path, line: str) -> None:
         os.fsync(file.fileno())
 
 
+def cache_folder(name: str) -> Path:
+    """Where something is kept that could be made again: <name>/ in $FEDSHIFT_CACHE, by default in ~/.cache/fedshift."""
+    root = os.environ.get("FEDSHIFT_CACHE")
+    return (Path(root).expanduser() if root else Path.home() / ".cache" / "fedshift") / name
+
+
 def make_folder(path: Path) -> None:
     """Make a folder and those above it.
 

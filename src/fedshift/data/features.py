@@ -12,7 +12,6 @@ made under other versions of a library or another number of threads are taken as
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +28,7 @@ from fedshift.content import digest
 from fedshift.core.messages import pack
 from fedshift.data.inputs import IMAGENET_MEAN, IMAGENET_STD
 from fedshift.errors import FedshiftError, need
-from fedshift.files import make_folder, write
+from fedshift.files import cache_folder, make_folder, write
 
 VERSION = 1  # of what :func:`embed` computes; raise it whenever features change
 BATCH = 64
@@ -102,18 +101,12 @@ def embed(images: Tensor, network: FrozenNetwork, size: int = 0, tell: Tell = si
         )
     sides = (size, size) if size else tuple(images.shape[-2:])
     about = (VERSION, network.name, network.weights, network.mean, network.std, sides, tuple(images.shape))
-    file = cache_folder() / f"{_checksum(images, about)}.safetensors"
+    file = cache_folder("features") / f"{_checksum(images, about)}.safetensors"
     features = _read(file)
     if features is None:
         features = _computed(images, network, sides, tell)
         _keep(file, features)
     return features
-
-
-def cache_folder() -> Path:
-    """Where features are kept: features/ in $FEDSHIFT_CACHE, by default in ~/.cache/fedshift."""
-    root = os.environ.get("FEDSHIFT_CACHE")
-    return (Path(root).expanduser() if root else Path.home() / ".cache" / "fedshift") / "features"
 
 
 def _computed(images: Tensor, network: FrozenNetwork, sides: tuple[int, ...], tell: Tell) -> Tensor:

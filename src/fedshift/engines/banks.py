@@ -63,11 +63,13 @@ class Resident:
         modules: dict[str, nn.Module] = deepcopy({name: part.module for name, part in setup.parts.items()})
         for module in modules.values():
             prepare(module.to(setup.device), kernels, setup.train.precision)
-        scopes = {name: part.scope for name, part in setup.parts.items()}
-        tensors = dict(Net(modules).tensors())
-        self.tensors = tensors
-        self.client = Direct(Net({name: module for name, module in modules.items() if scopes[name] != "server"}), tensors)
-        self.server = Direct(Net({name: module for name, module in modules.items() if scopes[name] != "client"}), tensors)
+        self.tensors = dict(Net(modules).tensors())
+
+        def without(scope: str) -> Direct:
+            there = {name: module for name, module in modules.items() if setup.parts[name].scope != scope}
+            return Direct(Net(there), self.tensors)
+
+        self.client, self.server = without("server"), without("client")
 
 
 class Direct:

@@ -1,13 +1,270 @@
-"""Placeholder."""
+"""Which engine is fastest for a run on this machine: measured briefly, remembered, and explained.
+
+First one client takes a few steps with each way to prepare its modules (memory layout, library of the linear layers),
+on one thread. Then a cohort takes them with each engine, prepared in the best of these ways. The fastest is chosen, and
+kept in a file, by model, batch and machine. Results do not depend on it but for rounding; a run that is resumed goes on
+with the engine it had.
+"""
+
 from __future__ import annotations
-from collections.abc import Callable, Sequence
+
+import json
 import os
-from fedshift.engines.choice import Choice
-from fedshift.engines.engine import Job
-from fedshift.engines.kernels import Kernels
+import platform
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import torch
+from torch import nn
+
+from fedshift import files
+from fedshift.core.contract import Measure, Phase
+from fedshift.engines.choice import Choice, open_engine
+from fedshift.engines.engine import Engine, Job, Setup
+from fedshift.engines.kernels import Kernels, onednn_available
+from fedshift.engines.workers import can_fork
+from fedshift.errors import FedshiftError
 from fedshift.experiment import RunOptions
 
-def choose(jobs: Sequence[Job], options: RunOptions, tell: Callable[[str], None]) -> Choice:
-    cores = len(os.sched_getaffinity(0))
-    name = "sequential" if options.engine == "auto" else options.engine
-    return Choice(name, options.workers or cores if name=="workers" else 1, 1 if name=="workers" else options.threads or cores, Kernels())
+STEPS = 2  # steps of each phase that a client takes while it is measured
+SECONDS = 0.2  # how long each way is measured, at least, after it was tried once
+COHORT_SECONDS = 1.0  # a cohort that takes longer is measured in part
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one client's step takes.
+
+    Attributes:
+        choice: with what.
+        milliseconds: a step of one client, the cohort's time divided by its steps.
+        steps: how many steps were taken in a go.
+        note: why it is out of the question, if it is.
+    """
+
+    choice: Choice
+    milliseconds: float
+    steps: int
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Everything that was measured, and what was chosen.
+
+    Attributes:
+        kernels: one client on one thread, by the way its modules are prepared.
+        engines: a cohort, by engine.
+    """
+
+    kernels: tuple[Measured, ...]
+    engines: tuple[Measured, ...]
+
+    @property
+    def choice(self) -> Choice:
+        """The fastest engine."""
+        return min((one for one in self.engines if not one.note), key=lambda one: one.milliseconds).choice
+
+    def __str__(self) -> str:
+        """One line for people."""
+        took = {one.choice: f"{one.milliseconds:.2f} ms" for one in self.engines if not one.note}
+        rest = ", ".join(f"{choice.short} {time}" for choice, time in took.items() if choice != self.choice)
+        return f"Engine: {self.choice}; {took[self.choice]} a client's step{f' ({rest})' if rest else ''}"
+
+    def table(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+
+        def rows(held: Sequence[Measured]) -> list[Any]:
+            return [[one.choice.table(), one.milliseconds, one.steps, one.note] for one in held]
+
+        return {"kernels": rows(self.kernels), "engines": rows(self.engines)}
+
+    @classmethod
+    def from_table(cls, table: dict[str, Any]) -> Self:
+        """The inverse of :meth:`table`."""
+
+        def held(rows: Sequence[Any]) -> tuple[Measured, ...]:
+            return tuple(Measured(Choice.from_table(choice), *rest) for choice, *rest in rows)
+
+        return cls(held(table["kernels"]), held(table["engines"]))
+
+
+def choose(jobs: Sequence[Job], options: RunOptions, tell: Tell) -> Choice:
+    """The engine that a run asks for, or the fastest.
+
+    Args:
+        jobs: what a cohort of the run is asked to do.
+        options: engine, workers and threads; 0 stands for as many as there are cores.
+        tell: hears which engine was chosen and why, where it was chosen.
+
+    Raises:
+        FedshiftError: the engine asked for cannot be had here.
+    """
+    if options.engine != "auto":
+        return asked_for(jobs[0].setup, options)
+    calibration = remembered(jobs, options)
+    if calibration is None:
+        calibration = calibrate(jobs, options)
+        remember(jobs, options, calibration)
+    tell(str(calibration))
+    return calibration.choice
+
+
+def asked_for(setup: Setup, options: RunOptions) -> Choice:
+    """An engine without measuring: channels last for convolutions, everything else as PyTorch does it."""
+    kernels = Kernels(channels_last=_has(setup, nn.Conv2d))
+    if options.engine == "workers":
+        if not can_fork():
+            raise FedshiftError("run.engine = 'workers' needs a system that forks processes, such as Linux; try auto.")
+        if setup.device.type != "cpu":
+            raise FedshiftError(
+                f"run.engine = 'workers' is for the CPU, not for '{setup.device}': --set run.device=cpu, or try auto."
+            )
+        return Choice("workers", options.workers or cores(), 1, kernels)
+    engine: Any = options.engine
+    return Choice(engine, 1, options.threads or cores(), kernels)
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+# Measuring ----------------------------------------------------------------------------------------
+
+
+def calibrate(jobs: Sequence[Job], options: RunOptions, tell: Tell = lambda text: None) -> Calibration:
+    """Measure what a step takes in every way that this machine offers; a few seconds, and nothing is kept of it.
+
+    Args:
+        jobs: what a cohort is asked to do.
+        options: workers and threads.
+        tell: hears what is measured.
+    """
+    short = [_shortened(job) for job in jobs]
+    setup, threads = short[0].setup, options.threads or cores()
+    on_cpu = setup.device.type == "cpu"
+
+    def measured(choice: Choice, some: Sequence[Job]) -> Measured:
+        tell(f"{len(some)} {'client' if len(some) == 1 else 'clients'}: {choice}")
+        return _measured(choice, some)
+
+    kernels = [measured(Choice("sequential", 1, 1 if on_cpu else threads, one), short[:1]) for one in _kernels(setup)]
+    best = min(kernels, key=lambda one: one.milliseconds)
+    ready = int(COHORT_SECONDS * 1000 / max(best.milliseconds * best.steps, 1e-3))
+    cohort = short[: max(2 * cores(), ready)]
+    return Calibration(
+        tuple(kernels), tuple(measured(way, cohort) for way in _ways(setup, options, best.choice.kernels, len(cohort)))
+    )
+
+
+def _ways(setup: Setup, options: RunOptions, kernels: Kernels, clients: int) -> list[Choice]:
+    """The engines that can be had for so many clients."""
+    on_cpu, threads, workers = setup.device.type == "cpu", options.threads or cores(), options.workers or cores()
+    counts = sorted({1, threads} if on_cpu else {threads})
+    ways = [Choice("sequential", 1, count, kernels) for count in counts]
+    if clients > 1:
+        ways.append(Choice("vectorised", 1, threads, kernels))
+    if clients > 1 and on_cpu and workers > 1 and can_fork():
+        ways.append(Choice("workers", workers, 1, kernels))
+    return ways
+
+
+def _kernels(setup: Setup) -> list[Kernels]:
+    """The ways to prepare a run's modules that may differ."""
+    layouts = (False, True) if _has(setup, nn.Conv2d) else (False,)
+    with_onednn = (
+        _has(setup, nn.Linear)
+        and setup.device.type == "cpu"
+        and setup.train.precision == "float32"
+        and onednn_available()
+    )
+    libraries: tuple[Literal["native", "onednn"], ...] = ("native", "onednn") if with_onednn else ("native",)
+    return [Kernels(layout, library) for layout, library in product(layouts, libraries)]
+
+
+def _has(setup: Setup, kind: type[nn.Module]) -> bool:
+    return any(isinstance(layer, kind) for part in setup.parts.values() for layer in part.module.modules())
+
+
+def _shortened(job: Job) -> Job:
+    """The same job with a few steps of each phase, and without what is measured over all samples."""
+    exchange = job.exchange
+
+    def phases(round: int, rounds: int) -> Sequence[Phase | Measure]:
+        held = exchange.phases(round, rounds)
+        return [replace(phase, steps=STEPS, epochs=None) for phase in held if isinstance(phase, Phase)]
+
+    return replace(job, exchange=replace(exchange, phases=phases))
+
+
+def _measured(choice: Choice, jobs: Sequence[Job]) -> Measured:
+    """What a client's step takes: the fastest of several goes, after one to warm up."""
+    told: list[str] = []
+    with open_engine(choice, told.append) as engine:
+        steps, _ = _go(engine, jobs)
+        goes: list[float] = []
+        while sum(goes) < SECONDS:
+            goes.append(_go(engine, jobs)[1])
+    return Measured(choice, 1000 * min(goes) / max(1, steps), steps, told[0] if told else "")
+
+
+def _go(engine: Engine, jobs: Sequence[Job]) -> tuple[int, float]:
+    """How many steps the jobs take, and how long."""
+    began, steps = time.perf_counter(), 0
+    for answer in engine.train(jobs):
+        if isinstance(answer, Exception):
+            raise answer
+        steps += answer.steps
+    return steps, time.perf_counter() - began
+
+
+# Remembering --------------------------------------------------------------------------------------
+
+
+def remembered(jobs: Sequence[Job], options: RunOptions) -> Calibration | None:
+    """What was measured before for such jobs on this machine; None if nothing was, or it cannot be read."""
+    try:
+        return Calibration.from_table(json.loads(_file(jobs, options).read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # it is measured again, and written anew
+
+
+def remember(jobs: Sequence[Job], options: RunOptions, calibration: Calibration) -> None:
+    """Keep what was measured.
+
+    Raises:
+        FedshiftError: the cache cannot be written.
+    """
+    file = _file(jobs, options)
+    files.make_folder(file.parent)
+    files.write(file, json.dumps(calibration.table(), indent=2) + "\n")
+
+
+def _file(jobs: Sequence[Job], options: RunOptions) -> Path:
+    setup = jobs[0].setup
+    about = {
+        "machine": [_processor(), cores(), str(setup.device), torch.__version__],
+        "model": [type(setup.spec.model).__name__, setup.spec.model.table(), setup.spec.shape, setup.spec.classes],
+        "method": [type(setup.method).__name__, setup.method.table()],
+        "batch": [setup.train.batch, setup.train.precision, setup.train.optimiser, len(jobs)],
+        "options": [options.workers, options.threads],
+    }
+    key = blake2b(json.dumps(about, sort_keys=True).encode(), digest_size=12).hexdigest()
+    return files.cache_folder("engines") / f"{key}.json"
+
+
+def _processor() -> str:
+    """The processor's name."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self
@@ -36,12 +36,17 @@ class Choice:
         """How many runs of a table advance together if nobody says: as many as there is gain from."""
         return {"sequential": 1, "workers": self.workers, "vectorised": 16}[self.engine]
 
+    @property
+    def short(self) -> str:
+        """The engine and its processes or threads."""
+        who = f"{self.workers} workers of" if self.engine == "workers" else f"{self.engine} on"
+        return f"{who} {self.threads} thread{'s' if self.threads > 1 else ''}"
+
     def __str__(self) -> str:
         """In a few words, for people."""
-        who = f"{self.workers} workers" if self.engine == "workers" else self.engine
         layout = ", channels last" if self.kernels.channels_last else ""
         linear = ", oneDNN for linear layers" if self.kernels.linear == "onednn" else ""
-        return f"{who}, {self.threads} thread{'s' if self.threads > 1 else ''}{layout}{linear}"
+        return f"{self.short}{layout}{linear}"
 
     def table(self) -> dict[str, Any]:
         """As JSON can hold it."""
@@ -54,11 +59,16 @@ class Choice:
 
 
 @contextmanager
-def open_engine(choice: Choice) -> Iterator[Engine]:
-    """The engine of a choice; what it holds, and the number of threads, are given back at the end."""
+def open_engine(choice: Choice, tell: Callable[[str], None] = lambda text: None) -> Iterator[Engine]:
+    """The engine of a choice; what it holds, and the number of threads, are given back at the end.
+
+    Args:
+        choice: which engine.
+        tell: hears what a user should know, such as that clients could not be stacked.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(choice.threads)
-    engine = _make(choice)
+    engine = _make(choice, tell)
     try:
         yield engine
     finally:
@@ -66,7 +76,7 @@ def open_engine(choice: Choice) -> Iterator[Engine]:
         torch.set_num_threads(before)
 
 
-def _make(choice: Choice) -> Engine:
+def _make(choice: Choice, tell: Callable[[str], None]) -> Engine:
     from fedshift.engines.sequential import Sequential
     from fedshift.engines.vectorised import Vectorised
     from fedshift.engines.workers import Workers
@@ -75,6 +85,6 @@ def _make(choice: Choice) -> Engine:
         case "sequential":
             return Sequential(choice.kernels)
         case "vectorised":
-            return Vectorised(choice.kernels)
+            return Vectorised(choice.kernels, tell)
         case "workers":
             return Workers(choice.kernels, choice.workers)

@@ -124,9 +124,7 @@ class Lane:
     def context(self, step: int, noise: Mapping[str, Tensor]) -> Context:
         """What an objective may know."""
         rounds = self.moment.stage.rounds
-        return Context(
-            self.moment.round, rounds, step, self.received, noise, self.number, self.counts, self.replies
-        )
+        return Context(self.moment.round, rounds, step, self.received, noise, self.number, self.counts, self.replies)
 
     def no_batch(self) -> Batch:
         """The batch of a server without samples."""
@@ -216,7 +214,7 @@ def _train(bank: Bank, phase: Phase, courses: Sequence[_Course]) -> None:
             descent.give_moments(active)
         start = stop
     for lane_number, course in enumerate(courses):
-        _finish(bank, phase, course, names, {name: _of_lane(tables, lane_number) for name, tables in histories.items()})
+        _finish(phase, course, names, {name: _of_lane(tables, lane_number) for name, tables in histories.items()})
 
 
 def _step(bank: Bank, phase: Phase, descents: Sequence[_Descent], active: Sequence[_Course], step: int) -> None:
@@ -227,10 +225,9 @@ def _step(bank: Bank, phase: Phase, descents: Sequence[_Descent], active: Sequen
         set_modes(bank.net, objective.moves)
         for repeat in range(objective.repeats):
             key: list[str | int] = [phase.name, objective.name, step, *([repeat] if repeat else [])]
-            contexts = [
-                course.lane.context(step, course.lane.noise(objective.draws(course.lane.setup.spec, len(batch.y)), *key))
-                for course, batch in zip(active, batches, strict=True)
-            ]
+            lanes = [course.lane for course in active]
+            draws = [objective.draws(lane.setup.spec, len(b.y)) for lane, b in zip(lanes, batches, strict=True)]
+            contexts = [lane.context(step, lane.noise(d, *key)) for lane, d in zip(lanes, draws, strict=True)]
             try:
                 descent.step(batches, contexts)
             except Exception as error:
@@ -249,7 +246,7 @@ def _of_lane(tables: Sequence[Tensor], lane: int) -> Tensor:
     return torch.cat(held).cpu().double() if held else torch.zeros(0, 0)
 
 
-def _finish(bank: Bank, phase: Phase, course: _Course, names: Mapping[str, list[str]], tables: Mapping[str, Tensor]) -> None:
+def _finish(phase: Phase, course: _Course, names: Mapping[str, list[str]], tables: Mapping[str, Tensor]) -> None:
     """Write down a lane's means, after checking that every loss was finite, and what it keeps of its moments."""
     lane = course.lane
     means: dict[str, float] = {}
@@ -395,7 +392,7 @@ class _Descent:
     def _clip(self, largest: Tensor) -> None:
         """Scale each lane's gradient down to its largest norm."""
         gradients = [self.bank.rows(tensor.grad) for tensor in self.moved.values() if tensor.grad is not None]
-        norms = torch.stack([gradient.flatten(1).norm(dim=1) for gradient in gradients]).norm(dim=0)
+        norms = torch.stack([gradient.reshape(len(gradient), -1).norm(dim=1) for gradient in gradients]).norm(dim=0)
         factors = (largest / (norms + 1e-6)).clamp(max=1.0)
         for gradient in gradients:
             gradient.mul_(factors.view(-1, *[1] * (gradient.ndim - 1)))

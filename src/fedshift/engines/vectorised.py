@@ -15,7 +15,6 @@ from fedshift.engines.merging import find, kind, merged
 from fedshift.engines.sequential import Sequential, lane_of, outcome_of
 from fedshift.errors import FedshiftError
 
-
 NO_BATCHING_RULE = "There is a performance drop because we have not yet implemented the batching rule"
 
 
@@ -95,8 +94,8 @@ class Vectorised:
         method, model, exchange = _name(job)
         reason = str(error).strip().splitlines()[0].partition(". Please")[0]
         self._tell(
-            f"The clients of {method} with the model {model} cannot be stacked in the exchange '{exchange}', so they work "
-            f"one after the other: {reason}"
+            f"The clients of {method} with the model {model} cannot be stacked in the exchange '{exchange}', so they "
+            f"work one after the other: {reason}"
         )
 
     def serve(self, job: ServerJob) -> tuple[ServerState, dict[str, float]]:

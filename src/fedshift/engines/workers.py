@@ -118,9 +118,9 @@ class Workers:
             if not worker.ask(jobs[number]):  # it died while it had nothing to do, or its memory is too small
                 self._arena = max(self._arena, 2 * _bytes(jobs[number]))
                 worker.stop()
-                worker = self._pool[place] = self._fork()
-                worker.ask(jobs[number])
-            busy[worker] = (number, attempt)
+                self._pool[place] = self._fork()
+                self._pool[place].ask(jobs[number])
+            busy[self._pool[place]] = (number, attempt)
 
     def _hear(self, worker: _Worker, job: Job, attempt: int) -> Outcome | Exception | None:
         """A worker's answer; None if the client is to be tried again, with a worker in its place."""
@@ -170,8 +170,8 @@ def _ready(busy: Mapping[_Worker, Any]) -> list[_Worker]:
 def _died(job: Job, code: int | None) -> FedshiftError:
     how = f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
     return FedshiftError(
-        f"The worker process of client '{job.client.name}' died twice in round {job.moment.round} ({how}): most often the "
-        "machine is out of memory. The last checkpoint, if there is one, is kept. Fewer processes need less: "
+        f"The worker process of client '{job.client.name}' died twice in round {job.moment.round} ({how}): most often "
+        "the machine is out of memory. The last checkpoint, if there is one, is kept. Fewer processes need less: "
         "--set run.workers=1, or run.engine=sequential"
     )
 
@@ -238,9 +238,7 @@ class _Arena:
 class _Worker:
     """A process that does one job at a time, seen from this one."""
 
-    def __init__(
-        self, arena: int, known: Mapping[int, object], kernels: Kernels, others: Sequence[Connection]
-    ) -> None:
+    def __init__(self, arena: int, known: Mapping[int, object], kernels: Kernels, others: Sequence[Connection]) -> None:
         self._asked, self._answered = _Arena(arena), _Arena(arena)
         context = multiprocessing.get_context("fork")
         self.connection, theirs = context.Pipe()

@@ -64,7 +64,7 @@ def estimate(experiment: Experiment) -> Estimate:
     choice = choose(simulation.example(), experiment.run, told.append)
     simulation.position = next(place for place, moment in enumerate(simulation.moments()) if moment.stage is stage)
     steps: list[int] = []
-    with open_engine(choice) as engine:
+    with open_engine(choice, told.append) as engine:
 
         def go_on() -> float:
             started = time.perf_counter()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from fedshift.content import digest
@@ -119,7 +119,8 @@ class _Grid:
             self._folders.pop(experiment.run_name, None)
             if not (self._folders or self.failed):
                 raise error
-        self.failed.append(type(error)(f"{experiment.run_name}: {error}"))
+        kind = DivergedError if isinstance(error, DivergedError) else FedshiftError
+        self.failed.append(kind(f"{experiment.run_name}: {error}"))
 
 
 def _opened(experiment: Experiment, progress: Progress) -> RunFolder | None:
@@ -187,8 +188,15 @@ class _Run:
         """Whether there are rounds left."""
         return self.simulation.position < self.simulation.rounds
 
-    def after_round(self, seconds: float, together: int, engine: Engine) -> None:
-        """Tell, score, record and save what is due after a round."""
+    def after_round(self, seconds: float, together: int, engine: Engine) -> Exception | None:
+        """Tell, score, record and save what is due after a round; returns what went wrong."""
+        try:
+            self._after_round(seconds, together, engine)
+        except Exception as error:  # one run's failure is not the others'
+            return error
+        return None
+
+    def _after_round(self, seconds: float, together: int, engine: Engine) -> None:
         simulation, folder = self.simulation, self.folder
         position = simulation.position
         moment = simulation.moments()[position - 1]
@@ -241,7 +249,7 @@ def carry_out(runs: Sequence[tuple[Simulation, RunFolder]], progress: Progress) 
         for _, folder in runs:
             stack.enter_context(folder.locked())
         choice = _choice(*runs[0], progress)
-        engine = stack.enter_context(open_engine(choice))
+        engine = stack.enter_context(open_engine(choice, progress.note))
         under_way = [_begin(simulation, folder, progress, choice) for simulation, folder in runs]
         while going := _hindmost(one for one in under_way if one.open and one.simulation not in failed):
             started = time.perf_counter()
@@ -249,11 +257,8 @@ def carry_out(runs: Sequence[tuple[Simulation, RunFolder]], progress: Progress) 
             errors = advance([one.simulation for one in going], engine, tells)
             seconds = time.perf_counter() - started
             for one in going:
-                try:
-                    if one.simulation in errors:
-                        raise errors[one.simulation]
-                    one.after_round(seconds, len(going), engine)
-                except Exception as error:
+                error = errors.get(one.simulation) or one.after_round(seconds, len(going), engine)
+                if error is not None:
                     failed[one.simulation] = error
                     one.display.failed(str(error))
     return failed

@@ -18,7 +18,7 @@ from fedshift.core.state import ClientState, ClientStore, MemoryStore
 from fedshift.core.streams import Streams
 from fedshift.data.dataset import Dataset, DomainData
 from fedshift.data.features import Tell, silent
-from fedshift.data.federation import Client, Environment, Federation
+from fedshift.data.federation import Environment, Federation
 from fedshift.engines.banks import same
 from fedshift.engines.engine import Engine, Job, Moment, Outcome, Question, Score, ServerJob, Setup
 from fedshift.errors import DivergedError, FedshiftError
@@ -157,8 +157,8 @@ class Simulation:
     def round(self, moment: Moment, tell: Callable[[int], None] = no_steps) -> Asking:
         """Carry out one round: select a cohort, then make every exchange with it.
 
-        Yields what an engine must do, jobs or a server's job, and is sent their outcomes; ``tell`` hears of the server's
-        steps.
+        Yields what an engine must do, jobs or a server's job, and is sent their outcomes; ``tell`` hears of the
+        server's steps.
         """
         view = self.view(moment.stage)
         chosen = self._select(moment, view)
@@ -255,7 +255,7 @@ class Simulation:
         return self.store.get(client) or ClientState(self.initial_client)
 
     def example(self) -> list[Job]:
-        """What the clients of the first round of training are asked to do, for measuring engines on; nothing is sent."""
+        """What clients are asked to do in a first round of training, to measure engines on; nothing is sent."""
         stage = max(self.stages, key=lambda stage: (stage.scored, stage.rounds))
         moment, before = Moment(stage, 1), self.bytes_down
         cohort = [client.id for client in islice(self.view(stage).clients, self.cohort(stage))]
