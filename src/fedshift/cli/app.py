@@ -180,6 +180,49 @@ app.command(
 )(_experiment_command(_run_all))
 
 
+def _bench(experiments: list[Experiment], dry_run: bool) -> None:
+    """Measure the engines for the first run of each method, print everything, and remember the choice."""
+    from rich.table import Table
+
+    from fedshift.engines.calibration import Measured, calibrate, fastest, remember
+    from fedshift.runs.simulation import Simulation
+
+    console = _console()
+
+    def table(title: str, measured: tuple[Measured, ...]) -> Table:
+        shown = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+        for column in ("", "ms a client's step", "speed"):
+            shown.add_column(column, justify="right" if column else "left")
+        for one in measured:
+            ratio = measured[0].milliseconds / one.milliseconds
+            mark = "  <- chosen" if one is fastest(measured) else ""
+            shown.add_row(str(one.choice), one.note or f"{one.milliseconds:.2f}", f"{ratio:.2f}{mark}")
+        return shown
+
+    for experiment in {experiment.method_name: experiment for experiment in reversed(experiments)}.values():
+        simulation = Simulation(experiment)
+        jobs = simulation.example()
+        about = f"{experiment.method_name}, {type(experiment.model).__name__}, batches of {experiment.train.batch}"
+        console.print(f"{about}, cohorts of {len(jobs)} on {simulation.device}", highlight=False, markup=False)
+        if dry_run:
+            continue
+        with console.status("") as status:
+            calibration = calibrate(jobs, experiment.run, status.update)
+        remember(jobs, experiment.run, calibration)
+        console.print(table("One client, one thread: memory layout and linear layers", calibration.kernels))
+        console.print(table("A cohort: engines", calibration.engines))
+        console.print(f"{calibration}\n", highlight=False, markup=False)
+    after = "Nothing was measured." if dry_run else '`run.engine = "auto"` uses this from now on.'
+    console.print(f"{after} Of ways within 5 % of each other the simpler is chosen.", highlight=False, markup=False)
+
+
+app.command(
+    "bench",
+    help="Measure which engine is fastest for an experiment on this machine, and say why it is chosen.",
+    epilog="Examples:\n\n  fedshift bench\n\n  fedshift bench --method fedsr --set train.precision=bfloat16",
+)(_experiment_command(_bench))
+
+
 def _carry_out(experiments: list[Experiment], fresh: bool) -> None:
     from fedshift.reporting.live import LiveProgress
     from fedshift.reporting.results import Results

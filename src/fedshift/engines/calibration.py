@@ -27,6 +27,7 @@ from fedshift.core.contract import Measure, Phase
 from fedshift.engines.choice import Choice, open_engine
 from fedshift.engines.engine import Engine, Job, Setup
 from fedshift.engines.kernels import Kernels, onednn_available
+from fedshift.engines.sequential import lane_of
 from fedshift.engines.workers import can_fork
 from fedshift.errors import FedshiftError
 from fedshift.experiment import RunOptions
@@ -34,6 +35,8 @@ from fedshift.experiment import RunOptions
 STEPS = 2  # steps of each phase that a client takes while it is measured
 SECONDS = 0.2  # how long each way is measured, at least, after it was tried once
 COHORT_SECONDS = 1.0  # a cohort that takes longer is measured in part
+SHORT_RUN = 10.0  # seconds; a run that is shorter is not worth measuring for
+CLEARLY = 0.95  # a way is preferred to a simpler one if it takes no more than this part of its time
 Tell = Callable[[str], None]
 
 
@@ -69,7 +72,7 @@ class Calibration:
     @property
     def choice(self) -> Choice:
         """The fastest engine."""
-        return min((one for one in self.engines if not one.note), key=lambda one: one.milliseconds).choice
+        return fastest(self.engines).choice
 
     def __str__(self) -> str:
         """One line for people."""
@@ -95,6 +98,16 @@ class Calibration:
         return cls(held(table["kernels"]), held(table["engines"]))
 
 
+def fastest(measured: Sequence[Measured]) -> Measured:
+    """The fastest way; of ways that are nearly equal, the first, as the simpler ones come first."""
+    possible = [one for one in measured if not one.note]
+    best = possible[0]
+    for one in possible[1:]:
+        if one.milliseconds <= CLEARLY * best.milliseconds:
+            best = one
+    return best
+
+
 def choose(jobs: Sequence[Job], options: RunOptions, tell: Tell) -> Choice:
     """The engine that a run asks for, or the fastest.
 
@@ -110,10 +123,21 @@ def choose(jobs: Sequence[Job], options: RunOptions, tell: Tell) -> Choice:
         return asked_for(jobs[0].setup, options)
     calibration = remembered(jobs, options)
     if calibration is None:
+        plain = asked_for(jobs[0].setup, replace(options, engine="sequential"))
+        if _estimate(plain, jobs) < SHORT_RUN:
+            return plain
         calibration = calibrate(jobs, options)
         remember(jobs, options, calibration)
     tell(str(calibration))
     return calibration.choice
+
+
+def _estimate(choice: Choice, jobs: Sequence[Job]) -> float:
+    """How many seconds the training of a whole run takes, as a few steps of one client tell."""
+    first = _measured(choice, [_shortened(jobs[0])], seconds=0.0)
+    lanes = [lane_of(job) for job in jobs]
+    steps = sum(lane.count(phase, lane.order(phase, lane.samples)) for lane in lanes for phase in lane.training)
+    return first.milliseconds / 1000 * steps * jobs[0].setup.train.rounds
 
 
 def asked_for(setup: Setup, options: RunOptions) -> Choice:
@@ -156,7 +180,7 @@ def calibrate(jobs: Sequence[Job], options: RunOptions, tell: Tell = lambda text
         return _measured(choice, some)
 
     kernels = [measured(Choice("sequential", 1, 1 if on_cpu else threads, one), short[:1]) for one in _kernels(setup)]
-    best = min(kernels, key=lambda one: one.milliseconds)
+    best = fastest(kernels)
     ready = int(COHORT_SECONDS * 1000 / max(best.milliseconds * best.steps, 1e-3))
     cohort = short[: max(2 * cores(), ready)]
     return Calibration(
@@ -204,13 +228,13 @@ def _shortened(job: Job) -> Job:
     return replace(job, exchange=replace(exchange, phases=phases))
 
 
-def _measured(choice: Choice, jobs: Sequence[Job]) -> Measured:
+def _measured(choice: Choice, jobs: Sequence[Job], seconds: float = SECONDS) -> Measured:
     """What a client's step takes: the fastest of several goes, after one to warm up."""
     told: list[str] = []
     with open_engine(choice, told.append) as engine:
         steps, _ = _go(engine, jobs)
         goes: list[float] = []
-        while sum(goes) < SECONDS:
+        while not goes or sum(goes) < seconds:
             goes.append(_go(engine, jobs)[1])
     return Measured(choice, 1000 * min(goes) / max(1, steps), steps, told[0] if told else "")
 
@@ -249,10 +273,12 @@ def remember(jobs: Sequence[Job], options: RunOptions, calibration: Calibration)
 
 def _file(jobs: Sequence[Job], options: RunOptions) -> Path:
     setup = jobs[0].setup
+    # A weight changes nothing but whether its term is there.
+    settings = {name: value > 0 if isinstance(value, float) else value for name, value in setup.method.table().items()}
     about = {
         "machine": [_processor(), cores(), str(setup.device), torch.__version__],
         "model": [type(setup.spec.model).__name__, setup.spec.model.table(), setup.spec.shape, setup.spec.classes],
-        "method": [type(setup.method).__name__, setup.method.table()],
+        "method": [type(setup.method).__name__, settings],
         "batch": [setup.train.batch, setup.train.precision, setup.train.optimiser, len(jobs)],
         "options": [options.workers, options.threads],
     }

@@ -83,6 +83,11 @@ class Lane:
         return torch.bincount(labels, minlength=self.setup.spec.classes)
 
     @property
+    def training(self) -> list[Phase]:
+        """The phases that take steps."""
+        return [phase for phase in self.phases if isinstance(phase, Phase)]
+
+    @property
     def place(self) -> str:
         """Where it is, for a message."""
         return self.name if self.key == SERVER else f"client '{self.name}'"
@@ -104,10 +109,7 @@ class Lane:
 
     def shape(self) -> tuple[object, ...]:
         """What lanes that go together must have in common: the length of the batches of each phase."""
-        return tuple(
-            order.length if isinstance(phase, Phase) and (order := self.order(phase, self.samples)) else 0
-            for phase in self.phases
-        )
+        return tuple(order.length for phase in self.training if (order := self.order(phase, self.samples)))
 
     def typed(self, x: Tensor) -> Tensor:
         """Floating inputs and noise in the type of the run."""

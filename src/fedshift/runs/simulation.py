@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import overload
@@ -138,6 +138,10 @@ class Simulation:
 
     def moments(self) -> list[Moment]:
         """Every round of the run, in order."""
+        return self._moments
+
+    @cached_property
+    def _moments(self) -> list[Moment]:
         return [Moment(stage, number) for stage in self.stages for number in range(1, stage.rounds + 1)]
 
     @property
@@ -352,7 +356,8 @@ class Simulation:
                 state = self.store.peek(client)
                 assert state is not None
                 return [{**sent, **state.tensors}]
-        strangers += strangers or self.method.unseen(self.server, self._kept_by_clients())
+        if not strangers:
+            strangers += self.method.unseen(self.server, self._kept_by_clients())
         return [{**sent, **own} for own in strangers]
 
     def _whose(self, environment: Environment) -> str:
