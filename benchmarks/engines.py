@@ -31,6 +31,7 @@ from typing import Any
 
 import torch
 
+from fedshift.engines.machine import before_torch
 from turns import Child, ChildError, Player, ratios, say, take_turns
 from workloads import WORKLOADS, Workload
 
@@ -123,7 +124,10 @@ def _player(
 
     def start() -> Child:
         say(f"{entrant.label}: starting")
-        return Child(entrant.label, python, "contestants.py", json.dumps(told), options.timeout)
+        environment = dict(os.environ)
+        if entrant.name == "fedshift":
+            before_torch(environment)  # as the command `fedshift` does
+        return Child(entrant.label, python, "contestants.py", json.dumps(told), options.timeout, environment)
 
     return Player(entrant.label, start)
 

@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -40,7 +40,15 @@ def say(text: str) -> None:
 class Child:
     """A process that answers each line with one line of JSON."""
 
-    def __init__(self, label: str, python: str, script: str, arguments: str, timeout: float) -> None:
+    def __init__(
+        self,
+        label: str,
+        python: str,
+        script: str,
+        arguments: str,
+        timeout: float,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         """Start it.
 
         Args:
@@ -49,6 +57,7 @@ class Child:
             script: a file beside this one.
             arguments: its only argument.
             timeout: seconds after which an answer is given up.
+            environment: its environment variables; by default this process's.
 
         Raises:
             ChildError: there is no such interpreter.
@@ -63,7 +72,7 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
-            env={**os.environ, **QUIET},
+            env={**(os.environ if environment is None else environment), **QUIET},
             start_new_session=True,
         )
         self._lines: queue.Queue[str] = queue.Queue()

@@ -1,9 +1,10 @@
-"""A plugin with data small enough for tests: three domains of 1x10x10 images, made from the streams."""
+"""A plugin with data small enough for tests: three or four domains of 1x10x10 images, made from the streams."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 
@@ -21,12 +22,13 @@ class Tiny(Dataset):
 
     per_class: Count = setting(10, help="images of each class in a domain")
     fewer: WholeNumber = setting(0, help="by how many these are fewer in each domain than in the one before")
+    domains: Literal[3, 4] = setting(3, help="how many domains there are")
 
     def domain_names(self) -> tuple[str, ...]:
-        return ("dark", "gray", "light")
+        return ("dark", "gray", "light", "bright")[: self.domains]
 
     def load(self, streams: Streams) -> DomainData:
-        classes, domains = 3, 3
+        classes, domains = 3, self.domains
         pattern = torch.randn(classes, 1, 10, 10, generator=streams.generator("pattern"))
         sizes = [self.per_class - self.fewer * domain for domain in range(domains)]
         y = torch.arange(classes).repeat(sum(sizes))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedshift.engines.machine import before_torch
 from fedshift.errors import DivergedError, FedshiftError
 
 if TYPE_CHECKING:
@@ -467,6 +468,7 @@ def options(
 
 def main() -> None:
     """The command ``fedshift``: a user's error is one message and exit code 2."""
+    before_torch()
     debug = "--debug" in sys.argv
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     try:

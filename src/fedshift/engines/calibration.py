@@ -9,7 +9,6 @@ with the engine it had.
 from __future__ import annotations
 
 import json
-import os
 import platform
 import time
 from collections.abc import Callable, Sequence
@@ -27,6 +26,7 @@ from fedshift.core.contract import Measure, Phase
 from fedshift.engines.choice import Choice, open_engine
 from fedshift.engines.engine import Engine, Job, Setup
 from fedshift.engines.kernels import Kernels, onednn_available
+from fedshift.engines.machine import cores
 from fedshift.engines.sequential import lane_of
 from fedshift.engines.workers import can_fork
 from fedshift.errors import FedshiftError
@@ -153,11 +153,6 @@ def asked_for(setup: Setup, options: RunOptions) -> Choice:
         return Choice("workers", options.workers or cores(), 1, kernels)
     engine: Any = options.engine
     return Choice(engine, 1, options.threads or cores(), kernels)
-
-
-def cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 # Measuring ----------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import torch
 
 from fedshift.engines.engine import Engine
 from fedshift.engines.kernels import Kernels
+from fedshift.engines.machine import keep_memory
 
 Name = Literal["sequential", "vectorised", "workers"]
 
@@ -66,6 +67,7 @@ def open_engine(choice: Choice, tell: Callable[[str], None] = lambda text: None)
         choice: which engine.
         tell: hears what a user should know, such as that clients could not be stacked.
     """
+    keep_memory()
     before = torch.get_num_threads()
     torch.set_num_threads(choice.threads)
     engine = _make(choice, tell)

@@ -98,7 +98,9 @@ class Varying:
 
 
 def _plain(value: Any) -> Any:
-    """The tensor that stands for a varying number now; anything else as it is."""
+    """The tensor that stands for a varying number now, also within lists and tuples; anything else as it is."""
+    if isinstance(value, list | tuple) and any(isinstance(one, Varying) for one in value):
+        return type(value)(map(_plain, value))
     if not isinstance(value, Varying):
         return value
     if value.now is None:

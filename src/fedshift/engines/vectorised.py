@@ -49,18 +49,21 @@ class Vectorised:
         """Let jobs of one shape work side by side, or one by one if that is not possible."""
         jobs = [job for job, _ in together]
         setups = {job.setup for job in jobs}
+        mistake: Exception | None = None
         if len(jobs) > 1 and _name(jobs[0]) not in self._unstackable:
             try:
                 return self._stacked(together)
-            except FedshiftError:
-                pass  # the sequential engine says more precisely which client it is
-            except (RuntimeError, UserWarning, TypeError) as error:
-                if len(setups) > 1:
-                    self._apart.add((self._kinds[jobs[0].setup], jobs[0].exchange.name))
-                    anew = _groups([(job, lane_of(job)) for job in jobs], self._merge_key)
-                    return dict(chain.from_iterable(self._group(work).items() for work in anew))
-                self._give_up(jobs[0], error)
-        return dict(zip(jobs, self._one_by_one.train(jobs), strict=True))
+            except Exception as error:
+                mistake = error
+            if len(setups) > 1 and not isinstance(mistake, FedshiftError):
+                self._apart.add((self._kinds[jobs[0].setup], jobs[0].exchange.name))
+                anew = _groups([(job, lane_of(job)) for job in jobs], self._merge_key)
+                return dict(chain.from_iterable(self._group(work).items() for work in anew))
+        answers = dict(zip(jobs, self._one_by_one.train(jobs), strict=True))
+        # What goes wrong without a stack, too, says more precisely there which client it is.
+        if mistake is not None and not any(isinstance(answer, type(mistake)) for answer in answers.values()):
+            self._give_up(jobs[0], mistake)
+        return answers
 
     def _stacked(self, together: Sequence[Work]) -> dict[Job, Outcome | Exception]:
         """Let clients of one shape work side by side."""
@@ -89,10 +92,10 @@ class Vectorised:
         return answers
 
     def _give_up(self, job: Job, error: Exception) -> None:
-        """Say once that clients cannot be stacked in an exchange; what is a mistake shows again in the other engine."""
+        """Say once that clients cannot be stacked in an exchange, and do not try it again."""
         self._unstackable.add(_name(job))
         method, model, exchange = _name(job)
-        reason = str(error).strip().splitlines()[0].partition(". Please")[0]
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].partition(". Please")[0]
         self._tell(
             f"The clients of {method} with the model {model} cannot be stacked in the exchange '{exchange}', so they "
             f"work one after the other: {reason}"

@@ -82,8 +82,8 @@ class Workers:
                     for worker in _ready(busy):
                         number, attempt = busy.pop(worker)
                         answer = self._hear(worker, jobs[number], attempt)
-                        if answer is None:
-                            waiting.appendleft((number, attempt + 1))
+                        if isinstance(answer, int):
+                            waiting.appendleft((number, answer))
                         else:
                             answers[number] = answer
                 yield answers.pop(due)
@@ -122,19 +122,19 @@ class Workers:
                 self._pool[place].ask(jobs[number])
             busy[self._pool[place]] = (number, attempt)
 
-    def _hear(self, worker: _Worker, job: Job, attempt: int) -> Outcome | Exception | None:
-        """A worker's answer; None if the client is to be tried again, with a worker in its place."""
+    def _hear(self, worker: _Worker, job: Job, attempt: int) -> Outcome | Exception | int:
+        """A worker's answer; the number of the next attempt if there is to be one, by another in its place."""
         try:
             answer = worker.answer()
         except EOFError:
             code = worker.stop()
             self._pool[self._pool.index(worker)] = self._fork()
-            return None if attempt < ATTEMPTS else _died(job, code)
+            return attempt + 1 if attempt < ATTEMPTS else _died(job, code)
         if isinstance(answer, int):  # its answer needs so many bytes
             self._arena = 2 * answer
             worker.stop()
             self._pool[self._pool.index(worker)] = self._fork()
-            return None
+            return attempt
         return answer
 
     def serve(self, job: ServerJob) -> tuple[ServerState, dict[str, float]]:
@@ -273,7 +273,7 @@ class _Worker:
         """
         try:
             client, answer = self.connection.recv()
-        except ConnectionResetError as error:
+        except OSError as error:  # it died, perhaps in the middle of its answer
             raise EOFError from error
         if not isinstance(answer, _Answer):
             held: Exception | int = pickle.loads(answer) if isinstance(answer, bytes) else answer
@@ -336,7 +336,10 @@ def _carry_out(
         return _portable(outcome)
     answered.clear()
     flat = outcome.state.flat()
-    up, kept = answered.put(outcome.up), answered.put(flat)
+    try:
+        up, kept = answered.put(outcome.up), answered.put(flat)
+    except Exception as error:  # a sparse tensor, say
+        return _portable(error)
     if up is None or kept is None:
         return _size(outcome.up) + _size(flat)
     return _Answer(up, kept, outcome.terms, outcome.steps)

@@ -1,0 +1,335 @@
+"""Which engine is chosen: the fastest that was measured, once, and without a trace in the run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from conftest import CNN_WITH_BN, Make, go_on, interrupt_after, simulate
+from fedshift.core.contract import Batch, Context, Terms
+from fedshift.core.net import Net
+from fedshift.engines import calibration
+from fedshift.engines.calibration import Calibration, calibrate, choose, remembered
+from fedshift.engines.choice import Choice, open_engine
+from fedshift.engines.engine import Job
+from fedshift.engines.kernels import Kernels, onednn_available
+from fedshift.engines.sequential import Sequential
+from fedshift.engines.vectorised import Vectorised
+from fedshift.engines.workers import Workers, can_fork
+from fedshift.errors import FedshiftError
+from fedshift.experiment import RunOptions
+from fedshift.methods.fedavg import FedAvg
+from fedshift.runs import runner
+from fedshift.runs.folder import RunFolder
+from fedshift.runs.progress import Progress
+from fedshift.runs.simulation import Simulation
+from test_methods import assert_same, small, tensors_of
+
+forks = pytest.mark.skipif(not can_fork(), reason="processes cannot be forked here")
+AUTO = RunOptions()
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The folder of what is remembered; four cores."""
+    monkeypatch.setenv("FEDSHIFT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(calibration, "cores", lambda: 4)
+    return tmp_path / "cache" / "engines"
+
+
+@dataclass
+class Machine:
+    """A machine whose clock moves only when clients work, as fast as it is told."""
+
+    milliseconds: Callable[[Choice], float]
+    unstackable: bool = False
+    now: float = 0.0
+    measured: int = 0
+
+    @contextmanager
+    def open_engine(self, choice: Choice, tell: Callable[[str], None]) -> Iterator[Any]:
+        def train(jobs: Sequence[Job]) -> Iterator[Any]:
+            if self.unstackable and choice.engine == "vectorised":
+                tell("they cannot be stacked")
+            for _ in jobs:
+                self.now += 2 * self.milliseconds(choice) / 1000
+                yield SimpleNamespace(steps=2)
+
+        self.measured += 1
+        yield SimpleNamespace(train=train)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Machine]:
+    """A function that replaces this machine by one with a fake clock."""
+
+    def build(milliseconds: Callable[[Choice], float], unstackable: bool = False) -> Machine:
+        made = Machine(milliseconds, unstackable)
+        monkeypatch.setattr(calibration, "open_engine", made.open_engine)
+        monkeypatch.setattr(calibration, "time", SimpleNamespace(perf_counter=lambda: made.now))
+        return made
+
+    return build
+
+
+def example(make: Make, changes: dict[str, Any] | None = None) -> list[Job]:
+    return Simulation(make(changes)).example()
+
+
+def nobody(text: str) -> None:
+    """Hears nothing."""
+
+
+# Choosing -----------------------------------------------------------------------------------------
+
+
+@forks
+@pytest.mark.parametrize(
+    ("fastest", "expected"),
+    [
+        (("sequential", 1), Choice("sequential", 1, 1, Kernels())),
+        (("sequential", 4), Choice("sequential", 1, 4, Kernels())),
+        (("vectorised", 4), Choice("vectorised", 1, 4, Kernels())),
+        (("workers", 1), Choice("workers", 4, 1, Kernels())),
+    ],
+)
+def test_the_fastest_is_chosen(make: Make, machine: Callable[..., Machine], fastest: tuple[str, int], expected: Choice):
+    machine(lambda choice: 1.0 if (choice.engine, choice.threads) == fastest else 2.0)
+    assert choose(example(make, {"train.precision": "float64"}), AUTO, nobody) == expected
+
+
+@pytest.mark.skipif(not onednn_available(), reason="this build of PyTorch has no oneDNN")
+def test_engines_are_measured_with_the_fastest_kernels(make: Make, machine: Callable[..., Machine]):
+    best = Kernels(channels_last=True, linear="onednn")
+    machine(lambda choice: 1.0 if choice.kernels == best else 2.0)
+    measured = calibrate(example(make, CNN_WITH_BN), AUTO)
+    assert len(measured.kernels) == 4
+    assert {one.choice.kernels for one in measured.engines} == {best}
+    assert measured.choice.kernels == best
+
+
+def test_the_options_limit_what_is_tried(make: Make, machine: Callable[..., Machine]):
+    """One worker is no gain over the sequential engine, and a cohort of one client has no one to be stacked with."""
+    machine(lambda choice: 1.0)
+
+    def tried(changes: dict[str, Any], **options: Any) -> list[tuple[str, int, int]]:
+        ways = calibrate(example(make, changes), RunOptions(**options)).engines
+        return [(one.choice.engine, one.choice.workers, one.choice.threads) for one in ways]
+
+    two = [("sequential", 1, 1), ("sequential", 1, 2), ("vectorised", 1, 2)]
+    assert tried({}, threads=2, workers=1) == two
+    assert tried({}, threads=2, workers=3) == (two + [("workers", 3, 1)] if can_fork() else two)
+    assert tried({"train.participation": 0.5}, threads=1) == [("sequential", 1, 1)]
+
+
+def test_what_could_not_be_stacked_is_never_chosen(make: Make, machine: Callable[..., Machine]):
+    machine(lambda choice: 0.1 if choice.engine == "vectorised" else 1.0, unstackable=True)
+    told: list[str] = []
+    assert choose(example(make), AUTO, told.append).engine != "vectorised"
+    assert "vectorised" not in told[0]
+
+
+def test_the_line_that_is_told(make: Make, machine: Callable[..., Machine]):
+    costs = {"sequential": 1.0, "vectorised": 0.25, "workers": 0.5}
+    machine(lambda choice: costs[choice.engine])
+    told: list[str] = []
+    choose(example(make, {"train.precision": "float64"}), AUTO, told.append)
+    choose(example(make, {"train.precision": "float64"}), AUTO, told.append)
+    slower = "sequential on 1 thread 1.00 ms, sequential on 4 threads 1.00 ms"
+    rest = f"{slower}, 4 workers of 1 thread 0.50 ms" if can_fork() else slower
+    assert told == [f"Engine: vectorised on 4 threads; 0.25 ms a client's step ({rest})"] * 2
+
+
+# Remembering --------------------------------------------------------------------------------------
+
+
+def test_it_is_measured_once(make: Make, machine: Callable[..., Machine], cache: Path):
+    slow = machine(lambda choice: 1.0 if choice.engine == "vectorised" else 2.0)
+    first = choose(example(make), AUTO, nobody)
+    assert slow.measured
+    (file,) = cache.iterdir()
+    assert Calibration.from_table(json.loads(file.read_text())).choice == first
+    other = machine(lambda choice: 2.0 if choice.engine == "vectorised" else 1.0)
+    assert choose(example(make), AUTO, nobody) == first
+    assert not other.measured
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: "",
+        lambda text: text[: len(text) // 2],
+        lambda text: "[]",
+        lambda text: '{"kernels": [], "engines": []}',
+        lambda text: text.replace('"threads"', '"threats"'),
+        lambda text: text.replace("2.0", '"2.0"'),
+        lambda text: "\udcff",
+    ],
+    ids=["empty", "half", "a list", "nothing in it", "another field", "text for a number", "no text"],
+)
+def test_a_damaged_file_is_measured_anew(
+    make: Make, machine: Callable[..., Machine], cache: Path, damage: Callable[[str], str]
+):
+    measure = machine(lambda choice: 1.0 if choice.engine == "vectorised" else 2.0)
+    first, count = choose(example(make), AUTO, nobody), measure.measured
+    (file,) = cache.iterdir()
+    whole = file.read_bytes()
+    file.write_bytes(damage(whole.decode()).encode(errors="surrogateescape"))
+    assert remembered(example(make), AUTO) is None
+    assert choose(example(make), AUTO, nobody) == first
+    assert measure.measured == 2 * count
+    assert file.read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"train.batch": 5},
+        {"model.dim": 5},
+        {"model": {"name": "cnn", "channels": [2, 3], "dim": 4}},
+        {"train.participation": 0.5},
+        {"train.precision": "float64"},
+        {"train.optimiser": "adam"},
+        {"method.name": "fedprox"},
+    ],
+    ids=str,
+)
+def test_another_batch_model_or_cohort_is_measured_for_itself(
+    make: Make, machine: Callable[..., Machine], cache: Path, changes: dict[str, Any]
+):
+    machine(lambda choice: 1.0)
+    choose(example(make), AUTO, nobody)
+    assert remembered(example(make), AUTO) is not None
+    assert remembered(example(make, changes), AUTO) is None
+    choose(example(make, changes), AUTO, nobody)
+    assert len(list(cache.iterdir())) == 2
+
+
+def test_a_seed_or_a_rate_changes_nothing(make: Make, machine: Callable[..., Machine]):
+    machine(lambda choice: 1.0)
+    choose(example(make), AUTO, nobody)
+    assert remembered(example(make, {"seed": 1, "train.lr": 0.5, "train.rounds": 7}), AUTO) is not None
+
+
+# For real -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["fedsr", "client2vec"])
+def test_measuring_leaves_no_trace_in_the_run(make: Make, monkeypatch: pytest.MonkeyPatch, name: str):
+    """Server, store, bytes, messages, thread count and torch's generator are as before; so is the run that follows."""
+    monkeypatch.setattr(calibration, "SECONDS", 0.0)
+    monkeypatch.setattr(calibration, "cores", lambda: 2)
+    experiment = make({**small(name), "run.threads": 1})
+    simulation = Simulation(experiment)
+    before = {key: tensor.clone() for key, tensor in tensors_of(simulation).items()}
+    generator, threads = torch.get_rng_state(), torch.get_num_threads()
+    measured = calibrate(simulation.example(), RunOptions(threads=1))
+    assert {one.choice.engine for one in measured.engines} >= {"sequential", "vectorised"}
+    assert all(one.milliseconds >= 0 and one.steps > 0 for one in (*measured.kernels, *measured.engines))
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert torch.get_num_threads() == threads
+    assert (simulation.bytes_down, simulation.bytes_up, simulation.position) == (0, 0, 0)
+    assert not simulation.messages
+    assert not simulation.store.ids()
+    after = tensors_of(simulation)
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+    engine = Sequential()
+    while simulation.position < simulation.rounds:
+        go_on(simulation, engine)
+    assert_same(simulate(experiment), simulation)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Branching(FedAvg):
+    """Its loss asks a tensor which way to go, so it does not stack."""
+
+    def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
+        ce = super().loss(net, batch, context)["cross_entropy"]
+        return {"ce": ce if ce > 0 else -ce}
+
+
+def test_a_real_method_that_does_not_stack(make: Make, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(calibration, "SECONDS", 0.0)
+    monkeypatch.setattr(calibration, "can_fork", lambda: False)
+    measured = calibrate(Simulation(replace(make(), method=Branching())).example(), RunOptions(threads=1))
+    notes = {one.choice.engine: one.note for one in measured.engines}
+    assert "cannot be stacked" in notes["vectorised"]
+    assert not notes["sequential"]
+    assert measured.choice.engine == "sequential"
+
+
+# Asking for one -----------------------------------------------------------------------------------
+
+
+def test_an_engine_that_is_asked_for_is_not_measured(make: Make, machine: Callable[..., Machine]):
+    """Channels last where there are convolutions, everything else as PyTorch does it."""
+    measure = machine(lambda choice: 1.0)
+
+    def chosen(changes: dict[str, Any] | None = None, **options: Any) -> Choice:
+        return choose(example(make, changes), RunOptions(**options), nobody)
+
+    assert chosen(engine="sequential") == Choice("sequential", 1, 4, Kernels())
+    assert chosen(CNN_WITH_BN, engine="vectorised", threads=3) == Choice("vectorised", 1, 3, Kernels(True))
+    if can_fork():
+        assert chosen(engine="workers") == Choice("workers", 4, 1, Kernels())
+        assert chosen(engine="workers", workers=3, threads=2) == Choice("workers", 3, 1, Kernels())
+    assert not measure.measured
+
+
+def test_workers_that_cannot_be_had(make: Make, monkeypatch: pytest.MonkeyPatch):
+    jobs, workers = example(make), RunOptions(engine="workers")
+    elsewhere = [replace(job, setup=replace(job.setup, device=torch.device("meta"))) for job in jobs]
+    if can_fork():
+        with pytest.raises(FedshiftError, match=r"is for the CPU, not for 'meta': --set run.device=cpu, or try auto"):
+            choose(elsewhere, workers, nobody)
+    monkeypatch.setattr(calibration, "can_fork", lambda: False)
+    with pytest.raises(FedshiftError, match=r"run.engine = 'workers' needs a system that forks processes"):
+        choose(jobs, workers, nobody)
+
+
+@pytest.mark.parametrize(
+    ("choice", "kind", "together", "text"),
+    [
+        (Choice("sequential", 1, 1, Kernels()), Sequential, 1, "sequential on 1 thread"),
+        (Choice("vectorised", 1, 2, Kernels(True)), Vectorised, 16, "vectorised on 2 threads, channels last"),
+        pytest.param(
+            Choice("workers", 3, 1, Kernels(linear="onednn")),
+            Workers,
+            3,
+            "3 workers of 1 thread, oneDNN for linear layers",
+            marks=forks,
+        ),
+    ],
+)
+def test_a_choice_opens_its_engine_and_gives_the_threads_back(choice: Choice, kind: type, together: int, text: str):
+    before = torch.get_num_threads()
+    with open_engine(choice) as engine:
+        assert type(engine) is kind
+        assert torch.get_num_threads() == choice.threads
+    assert torch.get_num_threads() == before
+    assert Choice.from_table(json.loads(json.dumps(choice.table()))) == choice
+    assert (choice.together, str(choice)) == (together, text)
+
+
+def test_a_run_goes_on_with_the_engine_it_had(make: Make, machine: Callable[..., Machine]):
+    """What was chosen is kept in its folder, whatever would be chosen today; another that is asked for is taken."""
+    machine(lambda choice: 1.0 if choice.engine == "vectorised" else 2.0)
+    experiment = make({"run.engine": "auto", "run.threads": 1, "run.checkpoint_every": 1})
+    with pytest.raises(KeyboardInterrupt):
+        runner.start(experiment, interrupt_after(1))
+    folder = RunFolder.open(runner.run_path(experiment))
+    assert folder.read_json("engine.json")["engine"] == "vectorised"
+    other = machine(lambda choice: 2.0 if choice.engine == "vectorised" else 1.0)
+    runner.resume(folder, Progress())
+    assert folder.finished
+    assert folder.read_json("engine.json")["engine"] == "vectorised"
+    assert not other.measured

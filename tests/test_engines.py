@@ -1,0 +1,770 @@
+"""Every engine gives what the reference engine gives, but for rounding, for every method and model.
+
+In float64 that is shown to 1e-9: an engine that trained on another batch, merged another reply or kept another moment
+would be off by a part in ten, not in a billion.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from conftest import CNN_WITH_BN, TINY, Make, interrupt_after, simulate, states
+from fedshift.api import compare
+from fedshift.catalogue import DATASETS, setting
+from fedshift.core.contract import Batch, Context, Phase, Terms
+from fedshift.core.net import Net
+from fedshift.core.streams import Streams
+from fedshift.data.dataset import Dataset, DomainData
+from fedshift.engines import vectorised
+from fedshift.engines.engine import Engine, Question
+from fedshift.engines.kernels import Kernels
+from fedshift.engines.merging import Varying, merged
+from fedshift.engines.sequential import Sequential
+from fedshift.engines.vectorised import Vectorised
+from fedshift.engines.workers import Workers, can_fork
+from fedshift.errors import DivergedError, FedshiftError
+from fedshift.experiment import Experiment
+from fedshift.grid import expand, override
+from fedshift.methods.fedavg import FedAvg
+from fedshift.methods.feddyn import FedDyn
+from fedshift.runs import runner
+from fedshift.runs.folder import Record, RunFolder
+from fedshift.runs.progress import Progress
+from fedshift.runs.rounds import advance
+from fedshift.runs.simulation import Simulation
+from test_methods import EVERY_METHOD, assert_same, small, tensors_of
+
+ENGINES = ["sequential", "vectorised", *(["workers"] if can_fork() else [])]
+
+# Two clients for each of three domains, with 15, 9 and 3 samples where "dark" is held out: in an epoch of batches of 4
+# they take 3, 2 and 1 steps, the last with a batch of 3. Four of the six take part in a round.
+UNEQUAL: dict[str, Any] = {
+    "data.domains": 4,
+    "data.per_class": 16,
+    "data.fewer": 4,
+    "partition": {"name": "iid", "clients": 2},
+    "protocol.hold_out": "dark",
+    "train.rounds": 3,
+    "train.unit": "epochs",
+    "train.steps": 1,
+    "train.participation": 0.67,
+    "train.lr": 0.02,
+    "train.precision": "float64",
+}
+# Adam divides a gradient by its own size, so that what rounding leaves of a gradient that is 0 by the rules of
+# calculus, such as that of a bias before batch norm, moves it by whole steps: no such bias may be there.
+OPTIMISERS: dict[str, dict[str, Any]] = {
+    "sgd with batch norm": {"train.momentum": 0.9},
+    "adam without": {"train.optimiser": "adam", "model.batch_norm": False},
+}
+
+
+@contextmanager
+def engine_named(name: str, told: list[str] | None = None, kernels: Kernels | None = None) -> Iterator[Engine]:
+    """An engine, closed at the end; ``told`` gets what it tells."""
+    kernels, told = kernels or Kernels(), [] if told is None else told
+    engines: dict[str, Callable[[], Engine]] = {
+        "sequential": lambda: Sequential(kernels),
+        "vectorised": lambda: Vectorised(kernels, told.append),
+        "workers": lambda: Workers(kernels, 2),
+    }
+    with ExitStack() as stack:
+        engine = engines[name]()
+        stack.callback(engine.close)
+        yield engine
+
+
+@dataclass
+class Carried:
+    """A run that is done: its end, its records, and who had trained after each round."""
+
+    end: Simulation
+    records: list[Record]
+    trained: list[set[int]]
+
+
+def carried(experiments: Sequence[Experiment], engine: Engine) -> list[Carried]:
+    """All rounds of some runs, together."""
+    runs = [Carried(Simulation(experiment), [], []) for experiment in experiments]
+    for moment in runs[0].end.moments():
+        for error in advance([run.end for run in runs], engine).values():
+            raise error
+        for run in runs:
+            if moment.stage.scored:
+                run.records.append(run.end.evaluate(moment, engine))
+            drawn = [(client, state.drawn.get(moment.stage.name, 0)) for client, state in states(run.end)]
+            run.trained.append({client for client, batches in drawn if batches})
+    return runs
+
+
+def far(mine: Tensor, theirs: Tensor, relative: float, floor: float) -> bool:
+    """Whether tensors differ by more than a part of the largest absolute value, or the floor."""
+    if not mine.numel():
+        return mine.shape != theirs.shape
+    one, other = mine.double(), theirs.double()
+    return not bool(((one - other).abs() <= relative * one.abs().max() + floor).all())
+
+
+def assert_agree(one: Simulation, other: Simulation, relative: float = 1e-9, floor: float = 1e-12) -> None:
+    """Everything that two runs hold agrees.
+
+    The floor is for what is zero but for rounding, such as a bias before batch norm: its gradient is 0, and what
+    arithmetic leaves of that depends on the order of sums.
+    """
+    mine, theirs = tensors_of(one), tensors_of(other)
+    assert mine.keys() == theirs.keys()
+    assert {name: tensor.dtype for name, tensor in mine.items()} == {name: t.dtype for name, t in theirs.items()}
+    assert not [name for name in mine if far(mine[name], theirs[name], relative, floor)]
+    assert [state.drawn for _, state in states(one)] == [state.drawn for _, state in states(other)]
+    assert [state.moments.keys() for _, state in states(one)] == [s.moments.keys() for _, s in states(other)]
+    assert (one.bytes_down, one.bytes_up, one.position) == (other.bytes_down, other.bytes_up, other.position)
+
+
+def assert_alike(one: Any, other: Any, relative: float = 1e-9) -> None:
+    """Records agree: equal names and whole numbers, and nearly equal terms and scores."""
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key in one:
+            assert_alike(one[key], other[key], relative)
+    elif isinstance(one, list):
+        assert len(one) == len(other)
+        for mine, theirs in zip(one, other, strict=True):
+            assert_alike(mine, theirs, relative)
+    elif isinstance(one, float):
+        assert other == pytest.approx(one, rel=relative, abs=1e-12)
+    else:
+        assert one == other
+
+
+@pytest.fixture
+def stacks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many clients each call of the local loop had side by side, in the vectorised engine."""
+    sizes: list[int] = []
+
+    def counted(bank: Any, lanes: Any, phases: Any = None) -> None:
+        sizes.append(len(lanes))
+        plain(bank, lanes, phases)
+
+    plain = vectorised.work
+    monkeypatch.setattr(vectorised, "work", counted)
+    return sizes
+
+
+# FedPIN's phases have steps of their own, many of them.
+FEWER_STEPS: dict[str, dict[str, Any]] = {
+    "fedpin-gm": {"method.global_steps": 2},
+    "fedpin-gm-ft": {"method.global_steps": 2, "method.finetune_steps": 2},
+    # A batch norm over two units of three samples divides by nearly nothing; at its own rates FRAug amplifies that.
+    "fraug": {"model.dim": 8, "method.lr_generator": 0.001, "method.lr_rtnet": 0.001, "method.alpha": 0.1},
+    **{
+        f"fedpin{which}": {"method.global_steps": 2, "method.personal_steps": 2}
+        for which in ("", "-gamma-0", "-gm-l2", "-lambda-0")
+    },
+}
+
+# Every method -------------------------------------------------------------------------------------
+
+
+def three_runs(document: dict[str, Any], name: str, optimiser: str) -> list[Experiment]:
+    """Runs of two seeds, held-out domains, learning rates and values of each of the method's numbers.
+
+    Moments are kept, so that clients that took part more often have counted more of Adam's steps.
+    """
+    kept = {"method.base.optimiser_state": "kept"} if name == "client2vec" else {"method.optimiser_state": "kept"}
+    changes = {**small(name), **FEWER_STEPS.get(name, {}), **UNEQUAL, **OPTIMISERS[optimiser], **kept}
+    (first,) = expand(override(document, changes))
+    numbers = {key: getattr(first.method, key) for key in first.method.table()}
+    halved = {f"method.{key}": n / 2 for key, n in numbers.items() if isinstance(n, float) and n > 0}
+    others: list[dict[str, Any]] = [{"seed": 1, "protocol.hold_out": "light", **halved}, {"train.lr": 0.01, "seed": 1}]
+    return [first, *(one for other in others for one in expand(override(document, {**changes, **other})))]
+
+
+@pytest.mark.parametrize("optimiser", OPTIMISERS)
+@pytest.mark.parametrize("name", EVERY_METHOD)
+def test_every_engine_agrees_for_every_method(
+    tiny_document: dict[str, Any], stacks: list[int], name: str, optimiser: str
+):
+    """Sequential, stacked cohorts, stacked runs and workers: everything that a run holds and records, to 1e-9.
+
+    Clients have 15, 15, 9, 9, 3 and 3 samples, and take 3, 2 or 1 steps a round; some join late. Workers compute
+    nothing differently, so they agree bit for bit.
+    """
+    experiments, told = three_runs(tiny_document, name, optimiser), list[str]()
+    with engine_named("sequential") as engine:
+        alone = [carried([experiment], engine)[0] for experiment in experiments]
+    with engine_named("vectorised", told) as engine:
+        (cohort,) = carried(experiments[:1], engine)
+    in_cohort = max(stacks, default=1)
+    with engine_named("vectorised", told) as engine:
+        together = carried(experiments, engine)
+    for one, other in zip([alone[0], *alone], [cohort, *together], strict=True):
+        assert_agree(one.end, other.end)
+        assert_alike(one.records, other.records)
+    clients = [len(client.train) for client in alone[0].end.federation.clients]
+    if len(clients) > 1:  # centralised training has one
+        assert clients == [15, 15, 9, 9, 3, 3]
+        assert any(late - early for early, late in zip(alone[0].trained, alone[0].trained[1:], strict=False) if early)
+        assert in_cohort > 1
+    assert max(stacks) > in_cohort
+    if name == "client2vec":
+        for text in told:
+            assert "The clients of Client2Vec with the model CNN cannot be stacked in the exchange 'vectors'" in text
+            assert "batching rule for aten::_transformer_encoder_layer_fwd" in text
+    else:
+        assert not told
+    if can_fork():
+        with engine_named("workers") as engine:
+            (spread,) = carried(experiments[:1], engine)
+        assert_same(alone[0].end, spread.end)
+        assert alone[0].records == spread.records
+
+
+# Every model, float32 -----------------------------------------------------------------------------
+
+MODELS: dict[str, dict[str, Any]] = {
+    "mlp": {},
+    "mlp with batch norm": {"model.batch_norm": True},
+    "cnn": {**CNN_WITH_BN, "model.batch_norm": False},
+    "cnn with batch norm": CNN_WITH_BN,
+    "digits-cnn": {"model": {"name": "digits-cnn", "channels": [2, 2, 3], "hidden": 4, "dim": 4}},
+    "cct": {"model": {"name": "cct-7-3x1", "layers": 1, "heads": 2, "width": 4, "dim": 4}},
+}
+# Parts of each tensor's largest value. A float32 has 6e-8; stacked products and convolutions add up in another order,
+# which a sum of a hundred terms shows in its last bits, a few 1e-7, and up to nine steps add to that.
+CLOSE = {
+    "mlp": 5e-6,
+    "mlp with batch norm": 1e-5,  # batch norm divides by a deviation that is smaller than the activations
+    "cnn": 5e-6,
+    "cnn with batch norm": 2e-5,  # its biases are small differences of large sums
+    "digits-cnn": 2e-2,  # the last batch norm sees one pixel of three or four images: what they share cancels
+    "cct": 1e-5,  # a softmax over tokens, and layer norms of four values
+}
+FLOAT32 = {**UNEQUAL, "train.precision": "float32", "train.momentum": 0.9}
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedsr"])
+@pytest.mark.parametrize("model", MODELS)
+def test_float32_agrees_to_rounding(make: Make, model: str, method: str):
+    """After three rounds, to what is stated above for the model, and in float64 to 1e-9.
+
+    The floor is for tensors that are zero but for rounding, such as moments of a bias before batch norm.
+    """
+    told: list[str] = []
+    for precision, relative, floor in (("float32", CLOSE[model], 1e-6), ("float64", 1e-9, 1e-12)):
+        experiment = make({**FLOAT32, **MODELS[model], "method.name": method, "train.precision": precision})
+        with engine_named("vectorised", told) as engine:
+            assert_agree(simulate(experiment), simulate(experiment, engine=engine), relative, floor)
+    assert not told
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("model", "kernels"),
+    [
+        ("cnn with batch norm", Kernels(channels_last=True)),
+        ("mlp", Kernels(linear="onednn")),
+        ("cct", Kernels(True, "onednn")),
+    ],
+    ids=str,
+)
+def test_kernels_change_rounding_only(
+    make: Make, monkeypatch: pytest.MonkeyPatch, model: str, kernels: Kernels, engine: str
+):
+    """The same as in the test before, since kernels add up in another order, too; workers are exact."""
+    monkeypatch.setattr("fedshift.engines.kernels.SMALLEST_PRODUCT", 1)
+    monkeypatch.setattr("fedshift.engines.kernels.NARROWEST_PRODUCT", 1)
+    experiment = make({**FLOAT32, **MODELS[model]})
+    plain, prepared = simulate(experiment), simulate(experiment, engine=Sequential(kernels))
+    with engine_named(engine, kernels=kernels) as other:
+        same = simulate(experiment, engine=other)
+    assert_agree(plain, prepared, CLOSE[model], floor=1e-6)
+    if engine == "vectorised":
+        assert_agree(prepared, same, CLOSE[model], floor=1e-6)
+    else:
+        assert_same(prepared, same)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Words(Dataset):
+    """The tiny images as texts of 12 tokens from 0 to 15."""
+
+    def domain_names(self) -> tuple[str, ...]:
+        return DATASETS.get("tiny")().domain_names()
+
+    def load(self, streams: Streams) -> DomainData:
+        images: DomainData = DATASETS.get("tiny")().load(streams)
+        return replace(images, x=(4 * images.x.flatten(1)[:, :12] + 8).long().clamp(0, 15))
+
+
+def test_an_lstm_cannot_be_stacked(make: Make, stacks: list[int]):
+    """It reads its tokens' largest to check them; the same bits come from the sequential engine."""
+    experiment = make({"model": {"name": "lstm", "vocabulary": 16, "embedding": 2, "hidden": 3, "dim": 4}})
+    experiment, told = replace(experiment, data=Words()), list[str]()
+    with engine_named("vectorised", told) as engine:
+        assert_same(simulate(experiment), simulate(experiment, engine=engine))
+    (text,) = told
+    assert "The clients of FedAvg with the model LSTM cannot be stacked in the exchange 'train', so they work" in text
+    assert stacks == [2]  # once is enough to find out
+
+
+# Shapes -------------------------------------------------------------------------------------------
+
+
+def in_float64(make: Make, method: FedAvg, changes: dict[str, Any] | None = None) -> Experiment:
+    """A tiny experiment with a method of the test's own."""
+    changes = {"train.precision": "float64", "train.lr": 0.05, **(changes or {})}
+    return replace(make(changes), method=method)
+
+
+def test_a_phase_without_steps_and_one_that_some_clients_leave_early(make: Make, stacks: list[int]):
+    @dataclass(frozen=True, kw_only=True)
+    class Idle(FedAvg):
+        """A phase of no steps before the epoch."""
+
+        def phases(self, round: int, rounds: int) -> Sequence[Phase]:
+            (phase,) = super().phases(round, rounds)
+            return (replace(phase, name="idle", steps=0), replace(phase, name="train"))
+
+    changes = {key: value for key, value in UNEQUAL.items() if key != "train.lr"}
+    experiment = in_float64(make, Idle(optimiser_state="kept"), changes)
+    with engine_named("vectorised") as engine:
+        assert_agree(simulate(experiment), simulate(experiment, engine=engine))
+    assert max(stacks) == 3  # clients of 3 and of 2 steps; those with smaller batches are another stack
+
+
+def test_one_client_is_no_stack(make: Make, stacks: list[int]):
+    experiment = make({"train.participation": 0.5})
+    with engine_named("vectorised") as engine:
+        assert_same(simulate(experiment), simulate(experiment, engine=engine))
+    assert not stacks
+
+
+def test_each_clients_gradient_is_clipped_by_its_own_norm(make: Make, stacks: list[int]):
+    clipped, free = (
+        in_float64(make, FedDyn(max_norm=norm), {**UNEQUAL, "train.participation": 1.0}) for norm in (0.3, 1e9)
+    )
+    one = simulate(clipped)
+    with engine_named("vectorised") as engine:
+        assert_agree(one, simulate(clipped, engine=engine))
+    assert max(stacks) == 4
+    assert far(one.server.shared["head.weight"], simulate(free).server.shared["head.weight"], 1e-2, 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DivergesFor(FedAvg):
+    """The loss of one client is infinite from a step on."""
+
+    client: int = 1
+
+    def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
+        sick = (context.client == self.client) & torch.tensor(context.step >= 1)
+        return {"ce": super().loss(net, batch, context)["cross_entropy"] / (~sick).to(torch.float64)}
+
+
+def answers(experiment: Experiment, engine: Engine) -> list[Any]:
+    """What comes of every client's first work."""
+    simulation = Simulation(experiment)
+    moment = simulation.moments()[0]
+    jobs = simulation.jobs(moment.stage.exchanges[0], moment, simulation.federation.ids)
+    return list(engine.train(jobs))
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_client_that_diverges_names_itself_and_no_other(make: Make, stacks: list[int], name: str):
+    experiment = in_float64(make, DivergesFor(), {"protocol": {"name": "in-domain"}})
+    healthy, error, also = answers(experiment, Sequential())
+    with engine_named(name) as engine:
+        one, failed, other = answers(experiment, engine)
+    assert isinstance(error, DivergedError)
+    assert isinstance(failed, DivergedError)
+    assert "client 'gray', round 1, phase 'train', step 2, objective 'train': {'ce': inf}" in str(failed)
+    assert str(failed) == str(error)
+    for mine, theirs in ((healthy, one), (also, other)):
+        assert not [key for key in mine.up if far(mine.up[key], theirs.up[key], 1e-9, 1e-12)]
+        assert_alike(mine.terms, theirs.terms)
+    assert stacks == ([3] if name == "vectorised" else [])
+
+
+# What does not stack ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Branching(FedAvg):
+    """Its loss asks a tensor which way to go."""
+
+    def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
+        ce = super().loss(net, batch, context)["cross_entropy"]
+        return {"ce": ce if ce > 0.5 else 2 * ce}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rolling(FedAvg):
+    """Its loss draws by itself."""
+
+    def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
+        return {"ce": super().loss(net, batch, context)["cross_entropy"] * torch.rand(())}
+
+
+@pytest.mark.parametrize(("method", "reason"), [(Branching(), "data-dependent control flow"), (Rolling(), "random")])
+def test_what_does_not_stack_is_told_once_and_works_all_the_same(
+    make: Make, stacks: list[int], method: FedAvg, reason: str
+):
+    experiment, told = replace(make(), method=method), list[str]()
+
+    def run(engine: Engine) -> Simulation:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            return simulate(experiment, engine=engine)
+
+    with engine_named("vectorised", told) as engine:
+        assert_same(run(Sequential()), run(engine))
+    (text,) = told
+    assert (
+        f"The clients of {type(method).__name__} with the model MLP cannot be stacked in the exchange 'train'" in text
+    )
+    assert "so they work one after the other: " in text
+    assert reason in text
+    assert "\n" not in text
+    assert stacks == [2]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Faulty(FedAvg):
+    """Its loss has a mistake."""
+
+    error: type[Exception] = KeyError
+
+    def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
+        raise self.error("no such thing")
+
+
+@pytest.mark.parametrize("error", [KeyError, RuntimeError, TypeError, FedshiftError])
+def test_a_mistake_in_a_loss_is_each_clients_answer_and_says_where(make: Make, error: type[Exception]):
+    """As in the sequential engine; and nobody is told that a mistake does not stack."""
+    experiment, told = replace(make(), method=Faulty(error=error)), list[str]()
+    with engine_named("vectorised", told) as engine:
+        failed = answers(experiment, engine)
+    assert [type(answer) for answer in failed] == [error] * 2
+    for name, answer in zip(("dark", "gray"), failed, strict=True):
+        assert str(answer) == str(error("no such thing"))
+        place = f"This happened at client '{name}', round 1, phase 'train', step 1, objective 'train'."
+        assert answer.__notes__ == [place]
+    assert not told
+
+
+def test_numbers_that_vary():
+    """Comparisons that agree are answered, others are refused; a value is there only while a loss runs."""
+    number = Varying([1.0, 2.0])
+    assert number > 0
+    assert number >= 1
+    assert number < 3
+    assert not number <= 0.5
+    assert number != 5
+    assert number
+    for ask in (
+        lambda: number > 1.5,
+        lambda: number == 1,
+        lambda: bool(Varying([0.0, 1.0])),
+        lambda: number * 2,
+        lambda: torch.exp(number),
+        lambda: math.exp(number),
+        lambda: hash(number),
+    ):
+        with pytest.raises(TypeError):
+            ask()
+    number.now = torch.tensor(3.0)
+    x = torch.tensor([2.0, 4.0])
+    values = [
+        (x * number, [6, 12]),
+        (number * x, [6, 12]),
+        (x / number, [2 / 3, 4 / 3]),
+        (number / x, [1.5, 0.75]),
+        (x - number, [-1, 1]),
+        (number - x, [1, -1]),
+        (x**number, [8, 64]),
+        (number**x, [9, 81]),
+        (-number + x, [-1, 1]),
+        (1 + number, 4),
+        (2**number, 8),
+        (torch.stack([number, x[0]]), [3, 2]),
+        (torch.where(x > 3, number, 0.0), [0, 3]),
+        (x.clamp(max=number), [2, 3]),
+    ]
+    for value, expected in values:
+        torch.testing.assert_close(value, torch.tensor(expected, dtype=torch.float32))
+
+
+def test_methods_are_merged_where_they_differ():
+    method, varying = merged([FedDyn(alpha=0.1, max_norm=1.0), FedDyn(alpha=0.2, max_norm=1.0)])
+    assert {name: number.values for name, number in varying.items()} == {"alpha": (0.1, 0.2)}
+    assert isinstance(method, FedDyn)
+    assert method.alpha is varying["alpha"]
+    assert method.max_norm == 1.0
+    assert merged([FedDyn(), FedDyn()]) == (FedDyn(), {})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weighted(FedAvg):
+    """A loss with a number that runs may differ in, read in a way that runs side by side may not stand."""
+
+    alpha: float = setting(1.0, help="a number")
+    how: str = setting("tensor", help="how it is read")
+
+    def phases(self, round: int, rounds: int) -> Sequence[Phase]:
+        (phase,) = super().phases(round, rounds)
+        return (replace(phase, steps=int(self.alpha)),) if self.how == "outside a loss" else (phase,)
+
+    def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
+        ce = super().loss(net, batch, context)["cross_entropy"]
+        match self.how:
+            case "tensor":
+                weight = self.alpha
+            case "comparison":
+                weight = 1.0 if self.alpha > 1.5 else 0.5
+            case "math":
+                weight = math.exp(self.alpha)
+            case "list":
+                weight = torch.stack([ce * self.alpha, ce]).detach().sum()
+            case _:
+                weight = 1.0
+        return {"ce": weight * ce}
+
+
+@pytest.mark.parametrize(
+    ("how", "sizes"),
+    [
+        ("tensor", [4]),
+        ("list", [4]),
+        ("comparison", [4, 2, 2]),
+        ("math", [4, 2, 2]),
+        ("outside a loss", [2, 2]),  # the merged method is asked for its phases first, and cannot say
+    ],
+)
+def test_runs_that_cannot_be_merged_are_stacked_apart(make: Make, stacks: list[int], how: str, sizes: list[int]):
+    """Two runs of two clients each; from the second round on nobody tries what did not work."""
+    experiments = [in_float64(make, Weighted(alpha=alpha, how=how), {"train.momentum": 0.0}) for alpha in (1.0, 2.0)]
+    alone = [carried([experiment], Sequential())[0] for experiment in experiments]
+    told: list[str] = []
+    with engine_named("vectorised", told) as engine:
+        together = carried(experiments, engine)
+    for one, other in zip(alone, together, strict=True):
+        assert_agree(one.end, other.end)
+        assert_alike(one.records, other.records)
+    assert not told
+    assert stacks == sizes + ([4] if sizes == [4] else [2, 2])
+
+
+def test_a_run_that_fails_does_not_disturb_those_it_is_stacked_with(make: Make, stacks: list[int]):
+    """Client 1 diverges in one run; the other run's round is as it would be alone."""
+    sick, healthy = (in_float64(make, DivergesFor(client=client)) for client in (1, 7))
+    simulations = [Simulation(one) for one in (sick, healthy)]
+    with engine_named("vectorised") as engine:
+        errors = advance(simulations, engine)
+    assert [type(errors.get(one)) for one in simulations] == [DivergedError, type(None)]
+    assert_agree(simulate(healthy, rounds=1), simulations[1])
+    assert max(stacks) == 2  # a whole number is no hyper-parameter that may vary
+
+
+# Going on with another engine ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("first", "second"), list(permutations(ENGINES, 2)))
+def test_a_run_goes_on_with_another_engine(make: Make, tmp_path: Path, first: str, second: str):
+    """Two rounds with one and two with another are four with the reference; client states lie on the disk between."""
+    own = {"reference_scope": "client", "bn": "local", "optimiser_state": "kept"}
+    experiment = make({**CNN_WITH_BN, **UNEQUAL, "method": {"name": "fedsr", **own}, "train.rounds": 4})
+    with engine_named(first) as engine:
+        assert simulate(experiment, 2, engine, tmp_path).position == 2
+    with engine_named(second) as engine:
+        resumed = simulate(experiment, engine=engine, folder=tmp_path)
+    assert_agree(simulate(experiment), resumed)
+
+
+# Runs of a table ----------------------------------------------------------------------------------
+
+TABLE = {
+    **{key: value for key, value in UNEQUAL.items() if not key.startswith("protocol")},
+    "seed": [0, 1, 2],
+    "run.together": 3,
+    "run.checkpoint_every": 2,
+    "run.workers": 2,
+    "train.rounds": 4,
+}
+
+
+def table_of(document: dict[str, Any], out: Path, changes: dict[str, Any]) -> list[Experiment]:
+    return expand(override(document, {**TABLE, "run.out": str(out), **changes}))
+
+
+def lines(folder: RunFolder, name: str) -> list[Record]:
+    return [json.loads(line) for line in (folder.path / name).read_text().splitlines()]
+
+
+def assert_same_folders(folders: Sequence[RunFolder], others: Sequence[RunFolder], exact: bool) -> None:
+    assert [folder.path.name for folder in folders] == [folder.path.name for folder in others]
+    for one, other in zip(folders, others, strict=True):
+        assert other.finished
+        if exact:
+            assert (one.path / "records.jsonl").read_bytes() == (other.path / "records.jsonl").read_bytes()
+            assert one.weights_file.read_bytes() == other.weights_file.read_bytes()
+        else:
+            assert_alike(lines(one, "records.jsonl"), lines(other, "records.jsonl"))
+
+
+@pytest.fixture(scope="module")
+def one_by_one(tmp_path_factory: pytest.TempPathFactory) -> list[RunFolder]:
+    """The table's runs, each alone, with the reference engine."""
+    experiments = table_of(TINY, tmp_path_factory.mktemp("alone"), {"run.together": 1})
+    folders, failed = runner.run_all(experiments, Progress())
+    assert not failed
+    return folders
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_runs_of_a_table_advance_together(
+    tiny_document: dict[str, Any], tmp_path: Path, one_by_one: list[RunFolder], name: str
+):
+    experiments = table_of(tiny_document, tmp_path / "together", {"run.engine": name})
+    folders, failed = runner.run_all(experiments, Progress())
+    assert not failed
+    assert_same_folders(one_by_one, folders, exact=name != "vectorised")
+    for folder in folders:
+        assert {line["together"] for line in lines(folder, "timings.jsonl")} == {3}
+        assert folder.read_json("engine.json")["engine"] == name
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_compare_carries_a_table_out_together(tiny_document: dict[str, Any], name: str):
+    """Four runs that differ in numbers: three advance together, and then the fourth; as with one after the other."""
+    numbers = {"method.name": "fedprox", "method.mu": [0.1, 1.0], "train.lr": [0.1, 0.05]}
+    changes = {**numbers, "run.engine": name, "run.workers": 2, "train.precision": "float64", "train.rounds": 1}
+    found = []
+    for together in (1, 3):
+        out = Path(tiny_document["run"]["out"]) / str(together)
+        assert not compare(tiny_document, {**changes, "run.out": str(out), "run.together": together}, Progress()).failed
+        found.append([RunFolder.open(path) for path in sorted((out / "tiny").iterdir())])
+    assert_same_folders(*found, exact=name != "vectorised")
+    assert sorted(line["together"] for folder in found[1] for line in lines(folder, "timings.jsonl")) == [1, 3, 3, 3]
+
+
+@pytest.mark.parametrize("name", ["sequential", "vectorised"])
+def test_a_run_that_diverges_leaves_the_others_of_its_group_alone(
+    tiny_document: dict[str, Any], tmp_path: Path, name: str
+):
+    """Infinite losses in one of three: it is reported, and the other two end as they would alone."""
+    rates = {"seed": 0, "train.lr": [0.02, 1000.0, 0.01], "train.rounds": 6, "train.precision": "float32"}
+    group = table_of(tiny_document, tmp_path / "together", {**rates, "run.engine": name})
+    healthy = table_of(tiny_document, tmp_path / "alone", {**rates, "train.lr": [0.02, 0.01], "run.together": 1})
+    alone, none = runner.run_all(healthy, Progress())
+    folders, failed = runner.run_all(group, Progress())
+    assert not none
+    (error,) = failed
+    assert isinstance(error, DivergedError)
+    assert "not finite" in str(error)
+    assert [folder.finished for folder in folders] == [True, False, True]
+    for one, other in zip(alone, [folders[0], folders[2]], strict=True):
+        assert_alike(lines(one, "records.jsonl"), lines(other, "records.jsonl"), relative=1e-4)
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_an_interrupted_group_goes_on_and_the_hindmost_catch_up(
+    tiny_document: dict[str, Any], tmp_path: Path, one_by_one: list[RunFolder], name: str
+):
+    """One run is at round 2 when it joins two that begin; those do two rounds, then all three go on together."""
+    experiments = table_of(tiny_document, tmp_path / "runs", {"run.engine": name})
+    with pytest.raises(KeyboardInterrupt):
+        runner.start(experiments[1], interrupt_after(3))
+    with pytest.raises(KeyboardInterrupt):
+        runner.run_all(experiments, interrupt_after(1))
+    folders, failed = runner.run_all(experiments, Progress())
+    assert not failed
+    assert_same_folders(one_by_one, folders, exact=name != "vectorised")
+    spans = [[(line["from"], line["to"], line["together"]) for line in lines(f, "timings.jsonl")] for f in folders]
+    assert spans[0][-2:] == spans[2][-2:]
+    assert [span for span in spans[0] if span[1] <= 2][-1][2] == 2
+    assert {span[2] for each in spans for span in each if span[0] >= 2 and span[1] == 4} == {3}
+
+
+# Scoring ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "together"),
+    [
+        ({}, True),
+        ({"method": {"name": "fedsr", "test_samples": 3}}, True),
+        ({"evaluate.batch": 10}, False),
+        ({**CNN_WITH_BN, "method.bn": "reestimate"}, False),
+    ],
+    ids=["plain", "noise", "too large for a batch", "measured batch norm"],
+)
+def test_small_environments_are_predicted_for_together(
+    make: Make, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], together: bool
+):
+    """Each score is what its environment gives alone, and a batch holds several where nothing speaks against it."""
+    simulation = simulate(make({"train.precision": "float64", **changes}), rounds=1)
+    calls: list[int] = []
+    plain = type(simulation.method).predict
+
+    def counted(self: Any, net: Net, x: Tensor, noise: Any) -> Tensor:
+        calls.append(len(x))
+        return plain(self, net, x, noise)
+
+    monkeypatch.setattr(type(simulation.method), "predict", counted)
+    model, moment = dict(simulation.server.shared), simulation.moments()[0]
+    questions = [Question(simulation.setup, model, e, moment) for e in simulation.federation.environments]
+    with engine_named("sequential") as engine:
+        alone = [next(engine.score([question])) for question in questions]
+        calls.clear()
+        scores = list(engine.score(questions))
+    assert [score.accuracy for score in scores] == [score.accuracy for score in alone]
+    assert [score.n for score in scores] == [len(question.environment.samples) for question in questions]
+    assert [score.loss for score in scores] == pytest.approx([score.loss for score in alone], rel=1e-12)
+    assert (max(calls) > max(score.n for score in scores)) == together
+
+
+# Memory -------------------------------------------------------------------------------------------
+
+
+def resident_bytes(process: int) -> int:
+    """How much memory a process holds."""
+    return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").is_file(), reason="asks Linux")
+@pytest.mark.parametrize("name", ENGINES)
+def test_memory_is_flat_over_500_rounds(make: Make, name: str):
+    """Between round 100 and round 500 no tensor stays, no Python object, and no process grows."""
+    changes = {"train.rounds": 500, "train.steps": 1, "method.bn": "local", "model.batch_norm": True}
+    simulation = Simulation(make({**changes, "method.optimiser_state": "kept"}))
+
+    def held() -> tuple[int, int, int]:
+        gc.collect()
+        workers = [worker._process.pid for worker in engine._pool] if isinstance(engine, Workers) else []
+        tensors = sum(issubclass(type(thing), Tensor) for thing in gc.get_objects())
+        return tensors, sys.getallocatedblocks(), sum(map(resident_bytes, [os.getpid(), *workers]))
+
+    with engine_named(name) as engine:
+        for position in range(1, 501):
+            for error in advance([simulation], engine).values():
+                raise error
+            if position == 100:
+                before = held()
+        after = held()
+    assert after[0] == before[0]
+    assert after[1] - before[1] < 1_000  # blocks of memory: two and a half a round
+    assert after[2] - before[2] < 4_000_000  # bytes

@@ -1,0 +1,435 @@
+"""Worker processes: they give what the reference gives bit for bit, and their deaths and errors lose nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from conftest import CNN_WITH_BN, Make, simulate
+from fedshift.core.contract import LocalWork
+from fedshift.core.messages import Down, Up
+from fedshift.core.state import ClientState
+from fedshift.engines import workers
+from fedshift.engines.engine import Job, Outcome
+from fedshift.engines.kernels import Kernels
+from fedshift.engines.sequential import Sequential
+from fedshift.engines.workers import Workers, can_fork
+from fedshift.errors import DivergedError, FedshiftError
+from fedshift.experiment import Experiment
+from fedshift.methods.fedavg import FedAvg
+from fedshift.runs import runner
+from fedshift.runs.folder import RunFolder
+from fedshift.runs.progress import Progress
+from fedshift.runs.rounds import advance
+from fedshift.runs.simulation import Simulation
+from test_methods import assert_same
+
+pytestmark = pytest.mark.skipif(not can_fork(), reason="processes cannot be forked here")
+linux = pytest.mark.skipif(not Path("/proc/self").exists(), reason="asks Linux")
+
+THREE = {"protocol": {"name": "in-domain"}, "train.rounds": 4}
+
+
+@pytest.fixture
+def engine() -> Iterator[Workers]:
+    """Two workers."""
+    engine = Workers(Kernels(), 2)
+    yield engine
+    engine.close()
+
+
+def jobs_of(simulation: Simulation) -> list[Job]:
+    """What every client is asked to do in the first round."""
+    moment = simulation.moments()[0]
+    return simulation.jobs(moment.stage.exchanges[0], moment, simulation.federation.ids)
+
+
+def processes(engine: Workers) -> list[int]:
+    """The workers' process ids."""
+    return [worker._process.pid for worker in engine._pool]
+
+
+def gone(process: int) -> bool:
+    """Whether a process has ended; it may still wait for its parent to look."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Look every few milliseconds, for a minute at most."""
+    last = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < last, "it does not happen"
+        time.sleep(0.005)
+
+
+def same_outcome(one: Any, other: Any) -> bool:
+    """Whether two outcomes are equal, bit for bit."""
+    assert isinstance(one, Outcome)
+    assert isinstance(other, Outcome)
+    mine, theirs = {**one.up, **one.state.flat()}, {**other.up, **other.state.flat()}
+    assert mine.keys() == theirs.keys()
+    equal = all(torch.equal(mine[name], theirs[name]) for name in mine)
+    return equal and (one.client, one.terms, one.steps) == (other.client, other.terms, other.steps)
+
+
+def assert_same_outcomes(one: Sequence[Any], other: Sequence[Any]) -> None:
+    assert all(same_outcome(mine, theirs) for mine, theirs in zip(one, other, strict=True))
+
+
+# Deaths -------------------------------------------------------------------------------------------
+
+
+def kill_workers(monkeypatch: pytest.MonkeyPatch, marker: Path, times: int) -> None:
+    """Have the process that trains client 1 in round 3 killed, so many times; a file counts them."""
+    plain, test = FedAvg.loss, os.getpid()
+    marker.touch()
+
+    def loss(self: FedAvg, net: Any, batch: Any, context: Any) -> Any:
+        if os.getpid() != test and context.round == 3 and int(context.client) == 1 and context.step == 1:
+            killed = marker.stat().st_size
+            if killed < times:
+                marker.write_bytes(b"x" * (killed + 1))
+                os.kill(os.getpid(), signal.SIGKILL)
+        return plain(self, net, batch, context)
+
+    monkeypatch.setattr(FedAvg, "loss", loss)
+
+
+def results(folder: RunFolder) -> tuple[bytes, ...]:
+    """What must be equal: records, weights, and the last checkpoint."""
+    files = (folder.path / "records.jsonl", folder.weights_file, folder.checkpoint_file)
+    return tuple(file.read_bytes() for file in files)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_killed_worker_loses_nothing(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int):
+    """Killed once, its client is tried again; killed twice, the run stops and goes on from its checkpoint."""
+    changes = {**THREE, **CNN_WITH_BN, "method.bn": "local", "method.optimiser_state": "kept"}
+    whole = runner.start(make({**changes, "run.out": str(tmp_path / "whole")}), Progress())
+    marker = tmp_path / "killed"
+    kill_workers(monkeypatch, marker, times)
+    experiment = make({**changes, "run.engine": "workers", "run.workers": 2, "run.checkpoint_every": 1})
+    if times == 1:
+        folder = runner.start(experiment, Progress())
+    else:
+        with pytest.raises(FedshiftError, match=r"worker process of client 'gray' died twice in round 3 \(killed by"):
+            runner.start(experiment, Progress())
+        folder = RunFolder.open(runner.run_path(experiment))
+        assert not folder.finished
+        runner.resume(folder, Progress())
+    assert marker.stat().st_size == times
+    assert results(folder) == results(whole)
+
+
+def test_a_worker_that_dies_while_it_has_nothing_to_do_is_replaced(make: Make, engine: Workers):
+    experiment = make(THREE)
+    simulation = Simulation(experiment)
+    assert not advance([simulation], engine)
+    victim, other = processes(engine)
+    os.kill(victim, signal.SIGKILL)
+    wait_until(lambda: gone(victim))
+    for _ in range(3):
+        assert not advance([simulation], engine)
+    assert other in processes(engine)
+    assert victim not in processes(engine)
+    assert_same(simulate(experiment), simulation)
+
+
+@linux
+def test_workers_end_with_the_engine(make: Make, engine: Workers):
+    assert not advance([Simulation(make())], engine)
+    held = processes(engine)
+    assert len(held) == 2
+    assert not any(map(gone, held))
+    engine.close()
+    assert not any(Path(f"/proc/{process}").exists() for process in held)
+
+
+PARENT = """
+import sys, time
+from conftest import TINY
+from fedshift.engines.kernels import Kernels
+from fedshift.engines.workers import Workers
+from fedshift.grid import expand, override
+from fedshift.runs.rounds import advance
+from fedshift.runs.simulation import Simulation
+engine = Workers(Kernels(), 2)
+assert not advance([Simulation(expand(override(TINY, {}))[0])], engine)
+print(*(worker._process.pid for worker in engine._pool), flush=True)
+time.sleep(600)
+"""
+
+
+@linux
+def test_workers_end_when_their_parent_is_killed():
+    child = subprocess.Popen(
+        [sys.executable, "-c", PARENT], cwd=Path(__file__).parent, stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    held = [int(word) for word in child.stdout.readline().split()]
+    assert len(held) == 2
+    assert not any(map(gone, held))
+    child.kill()
+    child.wait()
+    child.stdout.close()
+    wait_until(lambda: all(map(gone, held)))
+
+
+# Errors -------------------------------------------------------------------------------------------
+
+
+class NeedsTwo(Exception):
+    """Pickles, but cannot be made again from what was pickled."""
+
+    def __init__(self, one: str, other: str) -> None:
+        super().__init__(f"{one} {other}")
+
+
+def unpicklable() -> Exception:
+    """An exception of a class that has no name to be found by."""
+
+    class Own(Exception):
+        """Holds what cannot be pickled."""
+
+    error = Own("no such thing")
+    error.held = lambda: None  # type: ignore[attr-defined]  # a test's own
+    return error
+
+
+@pytest.mark.parametrize(
+    ("make_error", "kind", "text"),
+    [
+        (lambda: FedshiftError("set it to 1"), FedshiftError, "set it to 1"),
+        (lambda: KeyError("name"), KeyError, "'name'"),
+        (unpicklable, RuntimeError, "Own: no such thing"),
+        (lambda: NeedsTwo("a", "b"), RuntimeError, "NeedsTwo: a b"),
+    ],
+)
+def test_errors_arrive_readable_with_the_place(
+    make: Make,
+    engine: Workers,
+    monkeypatch: pytest.MonkeyPatch,
+    make_error: Callable[[], Exception],
+    kind: type[Exception],
+    text: str,
+):
+    """Each is its own client's answer; the other clients' are right, and the workers go on."""
+    plain = FedAvg.loss
+
+    def loss(self: FedAvg, net: Any, batch: Any, context: Any) -> Any:
+        if int(context.client) == 1:
+            raise make_error()
+        return plain(self, net, batch, context)
+
+    jobs = jobs_of(Simulation(make(THREE)))
+    expected = list(Sequential().train(jobs))
+    monkeypatch.setattr(FedAvg, "loss", loss)
+    one, error, other = engine.train(jobs)
+    assert type(error) is kind
+    assert str(error) == text
+    place, more = error.__notes__
+    assert place == "This happened at client 'gray', round 1, phase 'train', step 1, objective 'train'."
+    assert more.startswith("In a worker process:\nTraceback")
+    assert "in loss" in more
+    assert_same_outcomes([expected[0], expected[2]], [one, other])
+
+
+def test_a_divergence_arrives_as_in_the_reference(make: Make, engine: Workers):
+    jobs = jobs_of(Simulation(make({**THREE, "train.lr": 1000.0, "train.steps": 8})))
+    for mine, theirs in zip(engine.train(jobs), Sequential().train(jobs), strict=True):
+        assert isinstance(mine, DivergedError)
+        assert isinstance(theirs, DivergedError)
+        assert str(mine) == str(theirs)
+
+
+def test_an_answer_that_cannot_be_sent_is_an_error_and_no_death(make: Make, engine: Workers):
+    def sparse(work: LocalWork) -> Up:
+        return Up({"sparse": torch.eye(3).to_sparse()})
+
+    for answer in engine.train([with_reply(job, sparse) for job in jobs_of(Simulation(make()))]):
+        assert isinstance(answer, Exception)
+        assert "died" not in str(answer)
+        assert "In a worker process" in "".join(answer.__notes__)
+
+
+def test_processes_that_cannot_be_forked(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(FedshiftError, match=r"run.engine = 'workers' needs a system that forks"):
+        Workers(Kernels(), 2)
+
+
+# Messages -----------------------------------------------------------------------------------------
+
+
+def with_reply(job: Job, reply: Callable[[LocalWork], Up]) -> Job:
+    return replace(job, exchange=replace(job.exchange, reply=reply))
+
+
+def odd_tensors() -> dict[str, Tensor]:
+    """Tensors of every kind, some of them not contiguous."""
+    return {
+        "none": torch.zeros(0, 3),
+        "scalar": torch.tensor(2.5),
+        "bool": torch.tensor([True, False, True]),
+        "long": torch.tensor([[2**40, -1]]),
+        "double": torch.tensor([1 / 3], dtype=torch.float64),
+        "bfloat16": torch.tensor([1.5, -2], dtype=torch.bfloat16),
+        "nan": torch.tensor([float("nan"), float("inf"), -0.0]),
+        "transposed": torch.arange(6.0).view(2, 3).T,
+        "expanded": torch.tensor([7.0]).expand(4),
+        "empty and last": torch.zeros(0, dtype=torch.int64),
+    }
+
+
+def test_every_kind_of_tensor_survives_both_ways(make: Make, engine: Workers):
+    odd = odd_tensors()
+
+    def reply(work: LocalWork) -> Up:
+        return Up({name: work.received[name] for name in odd})
+
+    jobs = [with_reply(replace(job, down=Down({**job.down, **odd})), reply) for job in jobs_of(Simulation(make()))]
+    for outcome in engine.train(jobs):
+        assert isinstance(outcome, Outcome)
+        for name, tensor in odd.items():
+            back = outcome.up[name]
+            assert (back.dtype, back.shape) == (tensor.dtype, tensor.shape)
+            torch.testing.assert_close(back, tensor, rtol=0, atol=0, equal_nan=True)
+        assert math_sign(outcome.up["nan"][2]) < 0
+
+
+def math_sign(x: Tensor) -> float:
+    """The sign of a zero, too."""
+    return float(torch.copysign(torch.tensor(1.0), x))
+
+
+def test_what_was_answered_does_not_change_with_the_next_answer(make: Make):
+    """Answers lie in the same memory one after the other, and must have been copied out of it."""
+    jobs = jobs_of(Simulation(make(THREE)))
+    engine = Workers(Kernels(), 1)
+    try:
+        first = list(engine.train(jobs))
+        before = [{name: tensor.clone() for name, tensor in outcome.up.items()} for outcome in first]
+        list(engine.train(jobs[::-1]))
+        assert all(
+            torch.equal(outcome.up[name], up[name]) for outcome, up in zip(first, before, strict=True) for name in up
+        )
+    finally:
+        engine.close()
+
+
+def test_messages_larger_than_the_memory_for_them(make: Make, engine: Workers, monkeypatch: pytest.MonkeyPatch):
+    """It grows both ways: for a state of a million numbers, and for an answer of two million."""
+    monkeypatch.setattr(engine, "_arena", 1024)
+    jobs = jobs_of(Simulation(make(THREE)))
+    large = torch.arange(1e6)
+
+    def reply(work: LocalWork) -> Up:
+        return Up({**work.after, "twice": torch.cat([work.received["large"], work.received["large"]])})
+
+    jobs = [with_reply(replace(job, down=Down({**job.down, "large": large})), reply) for job in jobs]
+    mine, theirs = list(engine.train(jobs)), list(Sequential().train(jobs))
+    assert_same_outcomes(mine, theirs)
+
+
+def test_memory_that_was_too_small_is_no_death(
+    make: Make, engine: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The answer does not fit at the first attempt, at the next the worker is killed, and the one after counts."""
+    monkeypatch.setattr(engine, "_arena", 1024)
+    marker, test = tmp_path / "attempts", os.getpid()
+    marker.touch()
+
+    def reply(work: LocalWork) -> Up:
+        if os.getpid() != test:
+            marker.write_bytes(marker.read_bytes() + b"x")
+            if marker.stat().st_size == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return Up({"large": torch.arange(1e6)})
+
+    jobs = [with_reply(job, reply) for job in jobs_of(Simulation(make()))[:1]]
+    (outcome,) = engine.train(jobs)
+    assert isinstance(outcome, Outcome)
+    assert marker.stat().st_size == 3
+
+
+def test_a_worker_is_handed_the_state_of_its_client_only(make: Make, engine: Workers, monkeypatch: pytest.MonkeyPatch):
+    """Client k's own tensors hold 1000 + k, which is found in what is written for its worker, and no other's is."""
+    simulation = Simulation(make({**THREE, **CNN_WITH_BN, "method.bn": "local"}))
+    for client in simulation.federation.ids:
+        own = {name: torch.full_like(tensor, 1000 + client) for name, tensor in simulation.initial_client.items()}
+        simulation.store.put(client, ClientState(own))
+    plain, seen = workers._Worker.ask, []
+
+    def ask(self: workers._Worker, job: Job) -> bool:
+        handed = plain(self, job)
+        written = torch.frombuffer(self._asked._memory, dtype=torch.float32, count=self._asked._used // 4)
+        found = {client for client in range(3) if (written == 1000 + client).any()}
+        seen.append((job.client.id, found))
+        return handed
+
+    monkeypatch.setattr(workers._Worker, "ask", ask)
+    assert all(isinstance(outcome, Outcome) for outcome in engine.train(jobs_of(simulation)))
+    assert sorted(seen) == [(client, {client}) for client in range(3)]
+
+
+# One cohort after the other -----------------------------------------------------------------------
+
+
+def test_a_cohort_that_nobody_waits_for_does_not_spoil_the_next(make: Make, engine: Workers):
+    jobs = jobs_of(Simulation(make(THREE)))
+    begun = engine.train(jobs)
+    first = next(begun)
+    begun.close()
+    assert_same_outcomes([first, *engine.train(jobs[1:])], list(Sequential().train(jobs)))
+
+
+def test_answers_come_in_order_whoever_is_ready_first(make: Make, engine: Workers, monkeypatch: pytest.MonkeyPatch):
+    """The first client takes longer than all others together, which one worker trains meanwhile."""
+    plain = FedAvg.loss
+
+    def loss(self: FedAvg, net: Any, batch: Any, context: Any) -> Any:
+        if int(context.client) == 0:
+            time.sleep(0.05)
+        return plain(self, net, batch, context)
+
+    monkeypatch.setattr(FedAvg, "loss", loss)
+    outcomes = list(engine.train(jobs_of(Simulation(make(THREE)))))
+    assert [outcome.client for outcome in outcomes if isinstance(outcome, Outcome)] == [0, 1, 2]
+
+
+def test_an_engine_serves_a_second_run_that_comes_later(make: Make, engine: Workers):
+    """It is told of it by new workers; the first run goes on with these."""
+    first, second = (make({**THREE, "seed": seed, "train.rounds": 2}) for seed in (0, 1))
+    one, other = Simulation(first), Simulation(second)
+    assert not advance([one], engine)
+    before = processes(engine)
+    assert not advance([other], engine)
+    after = processes(engine)
+    assert not set(before) & set(after)
+    assert not advance([one, other], engine)
+    assert processes(engine) == after
+    assert_same(simulate(first), one)
+    assert_same(simulate(second), other)
+
+
+def test_more_workers_than_clients(make: Make):
+    experiment: Experiment = make()
+    engine = Workers(Kernels(), 4)
+    try:
+        assert_same(simulate(experiment), simulate(experiment, engine=engine))
+    finally:
+        engine.close()
