@@ -64,7 +64,6 @@ def make(tiny_document: dict[str, Any]) -> Make:
 def at(
     round: int = 1,
     rounds: int = 1,
-    step: int = 0,
     received: Mapping[str, Tensor] | None = None,
     noise: Mapping[str, Tensor] | None = None,
     client: int = 0,
@@ -72,9 +71,7 @@ def at(
     replies: Replies = (),
 ) -> Context:
     """What an objective may know, for a test that calls its loss by hand."""
-    return Context(
-        round, rounds, step, received or {}, noise or {}, torch.tensor(client), torch.tensor(counts), replies
-    )
+    return Context(round, rounds, received or {}, noise or {}, torch.tensor(client), torch.tensor(counts), replies)
 
 
 class AfterRound(Progress):

@@ -64,6 +64,7 @@ UNEQUAL: dict[str, Any] = {
     "train.participation": 0.67,
     "train.lr": 0.02,
     "train.precision": "float64",
+    "evaluate.every": 3,
 }
 # Adam divides a gradient by its own size, so that what rounding leaves of a gradient that is 0 by the rules of
 # calculus, such as that of a bias before batch norm, moves it by whole steps: no such bias may be there.
@@ -171,7 +172,7 @@ FEWER_STEPS: dict[str, dict[str, Any]] = {
     # A batch norm over two units of three samples divides by nearly nothing; at its own rates FRAug amplifies that.
     "fraug": {"model.dim": 8, "method.lr_generator": 0.001, "method.lr_rtnet": 0.001, "method.alpha": 0.1},
     **{
-        f"fedpin{which}": {"method.global_steps": 2, "method.personal_steps": 2}
+        f"fedpin{which}": {"method.global_steps": 2, "method.personal_steps": 1}
         for which in ("", "-gamma-0", "-gm-l2", "-lambda-0")
     },
 }

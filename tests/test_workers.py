@@ -192,7 +192,7 @@ def test_workers_end_when_their_parent_is_killed():
 # Errors -------------------------------------------------------------------------------------------
 
 
-class NeedsTwo(Exception):
+class NeedsTwoError(Exception):
     """Pickles, but cannot be made again from what was pickled."""
 
     def __init__(self, one: str, other: str) -> None:
@@ -202,10 +202,10 @@ class NeedsTwo(Exception):
 def unpicklable() -> Exception:
     """An exception of a class that has no name to be found by."""
 
-    class Own(Exception):
+    class OwnError(Exception):
         """Holds what cannot be pickled."""
 
-    error = Own("no such thing")
+    error = OwnError("no such thing")
     error.held = lambda: None  # type: ignore[attr-defined]  # a test's own
     return error
 
@@ -215,8 +215,8 @@ def unpicklable() -> Exception:
     [
         (lambda: FedshiftError("set it to 1"), FedshiftError, "set it to 1"),
         (lambda: KeyError("name"), KeyError, "'name'"),
-        (unpicklable, RuntimeError, "Own: no such thing"),
-        (lambda: NeedsTwo("a", "b"), RuntimeError, "NeedsTwo: a b"),
+        (unpicklable, RuntimeError, "OwnError: no such thing"),
+        (lambda: NeedsTwoError("a", "b"), RuntimeError, "NeedsTwoError: a b"),
     ],
 )
 def test_errors_arrive_readable_with_the_place(
@@ -308,10 +308,10 @@ def test_every_kind_of_tensor_survives_both_ways(make: Make, engine: Workers):
             back = outcome.up[name]
             assert (back.dtype, back.shape) == (tensor.dtype, tensor.shape)
             torch.testing.assert_close(back, tensor, rtol=0, atol=0, equal_nan=True)
-        assert math_sign(outcome.up["nan"][2]) < 0
+        assert sign(outcome.up["nan"][2]) < 0
 
 
-def math_sign(x: Tensor) -> float:
+def sign(x: Tensor) -> float:
     """The sign of a zero, too."""
     return float(torch.copysign(torch.tensor(1.0), x))
 

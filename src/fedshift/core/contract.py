@@ -44,7 +44,6 @@ class Context:
     Attributes:
         round: the round within its stage, from 1.
         rounds: how many rounds the stage has.
-        step: the step within its phase, from 0.
         received: the Down's tensors as they arrived, by full name; frozen. Empty on the server.
         noise: the draws the objective asked for.
         client: the client's number, int64 of shape (); -1 on the server.
@@ -54,7 +53,6 @@ class Context:
 
     round: int
     rounds: int
-    step: int
     received: Mapping[str, Tensor]
     noise: Mapping[str, Tensor]
     client: Tensor

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -26,16 +26,48 @@ from fedshift.engines.merging import Varying
 Function = Callable[[Net, Batch, Context], Mapping[str, Tensor]]
 
 
+@dataclass(frozen=True)
+class Given:
+    """What a function is called with besides the tensors at work.
+
+    Attributes:
+        context: a context whose round is everybody's.
+        tensors: ``x`` and ``y`` of the batch, ``noise.<name>``, ``received.<name>``, ``client`` and ``counts``.
+        dims: where each tensor has its lanes; None: all lanes share it.
+    """
+
+    context: Context
+    tensors: dict[str, Tensor]
+    dims: dict[str, int | None]
+
+    @property
+    def changing(self) -> dict[str, Tensor]:
+        """What is another in every step."""
+        return {name: t for name, t in self.tensors.items() if name in ("x", "y") or name.startswith("noise.")}
+
+    def of_lane(self, tensors: Tensors) -> tuple[Batch, Context]:
+        """Batch and context of one lane, from its part of the tensors."""
+
+        def below(prefix: str) -> dict[str, Tensor]:
+            return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+        own: dict[str, Any] = {"received": below("received."), "noise": below("noise.")}
+        own |= {name: tensors[name] for name in ("client", "counts")}
+        return Batch(tensors["x"], tensors["y"]), replace(self.context, **own)
+
+
 class Bank(Protocol):
     """The tensors of some clients at work.
 
     Attributes:
         net: the parts as an objective sees them; modes are set on its modules.
         at_work: the tensors that are read and trained now, by full name.
+        on_graph: whether a step is recorded as a CUDA graph and replayed.
     """
 
     net: Net
     at_work: dict[str, Tensor]
+    on_graph: bool
 
     def narrow(self, lanes: int) -> None:
         """Go on with the first lanes only."""
@@ -46,7 +78,10 @@ class Bank(Protocol):
     def rows(self, tensor: Tensor) -> Tensor:
         """A tensor shaped as one at work, with the lanes in front; a view."""
 
-    def evaluate(self, function: Function, batches: Sequence[Batch], contexts: Sequence[Context]) -> dict[str, Tensor]:
+    def gather(self, batches: Sequence[Batch], contexts: Sequence[Context]) -> Given:
+        """What the lanes at work are given in one step."""
+
+    def evaluate(self, function: Function, given: Given) -> dict[str, Tensor]:
         """What a pure function gives in each lane, (lanes, ...), by name."""
 
     def load(self, lane: int, tensors: Tensors) -> None:
@@ -76,7 +111,7 @@ class Direct:
     """A single lane: the resident modules themselves."""
 
     def __init__(self, net: Net, tensors: dict[str, Tensor]) -> None:
-        self.net, self.at_work = net, tensors
+        self.net, self.at_work, self.on_graph = net, tensors, False
 
     def narrow(self, lanes: int) -> None:
         """There is one lane only."""
@@ -88,10 +123,15 @@ class Direct:
         """With a lane in front."""
         return tensor.unsqueeze(0)
 
-    def evaluate(self, function: Function, batches: Sequence[Batch], contexts: Sequence[Context]) -> dict[str, Tensor]:
-        """Call it."""
+    def gather(self, batches: Sequence[Batch], contexts: Sequence[Context]) -> Given:
+        """The one lane's batch; all else is in its context."""
         (batch,), (context,) = batches, contexts
-        return {name: value.unsqueeze(0) for name, value in function(self.net, batch, context).items()}
+        return Given(context, {"x": batch.x, "y": batch.y}, {})
+
+    def evaluate(self, function: Function, given: Given) -> dict[str, Tensor]:
+        """Call it."""
+        batch = Batch(given.tensors["x"], given.tensors["y"])
+        return {name: value.unsqueeze(0) for name, value in function(self.net, batch, given.context).items()}
 
     @torch.no_grad()
     def load(self, lane: int, tensors: Tensors) -> None:
@@ -122,6 +162,7 @@ class Stacked:
         self._whole = _Whole(self.net.parts)
         mine = dict(self.net.tensors())
         self._all = {name: tensor.detach().expand(lanes, *tensor.shape).clone() for name, tensor in mine.items()}
+        self.on_graph = any(tensor.is_cuda for tensor in mine.values())
         like = next(tensor for tensor in mine.values() if tensor.is_floating_point())
         self._numbers = {name: like.new_tensor(one.values) for name, one in self._varying.items()}
         self.narrow(lanes)
@@ -132,6 +173,7 @@ class Stacked:
 
     def choose(self, lanes: slice | Sequence[int]) -> None:
         """Put some lanes to work; of a slice the tensors themselves, of a list copies, which are only read."""
+        self._constant: tuple[dict[str, Tensor], dict[str, int | None]] | None = None
         self._lanes = index = lanes if isinstance(lanes, slice) else list(lanes)
         self.at_work = {name: tensor[index] for name, tensor in self._all.items()}
         for name in self.net.trainable:
@@ -141,33 +183,32 @@ class Stacked:
         """It has the lanes in front."""
         return tensor
 
-    def evaluate(self, function: Function, batches: Sequence[Batch], contexts: Sequence[Context]) -> dict[str, Tensor]:
-        """Call it once, under vmap."""
-        first = contexts[0]
-        received, received_dims = _side_by_side([context.received for context in contexts])
-        noise, _ = _side_by_side([context.noise for context in contexts], always=True)
+    def gather(self, batches: Sequence[Batch], contexts: Sequence[Context]) -> Given:
+        """Batches and noise side by side; what stays the same from step to step is stacked once."""
+        if self._constant is None:
+            received, dims = _side_by_side([context.received for context in contexts], "received.")
+            received["client"] = torch.stack([context.client for context in contexts])
+            received["counts"] = torch.stack([context.counts for context in contexts])
+            dims["client"] = dims["counts"] = 0
+            self._constant = received, dims
+        constant, dims = self._constant
+        tensors = {"x": torch.stack([batch.x for batch in batches]), "y": torch.stack([batch.y for batch in batches])}
+        for name in contexts[0].noise:
+            tensors[f"noise.{name}"] = torch.stack([context.noise[name] for context in contexts])
+        return Given(contexts[0], tensors | constant, {**dict.fromkeys(tensors, 0), **dims})
 
-        def of_one(
-            tensors: Tensors, batch: tuple[Tensor, Tensor], own: dict[str, Any], numbers: dict[str, Tensor]
-        ) -> Mapping[str, Tensor]:
+    def evaluate(self, function: Function, given: Given) -> dict[str, Tensor]:
+        """Call it once, under vmap."""
+
+        def of_one(tensors: Tensors, own: dict[str, Tensor], numbers: dict[str, Tensor]) -> Mapping[str, Tensor]:
             for name, number in numbers.items():
                 self._varying[name].now = number
-            result: Mapping[str, Tensor] = functional_call(
-                self._whole, dict(tensors), (function, self.net, Batch(*batch), replace(first, **own))
-            )
+            arguments = (function, self.net, *given.of_lane(own))
+            result: Mapping[str, Tensor] = functional_call(self._whole, dict(tensors), arguments)
             return result
 
-        own = {
-            "received": received,
-            "noise": noise,
-            "client": torch.stack([context.client for context in contexts]),
-            "counts": torch.stack([context.counts for context in contexts]),
-        }
-        dims = {"received": received_dims, "noise": dict.fromkeys(noise, 0), "client": 0, "counts": 0}
-        batch = torch.stack([batch.x for batch in batches]), torch.stack([batch.y for batch in batches])
         numbers = {name: self._numbers[name][self._lanes] for name in self._varying}
-        result: dict[str, Tensor] = dict(vmap(of_one, in_dims=(0, 0, dims, 0))(self.at_work, batch, own, numbers))
-        return result
+        return dict(vmap(of_one, in_dims=(0, given.dims, 0))(self.at_work, given.tensors, numbers))
 
     @torch.no_grad()
     def load(self, lane: int, tensors: Tensors) -> None:
@@ -183,16 +224,16 @@ class Stacked:
 
 
 def _side_by_side(
-    mappings: Sequence[Mapping[str, Tensor]], always: bool = False
+    mappings: Sequence[Mapping[str, Tensor]], prefix: str
 ) -> tuple[dict[str, Tensor], dict[str, int | None]]:
     """Tensors stacked by name, and where their lanes are; one that all lanes share is not stacked (None)."""
     tensors: dict[str, Tensor] = {}
     dims: dict[str, int | None] = {}
     for name, first in mappings[0].items():
         each = [mapping[name] for mapping in mappings]
-        shared = not always and all(same(first, other) for other in each[1:])
-        tensors[name] = first if shared else torch.stack(each)
-        dims[name] = None if shared else 0
+        shared = all(same(first, other) for other in each[1:])
+        tensors[prefix + name] = first if shared else torch.stack(each)
+        dims[prefix + name] = None if shared else 0
     return tensors, dims
 
 

@@ -250,9 +250,11 @@ def _go(engine: Engine, jobs: Sequence[Job]) -> tuple[int, float]:
 def remembered(jobs: Sequence[Job], options: RunOptions) -> Calibration | None:
     """What was measured before for such jobs on this machine; None if nothing was, or it cannot be read."""
     try:
-        return Calibration.from_table(json.loads(_file(jobs, options).read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError):
+        held = Calibration.from_table(json.loads(_file(jobs, options).read_text(encoding="utf-8")))
+        str(held)  # which needs all that is read of it later
+    except (OSError, ValueError, LookupError, TypeError):
         return None  # it is measured again, and written anew
+    return held
 
 
 def remember(jobs: Sequence[Job], options: RunOptions, calibration: Calibration) -> None:

@@ -22,9 +22,10 @@ from fedshift.core.state import Moments
 from fedshift.core.streams import Draws, sample_draws
 from fedshift.data.federation import Samples
 from fedshift.data.inputs import Inputs
-from fedshift.engines.banks import Bank
+from fedshift.engines.banks import Bank, Given
 from fedshift.engines.batches import BatchOrder
 from fedshift.engines.engine import SERVER, Moment, Setup
+from fedshift.engines.graphs import replayed
 from fedshift.errors import DivergedError, FedshiftError
 
 Phases = Sequence[Phase | Measure]
@@ -123,10 +124,10 @@ class Lane:
         drawn = sample_draws(draws, generator, self.setup.device)
         return {name: self.typed(value) for name, value in drawn.items()}
 
-    def context(self, step: int, noise: Mapping[str, Tensor]) -> Context:
+    def context(self, noise: Mapping[str, Tensor]) -> Context:
         """What an objective may know."""
-        rounds = self.moment.stage.rounds
-        return Context(self.moment.round, rounds, step, self.received, noise, self.number, self.counts, self.replies)
+        when = self.moment.round, self.moment.stage.rounds
+        return Context(*when, self.received, noise, self.number, self.counts, self.replies)
 
     def no_batch(self) -> Batch:
         """The batch of a server without samples."""
@@ -229,7 +230,7 @@ def _step(bank: Bank, phase: Phase, descents: Sequence[_Descent], active: Sequen
             key: list[str | int] = [phase.name, objective.name, step, *([repeat] if repeat else [])]
             lanes = [course.lane for course in active]
             draws = [objective.draws(lane.setup.spec, len(b.y)) for lane, b in zip(lanes, batches, strict=True)]
-            contexts = [lane.context(step, lane.noise(d, *key)) for lane, d in zip(lanes, draws, strict=True)]
+            contexts = [lane.context(lane.noise(d, *key)) for lane, d in zip(lanes, draws, strict=True)]
             try:
                 descent.step(batches, contexts)
             except Exception as error:
@@ -291,7 +292,10 @@ class _Settings:
     def optimiser(self, targets: list[Tensor]) -> torch.optim.Optimizer:
         """A fresh optimiser of some tensors."""
         if self.name == "adam":
-            return torch.optim.Adam(targets, self.lr, weight_decay=self.weight_decay, fused=self.fused)
+            on_gpu = targets[0].is_cuda  # where the count of steps must be, too, for a step to be recorded
+            return torch.optim.Adam(
+                targets, self.lr, weight_decay=self.weight_decay, fused=self.fused, capturable=on_gpu
+            )
         # Fused SGD is slower on a CPU, and cannot start from moments of some parameters only.
         return torch.optim.SGD(targets, self.lr, self.momentum, weight_decay=self.weight_decay, foreach=True)
 
@@ -312,6 +316,7 @@ class _Descent:
         self._ones = torch.ones(len(courses), device=courses[0].lane.setup.device)
         clips = [objective.optimiser.clip for objective in own]
         self._clips = None if None in clips else torch.tensor(clips, device=self._ones.device)
+        self._take = replayed(self._go) if bank.on_graph else self._go
         self._shares: list[tuple[slice, dict[str, Tensor], torch.optim.Optimizer]] = []
         settings = [
             (_settings(course.lane.setup, one), _counted(course.moments[one.name]))
@@ -363,7 +368,11 @@ class _Descent:
 
     def step(self, batches: Sequence[Batch], contexts: Sequence[Context]) -> None:
         """Take one step in every lane, moving nothing else."""
-        terms = self.bank.evaluate(self._checked_loss, batches, contexts)
+        self.history.append(self._take(self.bank.gather(batches, contexts)))
+
+    def _go(self, given: Given) -> Tensor:
+        """The step itself, all of it work on tensors; the terms (terms, lanes)."""
+        terms = self.bank.evaluate(self._checked_loss, given)
         moved = list(self.moved.values())
         for tensor in moved:
             tensor.grad = None
@@ -378,7 +387,7 @@ class _Descent:
                     target.grad = None if gradient is None else gradient[rows]
             optimiser.step()
         self.names = list(terms)
-        self.history.append(torch.stack([term.detach() for term in terms.values()]))
+        return torch.stack([term.detach() for term in terms.values()])
 
     def _checked_loss(self, net: Net, batch: Batch, context: Context) -> Mapping[str, Tensor]:
         terms = self.objective.loss(net, batch, context)
@@ -441,12 +450,10 @@ def _measure(bank: Bank, lanes: Sequence[Lane], phase: Measure) -> None:
         together = [lanes[number] for number in numbers]
         for number, batches in enumerate(zip(*(lane.all_batches() for lane in together), strict=True)):
             contexts = [
-                lane.context(
-                    number, lane.noise(phase.draws(lane.setup.spec, len(batch.y)), phase.name, "measure", number)
-                )
+                lane.context(lane.noise(phase.draws(lane.setup.spec, len(batch.y)), phase.name, "measure", number))
                 for lane, batch in zip(together, batches, strict=True)
             ]
-            values = bank.evaluate(phase.measure, batches, contexts)
+            values = bank.evaluate(phase.measure, bank.gather(batches, contexts))
             for place, lane in enumerate(together):
                 for name, value in values.items():
                     sums, more = lane.measured, value[place].detach()

@@ -1,0 +1,71 @@
+"""A training step as a CUDA graph: launched as one, where launching its small kernels one by one takes the time.
+
+The first step runs as it is, so that libraries and optimisers have what they allocate once. The second is recorded, and
+from then on the recording is replayed on the same memory, into which each step's batches and noise are copied. What
+stays the same within a round (what was received, the round's number) is part of the recording, which lives as long as
+the clients' tensors do: a round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fedshift.engines.banks import Given
+
+Step = Callable[[Given], Tensor]
+Record = Callable[[Callable[[], Tensor]], "Recording"]
+
+
+class Recording(Protocol):
+    """Work on tensors that can be done again."""
+
+    output: Tensor
+
+    def replay(self) -> None:
+        """Do it again; the output is written anew."""
+
+
+class CudaRecording:
+    """A function's work on the current CUDA device; recording it does none of it."""
+
+    def __init__(self, function: Callable[[], Tensor]) -> None:
+        self._graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(self._graph):
+            self.output = function()
+
+    def replay(self) -> None:
+        """Launch the graph."""
+        self._graph.replay()
+
+
+def replayed(step: Step, record: Record = CudaRecording) -> Step:
+    """The same step, recorded when it is called for the second time.
+
+    Args:
+        step: a function of what is given, which writes to tensors that stay where they are.
+        record: how work is recorded.
+    """
+    recording: Recording | None = None
+    mine: Given | None = None
+
+    def run(given: Given) -> Tensor:
+        nonlocal recording, mine
+        if mine is None:
+            own = {name: tensor.clone() for name, tensor in given.changing.items()}
+            mine = replace(given, tensors=given.tensors | own)
+            return step(mine)
+        for name, tensor in given.changing.items():
+            mine.tensors[name].copy_(tensor)
+        if recording is None:
+            fixed = mine
+            recording = record(lambda: step(fixed))
+        recording.replay()
+        return recording.output.clone()
+
+    return run
