@@ -367,12 +367,13 @@ def test_each_clients_gradient_is_clipped_by_its_own_norm(make: Make, stacks: li
 
 @dataclass(frozen=True, kw_only=True)
 class DivergesFor(FedAvg):
-    """The loss of one client is infinite from a step on."""
+    """The loss of one client is infinite as soon as it has taken a step."""
 
     client: int = 1
 
     def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
-        sick = (context.client == self.client) & torch.tensor(context.step >= 1)
+        stepped = (net.head.bias != context.received["head.bias"]).any()
+        sick = (context.client == self.client) & stepped
         return {"ce": super().loss(net, batch, context)["cross_entropy"] / (~sick).to(torch.float64)}
 
 
@@ -766,6 +767,6 @@ def test_memory_is_flat_over_500_rounds(make: Make, name: str):
             if position == 100:
                 before = held()
         after = held()
-    assert after[0] == before[0]
+    assert after[0] <= before[0]
     assert after[1] - before[1] < 1_000  # blocks of memory: two and a half a round
     assert after[2] - before[2] < 4_000_000  # bytes

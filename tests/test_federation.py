@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pickle
+import re
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,12 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from conftest import Make, go_on
 from fedshift.core.streams import Streams
 from fedshift.data.dataset import DomainData
 from fedshift.data.federation import Client, Environment, Federation, Lazy, Samples, Views, joined, mover
 from fedshift.data.inputs import Inputs
 from fedshift.partitions import IID
 from fedshift.protocols import InDomain, LeaveOneDomainOut, PersonalUnderShift, Protocol
+from fedshift.runs.simulation import Simulation
 
 META = torch.device("meta")
 X, Y = torch.arange(20.0).view(10, 2), torch.arange(10) % 3
@@ -286,3 +290,38 @@ def test_environments_that_are_left_are_those_that_hold_samples():
     assert list(checked.environments) == [e for e in federation.environments if len(e.samples)]
     assert checked.notes[0].startswith("15 of 54 environments")
     assert isinstance(checked.environments, Lazy)
+
+
+# Data on the disk --------------------------------------------------------------------------------
+
+
+def mapped_pages() -> int:
+    """Bytes of files that this process has touched through maps."""
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(re.search(r"RssFile:\s+(\d+) kB", status)[1])
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
+def test_of_mapped_inputs_only_the_sampled_clients_are_read(make: Make, tmp_path: Path, monkeypatch):
+    """64 MiB of inputs in a file, 1,000 clients, two of them in each of three rounds: below 4 MiB are read.
+
+    Six clients have 384 KiB; the kernel maps up to 64 KiB around each of the pages that hold a row.
+    """
+    n, width = 4_000, 4_096
+    path = tmp_path / "inputs"
+    with path.open("wb") as file:
+        file.truncate(4 * n * width)
+    x = torch.from_file(str(path), size=n * width, dtype=torch.float32).view(n, width)
+    number = torch.arange(n)
+    made = DomainData(x, number % 3, torch.zeros_like(number), ("a",), ("0", "1", "2"), number)
+    monkeypatch.setattr("fedshift.runs.simulation.load_data", lambda *_: made)
+    changes = {"partition": {"name": "iid", "clients": 1000}, "train.participation": 0.002, "train.batch": 2}
+    simulation = Simulation(make({**changes, "protocol": {"name": "in-domain"}, "train.rounds": 3, "model.hidden": []}))
+    go_on(simulation)  # what the libraries map
+    before = mapped_pages()
+    for _ in range(2):
+        go_on(simulation)
+    assert len(simulation.store.ids()) >= 4
+    assert mapped_pages() - before < 4 * 2**20
+    simulation.federation.clients[0].train.pool.x.sum()  # and this is what reading all of it looks like
+    assert mapped_pages() - before > 60 * 2**20

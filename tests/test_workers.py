@@ -99,7 +99,7 @@ def kill_workers(monkeypatch: pytest.MonkeyPatch, marker: Path, times: int) -> N
     marker.touch()
 
     def loss(self: FedAvg, net: Any, batch: Any, context: Any) -> Any:
-        if os.getpid() != test and context.round == 3 and int(context.client) == 1 and context.step == 1:
+        if os.getpid() != test and context.round == 3 and int(context.client) == 1:
             killed = marker.stat().st_size
             if killed < times:
                 marker.write_bytes(b"x" * (killed + 1))
@@ -160,22 +160,31 @@ def test_workers_end_with_the_engine(make: Make, engine: Workers):
 
 
 PARENT = """
-import sys, time
+import time
 from conftest import TINY
 from fedshift.engines.kernels import Kernels
 from fedshift.engines.workers import Workers
 from fedshift.grid import expand, override
+from fedshift.methods.fedavg import FedAvg
 from fedshift.runs.rounds import advance
 from fedshift.runs.simulation import Simulation
-engine = Workers(Kernels(), 2)
-assert not advance([Simulation(expand(override(TINY, {}))[0])], engine)
+plain = FedAvg.loss
+def loss(self, net, batch, context):
+    if context.round == 2:
+        print("at work", flush=True)
+        time.sleep(600)
+    return plain(self, net, batch, context)
+FedAvg.loss = loss
+engine, simulation = Workers(Kernels(), 2), Simulation(expand(override(TINY, {}))[0])
+assert not advance([simulation], engine)
 print(*(worker._process.pid for worker in engine._pool), flush=True)
-time.sleep(600)
+advance([simulation], engine)
 """
 
 
 @linux
 def test_workers_end_when_their_parent_is_killed():
+    """In the middle of their work, when they do not listen to it."""
     child = subprocess.Popen(
         [sys.executable, "-c", PARENT], cwd=Path(__file__).parent, stdout=subprocess.PIPE, text=True
     )
@@ -183,6 +192,7 @@ def test_workers_end_when_their_parent_is_killed():
     held = [int(word) for word in child.stdout.readline().split()]
     assert len(held) == 2
     assert not any(map(gone, held))
+    assert [child.stdout.readline() for _ in held] == ["at work\n"] * 2
     child.kill()
     child.wait()
     child.stdout.close()
@@ -390,11 +400,13 @@ def test_a_worker_is_handed_the_state_of_its_client_only(make: Make, engine: Wor
 
 
 def test_a_cohort_that_nobody_waits_for_does_not_spoil_the_next(make: Make, engine: Workers):
+    """The workers still have its last clients, whose answers must not be taken for those of the next one's."""
     jobs = jobs_of(Simulation(make(THREE)))
+    expected = list(Sequential().train(jobs))
     begun = engine.train(jobs)
-    first = next(begun)
+    assert same_outcome(next(begun), expected[0])
     begun.close()
-    assert_same_outcomes([first, *engine.train(jobs[1:])], list(Sequential().train(jobs)))
+    assert_same_outcomes(list(engine.train(jobs[::-1])), expected[::-1])
 
 
 def test_answers_come_in_order_whoever_is_ready_first(make: Make, engine: Workers, monkeypatch: pytest.MonkeyPatch):

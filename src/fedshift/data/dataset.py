@@ -20,7 +20,8 @@ class DomainData:
     """A loaded data set.
 
     Attributes:
-        x: inputs (N, ...), uint8 images (channels, height, width), int64 token ids (length,) or float32.
+        x: inputs (N, ...), uint8 images (channels, height, width), int64 token ids (length,) or float32. They may be
+            mapped from a file (``torch.from_file``): only the samples of batches are read, whoever holds how many.
         y: labels (N,), int64.
         domain: which domain each sample is of, (N,), int64.
         domains: the domains' names.

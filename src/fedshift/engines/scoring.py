@@ -49,16 +49,24 @@ def score(net: Net, questions: Sequence[Question]) -> list[Score]:
     set_modes(net, ())
     first = questions[0]
     if len(questions) == 1:
-        environment = first.environment
-        if first.setup.method.reestimates(unseen=environment.client is None):
+        if first.setup.method.reestimates(unseen=first.environment.client is None):
             _reestimate(net, first)
-        return [_sum_up(first, list(_predictions(net, first)))]
+        chunks = [_sums(predicted, y, [len(y)]) for predicted, y in _predictions(net, first)]
+        return [_score(first, *torch.stack(chunks).sum(dim=0)[:, 0].tolist())]
     asked = [_asked(question, 0, torch.arange(len(question.environment.samples))) for question in questions]
-    axes = _batch_axes(first.setup)
-    x = torch.cat([one.x for one in asked])
-    noise = {name: torch.cat([one.noise[name] for one in asked], dim=axis) for name, axis in axes.items()}
-    predicted = torch.split(first.setup.method.predict(net, x, noise), [len(one.y) for one in asked])
-    return [_sum_up(question, [(p, one.y)]) for question, p, one in zip(questions, predicted, asked, strict=True)]
+    noise = {name: torch.cat([one.noise[name] for one in asked], axis) for name, axis in _batch_axes(first).items()}
+    predicted = first.setup.method.predict(net, torch.cat([one.x for one in asked]), noise)
+    sums = _sums(predicted, torch.cat([one.y for one in asked]), [len(one.y) for one in asked])
+    return [_score(question, *both) for question, both in zip(questions, sums.T.tolist(), strict=True)]
+
+
+def _sums(log_probabilities: Tensor, y: Tensor, sizes: Sequence[int]) -> Tensor:
+    """How many predictions are right and the sum of the losses, (2, parts), of parts of the rows (B,)."""
+    right = log_probabilities.argmax(dim=1) == y
+    losses = -log_probabilities.gather(1, y.unsqueeze(1)).squeeze(1)
+    rows = torch.stack([right.cpu().double(), losses.cpu().double()])
+    part = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    return torch.zeros(2, len(sizes), dtype=torch.float64).index_add_(1, part, rows)
 
 
 @dataclass(frozen=True)
@@ -92,27 +100,24 @@ def _predictions(net: Net, question: Question) -> Iterator[tuple[Tensor, Tensor]
         yield setup.method.predict(net, asked.x, asked.noise), asked.y
 
 
-def _sum_up(question: Question, predictions: Sequence[tuple[Tensor, Tensor]]) -> Score:
-    """Accuracy and loss over all chunks.
+def _score(question: Question, right: float, loss: float) -> Score:
+    """Accuracy and mean loss from their sums.
 
     Raises:
         DivergedError: the loss is not finite.
     """
-    environment, correct, loss = question.environment, 0.0, 0.0
-    for log_probabilities, y in predictions:
-        correct += float((log_probabilities.argmax(dim=1) == y).sum())
-        loss -= float(log_probabilities.gather(1, y.unsqueeze(1)).cpu().double().sum())
-    n = len(environment.samples)
+    n = len(question.environment.samples)
     if not math.isfinite(loss):
         raise DivergedError(
-            f"The loss on '{environment.name}' is not finite after round {question.moment.round}. "
+            f"The loss on '{question.environment.name}' is not finite after round {question.moment.round}. "
             f"{advice(question.setup)}"
         )
-    return Score(correct / n, loss / n, n)
+    return Score(right / n, loss / n, n)
 
 
-def _batch_axes(setup: Setup) -> dict[str, int]:
+def _batch_axes(question: Question) -> dict[str, int]:
     """Along which dimension each of a prediction's draws has the batch."""
+    setup = question.setup
     one, two = (setup.method.prediction_draws(setup.spec, batch) for batch in (1, 2))
     return {
         name: next(axis for axis, (a, b) in enumerate(zip(one[name].shape, two[name].shape, strict=True)) if a != b)
