@@ -248,7 +248,7 @@ def test_a_seed_or_a_rate_changes_nothing(make: Make, machine: Callable[..., Mac
 @pytest.mark.parametrize("name", ["fedsr", "client2vec"])
 def test_measuring_leaves_no_trace_in_the_run(make: Make, monkeypatch: pytest.MonkeyPatch, name: str):
     """Server, store, bytes, messages, thread count and torch's generator are as before; so is the run that follows."""
-    monkeypatch.setattr(calibration._measured, "__defaults__", (0.0,))  # seconds: a single go
+    monkeypatch.setattr(calibration, "SECONDS", 0.0)  # a single go
     monkeypatch.setattr(calibration, "cores", lambda: 2)
     experiment = make({**small(name), "run.threads": 1})
     simulation = Simulation(experiment)
@@ -281,7 +281,7 @@ class Branching(FedAvg):
 
 
 def test_a_real_method_that_does_not_stack(make: Make, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(calibration._measured, "__defaults__", (0.0,))  # seconds: a single go
+    monkeypatch.setattr(calibration, "SECONDS", 0.0)  # a single go
     monkeypatch.setattr(calibration, "can_fork", lambda: False)
     measured = calibrate(Simulation(replace(make(), method=Branching())).example(), RunOptions(threads=1))
     notes = {one.choice.engine: one.note for one in measured.engines}

@@ -303,9 +303,9 @@ def mapped_pages() -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
 def test_of_mapped_inputs_only_the_sampled_clients_are_read(make: Make, tmp_path: Path, monkeypatch):
-    """64 MiB of inputs in a file, 1,000 clients, two of them in each of three rounds: below 4 MiB are read.
+    """64 MiB of inputs in a file, 400 clients, two of them in each of three rounds: below 4 MiB are read.
 
-    Six clients have 384 KiB; the kernel maps up to 64 KiB around each of the pages that hold a row.
+    Six clients have 60 rows, 960 KiB; the kernel maps up to 64 KiB around a page that is touched.
     """
     n, width = 4_000, 4_096
     path = tmp_path / "inputs"
@@ -315,8 +315,17 @@ def test_of_mapped_inputs_only_the_sampled_clients_are_read(make: Make, tmp_path
     number = torch.arange(n)
     made = DomainData(x, number % 3, torch.zeros_like(number), ("a",), ("0", "1", "2"), number)
     monkeypatch.setattr("fedshift.runs.simulation.load_data", lambda *_: made)
-    changes = {"partition": {"name": "iid", "clients": 1000}, "train.participation": 0.002, "train.batch": 2}
-    simulation = Simulation(make({**changes, "protocol": {"name": "in-domain"}, "train.rounds": 3, "model.hidden": []}))
+    changes = {"partition": {"name": "iid", "clients": 400}, "train.participation": 0.005, "train.batch": 2}
+    simulation = Simulation(
+        make(
+            {
+                **changes,
+                "protocol": {"name": "in-domain", "test": 0.3, "validation": 0.3},
+                "train.rounds": 3,
+                "model.hidden": [],
+            }
+        )
+    )
     go_on(simulation)  # what the libraries map
     before = mapped_pages()
     for _ in range(2):

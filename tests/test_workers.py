@@ -399,26 +399,34 @@ def test_a_worker_is_handed_the_state_of_its_client_only(make: Make, engine: Wor
 # One cohort after the other -----------------------------------------------------------------------
 
 
-def test_a_cohort_that_nobody_waits_for_does_not_spoil_the_next(make: Make, engine: Workers):
-    """The workers still have its last clients, whose answers must not be taken for those of the next one's."""
-    jobs = jobs_of(Simulation(make(THREE)))
-    expected = list(Sequential().train(jobs))
-    begun = engine.train(jobs)
-    assert same_outcome(next(begun), expected[0])
-    begun.close()
-    assert_same_outcomes(list(engine.train(jobs[::-1])), expected[::-1])
-
-
-def test_answers_come_in_order_whoever_is_ready_first(make: Make, engine: Workers, monkeypatch: pytest.MonkeyPatch):
-    """The first client takes longer than all others together, which one worker trains meanwhile."""
+def slow(monkeypatch: pytest.MonkeyPatch, client: int) -> None:
+    """Have one client take longer than all others together."""
     plain = FedAvg.loss
 
     def loss(self: FedAvg, net: Any, batch: Any, context: Any) -> Any:
-        if int(context.client) == 0:
+        if int(context.client) == client:
             time.sleep(0.05)
         return plain(self, net, batch, context)
 
     monkeypatch.setattr(FedAvg, "loss", loss)
+
+
+def test_a_cohort_that_nobody_waits_for_does_not_spoil_the_next(
+    make: Make, engine: Workers, monkeypatch: pytest.MonkeyPatch
+):
+    """The second worker still has client 1, whose answer must not be taken for that of client 0, which comes next."""
+    jobs = jobs_of(Simulation(make(THREE)))
+    expected = list(Sequential().train(jobs))
+    slow(monkeypatch, 1)
+    begun = engine.train(jobs)
+    assert same_outcome(next(begun), expected[0])
+    begun.close()
+    order = (1, 0, 2)
+    assert_same_outcomes(list(engine.train([jobs[k] for k in order])), [expected[k] for k in order])
+
+
+def test_answers_come_in_order_whoever_is_ready_first(make: Make, engine: Workers, monkeypatch: pytest.MonkeyPatch):
+    slow(monkeypatch, 0)
     outcomes = list(engine.train(jobs_of(Simulation(make(THREE)))))
     assert [outcome.client for outcome in outcomes if isinstance(outcome, Outcome)] == [0, 1, 2]
 

@@ -79,7 +79,7 @@ def override(document: Mapping[str, Any], changes: Mapping[str, Any]) -> Table:
             table = table.setdefault(name, {})
             if not isinstance(table, dict):
                 raise FedshiftError(f"'{key}' cannot be set: '{name}' is a value, not a table.")
-        table[last] = value
+        table[last] = _copy(value) if isinstance(value, Mapping) else value
     return result
 
 

@@ -208,7 +208,11 @@ class Stacked:
             return result
 
         numbers = {name: self._numbers[name][self._lanes] for name in self._varying}
-        return dict(vmap(of_one, in_dims=(0, given.dims, 0))(self.at_work, given.tensors, numbers))
+        try:
+            return dict(vmap(of_one, in_dims=(0, given.dims, 0))(self.at_work, given.tensors, numbers))
+        finally:
+            for varying in self._varying.values():
+                varying.now = None
 
     @torch.no_grad()
     def load(self, lane: int, tensors: Tensors) -> None:

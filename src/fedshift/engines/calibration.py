@@ -172,7 +172,7 @@ def calibrate(jobs: Sequence[Job], options: RunOptions, tell: Tell = lambda text
 
     def measured(choice: Choice, some: Sequence[Job]) -> Measured:
         tell(f"{len(some)} {'client' if len(some) == 1 else 'clients'}: {choice}")
-        return _measured(choice, some)
+        return _measured(choice, some, SECONDS)
 
     kernels = [measured(Choice("sequential", 1, 1 if on_cpu else threads, one), short[:1]) for one in _kernels(setup)]
     best = fastest(kernels)
@@ -223,8 +223,8 @@ def _shortened(job: Job) -> Job:
     return replace(job, exchange=replace(exchange, phases=phases))
 
 
-def _measured(choice: Choice, jobs: Sequence[Job], seconds: float = SECONDS) -> Measured:
-    """What a client's step takes: the fastest of several goes, after one to warm up."""
+def _measured(choice: Choice, jobs: Sequence[Job], seconds: float) -> Measured:
+    """What a client's step takes: the fastest of several goes in so many seconds, after one to warm up."""
     told: list[str] = []
     with open_engine(choice, told.append) as engine:
         steps, _ = _go(engine, jobs)

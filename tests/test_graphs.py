@@ -1,0 +1,73 @@
+"""Steps that are recorded and replayed; what stands for CUDA's recording does the work when it is replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from conftest import CNN_WITH_BN, Make, at, simulate
+from fedshift.engines import graphs, local
+from fedshift.engines.banks import Given, Stacked
+from fedshift.engines.kernels import Kernels
+from fedshift.engines.vectorised import Vectorised
+from test_methods import small, tensors_of
+
+
+class Again:
+    """As a CUDA graph, it writes each output to the same memory."""
+
+    made: int = 0
+
+    def __init__(self, function: Callable[[], Tensor]) -> None:
+        self.function = function
+        self.output = torch.empty(0)
+        Again.made += 1
+
+    def replay(self) -> None:
+        output = self.function()
+        self.output = self.output.copy_(output) if self.output.numel() else output
+
+
+def given(x: Tensor, received: Tensor) -> Given:
+    return Given(at(), {"x": x, "y": x, "noise.z": x + 1, "received.w": received}, {})
+
+
+def test_the_second_call_is_recorded_and_later_ones_read_what_they_are_given():
+    """X + (x + 1) + w with w = 10: 11 for x = 0, 13 for 1, 15 for 2; the recording sees w where it is."""
+    calls: list[Tensor] = []
+
+    def step(now: Given) -> Tensor:
+        calls.append(now.tensors["x"])
+        return now.tensors["x"] + now.tensors["noise.z"] + now.tensors["received.w"]
+
+    w = torch.tensor([10.0])
+    run = graphs.replayed(step, Again)
+    outputs = [run(given(torch.tensor([float(k)]), w)) for k in range(4)]
+    assert [output.item() for output in outputs] == [11, 13, 15, 17]  # kept outputs are copies
+    assert len({x.data_ptr() for x in calls}) == 1
+
+
+@pytest.mark.parametrize("name", ["fedsr", "fedpin", "fraug", "feddyn"])
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+def test_a_replayed_round_is_the_same_round(make: Make, monkeypatch: pytest.MonkeyPatch, name: str, optimiser: str):
+    changes: dict[str, Any] = {"train.steps": 4, "train.optimiser": optimiser, "train.lr": 0.01}
+    experiment = make(small(name) | CNN_WITH_BN | changes)
+    plain = simulate(experiment, engine=Vectorised(Kernels()))
+    Again.made = 0
+    narrow = Stacked.choose
+
+    def on_graph(bank: Stacked, lanes: Any) -> None:
+        narrow(bank, lanes)
+        bank.on_graph = True
+
+    monkeypatch.setattr(Stacked, "choose", on_graph)
+    monkeypatch.setattr(local, "replayed", lambda step: graphs.replayed(step, Again))
+    replayed = simulate(experiment, engine=Vectorised(Kernels()))
+    assert Again.made >= 2
+    mine, theirs = tensors_of(replayed), tensors_of(plain)
+    assert mine.keys() == theirs.keys()
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
