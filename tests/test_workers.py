@@ -160,6 +160,7 @@ def test_workers_end_with_the_engine(make: Make, engine: Workers):
 
 
 PARENT = """
+import os
 import time
 from conftest import TINY
 from fedshift.engines.kernels import Kernels
@@ -171,7 +172,7 @@ from fedshift.runs.simulation import Simulation
 plain = FedAvg.loss
 def loss(self, net, batch, context):
     if context.round == 2:
-        print("at work", flush=True)
+        os.write(1, b"at work\\n")
         time.sleep(600)
     return plain(self, net, batch, context)
 FedAvg.loss = loss
@@ -382,15 +383,20 @@ def test_a_worker_is_handed_the_state_of_its_client_only(make: Make, engine: Wor
     for client in simulation.federation.ids:
         own = {name: torch.full_like(tensor, 1000 + client) for name, tensor in simulation.initial_client.items()}
         simulation.store.put(client, ClientState(own))
-    plain, seen = workers._Worker.ask, []
+    plain, clear, seen, used = workers._Worker.ask, workers._Arena.clear, [], []
 
-    def ask(self: workers._Worker, job: Job) -> bool:
-        handed = plain(self, job)
-        written = torch.frombuffer(self._asked._memory, dtype=torch.float32, count=self._asked._used // 4)
+    def cleared(self: workers._Arena) -> None:
+        used.append(self)
+        clear(self)
+
+    def ask(self: workers._Worker, attempt: workers.Attempt, job: Job) -> bool:
+        handed = plain(self, attempt, job)
+        written = torch.frombuffer(used[-1]._memory, dtype=torch.float32, count=used[-1]._used // 4)
         found = {client for client in range(3) if (written == 1000 + client).any()}
         seen.append((job.client.id, found))
         return handed
 
+    monkeypatch.setattr(workers._Arena, "clear", cleared)
     monkeypatch.setattr(workers._Worker, "ask", ask)
     assert all(isinstance(outcome, Outcome) for outcome in engine.train(jobs_of(simulation)))
     assert sorted(seen) == [(client, {client}) for client in range(3)]

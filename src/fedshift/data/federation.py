@@ -77,7 +77,9 @@ class Samples:
             indices: places from 0 to n - 1, (B,), int64, or a mask (n,); on the CPU or the pool's device.
         """
         rows = indices if self.rows is None else self.rows[indices]
-        return self.pool.x[rows], self.pool.y[rows]
+        if rows.dtype == torch.bool:
+            return self.pool.x[rows], self.pool.y[rows]
+        return self.pool.x.index_select(0, rows), self.pool.y.index_select(0, rows)  # a fifth of the time of indexing
 
     def subset(self, indices: Tensor) -> Samples:
         """Some of these samples, as another view of the pool; ``indices`` as for :meth:`batch`."""

@@ -32,7 +32,8 @@ from fedshift.engines.workers import can_fork
 from fedshift.errors import FedshiftError
 from fedshift.experiment import RunOptions
 
-STEPS = 2  # steps of each phase that a client takes while it is measured
+STEPS = 2  # steps of each phase that a client takes while it is measured alone
+LONG_ENOUGH = 30.0  # milliseconds of a client's work in a cohort, so that what a message costs is not all
 SECONDS = 0.2  # how long each way is measured, at least, after it was tried once
 COHORT_SECONDS = 1.0  # a cohort that takes longer is measured in part
 SHORT_RUN = 10.0  # seconds; a run that is shorter is not worth measuring for
@@ -177,7 +178,8 @@ def calibrate(jobs: Sequence[Job], options: RunOptions, tell: Tell = lambda text
     kernels = [measured(Choice("sequential", 1, 1 if on_cpu else threads, one), short[:1]) for one in _kernels(setup)]
     best = fastest(kernels)
     ready = int(COHORT_SECONDS * 1000 / max(best.milliseconds * best.steps, 1e-3))
-    cohort = short[: max(2 * cores(), ready)]
+    steps = max(STEPS, int(LONG_ENOUGH / max(best.milliseconds, 1e-3)))
+    cohort = [_shortened(job, steps) for job in jobs[: max(2 * cores(), ready)]]
     return Calibration(
         tuple(kernels), tuple(measured(way, cohort) for way in _ways(setup, options, best.choice.kernels, len(cohort)))
     )
@@ -212,13 +214,14 @@ def _has(setup: Setup, kind: type[nn.Module]) -> bool:
     return any(isinstance(layer, kind) for part in setup.parts.values() for layer in part.module.modules())
 
 
-def _shortened(job: Job) -> Job:
-    """The same job with a few steps of each phase, and without what is measured over all samples."""
-    exchange = job.exchange
+def _shortened(job: Job, steps: int = STEPS) -> Job:
+    """The same job with so many steps of each phase at most, and without what is measured over all samples."""
+    exchange, lane = job.exchange, lane_of(job)
 
     def phases(round: int, rounds: int) -> Sequence[Phase | Measure]:
-        held = exchange.phases(round, rounds)
-        return [replace(phase, steps=STEPS, epochs=None) for phase in held if isinstance(phase, Phase)]
+        held = [phase for phase in exchange.phases(round, rounds) if isinstance(phase, Phase)]
+        counts = [lane.count(phase, lane.order(phase, lane.samples)) for phase in held]
+        return [replace(phase, steps=min(steps, count), epochs=None) for phase, count in zip(held, counts, strict=True)]
 
     return replace(job, exchange=replace(exchange, phases=phases))
 

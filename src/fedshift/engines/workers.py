@@ -22,6 +22,7 @@ import traceback
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -38,9 +39,11 @@ from fedshift.errors import FedshiftError
 
 ALIGNMENT = 64  # bytes; vector loads like it
 SMALLEST_ARENA = 1 << 24  # bytes; pages that are never written take no memory
+AHEAD = 1  # jobs that a worker is handed before it has answered the one it works on
 ATTEMPTS = 2  # how often a client's work is begun before its worker's death is reported
 _DIE_WITH_PARENT = 1  # prctl's PR_SET_PDEATHSIG
 
+Attempt = tuple[int, int]  # a job's number and how often it has been begun, this time included
 Layout = list[tuple[str, torch.dtype, tuple[int, ...], int]]
 
 
@@ -73,22 +76,17 @@ class Workers:
             return
         self._know(jobs)
         answers: dict[int, Outcome | Exception] = {}
-        waiting = deque((number, 1) for number in range(len(jobs)))
-        busy: dict[_Worker, tuple[int, int]] = {}
+        longest_first = sorted(range(len(jobs)), key=lambda number: -len(jobs[number].client.train))
+        waiting = deque((number, 1) for number in longest_first)
         try:
             for due in range(len(jobs)):
                 while due not in answers:
-                    self._hand_out(jobs, waiting, busy)
-                    for worker in _ready(busy):
-                        number, attempt = busy.pop(worker)
-                        answer = self._hear(worker, jobs[number], attempt)
-                        if isinstance(answer, int):
-                            waiting.appendleft((number, answer))
-                        else:
-                            answers[number] = answer
+                    self._hand_out(jobs, waiting)
+                    for worker in _ready(self._pool):
+                        answers |= self._hear(worker, jobs, waiting)
                 yield answers.pop(due)
         finally:
-            if busy:  # nobody wants the other answers
+            if any(worker.queue for worker in self._pool):  # nobody wants the other answers
                 self._stop()
 
     def _know(self, jobs: Sequence[Job]) -> None:
@@ -99,43 +97,53 @@ class Workers:
             self._known |= refers
             size = sum(tensor.nbytes for job in jobs[:1] for tensor in self._here.resident(job.setup).tensors.values())
             self._arena = max(self._arena, 8 * size)  # a message is a model or two, and moments
+        if len(self._pool) < self._count:
+            _load_what_torch_loads_late()
         while len(self._pool) < self._count:
             self._pool.append(self._fork())
 
     def _fork(self) -> _Worker:
         return _Worker(self._arena, self._known, self._kernels, [worker.connection for worker in self._pool])
 
-    def _hand_out(
-        self, jobs: Sequence[Job], waiting: deque[tuple[int, int]], busy: dict[_Worker, tuple[int, int]]
-    ) -> None:
-        """Give work to every worker that has none."""
-        for place, worker in enumerate(self._pool):
-            if not waiting:
-                return
-            if worker in busy:
-                continue
-            number, attempt = waiting.popleft()
-            if not worker.ask(jobs[number]):  # it died while it had nothing to do, or its memory is too small
-                self._arena = max(self._arena, 2 * _bytes(jobs[number]))
-                worker.stop()
-                self._pool[place] = self._fork()
-                self._pool[place].ask(jobs[number])
-            busy[self._pool[place]] = (number, attempt)
+    def _hand_out(self, jobs: Sequence[Job], waiting: deque[Attempt]) -> None:
+        """Give work to every worker that has none, and then one job more to each, so that none waits for it."""
+        for ahead in range(AHEAD + 1):
+            for place, worker in enumerate(self._pool):
+                if not waiting:
+                    return
+                if len(worker.queue) > ahead:
+                    continue
+                number, _ = attempt = waiting.popleft()
+                if not worker.ask(attempt, jobs[number]):  # it is dead, or its memory too small
+                    self._arena = max(self._arena, 2 * _bytes(jobs[number]))
+                    waiting.extendleft([attempt, *reversed(worker.queue)])
+                    worker.stop()
+                    self._pool[place] = self._fork()
 
-    def _hear(self, worker: _Worker, job: Job, attempt: int) -> Outcome | Exception | int:
-        """A worker's answer; the number of the next attempt if there is to be one, by another in its place."""
+    def _hear(self, worker: _Worker, jobs: Sequence[Job], waiting: deque[Attempt]) -> dict[int, Outcome | Exception]:
+        """A worker's answer, by the job's number; none if the job is to be tried again, by another in its place."""
+        (number, attempt), *unbegun = worker.queue
         try:
             answer = worker.answer()
         except EOFError:
-            code = worker.stop()
-            self._pool[self._pool.index(worker)] = self._fork()
-            return attempt + 1 if attempt < ATTEMPTS else _died(job, code)
+            code = self._replace(worker)
+            waiting.extendleft(reversed(unbegun))
+            if attempt < ATTEMPTS:
+                waiting.appendleft((number, attempt + 1))
+                return {}
+            return {number: _died(jobs[number], code)}
         if isinstance(answer, int):  # its answer needs so many bytes
             self._arena = 2 * answer
-            worker.stop()
-            self._pool[self._pool.index(worker)] = self._fork()
-            return attempt
-        return answer
+            self._replace(worker)
+            waiting.extendleft(reversed([(number, attempt), *unbegun]))
+            return {}
+        return {number: answer}
+
+    def _replace(self, worker: _Worker) -> int | None:
+        """Put another in a worker's place; how that one ended."""
+        code = worker.stop()
+        self._pool[self._pool.index(worker)] = self._fork()
+        return code
 
     def serve(self, job: ServerJob) -> tuple[ServerState, dict[str, float]]:
         """Let the server work, in this process."""
@@ -156,14 +164,22 @@ class Workers:
         self._pool.clear()
 
 
+def _load_what_torch_loads_late() -> None:
+    """Take a step with each optimiser, so that not every worker has to import what that needs; a second or so."""
+    for kind in (torch.optim.SGD, torch.optim.Adam):
+        weight = torch.zeros(1, requires_grad=True)
+        weight.grad = torch.zeros(1)
+        kind([weight], lr=0.1).step()
+
+
 def _refers(job: Job) -> tuple[object, ...]:
     """What a worker looks up instead of being sent it."""
     return job.setup, job.federation, job.exchange, job.moment.stage
 
 
-def _ready(busy: Mapping[_Worker, Any]) -> list[_Worker]:
+def _ready(pool: Sequence[_Worker]) -> list[_Worker]:
     """The workers that have answered or died; waits for the first."""
-    by_connection = {worker.connection: worker for worker in busy}
+    by_connection = {worker.connection: worker for worker in pool if worker.queue}
     return [by_connection[connection] for connection in wait(list(by_connection))]  # type: ignore[index]  # what went in comes out
 
 
@@ -181,8 +197,9 @@ def _died(job: Job, code: int | None) -> FedshiftError:
 
 @dataclass(frozen=True)
 class _Task:
-    """A job as it goes through the pipe: ids of what the worker knows, and where the tensors lie."""
+    """A job as it goes through the pipe: ids of what the worker knows, and in which arena the tensors lie where."""
 
+    arena: int
     refers: tuple[int, ...]
     round: int
     client: int
@@ -236,10 +253,18 @@ class _Arena:
 
 
 class _Worker:
-    """A process that does one job at a time, seen from this one."""
+    """A process that does one job after the other, seen from this one.
+
+    Attributes:
+        connection: this end of the pipe.
+        queue: the jobs it was handed and has not answered, the one at work first.
+    """
 
     def __init__(self, arena: int, known: Mapping[int, object], kernels: Kernels, others: Sequence[Connection]) -> None:
-        self._asked, self._answered = _Arena(arena), _Arena(arena)
+        self.queue: deque[Attempt] = deque()
+        self._asked, self._answered = ([_Arena(arena) for _ in range(AHEAD + 1)] for _ in range(2))
+        self._arenas = cycle(range(AHEAD + 1))
+        self._heard = cycle(self._answered)
         context = multiprocessing.get_context("fork")
         self.connection, theirs = context.Pipe()
         # The child must not hold the other ends, or nobody would hear of this process's end.
@@ -252,21 +277,24 @@ class _Worker:
         self._process.start()
         theirs.close()
 
-    def ask(self, job: Job) -> bool:
+    def ask(self, attempt: Attempt, job: Job) -> bool:
         """Hand over a job; False if the worker is dead or its memory too small."""
-        self._asked.clear()
-        down, state = self._asked.put(job.down), self._asked.put(job.state.flat())
+        number = next(self._arenas)
+        arena = self._asked[number]
+        arena.clear()
+        down, state = arena.put(job.down), arena.put(job.state.flat())
         if down is None or state is None:
             return False
         refers = tuple(id(thing) for thing in _refers(job))
         try:
-            self.connection.send(_Task(refers, job.moment.round, job.client.id, down, state))
+            self.connection.send(_Task(number, refers, job.moment.round, job.client.id, down, state))
         except (BrokenPipeError, ConnectionResetError):
             return False
+        self.queue.append(attempt)
         return True
 
     def answer(self) -> Outcome | Exception | int:
-        """What came of the job; a number of bytes if the answer needs more memory.
+        """What came of the first job in the queue; a number of bytes if the answer needs more memory.
 
         Raises:
             EOFError: the worker died.
@@ -275,11 +303,13 @@ class _Worker:
             client, answer = self.connection.recv()
         except OSError as error:  # it died, perhaps in the middle of its answer
             raise EOFError from error
+        self.queue.popleft()
+        arena = next(self._heard)
         if not isinstance(answer, _Answer):
             held: Exception | int = pickle.loads(answer) if isinstance(answer, bytes) else answer
             return held
-        up = Up({name: tensor.clone() for name, tensor in self._answered.get(answer.up).items()})
-        flat = {name: tensor.clone() for name, tensor in self._answered.get(answer.state).items()}
+        up = Up({name: tensor.clone() for name, tensor in arena.get(answer.up).items()})
+        flat = {name: tensor.clone() for name, tensor in arena.get(answer.state).items()}
         return Outcome(client, up, ClientState.from_flat(flat), answer.terms, answer.steps)
 
     def stop(self) -> int | None:
@@ -299,8 +329,8 @@ class _Worker:
 
 def _live(
     connection: Connection,
-    asked: _Arena,
-    answered: _Arena,
+    asked: Sequence[_Arena],
+    answered: Sequence[_Arena],
     known: Mapping[int, object],
     kernels: Kernels,
     closing: Sequence[Connection],
@@ -318,7 +348,7 @@ def _live(
             task = connection.recv()
         except EOFError:
             return
-        connection.send((task.client, _carry_out(task, engine, asked, answered, known)))
+        connection.send((task.client, _carry_out(task, engine, asked[task.arena], answered[task.arena], known)))
 
 
 def _carry_out(
