@@ -12,15 +12,21 @@ from typing import BinaryIO
 from fedshift.errors import FedshiftError
 
 
-def write(path: Path, data: bytes | str) -> None:
+def write(path: Path, data: bytes | str | Iterable[bytes]) -> None:
     """Replace a file at once and see it to the disk: after a crash it holds either the old content or the new.
+
+    Args:
+        path: the file.
+        data: its content; pieces are written as they come, so that they need not be in memory together.
 
     Raises:
         FedshiftError: it could not be written; what was there before is untouched.
     """
     with _readable(path):
         with _replaced(path) as file:
-            file.write(data.encode() if isinstance(data, str) else data)
+            whole = data.encode() if isinstance(data, str) else data
+            for piece in [whole] if isinstance(whole, bytes) else whole:
+                file.write(piece)
             file.flush()
             os.fsync(file.fileno())
         _sync_folder(path.parent)

@@ -375,7 +375,8 @@ def _print_estimates(experiments: list[Experiment]) -> None:
         "down a round",
         "up a round",
         "peak memory",
-        "time",
+        "training",
+        "evaluation",
     ):
         shown.add_column(column, justify="left" if column == "method" else "right")
     total, notes = 0.0, dict[str, None]()
@@ -385,7 +386,7 @@ def _print_estimates(experiments: list[Experiment]) -> None:
         try:
             cost = estimate(group[0])
         except DivergedError as error:
-            shown.add_row(name, runs, *["-"] * 6, "diverges")
+            shown.add_row(name, runs, *["-"] * 7, "diverges")
             notes[f"{name}: {error}"] = None
             continue
         total += cost.seconds * len(group)
@@ -400,7 +401,8 @@ def _print_estimates(experiments: list[Experiment]) -> None:
             bytes_text(cost.bytes_down),
             bytes_text(cost.bytes_up),
             bytes_text(cost.memory),
-            clock(cost.seconds),
+            clock(cost.training),
+            clock(cost.evaluation),
         )
     console = _console()
     console.print(shown)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Self
 
@@ -11,6 +12,16 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 Tensors = Mapping[str, Tensor]
+_DTYPES = {  # as safetensors calls them
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 Signature = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
 
 
@@ -72,6 +83,25 @@ def pack(tensors: Tensors, metadata: dict[str, str] | None = None) -> bytes:
     }
     data: bytes = save(packed, metadata)
     return data
+
+
+def pack_in_pieces(likes: Tensors, tensors: Iterable[Tensor]) -> Iterator[bytes]:
+    """A safetensors file, piece by piece, of tensors that need not be in memory together.
+
+    Args:
+        likes: for each name, in order, a tensor of the type and shape of the one that will come.
+        tensors: the tensors, in that order.
+    """
+    header, offset = {}, 0
+    for name, like in likes.items():
+        end = offset + like.nbytes
+        header[name] = {"dtype": _DTYPES[like.dtype], "shape": list(like.shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for tensor in tensors:
+        yield tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
 
 
 @lru_cache(maxsize=256)

@@ -7,8 +7,9 @@ import os
 import sys
 from collections.abc import MutableMapping
 
-# mallopt's parameters and values (malloc.h of the GNU C library), in bytes.
-_KEEP = {-1: 2**31 - 1, -2: 2**26, -3: 2**30}  # trim threshold, top padding, mmap threshold
+# mallopt's parameters and values (malloc.h of the GNU C library), in bytes: from how much unused memory at the end of the
+# heap some is given back, and from what size (at most this) a tensor gets pages of its own, which are cleared each time.
+_KEEP = {-1: 2**28, -3: 2**25}
 
 
 def cores() -> int:
@@ -23,7 +24,6 @@ def before_torch(environment: MutableMapping[str, str] = os.environ) -> None:
     quarters of the speed. Worker processes, of one thread each, do not wait for threads at all.
     """
     environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    environment.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # large pages for large tensors
 
 
 def keep_memory() -> None:

@@ -19,6 +19,7 @@ import pickle
 import signal
 import sys
 import traceback
+import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -274,7 +275,10 @@ class _Worker:
             args=(theirs, self._asked, self._answered, dict(known), kernels, closing, os.getpid()),
             daemon=True,
         )
-        self._process.start()
+        with warnings.catch_warnings():
+            # Newer Pythons warn of a fork beside threads; this child takes no lock that one of them may hold.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self._process.start()
         theirs.close()
 
     def ask(self, attempt: Attempt, job: Job) -> bool:

@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -15,10 +15,11 @@ from typing import Any
 
 import tomli_w
 from filelock import FileLock, Timeout
+from torch import Tensor
 
 from fedshift import files
 from fedshift.content import digest
-from fedshift.core.messages import Tensors, pack
+from fedshift.core.messages import Tensors, pack_in_pieces
 from fedshift.errors import FedshiftError
 from fedshift.experiment import Experiment, check_tables
 
@@ -184,9 +185,9 @@ class RunFolder:
         """Write a JSON file."""
         files.write(self.path / name, json.dumps(value, indent=2) + "\n")
 
-    def write_weights(self, tensors: Tensors) -> None:
-        """Write the final tensors."""
-        files.write(self.weights_file, pack(tensors))
+    def write_weights(self, likes: Tensors, tensors: Iterable[Tensor]) -> None:
+        """Write the final tensors one by one; ``likes`` has their names, types and shapes."""
+        files.write(self.weights_file, pack_in_pieces(likes, tensors))
 
     def read_json(self, name: str) -> Any:
         """Read a JSON file, or None where there is none yet."""

@@ -9,12 +9,14 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from fedshift.content import digest
 from fedshift.engines.calibration import choose
 from fedshift.engines.choice import Choice, open_engine
 from fedshift.engines.engine import Engine
+from fedshift.engines.workers import can_fork
 from fedshift.errors import DivergedError, FedshiftError
 from fedshift.experiment import Experiment
 from fedshift.runs.folder import Record, RunFolder
@@ -159,7 +161,7 @@ def _together(simulation: Simulation, folder: RunFolder, progress: Progress) -> 
 def _choice(simulation: Simulation, folder: RunFolder, progress: Progress) -> Choice:
     """The engine of a run; one that goes on keeps the engine it had, unless another is asked for."""
     options, before = simulation.experiment.run, folder.read_json("engine.json")
-    if options.engine == "auto" and before:
+    if options.engine == "auto" and before and (before["engine"] != "workers" or can_fork()):
         return Choice.from_table(before)
     choice = choose(simulation.example(), options, progress.note)
     folder.write_json("engine.json", choice.table())
@@ -287,10 +289,10 @@ def _hindmost(runs: Iterable[_Run]) -> list[_Run]:
 
 
 def _finish(simulation: Simulation, folder: RunFolder) -> None:
-    tensors = dict(simulation.server.shared)
-    for client, state in simulation.store.items():
-        tensors |= {f"client.{client}.{name}": tensor for name, tensor in state.tensors.items()}
-    folder.write_weights(tensors)
+    shared, own, store = simulation.server.shared, simulation.initial_client, simulation.store
+    likes = shared | {f"client.{client}.{name}": like for client in store.ids() for name, like in own.items()}
+    held = (state.tensors[name] for _, state in store.items() for name in own)  # one client in memory at a time
+    folder.write_weights(likes, chain(shared.values(), held))
     about = {"experiment": digest(folder.experiment_file), "notes": simulation.notes}
     folder.write_json("summary.json", {**summary(folder.records()), **about})
 
