@@ -9,11 +9,16 @@ import pytest
 import tomli_w
 from typer.testing import CliRunner
 
+from conftest import interrupt_after
 from fedshift.catalogue import DATASETS, METHODS, MODELS, PROTOCOLS
 from fedshift.cli.app import app
 from fedshift.cli.catalogues import shown_names
-from fedshift.grid import expand
+from fedshift.engines import calibration
+from fedshift.engines.choice import Choice
+from fedshift.engines.kernels import Kernels
+from fedshift.grid import expand, override
 from fedshift.runs import runner
+from fedshift.runs.folder import RunFolder
 
 RUNNER = CliRunner()
 
@@ -93,6 +98,41 @@ def test_a_dry_run_counts_and_writes_nothing(experiment_file: Path, tmp_path: Pa
     row = next(line.split() for line in output.splitlines() if line.startswith("fedavg"))
     assert row[1:5] == ["2", "2", "2", "8"]  # runs, clients, rounds; 2 rounds x 2 clients x 2 steps
     assert f"{2 * sent / 1000:.4g} kB" in output
+
+
+def test_bench_measures_each_method_once_and_is_remembered(
+    experiment_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("FEDSHIFT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(calibration, "SECONDS", 0.0)
+    arguments = ("bench", str(experiment_file), "--method", "fedavg,fedsr", "--seed", "0,1")
+    assert "Nothing was measured" in ok(*arguments, "--dry-run")
+    assert not (tmp_path / "cache").exists()
+    output = ok(*arguments)
+    assert output.count("<- chosen") == 4  # kernels and an engine, of each method
+    assert "sequential on 1 thread" in output
+    assert "Engine: " in output
+    assert len(list((tmp_path / "cache" / "engines").iterdir())) == 2
+    assert not (tmp_path / "runs").exists()
+
+
+def test_auto_is_chosen_once_and_a_resumed_run_keeps_it(
+    tiny_document: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The choice is made by whatever was measured; here the slowest looks fastest, and later another does."""
+    monkeypatch.setenv("FEDSHIFT_CACHE", str(tmp_path / "cache"))
+    kernels = Kernels()
+    choices = iter([Choice("vectorised", 1, 1, kernels), Choice("sequential", 1, 1, kernels)])
+    monkeypatch.setattr(runner, "choose", lambda jobs, options, tell: next(choices))
+    (experiment,) = expand(override(tiny_document, {"run.engine": "auto", "train.rounds": 3}))
+    with pytest.raises(KeyboardInterrupt):
+        runner.start(experiment, interrupt_after(2))
+    folder = RunFolder.open(runner.run_path(experiment))
+    assert folder.read_json("engine.json")["engine"] == "vectorised"
+    runner.resume(folder, runner.Progress())
+    assert folder.read_json("engine.json")["engine"] == "vectorised"
+    assert folder.times().engines == ("vectorised on 1 thread",)
+    assert next(choices).engine == "sequential"  # nobody asked again
 
 
 @pytest.mark.parametrize(

@@ -770,3 +770,36 @@ def test_memory_is_flat_over_500_rounds(make: Make, name: str):
     assert after[0] <= before[0]
     assert after[1] - before[1] < 1_000  # blocks of memory: two and a half a round
     assert after[2] - before[2] < 4_000_000  # bytes
+
+
+def test_personal_models_are_scored_side_by_side(make: Make, monkeypatch: pytest.MonkeyPatch):
+    """Of clients with 9 to 36 samples, with prediction noise: the same scores as one model after the other."""
+    changes = {"data.per_class": 12, "data.fewer": 3, "protocol": {"name": "in-domain", "test": 0.3}}
+    experiment = make(small("fedsr") | changes | {"method.bn": "local", "train.precision": "float64"})
+    simulation = simulate(experiment)
+    moment = simulation.moments()[-1]
+    expected = simulation.evaluate(moment, Sequential(Kernels()))["environments"]
+    lanes: list[int] = []
+    score = vectorised.score_stacked
+
+    def counted(bank: Any, groups: Any) -> Any:
+        lanes.append(len(groups))
+        return score(bank, groups)
+
+    monkeypatch.setattr(vectorised, "score_stacked", counted)
+    told: list[str] = []
+    found = simulation.evaluate(moment, Vectorised(Kernels(), told.append))["environments"]
+    assert lanes == [3]
+    assert not told
+    for one, other in zip(found, expected, strict=True):
+        assert one["accuracy"] == other["accuracy"]
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-9)
+
+
+def test_models_whose_statistics_are_measured_again_are_not_stacked(make: Make, monkeypatch: pytest.MonkeyPatch):
+    experiment = make({"method.name": "fedbn", "method.cold": "reestimate"} | CNN_WITH_BN)
+    simulation = simulate(experiment)
+    moment = simulation.moments()[-1]
+    expected = simulation.evaluate(moment, Sequential(Kernels()))["environments"]
+    found = simulation.evaluate(moment, Vectorised(Kernels()))["environments"]
+    assert [row["loss"] for row in found] == pytest.approx([row["loss"] for row in expected], rel=1e-5)

@@ -390,7 +390,7 @@ def _print_estimates(experiments: list[Experiment]) -> None:
             notes[f"{name}: {error}"] = None
             continue
         total += cost.seconds * len(group)
-        notes |= dict.fromkeys(cost.notes)
+        notes |= dict.fromkeys([*cost.notes, f"{name}: {cost.engine}"])
         clients, cohort = cost.clients
         shown.add_row(
             name,

@@ -7,8 +7,8 @@ import os
 import sys
 from collections.abc import MutableMapping
 
-# mallopt's parameters and values (malloc.h of the GNU C library), in bytes: from how much unused memory at the end of the
-# heap some is given back, and from what size (at most this) a tensor gets pages of its own, which are cleared each time.
+# mallopt's parameters and values (malloc.h of the GNU C library), in bytes: from how much unused memory at the end of
+# the heap some is given back, and from what size (this is the most) a tensor gets pages of its own, cleared each time.
 _KEEP = {-1: 2**28, -3: 2**25}
 
 

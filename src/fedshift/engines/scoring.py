@@ -9,8 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedshift.core.contract import Batch, Context
 from fedshift.core.net import Net, batch_norms
 from fedshift.core.streams import sample_draws
+from fedshift.engines.banks import Bank
 from fedshift.engines.engine import Question, Score, Setup
 from fedshift.engines.local import advice, even_chunks, set_modes
 from fedshift.errors import DivergedError
@@ -20,7 +22,7 @@ def alike(questions: Iterable[Question]) -> Iterator[list[Question]]:
     """Questions in a row that have one model and fit into one batch."""
     held: list[Question] = []
     for question in questions:
-        if held and not (_one_model(held[0], question) and _size(held) + _size([question]) <= _limit(question)):
+        if held and not (_one_model(held[0], question) and size_of(held) + size_of([question]) <= _limit(question)):
             yield held
             held = []
         held.append(question)
@@ -35,7 +37,8 @@ def _one_model(one: Question, other: Question) -> bool:
     return not any(one.setup.method.reestimates(unseen) for unseen in (True, False))
 
 
-def _size(questions: Sequence[Question]) -> int:
+def size_of(questions: Sequence[Question]) -> int:
+    """How many samples are asked about."""
     return sum(len(question.environment.samples) for question in questions)
 
 
@@ -53,11 +56,76 @@ def score(net: Net, questions: Sequence[Question]) -> list[Score]:
             _reestimate(net, first)
         chunks = [_sums(predicted, y, [len(y)]) for predicted, y in _predictions(net, first)]
         return [_score(first, *torch.stack(chunks).sum(dim=0)[:, 0].tolist())]
+    asked = _joined(questions)
+    return _of_each(questions, first.setup.method.predict(net, asked.x, asked.noise), asked.y)
+
+
+@torch.no_grad()
+def score_stacked(bank: Bank, groups: Sequence[Sequence[Question]]) -> list[Score]:
+    """Score several models of one run, each on environments that fit into one batch, side by side.
+
+    Args:
+        bank: holds the model of each group in a lane.
+        groups: questions of one model each; statistics are not measured again.
+    """
+    set_modes(bank.net, ())
+    first = groups[0][0]
+    setup, moment = first.setup, first.moment
+    axes, asked = _batch_axes(first), [_joined(group) for group in groups]
+    length = max(len(one.y) for one in asked)
+    batches = [Batch(_padded(one.x, 0, length), _padded(one.y, 0, length)) for one in asked]
+    nobody = torch.zeros((), dtype=torch.int64, device=setup.device)
+    contexts = [
+        Context(
+            moment.round,
+            moment.stage.rounds,
+            {},
+            {name: _padded(noise, axes[name], length) for name, noise in one.noise.items()},
+            nobody,
+            nobody,
+        )
+        for one in asked
+    ]
+
+    def predict(net: Net, batch: Batch, context: Context) -> dict[str, Tensor]:
+        return {"predicted": setup.method.predict(net, batch.x, context.noise)}
+
+    predicted = bank.evaluate(predict, bank.gather(batches, contexts))["predicted"]
+    return [
+        score
+        for group, rows, one in zip(groups, predicted, asked, strict=True)
+        for score in _of_each(group, rows[: len(one.y)], one.y)
+    ]
+
+
+def stackable(group: Sequence[Question]) -> bool:
+    """Whether questions of one model can be scored beside those of other models: in one batch, in evaluation mode."""
+    first = group[0]
+    unseen = first.environment.client is None
+    return size_of(group) <= _limit(first) and not first.setup.method.reestimates(unseen)
+
+
+def _joined(questions: Sequence[Question]) -> _Asked:
+    """The inputs, noise and labels of several environments, one after the other."""
     asked = [_asked(question, 0, torch.arange(len(question.environment.samples))) for question in questions]
-    noise = {name: torch.cat([one.noise[name] for one in asked], axis) for name, axis in _batch_axes(first).items()}
-    predicted = first.setup.method.predict(net, torch.cat([one.x for one in asked]), noise)
-    sums = _sums(predicted, torch.cat([one.y for one in asked]), [len(one.y) for one in asked])
+    if len(asked) == 1:
+        return asked[0]
+    axes = _batch_axes(questions[0]).items()
+    noise = {name: torch.cat([one.noise[name] for one in asked], axis) for name, axis in axes}
+    return _Asked(torch.cat([one.x for one in asked]), noise, torch.cat([one.y for one in asked]))
+
+
+def _of_each(questions: Sequence[Question], log_probabilities: Tensor, y: Tensor) -> list[Score]:
+    """The scores of environments whose predictions stand one after the other."""
+    sums = _sums(log_probabilities, y, [len(question.environment.samples) for question in questions])
     return [_score(question, *both) for question, both in zip(questions, sums.T.tolist(), strict=True)]
+
+
+def _padded(tensor: Tensor, axis: int, length: int) -> Tensor:
+    """With zeros after it, so that the axis has a length."""
+    missing = list(tensor.shape)
+    missing[axis] = length - missing[axis]
+    return torch.cat([tensor, tensor.new_zeros(missing)], axis) if missing[axis] else tensor
 
 
 def _sums(log_probabilities: Tensor, y: Tensor, sizes: Sequence[int]) -> Tensor:

@@ -12,9 +12,11 @@ from fedshift.engines.engine import Job, Outcome, Question, Score, ServerJob, Se
 from fedshift.engines.kernels import Kernels
 from fedshift.engines.local import Lane, work
 from fedshift.engines.merging import find, kind, merged
+from fedshift.engines.scoring import alike, score_stacked, size_of, stackable
 from fedshift.engines.sequential import Sequential, lane_of, outcome_of
 from fedshift.errors import FedshiftError
 
+BATCHES = 4  # how many of evaluate.batch are predicted for at a time where models are stacked
 NO_BATCHING_RULE = "There is a performance drop because we have not yet implemented the batching rule"
 
 
@@ -62,7 +64,7 @@ class Vectorised:
         answers = dict(zip(jobs, self._one_by_one.train(jobs), strict=True))
         # What goes wrong without a stack, too, says more precisely there which client it is.
         if mistake is not None and not any(isinstance(answer, type(mistake)) for answer in answers.values()):
-            self._give_up(jobs[0], mistake)
+            self._give_up(_name(jobs[0]), mistake)
         return answers
 
     def _stacked(self, together: Sequence[Work]) -> dict[Job, Outcome | Exception]:
@@ -91,10 +93,10 @@ class Vectorised:
                 answers[job] = error
         return answers
 
-    def _give_up(self, job: Job, error: Exception) -> None:
-        """Say once that clients cannot be stacked in an exchange, and do not try it again."""
-        self._unstackable.add(_name(job))
-        method, model, exchange = _name(job)
+    def _give_up(self, name: tuple[str, str, str], error: Exception) -> None:
+        """Say once that clients cannot be stacked in an exchange (or in prediction), and do not try it again."""
+        self._unstackable.add(name)
+        method, model, exchange = name
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].partition(". Please")[0]
         self._tell(
             f"The clients of {method} with the model {model} cannot be stacked in the exchange '{exchange}', so they "
@@ -106,12 +108,46 @@ class Vectorised:
         return self._one_by_one.serve(job)
 
     def score(self, questions: Iterable[Question]) -> Iterator[Score]:
-        """As the sequential engine."""
-        return self._one_by_one.score(questions)
+        """Score small environments side by side, even of different models; others as the sequential engine."""
+        block: list[list[Question]] = []
+        for group in alike(questions):
+            if block and not _goes_with(block, group):
+                yield from self._score(block)
+                block = []
+            block.append(group)
+        if block:
+            yield from self._score(block)
+
+    def _score(self, block: Sequence[Sequence[Question]]) -> list[Score]:
+        """Score groups of questions, each of one model."""
+        first = block[0][0]
+        name = (type(first.setup.method).__name__, type(first.setup.spec.model).__name__, "prediction")
+        if len(block) > 1 and name not in self._unstackable:
+            bank = Stacked(self._one_by_one.resident(first.setup), len(block))
+            for lane, group in enumerate(block):
+                bank.load(lane, group[0].model)
+            try:
+                with warnings.catch_warnings():
+                    warnings.filterwarnings("error", NO_BATCHING_RULE)
+                    return score_stacked(bank, block)
+            except (RuntimeError, UserWarning) as error:
+                self._give_up(name, error)  # a mistake shows again below
+        return [score for group in block for score in self._one_by_one.score(group)]
 
     def close(self) -> None:
         """Let go of the modules."""
         self._one_by_one.close()
+
+
+def _goes_with(block: Sequence[Sequence[Question]], group: Sequence[Question]) -> bool:
+    """Whether a group's model can be scored beside those of a block, in memory for a few batches."""
+    first = group[0]
+    most = max(size_of(held) for held in [*block, group])
+    return (
+        first.setup is block[0][0].setup
+        and all(stackable(held) for held in (block[0], group))
+        and (len(block) + 1) * most <= BATCHES * first.setup.evaluate.batch
+    )
 
 
 def _name(job: Job) -> tuple[str, str, str]:

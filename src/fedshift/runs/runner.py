@@ -289,7 +289,9 @@ def _hindmost(runs: Iterable[_Run]) -> list[_Run]:
 
 
 def _finish(simulation: Simulation, folder: RunFolder) -> None:
-    shared, own, store = simulation.server.shared, simulation.initial_client, simulation.store
+    # In order of their names, which a checkpoint does not keep as they were.
+    shared, own = (dict(sorted(held.items())) for held in (simulation.server.shared, simulation.initial_client))
+    store = simulation.store
     likes = shared | {f"client.{client}.{name}": like for client in store.ids() for name, like in own.items()}
     held = (state.tensors[name] for _, state in store.items() for name in own)  # one client in memory at a time
     folder.write_weights(likes, chain(shared.values(), held))
