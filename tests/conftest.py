@@ -28,6 +28,7 @@ from fedshift.runs.rounds import advance
 from fedshift.runs.simulation import Simulation
 
 load_plugins([str(Path(__file__).parent / "tiny.py")])
+torch.set_num_threads(1)  # as workers have, with which results are compared bit for bit
 
 TINY: dict[str, Any] = {
     "name": "tiny",
