@@ -22,6 +22,7 @@ from fedshift.engines.calibration import Calibration, calibrate, choose, remembe
 from fedshift.engines.choice import Choice, open_engine
 from fedshift.engines.engine import Job
 from fedshift.engines.kernels import Kernels, onednn_available
+from fedshift.engines.machine import _quota
 from fedshift.engines.sequential import Sequential
 from fedshift.engines.vectorised import Vectorised
 from fedshift.engines.workers import Workers, can_fork
@@ -356,3 +357,19 @@ def test_a_run_goes_on_with_the_engine_it_had(make: Make, machine: Callable[...,
     assert folder.finished
     assert folder.read_json("engine.json")["engine"] == "vectorised"
     assert not other.measured
+
+
+def test_a_run_that_diverges_while_it_is_measured_is_left_to_say_so_itself(make: Make, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(calibration, "SHORT_RUN", 0.0)
+    jobs = Simulation(make({"train.lr": 1000.0, "train.steps": 40})).example()
+    assert choose(jobs, AUTO, nobody).engine == "sequential"
+
+
+def test_a_containers_quota_counts(tmp_path: Path):
+    """150 ms of each 100 ms are one and a half cores, hence two."""
+    file = tmp_path / "cpu.max"
+    file.write_text("150000 100000\n")
+    assert _quota(file) == 2
+    file.write_text("max 100000\n")
+    assert _quota(file) > 1000
+    assert _quota(tmp_path / "none") > 1000

@@ -459,3 +459,30 @@ def test_more_workers_than_clients(make: Make):
         assert_same(simulate(experiment), simulate(experiment, engine=engine))
     finally:
         engine.close()
+
+
+def test_one_worker_that_dies_while_nobody_listens_is_replaced(make: Make, monkeypatch: pytest.MonkeyPatch):
+    """It is dead when it is handed the next job, which must not wait for an answer of nobody."""
+    engine, simulation = Workers(Kernels(), 1), Simulation(make(THREE))
+    try:
+        answers = engine.train(jobs_of(simulation))
+        assert isinstance(next(answers), Outcome)
+        os.kill(engine._pool[0]._process.pid, signal.SIGKILL)
+        time.sleep(0.2)  # so that it is dead, whichever of its pipes is looked at first
+        assert all(isinstance(answer, Outcome) for answer in answers)
+    finally:
+        engine.close()
+
+
+def test_one_worker_whose_memory_is_too_small_for_a_later_job(make: Make, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(workers, "SMALLEST_ARENA", 1 << 12)
+    simulation = Simulation(make(THREE))
+    first, *rest = jobs_of(simulation)
+    large = {"big": torch.zeros(1 << 14)}
+    jobs = [first, *(replace(job, down=Down({**job.down, **large})) for job in rest)]
+    engine = Workers(Kernels(), 1)
+    monkeypatch.setattr(engine, "_arena", 1 << 14)
+    try:
+        assert all(isinstance(answer, Outcome) for answer in engine.train(jobs))
+    finally:
+        engine.close()

@@ -183,6 +183,7 @@ app.command(
 
 def _bench(experiments: list[Experiment], dry_run: bool) -> None:
     """Measure the engines for the first run of each method, print everything, and remember the choice."""
+    from rich.markup import escape
     from rich.table import Table
 
     from fedshift.engines.calibration import Measured, calibrate, fastest, remember
@@ -197,7 +198,7 @@ def _bench(experiments: list[Experiment], dry_run: bool) -> None:
         for one in measured:
             ratio = measured[0].milliseconds / one.milliseconds
             mark = "  <- chosen" if one is fastest(measured) else ""
-            shown.add_row(str(one.choice), one.note or f"{one.milliseconds:.2f}", f"{ratio:.2f}{mark}")
+            shown.add_row(str(one.choice), escape(one.note) or f"{one.milliseconds:.2f}", f"{ratio:.2f}{mark}")
         return shown
 
     for experiment in {experiment.method_name: experiment for experiment in reversed(experiments)}.values():
@@ -213,8 +214,8 @@ def _bench(experiments: list[Experiment], dry_run: bool) -> None:
         console.print(table("One client, one thread: memory layout and linear layers", calibration.kernels))
         console.print(table("A cohort: engines", calibration.engines))
         console.print(f"{calibration}\n", highlight=False, markup=False)
-    after = "Nothing was measured." if dry_run else '`run.engine = "auto"` uses this from now on.'
-    console.print(f"{after} Of ways within 5 % of each other the simpler is chosen.", highlight=False, markup=False)
+    kept = '`run.engine = "auto"` uses this from now on. Of ways within 5 % of each other the simpler is chosen.'
+    console.print("Nothing was measured." if dry_run else kept, highlight=False, markup=False)
 
 
 app.command(
@@ -390,7 +391,7 @@ def _print_estimates(experiments: list[Experiment]) -> None:
             notes[f"{name}: {error}"] = None
             continue
         total += cost.seconds * len(group)
-        notes |= dict.fromkeys([*cost.notes, f"{name}: {cost.engine}"])
+        notes |= dict.fromkeys(f"{name}: {note}" if note.startswith("Engine") else note for note in cost.notes)
         clients, cohort = cost.clients
         shown.add_row(
             name,

@@ -29,7 +29,7 @@ from fedshift.engines.kernels import Kernels, onednn_available
 from fedshift.engines.machine import cores
 from fedshift.engines.sequential import lane_of
 from fedshift.engines.workers import can_fork
-from fedshift.errors import FedshiftError
+from fedshift.errors import DivergedError, FedshiftError
 from fedshift.experiment import RunOptions
 
 STEPS = 2  # steps of each phase that a client takes while it is measured alone
@@ -125,9 +125,12 @@ def choose(jobs: Sequence[Job], options: RunOptions, tell: Tell) -> Choice:
     calibration = remembered(jobs, options)
     if calibration is None:
         plain = asked_for(jobs[0].setup, replace(options, engine="sequential"))
-        if _estimate(plain, jobs) < SHORT_RUN:
-            return plain
-        calibration = calibrate(jobs, options)
+        try:
+            if _estimate(plain, jobs) < SHORT_RUN:
+                return plain
+            calibration = calibrate(jobs, options)
+        except DivergedError:
+            return plain  # which will say so, where it belongs
         remember(jobs, options, calibration)
     tell(str(calibration))
     return calibration.choice

@@ -16,6 +16,7 @@ from fedshift.engines.scoring import alike, score_stacked, size_of, stackable
 from fedshift.engines.sequential import Sequential, lane_of, outcome_of
 from fedshift.errors import FedshiftError
 
+MODELS = 32  # how many models are scored side by side at most
 BATCHES = 4  # how many of evaluate.batch are predicted for at a time where models are stacked
 NO_BATCHING_RULE = "There is a performance drop because we have not yet implemented the batching rule"
 
@@ -142,11 +143,11 @@ class Vectorised:
 def _goes_with(block: Sequence[Sequence[Question]], group: Sequence[Question]) -> bool:
     """Whether a group's model can be scored beside those of a block, in memory for a few batches."""
     first = group[0]
-    most = max(size_of(held) for held in [*block, group])
     return (
-        first.setup is block[0][0].setup
+        len(block) < MODELS
+        and first.setup is block[0][0].setup
         and all(stackable(held) for held in (block[0], group))
-        and (len(block) + 1) * most <= BATCHES * first.setup.evaluate.batch
+        and (len(block) + 1) * max(size_of(held) for held in [*block, group]) <= BATCHES * first.setup.evaluate.batch
     )
 
 

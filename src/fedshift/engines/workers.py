@@ -22,6 +22,7 @@ import traceback
 import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import cycle
 from multiprocessing.connection import Connection, wait
@@ -82,6 +83,8 @@ class Workers:
         try:
             for due in range(len(jobs)):
                 while due not in answers:
+                    while waiting and not any(worker.queue for worker in self._pool):
+                        self._hand_out(jobs, waiting)  # again, if every worker had to be replaced
                     self._hand_out(jobs, waiting)
                     for worker in _ready(self._pool):
                         answers |= self._hear(worker, jobs, waiting)
@@ -115,7 +118,7 @@ class Workers:
                 if len(worker.queue) > ahead:
                     continue
                 number, _ = attempt = waiting.popleft()
-                if not worker.ask(attempt, jobs[number]):  # it is dead, or its memory too small
+                if not worker.ask(attempt, jobs[number]):  # its memory is too small
                     self._arena = max(self._arena, 2 * _bytes(jobs[number]))
                     waiting.extendleft([attempt, *reversed(worker.queue)])
                     worker.stop()
@@ -151,8 +154,13 @@ class Workers:
         return self._here.serve(job)
 
     def score(self, questions: Iterable[Question]) -> Iterator[Score]:
-        """Score models, in this process."""
-        return self._here.score(questions)
+        """Score models, in this process, with a thread for each worker, which have nothing to do meanwhile."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(self._count)
+        try:
+            yield from self._here.score(questions)
+        finally:
+            torch.set_num_threads(before)
 
     def close(self) -> None:
         """Stop the workers."""
@@ -189,7 +197,7 @@ def _died(job: Job, code: int | None) -> FedshiftError:
     return FedshiftError(
         f"The worker process of client '{job.client.name}' died twice in round {job.moment.round} ({how}): most often "
         "the machine is out of memory. The last checkpoint, if there is one, is kept. Fewer processes need less: "
-        "--set run.workers=1, or run.engine=sequential"
+        "workers = 1, or engine = 'sequential', in [run] of the run folder's experiment.toml"
     )
 
 
@@ -282,7 +290,7 @@ class _Worker:
         theirs.close()
 
     def ask(self, attempt: Attempt, job: Job) -> bool:
-        """Hand over a job; False if the worker is dead or its memory too small."""
+        """Hand over a job; False if the worker's memory is too small. That it is dead shows when it should answer."""
         number = next(self._arenas)
         arena = self._asked[number]
         arena.clear()
@@ -290,10 +298,8 @@ class _Worker:
         if down is None or state is None:
             return False
         refers = tuple(id(thing) for thing in _refers(job))
-        try:
+        with suppress(BrokenPipeError, ConnectionResetError):
             self.connection.send(_Task(number, refers, job.moment.round, job.client.id, down, state))
-        except (BrokenPipeError, ConnectionResetError):
-            return False
         self.queue.append(attempt)
         return True
 
@@ -350,9 +356,9 @@ def _live(
     while True:
         try:
             task = connection.recv()
-        except EOFError:
+            connection.send((task.client, _carry_out(task, engine, asked[task.arena], answered[task.arena], known)))
+        except (EOFError, OSError):  # nobody wants the answer
             return
-        connection.send((task.client, _carry_out(task, engine, asked[task.arena], answered[task.arena], known)))
 
 
 def _carry_out(

@@ -90,7 +90,11 @@ def estimate(experiment: Experiment) -> Estimate:
         training=rounds * training,
         evaluation=-(-rounds // experiment.evaluate.every) * evaluation,
         engine=str(choice),
-        notes=[*simulation.notes, *told, *(_left_out(other) for other in simulation.stages if other is not stage)],
+        notes=[
+            *simulation.notes,
+            *(told or [f"Engine: {choice}"]),
+            *(_left_out(other) for other in simulation.stages if other is not stage),
+        ],
     )
 
 

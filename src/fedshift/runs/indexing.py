@@ -51,7 +51,8 @@ def make_index(experiment: Experiment, progress: Progress) -> Index:
     simulation = Simulation(experiment, progress.embedded)
     stages = method.index.stages(method.base)
     display = progress.begin(Outlook(f"index-seed{experiment.seed}", _rounds(stages), 0))
-    with open_engine(choose(simulation.example(), experiment.run, progress.note)) as engine:
+    choice = choose(simulation.example(), experiment.run, progress.note)
+    with open_engine(choice, progress.note) as engine:
         while simulation.position < _rounds(stages):
             for error in advance([simulation], engine, {simulation: display.steps}).values():
                 raise error

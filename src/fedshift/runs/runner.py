@@ -81,6 +81,7 @@ class _Grid:
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._waiting: list[tuple[Simulation, RunFolder]] = []
+        self._choice: Choice | None = None  # of those that wait
         self._folders: dict[str, RunFolder] = {}
         self.failed: list[FedshiftError] = []
 
@@ -95,16 +96,18 @@ class _Grid:
             if folder is not None and folder.finished:
                 self._folders[experiment.run_name] = folder
                 return
-            if self._waiting and not _alike(self._waiting[0][0].experiment, experiment):
-                self.carry_out()
             simulation = Simulation(experiment, self._progress.embedded)
             folder = folder or RunFolder.create(experiment, run_path(experiment))
+            choice = _choice(simulation, folder, self._progress)
         except FedshiftError as error:
             self._note_failure(experiment, error)
             return
+        if self._waiting and not (choice == self._choice and _alike(self._waiting[0][0].experiment, experiment)):
+            self.carry_out()
+        self._choice = choice
         self._folders[experiment.run_name] = folder
         self._waiting.append((simulation, folder))
-        if len(self._waiting) >= _together(simulation, folder, self._progress):
+        if len(self._waiting) >= (experiment.run.together or choice.together):
             self.carry_out()
 
     def carry_out(self) -> None:
@@ -152,20 +155,25 @@ def _alike(one: Experiment, other: Experiment) -> bool:
     return kind(one) == kind(other)
 
 
-def _together(simulation: Simulation, folder: RunFolder, progress: Progress) -> int:
-    """How many runs like this one advance together."""
-    wanted = simulation.experiment.run.together
-    return wanted or _choice(simulation, folder, progress).together
-
-
 def _choice(simulation: Simulation, folder: RunFolder, progress: Progress) -> Choice:
     """The engine of a run; one that goes on keeps the engine it had, unless another is asked for."""
     options, before = simulation.experiment.run, folder.read_json("engine.json")
-    if options.engine == "auto" and before and (before["engine"] != "workers" or can_fork()):
+    if options.engine == "auto" and before and _still_right(before, simulation):
         return Choice.from_table(before)
     choice = choose(simulation.example(), options, progress.note)
     folder.write_json("engine.json", choice.table())
     return choice
+
+
+def _still_right(before: Record, simulation: Simulation) -> bool:
+    """Whether the engine that a run had can be had here, and is what its options ask for."""
+    options = simulation.experiment.run
+    if not {"engine", "workers", "threads", "kernels"} <= before.keys():
+        return False
+    if before["engine"] == "workers":
+        here = can_fork() and simulation.device.type == "cpu"
+        return here and options.workers in (0, before["workers"])
+    return options.threads in (0, before["threads"])
 
 
 # One group of runs --------------------------------------------------------------------------------
@@ -248,21 +256,25 @@ def carry_out(runs: Sequence[tuple[Simulation, RunFolder]], progress: Progress) 
     """
     failed: dict[Simulation, Exception] = {}
     with ExitStack() as stack:
-        for _, folder in runs:
-            stack.enter_context(folder.locked())
         choice = _choice(*runs[0], progress)
         engine = stack.enter_context(open_engine(choice, progress.note))
-        under_way = [_begin(simulation, folder, progress, choice) for simulation, folder in runs]
+        under_way = []
+        for simulation, folder in runs:
+            try:
+                stack.enter_context(folder.locked())
+                under_way.append(_begin(simulation, folder, progress, choice))
+            except FedshiftError as error:  # one run's failure is not the others'
+                failed[simulation] = error
         while going := _hindmost(one for one in under_way if one.open and one.simulation not in failed):
             started = time.perf_counter()
             tells = {one.simulation: one.display.steps for one in going}
             errors = advance([one.simulation for one in going], engine, tells)
             seconds = time.perf_counter() - started
             for one in going:
-                error = errors.get(one.simulation) or one.after_round(seconds, len(going), engine)
-                if error is not None:
-                    failed[one.simulation] = error
-                    one.display.failed(str(error))
+                problem = errors.get(one.simulation) or one.after_round(seconds, len(going), engine)
+                if problem is not None:
+                    failed[one.simulation] = problem
+                    one.display.failed(str(problem))
     return failed
 
 
