@@ -143,10 +143,6 @@ class Lane:
             x, y = self.samples.batch(rows)
             yield Batch(self.typed(self.inputs.evaluation(x)), y)
 
-    def advice(self, objective: Objective | None = None) -> str:
-        """What helps when a loss is not finite."""
-        return advice(self.setup, objective)
-
 
 def advice(setup: Setup, objective: Objective | None = None) -> str:
     """What helps when a loss is not finite."""
@@ -264,7 +260,7 @@ def _finish(phase: Phase, course: _Course, names: Mapping[str, list[str]], table
             lane.error = lane.error or DivergedError(
                 f"The loss is not finite at {lane.place}, round {lane.moment.round}, phase '{phase.name}', "
                 f"step {first // objective.repeats + 1}, objective '{objective.name}': {values}. "
-                f"{lane.advice(objective)}"
+                f"{advice(lane.setup, objective)}"
             )
         for name, mean in zip(names[objective.name], table.mean(dim=0).tolist(), strict=True):
             means[name if name not in means else f"{objective.name}.{name}"] = mean

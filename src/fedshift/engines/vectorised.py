@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 from fedshift.core.contract import ServerState
@@ -56,16 +56,27 @@ class Vectorised:
         if len(jobs) > 1 and _name(jobs[0]) not in self._unstackable:
             try:
                 return self._stacked(together)
-            except Exception as error:
-                mistake = error
+            except Exception as error:  # told below, or the answer of whoever makes it without a stack
+                mistake = error.with_traceback(None)  # which would keep the whole stack in memory
             if len(setups) > 1 and not isinstance(mistake, FedshiftError):
-                self._apart.add((self._kinds[jobs[0].setup], jobs[0].exchange.name))
-                anew = _groups([(job, lane_of(job)) for job in jobs], self._merge_key)
-                return dict(chain.from_iterable(self._group(work).items() for work in anew))
+                return self._stacked_apart(jobs, mistake)
         answers = dict(zip(jobs, self._one_by_one.train(jobs), strict=True))
         # What goes wrong without a stack, too, says more precisely there which client it is.
-        if mistake is not None and not any(isinstance(answer, type(mistake)) for answer in answers.values()):
+        if mistake is not None and not _made_again(mistake, answers):
             self._give_up(_name(jobs[0]), mistake)
+        return answers
+
+    def _stacked_apart(self, jobs: Sequence[Job], mistake: Exception) -> dict[Job, Outcome | Exception]:
+        """Let each run's clients work side by side, now and from now on, and say so if that is what helps."""
+        self._apart.add((self._kinds[jobs[0].setup], jobs[0].exchange.name))
+        anew = _groups([(job, lane_of(job)) for job in jobs], self._merge_key)
+        answers = dict(chain.from_iterable(self._group(work).items() for work in anew))
+        method, model, exchange = name = _name(jobs[0])
+        if name not in self._unstackable and not _made_again(mistake, answers):
+            self._tell(
+                f"Runs of {method} with the model {model} cannot share a stack in the exchange '{exchange}', so each "
+                f"has its own: {_reason(mistake)}"
+            )
         return answers
 
     def _stacked(self, together: Sequence[Work]) -> dict[Job, Outcome | Exception]:
@@ -98,10 +109,9 @@ class Vectorised:
         """Say once that clients cannot be stacked in an exchange (or in prediction), and do not try it again."""
         self._unstackable.add(name)
         method, model, exchange = name
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0].partition(". Please")[0]
         self._tell(
             f"The clients of {method} with the model {model} cannot be stacked in the exchange '{exchange}', so they "
-            f"work one after the other: {reason}"
+            f"work one after the other: {_reason(error)}"
         )
 
     def serve(self, job: ServerJob) -> tuple[ServerState, dict[str, float]]:
@@ -138,6 +148,16 @@ class Vectorised:
     def close(self) -> None:
         """Let go of the modules."""
         self._one_by_one.close()
+
+
+def _made_again(mistake: Exception, answers: Mapping[Job, Outcome | Exception]) -> bool:
+    """Whether what went wrong in a stack goes wrong without it, too."""
+    return any(isinstance(answer, type(mistake)) for answer in answers.values())
+
+
+def _reason(error: Exception) -> str:
+    """The first sentence of an error."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0].partition(". Please")[0]
 
 
 def _goes_with(block: Sequence[Sequence[Question]], group: Sequence[Question]) -> bool:

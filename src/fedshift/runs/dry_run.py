@@ -30,8 +30,7 @@ class Estimate:
         memory: peak memory in bytes, of this process or of the accelerator.
         training: seconds of all rounds.
         evaluation: seconds of all evaluations.
-        engine: what carries it out.
-        notes: what a reader of its results must know.
+        notes: which engine carries it out, and what a reader of its results must know.
     """
 
     clients: tuple[int, int]
@@ -42,7 +41,6 @@ class Estimate:
     memory: int
     training: float
     evaluation: float
-    engine: str
     notes: list[str]
 
     @property
@@ -89,7 +87,6 @@ def estimate(experiment: Experiment) -> Estimate:
         memory=_peak_memory(simulation.device),
         training=rounds * training,
         evaluation=-(-rounds // experiment.evaluate.every) * evaluation,
-        engine=str(choice),
         notes=[
             *simulation.notes,
             *(told or [f"Engine: {choice}"]),
