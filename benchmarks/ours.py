@@ -11,16 +11,17 @@ from typing import Any
 import torch
 
 import fedshift
-from fedshift.catalogue import Count
-from fedshift.core.streams import Streams
-from fedshift.data.dataset import Dataset, DomainData
+from fedshift.datasets.dataset import Dataset
 from fedshift.engines.calibration import choose
 from fedshift.engines.choice import open_engine
 from fedshift.engines.engine import Engine
-from fedshift.experiment import Experiment
-from fedshift.grid import expand
-from fedshift.runs.rounds import advance
-from fedshift.runs.simulation import Simulation
+from fedshift.federation.domains import DomainData
+from fedshift.settings.catalogue import Count
+from fedshift.settings.experiment import Experiment
+from fedshift.settings.grid import expand
+from fedshift.simulation.rounds import advance
+from fedshift.simulation.simulation import Simulation
+from fedshift.streams import Streams
 from workloads import LR, MOMENTUM, WORKLOADS, Workload
 
 ENDLESS = 10**4  # rounds; no benchmark gets there

@@ -16,16 +16,17 @@ from fedshift.core.contract import Context, Exchange, Method, Replies
 from fedshift.core.messages import Tensors, Up
 from fedshift.core.net import Net
 from fedshift.core.state import ClientState
-from fedshift.data.federation import Client, Environment
 from fedshift.engines.banks import Resident
 from fedshift.engines.engine import Engine, Moment, Outcome, Question, Score
 from fedshift.engines.sequential import Sequential
-from fedshift.experiment import Experiment, load_plugins
-from fedshift.grid import expand, override
+from fedshift.federation.clients import Client
+from fedshift.federation.environments import Environment
 from fedshift.runs.folder import Record
 from fedshift.runs.progress import Outlook, Progress, RunProgress
-from fedshift.runs.rounds import advance
-from fedshift.runs.simulation import Simulation
+from fedshift.settings.experiment import Experiment, load_plugins
+from fedshift.settings.grid import expand, override
+from fedshift.simulation.rounds import advance
+from fedshift.simulation.simulation import Simulation
 
 load_plugins([str(Path(__file__).parent / "tiny.py")])
 torch.set_num_threads(1)  # as workers have, with which results are compared bit for bit

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from conftest import CNN_WITH_BN, Make, evaluated, go_on, simulate, states
-from fedshift.methods.client2vec import Client2Vec
-from fedshift.runs.simulation import Simulation
+from fedshift.methods.client2vec.client2vec import Client2Vec
+from fedshift.simulation.simulation import Simulation
 
 HELD = {  # a tensor of the method's own, and where it is held
     "fedavgm": ("velocity.head.weight", "server"),

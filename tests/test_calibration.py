@@ -27,12 +27,12 @@ from fedshift.engines.sequential import Sequential
 from fedshift.engines.vectorised import Vectorised
 from fedshift.engines.workers import Workers, can_fork
 from fedshift.errors import FedshiftError
-from fedshift.experiment import RunOptions
 from fedshift.methods.fedavg import FedAvg
 from fedshift.runs import runner
 from fedshift.runs.folder import RunFolder
 from fedshift.runs.progress import Progress
-from fedshift.runs.simulation import Simulation
+from fedshift.settings.experiment import RunOptions
+from fedshift.simulation.simulation import Simulation
 from test_methods import assert_same, small, tensors_of
 
 forks = pytest.mark.skipif(not can_fork(), reason="processes cannot be forked here")

@@ -10,15 +10,15 @@ import tomli_w
 from typer.testing import CliRunner
 
 from conftest import interrupt_after
-from fedshift.catalogue import DATASETS, METHODS, MODELS, PROTOCOLS
 from fedshift.cli.app import app
 from fedshift.cli.catalogues import shown_names
 from fedshift.engines import calibration
 from fedshift.engines.choice import Choice
 from fedshift.engines.kernels import Kernels
-from fedshift.grid import expand, override
 from fedshift.runs import runner
 from fedshift.runs.folder import RunFolder
+from fedshift.settings.catalogue import DATASETS, METHODS, MODELS, PROTOCOLS
+from fedshift.settings.grid import expand, override
 
 RUNNER = CliRunner()
 
@@ -178,7 +178,7 @@ def test_names_complete_after_the_last_comma():
 
 
 def test_every_spec_documents_its_settings():
-    from fedshift.experiment import PLAIN
+    from fedshift.settings.experiment import PLAIN
 
     for cls in [*(c.get(name) for c in (METHODS, DATASETS, MODELS, PROTOCOLS) for name in c), *PLAIN.values()]:
         assert cls.__doc__

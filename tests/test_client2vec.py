@@ -18,14 +18,21 @@ from conftest import CNN_WITH_BN, Make, at, evaluated, go_on, states
 from fedshift.core.contract import Batch, ServerState, tensor_scopes
 from fedshift.core.messages import Up
 from fedshift.core.net import Net
-from fedshift.core.streams import Streams
-from fedshift.data.dataset import Dataset, DomainData
+from fedshift.datasets.dataset import Dataset
 from fedshift.errors import FedshiftError
-from fedshift.indices.dsa_ign import DSAIGN, Decomposition, diversity_loss, orthogonality_loss, similarity_loss
-from fedshift.indices.index import FEATURE, LABEL, SAMPLES
-from fedshift.methods.client2vec import HISTORY, LAST, SINCE, Client2Vec
+from fedshift.federation.domains import DomainData
+from fedshift.methods.client2vec.client2vec import HISTORY, LAST, SINCE, Client2Vec
+from fedshift.methods.client2vec.dsa_ign import (
+    DSAIGN,
+    Decomposition,
+    diversity_loss,
+    orthogonality_loss,
+    similarity_loss,
+)
+from fedshift.methods.client2vec.index import FEATURE, LABEL, SAMPLES
 from fedshift.runs.progress import Progress
-from fedshift.runs.simulation import Simulation
+from fedshift.simulation.simulation import Simulation
+from fedshift.streams import Streams
 
 SMALL = {"name": "dsa-ign", "epochs": 2, "feedforward": 16, "encoder": {"name": "offline", "size": 64}}
 
@@ -468,8 +475,8 @@ def test_a_method_with_a_base_is_read_back_from_its_table():
 
 
 def test_the_offline_encoder_is_fixed_and_of_norm_one():
-    from fedshift.data.inputs import Inputs
-    from fedshift.encoders.offline import Offline
+    from fedshift.federation.inputs import Inputs
+    from fedshift.methods.client2vec.offline import Offline
 
     encoder = Offline(size=64)
     images = torch.randint(256, (4, 3, 20, 20), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
@@ -483,8 +490,8 @@ def test_the_offline_encoder_is_fixed_and_of_norm_one():
 
 
 def test_the_offline_encoder_reads_token_ids_as_text():
-    from fedshift.data.inputs import Inputs
-    from fedshift.encoders.offline import Offline
+    from fedshift.federation.inputs import Inputs
+    from fedshift.methods.client2vec.offline import Offline
 
     inputs = Inputs(vocabulary=("a", "b", " "))
     embedded = Offline(size=64).samples(torch.tensor([[0, 1, 2, 0]]), inputs)
@@ -493,8 +500,8 @@ def test_the_offline_encoder_reads_token_ids_as_text():
 
 def test_similar_images_are_closer_than_others():
     """Two bright noise images are nearer to each other than to a dark smooth one."""
-    from fedshift.data.inputs import Inputs
-    from fedshift.encoders.offline import Offline
+    from fedshift.federation.inputs import Inputs
+    from fedshift.methods.client2vec.offline import Offline
 
     generator = torch.Generator().manual_seed(0)
     bright = torch.randint(100, 256, (2, 3, 32, 32), generator=generator, dtype=torch.uint8)
@@ -514,7 +521,7 @@ def test_the_index_command_writes_vectors_and_a_heat_map(make: Make, tmp_path, t
     from typer.testing import CliRunner
 
     from fedshift.cli.app import app
-    from fedshift.grid import override
+    from fedshift.settings.grid import override
 
     document = override(tiny_document, {"method": {"name": "client2vec", "index": SMALL}})
     file = tmp_path / "tiny.toml"
@@ -557,7 +564,7 @@ def test_an_index_of_other_clients_is_refused(make: Make, tmp_path):
 
 
 def test_a_method_without_an_index_makes_none(make: Make):
-    from fedshift.runs.indexing import make_index
+    from fedshift.cli.indexing import make_index
 
     with pytest.raises(FedshiftError, match=r"method\.name=client2vec"):
         make_index(make(), Progress())
@@ -565,7 +572,7 @@ def test_a_method_without_an_index_makes_none(make: Make):
 
 def test_similarity_between_domains_by_hand():
     """Clients a, a, b, cosines a-a 0.8, a-b 0.1 and 0.3: a to a is 0.8, a to b 0.2; b has itself alone: 1."""
-    from fedshift.reporting.index import by_domain
+    from fedshift.reporting.similarity import by_domain
 
     cosines = torch.tensor([[1.0, 0.8, 0.1], [0.8, 1.0, 0.3], [0.1, 0.3, 1.0]])
     torch.testing.assert_close(by_domain(cosines, ("a", "a", "b")), torch.tensor([[0.8, 0.2], [0.2, 1.0]]))

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fedshift.core.streams import Streams
-from fedshift.data.inputs import Inputs
-from fedshift.encoders.clip import CLIP, MEAN, STD
 from fedshift.errors import FedshiftError
+from fedshift.federation.inputs import Inputs
+from fedshift.methods.client2vec.clip import CLIP, MEAN, STD
+from fedshift.streams import Streams
 
 transformers = pytest.importorskip("transformers")
 
@@ -59,7 +59,7 @@ def test_images_are_embedded_once(folder: Path, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("FEDSHIFT_CACHE", str(tmp_path))
     images = torch.zeros(2, 3, 32, 32, dtype=torch.uint8)
     first = CLIP(path=str(folder)).samples(images, Inputs())
-    monkeypatch.setattr("fedshift.encoders.clip._Images", None)  # building it again would fail
+    monkeypatch.setattr("fedshift.methods.client2vec.clip._Images", None)  # building it again would fail
     assert torch.equal(CLIP(path=str(folder)).samples(images, Inputs()), first)
 
 

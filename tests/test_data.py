@@ -17,18 +17,18 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from conftest import Make
-from fedshift.core.streams import Streams
-from fedshift.data.dataset import DomainData
-from fedshift.data.images import decode
-from fedshift.data.inputs import IMAGENET_MEAN, IMAGENET_STD, Inputs
 from fedshift.datasets.folder import ImageFolder
 from fedshift.datasets.hub import HubDataset
+from fedshift.datasets.images import decode
 from fedshift.datasets.parquet import ParquetFile
 from fedshift.datasets.rotated_mnist import RotatedMNIST
 from fedshift.errors import FedshiftError
-from fedshift.partitions import Domains
-from fedshift.protocols import InDomain, LeaveOneDomainOut, split
-from fedshift.runs.simulation import Simulation
+from fedshift.federation.domains import DomainData
+from fedshift.federation.inputs import IMAGENET_MEAN, IMAGENET_STD, Inputs
+from fedshift.federation.partitions import Domains
+from fedshift.federation.protocols import InDomain, LeaveOneDomainOut, split
+from fedshift.simulation.simulation import Simulation
+from fedshift.streams import Streams
 
 SMALL = {"images_per_class": 3}
 

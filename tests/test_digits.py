@@ -13,10 +13,10 @@ import pytest
 import torch
 from PIL import Image
 
-from fedshift.core.streams import Streams
 from fedshift.datasets.digits import Digits, difference
 from fedshift.errors import FedshiftError
-from fedshift.protocols import split
+from fedshift.federation.protocols import split
+from fedshift.streams import Streams
 from test_data import write_idx
 
 

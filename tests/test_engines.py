@@ -24,11 +24,9 @@ from torch import Tensor
 
 from conftest import CNN_WITH_BN, TINY, Make, interrupt_after, simulate, states
 from fedshift.api import compare
-from fedshift.catalogue import DATASETS, setting
 from fedshift.core.contract import Batch, Context, Phase, Terms
 from fedshift.core.net import Net
-from fedshift.core.streams import Streams
-from fedshift.data.dataset import Dataset, DomainData
+from fedshift.datasets.dataset import Dataset
 from fedshift.engines import vectorised
 from fedshift.engines.engine import Engine, Question
 from fedshift.engines.kernels import Kernels
@@ -37,15 +35,18 @@ from fedshift.engines.sequential import Sequential
 from fedshift.engines.vectorised import Vectorised
 from fedshift.engines.workers import Workers, can_fork
 from fedshift.errors import DivergedError, FedshiftError
-from fedshift.experiment import Experiment
-from fedshift.grid import expand, override
+from fedshift.federation.domains import DomainData
 from fedshift.methods.fedavg import FedAvg
 from fedshift.methods.feddyn import FedDyn
 from fedshift.runs import runner
 from fedshift.runs.folder import Record, RunFolder
 from fedshift.runs.progress import Progress
-from fedshift.runs.rounds import advance
-from fedshift.runs.simulation import Simulation
+from fedshift.settings.catalogue import DATASETS, setting
+from fedshift.settings.experiment import Experiment
+from fedshift.settings.grid import expand, override
+from fedshift.simulation.rounds import advance
+from fedshift.simulation.simulation import Simulation
+from fedshift.streams import Streams
 from test_methods import EVERY_METHOD, assert_same, small, tensors_of
 
 ENGINES = ["sequential", "vectorised", *(["workers"] if can_fork() else [])]

@@ -19,13 +19,14 @@ from torch import Tensor
 import fedshift
 from conftest import CNN_WITH_BN, TINY, AfterRound, Make, go_on
 from fedshift.cli import app
-from fedshift.data.federation import Federation, Samples
 from fedshift.errors import DivergedError, FedshiftError
-from fedshift.grid import expand, override, read
+from fedshift.federation.federation import Federation
+from fedshift.federation.samples import Samples
 from fedshift.runs import runner
 from fedshift.runs.folder import RunFolder
 from fedshift.runs.progress import Progress
-from fedshift.runs.simulation import Simulation
+from fedshift.settings.grid import expand, override, read
+from fedshift.simulation.simulation import Simulation
 
 
 @pytest.mark.parametrize(
@@ -235,10 +236,10 @@ def test_run_refuses_a_grid(tmp_path: Path, tiny_document: dict[str, Any], monke
 
 
 def test_dropout_is_refused(make: Make):
-    from fedshift.models.model import ModelSpec
+    from fedshift.core.model import ModelBuilder
 
     experiment = make()
-    spec: ModelSpec = Simulation(experiment).setup.spec
+    spec: ModelBuilder = Simulation(experiment).setup.spec
     from torch import nn
 
     with pytest.raises(FedshiftError, match=r"Layer '1' of the encoder is dropout"):

@@ -13,12 +13,12 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional as F
 
-from fedshift.core.streams import Streams
-from fedshift.data.features import BATCH, FrozenNetwork, embed, frozen_network
-from fedshift.data.inputs import IMAGENET_MEAN, IMAGENET_STD
+from fedshift.datasets.features import BATCH, FrozenNetwork, embed, frozen_network
 from fedshift.datasets.folder import ImageFolder
 from fedshift.errors import FedshiftError
+from fedshift.federation.inputs import IMAGENET_MEAN, IMAGENET_STD
 from fedshift.files import cache_folder
+from fedshift.streams import Streams
 
 
 class ChannelMeans(nn.Module):

@@ -16,11 +16,11 @@ from conftest import CNN_WITH_BN, Make, at, exchanged, go_on, net_of, resident, 
 from fedshift.core.contract import Batch, Method, Objective, Part, Phase, ServerState
 from fedshift.core.messages import Up
 from fedshift.core.net import Net
-from fedshift.core.streams import Draw
 from fedshift.errors import FedshiftError
 from fedshift.methods.fedcir import EstimatedGaussians, FedAlign, FedCiR, FedReg, Generator, log_mixture
 from fedshift.methods.fedsr import FedSR
-from fedshift.runs.simulation import Simulation
+from fedshift.simulation.simulation import Simulation
+from fedshift.streams import Draw
 
 NAMES = ("fedcir", "fedreg", "fedalign")
 

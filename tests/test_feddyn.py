@@ -13,7 +13,7 @@ from conftest import CNN_WITH_BN, Make, at, evaluated, simulate, states
 from fedshift.core.contract import Batch, LocalWork, Part, ServerState
 from fedshift.core.messages import Down, Up
 from fedshift.core.net import Net, mirror
-from fedshift.data.federation import Samples
+from fedshift.federation.samples import Samples
 from fedshift.methods.fedavg import FedAvg
 from fedshift.methods.feddyn import FedDyn
 

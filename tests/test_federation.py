@@ -16,13 +16,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from conftest import Make, go_on
-from fedshift.core.streams import Streams
-from fedshift.data.dataset import DomainData
-from fedshift.data.federation import Client, Environment, Federation, Lazy, Samples, Views, joined, mover
-from fedshift.data.inputs import Inputs
-from fedshift.partitions import IID
-from fedshift.protocols import InDomain, LeaveOneDomainOut, PersonalUnderShift, Protocol
-from fedshift.runs.simulation import Simulation
+from fedshift.federation.clients import Client
+from fedshift.federation.domains import DomainData
+from fedshift.federation.environments import Environment
+from fedshift.federation.federation import Federation
+from fedshift.federation.inputs import Inputs
+from fedshift.federation.partitions import IID
+from fedshift.federation.protocols import InDomain, LeaveOneDomainOut, PersonalUnderShift, Protocol
+from fedshift.federation.samples import Samples, joined, mover
+from fedshift.federation.tables import Lazy, Views
+from fedshift.simulation.simulation import Simulation
+from fedshift.streams import Streams
 
 META = torch.device("meta")
 X, Y = torch.arange(20.0).view(10, 2), torch.arange(10) % 3
@@ -314,7 +318,7 @@ def test_of_mapped_inputs_only_the_sampled_clients_are_read(make: Make, tmp_path
     x = torch.from_file(str(path), size=n * width, dtype=torch.float32).view(n, width)
     number = torch.arange(n)
     made = DomainData(x, number % 3, torch.zeros_like(number), ("a",), ("0", "1", "2"), number)
-    monkeypatch.setattr("fedshift.runs.simulation.load_data", lambda *_: made)
+    monkeypatch.setattr("fedshift.simulation.simulation.load_data", lambda *_: made)
     changes = {"partition": {"name": "iid", "clients": 400}, "train.participation": 0.005, "train.batch": 2}
     simulation = Simulation(
         make(

@@ -14,8 +14,8 @@ from conftest import CNN_WITH_BN, Make, at, net_of, simulate
 from fedshift.core.contract import Batch, LocalWork, ServerState
 from fedshift.core.messages import Down, Up
 from fedshift.core.net import Net
-from fedshift.data.federation import Samples
 from fedshift.errors import FedshiftError
+from fedshift.federation.samples import Samples
 from fedshift.methods.fediir import FedIIR
 
 GRADIENT = 0.0359724  # of one image z = 2, y = 0, logits (z, -z): p_1 z = 2 / (1 + e^4)

@@ -12,9 +12,9 @@ from torch import nn
 from conftest import CNN_WITH_BN, Make, at, exchanged, simulate
 from fedshift.core.contract import Batch
 from fedshift.core.net import Net
-from fedshift.data.federation import Samples
+from fedshift.federation.samples import Samples
 from fedshift.methods.fedlc import FedLC
-from fedshift.runs.simulation import Simulation
+from fedshift.simulation.simulation import Simulation
 
 
 def loss_of(logits: torch.Tensor, y: list[int], counts: list[int], **settings):

@@ -15,12 +15,12 @@ from conftest import CNN_WITH_BN, Make, at, exchanged, go_on, net_of, resident, 
 from fedshift.core.contract import Batch, ServerState
 from fedshift.core.messages import Up
 from fedshift.core.net import Net
-from fedshift.core.streams import Streams
 from fedshift.engines.batches import BatchOrder
 from fedshift.errors import FedshiftError
 from fedshift.methods.fedpin import Anchored, FedPIN, WithoutContrast, WithoutVariance, contrast, total_variance
 from fedshift.methods.fedpin_global import ClientMLP, FineTuned, GlobalModel
-from fedshift.runs.simulation import Simulation
+from fedshift.simulation.simulation import Simulation
+from fedshift.streams import Streams
 
 MILD = {"method.alpha": 1.0, "method.global_steps": 2}  # plain SGD diverges under the paper's alpha
 PIN = {"method.name": "fedpin", "method.personal_steps": 2, **MILD}

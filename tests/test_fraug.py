@@ -12,17 +12,17 @@ from torch import nn
 from torch.nn import functional as F
 
 from conftest import CNN_WITH_BN, Make, at, exchanged, go_on, net_of, simulate, states
-from fedshift.catalogue import METHODS
 from fedshift.core.contract import Batch
 from fedshift.core.net import Net
 from fedshift.core.state import ClientState
-from fedshift.data.federation import Samples
 from fedshift.errors import FedshiftError
+from fedshift.federation.samples import Samples
 from fedshift.methods.fedbn import FedBN
 from fedshift.methods.fraug import FRAug, Prototypes, entropy, make_generator, make_rtnet
 from fedshift.methods.head_retraining import HeadRetraining, part_of
 from fedshift.methods.mmd import bandwidth, mmd, mmd_of_each
-from fedshift.runs.simulation import Simulation
+from fedshift.settings.catalogue import METHODS
+from fedshift.simulation.simulation import Simulation
 
 FRAUG = {"method.name": "fraug"} | CNN_WITH_BN
 

@@ -10,11 +10,11 @@ import pytest
 import tomli_w
 
 from conftest import Make
-from fedshift.content import digest
 from fedshift.errors import FedshiftError
-from fedshift.experiment import Experiment
-from fedshift.grid import expand, override, parse_assignment, read
 from fedshift.methods.fedsr import FedSR
+from fedshift.settings.content import digest
+from fedshift.settings.experiment import Experiment
+from fedshift.settings.grid import expand, override, parse_assignment, read
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,13 @@ import torch
 from PIL import Image
 
 from conftest import Make
-from fedshift.catalogue import DATASETS
-from fedshift.core.streams import Streams
 from fedshift.datasets.image_sets import CIFAR10, PACS, DomainNet, NamedImages, OfficeCaltech10, OfficeHome
 from fedshift.datasets.wilds import Camelyon17, IWildCam
 from fedshift.errors import FedshiftError
-from fedshift.grid import expand, override
-from fedshift.protocols import split
+from fedshift.federation.protocols import split
+from fedshift.settings.catalogue import DATASETS
+from fedshift.settings.grid import expand, override
+from fedshift.streams import Streams
 
 NAMES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.nn import functional as F
 
-from fedshift.core.streams import Streams
+from fedshift.core.model import Model, ModelBuilder
 from fedshift.engines import kernels
 from fedshift.engines.kernels import (
     Kernels,
@@ -24,7 +24,7 @@ from fedshift.engines.kernels import (
 )
 from fedshift.models.cnn import CNN
 from fedshift.models.mlp import MLP
-from fedshift.models.model import Model, ModelSpec
+from fedshift.streams import Streams
 
 ONEDNN = Kernels(linear="onednn")
 ALL = Kernels(channels_last=True, linear="onednn")
@@ -40,7 +40,7 @@ def normal(*shape: int, dtype: torch.dtype = torch.float32, name: str = "x") -> 
 
 
 def encoder(model: Model, shape: tuple[int, ...] = (1, 12, 12)) -> nn.Module:
-    return ModelSpec(model, shape, 10, Streams(0), clients=2).encoder()
+    return ModelBuilder(model, shape, 10, Streams(0), clients=2).encoder()
 
 
 @pytest.fixture
@@ -396,7 +396,7 @@ def test_a_copy_runs_its_own_tensors(every_size: None, settings: Kernels, precis
 @pytest.mark.parametrize("model", MODELS)
 def test_clients_can_be_stacked(every_size: None, settings: Kernels, precision: Any, model: str):
     """Outputs under vmap, gradients of one loss of all, and buffers are those of each client alone."""
-    clients = [ModelSpec(MODELS[model], (1, 12, 12), 10, Streams(seed), clients=2).encoder() for seed in (0, 1)]
+    clients = [ModelBuilder(MODELS[model], (1, 12, 12), 10, Streams(seed), clients=2).encoder() for seed in (0, 1)]
     for client in clients:
         prepare(client, settings, precision)
     parameters, buffers = stack_module_state(clients)

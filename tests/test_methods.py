@@ -27,19 +27,22 @@ from conftest import (
     simulate,
     states,
 )
-from fedshift.catalogue import METHODS
 from fedshift.core.contract import Part, weighted_mean
 from fedshift.core.messages import Down, Up
 from fedshift.core.net import Net
 from fedshift.core.state import ClientState, Moments, flat_moments
-from fedshift.core.streams import Streams
-from fedshift.data.features import Tell
-from fedshift.data.federation import Client, Environment, Federation, Samples
+from fedshift.datasets.features import Tell
 from fedshift.engines.batches import BatchOrder
 from fedshift.engines.engine import ServerJob
 from fedshift.errors import FedshiftError
+from fedshift.federation.clients import Client
+from fedshift.federation.environments import Environment
+from fedshift.federation.federation import Federation
+from fedshift.federation.samples import Samples
 from fedshift.methods.fedavg import FedAvg
-from fedshift.runs.simulation import Simulation
+from fedshift.settings.catalogue import METHODS
+from fedshift.simulation.simulation import Simulation
+from fedshift.streams import Streams
 
 EVERY_METHOD = [name for name in METHODS if name not in ("slow-fedsr", "slashed")]
 

@@ -10,19 +10,19 @@ import torch
 from torch import nn
 
 from conftest import Make, simulate
-from fedshift.catalogue import MODELS
+from fedshift.core.model import GaussianEncoder, Model, ModelBuilder
 from fedshift.core.net import batch_norm_tensors
-from fedshift.core.streams import Streams
 from fedshift.errors import FedshiftError
 from fedshift.models.backbones import ResNet18
 from fedshift.models.cct import CCT7, Attention, Layer, sinusoids
 from fedshift.models.cnn import CNN, DigitsCNN
 from fedshift.models.mlp import MLP
-from fedshift.models.model import GaussianEncoder, Model, ModelSpec
+from fedshift.settings.catalogue import MODELS
+from fedshift.streams import Streams
 
 
-def spec(model: Model, shape: tuple[int, ...] = (1, 28, 28), seed: int = 0) -> ModelSpec:
-    return ModelSpec(model, shape, 10, Streams(seed), clients=2)
+def spec(model: Model, shape: tuple[int, ...] = (1, 28, 28), seed: int = 0) -> ModelBuilder:
+    return ModelBuilder(model, shape, 10, Streams(seed), clients=2)
 
 
 @pytest.mark.parametrize("name", list(MODELS))

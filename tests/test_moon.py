@@ -16,7 +16,7 @@ from fedshift.core.contract import Batch
 from fedshift.core.net import Net
 from fedshift.core.state import ClientState
 from fedshift.methods.moon import MOON, contrast
-from fedshift.runs.simulation import Simulation
+from fedshift.simulation.simulation import Simulation
 
 X, Y = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])
 

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import TINY
-from fedshift.core.streams import Streams
-from fedshift.data.dataset import DomainData
 from fedshift.errors import FedshiftError
-from fedshift.grid import expand, override, parse_assignment
-from fedshift.partitions import IID, ByClass, Dirichlet, Domains, FlowerPartitioner, Partition, shuffled
-from fedshift.protocols import Division, divide
+from fedshift.federation.domains import DomainData
+from fedshift.federation.partitions import IID, ByClass, Dirichlet, Domains, FlowerPartitioner, Partition, shuffled
+from fedshift.federation.protocols import Division, divide
+from fedshift.settings.grid import expand, override, parse_assignment
+from fedshift.streams import Streams
 
 PACS = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
 GROUPS = (PACS[:3], PACS[3:])
@@ -266,7 +266,7 @@ def test_flowers_arguments_are_a_table_and_survive_a_run_folder():
 
     import tomli_w
 
-    from fedshift.experiment import Experiment
+    from fedshift.settings.experiment import Experiment
 
     changes = {
         "partition.name": "flwr",

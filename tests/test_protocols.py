@@ -13,14 +13,18 @@ from hypothesis import strategies as st
 
 import fedshift
 from conftest import Make, evaluated, simulate, states
-from fedshift.core.streams import Streams
-from fedshift.data.dataset import Dataset, DomainData
-from fedshift.data.federation import Client, Environment, Federation, Samples
-from fedshift.data.inputs import Inputs
+from fedshift.datasets.dataset import Dataset
 from fedshift.errors import FedshiftError
-from fedshift.partitions import IID, ByClass, Domains, Partition
-from fedshift.protocols import AllClients, InDomain, LeaveOneDomainOut, PersonalUnderShift, Protocol, split
-from fedshift.runs.simulation import Simulation
+from fedshift.federation.clients import Client
+from fedshift.federation.domains import DomainData
+from fedshift.federation.environments import Environment
+from fedshift.federation.federation import Federation
+from fedshift.federation.inputs import Inputs
+from fedshift.federation.partitions import IID, ByClass, Domains, Partition
+from fedshift.federation.protocols import AllClients, InDomain, LeaveOneDomainOut, PersonalUnderShift, Protocol, split
+from fedshift.federation.samples import Samples
+from fedshift.simulation.simulation import Simulation
+from fedshift.streams import Streams
 
 SHIFTS = ("train", "p=0", "p=0.1", "p=1")
 DOMAINS = ("a", "b", "c")

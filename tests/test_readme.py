@@ -10,8 +10,8 @@ import pytest
 
 import fedshift
 from conftest import TINY, simulate
-from fedshift.grid import expand, override
 from fedshift.runs.progress import Progress
+from fedshift.settings.grid import expand, override
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

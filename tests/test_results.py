@@ -12,9 +12,7 @@ import pytest
 
 from conftest import TINY, Make
 from fedshift.api import Comparison, compare, load, resume
-from fedshift.content import digest
 from fedshift.errors import FedshiftError
-from fedshift.grid import override
 from fedshift.reporting.curves import environment_curve
 from fedshift.reporting.results import Measured, Results
 from fedshift.reporting.table import as_text, tables
@@ -22,6 +20,8 @@ from fedshift.reporting.units import bytes_text, clock
 from fedshift.runs.folder import RunFolder
 from fedshift.runs.progress import Outlook, Progress, RunProgress
 from fedshift.runs.selection import by_environment, summary
+from fedshift.settings.content import digest
+from fedshift.settings.grid import override
 
 
 def record(position: int, test: float, *validation: float, stage: str = "train") -> dict[str, Any]:

@@ -15,10 +15,10 @@ import tomli_w
 
 from conftest import CNN_WITH_BN, interrupt_after, simulate
 from fedshift.errors import FedshiftError
-from fedshift.grid import expand, override
 from fedshift.runs import runner
 from fedshift.runs.folder import RunFolder
 from fedshift.runs.progress import Progress
+from fedshift.settings.grid import expand, override
 
 # Every kind of state: shared, client (batch norm, r(z|y)), moments of both, batches drawn, a sampled cohort.
 EVERYTHING = CNN_WITH_BN | {

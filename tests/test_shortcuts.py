@@ -10,13 +10,13 @@ import pytest
 import torch
 from PIL import Image
 
-from fedshift.core.streams import Streams
-from fedshift.data import mnist
-from fedshift.data.dataset import DomainData
-from fedshift.data.mnist import FASHION, read_mnist
+from fedshift.datasets import mnist
 from fedshift.datasets.colored_mnist import GREEN, RED, WINDOWS, ColoredFashionMNIST, ColoredMNIST
+from fedshift.datasets.mnist import FASHION, read_mnist
 from fedshift.datasets.waterbird import WaterBird, blend, is_waterbird
 from fedshift.errors import FedshiftError
+from fedshift.federation.domains import DomainData
+from fedshift.streams import Streams
 from test_data import write_idx
 
 # Where the images come from -----------------------------------------------------------------------

@@ -22,11 +22,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from fedshift import files
+from fedshift.coordinator.checkpoint import Checkpoint
 from fedshift.core.contract import ServerState
 from fedshift.core.state import ClientState, ClientStore, MemoryStore
 from fedshift.errors import FedshiftError
-from fedshift.runs.checkpoint import Checkpoint
-from fedshift.runs.store import DiskStore
+from fedshift.site.store import DiskStore
 
 CPU = torch.device("cpu")
 

@@ -11,16 +11,16 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from fedshift.core.model import Model, ModelBuilder
 from fedshift.core.net import batch_norm_tensors
-from fedshift.core.streams import Streams
-from fedshift.data.dataset import DomainData
-from fedshift.data.inputs import Inputs
 from fedshift.datasets.shakespeare import Shakespeare
 from fedshift.errors import FedshiftError
+from fedshift.federation.domains import DomainData
+from fedshift.federation.inputs import Inputs
+from fedshift.federation.protocols import split
 from fedshift.models.lstm import LSTM
 from fedshift.models.mlp import MLP
-from fedshift.models.model import Model, ModelSpec
-from fedshift.protocols import split
+from fedshift.streams import Streams
 
 PLAY = """A title that nobody speaks
 
@@ -282,8 +282,8 @@ def test_token_ids_as_text():
 # Networks ---------------------------------------------------------------------------------------
 
 
-def spec(model: Model, shape: tuple[int, ...], seed: int = 0) -> ModelSpec:
-    return ModelSpec(model, shape, 10, Streams(seed), 1)
+def spec(model: Model, shape: tuple[int, ...], seed: int = 0) -> ModelBuilder:
+    return ModelBuilder(model, shape, 10, Streams(seed), 1)
 
 
 def test_the_lstms_tensors_are_leafs():

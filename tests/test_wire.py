@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 
 from fedshift.core.messages import Down, Up, pack_in_pieces
-from fedshift.core.streams import Draw, Streams, sample_draws
+from fedshift.streams import Draw, Streams, sample_draws
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
 

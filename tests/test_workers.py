@@ -26,13 +26,13 @@ from fedshift.engines.kernels import Kernels
 from fedshift.engines.sequential import Sequential
 from fedshift.engines.workers import Workers, can_fork
 from fedshift.errors import DivergedError, FedshiftError
-from fedshift.experiment import Experiment
 from fedshift.methods.fedavg import FedAvg
 from fedshift.runs import runner
 from fedshift.runs.folder import RunFolder
 from fedshift.runs.progress import Progress
-from fedshift.runs.rounds import advance
-from fedshift.runs.simulation import Simulation
+from fedshift.settings.experiment import Experiment
+from fedshift.simulation.rounds import advance
+from fedshift.simulation.simulation import Simulation
 from test_methods import assert_same
 
 pytestmark = pytest.mark.skipif(not can_fork(), reason="processes cannot be forked here")
@@ -165,10 +165,10 @@ import time
 from conftest import TINY
 from fedshift.engines.kernels import Kernels
 from fedshift.engines.workers import Workers
-from fedshift.grid import expand, override
+from fedshift.settings.grid import expand, override
 from fedshift.methods.fedavg import FedAvg
-from fedshift.runs.rounds import advance
-from fedshift.runs.simulation import Simulation
+from fedshift.simulation.rounds import advance
+from fedshift.simulation.simulation import Simulation
 plain = FedAvg.loss
 def loss(self, net, batch, context):
     if context.round == 2:

@@ -9,10 +9,11 @@ from typing import Literal
 import torch
 
 import fedshift
-from fedshift.catalogue import Count, WholeNumber, setting
-from fedshift.core.streams import Streams
-from fedshift.data.dataset import Dataset, DomainData
+from fedshift.datasets.dataset import Dataset
+from fedshift.federation.domains import DomainData
 from fedshift.methods.fedsr import FedSR
+from fedshift.settings.catalogue import Count, WholeNumber, setting
+from fedshift.streams import Streams
 
 
 @fedshift.DATASETS.register("tiny")

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedshift.api import Comparison, compare, load, resume
-    from fedshift.catalogue import DATASETS, METHODS, MODELS, PARTITIONS, PROTOCOLS, Range, setting
     from fedshift.core.contract import (
         Batch,
         Context,
@@ -27,9 +26,10 @@ if TYPE_CHECKING:
         Terms,
     )
     from fedshift.core.net import Net
-    from fedshift.core.streams import Draw
     from fedshift.errors import FedshiftError
     from fedshift.methods.fedavg import FedAvg
+    from fedshift.settings.catalogue import DATASETS, METHODS, MODELS, PARTITIONS, PROTOCOLS, Range, setting
+    from fedshift.streams import Draw
 
 __version__ = "0.1.0"
 
@@ -38,13 +38,13 @@ _HOMES = {
     "compare": "api",
     "load": "api",
     "resume": "api",
-    "DATASETS": "catalogue",
-    "METHODS": "catalogue",
-    "MODELS": "catalogue",
-    "PARTITIONS": "catalogue",
-    "PROTOCOLS": "catalogue",
-    "Range": "catalogue",
-    "setting": "catalogue",
+    "DATASETS": "settings.catalogue",
+    "METHODS": "settings.catalogue",
+    "MODELS": "settings.catalogue",
+    "PARTITIONS": "settings.catalogue",
+    "PROTOCOLS": "settings.catalogue",
+    "Range": "settings.catalogue",
+    "setting": "settings.catalogue",
     "Batch": "core.contract",
     "Context": "core.contract",
     "Exchange": "core.contract",
@@ -59,7 +59,7 @@ _HOMES = {
     "Stage": "core.contract",
     "Terms": "core.contract",
     "Net": "core.net",
-    "Draw": "core.streams",
+    "Draw": "streams",
     "FedAvg": "methods.fedavg",
     "FedshiftError": "errors",
 }

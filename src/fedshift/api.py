@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedshift import grid
 from fedshift.errors import FedshiftError
 from fedshift.reporting.page import write_report
 from fedshift.reporting.results import Measured, Results, Row
@@ -15,6 +14,7 @@ from fedshift.reporting.table import as_text, tables
 from fedshift.runs import runner
 from fedshift.runs.folder import RunFolder, find
 from fedshift.runs.progress import Progress
+from fedshift.settings import grid
 
 
 @dataclass(frozen=True)

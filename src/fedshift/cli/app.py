@@ -15,8 +15,8 @@ from fedshift.errors import DivergedError, FedshiftError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedshift.experiment import Experiment
     from fedshift.reporting.results import Results
+    from fedshift.settings.experiment import Experiment
 
 INTERRUPTED = 130
 WIDTH_OF_FILES = 160
@@ -35,7 +35,7 @@ def _names(kind: str) -> Any:
     """Tab completion of the names in a catalogue, after the last comma."""
 
     def complete(incomplete: str) -> list[str]:
-        from fedshift import catalogue
+        from fedshift.settings import catalogue
 
         before, comma, word = incomplete.rpartition(",")
         return [f"{before}{comma}{name}" for name in getattr(catalogue, kind) if name.startswith(word)]
@@ -115,7 +115,7 @@ def _experiment_command(
         set_: SetOption = None,
         dry_run: DryRunOption = False,
     ) -> None:
-        from fedshift.grid import expand, override, parse_assignment, parse_value, read
+        from fedshift.settings.grid import expand, override, parse_assignment, parse_value, read
 
         options = {
             "method.name": method,
@@ -187,7 +187,7 @@ def _bench(experiments: list[Experiment], dry_run: bool) -> None:
     from rich.table import Table
 
     from fedshift.engines.calibration import Measured, calibrate, fastest, remember
-    from fedshift.runs.simulation import Simulation
+    from fedshift.simulation.simulation import Simulation
 
     console = _console()
 
@@ -248,9 +248,9 @@ def _carry_out(experiments: list[Experiment], fresh: bool) -> None:
 
 
 def _index(experiments: list[Experiment], dry_run: bool) -> None:
-    from fedshift.reporting.index import check_writable, write_index
+    from fedshift.cli.indexing import describe, make_index
     from fedshift.reporting.live import LiveProgress
-    from fedshift.runs.indexing import describe, make_index
+    from fedshift.reporting.similarity import check_writable, write_index
 
     console = _console()
     # Runs that differ only in how they use the index share it.
@@ -353,7 +353,7 @@ def _print_estimates(experiments: list[Experiment]) -> None:
 
     from fedshift.reporting.results import flattened, label
     from fedshift.reporting.units import bytes_text, clock
-    from fedshift.runs.dry_run import estimate
+    from fedshift.simulation.dry_run import estimate
 
     groups: dict[str, list[Experiment]] = {}
     for experiment in experiments:
@@ -426,7 +426,7 @@ def list_(
 ) -> None:
     """List what an experiment can name."""
     from fedshift.cli.catalogues import print_list
-    from fedshift.experiment import load_plugins
+    from fedshift.settings.experiment import load_plugins
 
     load_plugins([str(path) for path in plugin or []])
     print_list(kind)
@@ -445,7 +445,7 @@ def show(
 ) -> None:
     """Show the settings of a method (or data set, model, ...): defaults, search ranges, source."""
     from fedshift.cli.catalogues import print_settings
-    from fedshift.experiment import load_plugins
+    from fedshift.settings.experiment import load_plugins
 
     load_plugins([str(path) for path in plugin or []])
     print_settings(name)

@@ -13,7 +13,10 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 
-from fedshift.catalogue import (
+from fedshift.core.contract import Method
+from fedshift.errors import UnknownNameError
+from fedshift.experiments import shipped, shipped_text
+from fedshift.settings.catalogue import (
     DATASETS,
     ENCODERS,
     INDICES,
@@ -25,10 +28,7 @@ from fedshift.catalogue import (
     Spec,
     setting_type,
 )
-from fedshift.core.contract import Method
-from fedshift.errors import UnknownNameError
-from fedshift.experiment import PLAIN
-from fedshift.experiments import shipped, shipped_text
+from fedshift.settings.experiment import PLAIN
 
 KINDS = {
     "methods": METHODS,

@@ -15,15 +15,16 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedshift.catalogue import Spec, setting
 from fedshift.core.messages import Down, Tensors, Up
 from fedshift.core.net import Net, batch_norm_tensors
 from fedshift.core.state import Moments
-from fedshift.core.streams import Draws, Streams
+from fedshift.settings.catalogue import Spec, setting
+from fedshift.streams import Draws, Streams
 
 if TYPE_CHECKING:
-    from fedshift.data.federation import Federation, Samples
-    from fedshift.models.model import ModelSpec
+    from fedshift.core.model import ModelBuilder
+    from fedshift.federation.federation import Federation
+    from fedshift.federation.samples import Samples
 
 Scope = Literal["shared", "client", "server", "down"]
 Terms = dict[str, Tensor]
@@ -76,7 +77,7 @@ class Part:
     follows_bn: bool = True
 
 
-def no_draws(spec: ModelSpec, batch: int) -> Draws:
+def no_draws(spec: ModelBuilder, batch: int) -> Draws:
     """No noise at all."""
     return {}
 
@@ -107,7 +108,7 @@ class Objective:
     name: str
     loss: Callable[[Net, Batch, Context], Terms]
     moves: tuple[str, ...]
-    draws: Callable[[ModelSpec, int], Draws] = no_draws
+    draws: Callable[[ModelBuilder, int], Draws] = no_draws
     optimiser: Optimiser = Optimiser()
     repeats: int = 1
 
@@ -139,7 +140,7 @@ class Measure:
 
     name: str
     measure: Callable[[Net, Batch, Context], Tensors]
-    draws: Callable[[ModelSpec, int], Draws] = no_draws
+    draws: Callable[[ModelBuilder, int], Draws] = no_draws
 
 
 @dataclass(frozen=True)
@@ -268,7 +269,7 @@ class Method(Spec):
 
     # What it is made of -------------------------------------------------------------------------
 
-    def parts(self, spec: ModelSpec) -> dict[str, Part]:
+    def parts(self, spec: ModelBuilder) -> dict[str, Part]:
         """The named parts, fresh from their initial values."""
         raise NotImplementedError
 
@@ -284,7 +285,7 @@ class Method(Spec):
         """The parts that :meth:`predict` reads; what a client keeps of them makes its model its own."""
         return ("encoder", "head")
 
-    def prediction_draws(self, spec: ModelSpec, batch: int) -> Draws:
+    def prediction_draws(self, spec: ModelBuilder, batch: int) -> Draws:
         """The noise that :meth:`predict` uses for a batch."""
         return no_draws(spec, batch)
 

@@ -19,11 +19,11 @@ from typing import ClassVar
 
 import torch
 
-from fedshift.catalogue import setting
-from fedshift.core.streams import Streams
-from fedshift.data.dataset import DomainData
-from fedshift.data.mnist import FASHION, MNIST, read_mnist
-from fedshift.data.shortcuts import Probability, ShortcutDataset
+from fedshift.datasets.mnist import FASHION, MNIST, read_mnist
+from fedshift.datasets.shortcuts import Probability, ShortcutDataset
+from fedshift.federation.domains import DomainData
+from fedshift.settings.catalogue import setting
+from fedshift.streams import Streams
 
 WINDOWS = ((0, 1, 5, 6), (1, 2, 6, 7), (2, 3, 7, 8), (3, 4, 8, 9))  # FedPIN, E.1
 RED, GREEN = 0, 1

@@ -26,13 +26,14 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from fedshift.catalogue import Fraction, Pixels, setting
-from fedshift.core.streams import Streams
-from fedshift.data.dataset import Dataset, DomainData
-from fedshift.data.images import decode
-from fedshift.data.mnist import read_mnist
+from fedshift.datasets.dataset import Dataset
+from fedshift.datasets.images import decode
+from fedshift.datasets.mnist import read_mnist
 from fedshift.datasets.parquet import Columns, ParquetSource, class_name, image_bytes, parquet_files
 from fedshift.errors import FedshiftError, need
+from fedshift.federation.domains import DomainData
+from fedshift.settings.catalogue import Fraction, Pixels, setting
+from fedshift.streams import Streams
 
 Domain = Literal["mnist", "mnist-m", "usps", "svhn"]
 Encoded = tuple[str, bytes | Path, int]  # where it is, for an error; the image; its digit

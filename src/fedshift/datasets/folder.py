@@ -8,11 +8,12 @@ from pathlib import Path
 
 from PIL import Image
 
-from fedshift.catalogue import setting
-from fedshift.core.streams import Streams
-from fedshift.data.dataset import DomainData, ImageDataset
-from fedshift.data.images import Row, domain_data
+from fedshift.datasets.dataset import ImageDataset
+from fedshift.datasets.images import Row, domain_data
 from fedshift.errors import FedshiftError
+from fedshift.federation.domains import DomainData
+from fedshift.settings.catalogue import setting
+from fedshift.streams import Streams
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedshift.catalogue import setting
-from fedshift.core.streams import Streams
-from fedshift.data.dataset import DomainData, ImageDataset
-from fedshift.data.images import Row, domain_data
+from fedshift.datasets.dataset import ImageDataset
+from fedshift.datasets.images import Row, domain_data
 from fedshift.datasets.parquet import Columns, class_name, image_bytes
 from fedshift.errors import FedshiftError, need
+from fedshift.federation.domains import DomainData
+from fedshift.settings.catalogue import setting
+from fedshift.streams import Streams
 
 PARQUET_INSTEAD = "give a Parquet file of it instead: --set data.name=parquet --set data.path=FILE"
 

@@ -24,14 +24,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from fedshift.catalogue import Count, Pixels, setting
-from fedshift.core.streams import Streams
-from fedshift.data.dataset import DomainData, ImageDataset
-from fedshift.data.images import Source, domain_data
+from fedshift.datasets.dataset import ImageDataset
 from fedshift.datasets.folder import FolderSource
 from fedshift.datasets.hub import HubSource
+from fedshift.datasets.images import Source, domain_data
 from fedshift.datasets.parquet import Columns, ParquetSource, parquet_files
 from fedshift.errors import FedshiftError, UnknownNameError
+from fedshift.federation.domains import DomainData
+from fedshift.settings.catalogue import Count, Pixels, setting
+from fedshift.streams import Streams
 
 PATH_HELP = "'hub', a Parquet file or a folder of them, or a folder laid out as folder/domain/class/file"
 

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedshift.catalogue import setting
-from fedshift.core.streams import Streams
-from fedshift.data.dataset import DomainData, ImageDataset
-from fedshift.data.images import Row, domain_data
+from fedshift.datasets.dataset import ImageDataset
+from fedshift.datasets.images import Row, domain_data
 from fedshift.errors import FedshiftError, need
+from fedshift.federation.domains import DomainData
+from fedshift.settings.catalogue import setting
+from fedshift.streams import Streams
 
 
 class Columns(NamedTuple):

@@ -16,11 +16,12 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 
-from fedshift.catalogue import Count, setting
-from fedshift.core.streams import Streams
-from fedshift.data.dataset import Dataset, DomainData
-from fedshift.data.mnist import Labels, read_mnist
+from fedshift.datasets.dataset import Dataset
+from fedshift.datasets.mnist import Labels, read_mnist
 from fedshift.errors import FedshiftError
+from fedshift.federation.domains import DomainData
+from fedshift.settings.catalogue import Count, setting
+from fedshift.streams import Streams
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,12 +28,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedshift.catalogue import Count, Fraction, WholeNumber, setting
-from fedshift.content import digest
-from fedshift.core.streams import Streams
-from fedshift.data.dataset import Dataset, DomainData
-from fedshift.data.inputs import Inputs
+from fedshift.datasets.dataset import Dataset
 from fedshift.errors import FedshiftError
+from fedshift.federation.domains import DomainData
+from fedshift.federation.inputs import Inputs
+from fedshift.settings.catalogue import Count, Fraction, WholeNumber, setting
+from fedshift.settings.content import digest
+from fedshift.streams import Streams
 
 Texts = Mapping[str, Sequence[str]]  # each role's texts, in order
 

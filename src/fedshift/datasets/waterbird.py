@@ -28,13 +28,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fedshift.catalogue import Count, Pixels, setting
-from fedshift.core.streams import Streams
-from fedshift.data.dataset import DomainData
-from fedshift.data.images import decode
-from fedshift.data.inputs import Inputs
-from fedshift.data.shortcuts import Plan, Probability, ShortcutDataset
+from fedshift.datasets.images import decode
+from fedshift.datasets.shortcuts import Plan, Probability, ShortcutDataset
 from fedshift.errors import FedshiftError
+from fedshift.federation.domains import DomainData
+from fedshift.federation.inputs import Inputs
+from fedshift.settings.catalogue import Count, Pixels, setting
+from fedshift.streams import Streams
 
 # The families of seabirds and waterfowl among CUB's species (Sagawa et al., in the release's script).
 WATERBIRDS = (

@@ -24,11 +24,12 @@ from typing import ClassVar, Literal, NamedTuple
 
 import torch
 
-from fedshift.catalogue import Count, Pixels, WholeNumber, setting
-from fedshift.core.streams import Streams
-from fedshift.data.dataset import DomainData, ImageDataset
-from fedshift.data.images import domain_data
+from fedshift.datasets.dataset import ImageDataset
+from fedshift.datasets.images import domain_data
 from fedshift.errors import FedshiftError
+from fedshift.federation.domains import DomainData
+from fedshift.settings.catalogue import Count, Pixels, WholeNumber, setting
+from fedshift.streams import Streams
 
 Record = dict[str, str]
 

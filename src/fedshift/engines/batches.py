@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedshift.core.streams import Streams
+from fedshift.streams import Streams
 
 
 @dataclass(frozen=True)

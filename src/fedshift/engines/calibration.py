@@ -30,7 +30,7 @@ from fedshift.engines.machine import cores
 from fedshift.engines.sequential import lane_of
 from fedshift.engines.workers import can_fork
 from fedshift.errors import DivergedError, FedshiftError
-from fedshift.experiment import RunOptions
+from fedshift.settings.experiment import RunOptions
 
 STEPS = 2  # steps of each phase that a client takes while it is measured alone
 LONG_ENOUGH = 30.0  # milliseconds of a client's work in a cohort, so that what a message costs is not all

@@ -11,11 +11,13 @@ import torch
 
 from fedshift.core.contract import Exchange, Method, Part, Replies, Scope, ServerState, Stage, tensor_scopes
 from fedshift.core.messages import Down, Tensors, Up
+from fedshift.core.model import ModelBuilder
 from fedshift.core.state import ClientState
-from fedshift.core.streams import Streams
-from fedshift.data.federation import Client, Environment, Federation
-from fedshift.experiment import Evaluate, Train
-from fedshift.models.model import ModelSpec
+from fedshift.core.training import Evaluate, Train
+from fedshift.federation.clients import Client
+from fedshift.federation.environments import Environment
+from fedshift.federation.federation import Federation
+from fedshift.streams import Streams
 
 SERVER = -1  # the server's number where clients have theirs
 DTYPES = {"float32": torch.float32, "bfloat16": torch.float32, "float64": torch.float64}
@@ -37,7 +39,7 @@ class Setup:
     """
 
     method: Method
-    spec: ModelSpec
+    spec: ModelBuilder
     parts: Mapping[str, Part]
     federation: Federation
     train: Train

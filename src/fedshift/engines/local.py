@@ -19,14 +19,14 @@ from fedshift.core.contract import Batch, Context, Measure, Objective, Phase, Re
 from fedshift.core.messages import Tensors
 from fedshift.core.net import Net
 from fedshift.core.state import Moments
-from fedshift.core.streams import Draws, sample_draws
-from fedshift.data.federation import Samples
-from fedshift.data.inputs import Inputs
 from fedshift.engines.banks import Bank, Given
 from fedshift.engines.batches import BatchOrder
 from fedshift.engines.engine import SERVER, Moment, Setup
 from fedshift.engines.graphs import replayed
 from fedshift.errors import DivergedError, FedshiftError
+from fedshift.federation.inputs import Inputs
+from fedshift.federation.samples import Samples
+from fedshift.streams import Draws, sample_draws
 
 Phases = Sequence[Phase | Measure]
 

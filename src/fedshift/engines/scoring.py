@@ -11,11 +11,11 @@ from torch import Tensor
 
 from fedshift.core.contract import Batch, Context
 from fedshift.core.net import Net, batch_norms
-from fedshift.core.streams import sample_draws
 from fedshift.engines.banks import Bank
 from fedshift.engines.engine import Question, Score, Setup
 from fedshift.engines.local import advice, even_chunks, set_modes
 from fedshift.errors import DivergedError
+from fedshift.streams import sample_draws
 
 
 def alike(questions: Iterable[Question]) -> Iterator[list[Question]]:

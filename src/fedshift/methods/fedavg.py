@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedshift.core.contract import Batch, Context, Measure, Method, Objective, Part, Phase, Terms, no_draws
+from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net
-from fedshift.core.streams import Draws
-from fedshift.models.model import ModelSpec
+from fedshift.streams import Draws
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class FedAvg(Method):
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017, Algorithm 1"
     regulariser: ClassVar[str | None] = None  # the setting that weighs the method's own local regulariser
 
-    def parts(self, spec: ModelSpec) -> dict[str, Part]:
+    def parts(self, spec: ModelBuilder) -> dict[str, Part]:
         """An encoder x -> z and a linear head z -> logits, both shared."""
         return {"encoder": Part(spec.encoder()), "head": Part(spec.head())}
 
@@ -46,7 +46,7 @@ class FedAvg(Method):
         z: Tensor = net.encoder(x)
         return z
 
-    def draws(self, spec: ModelSpec, batch: int) -> Draws:
+    def draws(self, spec: ModelBuilder, batch: int) -> Draws:
         """The noise that :meth:`loss` uses for a batch."""
         return no_draws(spec, batch)
 

@@ -17,11 +17,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from fedshift.catalogue import NonNegative, setting
 from fedshift.core.contract import Part, Replies, ServerState
+from fedshift.core.model import ModelBuilder
 from fedshift.core.net import mirror
 from fedshift.methods.fedavg import FedAvg
-from fedshift.models.model import ModelSpec
+from fedshift.settings.catalogue import NonNegative, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class FedAvgM(FedAvg):
 
     beta: NonNegative = setting(0.9, help="server momentum", source="the momentum update of v", search=(0.1, 0.5, 1.0))
 
-    def parts(self, spec: ModelSpec) -> dict[str, Part]:
+    def parts(self, spec: ModelBuilder) -> dict[str, Part]:
         """FedAvg's parts, and the velocity v of each parameter on the server."""
         parts = super().parts(spec)
         velocity = mirror({name: part.module for name, part in parts.items()})

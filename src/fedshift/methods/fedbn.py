@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from fedshift.catalogue import setting
 from fedshift.methods.fedavg import FedAvg
+from fedshift.settings.catalogue import setting
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,7 +33,6 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
-from fedshift.catalogue import Count, NonNegative, Positive, Range, WholeNumber, setting
 from fedshift.core.contract import (
     Batch,
     Context,
@@ -48,10 +47,11 @@ from fedshift.core.contract import (
     Terms,
 )
 from fedshift.core.messages import Tensors
+from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net
-from fedshift.core.streams import Draw, Draws
 from fedshift.methods.gaussian import Probabilistic, gaussian_kl
-from fedshift.models.model import ModelSpec
+from fedshift.settings.catalogue import Count, NonNegative, Positive, Range, WholeNumber, setting
+from fedshift.streams import Draw, Draws
 
 BatchNormSize = Annotated[int, Strict(), Ge(2)]  # one sample has no variance
 
@@ -150,7 +150,7 @@ class FedCiR(Probabilistic):
 
     # What it is made of -------------------------------------------------------------------------
 
-    def parts(self, spec: ModelSpec) -> dict[str, Part]:
+    def parts(self, spec: ModelBuilder) -> dict[str, Part]:
         """A Gaussian encoder, a head, and what the active terms need: the generator, and the class Gaussians."""
         parts = super().parts(spec)
         if self.l_reg > 0 or self.l_align > 0:
@@ -160,21 +160,21 @@ class FedCiR(Probabilistic):
             parts["gaussians"] = Part(EstimatedGaussians(spec.classes, spec.dim), "down")
         return parts
 
-    def generator(self, spec: ModelSpec) -> Generator:
+    def generator(self, spec: ModelBuilder) -> Generator:
         """G, of the sizes that are set."""
         return Generator(spec.classes, self.noise_dim(spec), self.generator_hidden or spec.dim, spec.dim)
 
-    def noise_dim(self, spec: ModelSpec) -> int:
+    def noise_dim(self, spec: ModelBuilder) -> int:
         """The dimension of the noise that G reads."""
         return self.generator_noise or max(1, spec.dim // 2)
 
     # On a client --------------------------------------------------------------------------------
 
-    def draws(self, spec: ModelSpec, batch: int) -> Draws:
+    def draws(self, spec: ModelBuilder, batch: int) -> Draws:
         """The noise of z, and as many labels and noise vectors for G."""
         return super().draws(spec, batch) | (self.generated(spec, batch) if self.l_reg > 0 else {})
 
-    def generated(self, spec: ModelSpec, count: int) -> Draws:
+    def generated(self, spec: ModelBuilder, count: int) -> Draws:
         """Labels (count,), uniform over the classes, and normal noise (count, noise) for G."""
         return {
             "labels": Draw((count,), "integers", spec.classes),
@@ -209,7 +209,7 @@ class FedCiR(Probabilistic):
             phases.append(Measure("estimate", self.estimate, self.estimate_draws))
         return phases
 
-    def generator_draws(self, spec: ModelSpec, batch: int) -> Draws:
+    def generator_draws(self, spec: ModelBuilder, batch: int) -> Draws:
         """Labels and noise of a server step; the server's batch itself is empty."""
         return self.generated(spec, self.generator_batch)
 
@@ -219,7 +219,7 @@ class FedCiR(Probabilistic):
         z = net.generator(labels, context.noise["noise"])
         return {"consensus": F.nll_loss(log_mixture(net.head, context.replies, z), labels)}
 
-    def estimate_draws(self, spec: ModelSpec, batch: int) -> Draws:
+    def estimate_draws(self, spec: ModelBuilder, batch: int) -> Draws:
         """``mle_samples`` noise vectors for each class."""
         return {"noise": Draw((spec.classes, self.mle_samples, self.noise_dim(spec)))}
 

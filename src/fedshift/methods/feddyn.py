@@ -25,7 +25,6 @@ from typing import ClassVar
 
 import torch
 
-from fedshift.catalogue import Positive, Range, setting
 from fedshift.core.contract import (
     Batch,
     Context,
@@ -40,9 +39,10 @@ from fedshift.core.contract import (
     Terms,
 )
 from fedshift.core.messages import Tensors
+from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net, mirror
 from fedshift.methods.fedavg import FedAvg
-from fedshift.models.model import ModelSpec
+from fedshift.settings.catalogue import Positive, Range, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class FedDyn(FedAvg):
     )
     max_norm: Positive = setting(10.0, help="largest norm of a step's gradient (public code)")
 
-    def parts(self, spec: ModelSpec) -> dict[str, Part]:
+    def parts(self, spec: ModelBuilder) -> dict[str, Part]:
         """FedAvg's parts, each client's dual g_k, and the server's correction h, both 0 at first."""
         parts = super().parts(spec)
         modules = {name: part.module for name, part in parts.items()}

@@ -31,7 +31,6 @@ from torch import Tensor
 from torch.func import functional_call, grad_and_value
 from torch.nn import functional as F
 
-from fedshift.catalogue import NonNegative, setting
 from fedshift.core.contract import (
     Batch,
     Context,
@@ -47,9 +46,10 @@ from fedshift.core.contract import (
     weighted_mean,
 )
 from fedshift.core.messages import Down, Tensors, Up
+from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net, mirror
 from fedshift.methods.fedavg import FedAvg
-from fedshift.models.model import ModelSpec
+from fedshift.settings.catalogue import NonNegative, setting
 
 Memory = Annotated[float, Strict(), Interval(ge=0, lt=1)]
 
@@ -88,7 +88,7 @@ class FedIIR(FedAvg):
     lam: NonNegative = setting(1e-3, help="weight of the gradient penalty", search=(1e-2, 1e-3, 5e-4))
     ema: Memory = setting(0.95, help="memory of the mean gradient g, from 0 to below 1", search=(0.95, 0.5, 0.1))
 
-    def parts(self, spec: ModelSpec) -> dict[str, Part]:
+    def parts(self, spec: ModelBuilder) -> dict[str, Part]:
         """FedAvg's parts, and the mean gradient g of the head, which only the server changes."""
         parts = super().parts(spec)
         return {**parts, "invariant": Part(mirror({"head": parts["head"].module}), "down")}

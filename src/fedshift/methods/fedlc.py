@@ -21,10 +21,10 @@ from typing import ClassVar, Literal
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedshift.catalogue import NonNegative, Range, setting
 from fedshift.core.contract import Batch, Context, Terms
 from fedshift.core.net import Net
 from fedshift.methods.fedavg import FedAvg
+from fedshift.settings.catalogue import NonNegative, Range, setting
 
 
 def calibrated(logits: Tensor, counts: Tensor, tau: float) -> Tensor:

@@ -40,12 +40,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedshift.catalogue import Count, NonNegative, Positive, Range, setting
 from fedshift.core.contract import Batch, Context, Measure, Objective, Part, Phase, ServerState, Terms
 from fedshift.core.messages import Tensors
+from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net
 from fedshift.methods.fedpin_global import GlobalModel
-from fedshift.models.model import ModelSpec
+from fedshift.settings.catalogue import Count, NonNegative, Positive, Range, setting
 
 PERSONAL = {"personal_encoder": "encoder", "personal_head": "head"}  # and the part of the global model it stands for
 
@@ -79,11 +79,11 @@ class Personalised(GlobalModel):
         "global", help="a client's own encoders start from the global one's initial values, or draws of their own"
     )
 
-    def parts(self, spec: ModelSpec) -> dict[str, Part]:
+    def parts(self, spec: ModelBuilder) -> dict[str, Part]:
         """The global parts, and Phi_u and omega_u."""
         return {**super().parts(spec), **self.own_model(spec, "personal")}
 
-    def own_model(self, spec: ModelSpec, role: str) -> dict[str, Part]:
+    def own_model(self, spec: ModelBuilder, role: str) -> dict[str, Part]:
         """An encoder and a head that stay on the client."""
         if self.start == "global":
             encoder, head = spec.encoder(), spec.head()
@@ -147,7 +147,7 @@ class FedPIN(Personalised):
     )
     temperature: Positive = setting(0.5, help="tau of the contrast; not in the paper", search=(0.1, 0.5, 1.0))
 
-    def parts(self, spec: ModelSpec) -> dict[str, Part]:
+    def parts(self, spec: ModelBuilder) -> dict[str, Part]:
         """The global and the personal parts, and Psi_u and omega_psi where the contrast weighs."""
         return {**super().parts(spec), **(self.own_model(spec, "shortcut") if self.lam > 0 else {})}
 

@@ -35,7 +35,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedshift.catalogue import Count, NonNegative, Positive, Range, WholeNumber, setting
 from fedshift.core.contract import (
     Batch,
     Context,
@@ -51,10 +50,11 @@ from fedshift.core.contract import (
     Terms,
 )
 from fedshift.core.messages import Tensors, Up
+from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net
 from fedshift.errors import FedshiftError
 from fedshift.methods.fedavg import FedAvg
-from fedshift.models.model import ModelSpec
+from fedshift.settings.catalogue import Count, NonNegative, Positive, Range, WholeNumber, setting
 
 BY_OWNER = "auxiliary.first.weight"  # its last columns are the clients' own
 
@@ -120,7 +120,7 @@ class GlobalModel(FedAvg):
                 "omega_a that descends for itself: set auxiliary = 'minimise', or leave them out."
             )
 
-    def parts(self, spec: ModelSpec) -> dict[str, Part]:
+    def parts(self, spec: ModelBuilder) -> dict[str, Part]:
         """Phi_g and omega_g, and omega_a where alpha weighs; per client it starts as omega_g."""
         parts = super().parts(spec)
         if self.alpha == 0:
@@ -220,7 +220,7 @@ class FineTuned(GlobalModel):
     finetune_steps: Count = setting(50, help="steps of fine-tuning, as 'unit' counts them; not in the paper")
     finetune_lr: Positive | None = setting(None, help="learning rate of fine-tuning; by default that of [train]")
 
-    def parts(self, spec: ModelSpec) -> dict[str, Part]:
+    def parts(self, spec: ModelBuilder) -> dict[str, Part]:
         """The global parts and the place of the client's copy."""
         return {**super().parts(spec), "tuned": Part(Tuned(spec.encoder(), spec.head()), "client")}
 

@@ -14,10 +14,10 @@ from typing import ClassVar
 
 import torch
 
-from fedshift.catalogue import NonNegative, setting
 from fedshift.core.contract import Batch, Context, Terms
 from fedshift.core.net import Net
 from fedshift.methods.fedavg import FedAvg
+from fedshift.settings.catalogue import NonNegative, setting
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,11 +24,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedshift.catalogue import NonNegative, Range, setting
 from fedshift.core.contract import Batch, Context, Part, Terms
+from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net
 from fedshift.methods.gaussian import Probabilistic, gaussian_kl
-from fedshift.models.model import ModelSpec
+from fedshift.settings.catalogue import NonNegative, Range, setting
 
 
 class ClassGaussians(nn.Module):
@@ -79,7 +79,7 @@ class FedSR(Probabilistic):
         """Whether the encoder gives a distribution of z."""
         return self.cmi > 0
 
-    def parts(self, spec: ModelSpec) -> dict[str, Part]:
+    def parts(self, spec: ModelBuilder) -> dict[str, Part]:
         """A Gaussian encoder, a linear head, and the class Gaussians r(z|y); as FedAvg where z is deterministic."""
         parts = super().parts(spec)
         if self.probabilistic:

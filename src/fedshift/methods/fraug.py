@@ -41,14 +41,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedshift.catalogue import Fraction, NonNegative, Positive, Range, setting
 from fedshift.core.contract import Batch, Context, Measure, Objective, Optimiser, Part, Phase, Terms
+from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net
-from fedshift.core.streams import Draw, Draws
 from fedshift.errors import FedshiftError
 from fedshift.methods.fedavg import FedAvg
 from fedshift.methods.mmd import bandwidth, mmd, mmd_of_each
-from fedshift.models.model import ModelSpec
+from fedshift.settings.catalogue import Fraction, NonNegative, Positive, Range, setting
+from fedshift.streams import Draw, Draws
 
 
 class Conditional(nn.Module):
@@ -206,7 +206,7 @@ class FRAug(FedAvg):
                 "of them, or take the method 'fedbn'."
             )
 
-    def parts(self, spec: ModelSpec) -> dict[str, Part]:
+    def parts(self, spec: ModelBuilder) -> dict[str, Part]:
         """FedBN's parts, the shared generator, and what stays at home: RTNet and the prototypes."""
         made = spec.initialised("generator", lambda: make_generator(spec.classes, spec.dim))
         parts = {**super().parts(spec), "generator": Part(made, follows_bn=False)}
@@ -230,7 +230,7 @@ class FRAug(FedAvg):
             objectives.append(Objective("rtnet", self.rtnet_loss, ("rtnet",), self.draws, Optimiser(lr=self.lr_rtnet)))
         return (Phase("train", tuple(objectives)),)
 
-    def draws(self, spec: ModelSpec, batch: int) -> Draws:
+    def draws(self, spec: ModelBuilder, batch: int) -> Draws:
         """Standard normal z for each sample, and z' for each class."""
         k = noise_dim(spec.dim)
         return {"z": Draw((batch, k)), "z_classes": Draw((spec.classes, k))}

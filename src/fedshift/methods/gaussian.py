@@ -16,12 +16,12 @@ from typing import ClassVar
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedshift.catalogue import WholeNumber, setting
 from fedshift.core.contract import Batch, Context, Part, Terms
+from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net
-from fedshift.core.streams import Draw, Draws
 from fedshift.methods.fedavg import FedAvg
-from fedshift.models.model import ModelSpec
+from fedshift.settings.catalogue import WholeNumber, setting
+from fedshift.streams import Draw, Draws
 
 
 def gaussian_kl(mean: Tensor, sigma: Tensor, to_mean: Tensor, to_sigma: Tensor) -> Tensor:
@@ -48,7 +48,7 @@ class Probabilistic(FedAvg):
         """Whether the encoder gives a distribution of z; if not, all is as in FedAvg."""
         return True
 
-    def parts(self, spec: ModelSpec) -> dict[str, Part]:
+    def parts(self, spec: ModelBuilder) -> dict[str, Part]:
         """A Gaussian encoder x -> (mu, sigma) and a linear head, both shared."""
         if not self.probabilistic:
             return super().parts(spec)
@@ -61,7 +61,7 @@ class Probabilistic(FedAvg):
         mu: Tensor = net.encoder(x)[0]
         return mu
 
-    def draws(self, spec: ModelSpec, batch: int) -> Draws:
+    def draws(self, spec: ModelBuilder, batch: int) -> Draws:
         """One standard normal sample for each image."""
         return {"eps": Draw((batch, spec.dim))} if self.probabilistic else {}
 
@@ -73,7 +73,7 @@ class Probabilistic(FedAvg):
         z = mu + sigma * context.noise["eps"]
         return {"cross_entropy": F.cross_entropy(net.head(z), batch.y)}
 
-    def prediction_draws(self, spec: ModelSpec, batch: int) -> Draws:
+    def prediction_draws(self, spec: ModelBuilder, batch: int) -> Draws:
         """``test_samples`` standard normal samples for each image."""
         if not (self.probabilistic and self.test_samples):
             return {}

@@ -15,11 +15,12 @@ from typing import ClassVar
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedshift.catalogue import Fraction, setting
 from fedshift.core.contract import Measure, Objective, Phase, Stage
-from fedshift.core.streams import Streams
-from fedshift.data.federation import Federation, Samples
+from fedshift.federation.federation import Federation
+from fedshift.federation.samples import Samples
 from fedshift.methods.references import Single
+from fedshift.settings.catalogue import Fraction, setting
+from fedshift.streams import Streams
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,12 +27,12 @@ from typing import ClassVar, Literal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedshift.catalogue import Count, NonNegative, Positive, setting
 from fedshift.core.contract import Batch, Context, LocalWork, Part, Terms
 from fedshift.core.messages import Tensors
+from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net
 from fedshift.methods.fedavg import FedAvg
-from fedshift.models.model import ModelSpec
+from fedshift.settings.catalogue import Count, NonNegative, Positive, setting
 
 
 def contrast(z: Tensor, positive: Tensor, negative: Tensor, temperature: float) -> Tensor:
@@ -59,7 +59,7 @@ class MOON(FedAvg):
     )
     projection_dim: Count = setting(256, help="outputs of the projection 'mlp'", source="Sec. 4.1")
 
-    def parts(self, spec: ModelSpec) -> dict[str, Part]:
+    def parts(self, spec: ModelBuilder) -> dict[str, Part]:
         """Encoder, projection and head, shared; the client's previous encoder and projection, never moved."""
         read = {"encoder": spec.encoder()}
         if self.projection == "mlp":

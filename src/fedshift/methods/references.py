@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from fedshift.catalogue import setting
 from fedshift.core.contract import Part, ServerState
 from fedshift.core.messages import Tensors
-from fedshift.data.federation import Federation
+from fedshift.core.model import ModelBuilder
+from fedshift.federation.federation import Federation
 from fedshift.methods.fedavg import FedAvg
-from fedshift.models.model import ModelSpec
+from fedshift.settings.catalogue import setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class Single(FedAvg):
 
     paper: ClassVar[str] = "the usual lower reference"
 
-    def parts(self, spec: ModelSpec) -> dict[str, Part]:
+    def parts(self, spec: ModelBuilder) -> dict[str, Part]:
         """FedAvg's parts, which stay on the client."""
         return {name: Part(part.module, "client") for name, part in super().parts(spec).items()}
 

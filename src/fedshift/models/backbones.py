@@ -12,9 +12,9 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from fedshift.catalogue import Count, setting
+from fedshift.core.model import Model, Shape
 from fedshift.errors import FedshiftError, need
-from fedshift.models.model import Model, Shape
+from fedshift.settings.catalogue import Count, setting
 
 
 class Pooled(nn.Module):

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedshift.catalogue import Count, setting
+from fedshift.core.model import Model, Shape
 from fedshift.errors import FedshiftError
-from fedshift.models.model import Model, Shape
+from fedshift.settings.catalogue import Count, setting
 
 Positions = Literal["learnable", "sinusoidal"]
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from fedshift.catalogue import Count, WholeNumber, setting
+from fedshift.core.model import Model, Shape
 from fedshift.errors import FedshiftError
-from fedshift.models.model import Model, Shape
+from fedshift.settings.catalogue import Count, WholeNumber, setting
 
 
 @dataclass(frozen=True, kw_only=True)

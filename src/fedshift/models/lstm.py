@@ -16,9 +16,9 @@ from typing import Annotated
 from annotated_types import Le
 from torch import Tensor, nn
 
-from fedshift.catalogue import Count, setting
+from fedshift.core.model import Model, Shape
 from fedshift.errors import FedshiftError
-from fedshift.models.model import Model, Shape
+from fedshift.settings.catalogue import Count, setting
 
 
 class LastState(nn.Module):

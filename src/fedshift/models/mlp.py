@@ -8,8 +8,8 @@ from math import prod
 
 from torch import nn
 
-from fedshift.catalogue import Count, setting
-from fedshift.models.model import Model, Shape
+from fedshift.core.model import Model, Shape
+from fedshift.settings.catalogue import Count, setting
 
 
 @dataclass(frozen=True, kw_only=True)

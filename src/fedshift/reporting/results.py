@@ -8,10 +8,10 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from fedshift.catalogue import PROTOCOLS
 from fedshift.errors import FedshiftError
 from fedshift.runs.folder import Record, RunFolder, find
 from fedshift.runs.selection import RULES, by_environment
+from fedshift.settings.catalogue import PROTOCOLS
 
 NOT_A_ROW = frozenset({"name", "seed", "protocol.hold_out", "method.index.path"})  # an index is made for a seed
 MOST_ENVIRONMENTS = 48  # environments of a role that are shown one by one

@@ -18,10 +18,10 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 
 from fedshift import files
-from fedshift.content import digest
 from fedshift.core.messages import Tensors, pack_in_pieces
 from fedshift.errors import FedshiftError
-from fedshift.experiment import Experiment, check_tables
+from fedshift.settings.content import digest
+from fedshift.settings.experiment import Experiment, check_tables
 
 Record = dict[str, Any]
 TIMED = frozenset({"from", "to", "seconds", "evaluation", "together", "engine"})  # what a line of times holds

@@ -12,18 +12,18 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from fedshift.content import digest
 from fedshift.engines.calibration import choose
 from fedshift.engines.choice import Choice, open_engine
 from fedshift.engines.engine import Engine
 from fedshift.engines.workers import can_fork
 from fedshift.errors import DivergedError, FedshiftError
-from fedshift.experiment import Experiment
 from fedshift.runs.folder import Record, RunFolder
 from fedshift.runs.progress import Outlook, Progress, RunProgress
-from fedshift.runs.rounds import advance
 from fedshift.runs.selection import summary
-from fedshift.runs.simulation import Simulation
+from fedshift.settings.content import digest
+from fedshift.settings.experiment import Experiment
+from fedshift.simulation.rounds import advance
+from fedshift.simulation.simulation import Simulation
 
 
 def run_path(experiment: Experiment) -> Path:

@@ -1,0 +1,1 @@
+"""What the coordinator does: selects, sends, checks, merges, counts."""

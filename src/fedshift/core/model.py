@@ -1,0 +1,96 @@
+"""What a model of the catalogue gives to a method: encoders of any width, and linear heads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedshift.errors import FedshiftError
+from fedshift.settings.catalogue import Count, Spec, setting
+from fedshift.streams import Streams
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model(Spec):
+    """A representation network; ``dim`` is the size of z."""
+
+    dim: Count = setting(64, help="dimension d of the representation z")
+
+    def encoder(self, shape: Shape, out: int) -> nn.Module:
+        """A network from inputs (B, *shape) to (B, out).
+
+        Raises:
+            FedshiftError: inputs of that shape do not fit the network.
+        """
+        raise NotImplementedError
+
+
+class GaussianEncoder(nn.Module):
+    """Two outputs a dimension: mu, and sigma = softplus(s)."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation, each (B, d)."""
+        mu, s = self.body(x).chunk(2, dim=1)
+        return mu, F.softplus(s)
+
+
+@dataclass(frozen=True)
+class ModelBuilder:
+    """Builds the modules of one federation's model, with initial values from the run's streams.
+
+    Attributes:
+        model: the network of the catalogue.
+        shape: the inputs' shape, without the batch.
+        classes: how many classes there are.
+        streams: the run's random streams; a part's initial values depend on the seed and its role only.
+        clients: how many clients there are.
+    """
+
+    model: Model
+    shape: Shape
+    classes: int
+    streams: Streams
+    clients: int
+
+    @property
+    def dim(self) -> int:
+        """The dimension d of z."""
+        return self.model.dim
+
+    def encoder(self) -> nn.Module:
+        """A deterministic encoder x -> z (B, d)."""
+        return self.initialised("encoder", lambda: self.model.encoder(self.shape, self.dim))
+
+    def gaussian_encoder(self) -> GaussianEncoder:
+        """A probabilistic encoder x -> (mu, sigma), each (B, d)."""
+        body = self.initialised("encoder", lambda: self.model.encoder(self.shape, 2 * self.dim))
+        return GaussianEncoder(body)
+
+    def head(self, features: int | None = None) -> nn.Module:
+        """A linear classifier z (B, d) -> logits (B, classes); or from another number of features."""
+        return self.initialised("head", lambda: nn.Linear(features or self.dim, self.classes))
+
+    def initialised(self, role: str, build: Callable[[], nn.Module]) -> nn.Module:
+        """Build a module with the initial values that the seed gives to this role.
+
+        Raises:
+            FedshiftError: it has dropout, which would draw from a global generator.
+        """
+        with self.streams.as_global("initialisation", role):
+            module = build()
+        for name, layer in module.named_modules():
+            if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
+                raise FedshiftError(
+                    f"Layer '{name}' of the {role} is dropout, which draws from a global generator, so the run "
+                    "could not be repeated: set its probability to 0."
+                )
+        return module

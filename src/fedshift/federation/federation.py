@@ -1,0 +1,109 @@
+"""Who holds which samples: the clients that train, and the environments on which models are scored.
+
+A federation keeps one copy of its samples: :class:`Samples` are views of a pool that all share. Clients and
+environments are made when they are asked for, from tables of a few numbers each, so that ten thousand of them cost
+hardly more than a hundred.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+
+from fedshift.errors import FedshiftError
+from fedshift.federation.clients import Client
+from fedshift.federation.environments import Environment, OfOneClient
+from fedshift.federation.inputs import Inputs
+from fedshift.federation.samples import joined, mover
+from fedshift.federation.tables import Lazy, lazy
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Clients, environments, the classes' names, and how samples become inputs of a network.
+
+    Attributes:
+        clients: who trains, in id order; a tuple, or made when they are asked for.
+        environments: what is scored; several clients may have one of the same name.
+        classes: the classes' names.
+        inputs: how samples become inputs.
+        notes: what a reader of the results must know of how the data were divided.
+    """
+
+    clients: Sequence[Client]
+    environments: Sequence[Environment]
+    classes: tuple[str, ...]
+    inputs: Inputs
+    notes: tuple[str, ...] = ()
+
+    @cached_property
+    def places(self) -> dict[int, int]:
+        """The place of each client among the clients, by id; ids are in order."""
+        return dict(sorted((client.id, place) for place, client in enumerate(self.clients)))
+
+    @property
+    def ids(self) -> Sequence[int]:
+        """The clients' ids, in order."""
+        return tuple(self.places)
+
+    def client(self, id: int) -> Client:
+        """The client of an id."""
+        return self.clients[self.places[id]]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one input."""
+        return tuple(self.clients[0].train.pool.x.shape[1:])
+
+    def checked(self) -> Federation:
+        """The same federation without the empty environments of single clients, which a note then tells of.
+
+        Raises:
+            FedshiftError: a client has nothing to train on, or nobody has a sample of some environment.
+        """
+        for client in self.clients:
+            if not len(client.train):
+                raise FedshiftError(
+                    f"Client '{client.name}' has no training image: give it more images, or divide the domains among "
+                    "fewer clients (partition.clients, partition.min_samples)."
+                )
+        scored: list[int] = []
+        left: dict[tuple[str, str], bool] = {}  # whether anybody has a sample of it
+        for place, environment in enumerate(self.environments):
+            key, some = (environment.role, environment.name), len(environment.samples) > 0
+            left[key] = left.get(key, False) or some
+            if some:
+                scored.append(place)
+        for (role, name), some in left.items():
+            if not some:
+                raise FedshiftError(
+                    f"No {role} image of '{name}' is left to score: give it more images, or "
+                    "hold out a larger part (protocol.validation, protocol.test), or divide the domains among fewer "
+                    "clients (partition.clients)."
+                )
+        dropped = len(self.environments) - len(scored)
+        if not dropped:
+            return self
+        note = (
+            f"{dropped} of {len(self.environments)} environments of single clients hold no image and are not scored; "
+            "means over clients are over the others."
+        )
+        return replace(self, environments=lazy(self.environments).among(scored), notes=(*self.notes, note))
+
+    def pooled(self) -> Federation:
+        """The same samples with a single client that holds all training data."""
+        together = joined([client.train for client in self.clients])
+        environments = lazy(self.environments)
+        return replace(
+            self,
+            clients=(Client(0, "all", "all", together),),
+            environments=Lazy(OfOneClient(environments.table), environments.numbers),
+        )
+
+    def to(self, device: torch.device) -> Federation:
+        """The same federation on a device, to which every pool is copied once, and of which views go on sharing it."""
+        move = mover(device)
+        return replace(self, clients=lazy(self.clients).moved(move), environments=lazy(self.environments).moved(move))

@@ -1,0 +1,279 @@
+"""Partitions: how each domain of a data set is divided among clients.
+
+A protocol's clients are the (domain, part) pairs that hold samples. Without a partition each domain is one client, and
+clients differ in their features alone; a partition adds more clients, and by labels a skew of labels on top (FedCiR,
+Sec. 6.1; FedPIN's PACS; Client2Vec's 100 clients of CIFAR-10, which is one domain).
+
+*Choices.* What is dealt out is originals: samples of one domain that were made from one image (``DomainData.group``)
+go to one part together, by the label of the first of them. Sizes that are equal are therefore equal in originals, which
+are samples in most data sets. Every domain is divided by random numbers of its own. The rows that Flower's partitioners
+see are shuffled first, as its ``FederatedDataset`` does, because several of them deal out blocks of the order given.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedshift.errors import FedshiftError, UnknownNameError, need
+from fedshift.federation.domains import DomainData
+from fedshift.settings.catalogue import Count, Positive, Range, Spec, WholeNumber, setting
+from fedshift.streams import Key, Streams
+
+NOBODY = -1
+
+
+@dataclass(frozen=True)
+class Originals:
+    """The originals of one domain, in the order of their first samples.
+
+    Attributes:
+        domain: the domain's index.
+        name: its name.
+        classes: the names of all classes.
+        y: the label of each original, (U,), int64.
+        environment: the environment it is of, (U,), int64; 0 where the data bring none.
+    """
+
+    domain: int
+    name: str
+    classes: tuple[str, ...]
+    y: Tensor
+    environment: Tensor
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def strata(self, inside: Tensor, streams: Streams) -> Tensor:
+        """The originals ``inside`` (a mask (U,)), one (environment, class) after another, each in random order.
+
+        Dealt out in turn, they give parts of sizes that differ by one at most, in total and in each class.
+        """
+        members = inside.nonzero().flatten()
+        stratum = self.environment * len(self.classes) + self.y
+        order, _ = shuffled(stratum[members], streams, "partition", self.domain)
+        return members[order]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Partition(Spec):
+    """How each domain is divided among clients. A partition overrides :meth:`divide`."""
+
+    def assign(self, data: DomainData, streams: Streams) -> Tensor:
+        """The part of its own domain that each sample belongs to, (N,), int64, from 0; -1: nobody's.
+
+        Raises:
+            FedshiftError: the data cannot be divided like this; the message says why.
+        """
+        parts = torch.full((len(data.y),), NOBODY)
+        sizes = torch.bincount(data.domain, minlength=len(data.domains)).tolist()
+        rows = torch.split(data.domain.argsort(stable=True), sizes)
+        for domain, (name, inside) in enumerate(zip(data.domains, rows, strict=True)):
+            if not len(inside):
+                continue
+            first, original = _originals(data.group[inside])
+            first = inside[first]
+            environment = torch.zeros_like(first) if data.environment is None else data.environment[first]
+            originals = Originals(domain, name, data.classes, data.y[first], environment)
+            parts[inside] = self.divide(originals, streams)[original]
+        return parts
+
+    def divide(self, originals: Originals, streams: Streams) -> Tensor:
+        """The part of each original of one domain, (U,), int64; -1: nobody's."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Domains(Partition):
+    """Each domain is one client."""
+
+    def divide(self, originals: Originals, streams: Streams) -> Tensor:
+        """One part."""
+        return torch.zeros(len(originals), dtype=torch.int64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class IID(Partition):
+    """Each domain is dealt out to clients in equal parts, class by class."""
+
+    clients: Count = setting(help="clients of each domain")
+
+    def divide(self, originals: Originals, streams: Streams) -> Tensor:
+        """Parts of equal size, stratified by class."""
+        order = originals.strata(torch.ones(len(originals), dtype=torch.bool), streams)
+        parts = torch.empty(len(originals), dtype=torch.int64)
+        parts[order] = torch.arange(len(order)) % self.clients
+        return parts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dirichlet(Partition):
+    """Each class of a domain is divided among clients by shares from a Dirichlet distribution: label skew.
+
+    The division is flwr-datasets' ``DirichletPartitioner`` without balancing of sizes.
+    """
+
+    clients: Count = setting(help="clients of each domain")
+    beta: Positive = setting(
+        0.5,
+        help="concentration; the smaller, the more the labels are skewed",
+        source="FedCiR, Fig. 5-8 (varied); Client2Vec: 0.1",
+        search=Range(0.05, 5, log=True),
+    )
+    min_samples: WholeNumber = setting(
+        2, help="originals that each client has at least; shares are drawn again, ten times at most, until it has"
+    )
+
+    def divide(self, originals: Originals, streams: Streams) -> Tensor:
+        """Parts with skewed labels."""
+        arguments = {
+            "num_partitions": self.clients,
+            "partition_by": "label",
+            "alpha": float(self.beta),
+            "min_partition_size": self.min_samples,
+        }
+        try:
+            return _by_flower("DirichletPartitioner", arguments, originals, streams)
+        except ValueError as error:
+            raise FedshiftError(
+                f"{len(originals)} originals of the domain '{originals.name}' cannot be divided among {self.clients} "
+                f"clients with at least {self.min_samples} each (beta = {self.beta:g}): set fewer partition.clients, a "
+                "smaller partition.min_samples or a larger partition.beta."
+            ) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByClass(Partition):
+    """Each domain is divided by groups of classes, and each group into equal parts (FedPIN, App. E.1: PACS).
+
+    *Choices.* A class in no group is nobody's; a class in several is shared out among them equally, without
+    replacement.
+    """
+
+    groups: tuple[tuple[str, ...], ...] = setting(
+        help='lists of class names, one a group: [["dog", "elephant"], ["guitar", "house"]]'
+    )
+    clients: Count = setting(1, help="clients of each group in a domain")
+
+    def divide(self, originals: Originals, streams: Streams) -> Tensor:
+        """``clients`` parts for each group, group after group."""
+        if not self.groups or not all(self.groups):
+            raise FedshiftError("partition.groups is empty or has an empty group; name the classes of each group.")
+        for name in chain.from_iterable(self.groups):
+            if name not in originals.classes:
+                raise UnknownNameError("class in partition.groups", name, originals.classes)
+        group = self._group_of_each(originals, streams)
+        parts = torch.full((len(originals),), NOBODY)
+        for number in range(len(self.groups)):
+            order = originals.strata(group == number, streams)
+            parts[order] = number * self.clients + torch.arange(len(order)) % self.clients
+        return parts
+
+    def _group_of_each(self, originals: Originals, streams: Streams) -> Tensor:
+        group = torch.full((len(originals),), NOBODY)
+        for label, name in enumerate(originals.classes):
+            holders = torch.tensor([number for number, names in enumerate(self.groups) if name in names])
+            if len(holders):
+                members = (originals.y == label).nonzero().flatten()
+                order = members[streams.permutation(len(members), "partition groups", originals.domain, label)]
+                group[order] = holders[torch.arange(len(order)) % len(holders)]
+        return group
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowerPartitioner(Partition):
+    """Any partitioner of flwr-datasets that divides rows by their number or label, applied to each domain.
+
+    Its rows have the columns ``index`` and ``label``; ``partition_by`` is ``label`` unless said otherwise, and the
+    seed is the experiment's.
+    """
+
+    partitioner: str = setting(help="the class's name in flwr_datasets.partitioner, such as ShardPartitioner")
+    arguments: dict[str, Any] = setting(help="a table of the class's arguments, such as num_partitions")
+
+    def divide(self, originals: Originals, streams: Streams) -> Tensor:
+        """The parts it makes; a row that it leaves out is nobody's."""
+        if "seed" in self.arguments:
+            raise FedshiftError("partition.arguments.seed: leave it out; it is drawn from the experiment's seed.")
+        try:
+            return _by_flower(self.partitioner, self.arguments, originals, streams)
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+            given = ", ".join(f"{name} = {value!r}" for name, value in self.arguments.items()) or "no arguments"
+            raise FedshiftError(
+                f"Flower's {self.partitioner} with {given} cannot divide the {len(originals)} originals of the domain "
+                f"'{originals.name}': {error}"
+            ) from error
+
+
+def _by_flower(name: str, arguments: Mapping[str, Any], originals: Originals, streams: Streams) -> Tensor:
+    """The part that a partitioner of flwr-datasets gives each original, (U,); -1 where it gives none."""
+    rows = streams.permutation(len(originals), "partition rows", originals.domain)
+    try:
+        from datasets import Dataset
+        from flwr_datasets import partitioner as flower
+    except ImportError as error:
+        raise need("partition", "This partition", error) from error
+    known = {key: value for key, value in vars(flower).items() if key.endswith("Partitioner") and key != "Partitioner"}
+    if name not in known:
+        raise UnknownNameError("partitioner of flwr_datasets", name, known)
+    takes = inspect.signature(known[name]).parameters
+    given = {"partition_by": "label", **arguments} if "partition_by" in takes else dict(arguments)
+    if "seed" in takes:
+        generator = streams.generator("partition seed", originals.domain)
+        given["seed"] = int(torch.randint(2**31, (), generator=generator))
+    divider = known[name](**given)
+    divider.dataset = Dataset.from_dict({"index": rows.tolist(), "label": originals.y[rows].tolist()})
+    parts = torch.full((len(originals),), NOBODY)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that it draws again is no news to the user,
+        warnings.simplefilter("ignore", FutureWarning)  # nor what pyarrow will change under datasets
+        for part in range(divider.num_partitions):
+            held = torch.tensor(divider.load_partition(part)[:]["index"], dtype=torch.int64)
+            if (parts[held] != NOBODY).any():
+                raise ValueError("it gives a row to several partitions")
+            parts[held] = part
+    return parts
+
+
+def _originals(group: Tensor) -> tuple[Tensor, Tensor]:
+    """The first sample of each group (U,), in order, and each sample's place in that order (N,)."""
+    first, inverse = first_of_each(group)
+    order = first.argsort()
+    place = torch.empty_like(order)
+    place[order] = torch.arange(len(order))
+    return first[order], place[inverse]
+
+
+def first_of_each(group: Tensor) -> tuple[Tensor, Tensor]:
+    """The first sample of each group (U,), by the groups' numbers, and the place of each sample's group (N,)."""
+    groups, inverse = torch.unique(group, return_inverse=True)
+    first = torch.full((len(groups),), len(group))
+    return first.scatter_reduce(0, inverse, torch.arange(len(group)), "amin"), inverse
+
+
+def shuffled(stratum: Tensor, streams: Streams, purpose: str, *key: Key) -> tuple[Tensor, Tensor]:
+    """The samples of one stratum after another, each stratum's in an order drawn by ``(purpose, *key, stratum)``.
+
+    Args:
+        stratum: each sample's stratum, (N,), int64.
+        streams: where the random numbers come from.
+        purpose: what the orders are for.
+        key: what names them besides the stratum.
+
+    Returns:
+        The samples' indices (N,), strata ascending, and the sizes of the strata that have samples.
+    """
+    values, sizes = torch.unique(stratum, return_counts=True)
+    order = torch.empty_like(stratum)
+    start = 0
+    for value, size in zip(values.tolist(), sizes.tolist(), strict=True):
+        torch.add(streams.permutation(size, purpose, *key, value), start, out=order[start : start + size])
+        start += size
+    return stratum.argsort(stable=True)[order], sizes

@@ -1,0 +1,331 @@
+"""Protocols: how a data set becomes a federation, and so which numbers are reported.
+
+A protocol takes the clients from a partition (each domain one client, if nothing is said) and gives each environment a
+name and a role. What is reported of a role is, for each environment, the mean over clients, and then the mean and the
+worst over environments: so in-domain figures are means over domains of the means over their clients, and all-clients
+figures, which have a single environment, means over clients.
+
+*Choices.* A split is stratified by client and class, and keeps images made from one original on one side everywhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedshift.errors import FedshiftError, UnknownNameError
+from fedshift.federation.clients import ClientTable
+from fedshift.federation.domains import DomainData
+from fedshift.federation.environments import Environment, EnvironmentTable, Kind
+from fedshift.federation.federation import Federation
+from fedshift.federation.inputs import Inputs
+from fedshift.federation.partitions import NOBODY, Partition, first_of_each, shuffled
+from fedshift.federation.samples import Move, Samples
+from fedshift.federation.tables import Lazy, Views
+from fedshift.settings.catalogue import Fraction, ProperFraction, Spec, setting
+from fedshift.streams import Streams
+
+HELD_OUT = "held-out"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Protocol(Spec):
+    """A way to judge: who trains on what, and what is held out.
+
+    Attributes:
+        test_label: what the accuracy on ``test`` environments is called.
+        validation_label: likewise for ``validation`` environments.
+    """
+
+    test_label: ClassVar[str]
+    validation_label: ClassVar[str]
+
+    def federate(self, data: DomainData, partition: Partition, inputs: Inputs, streams: Streams) -> Federation:
+        """Divide a data set among clients and environments."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Division:
+    """Who holds which samples.
+
+    Attributes:
+        holder: each sample's holder, (N,), int64, from 0; -1: nobody.
+        domains: the index of each holder's domain.
+        names: the holders' names: the domain's, with the part's number where the domain has several.
+    """
+
+    holder: Tensor
+    domains: tuple[int, ...]
+    names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def without(self, domain: int) -> Division:
+        """The holders of other domains alone, numbered anew in order; a domain's samples become nobody's."""
+        kept = (torch.tensor(self.domains) != domain).nonzero().flatten()
+        number = torch.full((len(self) + 1,), NOBODY)  # the last is where an index of -1 leads
+        number[kept] = torch.arange(len(kept))
+        holders = kept.tolist()
+        return Division(
+            number[self.holder], tuple(self.domains[n] for n in holders), tuple(self.names[n] for n in holders)
+        )
+
+    def views(self, whole: Samples, mask: Tensor) -> Views:
+        """Each holder's samples where the mask (N,) is true."""
+        return Views.of(whole, self.holder.where(mask, NOBODY), len(self))
+
+
+def divide(data: DomainData, partition: Partition, streams: Streams) -> Division:
+    """The (domain, part) pairs that hold samples, in order.
+
+    Raises:
+        FedshiftError: the partition gives no sample to anybody, or not one part for each sample.
+    """
+    parts = partition.assign(data, streams)
+    if parts.shape != data.y.shape or not (parts >= 0).any():
+        raise FedshiftError(f"{type(partition).__name__} must give each sample a part, and some not -1 (nobody).")
+    held = parts >= 0
+    most = int(parts.max()) + 1
+    pairs, own = torch.unique(data.domain[held] * most + parts[held], return_inverse=True)
+    holder = torch.full_like(parts, NOBODY)
+    holder[held] = own
+    domains, numbers = pairs // most, pairs % most
+    divided = torch.bincount(domains)[domains] > 1
+    names = tuple(
+        f"{data.domains[domain]}/{part}" if several else data.domains[domain]
+        for domain, part, several in zip(domains.tolist(), numbers.tolist(), divided.tolist(), strict=True)
+    )
+    return Division(holder, tuple(domains.tolist()), names)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeaveOneDomainOut(Protocol):
+    """The clients of all domains but one train; the held-out domain is the target (FedSR, Sec. 4.2).
+
+    Every client keeps a part for validation, on which alone hyper-parameters and rounds may be chosen.
+    """
+
+    test_label: ClassVar[str] = "target"
+    validation_label: ClassVar[str] = "source"
+
+    hold_out: str = setting(help='the domain held out; a list or "all" makes a run for each')
+    validation: ProperFraction = setting(0.1, help="part of each source client held out", source="FedSR, Sec. 4.2")
+    scored: Literal["unseen", "clients"] = setting(
+        "unseen",
+        help="unseen: the whole target, with the model of a client that never trained; clients: each client, with its "
+        "own model, on the target's samples of the classes it trains on",
+        source="FedSR, Sec. 4.2: unseen; FedPIN, App. E.1 (PACS): clients",
+    )
+
+    def federate(self, data: DomainData, partition: Partition, inputs: Inputs, streams: Streams) -> Federation:
+        """Sources are clients; the target belongs to nobody."""
+        _refuse_environments(self, data)
+        if self.hold_out not in data.domains:
+            raise UnknownNameError("domain to hold out", self.hold_out, data.domains)
+        if len(data.domains) < 2:
+            raise FedshiftError("Leaving one domain out needs at least two domains.")
+        target = data.domains.index(self.hold_out)
+        division = divide(data, partition, streams)
+        (held_out,) = split(data, (self.validation,), streams, division.holder)
+        sources, whole = division.without(target), Samples(data.x, data.y)
+        train, domains = sources.views(whole, ~held_out), _domains(data, sources)
+        validation = Kind("validation", domains, sources.views(whole, held_out))
+        unseen = whole.subset(data.domain == target)
+        environments: Lazy[Environment]
+        if self.scored == "clients":
+            known = torch.zeros(len(sources), len(data.classes), dtype=torch.bool)
+            trained = (sources.holder >= 0) & ~held_out
+            known[sources.holder[trained], data.y[trained]] = True
+            test = Kind("test", (self.hold_out,) * len(sources), KnownClasses(unseen, unseen.y, known))
+            environments = Lazy.over(EnvironmentTable((validation, test)))
+        else:
+            table = EnvironmentTable((validation,), (Environment(self.hold_out, "test", None, unseen),))
+            before = sum(domain < target for domain in sources.domains)
+            # The target stands among the sources in the order of the domains.
+            environments = Lazy(table, (*range(before), len(sources), *range(before, len(sources))))
+        clients = Lazy.over(ClientTable(sources.names, domains, train))
+        return Federation(clients, environments, data.classes, inputs)
+
+
+@dataclass(frozen=True, eq=False)
+class KnownClasses:
+    """By the client's number, the samples of the classes that it trains on.
+
+    Attributes:
+        samples: those of all classes.
+        labels: theirs, (n,), int64; stay on the CPU.
+        known: which classes each client trains on, (clients, classes), bool; stays on the CPU.
+    """
+
+    samples: Samples
+    labels: Tensor
+    known: Tensor
+
+    def __len__(self) -> int:
+        return len(self.known)
+
+    def __getitem__(self, number: int) -> Samples:
+        return self.samples.subset(self.known[number][self.labels])
+
+    def moved(self, move: Move) -> KnownClasses:
+        """The same with a view of the pool's copy."""
+        return replace(self, samples=self.samples.moved(move))
+
+
+@dataclass(frozen=True, kw_only=True)
+class InDomain(Protocol):
+    """Each client is scored on its own held-out samples; a domain's figure is its clients' mean (FedCiR, FRAug)."""
+
+    test_label: ClassVar[str] = "test"
+    validation_label: ClassVar[str] = "validation"
+
+    test: ProperFraction = setting(0.2, help="part of each client that is scored")
+    validation: ProperFraction = setting(0.1, help="part of each client that a selection may look at")
+    fraction: Fraction = setting(1.0, help="part of the remaining samples that clients train on")
+
+    def federate(self, data: DomainData, partition: Partition, inputs: Inputs, streams: Streams) -> Federation:
+        """Every client has validation and test environments of its own."""
+        _refuse_environments(self, data)
+        if self.test + self.validation >= 1:
+            raise FedshiftError("protocol.test + protocol.validation must leave samples to train on.")
+        kept = self.fraction * (1 - self.test - self.validation)
+        division = divide(data, partition, streams)
+        tested, validated, trained = split(data, (self.test, self.validation, kept), streams, division.holder)
+        if self.fraction == 1:
+            trained = ~(tested | validated)  # what rounding left over belongs to training
+        domains, whole = _domains(data, division), Samples(data.x, data.y)
+        places = tuple(self.environment(domain) for domain in domains)
+        validation = Kind("validation", places, division.views(whole, validated))
+        test = Kind("test", places, division.views(whole, tested))
+        clients = Lazy.over(ClientTable(division.names, domains, division.views(whole, trained)))
+        return Federation(clients, Lazy.over(EnvironmentTable((validation, test))), data.classes, inputs)
+
+    def environment(self, domain: str) -> str:
+        """The name of the environments of a domain's clients."""
+        return domain
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllClients(InDomain):
+    """As in-domain, but every client counts equally, whichever domain it is of (Client2Vec)."""
+
+    test_label: ClassVar[str] = "all clients"
+
+    def environment(self, domain: str) -> str:
+        """One name for all."""
+        return "all clients"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PersonalUnderShift(Protocol):
+    """Each client trains on its own distribution and is scored where that has shifted (FedPIN, App. E.1).
+
+    Needs data that bring their own environments: clients train on the first; every other one is a test environment of
+    every client.
+    """
+
+    test_label: ClassVar[str] = "test"
+    validation_label: ClassVar[str] = "validation"
+
+    validation: str = setting(
+        "p=0.1",
+        help="the environment that a selection may look at, although it is a test environment as well; or 'held-out': "
+        "a part of each client's training samples, which shows no shift",
+        source="FedPIN, App. E.3: p=0.1",
+    )
+    held_out: ProperFraction = setting(0.1, help="that part, where validation is 'held-out'")
+
+    def federate(self, data: DomainData, partition: Partition, inputs: Inputs, streams: Streams) -> Federation:
+        """Every client has a test environment for each shift."""
+        if data.environment is None or len(data.environments) < 2:
+            raise FedshiftError(
+                "personal-under-shift needs data that bring their own environments (colored-mnist or waterbird, "
+                "say); for others: --set protocol.name=in-domain or leave-one-domain-out"
+            )
+        shifts = data.environments[1:]
+        looks_at_shift = self.validation != HELD_OUT
+        if looks_at_shift and self.validation not in shifts:
+            raise UnknownNameError("environment in protocol.validation", self.validation, [*shifts, HELD_OUT])
+        division = divide(data, partition, streams)
+        native = data.environment == 0
+        held_out = torch.zeros_like(native)
+        if not looks_at_shift:
+            held_out = split(data, (self.held_out,), streams, division.holder.where(native, NOBODY))[0]
+        whole, count = Samples(data.x, data.y), len(division)
+        tests = {shift: division.views(whole, data.environment == e) for e, shift in enumerate(shifts, 1)}
+        looked_at = tests[self.validation] if looks_at_shift else division.views(whole, held_out)
+        kinds = [Kind("validation", (self.validation,) * count, looked_at)]
+        kinds += [Kind("test", (shift,) * count, views) for shift, views in tests.items()]
+        train = division.views(whole, native & ~held_out)
+        clients = Lazy.over(ClientTable(division.names, _domains(data, division), train))
+        note = (
+            f"Validation looks at '{self.validation}', which is a test environment as well (as in FedPIN); "
+            f"protocol.validation = '{HELD_OUT}' looks at no shift."
+        )
+        notes = (note,) if looks_at_shift else ()
+        environments = Lazy.over(EnvironmentTable(tuple(kinds)))
+        return Federation(clients, environments, data.classes, inputs, notes)
+
+
+def _refuse_environments(protocol: Protocol, data: DomainData) -> None:
+    """A protocol that holds samples out itself takes no data that have done so already."""
+    if data.environment is not None:
+        raise FedshiftError(
+            f"{type(protocol).__name__} holds samples out itself, but these data bring their own environments "
+            f"({', '.join(data.environments[:4])}, ...): --set protocol.name=personal-under-shift"
+        )
+
+
+def _domains(data: DomainData, division: Division) -> tuple[str, ...]:
+    """The name of each holder's domain."""
+    return tuple(data.domains[domain] for domain in division.domains)
+
+
+def split(
+    data: DomainData, fractions: tuple[float, ...], streams: Streams, holder: Tensor | None = None
+) -> list[Tensor]:
+    """Disjoint masks (N,) with the given fractions of every class of every holder; groups stay whole.
+
+    Where groups hold samples of several classes, the fractions are of every holder's groups.
+
+    A mask gets at least one image of a class while one is left for the rest.
+
+    Args:
+        data: the samples.
+        fractions: the part of each mask; together at most 1.
+        streams: where the random numbers come from.
+        holder: who holds each sample, (N,), from 0, and -1 for samples that no mask takes; by default its domain.
+    """
+    holder = data.domain if holder is None else holder
+    held = (holder >= 0).nonzero().flatten()
+    first, group = first_of_each(data.group[held])
+    count = max(len(data.domains), int(holder.max()) + 1)
+    labels = data.y[held]
+    # Groups of mixed labels (blocks of text) have no class of their own.
+    classes = labels[first] if torch.equal(labels[first][group], labels) else torch.zeros_like(first)
+    stratum = classes * count + holder[held][first]
+    order, sizes = shuffled(stratum, streams, "split")
+    stops = torch.tensor([_stops(size, fractions) for size in sizes.tolist()]).view(-1, len(fractions))
+    starts = (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
+    place = torch.arange(len(order)) - starts  # in the stratum
+    side = torch.empty_like(order)
+    # The first mask whose stop lies beyond a place takes it; past all stops, none does.
+    side[order] = (place.unsqueeze(1) >= stops.repeat_interleave(sizes, dim=0)).sum(dim=1)
+    masks = [torch.zeros(len(data.y), dtype=torch.bool) for _ in fractions]
+    for number, mask in enumerate(masks):
+        mask[held] = (side == number)[group]
+    return masks
+
+
+def _stops(size: int, fractions: tuple[float, ...]) -> list[int]:
+    """The place in a stratum before which each mask ends, one mask after another."""
+    stops, stop = [], 0
+    for fraction in fractions:
+        stop += max(round(fraction * size), min(1, size - stop - 1))
+        stops.append(stop)
+    return stops

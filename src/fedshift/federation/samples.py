@@ -1,0 +1,114 @@
+"""Samples as views of a pool that all share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+Move = Callable[[Tensor], Tensor]
+"""Answers a tensor's copy on some device, the same one each time; see :func:`mover`."""
+
+
+class Pool(NamedTuple):
+    """Inputs x (N, ...), uint8 images, int64 tokens or float32, and labels y (N,), int64, that views share."""
+
+    x: Tensor
+    y: Tensor
+
+
+@dataclass(frozen=True, init=False, eq=False)
+class Samples:
+    """Samples of a pool, some or all; those of ``Samples(x, y)`` are a whole pool.
+
+    Attributes:
+        pool: the inputs and labels among which they are, shared with other views.
+        rows: where in the pool they are, (n,), int64, on the pool's device; None: all, in order.
+    """
+
+    pool: Pool
+    rows: Tensor | None
+
+    def __init__(self, x: Tensor, y: Tensor, rows: Tensor | None = None) -> None:
+        object.__setattr__(self, "pool", Pool(x, y))
+        object.__setattr__(self, "rows", rows)
+
+    def __len__(self) -> int:
+        return len(self.pool.y if self.rows is None else self.rows)
+
+    def __eq__(self, other: object) -> bool:
+        """The same rows of the same pool."""
+        if not isinstance(other, Samples) or not self.shares_pool(other):
+            return False
+        if self.rows is None or other.rows is None:
+            return self.rows is other.rows
+        return torch.equal(self.rows, other.rows)
+
+    def __hash__(self) -> int:
+        return hash((id(self.pool.x), id(self.pool.y), len(self)))
+
+    @property
+    def x(self) -> Tensor:
+        """The inputs (n, ...): the pool's own tensor if these are all, else gathered anew each time."""
+        return self.pool.x if self.rows is None else self.pool.x[self.rows]
+
+    @property
+    def y(self) -> Tensor:
+        """The labels (n,), int64, as the inputs."""
+        return self.pool.y if self.rows is None else self.pool.y[self.rows]
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """``x[indices]`` and ``y[indices]``, gathered without the other samples.
+
+        Args:
+            indices: places from 0 to n - 1, (B,), int64, or a mask (n,); on the CPU or the pool's device.
+        """
+        rows = indices if self.rows is None else self.rows[indices]
+        if rows.dtype == torch.bool:
+            return self.pool.x[rows], self.pool.y[rows]
+        return self.pool.x.index_select(0, rows), self.pool.y.index_select(0, rows)  # a fifth of the time of indexing
+
+    def subset(self, indices: Tensor) -> Samples:
+        """Some of these samples, as another view of the pool; ``indices`` as for :meth:`batch`."""
+        if indices.dtype == torch.bool:
+            indices = indices.nonzero().flatten()
+        rows = indices.to(self.pool.y.device) if self.rows is None else self.rows[indices]
+        return Samples(*self.pool, rows)
+
+    def shares_pool(self, other: Samples) -> bool:
+        """Whether both are views of one pool."""
+        return self.pool.x is other.pool.x and self.pool.y is other.pool.y
+
+    def to(self, device: torch.device) -> Samples:
+        """The same samples on a device, to which these alone are copied; :meth:`Federation.to` copies pools."""
+        if self.pool.x.device == device:
+            return self
+        return Samples(self.x.to(device), self.y.to(device))
+
+    def moved(self, move: Move) -> Samples:
+        """The same view of the pool's copy."""
+        return Samples(move(self.pool.x), move(self.pool.y), None if self.rows is None else move(self.rows))
+
+
+def joined(parts: Sequence[Samples]) -> Samples:
+    """All samples of the parts, one part after another: a view if they share a pool, else a copy."""
+    first = parts[0]
+    if not all(first.shares_pool(part) for part in parts):
+        return Samples(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))
+    everything = torch.arange(len(first.pool.y), device=first.pool.y.device)
+    return Samples(*first.pool, torch.cat([everything if part.rows is None else part.rows for part in parts]))
+
+
+def mover(device: torch.device) -> Move:
+    """A function that copies each tensor to a device once, and answers the same copy when it is asked again."""
+    copies: dict[Tensor, Tensor] = {}
+
+    def move(tensor: Tensor) -> Tensor:
+        if tensor not in copies:
+            copies[tensor] = tensor.to(device)
+        return copies[tensor]
+
+    return move

@@ -1,0 +1,1 @@
+"""Client2Vec, its client indices and the encoders they read."""

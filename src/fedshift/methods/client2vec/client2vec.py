@@ -1,0 +1,294 @@
+"""Client2Vec: describe every client by a vector before training, and use the vectors three times.
+
+Guo et al., Client2Vec: improving federated learning by distribution shifts aware client indexing, 2024: sampling
+(Eq. 1), aggregation (Eq. 3), local training (Eq. 4). It is a wrapper: ``base`` is any method of the catalogue that
+trains an encoder and a head, and ``index`` says how the vectors are made (:mod:`fedshift.indices`).
+
+Choices, where the paper leaves something open:
+
+- The first cohort is drawn uniformly: there is no cohort before it to be similar to.
+- An index of one part is compared by its one cosine instead of the mean of two.
+- Aggregation (use 2) gives the base's merge the weights p of Eq. 3 in place of sample counts, in every exchange of
+  the round; the sum over rounds includes the present one.
+- The base's own server phases (FedCiR's generator) see the replies as they came, without those weights.
+- Sampling without replacement draws one client after the other among those left, by Gumbel noise (Kool et al., ICML
+  2019), which stays exact at any temperature.
+- Local training (use 3): B_f holds the feature vectors of all clients with rows of norm 1, and the 1-norm is the mean
+  absolute entry. The divergence is KL(softmax(h(z)) || softmax(h_P(z_P))), as written, with gradients into both.
+  P and h_P are shared, and what the base does to all shared parameters (FedProx's term) holds for them, but FedDyn
+  and FedAvgM, which name theirs, average them plainly. The terms join every objective of the base that moves encoder
+  and head; of a probabilistic encoder they read the mean.
+- ``local_weight``: 1 with a federated index and 5 with a global one (Tables 1 and 7), or App. D.2's other rule: the
+  weight of the base's own regulariser, 1 if it has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedshift.core.contract import (
+    Batch,
+    Context,
+    Exchange,
+    LocalWork,
+    Measure,
+    Method,
+    Objective,
+    Part,
+    Phase,
+    Replies,
+    Scope,
+    ServerState,
+    Stage,
+    Terms,
+)
+from fedshift.core.messages import Down, Tensors, Up
+from fedshift.core.model import ModelBuilder
+from fedshift.core.net import Net
+from fedshift.errors import FedshiftError
+from fedshift.federation.federation import Federation
+from fedshift.methods.client2vec.index import FEATURE, LABEL, SAMPLES, ClientIndex, Rows, made_by, similarity
+from fedshift.methods.fedavg import FedAvg
+from fedshift.settings.catalogue import INDICES, METHODS, Entry, NonNegative, Positive, setting
+from fedshift.streams import Draws
+
+# A number for every client: past similarity, similarity to the last cohort, rounds since it took part.
+HISTORY, LAST, SINCE = "history.value", "last_cohort.value", "rounds_since.value"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Client2Vec(Method):
+    """Any base method, with clients sampled, weighed and trained by what their vectors say."""
+
+    paper: ClassVar[str] = "Guo et al., 2024, Eq. 1, 3 and 4"
+
+    base: Annotated[FedAvg, Entry(METHODS)] = setting("fedavg", help="the method it is put on")
+    index: Annotated[ClientIndex, Entry(INDICES)] = setting("dsa-ign", help="how clients are described")
+    sampling: bool = setting(True, help="use 1: sample clients that are similar to the last cohort", source="Eq. 1")
+    aggregation: bool = setting(True, help="use 2: weigh clients by similarity to past cohorts", source="Eq. 3")
+    local_training: bool = setting(True, help="use 3: features orthogonal to the clients' indices", source="Eq. 4")
+    tau: Positive = setting(1.0, help="temperature of sampling", source="Eq. 1", search=(0.1, 0.5, 1.0, 2.0))
+    heat: Positive = setting(1.0, help="lambda_1: the larger, the closer to sample counts", source="Eq. 3")
+    gamma: NonNegative = setting(0.5, help="how much past cohorts count", source="Eq. 3", search=(0.1, 0.5, 0.9))
+    local_loss: Literal["both", "orth", "dist"] = setting(
+        "both", help="which terms of use 3 are there", source="Eq. 4, Table 2"
+    )
+    local_weight: NonNegative | Literal["strategy", "base"] = setting(
+        "strategy", help="weight of use 3: 1 (federated index) or 5 (global); base: the base's own weight", source="D.2"
+    )
+    compared: Literal["both", "feature", "label"] = setting(
+        "both", help="which parts of the index similarity compares", source="Table 2"
+    )
+
+    weighting: Literal["uniform", "samples"] = field(default="uniform", init=False)
+    optimiser_state: Literal["by_scope", "fresh", "kept"] = field(default="by_scope", init=False)
+    bn: Literal["shared", "local", "reestimate"] = field(default="shared", init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.base, FedAvg):
+            raise FedshiftError(
+                f"method.base = '{METHODS.name_of(type(self.base))}': Client2Vec needs a method that trains an encoder "
+                "and a head, such as 'fedavg'."
+            )
+        if type(self.base).federation is not Method.federation:
+            raise FedshiftError(
+                f"method.base = '{METHODS.name_of(type(self.base))}': it pools the clients, so there is none to sample."
+            )
+        if self.compared == "label" and not self.index.label_dim():
+            raise FedshiftError(
+                f"method.compared = 'label', but the index '{INDICES.name_of(type(self.index))}' has no label vectors: "
+                "set method.compared = 'feature', or method.index = 'dsa-ign'."
+            )
+        for name in ("weighting", "optimiser_state", "bn"):
+            object.__setattr__(self, name, getattr(self.base, name))
+
+    # What it is made of -------------------------------------------------------------------------
+
+    def parts(self, spec: ModelBuilder) -> dict[str, Part]:
+        """The base's parts, the index, the memory of past cohorts, and P with its head."""
+        feature_scope: Scope = "down" if self.local_training else "server"
+        own = {name: Part(Rows(spec.clients), "server") for name in ("history", "last_cohort", "rounds_since")}
+        base = self.base.parts(spec)
+        if any(name not in base or base[name].scope != "shared" for name in ("encoder", "head")):
+            raise FedshiftError(
+                f"method.base = '{METHODS.name_of(type(self.base))}': Client2Vec needs a method whose encoder and head "
+                "are shared, such as 'fedavg'."
+            )
+        index = self.index.parts(spec, base, feature_scope)
+        if self.local_training:
+            length = index["feature_index"].module.state_dict()["value"].shape[1]
+            features = base["head"].module.state_dict()["weight"].shape[1]
+            projector = spec.initialised("projector", lambda: nn.Linear(features, length, bias=False))
+            head = spec.initialised("projector_head", lambda: nn.Linear(length, spec.classes))
+            own |= {"projector": Part(projector), "projector_head": Part(head)}
+        return base | index | own
+
+    def predict(self, net: Net, x: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
+        """As the base."""
+        return self.base.predict(net, x, noise)
+
+    def prediction_draws(self, spec: ModelBuilder, batch: int) -> Draws:
+        """As the base."""
+        return self.base.prediction_draws(spec, batch)
+
+    def reads(self) -> tuple[str, ...]:
+        """As the base."""
+        return self.base.reads()
+
+    def federation(self, federation: Federation) -> Federation:
+        """As the base; an index that was made before is checked to be of these clients."""
+        seen = self.base.federation(federation)
+        self.index.check(seen)
+        return seen
+
+    def reestimates(self, unseen: bool) -> bool:
+        """As the base."""
+        return self.base.reestimates(unseen)
+
+    def unseen(self, state: ServerState, clients: Sequence[Tensors]) -> Sequence[Tensors]:
+        """As the base."""
+        return self.base.unseen(state, clients)
+
+    # How it federates ---------------------------------------------------------------------------
+
+    def send(self, state: ServerState, client: int) -> Down:
+        """As the base, with what use 3 needs; what makes the index is not sent again."""
+        return self.base.send(without_maker(state), client)
+
+    def stages(self, rounds: int) -> tuple[Stage, ...]:
+        """The index, then the base's own stages with the three uses around them."""
+        return (*self.index.stages(self.base), *(self._wrapped(stage) for stage in self.base.stages(rounds)))
+
+    def _wrapped(self, stage: Stage) -> Stage:
+        last = len(stage.exchanges) - 1
+        exchanges = (self._around(exchange, number == last) for number, exchange in enumerate(stage.exchanges))
+        return replace(stage, exchanges=tuple(exchanges))
+
+    def _around(self, base: Exchange, last: bool) -> Exchange:
+        """The base's exchange with the three uses; the round's last one writes down the cohort."""
+
+        def phases(round: int, rounds: int) -> Sequence[Phase | Measure]:
+            return [self._with_local_training(phase) for phase in base.phases(round, rounds)]
+
+        def send(state: ServerState, client: int) -> Down:
+            return base.send(without_maker(state), client)
+
+        def reply(work: LocalWork) -> Up:
+            after = {name: tensor for name, tensor in work.after.items() if not made_by(name)}
+            return base.reply(replace(work, after=after))
+
+        def merge(state: ServerState, replies: Replies) -> ServerState:
+            weighed = self.weighed(state, replies) if self.aggregation else replies
+            merged = base.merge(without_maker(state), weighed)
+            merged = replace(
+                merged, shared=merged.shared | _makers(state.shared), down=merged.down | _makers(state.down)
+            )
+            return self.remembering(merged, [client for client, _ in replies]) if last else merged
+
+        return replace(base, phases=phases, send=send, reply=reply, merge=merge)
+
+    # Use 1 and 2: similarity to cohorts ---------------------------------------------------------
+
+    def to_cohort(self, state: ServerState, cohort: Sequence[int]) -> Tensor:
+        """S(beta_i, C) of every client i (K,): its similarity to a cohort, weighed by sample counts."""
+        held = state.server | state.down
+        feature = held[FEATURE] if self.compared != "label" else None
+        label = held.get(LABEL) if self.compared != "feature" else None
+        cosines = similarity(feature, label)
+        counts = sample_counts(state, cohort)
+        return cosines[:, list(cohort)] @ counts / counts.sum()
+
+    def select(
+        self, state: ServerState, clients: Sequence[int], count: int, generator: torch.Generator
+    ) -> Sequence[int]:
+        """Eq. 1: p_i ~ exp(S_i / tau), without replacement; 0 for clients of the last M / (2 count) rounds."""
+        if not self.sampling:
+            return self.base.select(without_maker(state), clients, count, generator)
+        present = torch.tensor(clients)
+        scores = state.server[LAST].cpu()[present].double() / self.tau
+        recent = state.server[SINCE].cpu()[present]
+        resting = (recent > 0) & (recent <= len(clients) / (2 * count))
+        uniform = torch.rand(len(clients), generator=generator, dtype=torch.float64)
+        gumbel = -(-uniform.log()).log()
+        places = (scores + gumbel).masked_fill(resting, -torch.inf).topk(count).indices
+        return [clients[i] for i in places.tolist()]
+
+    def weighed(self, state: ServerState, replies: Replies) -> Replies:
+        """Eq. 3: p_i ~ q_i exp(history_i / lambda_1), in the place of each reply's number of samples."""
+        cohort = [client for client, _ in replies]
+        counts = sample_counts(state, cohort)
+        profit = self.history(state, cohort)[cohort]
+        weights = (counts.log() + profit / self.heat).double().softmax(dim=0)
+        return [(client, Up({**up, "samples": p})) for (client, up), p in zip(replies, weights, strict=True)]
+
+    def history(self, state: ServerState, cohort: Sequence[int]) -> Tensor:
+        """The sum over rounds s <= t of gamma^(t-s) S(beta_i, C^s), for every client i (K,)."""
+        return self.gamma * state.server[HISTORY] + self.to_cohort(state, cohort)
+
+    def remembering(self, state: ServerState, cohort: Sequence[int]) -> ServerState:
+        """The state after a round: history, similarity to its cohort, and rounds since each client took part."""
+        since = torch.where(state.server[SINCE] > 0, state.server[SINCE] + 1, 0)
+        since[list(cohort)] = 1
+        seen = {HISTORY: self.history(state, cohort), LAST: self.to_cohort(state, cohort), SINCE: since}
+        return replace(state, server={**state.server, **seen})
+
+    # Use 3: local training ----------------------------------------------------------------------
+
+    def _with_local_training(self, phase: Phase | Measure) -> Phase | Measure:
+        if not self.local_training or isinstance(phase, Measure):
+            return phase
+        return replace(phase, objectives=tuple(self._extended(objective) for objective in phase.objectives))
+
+    def _extended(self, objective: Objective) -> Objective:
+        if not {"encoder", "head"} <= set(objective.moves):
+            return objective
+
+        def loss(net: Net, batch: Batch, context: Context) -> Terms:
+            once = net.remembering("encoder")
+            return objective.loss(once, batch, context) | self.local_terms(once, batch)
+
+        return replace(objective, loss=loss, moves=(*objective.moves, "projector", "projector_head"))
+
+    def local_terms(self, net: Net, batch: Batch) -> Terms:
+        """Eq. 4 without its first term: ||z_P B_f||_1 and KL(softmax(h(z)) || softmax(h_P(z_P)))."""
+        z = self.base.features(net, batch.x)
+        projected = net.projector(z)
+        indices = F.normalize(net.feature_index(), dim=1)
+        kept, original = net.projector_head(projected).log_softmax(dim=1), net.head(z).log_softmax(dim=1)
+        divergence = (original.exp() * (original - kept)).sum(dim=1).mean()
+        terms = {"orth": (projected @ indices.T).abs().mean(), "dist": divergence}
+        weight = self._weight()
+        return {f"index_{name}": weight * term for name, term in terms.items() if self.local_loss in ("both", name)}
+
+    def _weight(self) -> float:
+        if self.local_weight == "strategy":
+            return 5.0 if getattr(self.index, "strategy", "") == "global" else 1.0
+        if self.local_weight == "base":
+            name = self.base.regulariser
+            return float(getattr(self.base, name)) if name else 1.0
+        return self.local_weight
+
+
+def sample_counts(state: ServerState, cohort: Sequence[int]) -> Tensor:
+    """The cohort's numbers of samples; 1 each where no index was made, as in a dry run of training alone."""
+    return (state.server | state.down)[SAMPLES][list(cohort)].clamp_min(1)
+
+
+def without_maker(state: ServerState) -> ServerState:
+    """The server's state without what makes the index, which the base knows nothing of."""
+    shared, down = (
+        {name: tensor for name, tensor in tensors.items() if not made_by(name)}
+        for tensors in (state.shared, state.down)
+    )
+    return replace(state, shared=shared, down=down)
+
+
+def _makers(tensors: Tensors) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in tensors.items() if made_by(name)}

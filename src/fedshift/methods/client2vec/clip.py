@@ -1,0 +1,110 @@
+"""CLIP: images and sentences embedded by networks trained to match them.
+
+Radford et al., ICML 2021; Client2Vec uses ViT-B/32 (Sec. 3.2). The weights come from the Hugging Face hub, once, or
+from a folder on this machine.
+
+Choices: images are resized to the network's own size, without a crop, and embedded once (kept in the cache of frozen
+features). Texts are cut to the length that the network reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedshift.datasets.features import embed, frozen_network
+from fedshift.errors import FedshiftError, need
+from fedshift.federation.inputs import Inputs
+from fedshift.methods.client2vec.encoder import Encoder, of_norm_one
+from fedshift.settings.catalogue import setting
+
+MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+BATCH = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class CLIP(Encoder):
+    """CLIP's image and text encoders, by hub id or local folder."""
+
+    path: str = setting(
+        "openai/clip-vit-base-patch32",
+        help="a hub id, or a folder that save_pretrained wrote",
+        source="Sec. 3.2",
+        path=True,
+    )
+
+    @property
+    def dim(self) -> int:
+        """The dimensions of the space that images and texts share."""
+        size: int = _read(self.path)[0].config.projection_dim
+        return size
+
+    def samples(self, x: Tensor, inputs: Inputs) -> Tensor:
+        """Embed uint8 images (N, channels, height, width) by the image encoder, texts by the text encoder: (N, d)."""
+        if inputs.vocabulary:
+            return self.texts([f"The next character of {text}" for text in inputs.text(x)])
+        side: int = _read(self.path)[0].config.vision_config.image_size
+        network = frozen_network(self.path)
+        tower = replace(network, name=f"{network.name} (images)", load=self._images, mean=MEAN, std=STD)
+        return of_norm_one(embed(x, tower, side))
+
+    def _images(self) -> nn.Module:
+        return _Images(_read(self.path)[0])
+
+    @torch.no_grad()
+    def texts(self, sentences: Sequence[str]) -> Tensor:
+        """Embed sentences by the text encoder: (N, d)."""
+        model, tokenizer = _read(self.path)
+        length = model.config.text_config.max_position_embeddings
+        rows = []
+        for start in range(0, len(sentences), BATCH):
+            tokens = tokenizer(
+                list(sentences[start : start + BATCH]),
+                padding=True,
+                truncation=True,
+                max_length=length,
+                return_tensors="pt",
+            )
+            rows.append(_features(model.get_text_features(**tokens)))
+        return of_norm_one(torch.cat(rows))
+
+
+class _Images(nn.Module):
+    """The image encoder with its projection into the shared space."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalised images (B, 3, height, width) to (B, d)."""
+        return _features(self.model.get_image_features(pixel_values=x))
+
+
+def _features(output: Any) -> Tensor:
+    """The projected features, which transformers hands over bare or within an output, by its version."""
+    features: Tensor = output if isinstance(output, Tensor) else output.pooler_output
+    return features
+
+
+@lru_cache(maxsize=1)
+def _read(path: str) -> tuple[Any, Any]:
+    """The model and its tokenizer."""
+    try:
+        import transformers
+    except ImportError as error:
+        raise need("images", "CLIP", error) from error
+    try:
+        model = transformers.CLIPModel.from_pretrained(path).eval().requires_grad_(False)
+        return model, transformers.AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise FedshiftError(
+            f"encoder.path = '{path}': no CLIP could be read ({reason}). Give a folder that save_pretrained wrote, or "
+            "download it once where the hub can be reached; the encoder 'offline' needs neither."
+        ) from error

@@ -1,0 +1,225 @@
+"""DSA-IGN: a network that splits an embedding into what the label says and what the client adds.
+
+Guo et al., Client2Vec: improving federated learning by distribution shifts aware client indexing, 2024: Sec. 3.2 and
+App. D.2 (network, losses, both ways of training).
+
+The input [D, D] is cut into patches of 32 for a transformer encoder, whose output is [Z, U]: Z should match the label's
+embedding L, U be orthogonal to Z, both together reconstruct D, and U differ within a batch. The client's feature index
+is its mean U, its label index its mean L.
+
+Choices, where the paper leaves something open:
+
+- Adam with learning rate 1e-3, batches of 128, no dropout, learned positions, post-norm layers with ReLU.
+- ``orth``: the 1-norm of Z U^T is taken as the mean absolute entry, so that it does not grow with the batch;
+  ``"sum"`` is the paper's letter.
+- ``epochs`` (Table 1: 500) counts passes over the uploaded pairs (global), or local epochs over all rounds (federated:
+  epochs / local_epochs rounds).
+- Federated training averages uniformly, with fresh Adam moments every round.
+- A batch of one has no other sample to differ from, so its diversity term is 0.
+
+What leaves a client: with ``global``, one batch of embeddings of its own samples and their labels, from which much of
+the samples may be inferred; with ``federated``, network weights only. Both upload the client's vectors at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedshift.core.contract import (
+    Batch,
+    Context,
+    Exchange,
+    LocalWork,
+    Measure,
+    Method,
+    Objective,
+    Optimiser,
+    Part,
+    Phase,
+    Replies,
+    Scope,
+    ServerState,
+    Stage,
+    Terms,
+    weighted_mean,
+)
+from fedshift.core.messages import Down, Tensors, Up
+from fedshift.core.model import ModelBuilder
+from fedshift.core.net import Net
+from fedshift.errors import FedshiftError
+from fedshift.federation.samples import Samples
+from fedshift.methods.client2vec.index import NETWORK, ClientIndex, made_by
+from fedshift.settings.catalogue import Count, Fraction, Positive, setting
+
+
+class Decomposition(nn.Module):
+    """Splits embeddings D (B, d) into Z and U, each (B, d), and reconstructs D from them (App. D.2)."""
+
+    def __init__(self, dim: int, width: int, layers: int, heads: int, feedforward: int, projection: str) -> None:
+        super().__init__()
+        self.width = width
+        self.positions = nn.Parameter(0.02 * torch.randn(2 * dim // width, width))
+        block = nn.TransformerEncoderLayer(width, heads, feedforward, dropout=0.0, batch_first=True)
+        self.transformer = nn.TransformerEncoder(block, layers, enable_nested_tensor=False)
+        self.projection: nn.Module = nn.Linear(2 * dim, dim)
+        if projection == "mlp":
+            self.projection = nn.Sequential(nn.Linear(2 * dim, 2 * dim), nn.ReLU(), nn.Linear(2 * dim, dim))
+
+    def forward(self, data: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Z, U and the reconstruction, each (B, d)."""
+        patches = torch.cat([data, data], dim=1).view(len(data), -1, self.width)
+        split = self.transformer(patches + self.positions).flatten(1)
+        z, u = split.chunk(2, dim=1)
+        return z, u, self.projection(split)
+
+
+def similarity_loss(z: Tensor, label: Tensor) -> Tensor:
+    """1 - cos(z, L), mean over the batch."""
+    return 1 - F.cosine_similarity(z, label, dim=1).mean()
+
+
+def orthogonality_loss(z: Tensor, u: Tensor, form: str) -> Tensor:
+    """The absolute entries of Z U^T (B, B): their mean, or their sum."""
+    entries = (z @ u.T).abs()
+    return entries.mean() if form == "mean" else entries.sum()
+
+
+def diversity_loss(u: Tensor) -> Tensor:
+    """Mean over j of log sum_{k != j} exp(cos(u_j, u_k)); 0 for a batch of one."""
+    if len(u) < 2:
+        return u.sum() * 0
+    rows = F.normalize(u, dim=1)
+    itself = torch.eye(len(u), dtype=torch.bool, device=u.device)
+    return (rows @ rows.T).masked_fill(itself, -torch.inf).logsumexp(dim=1).mean()
+
+
+def uploaded_pairs(replies: Replies) -> Samples:
+    """The pairs of all replies (N, 2, d); labels are in the pairs, so y is zeros."""
+    together = torch.cat([up["pairs"] for _, up in replies])
+    return Samples(together, torch.zeros(len(together), dtype=torch.int64, device=together.device))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DSAIGN(ClientIndex):
+    """Client2Vec's index: mean U and mean L of a client's samples."""
+
+    strategy: Literal["global", "federated"] = setting(
+        "global", help="trained on the server from a batch of pairs of every client, or by FedAvg", source="Sec. 3.2"
+    )
+    epochs: Count = setting(500, help="epochs of training in all", source="App. D.3", search=(100, 500, 1000))
+    local_epochs: Count = setting(10, help="federated: local epochs a round", source="Sec. 3.2")
+    participation: Fraction = setting(0.1, help="federated: part of the clients in a round", source="Sec. 3.2")
+    upload: Count = setting(128, help="global: pairs that every client uploads", source="Sec. 3.2")
+    batch: Count = setting(128, help="pairs in a batch")
+    lr: Positive = setting(1e-3, help="Adam's learning rate")
+    sim: bool = setting(True, help="Z matches the label: 1 - cos(Z, L)", source="Sec. 3.2")
+    orth: bool = setting(True, help="U is orthogonal to Z: ||Z U^T||_1", source="Sec. 3.2")
+    recon: bool = setting(True, help="Z and U reconstruct D", source="Sec. 3.2")
+    div: bool = setting(True, help="U differs within a batch", source="Sec. 3.2")
+    orth_form: Literal["mean", "sum"] = setting("mean", help="mean or sum of the absolute entries of Z U^T")
+    projection: Literal["linear", "mlp"] = setting("linear", help="what reconstructs D", source="App. D.3")
+    width: Count = setting(32, help="size of a patch and of the transformer", source="App. D.2")
+    layers: Count = setting(3, help="transformer layers", source="App. D.2")
+    heads: Count = setting(8, help="attention heads", source="App. D.2")
+    feedforward: Count = setting(2048, help="width of the feed-forward layers", source="App. D.2")
+
+    def label_dim(self) -> int:
+        """The length of a label vector."""
+        return self.encoder.dim
+
+    def parts(self, spec: ModelBuilder, base: Mapping[str, Part], feature_scope: Scope) -> dict[str, Part]:
+        """The vectors and the network, which the server trains (``down``) or the clients (``shared``)."""
+        dim = self.encoder.dim
+        if not (self.sim or self.orth or self.recon or self.div):
+            raise FedshiftError("DSA-IGN needs at least one of its losses: sim, orth, recon, div.")
+        if 2 * dim % self.width or self.width % self.heads:
+            raise FedshiftError(
+                f"index.width = {self.width} must divide {2 * dim}, twice the embedding's dimension, and be a multiple "
+                f"of index.heads = {self.heads}."
+            )
+        network = spec.initialised(
+            NETWORK,
+            lambda: Decomposition(dim, self.width, self.layers, self.heads, self.feedforward, self.projection),
+        )
+        scope: Scope = "down" if self.strategy == "global" else "shared"
+        return super().parts(spec, base, feature_scope) | {NETWORK: Part(network, scope)}
+
+    def stages(self, base: Method) -> tuple[Stage, ...]:
+        """Training the network, then a round in which every client measures its vectors."""
+        train = self._global_stage() if self.strategy == "global" else self._federated_stage()
+        return (train, self.vectors_stage())
+
+    # Global: the server trains on uploaded pairs ------------------------------------------------
+
+    def _global_stage(self) -> Stage:
+        exchange = Exchange(
+            "pairs",
+            lambda round, rounds: (),
+            lambda state, client: Down({}),
+            self.upload_pairs,
+            lambda state, replies: state,
+            server=self.server_phases,
+        )
+        return Stage("index", 1, (exchange,), participation=1.0, view=self.pairs, scored=False, keeps=False)
+
+    def upload_pairs(self, work: LocalWork) -> Up:
+        """One batch of pairs [D, L] (upload, 2, d), or all that a smaller client has."""
+        return Up({"pairs": work.train.x[: self.upload]})
+
+    def server_phases(self, round: int, rounds: int) -> Sequence[Phase | Measure]:
+        """``epochs`` over the pairs that all clients uploaded."""
+        return (replace(self._training(self.epochs), samples=uploaded_pairs),)
+
+    # Federated: FedAvg over all pairs -----------------------------------------------------------
+
+    def _federated_stage(self) -> Stage:
+        exchange = Exchange("index", self.local_phases, self.send, self.reply_network, self.merge_network)
+        rounds = -(-self.epochs // self.local_epochs)
+        return Stage("index", rounds, (exchange,), self.participation, self.pairs, scored=False, keeps=False)
+
+    def local_phases(self, round: int, rounds: int) -> Sequence[Phase | Measure]:
+        """``local_epochs`` over the client's own pairs."""
+        return (self._training(self.local_epochs),)
+
+    def reply_network(self, work: LocalWork) -> Up:
+        """The network's tensors."""
+        return Up({name: tensor for name, tensor in work.after.items() if made_by(name)})
+
+    def merge_network(self, state: ServerState, replies: Replies) -> ServerState:
+        """The mean network."""
+        names = tuple(name for name in state.shared if made_by(name))
+        return replace(state, shared=state.shared | weighted_mean([up for _, up in replies], names))
+
+    # Both ---------------------------------------------------------------------------------------
+
+    def _training(self, epochs: int) -> Phase:
+        adam = Optimiser("adam", lr=self.lr, weight_decay=0.0)
+        objective = Objective("dsa-ign", self.loss, (NETWORK,), optimiser=adam)
+        return Phase("dsa-ign", (objective,), epochs=epochs, batch=self.batch)
+
+    def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
+        """The unweighted sum of the losses that are on, for pairs [D, L] (B, 2, d)."""
+        data, label = batch.x.unbind(dim=1)
+        z, u, reconstruction = getattr(net, NETWORK)(data)
+        terms: Terms = {}
+        if self.sim:
+            terms["sim"] = similarity_loss(z, label)
+        if self.orth:
+            terms["orth"] = orthogonality_loss(z, u, self.orth_form)
+        if self.recon:
+            terms["recon"] = F.mse_loss(reconstruction, data)
+        if self.div:
+            terms["div"] = diversity_loss(u)
+        return terms
+
+    def measure(self, net: Net, batch: Batch, context: Context) -> Tensors:
+        """The sums of U and of L over a batch of pairs."""
+        data, label = batch.x.unbind(dim=1)
+        _, u, _ = getattr(net, NETWORK)(data)
+        return {"feature": u.sum(dim=0), "label": label.sum(dim=0)}

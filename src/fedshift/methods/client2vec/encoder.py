@@ -1,0 +1,63 @@
+"""What an encoder gives: embeddings of samples and of sentences, equally long, with rows of norm 1."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedshift.federation.clients import Client
+from fedshift.federation.federation import Federation
+from fedshift.federation.inputs import Inputs
+from fedshift.federation.samples import Samples
+from fedshift.settings.catalogue import Spec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoder(Spec):
+    """Embeds samples and texts into one space of :attr:`dim` dimensions."""
+
+    @property
+    def dim(self) -> int:
+        """The number d of dimensions."""
+        raise NotImplementedError
+
+    def samples(self, x: Tensor, inputs: Inputs) -> Tensor:
+        """Embed images (N, channels, height, width), vectors (N, features), or token ids (N, length): (N, d)."""
+        raise NotImplementedError
+
+    def texts(self, sentences: Sequence[str]) -> Tensor:
+        """Embed sentences: (len(sentences), d)."""
+        raise NotImplementedError
+
+
+def pairs(encoder: Encoder, federation: Federation) -> Federation:
+    """The federation whose samples are pairs [D, L] (N, 2, d) of an embedding and its label's (Client2Vec, Sec. 3.2).
+
+    Images and vectors are described by "A photo of a/an {class}"; texts by "The next character of {text}" and
+    "Character {class}" (App. D.1).
+    """
+    labels = encoder.texts([_description(name, federation.inputs) for name in federation.classes])
+    clients = tuple(_replace_samples(client, encoder, federation.inputs, labels) for client in federation.clients)
+    return Federation(clients, (), federation.classes, Inputs())
+
+
+def _replace_samples(client: Client, encoder: Encoder, inputs: Inputs, labels: Tensor) -> Client:
+    data = encoder.samples(client.train.x.cpu(), inputs)
+    y = client.train.y.cpu()
+    return replace(client, train=Samples(torch.stack([data, labels[y]], dim=1), y))
+
+
+def _description(name: str, inputs: Inputs) -> str:
+    if inputs.vocabulary:
+        return f"Character {name}"
+    article = "an" if name[:1].lower() in "aeiou" else "a"
+    return f"A photo of {article} {name.replace('_', ' ')}"
+
+
+def of_norm_one(rows: Tensor) -> Tensor:
+    """Rows (N, d) divided by their length; zeros stay zeros."""
+    return F.normalize(rows.float(), dim=1)

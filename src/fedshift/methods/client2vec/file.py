@@ -1,0 +1,84 @@
+"""An index that was made before: the vectors that ``fedshift index`` wrote, so nothing is trained or sent again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+
+from fedshift.core.contract import Method, Part, Scope, Stage
+from fedshift.core.model import ModelBuilder
+from fedshift.errors import FedshiftError, need
+from fedshift.federation.federation import Federation
+from fedshift.methods.client2vec.encoder import Encoder
+from fedshift.methods.client2vec.index import ClientIndex, Rows
+from fedshift.methods.client2vec.offline import Offline
+from fedshift.settings.catalogue import ENCODERS, Entry, setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexFile(ClientIndex):
+    """Vectors from ``index.parquet``, a row for each client in the federation's order."""
+
+    encoder: Annotated[Encoder, Entry(ENCODERS)] = field(default=Offline(), init=False)  # nothing is embedded
+    path: str = setting(help="the index.parquet of a federation of the same clients", path=True)
+    strategy: Literal["global", "federated"] = setting("global", help="how it was made, which decides use 3's weight")
+
+    def check(self, federation: Federation) -> None:
+        """Compare the file's clients and their numbers of samples with the federation's.
+
+        Raises:
+            FedshiftError: they are others.
+        """
+        columns = self._columns()
+        described = list(zip(columns["client"], (int(count) for count in columns["samples"]), strict=True))
+        here = [(client.name, len(client.train)) for client in federation.clients]
+        if len(described) != len(here):
+            raise self._other(f"it describes {len(described)} clients, but this federation has {len(here)}")
+        for (name, count), (client, samples) in zip(described, here, strict=True):
+            if (name, count) != (client, samples):
+                raise self._other(
+                    f"it has '{name}' of {count} samples where this federation has '{client}' of {samples}"
+                )
+
+    def _other(self, reason: str) -> FedshiftError:
+        return FedshiftError(
+            f"'{self.path}' is the index of other clients: {reason}. Make it with the same data, partition, protocol "
+            "and seed."
+        )
+
+    def parts(self, spec: ModelBuilder, base: Mapping[str, Part], feature_scope: Scope) -> dict[str, Part]:
+        """The vectors as the file has them."""
+        columns = self._columns()
+        scopes: dict[str, Scope] = {"feature": feature_scope, "label": "server"}
+        parts = {f"{name}_index": Part(_rows(columns[name]), scopes[name]) for name in scopes if name in columns}
+        return parts | {"sample_counts": Part(_rows(columns["samples"]), "server")}
+
+    def stages(self, base: Method) -> tuple[Stage, ...]:
+        """Nothing is left to do."""
+        return ()
+
+    def _columns(self) -> dict[str, Any]:
+        try:
+            import pyarrow
+            import pyarrow.parquet
+        except ImportError as error:
+            raise need("parquet", "Reading an index", error) from error
+        try:
+            columns: dict[str, Any] = pyarrow.parquet.read_table(Path(self.path).expanduser()).to_pydict()
+        except (pyarrow.ArrowException, OSError) as error:
+            raise FedshiftError(f"index.path = '{self.path}' cannot be read as Parquet ({error}).") from error
+        lacking = [name for name in ("client", "samples", "feature") if name not in columns]
+        if lacking:
+            raise FedshiftError(f"'{self.path}' has no column {', '.join(lacking)}; give what `fedshift index` wrote.")
+        return columns
+
+
+def _rows(values: Any) -> Rows:
+    rows = torch.tensor(values, dtype=torch.float32)
+    held = Rows(*rows.shape)
+    held.value.copy_(rows)
+    return held

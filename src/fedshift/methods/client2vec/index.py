@@ -1,0 +1,137 @@
+"""What an index of clients is: stages before training that leave a vector of every client on the server.
+
+Client2Vec, Sec. 3: the client index is [feature index; label index], each the mean over the client's samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import torch
+from torch import Tensor, nn
+
+from fedshift.core.contract import (
+    Batch,
+    Context,
+    Exchange,
+    LocalWork,
+    Measure,
+    Method,
+    Part,
+    Replies,
+    Scope,
+    ServerState,
+    Stage,
+)
+from fedshift.core.messages import Down, Tensors, Up
+from fedshift.core.model import ModelBuilder
+from fedshift.core.net import Net
+from fedshift.federation.federation import Federation
+from fedshift.federation.samples import Samples
+from fedshift.methods.client2vec.encoder import Encoder, pairs
+from fedshift.settings.catalogue import ENCODERS, Entry, Spec, setting
+from fedshift.streams import Streams
+
+FEATURE, LABEL, SAMPLES = "feature_index.value", "label_index.value", "sample_counts.value"
+NETWORK = "index_network"
+
+
+class Rows(nn.Module):
+    """A row of numbers for every client."""
+
+    value: Tensor
+
+    def __init__(self, clients: int, *shape: int) -> None:
+        super().__init__()
+        self.register_buffer("value", torch.zeros(clients, *shape))
+
+    def forward(self) -> Tensor:
+        """All rows."""
+        return self.value
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientIndex(Spec):
+    """Describes every client by a feature vector and, where :meth:`label_dim` is not 0, a label vector."""
+
+    encoder: Annotated[Encoder, Entry(ENCODERS)] = setting("offline", help="how samples and labels are embedded")
+
+    def feature_dim(self, spec: ModelBuilder, base: Mapping[str, Part]) -> int:
+        """The length of a feature vector; ``base`` are the parts of the method it is made for."""
+        return self.encoder.dim
+
+    def label_dim(self) -> int:
+        """The length of a label vector; 0: the index has one part only."""
+        return 0
+
+    def parts(self, spec: ModelBuilder, base: Mapping[str, Part], feature_scope: Scope) -> dict[str, Part]:
+        """The vectors of all clients, and what makes them; feature vectors may be sent to clients (``down``)."""
+        parts = {
+            "feature_index": Part(Rows(spec.clients, self.feature_dim(spec, base)), feature_scope),
+            "sample_counts": Part(Rows(spec.clients), "server"),
+        }
+        if self.label_dim():
+            parts["label_index"] = Part(Rows(spec.clients, self.label_dim()), "server")
+        return parts
+
+    def check(self, federation: Federation) -> None:
+        """Raise an error if the index cannot be one of these clients."""
+
+    def stages(self, base: Method) -> tuple[Stage, ...]:
+        """By default one round in which every client measures its vectors and uploads them."""
+        return (self.vectors_stage(),)
+
+    def vectors_stage(self) -> Stage:
+        """Every client measures its vectors over all of its samples, and uploads them with their number."""
+        exchange = Exchange(
+            "vectors", lambda round, rounds: (Measure("vectors", self.measure),), self.send, self.reply, self.merge
+        )
+        return Stage("vectors", 1, (exchange,), participation=1.0, view=self.pairs, scored=False, keeps=False)
+
+    def pairs(self, federation: Federation, streams: Streams) -> Federation:
+        """Pairs of embeddings (N, 2, d) in place of samples, in a random order."""
+        embedded = pairs(self.encoder, federation)
+        clients = []
+        for client in embedded.clients:
+            order = streams.permutation(len(client.train), "order of pairs", client.id)
+            clients.append(replace(client, train=Samples(client.train.x[order], client.train.y[order])))
+        return replace(embedded, clients=tuple(clients))
+
+    def measure(self, net: Net, batch: Batch, context: Context) -> Tensors:
+        """Sums over a batch of pairs: ``feature`` and, for an index of two parts, ``label``."""
+        raise NotImplementedError
+
+    def send(self, state: ServerState, client: int) -> Down:
+        """What makes the index, if anything."""
+        return Down({name: tensor for name, tensor in (state.shared | state.down).items() if made_by(name)})
+
+    def reply(self, work: LocalWork) -> Up:
+        """The mean vectors and the number of samples."""
+        return Up(
+            {name: total / work.samples for name, total in work.measured.items()}
+            | {"samples": torch.tensor(work.samples)}
+        )
+
+    def merge(self, state: ServerState, replies: Replies) -> ServerState:
+        """Write every client's vectors into its row."""
+        rows = {"feature": FEATURE, "label": LABEL, "samples": SAMPLES}
+        held = {name: tensor.clone() for name, tensor in (state.server | state.down).items()}
+        for client, up in replies:
+            for name, tensor in up.items():
+                held[rows[name]][client] = tensor
+        return replace(
+            state, server={name: held[name] for name in state.server}, down={name: held[name] for name in state.down}
+        )
+
+
+def made_by(name: str) -> bool:
+    """Whether a tensor belongs to what makes the index."""
+    return name.startswith(f"{NETWORK}.")
+
+
+def similarity(feature: Tensor | None, label: Tensor | None) -> Tensor:
+    """The cosine between every two clients (K, K); with two parts, the mean of both cosines (Client2Vec, Sec. 4)."""
+    cosines = [nn.functional.normalize(rows, dim=1) for rows in (feature, label) if rows is not None]
+    return torch.stack([rows @ rows.T for rows in cosines]).mean(dim=0)

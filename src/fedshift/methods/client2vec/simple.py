@@ -1,0 +1,76 @@
+"""What Client2Vec's index is compared with (Table 2): means of embeddings, and the weights of local models.
+
+Each gives one vector a client, so similarity is a single cosine.
+
+Choices: a class that a client lacks leaves zeros in its prototypes. The table's "local model weights" are those of the
+classifier; here they are taken once, after one round of the base method's own local training from the initial model,
+of which clients keep nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedshift.core.contract import Batch, Context, Exchange, LocalWork, Method, Part, Stage
+from fedshift.core.messages import Tensors, Up
+from fedshift.core.model import ModelBuilder
+from fedshift.core.net import Net
+from fedshift.methods.client2vec.encoder import Encoder
+from fedshift.methods.client2vec.index import ClientIndex
+from fedshift.methods.client2vec.offline import Offline
+from fedshift.settings.catalogue import ENCODERS, Entry
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureAverage(ClientIndex):
+    """The mean embedding of a client's samples."""
+
+    def measure(self, net: Net, batch: Batch, context: Context) -> Tensors:
+        """The sum of embeddings."""
+        return {"feature": batch.x[:, 0].sum(dim=0)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassPrototypes(ClientIndex):
+    """The mean embedding of each class at a client, one after the other."""
+
+    def feature_dim(self, spec: ModelBuilder, base: Mapping[str, Part]) -> int:
+        """A vector for each class."""
+        return spec.classes * self.encoder.dim
+
+    def measure(self, net: Net, batch: Batch, context: Context) -> Tensors:
+        """The sum of embeddings of each class, and how many there are."""
+        one_hot = F.one_hot(batch.y, len(context.counts)).to(batch.x)
+        return {"feature": one_hot.T @ batch.x[:, 0]}
+
+    def reply(self, work: LocalWork) -> Up:
+        """The mean of each class."""
+        means: Tensor = work.measured["feature"] / work.counts.clamp_min(1).unsqueeze(1)
+        return Up({"feature": means.flatten(), "samples": torch.tensor(work.samples)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelWeights(ClientIndex):
+    """The classifier's weights of the model that a client trains on its own for a round."""
+
+    encoder: Annotated[Encoder, Entry(ENCODERS)] = field(default=Offline(), init=False)  # nothing is embedded
+
+    def feature_dim(self, spec: ModelBuilder, base: Mapping[str, Part]) -> int:
+        """All weights of the head."""
+        return sum(tensor.numel() for tensor in base["head"].module.state_dict().values())
+
+    def stages(self, base: Method) -> tuple[Stage, ...]:
+        """One round of the base method's local training, from which the weights are uploaded, not averaged."""
+        exchange = Exchange("vectors", base.phases, base.send, self.reply, self.merge)
+        return (Stage("vectors", 1, (exchange,), participation=1.0, scored=False, keeps=False),)
+
+    def reply(self, work: LocalWork) -> Up:
+        """The head's weights in name order, as one vector."""
+        weights = [tensor.flatten() for name, tensor in sorted(work.after.items()) if name.startswith("head.")]
+        return Up({"feature": torch.cat(weights), "samples": torch.tensor(work.samples)})

@@ -1,0 +1,123 @@
+"""An index of clients as files: vectors in Parquet, and similarities between clients and domains as a heat map."""
+
+from __future__ import annotations
+
+import json
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from fedshift.cli.indexing import Index
+from fedshift.errors import need
+from fedshift.files import make_folder, write
+from fedshift.methods.client2vec.index import similarity
+
+MOST_NUMBERS = 8  # rows of a heat map whose cells show their numbers
+
+
+def check_writable() -> None:
+    """Raise an error if an index could not be written, before the work of making it."""
+    try:
+        import pyarrow.parquet  # noqa: F401  # only whether it is there
+    except ImportError as error:
+        raise need("parquet", "Writing an index", error) from error
+
+
+def write_index(index: Index, folder: Path) -> list[Path]:
+    """Write ``index.parquet``, ``similarity.png`` and ``messages.json`` into a folder; returns their paths.
+
+    Raises:
+        FedshiftError: a file cannot be written, or pyarrow is not installed.
+    """
+    check_writable()
+    import pyarrow
+    import pyarrow.parquet
+
+    columns = {
+        "client": list(index.clients),
+        "domain": list(index.domains),
+        "samples": list(index.samples),
+        "feature": index.feature.tolist(),
+    }
+    if index.label is not None:
+        columns["label"] = index.label.tolist()
+    buffer = BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table(columns), buffer)
+    image = BytesIO()
+    heat_maps(index).savefig(image, format="png", dpi=110)
+    contents: dict[str, bytes | str] = {
+        "index.parquet": buffer.getvalue(),
+        "similarity.png": image.getvalue(),
+        "messages.json": json.dumps(index.messages, indent=2),
+    }
+    make_folder(folder)
+    for name, content in contents.items():
+        write(folder / name, content)
+    return [folder / name for name in contents]
+
+
+def heat_maps(index: Index) -> Figure:
+    """Cosine similarity between clients (whole index and feature index), and the feature index's mean by domain.
+
+    Clients of one domain stand together; lines part the domains (Client2Vec, Fig. 2 and 3).
+    """
+    order = sorted(range(len(index.clients)), key=lambda client: (index.domains[client], client))
+    domains = [index.domains[client] for client in order]
+    panels = [
+        ("client index", similarity(index.feature, index.label)),
+        ("feature index", similarity(index.feature, None)),
+    ]
+    if index.label is None:
+        panels = panels[1:]
+    figure = Figure(figsize=(5.4 * (len(panels) + 1), 5.2), layout="constrained")
+    axes = figure.subplots(1, len(panels) + 1, squeeze=False)[0]
+    for axis, (title, cosines) in zip(axes, panels, strict=False):
+        _heat(figure, axis, cosines[order][:, order], f"{title}, between clients", domains)
+    names = sorted(set(index.domains))
+    between = by_domain(similarity(index.feature, None), index.domains)
+    _heat(figure, axes[-1], between, "feature index, mean between domains", names)
+    return figure
+
+
+def by_domain(cosines: Tensor, domains: tuple[str, ...]) -> Tensor:
+    """The mean similarity (D, D) between clients of every two domains, in sorted order.
+
+    A client is not paired with itself, unless its domain has no other.
+    """
+    names = sorted(set(domains))
+    held = torch.tensor([[domain == name for domain in domains] for name in names]).to(cosines)
+    itself = torch.diag(cosines)
+    sums, counts = held @ cosines @ held.T, held.sum(dim=1)
+    pairs = counts.unsqueeze(1) * counts
+    alone = counts == 1
+    inside = torch.where(alone, torch.zeros_like(counts), held @ itself)
+    pairs = pairs - torch.diag(torch.where(alone, torch.zeros_like(counts), counts))
+    return (sums - torch.diag(inside)) / pairs
+
+
+def _heat(figure: Figure, axis: Axes, cosines: Tensor, title: str, rows: list[str]) -> None:
+    """One heat map; ``rows`` names the domain of each row."""
+    values = np.asarray(cosines)
+    outside = values[~np.eye(len(values), dtype=bool)]
+    low = float(outside.min()) if len(outside) else 0.0
+    shown = axis.imshow(values, cmap="viridis", vmin=low, vmax=1.0)
+    starts = [place for place, name in enumerate(rows) if place == 0 or rows[place - 1] != name]
+    ends = [*starts[1:], len(rows)]
+    middles = [(start + end - 1) / 2 for start, end in zip(starts, ends, strict=True)]
+    names = [rows[start] for start in starts]
+    axis.set_xticks(middles, names, rotation=40, ha="right")
+    axis.set_yticks(middles, names)
+    for start in starts[1:]:
+        axis.axhline(start - 0.5, color="white", linewidth=1)
+        axis.axvline(start - 0.5, color="white", linewidth=1)
+    if len(rows) <= MOST_NUMBERS:
+        for (row, column), value in np.ndenumerate(values):
+            bright = value > (low + 1) / 2
+            axis.text(column, row, f"{value:.2f}", ha="center", va="center", color="black" if bright else "white")
+    axis.set_title(title)
+    figure.colorbar(shown, ax=axis, shrink=0.8, label="cosine")

@@ -1,0 +1,217 @@
+"""One run, fully described: every table of an experiment with every value resolved."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import linecache
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from hashlib import blake2b
+from importlib import util
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self, cast
+
+from fedshift.core.contract import Method
+from fedshift.core.model import Model
+from fedshift.core.training import Evaluate, Train
+from fedshift.datasets.dataset import Dataset
+from fedshift.errors import FedshiftError, UnknownNameError
+from fedshift.federation.partitions import Partition
+from fedshift.federation.protocols import Protocol
+from fedshift.settings.catalogue import (
+    DATASETS,
+    METHODS,
+    MODELS,
+    PARTITIONS,
+    PROTOCOLS,
+    Catalogue,
+    Count,
+    FolderName,
+    Spec,
+    WholeInt,
+    WholeNumber,
+    setting,
+)
+from fedshift.settings.content import digest
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(Spec):
+    """Where and how a run is carried out; none of it is part of what the experiment is."""
+
+    section: ClassVar[str] = "run"
+
+    device: str = setting("auto", help="'auto' (an accelerator if there is one), 'cpu', 'cuda', 'cuda:1', 'mps'")
+    out: str = setting("runs", help="the folder that holds run folders")
+    checkpoint_every: Count = setting(10, help="rounds between checkpoints")
+    engine: Literal["auto", "sequential", "vectorised", "workers"] = setting(
+        "auto",
+        help="what runs clients: 'auto' measures briefly and picks; one after the other; stacked; or in processes",
+    )
+    workers: WholeNumber = setting(0, help="processes of the engine 'workers'; 0: one for each core")
+    threads: WholeNumber = setting(0, help="threads of the engines without processes; 0: one for each core")
+    together: WholeNumber = setting(
+        0, help="runs of a table that advance together; 0: as many as the engine gains from (sequential: 1)"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment(Spec):
+    """One run: one method, one seed, one federation."""
+
+    name: FolderName = setting("experiment", help="a label; run folders lie in a folder of this name")
+    seed: WholeInt = setting(0, help="every random stream starts from it; a list makes a run for each")
+    plugins: tuple[str, ...] = setting((), help="Python files that register methods, models or data sets of yours")
+    data: Dataset
+    partition: Partition
+    protocol: Protocol
+    model: Model
+    method: Method
+    train: Train
+    evaluate: Evaluate
+    run: RunOptions
+
+    @classmethod
+    def from_table(cls, table: Mapping[str, Any]) -> Self:
+        """Build and check every table of one run.
+
+        Raises:
+            FedshiftError: a name, field or value is wrong; the message says which and what is right.
+        """
+        cls.check_names(table, "experiment")
+        check_tables(table)
+        load_plugins(table.get("plugins", ()))
+        values: dict[str, Any] = {name: table[name] for name in ("name", "seed", "plugins") if name in table}
+        values |= {name: catalogue.build(table[name]).with_absolute_paths() for name, catalogue in NAMED.items()}
+        values |= {name: _plain(name, table[name]) for name in PLAIN}
+        return cls(**values)
+
+    def table(self) -> dict[str, Any]:
+        """Everything, as a table that :meth:`from_table` reads back."""
+        named = {
+            name: {"name": catalogue.name_of(type(getattr(self, name))), **getattr(self, name).table()}
+            for name, catalogue in NAMED.items()
+        }
+        plain = {name: getattr(self, name).table() for name in PLAIN}
+        return {"name": self.name, "seed": self.seed, "plugins": list(self.plugins), **named, **plain}
+
+    @property
+    def method_name(self) -> str:
+        """The method's name in the catalogue."""
+        return METHODS.name_of(type(self.method))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A digest of all that decides the result: not the label, nor where and how it is run.
+
+        Files count by what they hold, not by where they lie: data, weights, plugins, and the source of classes
+        that are not fedshift's own.
+        """
+        decides = {key: value for key, value in self.table().items() if key not in ("name", "run", "plugins")}
+        for table in NAMED:
+            for names, path in getattr(self, table).paths():
+                if digest(path):
+                    _put(decides[table], names, "local")  # its content counts instead
+        total = blake2b(json.dumps([decides, self.content], sort_keys=True).encode(), digest_size=16)
+        for name in NAMED:
+            for _, spec in getattr(self, name).specs():
+                if not type(spec).__module__.startswith("fedshift."):
+                    total.update(_source(type(spec)).encode())
+        return total.hexdigest()
+
+    @cached_property
+    def content(self) -> str:
+        """A digest of the local files that it reads."""
+        named = [path for name in NAMED for _, path in getattr(self, name).paths()]
+        return " ".join(digest(path) for path in (*named, *self.plugins) if path)
+
+    @property
+    def run_name(self) -> str:
+        """The name of the run's folder."""
+        held_out = getattr(self.protocol, "hold_out", None)
+        words = [self.method_name, *([held_out] if held_out is not None else []), f"seed{self.seed}"]
+        return "-".join([*(word.replace("/", "_") for word in words), self.fingerprint[:8]])
+
+
+NAMED: dict[str, Catalogue[Any]] = {
+    "data": DATASETS,
+    "partition": PARTITIONS,
+    "protocol": PROTOCOLS,
+    "model": MODELS,
+    "method": METHODS,
+}
+PLAIN: dict[str, type[Spec]] = {"train": Train, "evaluate": Evaluate, "run": RunOptions}
+
+
+def check_tables(table: Mapping[str, Any]) -> None:
+    """Raise an error if a resolved experiment lacks a table, or a table its name."""
+    for name in (*NAMED, *PLAIN):
+        held = table.get(name)
+        if not isinstance(held, Mapping) or (name in NAMED and "name" not in held):
+            raise FedshiftError(f"The experiment lacks the table [{name}]{' with a name' if name in NAMED else ''}.")
+
+
+def _put(table: dict[str, Any], names: Sequence[str], value: Any) -> None:
+    for name in names[:-1]:
+        table = table[name]
+    table[names[-1]] = value
+
+
+def _plain(name: str, values: Mapping[str, Any]) -> Spec:
+    PLAIN[name].check_names(values, name)
+    return PLAIN[name](**values)
+
+
+def section(table: str, name: str | None) -> type[Spec]:
+    """The class whose settings a table of the experiment holds.
+
+    Raises:
+        UnknownNameError: there is no such table, or the catalogue has no such name.
+    """
+    if table in PLAIN:
+        return PLAIN[table]
+    if table not in NAMED:
+        raise UnknownNameError("table", table, [*NAMED, *PLAIN])
+    return cast(type[Spec], NAMED[table].get(str(name)))
+
+
+def _source(cls: type) -> str:
+    """The text of a class written in a plugin, a script or a notebook; its name where there is no text."""
+    try:
+        return inspect.getsource(cls)
+    except (OSError, TypeError):
+        return cls.__qualname__
+
+
+def load_plugins(paths: Sequence[str]) -> None:
+    """Import the user's files, each once as long as its text is the same, so that what they register is known.
+
+    Raises:
+        FedshiftError: a file is missing or fails when imported.
+    """
+    if isinstance(paths, str) or not all(isinstance(path, str) for path in paths):
+        raise FedshiftError(f'plugins = {paths!r}: give a list of paths, such as ["my_method.py"].')
+    for path in paths:
+        _load_plugin(str(Path(path).expanduser().resolve()), digest(path))
+
+
+@cache
+def _load_plugin(path: str, content: str) -> None:
+    if not content:
+        raise FedshiftError(f"The plugin '{path}' does not exist; give the path of a Python file.")
+    name = f"fedshift_plugin_{Path(path).stem}_{blake2b(path.encode(), digest_size=4).hexdigest()}"
+    spec = util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise FedshiftError(f"The plugin '{path}' is no Python file.")
+    module = util.module_from_spec(spec)
+    sys.modules[name] = module
+    linecache.checkcache(path)
+    try:
+        exec(compile(Path(path).read_bytes(), path, "exec"), module.__dict__)  # what a plugin is for
+    except FedshiftError:
+        raise
+    except Exception as error:
+        raise FedshiftError(f"The plugin '{path}' fails when imported: {type(error).__name__}: {error}") from error

@@ -1,0 +1,1 @@
+"""A coordinator with all its sites in one process."""

@@ -1,0 +1,95 @@
+"""Carrying runs forward, one round each: what their clients have to do goes to one engine together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from fedshift.engines.engine import Engine, Job, Outcome
+from fedshift.simulation.simulation import Answer, Asking, Request, Simulation
+
+Tell = Callable[[int], None]
+
+
+@dataclass
+class _Round:
+    """A run within its round: what it asks for now, if it is not through."""
+
+    asking: Asking
+    tell: Tell
+    request: Request | None = None
+    error: Exception | None = None
+
+    def go_on(self, answer: Answer | None) -> None:
+        """Hand it the answer to its request and hear the next one."""
+        self._resume(lambda: next(self.asking) if answer is None else self.asking.send(answer))
+
+    def fail(self, error: Exception) -> None:
+        """Tell it what went wrong with its request."""
+        self._resume(lambda: self.asking.throw(error))
+
+    def _resume(self, step: Callable[[], Request]) -> None:
+        self.request = None
+        try:
+            self.request = step()
+        except StopIteration:
+            pass
+        except Exception as error:  # one run's failure is not the others'
+            self.error = error
+
+
+def advance(
+    simulations: Sequence[Simulation], engine: Engine, tells: Mapping[Simulation, Tell] | None = None
+) -> dict[Simulation, Exception]:
+    """Carry every run forward by its next round.
+
+    Args:
+        simulations: runs that are not at their end.
+        engine: does the work of all of them together.
+        tells: who hears of each run's steps.
+
+    Returns:
+        What went wrong, by run; such a run has not moved on, and its state is to be thrown away.
+    """
+    rounds = {}
+    for simulation in simulations:
+        tell = (tells or {}).get(simulation, lambda steps: None)
+        rounds[simulation] = _Round(simulation.round(simulation.next_moment, tell), tell)
+        rounds[simulation].go_on(None)
+    while open_rounds := [one for one in rounds.values() if one.request is not None]:
+        _train(open_rounds, engine)
+        _serve(open_rounds, engine)
+    return {simulation: one.error for simulation, one in rounds.items() if one.error is not None}
+
+
+def _train(rounds: Sequence[_Round], engine: Engine) -> None:
+    """Let all clients of all runs that ask for it work, and answer each run."""
+    asked: list[tuple[_Round, list[Job]]] = [(one, one.request) for one in rounds if isinstance(one.request, list)]
+    answers = engine.train([job for _, jobs in asked for job in jobs])
+    for one, jobs in asked:
+        outcomes: list[Outcome] = []
+        failed: Exception | None = None
+        for _ in jobs:
+            answer = next(answers)
+            if isinstance(answer, Outcome):
+                outcomes.append(answer)
+                one.tell(answer.steps)
+            else:
+                failed = failed or answer
+        if failed is not None:
+            one.fail(failed)
+        else:
+            one.go_on(outcomes)
+
+
+def _serve(rounds: Sequence[_Round], engine: Engine) -> None:
+    """Let the servers of the runs that ask for it work, one after the other."""
+    for one in rounds:
+        if one.request is None or isinstance(one.request, list):
+            continue
+        try:
+            answer = engine.serve(one.request)
+        except Exception as error:  # it is this run's
+            one.fail(error)
+        else:
+            one.go_on(answer)
