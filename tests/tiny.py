@@ -45,9 +45,9 @@ class Tiny(Dataset):
 class SlowFedSR(FedSR):
     """FedSR that takes its time, so that a test can kill it in the middle."""
 
-    def phases(self, round: int, rounds: int):
+    def loss(self, net, batch, context):
         time.sleep(0.03)
-        return super().phases(round, rounds)
+        return super().loss(net, batch, context)
 
 
 @fedshift.METHODS.register("slashed")
@@ -55,6 +55,6 @@ class SlowFedSR(FedSR):
 class Slashed(FedSR):
     """FedSR whose phase and objective have awkward names."""
 
-    def phases(self, round: int, rounds: int):
-        ((objective,),) = (phase.objectives for phase in super().phases(round, rounds))
+    def phases(self):
+        ((objective,),) = (phase.objectives for phase in super().phases())
         return (fedshift.Phase("a/b//c", (replace(objective, name="d/e"),)),)

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
         Exchange,
         LocalWork,
         Measure,
-        Method,
         Objective,
         Optimiser,
         Part,
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
         Stage,
         Terms,
     )
+    from fedshift.core.method import Method
     from fedshift.core.net import Net
     from fedshift.errors import FedshiftError
     from fedshift.methods.fedavg import FedAvg
@@ -50,7 +50,7 @@ _HOMES = {
     "Exchange": "core.contract",
     "LocalWork": "core.contract",
     "Measure": "core.contract",
-    "Method": "core.contract",
+    "Method": "core.method",
     "Objective": "core.contract",
     "Optimiser": "core.contract",
     "Part": "core.contract",

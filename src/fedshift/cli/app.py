@@ -205,7 +205,7 @@ def _bench(experiments: list[Experiment], dry_run: bool) -> None:
         simulation = Simulation(experiment)
         jobs = simulation.example()
         about = f"{experiment.method_name}, {type(experiment.model).__name__}, batches of {experiment.train.batch}"
-        console.print(f"{about}, cohorts of {len(jobs)} on {simulation.device}", highlight=False, markup=False)
+        console.print(f"{about}, cohorts of {len(jobs)} on {simulation.setup.device}", highlight=False, markup=False)
         if dry_run:
             continue
         with console.status("") as status:

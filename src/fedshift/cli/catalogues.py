@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 
-from fedshift.core.contract import Method
+from fedshift.core.method import Method
 from fedshift.errors import UnknownNameError
 from fedshift.experiments import shipped, shipped_text
 from fedshift.settings.catalogue import (

@@ -14,7 +14,6 @@ from fedshift.errors import FedshiftError
 from fedshift.methods.client2vec.client2vec import Client2Vec
 from fedshift.methods.client2vec.index import FEATURE, LABEL
 from fedshift.runs.progress import Outlook, Progress
-from fedshift.runs.runner import declaration
 from fedshift.settings.experiment import Experiment
 from fedshift.simulation.rounds import advance
 from fedshift.simulation.simulation import Simulation
@@ -49,16 +48,16 @@ def make_index(experiment: Experiment, progress: Progress) -> Index:
     """
     method = _method(experiment)
     simulation = Simulation(experiment, progress.embedded)
-    stages = method.index.stages(method.base)
+    coordinator, stages = simulation.coordinator, method.index.stages(method.base)
     display = progress.begin(Outlook(f"index-seed{experiment.seed}", _rounds(stages), 0))
     choice = choose(simulation.example(), experiment.run, progress.note)
     with open_engine(choice, progress.note) as engine:
-        while simulation.position < _rounds(stages):
+        while coordinator.position < _rounds(stages):
             for error in advance([simulation], engine, {simulation: display.steps}).values():
                 raise error
-            display.round(simulation.position, simulation.bytes_down, simulation.bytes_up)
+            display.round(coordinator.position, coordinator.bytes_down, coordinator.bytes_up)
     display.end()
-    held = simulation.server.server | simulation.server.down
+    held = coordinator.state.tensors
     clients = simulation.federation.clients
     return Index(
         tuple(client.name for client in clients),
@@ -66,7 +65,7 @@ def make_index(experiment: Experiment, progress: Progress) -> Index:
         tuple(len(client.train) for client in clients),
         held[FEATURE].cpu(),
         held[LABEL].cpu() if LABEL in held else None,
-        declaration(simulation),
+        coordinator.declaration(),
     )
 
 
@@ -85,7 +84,7 @@ def describe(experiment: Experiment) -> str:
     ]
     for stage in method.index.stages(method.base):
         rounds = "1 round" if stage.rounds == 1 else f"{stage.rounds} rounds"
-        lines.append(f"  stage '{stage.name}': {rounds} with {simulation.cohort(stage)} clients")
+        lines.append(f"  stage '{stage.name}': {rounds} with {simulation.coordinator.cohort(stage)} clients")
     return "\n".join([*lines, "Nothing was written."])
 
 

@@ -1,41 +1,54 @@
-"""What a federated method is: its parts, its objectives, and the few hooks its paper changes.
+"""What a federated method is made of: parts, objectives, phases, exchanges and stages, all of them values.
 
-A run is stages of rounds. A round is one or more exchanges with a cohort of clients. An exchange sends
-each client a Down, lets it work through phases, and merges what comes back in the Ups, after phases of
-the server's own if there are any. A phase is steps, each of which draws one batch and minimises every
-objective on it in turn; or it measures: sums over all samples.
+A run is stages of rounds. A round is one or more exchanges with a cohort of clients. An exchange sends each client a
+Down, lets it work through phases, and merges what comes back in the Ups, after phases of the server's own if there are
+any. A phase is steps, each of which draws one batch and minimises every objective on it in turn; or it measures: sums
+over all samples.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
-from fedshift.core.messages import Down, Tensors, Up
-from fedshift.core.net import Net, batch_norm_tensors
-from fedshift.core.state import Moments
-from fedshift.settings.catalogue import Spec, setting
+from fedshift.core.messages import Down
+from fedshift.core.model import ModelBuilder
+from fedshift.core.net import Net
+from fedshift.core.state import OptimiserState
+from fedshift.core.tensors import Replies, Tensors
+from fedshift.federation.federation import Federation
+from fedshift.federation.samples import Samples
 from fedshift.streams import Draws, Streams
-
-if TYPE_CHECKING:
-    from fedshift.core.model import ModelBuilder
-    from fedshift.federation.federation import Federation
-    from fedshift.federation.samples import Samples
 
 Scope = Literal["shared", "client", "server", "down"]
 Terms = dict[str, Tensor]
-Replies = Sequence[tuple[int, Up]]  # client ids with their Ups, in id order
 
 
 class Batch(NamedTuple):
-    """One batch of a client: inputs (B, ...) and labels (B,), int64."""
+    """A batch of a client: inputs (B, ...) and labels (B,), int64; and their representation, if an objective encodes.
+
+    Attributes:
+        x: inputs.
+        y: labels.
+        z: the representation (B, d) that the head reads.
+        mean: of a probabilistic encoder, the mean of z (B, d).
+        sigma: of a probabilistic encoder, the standard deviation of z (B, d).
+    """
 
     x: Tensor
     y: Tensor
+    z: Tensor = torch.empty(0)
+    mean: Tensor | None = None
+    sigma: Tensor | None = None
+
+    @property
+    def features(self) -> Tensor:
+        """The representation without its noise: the mean of a probabilistic encoder, else z."""
+        return self.z if self.mean is None else self.mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,30 +67,30 @@ class Context:
 
     round: int
     rounds: int
-    received: Mapping[str, Tensor]
+    received: Tensors
     noise: Mapping[str, Tensor]
     client: Tensor
     counts: Tensor
-    replies: Replies = ()
+    replies: Replies = field(default_factory=Replies)
 
 
 @dataclass(frozen=True)
 class Part:
     """A named module and who may see its tensors.
 
-    ``shared`` tensors are sent, trained and merged; ``client`` ones never leave the client's store;
-    ``server`` ones are never sent; ``down`` ones belong to the server, are sent, and frozen on the
-    client. ``local`` names tensors of a shared part that stay on the client all the same; so do its batch
-    norms where the method keeps those local, unless ``follows_bn`` is False.
+    ``shared`` tensors are sent, trained and merged; ``client`` ones never leave the client's store; ``server`` ones
+    are never sent; ``down`` ones belong to the server, are sent, and frozen on the client. Batch norms of a shared
+    part stay on the client where the method keeps those local, unless ``follows_bn`` is False. A part that is
+    ``apart`` travels only in exchanges that name it.
     """
 
     module: nn.Module
     scope: Scope = "shared"
-    local: frozenset[str] = frozenset()
     follows_bn: bool = True
+    apart: bool = False
 
 
-def no_draws(spec: ModelBuilder, batch: int) -> Draws:
+def no_draws(model: ModelBuilder, batch: int) -> Draws:
     """No noise at all."""
     return {}
 
@@ -100,9 +113,9 @@ class Optimiser:
 class Objective:
     """A pure loss and the parts it moves.
 
-    ``loss(net, batch, context)`` returns named scalar terms; their sum is minimised, and each is
-    recorded. Parts that do not move are fixed and in evaluation mode. It is minimised ``repeats`` times
-    on each batch.
+    ``loss(net, batch, context)`` returns named scalar terms; their sum is minimised, and each is recorded. With
+    ``encode`` the batch is encoded before, once, and the loss reads ``batch.z``. Parts that do not move are fixed and
+    in evaluation mode. It is minimised ``repeats`` times on each batch.
     """
 
     name: str
@@ -111,15 +124,21 @@ class Objective:
     draws: Callable[[ModelBuilder, int], Draws] = no_draws
     optimiser: Optimiser = Optimiser()
     repeats: int = 1
+    encode: Callable[[Net, Batch, Context], Batch] | None = None
+
+    def terms(self, net: Net, batch: Batch, context: Context) -> Terms:
+        """The loss of a batch, which is encoded first."""
+        return self.loss(net, batch if self.encode is None else self.encode(net, batch, context), context)
 
 
 @dataclass(frozen=True)
 class Phase:
     """Steps: each draws one batch and minimises every objective on it, in order.
 
-    Without ``steps``, ``epochs`` or ``batch`` they are what the experiment's ``[train]`` says. On the
-    server batches are drawn from the ``samples`` made of the replies; without them the batch is empty, and
-    objectives work on the replies and the server's own tensors.
+    Without ``steps``, ``epochs`` or ``batch`` they are what the experiment's ``[train]`` says. On the server batches
+    are drawn from the ``samples`` made of the replies; without them the batch is empty, and objectives work on the
+    replies and the server's own tensors. With ``snapshot`` the client's tensors after a step drawn for the round, the
+    same for all clients with equally many, are :attr:`LocalWork.snapshot`.
     """
 
     name: str
@@ -128,40 +147,49 @@ class Phase:
     epochs: int | None = None
     batch: int | None = None
     samples: Callable[[Replies], Samples] | None = None
+    snapshot: bool = False
 
 
 @dataclass(frozen=True)
 class Measure:
     """A phase that trains nothing: named tensors, summed over batches that cover every training sample once.
 
-    Parts are in evaluation mode and inputs are not augmented. On the server it is called once, with an
-    empty batch.
+    Parts are in evaluation mode and inputs are not augmented. On the server it is called once, with an empty batch.
     """
 
     name: str
-    measure: Callable[[Net, Batch, Context], Tensors]
+    measure: Callable[[Net, Batch, Context], Mapping[str, Tensor]]
     draws: Callable[[ModelBuilder, int], Draws] = no_draws
+
+
+Phases = tuple[Phase | Measure, ...]
 
 
 @dataclass(frozen=True)
 class LocalWork:
-    """A client's net after its phases, from which it makes its reply.
+    """What a client has after its phases, from which it makes its reply and what it keeps.
 
     Attributes:
-        after: the trained tensors of every shared part that leaves, by full name.
-        own: the client's own tensors, which stay.
+        trained: the tensors of every shared part that was received, by full name, as they are now.
+        private: the client's own tensors, which stay.
         received: the Down it started from.
         measured: the sums of every :class:`Measure`.
+        snapshot: ``trained`` after the drawn step of a phase with a snapshot; empty otherwise.
         train: the client's training samples, as the stage sees them.
         counts: how many there are of each class, (classes,), int64.
+        steps: how many steps were taken.
+        lr: the learning rate of ``[train]``.
     """
 
-    after: Tensors
-    own: Tensors
+    trained: Tensors
+    private: Tensors
     received: Down
     measured: Tensors
+    snapshot: Tensors
     train: Samples
     counts: Tensor
+    steps: int
+    lr: float
 
     @property
     def samples(self) -> int:
@@ -171,50 +199,136 @@ class LocalWork:
 
 @dataclass(frozen=True)
 class ServerState:
-    """Everything the server holds: ``shared`` and ``down`` tensors are sent, ``server`` ones never.
+    """Everything the server has: ``shared`` and ``down`` tensors are sent, ``server`` ones never.
 
     Attributes:
         shared: what clients train, by full name.
         down: what only the server changes.
         server: what never leaves it.
-        moments: optimiser state of the server's own phases that is kept.
+        optimisers: optimiser state of the server's own phases that is kept.
         clients: how many clients there are, sampled or not.
         measured: what the server's phases of this exchange measured; empty otherwise.
     """
 
-    shared: dict[str, Tensor]
-    down: dict[str, Tensor] = field(default_factory=dict)
-    server: dict[str, Tensor] = field(default_factory=dict)
-    moments: Moments = field(default_factory=dict)
+    shared: Tensors = field(default_factory=Tensors)
+    down: Tensors = field(default_factory=Tensors)
+    server: Tensors = field(default_factory=Tensors)
+    optimisers: OptimiserState = field(default_factory=dict)
     clients: int = 0
-    measured: Tensors = field(default_factory=dict)
+    measured: Tensors = field(default_factory=Tensors)
+
+    @property
+    def tensors(self) -> Tensors:
+        """All of them, by full name."""
+        return self.shared | self.down | self.server
+
+    def updated(self, tensors: Mapping[str, Tensor]) -> Self:
+        """The state with some tensors replaced, each in its scope; a name that is not here is an error.
+
+        Raises:
+            KeyError: the server has no tensor of a name.
+        """
+        unknown = tensors.keys() - self.tensors.keys()
+        if unknown:
+            raise KeyError(f"The server has no tensor '{min(unknown)}'.")
+        scopes = {scope: getattr(self, scope) for scope in ("shared", "down", "server")}
+        return replace(
+            self,
+            **{
+                scope: mine | {name: tensors[name] for name in tensors.keys() & mine.keys()}
+                for scope, mine in scopes.items()
+            },
+        )
 
 
-def no_phases(round: int, rounds: int) -> Sequence[Phase | Measure]:
-    """Nothing to do."""
-    return ()
+@dataclass(frozen=True)
+class Upload:
+    """Tensors that a reply carries beside parts, declared so that an answer can be checked.
+
+    ``Upload("pairs", (None, 2, 8))`` is a floating tensor, of any length where it says None; :meth:`like` has the
+    tensors of a part under another name, :meth:`row` a row of a part's tensor ``value``.
+    """
+
+    name: str
+    shape: tuple[int | None, ...] | None = ()
+    part: str = ""
+    dtype: torch.dtype | None = None  # None: the run's floating type
+
+    @classmethod
+    def like(cls, name: str, part: str) -> Self:
+        """Every tensor of a part, named ``name.<its name in the part>``."""
+        return cls(name, None, part)
+
+    @classmethod
+    def row(cls, name: str, part: str) -> Self:
+        """A tensor of the shape of a row of a part's ``value``."""
+        return cls(name, (), part)
+
+    def signature(
+        self, parts: Mapping[str, Part], floating: torch.dtype
+    ) -> dict[str, tuple[torch.dtype, tuple[int | None, ...]]]:
+        """Type and shape of each tensor by name."""
+        if self.shape is None:
+            tensors = parts[self.part].module.named_parameters()
+            return {f"{self.name}.{name}": (floating, tuple(tensor.shape)) for name, tensor in tensors}
+        shape = tuple(parts[self.part].module.state_dict()["value"].shape[1:]) if self.part else self.shape
+        return {self.name: (self.dtype or floating, shape)}
 
 
-def keep_nothing(work: LocalWork) -> Tensors:
+def no_upload(work: LocalWork) -> Mapping[str, Tensor]:
+    """Nothing beside parts."""
+    return {}
+
+
+def keep_nothing(work: LocalWork) -> Mapping[str, Tensor]:
     """A client keeps its own tensors as training left them."""
     return {}
+
+
+def send_nothing_else(state: ServerState, client: int) -> Mapping[str, Tensor]:
+    """Every client receives the parts as the server has them."""
+    return {}
+
+
+def leave(state: ServerState, replies: Replies) -> ServerState:
+    """The server keeps what it has."""
+    return state
 
 
 @dataclass(frozen=True)
 class Exchange:
     """One trip to the clients and back.
 
-    ``keep`` names client tensors that are replaced after the phases. ``server`` are phases of the server
-    between the replies and the merge.
+    Attributes:
+        name: what messages and records call it.
+        phases: what a client does.
+        merge: the server's next state.
+        sends: the parts whose shared and down tensors a client receives; None: all that are not apart.
+        returns: the shared parts among them that a reply carries; None: all.
+        uploads: what a reply carries besides, made by ``upload``.
+        counted: whether a reply says how many samples the client has, by which a mean is then weighted.
+        send: tensors that one client receives in the place of the server's.
+        upload: makes the ``uploads``.
+        keep: client tensors that are replaced after the phases.
+        server: phases of the server between the replies and the merge.
+        select: a cohort for this exchange alone; None: the round's.
     """
 
     name: str
-    phases: Callable[[int, int], Sequence[Phase | Measure]]
-    send: Callable[[ServerState, int], Down]
-    reply: Callable[[LocalWork], Up]
-    merge: Callable[[ServerState, Replies], ServerState]
-    keep: Callable[[LocalWork], Tensors] = keep_nothing
-    server: Callable[[int, int], Sequence[Phase | Measure]] = no_phases
+    phases: Phases = ()
+    merge: Callable[[ServerState, Replies], ServerState] = leave
+    sends: tuple[str, ...] | None = None
+    returns: tuple[str, ...] | None = None
+    uploads: tuple[Upload, ...] = ()
+    counted: bool = False
+    send: Callable[[ServerState, int], Mapping[str, Tensor]] = send_nothing_else
+    upload: Callable[[LocalWork], Mapping[str, Tensor]] = no_upload
+    keep: Callable[[LocalWork], Mapping[str, Tensor]] = keep_nothing
+    server: Phases = ()
+    select: Select | None = None
+
+
+Select = Callable[[ServerState, Sequence[int], int, torch.Generator], Sequence[int]]
 
 
 @dataclass(frozen=True)
@@ -228,7 +342,7 @@ class Stage:
         participation: the part of the clients sampled in a round, in (0, 1]; None: the experiment's.
         view: the federation as this stage sees it, where clients work on something else than their samples.
         scored: whether models are evaluated.
-        keeps: whether clients keep what the stage does to their own tensors and optimiser moments.
+        keeps: whether clients keep what the stage does to their own tensors and optimiser state.
     """
 
     name: str
@@ -240,149 +354,14 @@ class Stage:
     keeps: bool = True
 
 
-@dataclass(frozen=True, kw_only=True)
-class Method(Spec):
-    """A federated method. Its fields are its hyper-parameters; a page overrides what its paper changes.
+@dataclass(frozen=True)
+class Round:
+    """A round of a stage, from 1."""
 
-    Attributes:
-        presets: published settings, by the data set's name.
-        paper: where the method comes from.
-    """
+    stage: Stage
+    number: int
 
-    presets: ClassVar[dict[str, dict[str, object]]] = {}
-    paper: ClassVar[str] = ""
-
-    weighting: Literal["uniform", "samples"] = setting(
-        "uniform", help="how clients weigh in the average", source="methods differ; all five papers: uniform"
-    )
-    optimiser_state: Literal["by_scope", "fresh", "kept"] = setting(
-        "by_scope",
-        help="momentum or Adam moments from round to round; by_scope: fresh for what is shared, kept for what "
-        "stays on the client",
-        source="methods differ; FedSR's public code keeps them",
-    )
-    bn: Literal["shared", "local", "reestimate"] = setting(
-        "shared",
-        help="batch norm: averaged, kept on each client, or averaged with its statistics measured again "
-        "on the inputs of whoever is predicted for",
-    )
-
-    # What it is made of -------------------------------------------------------------------------
-
-    def parts(self, spec: ModelBuilder) -> dict[str, Part]:
-        """The named parts, fresh from their initial values."""
-        raise NotImplementedError
-
-    def phases(self, round: int, rounds: int) -> Sequence[Phase | Measure]:
-        """What a sampled client does in round ``round`` (from 1) of ``rounds``."""
-        raise NotImplementedError
-
-    def predict(self, net: Net, x: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
-        """Log-probabilities (B, classes) for inputs x (B, ...)."""
-        raise NotImplementedError
-
-    def reads(self) -> tuple[str, ...]:
-        """The parts that :meth:`predict` reads; what a client keeps of them makes its model its own."""
-        return ("encoder", "head")
-
-    def prediction_draws(self, spec: ModelBuilder, batch: int) -> Draws:
-        """The noise that :meth:`predict` uses for a batch."""
-        return no_draws(spec, batch)
-
-    # How it federates ---------------------------------------------------------------------------
-
-    def federation(self, federation: Federation) -> Federation:
-        """The federation it trains on; only references such as pooled training change it."""
-        return federation
-
-    def stages(self, rounds: int) -> tuple[Stage, ...]:
-        """The plan of a run of ``rounds`` rounds."""
-        return (Stage("train", rounds, (self.exchange("train"),)),)
-
-    def exchange(self, name: str) -> Exchange:
-        """The exchange made of this method's own hooks."""
-        return Exchange(name, self.phases, self.send, self.reply, self.merge, self.keep, self.server_phases)
-
-    def select(
-        self, state: ServerState, clients: Sequence[int], count: int, generator: torch.Generator
-    ) -> Sequence[int]:
-        """The cohort of a round: ``count`` of the client ids, uniformly, without replacement.
-
-        An id may be given more than once by methods that sample with replacement: it works once, and its
-        reply is merged as often.
-        """
-        order = torch.randperm(len(clients), generator=generator)[:count]
-        return [clients[i] for i in order.tolist()]
-
-    def send(self, state: ServerState, client: int) -> Down:
-        """What one client receives: every shared and every down tensor."""
-        return Down(state.shared | state.down)
-
-    def reply(self, work: LocalWork) -> Up:
-        """What a client sends back: its shared tensors, and its sample count where that weighs."""
-        weighs = self.weighting == "samples" and work.after
-        count = {"samples": torch.tensor(work.samples)} if weighs else {}
-        return Up({**work.after, **count})
-
-    def keep(self, work: LocalWork) -> Tensors:
-        """The client tensors, by full name, that are replaced after the phases; the rest stays as trained."""
-        return keep_nothing(work)
-
-    def server_phases(self, round: int, rounds: int) -> Sequence[Phase | Measure]:
-        """What the server does between the replies and the merge; it may move ``down`` and ``server`` parts."""
-        return no_phases(round, rounds)
-
-    def merge(self, state: ServerState, replies: Replies) -> ServerState:
-        """The server's next state: the weighted mean of every shared tensor, buffers included."""
-        return replace(state, shared=weighted_mean([up for _, up in replies], tuple(state.shared)))
-
-    def reestimates(self, unseen: bool) -> bool:
-        """Whether batch-norm statistics are measured again on the inputs that are predicted for."""
-        return self.bn == "reestimate"
-
-    def keeps_moments(self, scope: Scope) -> bool:
-        """Whether the optimiser moments of tensors of a scope outlive the round."""
-        return self.optimiser_state == "kept" or (self.optimiser_state == "by_scope" and scope != "shared")
-
-    def unseen(self, state: ServerState, clients: Sequence[Tensors]) -> Sequence[Tensors]:
-        """The client tensors with which a client that never trained is predicted for.
-
-        Several answers mean several models, whose accuracies are averaged. By default one: the mean
-        over the clients that have trained.
-        """
-        return [weighted_mean(clients, tuple(clients[0]))]
-
-
-def weighted_mean(messages: Sequence[Tensors], names: Sequence[str]) -> dict[str, Tensor]:
-    """The mean of the named tensors, weighted by each message's ``samples`` where it carries them.
-
-    Floating tensors are summed in the order given; whole-number buffers (batch counts) take the
-    rounded mean.
-    """
-    weights = [float(message["samples"]) if "samples" in message else 1.0 for message in messages]
-    total = sum(weights)
-    sums: dict[str, Tensor] = {}
-    for message, weight in zip(messages, weights, strict=True):  # one at a time: they may lie on the disk
-        for name in names:
-            tensor = message[name] if message[name].is_floating_point() else message[name].cpu().double()
-            if name in sums:
-                sums[name].add_(tensor, alpha=weight / total)
-            else:
-                sums[name] = tensor * (weight / total)
-    first = messages[0]
-    return {
-        name: value if first[name].is_floating_point() else value.round().to(first[name])
-        for name, value in sums.items()
-    }
-
-
-def tensor_scopes(method: Method, parts: Mapping[str, Part]) -> dict[str, Scope]:
-    """Who may see each tensor, by full name: a part's scope, less what stays local."""
-    scopes: dict[str, Scope] = {}
-    for part_name, part in parts.items():
-        local = part.local
-        if method.bn == "local" and part.scope == "shared" and part.follows_bn:
-            local = local | batch_norm_tensors(part.module)
-        for name in part.module.state_dict():
-            scopes[f"{part_name}.{name}"] = "client" if name in local else part.scope
-    return scopes
+    @property
+    def key(self) -> tuple[str, int]:
+        """What random streams are keyed by."""
+        return (self.stage.name, self.number)

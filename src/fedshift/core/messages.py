@@ -1,9 +1,10 @@
-"""Named-tensor messages: the only things on the wire, and the place where bytes are counted."""
+"""What crosses between coordinator and client: orders, answers, and the named tensors in them, whose bytes count."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Self
 
@@ -11,7 +12,9 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-Tensors = Mapping[str, Tensor]
+from fedshift.core.tensors import Tensors
+
+_TERM = "term."
 _DTYPES = {  # as safetensors calls them
     torch.float64: "F64",
     torch.float32: "F32",
@@ -25,24 +28,16 @@ _DTYPES = {  # as safetensors calls them
 Signature = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
 
 
-class Message(Mapping[str, Tensor]):
-    """An immutable mapping from names to tensors, as it crosses the wire.
+class Message(Tensors):
+    """Named tensors as they cross the wire: detached, in name order.
 
-    It keeps the tensors it is given, detached and in name order; whoever builds one hands over tensors
-    that nobody changes afterwards. The wire format is safetensors, which keeps every bit, NaN included.
+    Whoever builds a message hands over tensors that nobody changes afterwards. The wire format is safetensors, which
+    keeps every bit, NaN included.
     """
 
-    def __init__(self, tensors: Tensors) -> None:
-        self._tensors = {name: tensors[name].detach() for name in sorted(tensors)}
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._tensors[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
+    def __init__(self, tensors: Mapping[str, Tensor] | None = None) -> None:
+        given = tensors or {}
+        super().__init__({name: given[name].detach() for name in sorted(given)})
 
     @property
     def signature(self) -> Signature:
@@ -76,7 +71,86 @@ class Up(Message):
     """What one client sends back."""
 
 
-def pack(tensors: Tensors, metadata: dict[str, str] | None = None) -> bytes:
+class Telemetry(Message):
+    """What a client tells of its work beside its reply: the number of steps, and the mean of each loss term."""
+
+    @classmethod
+    def from_numbers(cls, terms: Mapping[str, float], steps: int) -> Self:
+        """From numbers."""
+        means = {f"{_TERM}{name}": torch.tensor(value, dtype=torch.float64) for name, value in terms.items()}
+        return cls({"steps": torch.tensor(steps), **means})
+
+    @property
+    def terms(self) -> dict[str, float]:
+        """The mean of each loss term over the steps."""
+        return {name.removeprefix(_TERM): float(value) for name, value in self.items() if name.startswith(_TERM)}
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the coordinator sends to a client: what is to be done, and the Down to do it with.
+
+    Attributes:
+        run: the run's fingerprint.
+        stage: the stage's name.
+        round: the round of the stage, from 1.
+        exchange: the exchange's name.
+        client: the client's id.
+        down: named tensors.
+    """
+
+    run: str
+    stage: str
+    round: int
+    exchange: str
+    client: int
+    down: Down
+
+    def to_bytes(self) -> bytes:
+        """As safetensors, whose header says what is to be done."""
+        about = {name: value for name, value in vars(self).items() if name != "down"}
+        return pack(self.down, {"order": json.dumps(about)})
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Read an order back, bit for bit."""
+        return cls(**json.loads(_metadata(data)["order"]), down=Down(load(data)))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a client sends back: its reply, and what it tells of its work (nothing where telemetry is off)."""
+
+    client: int
+    up: Up
+    telemetry: Telemetry
+
+    def to_bytes(self) -> bytes:
+        """As safetensors."""
+        tensors = self.up.under("up") | self.telemetry.under("telemetry")
+        return pack(tensors, {"client": str(self.client)})
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Read an answer back, bit for bit."""
+        tensors = Tensors(load(data))
+        return cls(int(_metadata(data)["client"]), Up(tensors.of("up")), Telemetry(tensors.of("telemetry")))
+
+
+@dataclass(frozen=True)
+class Missing:
+    """That a client did not answer, and why, as far as that is known."""
+
+    client: int
+    why: str
+
+
+def _metadata(data: bytes) -> dict[str, str]:
+    header: dict[str, dict[str, str]] = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    return header["__metadata__"]
+
+
+def pack(tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
     """Serialise named tensors, whatever their layout or shared storage, to safetensors bytes."""
     packed = {
         name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
@@ -85,7 +159,7 @@ def pack(tensors: Tensors, metadata: dict[str, str] | None = None) -> bytes:
     return data
 
 
-def pack_in_pieces(likes: Tensors, tensors: Iterable[Tensor]) -> Iterator[bytes]:
+def pack_in_pieces(likes: Mapping[str, Tensor], tensors: Iterable[Tensor]) -> Iterator[bytes]:
     """A safetensors file, piece by piece, of tensors that need not be in memory together.
 
     Args:

@@ -66,18 +66,18 @@ class ModelBuilder:
         """The dimension d of z."""
         return self.model.dim
 
-    def encoder(self) -> nn.Module:
-        """A deterministic encoder x -> z (B, d)."""
-        return self.initialised("encoder", lambda: self.model.encoder(self.shape, self.dim))
+    def encoder(self, role: str = "encoder") -> nn.Module:
+        """A deterministic encoder x -> z (B, d); another role has other initial values."""
+        return self.initialised(role, lambda: self.model.encoder(self.shape, self.dim))
 
     def gaussian_encoder(self) -> GaussianEncoder:
         """A probabilistic encoder x -> (mu, sigma), each (B, d)."""
         body = self.initialised("encoder", lambda: self.model.encoder(self.shape, 2 * self.dim))
         return GaussianEncoder(body)
 
-    def head(self, features: int | None = None) -> nn.Module:
+    def head(self, role: str = "head", features: int | None = None) -> nn.Module:
         """A linear classifier z (B, d) -> logits (B, classes); or from another number of features."""
-        return self.initialised("head", lambda: nn.Linear(features or self.dim, self.classes))
+        return self.initialised(role, lambda: nn.Linear(features or self.dim, self.classes))
 
     def initialised(self, role: str, build: Callable[[], nn.Module]) -> nn.Module:
         """Build a module with the initial values that the seed gives to this role.

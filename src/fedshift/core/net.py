@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
-from copy import deepcopy
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedshift.core.tensors import Tensors
+
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
 
 
 class Net:
     """Named parts whose tensors are those of the client (or the server) at work.
 
-    ``net.encoder(x)`` runs a part; ``net.parameters()`` lists trainable tensors by full name, such as
+    ``net.encoder(x)`` runs a part; ``net.weights`` are the trainable tensors by full name, such as
     ``encoder.conv1.weight``. An engine decides what stands behind the names: resident modules, or
     slices of a stack of clients.
     """
@@ -42,28 +45,6 @@ class Net:
             for name, tensor in module.state_dict(keep_vars=True).items():
                 yield f"{part}.{name}", tensor
 
-    def frozen(self, part: str, tensors: Mapping[str, Tensor], x: Tensor) -> Any:
-        """Run a part on x with other tensors (by full name), in evaluation mode and without gradient.
-
-        Tensors that are not given are those at work.
-        """
-        module = self.parts[part]
-        was_training = module.training
-        given = {name.removeprefix(f"{part}."): t for name, t in tensors.items() if name.startswith(f"{part}.")}
-        module.eval()
-        with torch.no_grad():
-            result = functional_call(module, given, (x,))
-        module.train(was_training)
-        return result
-
-    def remembering(self, part: str) -> Net:
-        """The same net, except that a part called again on the same tensor gives its answer again.
-
-        A method on top of another can then read the representation without a second pass, which would
-        count twice in batch-norm statistics.
-        """
-        return _RememberingNet(self, part)
-
     def parameters(self, among: Container[str] | None = None) -> Iterator[tuple[str, Tensor]]:
         """Trainable parameters with their full names; only those ``among`` the given names, if any are."""
         for part, module in self.parts.items():
@@ -71,48 +52,75 @@ class Net:
                 if name in self.trainable and (among is None or name in among):
                     yield name, parameter
 
+    @property
+    def weights(self) -> Tensors:
+        """The trainable parameters at work, by full name."""
+        return Tensors(dict(self.parameters()))
 
-class _RememberingNet(Net):
-    """A net of which one part answers the same tensor from memory; parameters and tensors are the part's own."""
+    def of(self, part: str) -> Tensors:
+        """The parameters of a part, trained or not, by their names within it."""
+        return Tensors(dict(self.parts[part].named_parameters()))
 
-    def __init__(self, net: Net, part: str) -> None:
-        self.parts, self.trainable = net.parts, net.trainable
-        self._remembered = part
-        self._last: tuple[Tensor, Any] | None = None
+    def call(self, part: str, tensors: Tensors, *inputs: Tensor) -> Any:
+        """Run a part with other tensors, by their names within it, through which gradients flow.
 
-    def __getattr__(self, name: str) -> Any:
-        return self._answer if name == self._remembered else super().__getattr__(name)
+        Tensors that are not given are those at work; the part stays in training or evaluation mode as it is.
+        """
+        return functional_call(self.parts[part], dict(tensors), inputs)
 
-    def remembering(self, part: str) -> Net:
-        """A net that remembers one more part; the same net for the part that it remembers."""
-        return self if part == self._remembered else super().remembering(part)
+    def frozen(self, part: str, tensors: Tensors, *inputs: Tensor) -> Any:
+        """As :meth:`call`, in evaluation mode and without gradient."""
+        module = self.parts[part]
+        was_training = module.training
+        module.eval()
+        with torch.no_grad():
+            result = self.call(part, tensors, *inputs)
+        module.train(was_training)
+        return result
 
-    def _answer(self, x: Tensor) -> Any:
-        if self._last is None or self._last[0] is not x:
-            self._last = (x, self.parts[self._remembered](x))
-        return self._last[1]
+
+class _Noting(Net):
+    """A net that notes which parts are run."""
+
+    def __init__(self, net: Net) -> None:
+        self.parts, self.trainable, self.seen = net.parts, net.trainable, set[str]()
+
+    def __getattr__(self, name: str) -> nn.Module:
+        part = super().__getattr__(name)
+        self.seen.add(name)
+        return part
 
 
-def mirror(modules: Mapping[str, nn.Module]) -> nn.ModuleDict:
+@torch.no_grad()
+def parts_read(net: Net, predict: Callable[[Net], object]) -> frozenset[str]:
+    """The names of the parts that a prediction reads."""
+    noting = _Noting(net)
+    predict(noting)
+    return frozenset(noting.seen)
+
+
+def mirror(modules: Mapping[str, nn.Module]) -> nn.Module:
     """A tensor of zeros for every trainable parameter, under the same full names; it is never run.
 
     For what a method keeps beside each weight: momentum, gradients, corrections.
     """
-    copy = nn.ModuleDict({name: deepcopy(module) for name, module in modules.items()})
-    for module in copy.modules():
-        module._buffers.clear()
-        if isinstance(module, _BatchNorm):
-            module.track_running_stats = False  # there is nothing to reset or measure again
-    with torch.no_grad():
-        for parameter in copy.parameters():
-            parameter.zero_()
-    return copy.requires_grad_(False)
+    root = nn.Module()
+    for part, module in modules.items():
+        for name, parameter in module.named_parameters(prefix=part):
+            *path, last = name.split(".")
+            place = root
+            for word in path:
+                if word not in dict(place.named_children()):
+                    place.add_module(word, nn.Module())
+                place = place.get_submodule(word)
+            place.register_parameter(last, nn.Parameter(torch.zeros_like(parameter), requires_grad=False))
+    return root
 
 
-def batch_norms(module: nn.Module) -> Iterator[tuple[str, _BatchNorm]]:
+def batch_norms(module: nn.Module) -> Iterator[tuple[str, BatchNorm]]:
     """The batch-norm layers inside a module, with their names."""
     for name, layer in module.named_modules():
-        if isinstance(layer, _BatchNorm):
+        if isinstance(layer, BATCH_NORMS):
             yield name, layer
 
 

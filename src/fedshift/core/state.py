@@ -10,7 +10,8 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor
 
-Moments = dict[str, dict[str, dict[str, Tensor]]]
+OptimiserState = dict[str, dict[str, dict[str, Tensor]]]
+"""By objective, parameter and kind, such as momentum."""
 
 
 @dataclass(frozen=True)
@@ -19,24 +20,24 @@ class ClientState:
 
     Attributes:
         tensors: the tensors of client scope, by full name.
-        moments: optimiser state that is kept, by objective, parameter and kind.
+        optimisers: optimiser state that is kept, by objective, parameter and kind.
         drawn: how many batches it has drawn since the start, by stage.
     """
 
     tensors: dict[str, Tensor]
-    moments: Moments = field(default_factory=dict)
+    optimisers: OptimiserState = field(default_factory=dict)
     drawn: dict[str, int] = field(default_factory=dict)
 
     def flat(self) -> dict[str, Tensor]:
         """Everything as named tensors, for a file."""
         flat = {json.dumps(["tensor", name]): tensor for name, tensor in self.tensors.items()}
-        flat |= flat_moments(self.moments)
+        flat |= flat_optimisers(self.optimisers)
         return flat | {json.dumps(["drawn", stage]): torch.tensor(count) for stage, count in self.drawn.items()}
 
     @classmethod
     def from_flat(cls, flat: Mapping[str, Tensor]) -> Self:
         """The inverse of :meth:`flat`."""
-        tensors, moments, drawn = {}, moments_from_flat(flat), {}
+        tensors, optimisers, drawn = {}, optimisers_from_flat(flat), {}
         for key, tensor in flat.items():
             match json.loads(key):
                 case ["tensor", name]:
@@ -47,27 +48,27 @@ class ClientState:
                     drawn[stage] = int(tensor)
                 case other:
                     raise ValueError(f"A client state holds no {other}.")
-        return cls(tensors, moments, drawn)
+        return cls(tensors, optimisers, drawn)
 
 
-def flat_moments(moments: Moments) -> dict[str, Tensor]:
+def flat_optimisers(optimisers: OptimiserState) -> dict[str, Tensor]:
     """Optimiser state as named tensors, for a file."""
     return {
         json.dumps(["moment", objective, parameter, kind]): tensor
-        for objective, parameters in moments.items()
+        for objective, parameters in optimisers.items()
         for parameter, kinds in parameters.items()
         for kind, tensor in kinds.items()
     }
 
 
-def moments_from_flat(flat: Mapping[str, Tensor]) -> Moments:
-    """The inverse of :func:`flat_moments`; other tensors are left alone."""
-    moments: Moments = {}
+def optimisers_from_flat(flat: Mapping[str, Tensor]) -> OptimiserState:
+    """The inverse of :func:`flat_optimisers`; other tensors are left alone."""
+    optimisers: OptimiserState = {}
     for key, tensor in flat.items():
         match json.loads(key):
             case ["moment", objective, parameter, kind]:
-                moments.setdefault(objective, {}).setdefault(parameter, {})[kind] = tensor
-    return moments
+                optimisers.setdefault(objective, {}).setdefault(parameter, {})[kind] = tensor
+    return optimisers
 
 
 class ClientStore(Protocol):

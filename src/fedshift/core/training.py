@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from annotated_types import Le
+from annotated_types import Interval, Le
 
 from fedshift.settings.catalogue import Count, Fraction, NonNegative, Positive, Spec, setting
 
@@ -23,6 +23,17 @@ class Train(Spec):
     momentum: NonNegative = setting(0.9, help="momentum of sgd (unused by adam)")
     weight_decay: NonNegative = setting(0.0, help="weight decay")
     participation: Fraction = setting(1.0, help="part of the clients sampled in a round, at least one")
+    absent: Annotated[float, Interval(ge=0, lt=1)] = setting(
+        0.0, help="simulated: how likely a sampled client is not to take part in an exchange, and then in its round"
+    )
+    late: Annotated[float, Interval(ge=0, lt=1)] = setting(
+        0.0, help="simulated: how likely a client is to work and to answer after the round is closed"
+    )
+    min_answers: Literal["all"] | Fraction = setting(
+        "all",
+        help="answers that an exchange merges at least, as a part of its cohort, whose errors are then their clients' "
+        "alone; all: an error ends the run, and clients that are absent or late are not waited for",
+    )
     precision: Literal["float32", "bfloat16", "float64"] = setting(
         "float32", help="bfloat16: networks run in it, all else stays float32; float64: everything, to check a result"
     )
@@ -34,3 +45,6 @@ class Evaluate(Spec):
 
     every: Count = setting(10, help="rounds between evaluations; the last round is always scored")
     batch: Count = setting(512, help="samples predicted at a time")
+    telemetry: bool = setting(
+        True, help="clients tell, beside their replies, the mean of each loss term and their steps"
+    )

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from fedshift.core.contract import Batch, Context
-from fedshift.core.messages import Tensors
 from fedshift.core.net import Net
-from fedshift.engines.engine import Setup
+from fedshift.core.setup import Setup
+from fedshift.core.tensors import Tensors
 from fedshift.engines.kernels import Kernels, prepare
 from fedshift.engines.merging import Varying
 
@@ -45,13 +45,13 @@ class Given:
         """What is another in every step."""
         return {name: t for name, t in self.tensors.items() if name in ("x", "y") or name.startswith("noise.")}
 
-    def of_lane(self, tensors: Tensors) -> tuple[Batch, Context]:
+    def of_lane(self, tensors: Mapping[str, Tensor]) -> tuple[Batch, Context]:
         """Batch and context of one lane, from its part of the tensors."""
 
         def below(prefix: str) -> dict[str, Tensor]:
             return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
-        own: dict[str, Any] = {"received": below("received."), "noise": below("noise.")}
+        own: dict[str, Any] = {"received": Tensors(below("received.")), "noise": below("noise.")}
         own |= {name: tensors[name] for name in ("client", "counts")}
         return Batch(tensors["x"], tensors["y"]), replace(self.context, **own)
 
@@ -84,7 +84,7 @@ class Bank(Protocol):
     def evaluate(self, function: Function, given: Given) -> dict[str, Tensor]:
         """What a pure function gives in each lane, (lanes, ...), by name."""
 
-    def load(self, lane: int, tensors: Tensors) -> None:
+    def load(self, lane: int, tensors: Mapping[str, Tensor]) -> None:
         """Replace tensors of one lane; names that are not here are left alone."""
 
     def copy(self, lane: int, names: Sequence[str]) -> dict[str, Tensor]:
@@ -134,7 +134,7 @@ class Direct:
         return {name: value.unsqueeze(0) for name, value in function(self.net, batch, given.context).items()}
 
     @torch.no_grad()
-    def load(self, lane: int, tensors: Tensors) -> None:
+    def load(self, lane: int, tensors: Mapping[str, Tensor]) -> None:
         """Copy into the modules."""
         for name, tensor in tensors.items():
             if name in self.at_work:
@@ -200,7 +200,9 @@ class Stacked:
     def evaluate(self, function: Function, given: Given) -> dict[str, Tensor]:
         """Call it once, under vmap."""
 
-        def of_one(tensors: Tensors, own: dict[str, Tensor], numbers: dict[str, Tensor]) -> Mapping[str, Tensor]:
+        def of_one(
+            tensors: Mapping[str, Tensor], own: dict[str, Tensor], numbers: dict[str, Tensor]
+        ) -> Mapping[str, Tensor]:
             for name, number in numbers.items():
                 self._varying[name].now = number
             arguments = (function, self.net, *given.of_lane(own))
@@ -215,7 +217,7 @@ class Stacked:
                 varying.now = None
 
     @torch.no_grad()
-    def load(self, lane: int, tensors: Tensors) -> None:
+    def load(self, lane: int, tensors: Mapping[str, Tensor]) -> None:
         """Copy into the lane's row."""
         for name, tensor in tensors.items():
             if name in self._all:

@@ -22,9 +22,10 @@ import torch
 from torch import nn
 
 from fedshift import files
-from fedshift.core.contract import Measure, Phase
+from fedshift.core.contract import Phase
+from fedshift.core.setup import Setup
 from fedshift.engines.choice import Choice, open_engine
-from fedshift.engines.engine import Engine, Job, Setup
+from fedshift.engines.engine import Engine, Job
 from fedshift.engines.kernels import Kernels, onednn_available
 from fedshift.engines.machine import cores
 from fedshift.engines.sequential import lane_of
@@ -219,14 +220,12 @@ def _has(setup: Setup, kind: type[nn.Module]) -> bool:
 
 def _shortened(job: Job, steps: int = STEPS) -> Job:
     """The same job with so many steps of each phase at most, and without what is measured over all samples."""
-    exchange, lane = job.exchange, lane_of(job)
+    lane = lane_of(job)
 
-    def phases(round: int, rounds: int) -> Sequence[Phase | Measure]:
-        held = [phase for phase in exchange.phases(round, rounds) if isinstance(phase, Phase)]
-        counts = [lane.count(phase, lane.order(phase, lane.samples)) for phase in held]
-        return [replace(phase, steps=min(steps, count), epochs=None) for phase, count in zip(held, counts, strict=True)]
+    def cut(phase: Phase) -> Phase:
+        return replace(phase, steps=min(steps, lane.count(phase, lane.order(phase, lane.samples))), epochs=None)
 
-    return replace(job, exchange=replace(exchange, phases=phases))
+    return replace(job, exchange=replace(job.exchange, phases=tuple(cut(phase) for phase in lane.training)))
 
 
 def _measured(choice: Choice, jobs: Sequence[Job], seconds: float) -> Measured:
@@ -280,7 +279,7 @@ def _file(jobs: Sequence[Job], options: RunOptions) -> Path:
     settings = {name: value > 0 if isinstance(value, float) else value for name, value in setup.method.table().items()}
     about = {
         "machine": [_processor(), cores(), str(setup.device), torch.__version__],
-        "model": [type(setup.spec.model).__name__, setup.spec.model.table(), setup.spec.shape, setup.spec.classes],
+        "model": [type(setup.model.model).__name__, setup.model.model.table(), setup.model.shape, setup.model.classes],
         "method": [type(setup.method).__name__, settings],
         "batch": [setup.train.batch, setup.train.precision, setup.train.optimiser, len(jobs)],
         "options": [options.workers, options.threads],

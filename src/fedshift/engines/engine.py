@@ -1,85 +1,33 @@
-"""What an engine does for runs: it lets cohorts work, lets servers work, and scores models."""
+"""What an engine does for runs: it lets clients work, lets servers work, and scores models."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Protocol
 
-import torch
-
-from fedshift.core.contract import Exchange, Method, Part, Replies, Scope, ServerState, Stage, tensor_scopes
-from fedshift.core.messages import Down, Tensors, Up
-from fedshift.core.model import ModelBuilder
+from fedshift.core.contract import Exchange, Round, ServerState
+from fedshift.core.messages import Down, Up
+from fedshift.core.setup import Setup
 from fedshift.core.state import ClientState
-from fedshift.core.training import Evaluate, Train
+from fedshift.core.tensors import Replies, Tensors
 from fedshift.federation.clients import Client
 from fedshift.federation.environments import Environment
 from fedshift.federation.federation import Federation
-from fedshift.streams import Streams
+from fedshift.federation.inputs import Inputs
 
 SERVER = -1  # the server's number where clients have theirs
-DTYPES = {"float32": torch.float32, "bfloat16": torch.float32, "float64": torch.float64}
-
-
-@dataclass(frozen=True, eq=False)
-class Setup:
-    """What an engine must know of a run; one engine may carry several runs.
-
-    Attributes:
-        method: the run's method.
-        spec: what its modules are made from.
-        parts: the method's parts, as they start.
-        federation: who holds which samples; ``inputs`` say how environments' samples become inputs.
-        train: local training.
-        evaluate: scoring.
-        streams: the run's random streams.
-        device: where tensors live.
-    """
-
-    method: Method
-    spec: ModelBuilder
-    parts: Mapping[str, Part]
-    federation: Federation
-    train: Train
-    evaluate: Evaluate
-    streams: Streams
-    device: torch.device
-
-    @cached_property
-    def scopes(self) -> dict[str, Scope]:
-        """Who may see each tensor, by full name."""
-        return tensor_scopes(self.method, self.parts)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The type of floating tensors between steps; with bfloat16 they are float32."""
-        return DTYPES[self.train.precision]
-
-
-@dataclass(frozen=True)
-class Moment:
-    """When something happens: a round (from 1) of a stage."""
-
-    stage: Stage
-    round: int
-
-    @property
-    def key(self) -> tuple[str, int]:
-        """What random streams are keyed by."""
-        return (self.stage.name, self.round)
 
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """One client's work in an exchange.
+    """A client's work in an exchange: an order, joined with what only the site has.
 
     Attributes:
         setup: the run it belongs to.
         federation: the federation as the stage sees it, of which ``client`` is one.
         exchange: what is done.
-        moment: when.
+        round: when.
         client: who works.
         down: what it received.
         state: what it kept from before.
@@ -88,7 +36,7 @@ class Job:
     setup: Setup
     federation: Federation
     exchange: Exchange
-    moment: Moment
+    round: Round
     client: Client
     down: Down
     state: ClientState
@@ -100,7 +48,7 @@ class ServerJob:
 
     setup: Setup
     exchange: Exchange
-    moment: Moment
+    round: Round
     state: ServerState
     replies: Replies
     tell: Callable[[int], None]
@@ -132,7 +80,8 @@ class Question:
     setup: Setup
     model: Tensors
     environment: Environment
-    moment: Moment
+    inputs: Inputs
+    round: Round
 
 
 @dataclass(frozen=True)

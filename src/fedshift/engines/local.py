@@ -15,20 +15,19 @@ from operator import add
 import torch
 from torch import Tensor
 
-from fedshift.core.contract import Batch, Context, Measure, Objective, Phase, Replies
-from fedshift.core.messages import Tensors
+from fedshift.core.contract import Batch, Context, Measure, Objective, Phase, Phases, Round
 from fedshift.core.net import Net
-from fedshift.core.state import Moments
+from fedshift.core.setup import Setup
+from fedshift.core.state import OptimiserState
+from fedshift.core.tensors import Replies, Tensors
 from fedshift.engines.banks import Bank, Given
 from fedshift.engines.batches import BatchOrder
-from fedshift.engines.engine import SERVER, Moment, Setup
+from fedshift.engines.engine import SERVER
 from fedshift.engines.graphs import replayed
 from fedshift.errors import DivergedError, FedshiftError
 from fedshift.federation.inputs import Inputs
 from fedshift.federation.samples import Samples
 from fedshift.streams import Draws, sample_draws
-
-Phases = Sequence[Phase | Measure]
 
 
 @dataclass(eq=False)
@@ -37,37 +36,39 @@ class Lane:
 
     Attributes:
         setup: the run.
-        moment: the round.
+        round: when.
         name: what messages call it.
         key: the client's id, or SERVER.
         phases: what it does.
         samples: its training samples; the server has none.
         inputs: how they become inputs.
         received: the Down's tensors.
-        moments: optimiser state that was kept; replaced by what is kept now.
+        optimisers: optimiser state that was kept; replaced by what is kept now.
         drawn: how many batches it drew before.
         replies: on the server, what the clients sent.
         tell: hears of steps.
         means: when done, the mean of each loss term over the steps.
         measured: when done, the sums of every measure.
+        snapshot: when done, the shared tensors after the drawn step of a phase that takes a snapshot.
         steps: how many steps were done.
         error: what went wrong with this lane alone.
     """
 
     setup: Setup
-    moment: Moment
+    round: Round
     name: str
     key: int
     phases: Phases
     samples: Samples | None = None
     inputs: Inputs = field(default_factory=Inputs)
-    received: Tensors = field(default_factory=dict)
-    moments: Moments = field(default_factory=dict)
+    received: Tensors = field(default_factory=Tensors)
+    optimisers: OptimiserState = field(default_factory=dict)
     drawn: int = 0
-    replies: Replies = ()
+    replies: Replies = field(default_factory=Replies)
     tell: Callable[[int], None] = lambda steps: None
     means: dict[str, float] = field(default_factory=dict)
     measured: dict[str, Tensor] = field(default_factory=dict)
+    snapshot: dict[str, Tensor] = field(default_factory=dict)
     steps: int = 0
     error: Exception | None = None
 
@@ -81,7 +82,7 @@ class Lane:
         """How many training samples of each class there are, (classes,)."""
         device = self.setup.device
         labels = self.samples.y if self.samples else torch.zeros(0, dtype=torch.int64, device=device)
-        return torch.bincount(labels, minlength=self.setup.spec.classes)
+        return torch.bincount(labels, minlength=self.setup.model.classes)
 
     @property
     def training(self) -> list[Phase]:
@@ -120,13 +121,13 @@ class Lane:
         """What an objective or a measure asked for, drawn in float32 whatever the run's type."""
         if not draws:
             return {}
-        generator = self.setup.streams.generator("noise", *self.moment.key, self.key, *key)
+        generator = self.setup.streams.generator("noise", *self.round.key, self.key, *key)
         drawn = sample_draws(draws, generator, self.setup.device)
         return {name: self.typed(value) for name, value in drawn.items()}
 
     def context(self, noise: Mapping[str, Tensor]) -> Context:
         """What an objective may know."""
-        when = self.moment.round, self.moment.stage.rounds
+        when = self.round.number, self.round.stage.rounds
         return Context(*when, self.received, noise, self.number, self.counts, self.replies)
 
     def no_batch(self) -> Batch:
@@ -184,7 +185,7 @@ class _Course:
         self.steps = lane.count(phase, order)
         self.start = lane.drawn
         self.batches = order.from_number(lane.drawn) if order else None
-        self.moments = {o.name: lane.moments.get(f"{phase.name}.{o.name}", {}) for o in phase.objectives}
+        self.optimisers = {o.name: lane.optimisers.get(f"{phase.name}.{o.name}", {}) for o in phase.objectives}
 
     def batch(self, step: int) -> Batch:
         """The batch of a step."""
@@ -206,11 +207,13 @@ def _train(bank: Bank, phase: Phase, courses: Sequence[_Course]) -> None:
         descents = [_Descent(bank, objective, active, number) for number, objective in enumerate(phase.objectives)]
         for step in range(start, stop):
             _step(bank, phase, descents, active, step)
+            if phase.snapshot:
+                _take_snapshots(bank, active, step)
         for descent in descents:
             names[descent.objective.name] = descent.names
             if descent.history:
                 histories[descent.objective.name].append(torch.stack(descent.history))
-            descent.give_moments(active)
+            descent.give_state(active)
         start = stop
     for lane_number, course in enumerate(courses):
         _finish(phase, course, names, {name: _of_lane(tables, lane_number) for name, tables in histories.items()})
@@ -225,18 +228,28 @@ def _step(bank: Bank, phase: Phase, descents: Sequence[_Descent], active: Sequen
         for repeat in range(objective.repeats):
             key: list[str | int] = [phase.name, objective.name, step, *([repeat] if repeat else [])]
             lanes = [course.lane for course in active]
-            draws = [objective.draws(lane.setup.spec, len(b.y)) for lane, b in zip(lanes, batches, strict=True)]
+            draws = [objective.draws(lane.setup.model, len(b.y)) for lane, b in zip(lanes, batches, strict=True)]
             contexts = [lane.context(lane.noise(d, *key)) for lane, d in zip(lanes, draws, strict=True)]
             try:
                 descent.step(batches, contexts)
             except Exception as error:
                 lane, more = active[0].lane, len(active) - 1
                 others = f" (stacked with {more} more)" if more else ""
-                where = f"{lane.place}{others}, round {lane.moment.round}, phase '{phase.name}', step {step + 1}"
+                where = f"{lane.place}{others}, round {lane.round.number}, phase '{phase.name}', step {step + 1}"
                 error.add_note(f"This happened at {where}, objective '{objective.name}'.")
                 raise
     for course in active:
         course.lane.tell(1)
+
+
+def _take_snapshots(bank: Bank, active: Sequence[_Course], step: int) -> None:
+    """Copy the shared tensors of lanes whose drawn step this was; lanes with equally many steps draw the same."""
+    for number, course in enumerate(active):
+        lane = course.lane
+        drawn = torch.rand((), generator=lane.setup.streams.generator("snapshot", *lane.round.key, course.phase.name))
+        if step == int(drawn * course.steps):
+            shared = [name for name in lane.received if lane.setup.scopes[name] == "shared"]
+            lane.snapshot = bank.copy(number, shared)
 
 
 def _of_lane(tables: Sequence[Tensor], lane: int) -> Tensor:
@@ -246,7 +259,7 @@ def _of_lane(tables: Sequence[Tensor], lane: int) -> Tensor:
 
 
 def _finish(phase: Phase, course: _Course, names: Mapping[str, list[str]], tables: Mapping[str, Tensor]) -> None:
-    """Write down a lane's means, after checking that every loss was finite, and what it keeps of its moments."""
+    """Write down a lane's means, after checking that every loss was finite, and what it keeps of its optimisers."""
     lane = course.lane
     means: dict[str, float] = {}
     for objective in phase.objectives:
@@ -258,7 +271,7 @@ def _finish(phase: Phase, course: _Course, names: Mapping[str, list[str]], table
             first = int(bad[0])
             values = dict(zip(names[objective.name], table[first].tolist(), strict=True))
             lane.error = lane.error or DivergedError(
-                f"The loss is not finite at {lane.place}, round {lane.moment.round}, phase '{phase.name}', "
+                f"The loss is not finite at {lane.place}, round {lane.round.number}, phase '{phase.name}', "
                 f"step {first // objective.repeats + 1}, objective '{objective.name}': {values}. "
                 f"{advice(lane.setup, objective)}"
             )
@@ -266,10 +279,12 @@ def _finish(phase: Phase, course: _Course, names: Mapping[str, list[str]], table
             means[name if name not in means else f"{objective.name}.{name}"] = mean
     for name, mean in means.items():
         lane.means[name if name not in lane.means else f"{phase.name}.{name}"] = mean
-    method, scopes = lane.setup.method, lane.setup.scopes
-    for objective_name, moments in course.moments.items():
-        lane.moments[f"{phase.name}.{objective_name}"] = {
-            name: kinds for name, kinds in moments.items() if method.keeps_moments(scopes[name])
+    kept, scopes = lane.setup.method.optimiser_state, lane.setup.scopes
+    for objective_name, of_objective in course.optimisers.items():
+        lane.optimisers[f"{phase.name}.{objective_name}"] = {
+            name: kinds
+            for name, kinds in of_objective.items()
+            if kept == "kept" or (kept == "by_scope" and scopes[name] != "shared")
         }
     lane.steps += course.steps
     lane.drawn += course.steps if course.batches else 0
@@ -317,14 +332,14 @@ class _Descent:
         self._take = replayed(self._go) if bank.on_graph else self._go
         self._shares: list[tuple[slice, dict[str, Tensor], torch.optim.Optimizer]] = []
         settings = [
-            (_settings(course.lane.setup, one), _counted(course.moments[one.name]))
+            (_settings(course.lane.setup, one), _counted(course.optimisers[one.name]))
             for course, one in zip(courses, own, strict=True)
         ]
         start = 0
         for (setting, _), members in groupby(settings):
             rows = slice(start, start + len(list(members)))
             start = rows.stop
-            kept = [course.moments[objective.name] for course in courses[rows]]
+            kept = [course.optimisers[objective.name] for course in courses[rows]]
             self._shares.append(self._share(setting, rows, kept, whole=rows == slice(0, len(courses))))
 
     def _moved(self, lane: Lane) -> dict[str, Tensor]:
@@ -348,7 +363,7 @@ class _Descent:
     def _share(
         self, settings: _Settings, rows: slice, kept: Sequence[Mapping[str, Mapping[str, Tensor]]], whole: bool
     ) -> tuple[slice, dict[str, Tensor], torch.optim.Optimizer]:
-        """The optimiser of some rows, which goes on from kept moments."""
+        """The optimiser of some rows, which goes on from kept state."""
         targets = self.moved if whole else {name: t.detach()[rows] for name, t in self.moved.items()}
         optimiser = settings.optimiser(list(targets.values()))
         for name, target in targets.items():
@@ -391,7 +406,7 @@ class _Descent:
         return torch.stack([term.detach() for term in terms.values()])
 
     def _checked_loss(self, net: Net, batch: Batch, context: Context) -> Mapping[str, Tensor]:
-        terms = self.objective.loss(net, batch, context)
+        terms = self.objective.terms(net, batch, context)
         for name, term in terms.items():
             if term.ndim:
                 raise FedshiftError(
@@ -409,11 +424,11 @@ class _Descent:
         for gradient in gradients:
             gradient.mul_(factors.view(-1, *[1] * (gradient.ndim - 1)))
 
-    def give_moments(self, courses: Sequence[_Course]) -> None:
+    def give_state(self, courses: Sequence[_Course]) -> None:
         """Hand every lane its optimiser state."""
         for rows, targets, optimiser in self._shares:
             for place, course in enumerate(courses[rows]):
-                course.moments[self.objective.name] = {
+                course.optimisers[self.objective.name] = {
                     name: {
                         kind: (value if kind == "step" else self.bank.rows(value)[place]).clone()
                         for kind, value in optimiser.state[target].items()
@@ -435,9 +450,9 @@ def _settings(setup: Setup, objective: Objective) -> _Settings:
     )
 
 
-def _counted(moments: Mapping[str, Mapping[str, Tensor]]) -> tuple[tuple[str, float], ...]:
+def _counted(state: Mapping[str, Mapping[str, Tensor]]) -> tuple[tuple[str, float], ...]:
     """How many steps Adam has counted for each tensor, on which its rate depends."""
-    return tuple((name, float(kinds["step"])) for name, kinds in sorted(moments.items()) if "step" in kinds)
+    return tuple((name, float(kinds["step"])) for name, kinds in sorted(state.items()) if "step" in kinds)
 
 
 def _measure(bank: Bank, lanes: Sequence[Lane], phase: Measure) -> None:
@@ -451,7 +466,7 @@ def _measure(bank: Bank, lanes: Sequence[Lane], phase: Measure) -> None:
         together = [lanes[number] for number in numbers]
         for number, batches in enumerate(zip(*(lane.all_batches() for lane in together), strict=True)):
             contexts = [
-                lane.context(lane.noise(phase.draws(lane.setup.spec, len(batch.y)), phase.name, "measure", number))
+                lane.context(lane.noise(phase.draws(lane.setup.model, len(batch.y)), phase.name, "measure", number))
                 for lane, batch in zip(together, batches, strict=True)
             ]
             values = bank.evaluate(phase.measure, bank.gather(batches, contexts))

@@ -13,9 +13,10 @@ from typing import Any
 
 from torch import Tensor
 
-from fedshift.core.contract import Exchange, Method, Stage
+from fedshift.core.contract import Exchange, Stage
+from fedshift.core.method import Method
 from fedshift.core.net import Net
-from fedshift.engines.engine import Setup
+from fedshift.core.setup import Setup
 
 
 class Varying:
@@ -122,8 +123,8 @@ def kind(setup: Setup) -> tuple[object, ...]:
     tensors = Net({name: part.module for name, part in setup.parts.items()}).tensors()
     shapes = tuple((name, tuple(tensor.shape), tensor.dtype) for name, tensor in tensors)
     signs = {name: value > 0 for name, value in numbers.items()}
-    plain = (rest, signs, schedule, setup.evaluate.table(), setup.spec.model.table(), setup.spec.shape)
-    return type(method), type(setup.spec.model), repr(plain), shapes, tuple(setup.scopes.items()), setup.device
+    plain = (rest, signs, schedule, setup.evaluate.table(), setup.model.model.table(), setup.model.shape)
+    return type(method), type(setup.model.model), repr(plain), shapes, tuple(setup.scopes.items()), setup.device
 
 
 def _numbers(method: Method) -> dict[str, float]:

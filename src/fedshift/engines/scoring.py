@@ -11,8 +11,10 @@ from torch import Tensor
 
 from fedshift.core.contract import Batch, Context
 from fedshift.core.net import Net, batch_norms
+from fedshift.core.setup import Setup
+from fedshift.core.tensors import Tensors
 from fedshift.engines.banks import Bank
-from fedshift.engines.engine import Question, Score, Setup
+from fedshift.engines.engine import Question, Score
 from fedshift.engines.local import advice, even_chunks, set_modes
 from fedshift.errors import DivergedError
 from fedshift.streams import sample_draws
@@ -70,16 +72,16 @@ def score_stacked(bank: Bank, groups: Sequence[Sequence[Question]]) -> list[Scor
     """
     set_modes(bank.net, ())
     first = groups[0][0]
-    setup, moment = first.setup, first.moment
+    setup, when = first.setup, first.round
     axes, asked = _batch_axes(first), [_joined(group) for group in groups]
     length = max(len(one.y) for one in asked)
     batches = [Batch(_padded(one.x, 0, length), _padded(one.y, 0, length)) for one in asked]
     nobody = torch.zeros((), dtype=torch.int64, device=setup.device)
     contexts = [
         Context(
-            moment.round,
-            moment.stage.rounds,
-            {},
+            when.number,
+            when.stage.rounds,
+            Tensors(),
             {name: _padded(noise, axes[name], length) for name, noise in one.noise.items()},
             nobody,
             nobody,
@@ -147,12 +149,12 @@ class _Asked:
 
 
 def _asked(question: Question, number: int, rows: Tensor) -> _Asked:
-    setup, environment, moment = question.setup, question.environment, question.moment
+    setup, environment = question.setup, question.environment
     x, y = environment.samples.batch(rows.to(setup.device))
-    draws = setup.method.prediction_draws(setup.spec, len(y))
-    key = (*moment.key, environment.name, environment.role, number)
+    draws = setup.method.prediction_draws(setup.model, len(y))
+    key = (*question.round.key, environment.name, environment.role, number)
     noise = sample_draws(draws, setup.streams.generator("prediction", *key), setup.device) if draws else {}
-    x = setup.federation.inputs.evaluation(x)
+    x = question.inputs.evaluation(x)
     return _Asked(_typed(x, setup), {name: _typed(value, setup) for name, value in noise.items()}, y)
 
 
@@ -177,7 +179,7 @@ def _score(question: Question, right: float, loss: float) -> Score:
     n = len(question.environment.samples)
     if not math.isfinite(loss):
         raise DivergedError(
-            f"The loss on '{question.environment.name}' is not finite after round {question.moment.round}. "
+            f"The loss on '{question.environment.name}' is not finite after round {question.round.number}. "
             f"{advice(question.setup)}"
         )
     return Score(right / n, loss / n, n)
@@ -186,7 +188,7 @@ def _score(question: Question, right: float, loss: float) -> Score:
 def _batch_axes(question: Question) -> dict[str, int]:
     """Along which dimension each of a prediction's draws has the batch."""
     setup = question.setup
-    one, two = (setup.method.prediction_draws(setup.spec, batch) for batch in (1, 2))
+    one, two = (setup.method.prediction_draws(setup.model, batch) for batch in (1, 2))
     return {
         name: next(axis for axis, (a, b) in enumerate(zip(one[name].shape, two[name].shape, strict=True)) if a != b)
         for name in one

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+import torch
+
 from fedshift.core.contract import LocalWork, ServerState
+from fedshift.core.messages import Up
+from fedshift.core.setup import Setup
 from fedshift.core.state import ClientState
+from fedshift.core.tensors import SAMPLES, Tensors
 from fedshift.engines.banks import Bank, Resident
-from fedshift.engines.engine import SERVER, Job, Outcome, Question, Score, ServerJob, Setup
+from fedshift.engines.engine import SERVER, Job, Outcome, Question, Score, ServerJob
 from fedshift.engines.kernels import Kernels
 from fedshift.engines.local import Lane, work
 from fedshift.engines.scoring import alike, score
@@ -44,26 +49,26 @@ class Sequential:
 
     def serve(self, job: ServerJob) -> tuple[ServerState, dict[str, float]]:
         """Let the server work; returns its state and each term's mean."""
-        state, phases = job.state, job.exchange.server(job.moment.round, job.moment.stage.rounds)
+        state, phases = job.state, job.exchange.server
         if not phases:
             return state, {}
         bank = self.resident(job.setup).server
-        bank.load(0, {**state.shared, **state.down, **state.server})
+        bank.load(0, state.tensors)
         lane = Lane(
             job.setup,
-            job.moment,
+            job.round,
             "the server",
             SERVER,
             phases,
-            moments=dict(state.moments),
+            optimisers=dict(state.optimisers),
             replies=job.replies,
             tell=job.tell,
         )
         work(bank, [lane])
         if lane.error:
             raise lane.error
-        down, server = (bank.copy(0, tuple(held)) for held in (state.down, state.server))
-        return replace(state, down=down, server=server, moments=lane.moments, measured=lane.measured), lane.means
+        state = state.updated(bank.copy(0, [*state.down, *state.server]))
+        return replace(state, optimisers=lane.optimisers, measured=Tensors(lane.measured)), lane.means
 
     def score(self, questions: Iterable[Question]) -> Iterator[Score]:
         """Score model after model; small environments of one model are predicted for together."""
@@ -79,18 +84,18 @@ class Sequential:
 
 def lane_of(job: Job) -> Lane:
     """A job as the local loop sees it."""
-    client, state, moment = job.client, job.state, job.moment
+    client, state = job.client, job.state
     return Lane(
         job.setup,
-        moment,
+        job.round,
         client.name,
         client.id,
-        job.exchange.phases(moment.round, moment.stage.rounds),
+        job.exchange.phases,
         client.train,
         job.federation.inputs,
         job.down,
-        dict(state.moments),
-        state.drawn.get(moment.stage.name, 0),
+        dict(state.optimisers),
+        state.drawn.get(job.round.stage.name, 0),
     )
 
 
@@ -102,12 +107,28 @@ def outcome_of(job: Job, lane: Lane, bank: Bank, number: int) -> Outcome:
     """
     if lane.error:
         raise lane.error
-    scopes = job.setup.scopes
-    own = bank.copy(number, [name for name, scope in scopes.items() if scope == "client"])
+    setup, exchange = job.setup, job.exchange
+    private = Tensors(bank.copy(number, [name for name, scope in setup.scopes.items() if scope == "client"]))
     # What was not sent is another client's, left over in the bank.
-    after = bank.copy(number, [name for name, scope in scopes.items() if scope == "shared" and name in job.down])
-    done = LocalWork(after, own, job.down, lane.measured, job.client.train, lane.counts)
-    up, kept = job.exchange.reply(done), job.exchange.keep(done)
-    own |= {name: tensor.detach().clone() for name, tensor in kept.items()}
-    state = ClientState(own, lane.moments, {**job.state.drawn, job.moment.stage.name: lane.drawn})
-    return Outcome(job.client.id, up, state, lane.means, lane.steps)
+    shared = [name for name, scope in setup.scopes.items() if scope == "shared" and name in job.down]
+    work = LocalWork(
+        Tensors(bank.copy(number, shared)),
+        private,
+        job.down,
+        Tensors(lane.measured),
+        Tensors(lane.snapshot),
+        job.client.train,
+        lane.counts,
+        lane.steps,
+        setup.train.lr,
+    )
+    kept = {name: tensor.detach().clone() for name, tensor in exchange.keep(work).items()}
+    state = ClientState(dict(private | kept), lane.optimisers, {**job.state.drawn, job.round.stage.name: lane.drawn})
+    return Outcome(job.client.id, reply_of(job, work), state, lane.means, lane.steps)
+
+
+def reply_of(job: Job, work: LocalWork) -> Up:
+    """The parts that the exchange returns, what it uploads besides, and the number of samples where that counts."""
+    reply = work.trained.only(job.setup.returned(job.exchange)) | job.exchange.upload(work)
+    count = {SAMPLES: torch.tensor(work.samples)} if job.exchange.counted and reply else {}
+    return Up(reply | count)

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 from fedshift.core.contract import ServerState
+from fedshift.core.setup import Setup
 from fedshift.engines.banks import Stacked
-from fedshift.engines.engine import Job, Outcome, Question, Score, ServerJob, Setup
+from fedshift.engines.engine import Job, Outcome, Question, Score, ServerJob
 from fedshift.engines.kernels import Kernels
 from fedshift.engines.local import Lane, work
 from fedshift.engines.merging import find, kind, merged
@@ -85,15 +86,15 @@ class Vectorised:
         ordered = sorted(together, key=lambda one: (-len(one[0].client.train), one[0].setup.train.lr))
         jobs, lanes = [job for job, _ in ordered], [lane for _, lane in ordered]
         method, varying = merged([job.setup.method for job in jobs])
-        first, moment = jobs[0], jobs[0].moment
+        first = jobs[0]
         bank = Stacked(self._one_by_one.resident(first.setup), len(jobs), varying)
         for number, job in enumerate(jobs):
             bank.load(number, job.down)
             bank.load(number, job.state.tensors)
-        phases = first.exchange.phases(moment.round, moment.stage.rounds)
+        phases = first.exchange.phases
         if varying:
-            exchange = find(method.stages(first.setup.train.rounds), moment.stage.name, first.exchange.name)
-            phases = exchange.phases(moment.round, moment.stage.rounds)
+            stages = method.stages(first.setup.train.rounds)
+            phases = find(stages, first.round.stage.name, first.exchange.name).phases
         with warnings.catch_warnings():
             warnings.filterwarnings("error", NO_BATCHING_RULE)
             work(bank, lanes, phases)
@@ -132,7 +133,7 @@ class Vectorised:
     def _score(self, block: Sequence[Sequence[Question]]) -> list[Score]:
         """Score groups of questions, each of one model."""
         first = block[0][0]
-        name = (type(first.setup.method).__name__, type(first.setup.spec.model).__name__, "prediction")
+        name = (type(first.setup.method).__name__, type(first.setup.model.model).__name__, "prediction")
         if len(block) > 1 and name not in self._unstackable:
             bank = Stacked(self._one_by_one.resident(first.setup), len(block))
             for lane, group in enumerate(block):
@@ -172,13 +173,13 @@ def _goes_with(block: Sequence[Sequence[Question]], group: Sequence[Question]) -
 
 
 def _name(job: Job) -> tuple[str, str, str]:
-    return type(job.setup.method).__name__, type(job.setup.spec.model).__name__, job.exchange.name
+    return type(job.setup.method).__name__, type(job.setup.model.model).__name__, job.exchange.name
 
 
 def _groups(work: Iterable[Work], merge_key: Callable[[Job], object]) -> list[list[Work]]:
     """Jobs that can be stacked: of runs of one kind, an exchange and a round, with batches of one shape."""
     groups: dict[object, list[Work]] = {}
     for job, lane in work:
-        when = (job.exchange.name, job.moment.key, job.moment.stage.rounds)
+        when = (job.exchange.name, job.round.key, job.round.stage.rounds)
         groups.setdefault((merge_key(job), *when, tuple(job.down), lane.shape()), []).append((job, lane))
     return list(groups.values())

@@ -31,10 +31,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedshift.core.contract import ServerState
-from fedshift.core.messages import Down, Tensors, Up
+from fedshift.core.contract import Round, ServerState
+from fedshift.core.messages import Down, Up
 from fedshift.core.state import ClientState
-from fedshift.engines.engine import Job, Moment, Outcome, Question, Score, ServerJob
+from fedshift.engines.engine import Job, Outcome, Question, Score, ServerJob
 from fedshift.engines.kernels import Kernels
 from fedshift.engines.sequential import Sequential
 from fedshift.errors import FedshiftError
@@ -183,7 +183,7 @@ def _load_what_torch_loads_late() -> None:
 
 def _refers(job: Job) -> tuple[object, ...]:
     """What a worker looks up instead of being sent it."""
-    return job.setup, job.federation, job.exchange, job.moment.stage
+    return job.setup, job.federation, job.exchange, job.round.stage
 
 
 def _ready(pool: Sequence[_Worker]) -> list[_Worker]:
@@ -195,7 +195,7 @@ def _ready(pool: Sequence[_Worker]) -> list[_Worker]:
 def _died(job: Job, code: int | None) -> FedshiftError:
     how = f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
     return FedshiftError(
-        f"The worker process of client '{job.client.name}' died twice in round {job.moment.round} ({how}): most often "
+        f"The worker process of client '{job.client.name}' died twice in round {job.round.number} ({how}): most often "
         "the machine is out of memory. The last checkpoint, if there is one, is kept. Fewer processes need less: "
         "workers = 1, or engine = 'sequential', in [run] of the run folder's experiment.toml"
     )
@@ -237,7 +237,7 @@ class _Arena:
         """Begin a new message."""
         self._used = 0
 
-    def put(self, tensors: Tensors) -> Layout | None:
+    def put(self, tensors: Mapping[str, Tensor]) -> Layout | None:
         """Write tensors after those that are there; None if they do not fit."""
         layout: Layout = []
         for name, tensor in tensors.items():
@@ -299,7 +299,7 @@ class _Worker:
             return False
         refers = tuple(id(thing) for thing in _refers(job))
         with suppress(BrokenPipeError, ConnectionResetError):
-            self.connection.send(_Task(number, refers, job.moment.round, job.client.id, down, state))
+            self.connection.send(_Task(number, refers, job.round.number, job.client.id, down, state))
         self.queue.append(attempt)
         return True
 
@@ -368,9 +368,9 @@ def _carry_out(
     setup, federation, exchange, stage = (known[key] for key in task.refers)
     state = ClientState.from_flat(asked.get(task.state))
     down = Down(asked.get(task.down))
-    moment: Any = Moment(stage, task.round)  # type: ignore[arg-type]  # looked up by id
+    when: Any = Round(stage, task.round)  # type: ignore[arg-type]  # looked up by id
     client = federation.client(task.client)  # type: ignore[attr-defined]  # looked up by id
-    job = Job(setup, federation, exchange, moment, client, down, state)  # type: ignore[arg-type]  # looked up by id
+    job = Job(setup, federation, exchange, when, client, down, state)  # type: ignore[arg-type]  # looked up by id
     (outcome,) = engine.train([job])
     if not isinstance(outcome, Outcome):
         return _portable(outcome)
@@ -410,5 +410,5 @@ def _bytes(job: Job) -> int:
     return _size(job.down) + _size(job.state.flat())
 
 
-def _size(tensors: Tensors) -> int:
+def _size(tensors: Mapping[str, Tensor]) -> int:
     return sum(tensor.nbytes + ALIGNMENT for tensor in tensors.values())

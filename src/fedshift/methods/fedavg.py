@@ -9,14 +9,15 @@ samples: ``weighting = "samples"``). Batch-norm statistics are averaged like eve
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedshift.core.contract import Batch, Context, Measure, Method, Objective, Part, Phase, Terms, no_draws
+from fedshift.core.contract import Batch, Context, Objective, Part, Phase, Phases, Terms, no_draws
+from fedshift.core.method import Method
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net
 from fedshift.streams import Draws
@@ -27,15 +28,19 @@ class FedAvg(Method):
     """Each client minimises its own cross-entropy; the server averages the models."""
 
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017, Algorithm 1"
-    regulariser: ClassVar[str | None] = None  # the setting that weighs the method's own local regulariser
 
-    def parts(self, spec: ModelBuilder) -> dict[str, Part]:
+    def parts(self, model: ModelBuilder) -> dict[str, Part]:
         """An encoder x -> z and a linear head z -> logits, both shared."""
-        return {"encoder": Part(spec.encoder()), "head": Part(spec.head())}
+        return {"encoder": Part(model.encoder()), "head": Part(model.head())}
 
-    def phases(self, round: int, rounds: int) -> Sequence[Phase | Measure]:
+    def phases(self) -> Phases:
         """Plain local training of every part."""
-        return (Phase("train", (Objective("train", self.loss, self.moves(), self.draws),)),)
+        return (Phase("train", (self.objective("train"),)),)
+
+    def objective(self, name: str, **changes: Any) -> Objective:
+        """The method's own loss over what it moves, with changes to it."""
+        own: dict[str, Any] = {"loss": self.loss, "moves": self.moves(), "draws": self.draws, "encode": self.encode}
+        return Objective(name, **{**own, **changes})
 
     def moves(self) -> tuple[str, ...]:
         """The parts that local training moves."""
@@ -46,13 +51,17 @@ class FedAvg(Method):
         z: Tensor = net.encoder(x)
         return z
 
-    def draws(self, spec: ModelBuilder, batch: int) -> Draws:
-        """The noise that :meth:`loss` uses for a batch."""
-        return no_draws(spec, batch)
+    def encode(self, net: Net, batch: Batch, context: Context) -> Batch:
+        """The batch with its representation, which the loss reads."""
+        return batch._replace(z=self.features(net, batch.x))
+
+    def draws(self, model: ModelBuilder, batch: int) -> Draws:
+        """The noise that :meth:`encode` and :meth:`loss` use for a batch."""
+        return no_draws(model, batch)
 
     def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         """Cross-entropy, mean over the batch."""
-        return {"cross_entropy": F.cross_entropy(net.head(self.features(net, batch.x)), batch.y)}
+        return {"cross_entropy": F.cross_entropy(net.head(batch.z), batch.y)}
 
     def predict(self, net: Net, x: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
         """Log-softmax of the logits."""

@@ -14,12 +14,13 @@ Choices:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
-from fedshift.core.contract import Part, Replies, ServerState
+from fedshift.core.contract import Part, ServerState
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import mirror
+from fedshift.core.tensors import Replies
 from fedshift.methods.fedavg import FedAvg
 from fedshift.settings.catalogue import NonNegative, setting
 
@@ -32,19 +33,14 @@ class FedAvgM(FedAvg):
 
     beta: NonNegative = setting(0.9, help="server momentum", source="the momentum update of v", search=(0.1, 0.5, 1.0))
 
-    def parts(self, spec: ModelBuilder) -> dict[str, Part]:
+    def parts(self, model: ModelBuilder) -> dict[str, Part]:
         """FedAvg's parts, and the velocity v of each parameter on the server."""
-        parts = super().parts(spec)
+        parts = super().parts(model)
         velocity = mirror({name: part.module for name, part in parts.items()})
         return {**parts, "velocity": Part(velocity, "server")}
 
     def merge(self, state: ServerState, replies: Replies) -> ServerState:
-        """The weighted mean, moved on by what is left of past rounds; tensors without a velocity: the mean."""
-        averaged = super().merge(state, replies)
-        shared, server = dict(averaged.shared), dict(averaged.server)
-        for name, mean in averaged.shared.items():
-            if (slot := f"velocity.{name}") in server:
-                carried = self.beta * server[slot]
-                shared[name] = mean - carried
-                server[slot] = carried + (state.shared[name] - mean)
-        return replace(averaged, shared=shared, server=server)
+        """With m = mean_k w_k: w <- m - beta v and v <- beta v + (w - m); tensors without a velocity: the mean."""
+        mean, carried = replies.mean(), self.beta * state.server.of("velocity")
+        velocity = carried + (state.shared - mean)
+        return state.updated(mean | (mean - carried) | velocity.under("velocity"))

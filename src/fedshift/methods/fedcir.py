@@ -22,8 +22,8 @@ Choices, where the paper leaves something open:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 import torch
@@ -41,14 +41,14 @@ from fedshift.core.contract import (
     Optimiser,
     Part,
     Phase,
-    Replies,
+    Phases,
     Scope,
     ServerState,
     Terms,
 )
-from fedshift.core.messages import Tensors
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net
+from fedshift.core.tensors import Replies
 from fedshift.methods.gaussian import Probabilistic, gaussian_kl
 from fedshift.settings.catalogue import Count, NonNegative, Positive, Range, WholeNumber, setting
 from fedshift.streams import Draw, Draws
@@ -94,10 +94,8 @@ def log_mixture(head: nn.Module, replies: Replies, z: Tensor) -> Tensor:
     p(k) is a client's share of the samples where the replies carry them, else 1/|K_t|. Nothing but z
     receives a gradient.
     """
-    ups = [up for _, up in replies]
-    weights = z.new_tensor([float(up["samples"]) if "samples" in up else 1.0 for up in ups])
-    names = [name for name in head.state_dict() if f"head.{name}" in ups[0]]
-    heads = {name: torch.stack([up[f"head.{name}"] for up in ups]) for name in names}
+    weights, given = z.new_tensor(replies.weights), [up.of("head") for up in replies.ups]
+    heads = {name: torch.stack([own[name] for own in given]) for name in given[0]}
 
     def logits_of(tensors: dict[str, Tensor]) -> Tensor:
         logits: Tensor = functional_call(head, tensors, (z,))
@@ -150,40 +148,39 @@ class FedCiR(Probabilistic):
 
     # What it is made of -------------------------------------------------------------------------
 
-    def parts(self, spec: ModelBuilder) -> dict[str, Part]:
+    def parts(self, model: ModelBuilder) -> dict[str, Part]:
         """A Gaussian encoder, a head, and what the active terms need: the generator, and the class Gaussians."""
-        parts = super().parts(spec)
+        parts = super().parts(model)
         if self.l_reg > 0 or self.l_align > 0:
             scope: Scope = "down" if self.l_reg > 0 else "server"
-            parts["generator"] = Part(spec.initialised("generator", lambda: self.generator(spec)), scope)
+            parts["generator"] = Part(model.initialised("generator", lambda: self.generator(model)), scope)
         if self.l_align > 0:
-            parts["gaussians"] = Part(EstimatedGaussians(spec.classes, spec.dim), "down")
+            parts["gaussians"] = Part(EstimatedGaussians(model.classes, model.dim), "down")
         return parts
 
-    def generator(self, spec: ModelBuilder) -> Generator:
+    def generator(self, model: ModelBuilder) -> Generator:
         """G, of the sizes that are set."""
-        return Generator(spec.classes, self.noise_dim(spec), self.generator_hidden or spec.dim, spec.dim)
+        return Generator(model.classes, self.noise_dim(model), self.generator_hidden or model.dim, model.dim)
 
-    def noise_dim(self, spec: ModelBuilder) -> int:
+    def noise_dim(self, model: ModelBuilder) -> int:
         """The dimension of the noise that G reads."""
-        return self.generator_noise or max(1, spec.dim // 2)
+        return self.generator_noise or max(1, model.dim // 2)
 
     # On a client --------------------------------------------------------------------------------
 
-    def draws(self, spec: ModelBuilder, batch: int) -> Draws:
+    def draws(self, model: ModelBuilder, batch: int) -> Draws:
         """The noise of z, and as many labels and noise vectors for G."""
-        return super().draws(spec, batch) | (self.generated(spec, batch) if self.l_reg > 0 else {})
+        return super().draws(model, batch) | (self.generated(model, batch) if self.l_reg > 0 else {})
 
-    def generated(self, spec: ModelBuilder, count: int) -> Draws:
+    def generated(self, model: ModelBuilder, count: int) -> Draws:
         """Labels (count,), uniform over the classes, and normal noise (count, noise) for G."""
         return {
-            "labels": Draw((count,), "integers", spec.classes),
-            "noise": Draw((count, self.noise_dim(spec))),
+            "labels": Draw((count,), "integers", model.classes),
+            "noise": Draw((count, self.noise_dim(model))),
         }
 
     def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         """Cross-entropy + l_reg * L_reg + l_align * L_align (Eq. 18); the first alone in the first round."""
-        net = net.remembering("encoder")
         terms = super().loss(net, batch, context)
         if context.round == 1:
             return terms
@@ -192,13 +189,13 @@ class FedCiR(Probabilistic):
             with torch.no_grad():
                 z = net.generator(labels, context.noise["noise"])
             terms["reg"] = self.l_reg * F.cross_entropy(net.head(z), labels)
-        if self.l_align > 0:
-            terms["align"] = self.l_align * gaussian_kl(*net.encoder(batch.x), *net.gaussians(batch.y))
+        if self.l_align > 0 and batch.mean is not None and batch.sigma is not None:
+            terms["align"] = self.l_align * gaussian_kl(batch.mean, batch.sigma, *net.gaussians(batch.y))
         return terms
 
     # On the server ------------------------------------------------------------------------------
 
-    def server_phases(self, round: int, rounds: int) -> Sequence[Phase | Measure]:
+    def server_phases(self) -> Phases:
         """Steps on the generator, then the estimate of the class Gaussians; what no term needs is left out."""
         adam = Optimiser("adam", lr=self.generator_lr, weight_decay=self.generator_weight_decay)
         consensus = Objective("consensus", self.generator_loss, ("generator",), self.generator_draws, adam)
@@ -207,11 +204,11 @@ class FedCiR(Probabilistic):
             phases.append(Phase("generator", (consensus,), steps=self.generator_steps))
         if self.l_align > 0:
             phases.append(Measure("estimate", self.estimate, self.estimate_draws))
-        return phases
+        return tuple(phases)
 
-    def generator_draws(self, spec: ModelBuilder, batch: int) -> Draws:
+    def generator_draws(self, model: ModelBuilder, batch: int) -> Draws:
         """Labels and noise of a server step; the server's batch itself is empty."""
-        return self.generated(spec, self.generator_batch)
+        return self.generated(model, self.generator_batch)
 
     def generator_loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         """Mean of -log sum_k p(k) softmax(h_k(G(y, eps)))_y over the uploaded heads (Eq. 15)."""
@@ -219,12 +216,12 @@ class FedCiR(Probabilistic):
         z = net.generator(labels, context.noise["noise"])
         return {"consensus": F.nll_loss(log_mixture(net.head, context.replies, z), labels)}
 
-    def estimate_draws(self, spec: ModelBuilder, batch: int) -> Draws:
+    def estimate_draws(self, model: ModelBuilder, batch: int) -> Draws:
         """``mle_samples`` noise vectors for each class."""
-        return {"noise": Draw((spec.classes, self.mle_samples, self.noise_dim(spec)))}
+        return {"noise": Draw((model.classes, self.mle_samples, self.noise_dim(model)))}
 
     @torch.no_grad()
-    def estimate(self, net: Net, batch: Batch, context: Context) -> Tensors:
+    def estimate(self, net: Net, batch: Batch, context: Context) -> Mapping[str, Tensor]:
         """Mean and standard deviation of G's outputs, each (classes, d): their maximum-likelihood Gaussians."""
         means, sigmas = [], []
         for label, noise in enumerate(context.noise["noise"]):  # a class at a time, to save memory
@@ -236,8 +233,7 @@ class FedCiR(Probabilistic):
 
     def merge(self, state: ServerState, replies: Replies) -> ServerState:
         """The mean of the local models, and the class Gaussians that were estimated."""
-        estimated = {name: tensor for name, tensor in state.measured.items() if name in state.down}
-        return super().merge(replace(state, down=state.down | estimated), replies)
+        return super().merge(state.updated(state.measured.only(state.down)), replies)
 
 
 @dataclass(frozen=True, kw_only=True)

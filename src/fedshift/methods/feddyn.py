@@ -19,28 +19,23 @@ Choices:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
-
-import torch
 
 from fedshift.core.contract import (
     Batch,
     Context,
     LocalWork,
-    Measure,
-    Objective,
     Optimiser,
     Part,
     Phase,
-    Replies,
+    Phases,
     ServerState,
     Terms,
 )
-from fedshift.core.messages import Tensors
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net, mirror
+from fedshift.core.tensors import Replies, Tensors
 from fedshift.methods.fedavg import FedAvg
 from fedshift.settings.catalogue import Positive, Range, setting
 
@@ -50,52 +45,38 @@ class FedDyn(FedAvg):
     """FedAvg with a dynamic regulariser on each client and its correction on the server."""
 
     paper: ClassVar[str] = "Acar et al., ICLR 2021, Algorithm 1"
-    regulariser: ClassVar[str | None] = "alpha"
 
     alpha: Positive = setting(
         0.1, help="weight of the dynamic regulariser", source="Eq. 1", search=Range(1e-3, 1, log=True)
     )
     max_norm: Positive = setting(10.0, help="largest norm of a step's gradient (public code)")
 
-    def parts(self, spec: ModelBuilder) -> dict[str, Part]:
+    def parts(self, model: ModelBuilder) -> dict[str, Part]:
         """FedAvg's parts, each client's dual g_k, and the server's correction h, both 0 at first."""
-        parts = super().parts(spec)
+        parts = super().parts(model)
         modules = {name: part.module for name, part in parts.items()}
         return {**parts, "dual": Part(mirror(modules), "client"), "correction": Part(mirror(modules), "server")}
 
-    def phases(self, round: int, rounds: int) -> Sequence[Phase | Measure]:
+    def phases(self) -> Phases:
         """Local training of every part, with clipped gradients."""
-        objective = Objective("train", self.loss, self.moves(), self.draws, Optimiser(clip=self.max_norm))
-        return (Phase("train", (objective,)),)
+        return (Phase("train", (self.objective("train", optimiser=Optimiser(clip=self.max_norm)),)),)
 
     def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         """Cross-entropy - <g_k, w> + alpha/2 ||w - w_t||^2 (Eq. 1)."""
-        linear, proximal = [], []
-        moving = dict(net.parameters(context.received))
-        for name, dual in net.dual.named_parameters():
-            if name in moving:
-                linear.append((dual * moving[name]).sum())
-                proximal.append((moving[name] - context.received[name]).square().sum())
+        g = net.of("dual").only(context.received)
+        w = net.weights.only(g)
         return super().loss(net, batch, context) | {
-            "linear": -torch.stack(linear).sum(),
-            "proximal": self.alpha / 2 * torch.stack(proximal).sum(),
+            "linear": -(g * w).sum(),
+            "proximal": self.alpha / 2 * (w - context.received).squared_norm(),
         }
 
     def keep(self, work: LocalWork) -> Tensors:
         """g_k <- g_k - alpha (w_k - w_t), which is the gradient of F_k at w_k where training has converged."""
-        return {
-            slot: work.own[slot] - self.alpha * (trained - work.received[name])
-            for name, trained in work.after.items()
-            if (slot := f"dual.{name}") in work.own
-        }
+        g = work.private.of("dual")
+        return (g - self.alpha * (work.trained - work.received)).under("dual")
 
     def merge(self, state: ServerState, replies: Replies) -> ServerState:
         """The mean of the sampled clients less h/alpha; tensors without a correction: the mean."""
-        averaged = super().merge(state, replies)
-        shared, server = dict(averaged.shared), dict(averaged.server)
-        share = len(replies) / state.clients
-        for name, mean in averaged.shared.items():
-            if (slot := f"correction.{name}") in server:
-                server[slot] = server[slot] - self.alpha * share * (mean - state.shared[name])
-                shared[name] = mean - server[slot] / self.alpha
-        return replace(averaged, shared=shared, server=server)
+        mean, share = replies.mean(), len(replies) / state.clients
+        h = state.server.of("correction") - self.alpha * share * (mean - state.shared)
+        return state.updated(mean | (mean - h / self.alpha) | h.under("correction"))

@@ -20,8 +20,8 @@ Choices:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
@@ -38,16 +38,14 @@ from fedshift.core.contract import (
     LocalWork,
     Measure,
     Part,
-    Phase,
-    Replies,
     ServerState,
     Stage,
     Terms,
-    weighted_mean,
+    Upload,
 )
-from fedshift.core.messages import Down, Tensors, Up
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net, mirror
+from fedshift.core.tensors import Replies, Tensors
 from fedshift.methods.fedavg import FedAvg
 from fedshift.settings.catalogue import NonNegative, setting
 
@@ -78,7 +76,6 @@ class FedIIR(FedAvg):
     """FedAvg with a penalty on how far a batch's head gradient is from the federation's; lam = 0 is FedAvg."""
 
     paper: ClassVar[str] = "Guo et al., ICML 2023"
-    regulariser: ClassVar[str | None] = "lam"
     presets: ClassVar[dict[str, dict[str, object]]] = {
         "rotated-mnist": {"lam": 1e-2},
         "pacs": {"lam": 1e-3},
@@ -88,54 +85,48 @@ class FedIIR(FedAvg):
     lam: NonNegative = setting(1e-3, help="weight of the gradient penalty", search=(1e-2, 1e-3, 5e-4))
     ema: Memory = setting(0.95, help="memory of the mean gradient g, from 0 to below 1", search=(0.95, 0.5, 0.1))
 
-    def parts(self, spec: ModelBuilder) -> dict[str, Part]:
+    def parts(self, model: ModelBuilder) -> dict[str, Part]:
         """FedAvg's parts, and the mean gradient g of the head, which only the server changes."""
-        parts = super().parts(spec)
+        parts = super().parts(model)
         return {**parts, "invariant": Part(mirror({"head": parts["head"].module}), "down")}
 
     def stages(self, rounds: int) -> tuple[Stage, ...]:
         """Rounds of a probe and training."""
-        probe = Exchange("probe", self.probe, self.send_probe, self.reply_probe, self.merge_probe)
+        probe = Exchange(
+            "probe",
+            (Measure("probe", self.head_gradient),),
+            self.merge_probe,
+            sends=self.moves(),
+            returns=(),
+            uploads=(Upload.like("gradient.head", "head"),),
+            upload=self.mean_gradient,
+            counted=self.weighting == "samples",
+        )
         return (Stage("train", rounds, (probe, self.exchange("train"))),)
 
     # The probe ----------------------------------------------------------------------------------
 
-    def probe(self, round: int, rounds: int) -> Sequence[Phase | Measure]:
-        """Measure the head's gradient over all samples."""
-        return (Measure("probe", self.head_gradient),)
-
-    def send_probe(self, state: ServerState, client: int) -> Down:
-        """The model alone."""
-        return Down(state.shared)
-
-    def head_gradient(self, net: Net, batch: Batch, context: Context) -> Tensors:
+    def head_gradient(self, net: Net, batch: Batch, context: Context) -> Mapping[str, Tensor]:
         """The gradient of the cross-entropy, summed over the batch, for each parameter of the head."""
         with torch.no_grad():
             z = self.features(net, batch.x)
         gradients, _ = head_gradients(net, z, batch.y, reduction="sum")
         return {f"gradient.head.{name}": gradient for name, gradient in gradients.items()}
 
-    def reply_probe(self, work: LocalWork) -> Up:
-        """The mean gradient over the client's samples, and their count where that weighs."""
-        count = {"samples": torch.tensor(work.samples)} if self.weighting == "samples" else {}
-        return Up({**{name: total / work.samples for name, total in work.measured.items()}, **count})
+    def mean_gradient(self, work: LocalWork) -> Tensors:
+        """The mean gradient over the client's samples."""
+        return work.measured / work.samples
 
     def merge_probe(self, state: ServerState, replies: Replies) -> ServerState:
-        """The new mean gradient: ema g + (1 - ema) mean_k gradient_k."""
-        ups = [up for _, up in replies]
-        down = dict(state.down)
-        for name, mean in weighted_mean(ups, [name for name in ups[0] if name.startswith("gradient.")]).items():
-            slot = name.replace("gradient.", "invariant.", 1)
-            down[slot] = self.ema * down[slot] + (1 - self.ema) * mean
-        return replace(state, down=down)
+        """The new mean gradient: g <- ema g + (1 - ema) mean_k gradient_k."""
+        mean = replies.mean().of("gradient")
+        g = self.ema * state.down.of("invariant") + (1 - self.ema) * mean
+        return state.updated(g.under("invariant"))
 
     # Training -----------------------------------------------------------------------------------
 
     def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         """Cross-entropy + lam ||grad_head CE - g||^2, differentiable through the gradient."""
-        gradients, risk = head_gradients(net, self.features(net, batch.x), batch.y)
-        distances = [
-            (gradient - context.received[f"invariant.head.{name}"]).square().sum()
-            for name, gradient in gradients.items()
-        ]
-        return {"cross_entropy": risk, "invariance": self.lam * torch.stack(distances).sum()}
+        gradients, risk = head_gradients(net, batch.z, batch.y)
+        distance = Tensors(gradients) - context.received.of("invariant.head")
+        return {"cross_entropy": risk, "invariance": self.lam * distance.squared_norm()}

@@ -37,17 +37,18 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from fedshift.core.contract import Batch, Context, Measure, Objective, Part, Phase, ServerState, Terms
-from fedshift.core.messages import Tensors
+from fedshift.core.contract import Batch, Context, Objective, Part, Phases, ServerState, Terms
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net
+from fedshift.core.tensors import Tensors
 from fedshift.methods.fedpin_global import GlobalModel
+from fedshift.methods.personal import PersonalCopy
 from fedshift.settings.catalogue import Count, NonNegative, Positive, Range, setting
 
-PERSONAL = {"personal_encoder": "encoder", "personal_head": "head"}  # and the part of the global model it stands for
+PERSONAL, SHORTCUT = PersonalCopy("personal"), PersonalCopy("shortcut")
 
 
 def contrast(personal: Tensor, anchor: Tensor, shortcut: Tensor, temperature: float) -> Tensor:
@@ -79,52 +80,32 @@ class Personalised(GlobalModel):
         "global", help="a client's own encoders start from the global one's initial values, or draws of their own"
     )
 
-    def parts(self, spec: ModelBuilder) -> dict[str, Part]:
+    def parts(self, model: ModelBuilder) -> dict[str, Part]:
         """The global parts, and Phi_u and omega_u."""
-        return {**super().parts(spec), **self.own_model(spec, "personal")}
+        return {**super().parts(model), **self.copy(PERSONAL, model)}
 
-    def own_model(self, spec: ModelBuilder, role: str) -> dict[str, Part]:
-        """An encoder and a head that stay on the client."""
+    def copy(self, copy: PersonalCopy, model: ModelBuilder) -> dict[str, Part]:
+        """An encoder and a head that stay on the client, from the initial values that ``start`` says."""
         if self.start == "global":
-            encoder, head = spec.encoder(), spec.head()
-        else:
-            encoder = spec.initialised(f"{role} encoder", lambda: spec.model.encoder(spec.shape, spec.dim))
-            head = spec.initialised(f"{role} head", lambda: nn.Linear(spec.dim, spec.classes))
-        return {f"{role}_encoder": Part(encoder, "client"), f"{role}_head": Part(head, "client")}
+            return copy.parts(model.encoder(), model.head())
+        return copy.parts(model.encoder(f"{copy.name} encoder"), model.head(f"{copy.name} head"))
 
-    def phases(self, round: int, rounds: int) -> Sequence[Phase | Measure]:
+    def phases(self) -> Phases:
         """The personal phase, with the global model as received, then the global one."""
-        personal = Objective("personal", self.personal_loss, tuple(PERSONAL))
-        return (self.phase("personal", self.personal_steps, personal), *super().phases(round, rounds))
+        personal = Objective("personal", self.personal_loss, PERSONAL.names)
+        return (self.phase("personal", self.personal_steps, personal), *super().phases())
 
     def personal_loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         """What Phi_u and omega_u minimise."""
         raise NotImplementedError
 
-    def reads(self) -> tuple[str, ...]:
-        """Phi_u and omega_u."""
-        return tuple(PERSONAL)
-
     def predict(self, net: Net, x: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
         """Log-softmax of omega_u(Phi_u(x))."""
-        logits: Tensor = net.personal_head(net.personal_encoder(x))
-        return logits.log_softmax(dim=1)
+        return PERSONAL.logits(net, x).log_softmax(dim=1)
 
     def unseen(self, state: ServerState, clients: Sequence[Tensors]) -> Sequence[Tensors]:
         """The global model in the personal one's place."""
-        return [_standing_in(PERSONAL, state, own) for own in super().unseen(state, clients)]
-
-
-def _standing_in(places: Mapping[str, str], state: ServerState, own: Tensors) -> dict[str, Tensor]:
-    """``own`` with the tensors of some parts replaced by those of the shared parts that are named for them."""
-    known = {**own, **state.shared}  # batch norms of a shared part may be the client's own
-    stand_ins = {
-        name: known[f"{places[part]}.{tensor}"]
-        for name in own
-        for part, _, tensor in [name.partition(".")]
-        if part in places
-    }
-    return {**own, **stand_ins}
+        return PERSONAL.of_the_unseen(self.bn, state, clients)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,29 +128,29 @@ class FedPIN(Personalised):
     )
     temperature: Positive = setting(0.5, help="tau of the contrast; not in the paper", search=(0.1, 0.5, 1.0))
 
-    def parts(self, spec: ModelBuilder) -> dict[str, Part]:
+    def parts(self, model: ModelBuilder) -> dict[str, Part]:
         """The global and the personal parts, and Psi_u and omega_psi where the contrast weighs."""
-        return {**super().parts(spec), **(self.own_model(spec, "shortcut") if self.lam > 0 else {})}
+        return {**super().parts(model), **(self.copy(SHORTCUT, model) if self.lam > 0 else {})}
 
-    def phases(self, round: int, rounds: int) -> Sequence[Phase | Measure]:
+    def phases(self) -> Phases:
         """Shortcut, personal, global."""
-        later = super().phases(round, rounds)
+        later = super().phases()
         if self.lam == 0:
             return later
-        objective = Objective("shortcut", self.shortcut_loss, ("shortcut_encoder", "shortcut_head"))
+        objective = Objective("shortcut", self.shortcut_loss, SHORTCUT.names)
         return (self.phase("shortcut", self.personal_steps, objective), *later)
 
     def shortcut_loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         """R(omega_psi(Psi_u)): plain training, which takes the shortcut."""
-        return {"shortcut": F.cross_entropy(net.shortcut_head(net.shortcut_encoder(batch.x)), batch.y)}
+        return {"shortcut": F.cross_entropy(SHORTCUT.logits(net, batch.x), batch.y)}
 
     def personal_loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         """R(omega_u(Phi_u)) + lam * L_con + gamma * Var (Eq. 7); a term whose weight is 0 is left out."""
         z = net.personal_encoder(batch.x)
         terms = {"personal": F.cross_entropy(net.personal_head(z), batch.y)}
         if self.lam > 0:
-            anchor = net.frozen("encoder", context.received, batch.x)
-            shortcut = net.frozen("shortcut_encoder", {}, batch.x)
+            anchor = net.frozen("encoder", context.received.of("encoder"), batch.x)
+            shortcut = net.frozen("shortcut_encoder", Tensors(), batch.x)
             terms["contrast"] = self.lam * contrast(z, anchor, shortcut, self.temperature)
         if self.gamma > 0:
             terms["variance"] = self.gamma * total_variance(z)
@@ -219,14 +200,7 @@ class Anchored(Personalised):
 
     def personal_loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         """R(theta_u) + mu/2 ||theta_u - theta_g||^2, with theta_g as received."""
-        terms = {"personal": F.cross_entropy(net.personal_head(net.personal_encoder(batch.x)), batch.y)}
-        if self.mu == 0:
-            return terms
-        stands_for = {
-            f"{own}.{name.partition('.')[2]}": tensor
-            for own, part in PERSONAL.items()
-            for name, tensor in context.received.items()
-            if name.startswith(f"{part}.")
-        }
-        drift = [(w - stands_for[name]).square().sum() for name, w in net.parameters(stands_for)]
-        return {**terms, "anchor": self.mu / 2 * torch.stack(drift).sum()}
+        terms = {"personal": F.cross_entropy(PERSONAL.logits(net, batch.x), batch.y)}
+        if self.mu > 0:
+            terms["anchor"] = self.mu / 2 * PERSONAL.distance(net, context.received)
+        return terms

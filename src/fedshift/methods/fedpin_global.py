@@ -27,8 +27,7 @@ The paper trains by Adam at 1e-4 (PACS: 1e-2); plain SGD at usual rates diverges
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -38,22 +37,20 @@ from torch.nn import functional as F
 from fedshift.core.contract import (
     Batch,
     Context,
-    LocalWork,
-    Measure,
     Objective,
     Optimiser,
     Part,
     Phase,
-    Replies,
+    Phases,
     ServerState,
-    Stage,
     Terms,
 )
-from fedshift.core.messages import Tensors, Up
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net
+from fedshift.core.tensors import Replies, Tensors
 from fedshift.errors import FedshiftError
 from fedshift.methods.fedavg import FedAvg
+from fedshift.methods.personal import FineTuning
 from fedshift.settings.catalogue import Count, NonNegative, Positive, Range, WholeNumber, setting
 
 BY_OWNER = "auxiliary.first.weight"  # its last columns are the clients' own
@@ -120,17 +117,17 @@ class GlobalModel(FedAvg):
                 "omega_a that descends for itself: set auxiliary = 'minimise', or leave them out."
             )
 
-    def parts(self, spec: ModelBuilder) -> dict[str, Part]:
+    def parts(self, model: ModelBuilder) -> dict[str, Part]:
         """Phi_g and omega_g, and omega_a where alpha weighs; per client it starts as omega_g."""
-        parts = super().parts(spec)
+        parts = super().parts(model)
         if self.alpha == 0:
             return parts
         if self.auxiliary_head == "per_client":
-            return {**parts, "auxiliary": Part(spec.head(), "client")}
-        sizes = (spec.dim, spec.clients, self.auxiliary_hidden, spec.classes)
-        return {**parts, "auxiliary": Part(spec.initialised("auxiliary", lambda: ClientMLP(*sizes)))}
+            return {**parts, "auxiliary": Part(model.head(), "client")}
+        sizes = (model.dim, model.clients, self.auxiliary_hidden, model.classes)
+        return {**parts, "auxiliary": Part(model.initialised("auxiliary", lambda: ClientMLP(*sizes)))}
 
-    def phases(self, round: int, rounds: int) -> Sequence[Phase | Measure]:
+    def phases(self) -> Phases:
         """The global phase."""
         return (self.phase("global", self.global_steps, *self.game()),)
 
@@ -143,8 +140,8 @@ class GlobalModel(FedAvg):
     def game(self) -> tuple[Objective, ...]:
         """What a step of the global phase minimises, in order."""
         if self.alpha > 0 and self.auxiliary == "literal":
-            return (Objective("global", self.loss, (*self.moves(), "auxiliary"), self.draws),)
-        model = Objective("global", self.loss, self.moves(), self.draws)
+            return (self.objective("global", moves=(*self.moves(), "auxiliary")),)
+        model = self.objective("global")
         if self.alpha == 0:
             return (model,)
         own = Optimiser(lr=self.auxiliary_lr)
@@ -155,7 +152,7 @@ class GlobalModel(FedAvg):
 
     def auxiliary_loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         """R(omega_a(sg(Phi_g), u))."""
-        z = net.frozen("encoder", {}, batch.x)
+        z = net.frozen("encoder", Tensors(), batch.x)
         return {"auxiliary": F.cross_entropy(self.auxiliary_logits(net, z, context), batch.y)}
 
     def auxiliary_logits(self, net: Net, z: Tensor, context: Context) -> Tensor:
@@ -168,9 +165,8 @@ class GlobalModel(FedAvg):
         """R(omega_g(Phi_g)) + alpha * (R(omega_g(Phi_g)) - R(omega_a(Phi_g, u))), the global objective of client u."""
         if self.alpha == 0:
             return super().loss(net, batch, context)
-        z = self.features(net, batch.x)
-        risk = F.cross_entropy(net.head(z), batch.y, reduction="none")
-        informed = F.cross_entropy(self.auxiliary_logits(net, z, context), batch.y, reduction="none")
+        risk = F.cross_entropy(net.head(batch.z), batch.y, reduction="none")
+        informed = F.cross_entropy(self.auxiliary_logits(net, batch.z, context), batch.y, reduction="none")
         return {"cross_entropy": risk.mean(), "invariance": self.alpha_at(context.round) * (risk - informed).mean()}
 
     def alpha_at(self, round: int) -> float:
@@ -182,7 +178,7 @@ class GlobalModel(FedAvg):
         merged = super().merge(state, replies)
         if BY_OWNER not in state.shared:
             return merged
-        weight = merged.shared[BY_OWNER]
+        weight = merged.shared[BY_OWNER]  # the mean's own memory
         z_columns = weight.shape[1] - state.clients
         weight[:, z_columns:] = state.shared[BY_OWNER][:, z_columns:]
         for client, up in replies:
@@ -190,88 +186,17 @@ class GlobalModel(FedAvg):
         return merged
 
 
-class Tuned(nn.Module):
-    """A client's copy of the global model, kept and not trained in place; ``done`` is 0 until there is one."""
-
-    done: Tensor
-
-    def __init__(self, encoder: nn.Module, head: nn.Module) -> None:
-        super().__init__()
-        self.encoder, self.head = encoder, head
-        self.register_buffer("done", torch.zeros(()))
-        self.requires_grad_(False)
-
-    def forward(self, x: Tensor, otherwise: Tensor) -> Tensor:
-        """The copy's logits (B, classes) of inputs x (B, ...), or the logits given where there is no copy yet."""
-        return torch.where(self.done > 0, self.head(self.encoder(x)), otherwise)
-
-
 @dataclass(frozen=True, kw_only=True)
-class FineTuned(GlobalModel):
+class FineTuned(FineTuning, GlobalModel):
     """GM-FT: the global invariant model, then every client tunes a copy of its own once.
 
-    The last stage, ``finetune``, is one round with everyone, of which nothing is sent back. A client predicts with its
-    copy once it has one, and with the global model before. Choices: plain cross-entropy, 50 steps at the rate of
-    training (the paper gives neither).
+    Choices: plain cross-entropy, 50 steps at the rate of training (the paper gives neither).
     """
 
     paper: ClassVar[str] = "Tang et al., ICML 2024, Table 2 (GM-FT)"
 
     finetune_steps: Count = setting(50, help="steps of fine-tuning, as 'unit' counts them; not in the paper")
-    finetune_lr: Positive | None = setting(None, help="learning rate of fine-tuning; by default that of [train]")
 
-    def parts(self, spec: ModelBuilder) -> dict[str, Part]:
-        """The global parts and the place of the client's copy."""
-        return {**super().parts(spec), "tuned": Part(Tuned(spec.encoder(), spec.head()), "client")}
-
-    def stages(self, rounds: int) -> tuple[Stage, ...]:
-        """Training, then one round of fine-tuning with everyone."""
-        finetune = replace(
-            self.exchange("finetune"),
-            phases=self.tuning,
-            reply=self.reply_nothing,
-            merge=self.leave,
-            keep=self.keep_copy,
-        )
-        return (*super().stages(rounds), Stage("finetune", 1, (finetune,), participation=1.0))
-
-    def tuning(self, round: int, rounds: int) -> Sequence[Phase | Measure]:
-        """Plain training of the global model as received."""
-        own = Optimiser(lr=self.finetune_lr)
-        return (
-            self.phase(
-                "finetune", self.finetune_steps, Objective("finetune", self.tuning_loss, self.moves(), optimiser=own)
-            ),
-        )
-
-    def tuning_loss(self, net: Net, batch: Batch, context: Context) -> Terms:
-        """R(omega_g(Phi_g))."""
-        return FedAvg.loss(self, net, batch, context)
-
-    def reply_nothing(self, work: LocalWork) -> Up:
-        """The tuned copy stays."""
-        return Up({})
-
-    def leave(self, state: ServerState, replies: Replies) -> ServerState:
-        """The server keeps what it has."""
-        return state
-
-    def keep_copy(self, work: LocalWork) -> Tensors:
-        """The tuned model as the client's copy."""
-        trained = {**work.own, **work.after}
-        names = [name for name in work.own if name.startswith("tuned.") and name != "tuned.done"]
-        copy = {name: trained[name.removeprefix("tuned.")] for name in names}
-        return {**copy, "tuned.done": torch.ones_like(work.own["tuned.done"])}
-
-    def reads(self) -> tuple[str, ...]:
-        """The global model and the client's copy."""
-        return (*super().reads(), "tuned")
-
-    def predict(self, net: Net, x: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
-        """Log-softmax of the client's copy, or of the global model."""
-        logits: Tensor = net.tuned(x, net.head(self.features(net, x)))
-        return logits.log_softmax(dim=1)
-
-    def unseen(self, state: ServerState, clients: Sequence[Tensors]) -> Sequence[Tensors]:
-        """The global model: no copy."""
-        return [{**own, "tuned.done": torch.zeros_like(own["tuned.done"])} for own in super().unseen(state, clients)]
+    def tuning(self, objective: Objective) -> Phase:
+        """``finetune_steps``, as ``unit`` counts them."""
+        return self.phase("finetune", self.finetune_steps, objective)

@@ -12,8 +12,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
 from fedshift.core.contract import Batch, Context, Terms
 from fedshift.core.net import Net
 from fedshift.methods.fedavg import FedAvg
@@ -25,11 +23,10 @@ class FedProx(FedAvg):
     """FedAvg with a proximal term; mu = 0 is FedAvg."""
 
     paper: ClassVar[str] = "Li et al., MLSys 2020, Eq. 2"
-    regulariser: ClassVar[str | None] = "mu"
 
     mu: NonNegative = setting(0.1, help="weight of the proximal term", source="Eq. 2", search=(0.1, 0.5, 0.9))
 
     def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         """Cross-entropy + mu/2 ||w - w_t||^2."""
-        drift = [(w - context.received[name]).square().sum() for name, w in net.parameters(context.received)]
-        return super().loss(net, batch, context) | {"proximal": self.mu / 2 * torch.stack(drift).sum()}
+        drift = net.weights - context.received
+        return super().loss(net, batch, context) | {"proximal": self.mu / 2 * drift.squared_norm()}

@@ -18,7 +18,7 @@ Choices, where the paper leaves something open or its public code does otherwise
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -79,11 +79,11 @@ class FedSR(Probabilistic):
         """Whether the encoder gives a distribution of z."""
         return self.cmi > 0
 
-    def parts(self, spec: ModelBuilder) -> dict[str, Part]:
+    def parts(self, model: ModelBuilder) -> dict[str, Part]:
         """A Gaussian encoder, a linear head, and the class Gaussians r(z|y); as FedAvg where z is deterministic."""
-        parts = super().parts(spec)
+        parts = super().parts(model)
         if self.probabilistic:
-            parts["reference"] = Part(ClassGaussians(spec.classes, spec.dim, self.cmi_scale), self.reference_scope)
+            parts["reference"] = Part(ClassGaussians(model.classes, model.dim, self.cmi_scale), self.reference_scope)
         return parts
 
     def moves(self) -> tuple[str, ...]:
@@ -92,19 +92,14 @@ class FedSR(Probabilistic):
 
     def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         """Cross-entropy + l2r * L2R + cmi * CMI (Eq. 9); a term whose weight is 0 is left out."""
-        terms: Terms = {}
-        if self.probabilistic:
-            mu, sigma = net.encoder(batch.x)
-            z = mu + sigma * context.noise["eps"]
-            scale = net.reference.scale if self.cmi_scale else 1.0
-            cmi = gaussian_kl(mu * scale, sigma * scale, *net.reference(batch.y))
-            terms["cmi"] = self.cmi * cmi
-        else:
-            z = net.encoder(batch.x)
+        terms = super().loss(net, batch, context)
+        if batch.mean is not None and batch.sigma is not None:
+            scale: Any = net.reference.scale if self.cmi_scale else 1.0
+            terms["cmi"] = self.cmi * gaussian_kl(batch.mean * scale, batch.sigma * scale, *net.reference(batch.y))
         if self.l2r > 0:
-            norm = z.square().sum(dim=1) if self.l2r_form == "squared" else z.norm(dim=1)
+            norm = batch.z.square().sum(dim=1) if self.l2r_form == "squared" else batch.z.norm(dim=1)
             terms["l2r"] = self.l2r * norm.mean()
-        return {"cross_entropy": F.cross_entropy(net.head(z), batch.y), **terms}
+        return terms
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,7 +33,6 @@ Choices, where the paper leaves something open or its public code does otherwise
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
@@ -41,7 +40,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedshift.core.contract import Batch, Context, Measure, Objective, Optimiser, Part, Phase, Terms
+from fedshift.core.contract import Batch, Context, Objective, Optimiser, Part, Phase, Phases, Terms
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net
 from fedshift.errors import FedshiftError
@@ -206,34 +205,34 @@ class FRAug(FedAvg):
                 "of them, or take the method 'fedbn'."
             )
 
-    def parts(self, spec: ModelBuilder) -> dict[str, Part]:
+    def parts(self, model: ModelBuilder) -> dict[str, Part]:
         """FedBN's parts, the shared generator, and what stays at home: RTNet and the prototypes."""
-        made = spec.initialised("generator", lambda: make_generator(spec.classes, spec.dim))
-        parts = {**super().parts(spec), "generator": Part(made, follows_bn=False)}
+        made = model.initialised("generator", lambda: make_generator(model.classes, model.dim))
+        parts = {**super().parts(model), "generator": Part(made, follows_bn=False)}
         if self.rtnet:
-            parts["rtnet"] = Part(spec.initialised("rtnet", lambda: make_rtnet(spec.classes, spec.dim)), "client")
+            parts["rtnet"] = Part(model.initialised("rtnet", lambda: make_rtnet(model.classes, model.dim)), "client")
         if self.ema_term:
-            parts["prototypes"] = Part(Prototypes(spec.classes, spec.dim), "client")
+            parts["prototypes"] = Part(Prototypes(model.classes, model.dim), "client")
         return parts
 
     def moves(self) -> tuple[str, ...]:
         """Encoder and head, and the prototypes, whose buffers follow the batch."""
         return (*super().moves(), *(("prototypes",) if self.ema_term else ()))
 
-    def phases(self, round: int, rounds: int) -> Sequence[Phase | Measure]:
+    def phases(self) -> Phases:
         """On each batch: model, then generator, then RTNet (Algorithm 1)."""
         objectives = [
-            Objective("model", self.loss, self.moves(), self.draws),
+            self.objective("model"),
             Objective("generator", self.generator_loss, ("generator",), self.draws, Optimiser(lr=self.lr_generator)),
         ]
         if self.rtnet:
             objectives.append(Objective("rtnet", self.rtnet_loss, ("rtnet",), self.draws, Optimiser(lr=self.lr_rtnet)))
         return (Phase("train", tuple(objectives)),)
 
-    def draws(self, spec: ModelBuilder, batch: int) -> Draws:
+    def draws(self, model: ModelBuilder, batch: int) -> Draws:
         """Standard normal z for each sample, and z' for each class."""
-        k = noise_dim(spec.dim)
-        return {"z": Draw((batch, k)), "z_classes": Draw((spec.classes, k))}
+        k = noise_dim(model.dim)
+        return {"z": Draw((batch, k)), "z_classes": Draw((model.classes, k))}
 
     # The two ramps ------------------------------------------------------------------------------
 
@@ -285,9 +284,8 @@ class FRAug(FedAvg):
                 "FRAug's generator has batch norm, which learns from 2 samples or more, but the batch has "
                 f"{len(batch.y)}: set train.batch to 2 or more, and give every client as many images."
             )
-        u = self.features(net, batch.x)
-        synthetic = self.synthesise(net, u, batch.y, context, self.l_syn(context))
-        terms = {"cross_entropy": F.cross_entropy(net.head(u), batch.y)}
+        synthetic = self.synthesise(net, batch.z, batch.y, context, self.l_syn(context))
+        terms = super().loss(net, batch, context)
         if self.batch_term:
             terms["synthetic"] = F.cross_entropy(net.head(synthetic.batch), batch.y)
         if self.ema_term:

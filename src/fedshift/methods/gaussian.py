@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
-from torch.nn import functional as F
 
-from fedshift.core.contract import Batch, Context, Part, Terms
+from fedshift.core.contract import Batch, Context, Part
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net
 from fedshift.methods.fedavg import FedAvg
@@ -48,11 +47,11 @@ class Probabilistic(FedAvg):
         """Whether the encoder gives a distribution of z; if not, all is as in FedAvg."""
         return True
 
-    def parts(self, spec: ModelBuilder) -> dict[str, Part]:
+    def parts(self, model: ModelBuilder) -> dict[str, Part]:
         """A Gaussian encoder x -> (mu, sigma) and a linear head, both shared."""
         if not self.probabilistic:
-            return super().parts(spec)
-        return {"encoder": Part(spec.gaussian_encoder()), "head": Part(spec.head())}
+            return super().parts(model)
+        return {"encoder": Part(model.gaussian_encoder()), "head": Part(model.head())}
 
     def features(self, net: Net, x: Tensor) -> Tensor:
         """The mean of z, or z itself where the encoder is deterministic."""
@@ -61,23 +60,22 @@ class Probabilistic(FedAvg):
         mu: Tensor = net.encoder(x)[0]
         return mu
 
-    def draws(self, spec: ModelBuilder, batch: int) -> Draws:
+    def draws(self, model: ModelBuilder, batch: int) -> Draws:
         """One standard normal sample for each image."""
-        return {"eps": Draw((batch, spec.dim))} if self.probabilistic else {}
+        return {"eps": Draw((batch, model.dim))} if self.probabilistic else {}
 
-    def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
-        """Cross-entropy at one sample z = mu + sigma * eps of each image, mean over the batch."""
+    def encode(self, net: Net, batch: Batch, context: Context) -> Batch:
+        """The batch with one sample z = mu + sigma * eps of each input, its mean and standard deviation."""
         if not self.probabilistic:
-            return super().loss(net, batch, context)
+            return super().encode(net, batch, context)
         mu, sigma = net.encoder(batch.x)
-        z = mu + sigma * context.noise["eps"]
-        return {"cross_entropy": F.cross_entropy(net.head(z), batch.y)}
+        return batch._replace(z=mu + sigma * context.noise["eps"], mean=mu, sigma=sigma)
 
-    def prediction_draws(self, spec: ModelBuilder, batch: int) -> Draws:
+    def prediction_draws(self, model: ModelBuilder, batch: int) -> Draws:
         """``test_samples`` standard normal samples for each image."""
         if not (self.probabilistic and self.test_samples):
             return {}
-        return {"eps": Draw((self.test_samples, batch, spec.dim))}
+        return {"eps": Draw((self.test_samples, batch, model.dim))}
 
     def predict(self, net: Net, x: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
         """Log of the softmax averaged over samples of z (FedSR Eq. 5)."""

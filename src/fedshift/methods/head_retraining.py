@@ -8,14 +8,13 @@ encoder in evaluation mode. Both stages have all the rounds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedshift.core.contract import Measure, Objective, Phase, Stage
+from fedshift.core.contract import Phase, Stage
 from fedshift.federation.federation import Federation
 from fedshift.federation.samples import Samples
 from fedshift.methods.references import Single
@@ -36,15 +35,11 @@ class HeadRetraining(Single):
 
     def stages(self, rounds: int) -> tuple[Stage, ...]:
         """The whole model on a part of the samples, then the head on all."""
-        train = self.exchange("train")
+        head = Phase("head", (self.objective("head", moves=("head",)),))  # the encoder is fixed
         return (
-            Stage("part", rounds, (train,), view=self.view),
-            Stage("head", rounds, (replace(train, phases=self.head_phases),)),
+            Stage("part", rounds, (self.exchange("train"),), view=self.view),
+            Stage("head", rounds, (self.exchange("train", phases=(head,)),)),
         )
-
-    def head_phases(self, round: int, rounds: int) -> Sequence[Phase | Measure]:
-        """Cross-entropy over the head; the encoder is fixed."""
-        return (Phase("head", (Objective("head", self.loss, ("head",)),)),)
 
     def view(self, federation: Federation, streams: Streams) -> Federation:
         """The federation with a random part of every client's training samples."""

@@ -28,9 +28,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedshift.core.contract import Batch, Context, LocalWork, Part, Terms
-from fedshift.core.messages import Tensors
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net
+from fedshift.core.tensors import Tensors
 from fedshift.methods.fedavg import FedAvg
 from fedshift.settings.catalogue import Count, NonNegative, Positive, setting
 
@@ -47,7 +47,6 @@ class MOON(FedAvg):
     """FedAvg with a contrast of models; mu = 0 without projection is FedAvg."""
 
     paper: ClassVar[str] = "Li, He and Song, CVPR 2021, Eq. 4"
-    regulariser: ClassVar[str | None] = "mu"
 
     mu: NonNegative = setting(1.0, help="weight of the contrastive term", source="Eq. 4", search=(0.01, 0.1, 1.0))
     temperature: Positive = setting(0.5, help="temperature tau of the contrast", source="Eq. 3")
@@ -59,12 +58,12 @@ class MOON(FedAvg):
     )
     projection_dim: Count = setting(256, help="outputs of the projection 'mlp'", source="Sec. 4.1")
 
-    def parts(self, spec: ModelBuilder) -> dict[str, Part]:
+    def parts(self, model: ModelBuilder) -> dict[str, Part]:
         """Encoder, projection and head, shared; the client's previous encoder and projection, never moved."""
-        read = {"encoder": spec.encoder()}
+        read = {"encoder": model.encoder()}
         if self.projection == "mlp":
-            read["projection"] = spec.initialised("projection", lambda: self._mlp(spec.dim))
-        head = spec.head(self.projection_dim if self.projection == "mlp" else None)
+            read["projection"] = model.initialised("projection", lambda: self._mlp(model.dim))
+        head = model.head(features=self.projection_dim if self.projection == "mlp" else None)
         previous = nn.Sequential(OrderedDict(deepcopy(read))).requires_grad_(False)
         shared = {name: Part(module) for name, module in {**read, "head": head}.items()}
         return {**shared, "previous": Part(previous, "client")}
@@ -76,10 +75,6 @@ class MOON(FedAvg):
         """The shared parts."""
         return ("encoder", "projection", "head") if self.projection == "mlp" else super().moves()
 
-    def reads(self) -> tuple[str, ...]:
-        """The shared parts."""
-        return self.moves()
-
     def features(self, net: Net, x: Tensor) -> Tensor:
         """The projected representation (B, ``projection_dim``), or z itself (B, d)."""
         z = super().features(net, x)
@@ -87,17 +82,14 @@ class MOON(FedAvg):
 
     def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         """Cross-entropy + mu * contrast (Eq. 4)."""
-        z = self.features(net, batch.x)
-        z_global = net.frozen("encoder", context.received, batch.x)
+        z_global = net.frozen("encoder", context.received.of("encoder"), batch.x)
         if self.projection == "mlp":
-            z_global = net.frozen("projection", context.received, z_global)
-        z_previous = net.frozen("previous", {}, batch.x)
-        return {
-            "cross_entropy": F.cross_entropy(net.head(z), batch.y),
-            "contrastive": self.mu * contrast(z, z_global, z_previous, self.temperature),
-        }
+            z_global = net.frozen("projection", context.received.of("projection"), z_global)
+        z_previous = net.frozen("previous", Tensors(), batch.x)
+        terms = super().loss(net, batch, context)
+        return terms | {"contrastive": self.mu * contrast(batch.z, z_global, z_previous, self.temperature)}
 
     def keep(self, work: LocalWork) -> Tensors:
         """The model as trained, batch norms of the client's own included, becomes the previous one."""
-        trained = {**work.own, **work.after}
-        return {name: trained[name.removeprefix("previous.")] for name in work.own if name.startswith("previous.")}
+        previous = work.private.of("previous")
+        return (work.private | work.trained).only(previous).under("previous")

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from fedshift.core.contract import Part, ServerState
-from fedshift.core.messages import Tensors
 from fedshift.core.model import ModelBuilder
+from fedshift.core.tensors import Tensors
 from fedshift.federation.federation import Federation
 from fedshift.methods.fedavg import FedAvg
 from fedshift.settings.catalogue import setting
@@ -44,9 +44,9 @@ class Single(FedAvg):
 
     paper: ClassVar[str] = "the usual lower reference"
 
-    def parts(self, spec: ModelBuilder) -> dict[str, Part]:
+    def parts(self, model: ModelBuilder) -> dict[str, Part]:
         """FedAvg's parts, which stay on the client."""
-        return {name: Part(part.module, "client") for name, part in super().parts(spec).items()}
+        return {name: Part(part.module, "client") for name, part in super().parts(model).items()}
 
     def unseen(self, state: ServerState, clients: Sequence[Tensors]) -> Sequence[Tensors]:
         """Every client's own model."""

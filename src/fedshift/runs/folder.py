@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 
 from fedshift import files
-from fedshift.core.messages import Tensors, pack_in_pieces
+from fedshift.core.messages import pack_in_pieces
 from fedshift.errors import FedshiftError
 from fedshift.settings.content import digest
 from fedshift.settings.experiment import Experiment, check_tables
@@ -185,7 +185,7 @@ class RunFolder:
         """Write a JSON file."""
         files.write(self.path / name, json.dumps(value, indent=2) + "\n")
 
-    def write_weights(self, likes: Tensors, tensors: Iterable[Tensor]) -> None:
+    def write_weights(self, likes: Mapping[str, Tensor], tensors: Iterable[Tensor]) -> None:
         """Write the final tensors one by one; ``likes`` has their names, types and shapes."""
         files.write(self.weights_file, pack_in_pieces(likes, tensors))
 

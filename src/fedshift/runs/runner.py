@@ -171,7 +171,7 @@ def _still_right(before: Record, simulation: Simulation) -> bool:
     if not {"engine", "workers", "threads", "kernels"} <= before.keys():
         return False
     if before["engine"] == "workers":
-        here = can_fork() and simulation.device.type == "cpu"
+        here = can_fork() and simulation.setup.device.type == "cpu"
         return here and options.workers in (0, before["workers"])
     return options.threads in (0, before["threads"])
 
@@ -196,7 +196,7 @@ class _Run:
     @property
     def open(self) -> bool:
         """Whether there are rounds left."""
-        return self.simulation.position < self.simulation.rounds
+        return self.simulation.coordinator.position < self.simulation.rounds
 
     def after_round(self, seconds: float, together: int, engine: Engine) -> Exception | None:
         """Tell, score, record and save what is due after a round; returns what went wrong."""
@@ -208,25 +208,26 @@ class _Run:
 
     def _after_round(self, seconds: float, together: int, engine: Engine) -> None:
         simulation, folder = self.simulation, self.folder
-        position = simulation.position
-        moment = simulation.moments()[position - 1]
+        position = simulation.coordinator.position
+        round = simulation.coordinator.schedule[position - 1]
         if together != self.together:
             self._write_times(position - 1, 0.0)
             self.together = together
         self.seconds += seconds
-        self.display.round(position, simulation.bytes_down, simulation.bytes_up)
-        if not simulation.messages.keys() <= self.declared.keys():
-            self.declared = {**self.declared, **declaration(simulation)}
+        coordinator = simulation.coordinator
+        self.display.round(position, coordinator.bytes_down, coordinator.bytes_up)
+        if not coordinator.messages.keys() <= self.declared.keys():
+            self.declared = {**self.declared, **coordinator.declaration()}
             folder.write_json("messages.json", self.declared)
         # Records first, so that no checkpoint is ahead of them.
         if position in self.scored:
             started = time.perf_counter()
-            record = simulation.evaluate(moment, engine)
+            record = simulation.record(round, engine)
             folder.record(record)
             self.display.evaluated(record)
             self._write_times(position, time.perf_counter() - started)
         every = simulation.experiment.run.checkpoint_every
-        if position % every == 0 or moment.round == moment.stage.rounds:
+        if position % every == 0 or round.number == round.stage.rounds:
             simulation.save()
         if not self.open:
             _finish(simulation, folder)
@@ -281,7 +282,7 @@ def carry_out(runs: Sequence[tuple[Simulation, RunFolder]], progress: Progress) 
 def _begin(simulation: Simulation, folder: RunFolder, progress: Progress, choice: Choice) -> _Run:
     """Go back to the last checkpoint of a run and begin to show it."""
     simulation.attach(folder.path)
-    position = simulation.position
+    position = simulation.coordinator.position
     folder.rewind(position, simulation.scored())
     folder.write_json("engine.json", choice.table())
     display = progress.begin(Outlook(folder.path.name, simulation.rounds, position))
@@ -296,33 +297,18 @@ def _begin(simulation: Simulation, folder: RunFolder, progress: Progress, choice
 def _hindmost(runs: Iterable[_Run]) -> list[_Run]:
     """The runs that have done the fewest rounds, so that those that were resumed catch up."""
     held = list(runs)
-    least = min((one.simulation.position for one in held), default=0)
-    return [one for one in held if one.simulation.position == least]
+    least = min((one.simulation.coordinator.position for one in held), default=0)
+    return [one for one in held if one.simulation.coordinator.position == least]
 
 
 def _finish(simulation: Simulation, folder: RunFolder) -> None:
     # In order of their names, which a checkpoint does not keep as they were.
-    shared, own = (dict(sorted(held.items())) for held in (simulation.server.shared, simulation.initial_client))
-    store = simulation.store
+    shared, own = (
+        dict(sorted(held.items())) for held in (simulation.coordinator.state.shared, simulation.site.initial)
+    )
+    store = simulation.site.store
     likes = shared | {f"client.{client}.{name}": like for client in store.ids() for name, like in own.items()}
     held = (state.tensors[name] for _, state in store.items() for name in own)  # one client in memory at a time
     folder.write_weights(likes, chain(shared.values(), held))
     about = {"experiment": digest(folder.experiment_file), "notes": simulation.notes}
     folder.write_json("summary.json", {**summary(folder.records()), **about})
-
-
-def declaration(simulation: Simulation) -> Record:
-    """What crosses the wire, for whoever must explain it: names, types, shapes and bytes of each message."""
-    return {
-        exchange: {
-            direction: {
-                "bytes": message.nbytes,
-                "tensors": {
-                    name: f"{str(dtype).removeprefix('torch.')} {list(shape)}"
-                    for name, dtype, shape in message.signature
-                },
-            }
-            for direction, message in both.items()
-        }
-        for exchange, both in simulation.messages.items()
-    }

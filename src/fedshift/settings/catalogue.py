@@ -305,7 +305,7 @@ def _load(path: str) -> Any:
 METHODS: Catalogue[Any] = Catalogue(
     "method",
     "method",
-    "fedshift.core.contract:Method",
+    "fedshift.core.method:Method",
     {
         "centralised": "fedshift.methods.references:Centralised",
         "single": "fedshift.methods.references:Single",
@@ -327,6 +327,7 @@ METHODS: Catalogue[Any] = Catalogue(
         "fedpin-gm": "fedshift.methods.fedpin_global:GlobalModel",
         "fedpin-gm-ft": "fedshift.methods.fedpin_global:FineTuned",
         "fedpin-gm-l2": "fedshift.methods.fedpin:Anchored",
+        "ditto": "fedshift.methods.ditto:Ditto",
         "fedavgm": "fedshift.methods.fedavgm:FedAvgM",
         "feddyn": "fedshift.methods.feddyn:FedDyn",
         "moon": "fedshift.methods.moon:MOON",

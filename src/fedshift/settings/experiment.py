@@ -14,7 +14,7 @@ from importlib import util
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, cast
 
-from fedshift.core.contract import Method
+from fedshift.core.method import Method
 from fedshift.core.model import Model
 from fedshift.core.training import Evaluate, Train
 from fedshift.datasets.dataset import Dataset

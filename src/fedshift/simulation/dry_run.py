@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
-from fedshift.core.contract import Stage
+from fedshift.core.contract import Round, Stage
 from fedshift.engines.calibration import choose
 from fedshift.engines.choice import open_engine
-from fedshift.engines.engine import Moment
 from fedshift.settings.experiment import Experiment
 from fedshift.simulation.rounds import advance
 from fedshift.simulation.simulation import Simulation
@@ -56,11 +55,12 @@ def estimate(experiment: Experiment) -> Estimate:
         FedshiftError: the experiment cannot be run.
     """
     simulation = Simulation(experiment)
-    stage = max(simulation.stages, key=lambda stage: (stage.scored, stage.rounds))
+    stage = max(simulation.setup.stages, key=lambda stage: (stage.scored, stage.rounds))
     rounds = stage.rounds
     told: list[str] = []
     choice = choose(simulation.example(), experiment.run, told.append)
-    simulation.position = next(place for place, moment in enumerate(simulation.moments()) if moment.stage is stage)
+    coordinator = simulation.coordinator
+    coordinator.skip_to(stage)
     steps: list[int] = []
     with open_engine(choice, told.append) as engine:
 
@@ -71,26 +71,26 @@ def estimate(experiment: Experiment) -> Estimate:
             return time.perf_counter() - started
 
         training = go_on()
-        down, up = simulation.bytes_down, simulation.bytes_up
+        down, up = coordinator.bytes_down, coordinator.bytes_up
         if rounds > 1:  # the first one warmed up
             steps.clear()
             training = go_on()
         started = time.perf_counter()
-        simulation.evaluate(Moment(stage, min(2, rounds)), engine)
+        simulation.record(Round(stage, min(2, rounds)), engine)
         evaluation = time.perf_counter() - started
     return Estimate(
-        clients=(len(simulation.federation.clients), simulation.cohort(stage)),
+        clients=(len(simulation.federation.clients), coordinator.cohort(stage)),
         rounds=rounds,
         steps=sum(steps) * rounds,
         bytes_down=down,
         bytes_up=up,
-        memory=_peak_memory(simulation.device),
+        memory=_peak_memory(simulation.setup.device),
         training=rounds * training,
         evaluation=-(-rounds // experiment.evaluate.every) * evaluation,
         notes=[
             *simulation.notes,
             *(told or [f"Engine: {choice}"]),
-            *(_left_out(other) for other in simulation.stages if other is not stage),
+            *(_left_out(other) for other in simulation.setup.stages if other is not stage),
         ],
     )
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fedshift.engines.engine import Engine, Job, Outcome
-from fedshift.simulation.simulation import Answer, Asking, Request, Simulation
+from fedshift.simulation.simulation import Done, Simulation, Work
 
 Tell = Callable[[int], None]
 
@@ -15,12 +15,12 @@ Tell = Callable[[int], None]
 class _Round:
     """A run within its round: what it asks for now, if it is not through."""
 
-    asking: Asking
+    asking: Generator[Work, Done, None]
     tell: Tell
-    request: Request | None = None
+    request: Work | None = None
     error: Exception | None = None
 
-    def go_on(self, answer: Answer | None) -> None:
+    def go_on(self, answer: Done | None) -> None:
         """Hand it the answer to its request and hear the next one."""
         self._resume(lambda: next(self.asking) if answer is None else self.asking.send(answer))
 
@@ -28,7 +28,7 @@ class _Round:
         """Tell it what went wrong with its request."""
         self._resume(lambda: self.asking.throw(error))
 
-    def _resume(self, step: Callable[[], Request]) -> None:
+    def _resume(self, step: Callable[[], Work]) -> None:
         self.request = None
         try:
             self.request = step()
@@ -54,7 +54,7 @@ def advance(
     rounds = {}
     for simulation in simulations:
         tell = (tells or {}).get(simulation, lambda steps: None)
-        rounds[simulation] = _Round(simulation.round(simulation.next_moment, tell), tell)
+        rounds[simulation] = _Round(simulation.round(simulation.coordinator.next_round, tell), tell)
         rounds[simulation].go_on(None)
     while open_rounds := [one for one in rounds.values() if one.request is not None]:
         _train(open_rounds, engine)
@@ -67,19 +67,12 @@ def _train(rounds: Sequence[_Round], engine: Engine) -> None:
     asked: list[tuple[_Round, list[Job]]] = [(one, one.request) for one in rounds if isinstance(one.request, list)]
     answers = engine.train([job for _, jobs in asked for job in jobs])
     for one, jobs in asked:
-        outcomes: list[Outcome] = []
-        failed: Exception | None = None
+        outcomes: list[Outcome | Exception] = []
         for _ in jobs:
-            answer = next(answers)
-            if isinstance(answer, Outcome):
-                outcomes.append(answer)
-                one.tell(answer.steps)
-            else:
-                failed = failed or answer
-        if failed is not None:
-            one.fail(failed)
-        else:
-            one.go_on(outcomes)
+            outcomes.append(next(answers))
+            if isinstance(outcome := outcomes[-1], Outcome):
+                one.tell(outcome.steps)
+        one.go_on(outcomes)
 
 
 def _serve(rounds: Sequence[_Round], engine: Engine) -> None:

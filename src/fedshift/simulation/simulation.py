@@ -1,39 +1,38 @@
-"""One run from data to records: the rounds of a method on one machine."""
+"""A run on this machine: a coordinator, and all its sites in one process."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import cached_property, lru_cache
+from collections.abc import Callable, Generator
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import overload
+from typing import Any
 
 import torch
 
-from fedshift.coordinator.checkpoint import Checkpoint
-from fedshift.core.contract import Exchange, ServerState, Stage
-from fedshift.core.messages import Message, Tensors, Up
+from fedshift.coordinator.coordinator import Coordinator, Received, Request
+from fedshift.core.contract import Round, ServerState
+from fedshift.core.messages import Missing, Order
 from fedshift.core.model import ModelBuilder
-from fedshift.core.net import Net, batch_norms
-from fedshift.core.state import ClientState, ClientStore, MemoryStore
+from fedshift.core.net import batch_norms
+from fedshift.core.setup import Setup
 from fedshift.datasets.dataset import Dataset
 from fedshift.datasets.features import Tell, silent
-from fedshift.engines.banks import same
-from fedshift.engines.engine import Engine, Job, Moment, Outcome, Question, Score, ServerJob, Setup
-from fedshift.errors import DivergedError, FedshiftError
+from fedshift.engines.engine import Engine, Job, Outcome, ServerJob
+from fedshift.errors import FedshiftError
+from fedshift.evaluation.evaluation import Evaluation
 from fedshift.federation.domains import DomainData
-from fedshift.federation.environments import Environment
 from fedshift.federation.federation import Federation
-from fedshift.runs.folder import Record
 from fedshift.settings.experiment import Experiment
+from fedshift.simulation.checkpoint import Checkpoint
+from fedshift.site.site import Site
 from fedshift.site.store import DiskStore
 from fedshift.streams import Streams
 
 CHECKPOINT = "checkpoint.safetensors"
-Request = list[Job] | ServerJob  # what a round asks an engine for
-Answer = list[Outcome] | tuple[ServerState, dict[str, float]]
-Asking = Generator[Request, Answer, None]
+Work = list[Job] | ServerJob  # what a round asks an engine for
+Done = list[Outcome | Exception] | tuple[ServerState, dict[str, float]]
+Record = dict[str, Any]
 
 
 def no_steps(count: int) -> None:
@@ -41,13 +40,14 @@ def no_steps(count: int) -> None:
 
 
 class Simulation:
-    """Everything of one run: federation, model, method and state. An engine does its work.
+    """Everything of one run; an engine does its work.
 
     Attributes:
-        position: how many rounds are done, over all stages.
-        bytes_down: bytes sent to clients so far.
-        bytes_up: bytes sent by clients so far.
-        messages: the first Down and Up of every exchange.
+        experiment: what runs.
+        coordinator: selects, sends, checks, merges and counts.
+        site: every client, with its samples and state.
+        evaluation: scores models.
+        notes: what a reader of the results must know.
     """
 
     def __init__(self, experiment: Experiment, tell: Tell = silent) -> None:
@@ -61,213 +61,96 @@ class Simulation:
             FedshiftError: the experiment cannot be run; the message says why.
         """
         self.experiment = experiment
-        self.method = experiment.method
-        self.streams = Streams(experiment.seed)
-        self.device = choose_device(experiment.run.device)
-        self.federation = self._federation(tell)
-        federation = self.federation
-        clients = len(federation.clients)
-        spec = ModelBuilder(experiment.model, federation.shape, len(federation.classes), self.streams, clients)
-        self.setup = Setup(
-            self.method,
-            spec,
-            self.method.parts(spec),
-            federation,
-            experiment.train,
-            experiment.evaluate,
-            self.streams,
-            self.device,
-        )
-        self.scopes = self.setup.scopes
-        self.stages = self.method.stages(experiment.train.rounds)
-        self.notes = self._notes()
-        initial = {
-            name: tensor.detach().clone().to(self.device, self.setup.dtype if tensor.is_floating_point() else None)
-            for name, tensor in Net({name: part.module for name, part in self.setup.parts.items()}).tensors()
-        }
-        shared, down, server = (self._of_scope(initial, scope) for scope in ("shared", "down", "server"))
-        self.server = ServerState(shared, down, server, clients=clients)
-        self.initial_client = self._of_scope(initial, "client")
-        self.store: ClientStore = MemoryStore()
+        device = choose_device(experiment.run.device)
+        federation = make_federation(experiment, tell).to(device)
+        self.setup = make_setup(experiment, federation, device)
+        self.site = Site(self.setup, federation)
+        self.coordinator = Coordinator(self.setup, {client.id: client.name for client in federation.clients})
+        self.evaluation = Evaluation(self.site)
+        self.notes = [*federation.notes, *_notes_on_batch_norm(self.setup)]
         self._folder: Path | None = None
-        self.position = self.bytes_down = self.bytes_up = 0
-        self.messages: dict[str, dict[str, Message]] = {}
-        self._terms: dict[str, dict[str, float]] = {}
-        self._viewed: tuple[object, Federation] | None = None
 
-    def _federation(self, tell: Tell) -> Federation:
-        experiment = self.experiment
-        data = experiment.data.embedded(load_data(experiment.data, experiment.seed, experiment.content), tell)
-        inputs = experiment.data.inputs()
-        federation = experiment.protocol.federate(data, experiment.partition, inputs, self.streams)
-        return self.method.federation(federation.checked()).to(self.device)
-
-    def _of_scope(self, tensors: Tensors, scope: str) -> dict[str, torch.Tensor]:
-        return {name: tensor for name, tensor in tensors.items() if self.scopes[name] == scope}
-
-    def _notes(self) -> list[str]:
-        """What a reader of the results must know."""
-        return [*self.federation.notes, *self._notes_on_batch_norm()]
-
-    def _notes_on_batch_norm(self) -> list[str]:
-        name, method = type(self.method).__name__, self.method
-        modules = [part.module for part in self.setup.parts.values() if part.scope != "server"]
-        has_batch_norm = any(True for module in modules for _ in batch_norms(module))
-        if method.bn != "shared" and not has_batch_norm:
-            return [
-                f"{name}: the model has no batch norm, so bn = '{method.bn}' changes nothing "
-                "(for the model 'cnn': --set model.batch_norm=true)"
-            ]
-        if method.reestimates(unseen=True):
-            whose = "every" if method.reestimates(unseen=False) else "an unseen"
-            return [
-                f"{name}: batch-norm statistics of {whose} environment are measured on the inputs that are scored, "
-                "without labels, so its accuracy is transductive"
-            ]
-        return []
-
-    # Rounds -------------------------------------------------------------------------------------
+    @property
+    def federation(self) -> Federation:
+        """Clients and environments, on the run's device."""
+        return self.site.federation
 
     @property
     def rounds(self) -> int:
         """All rounds, over all stages."""
-        return sum(stage.rounds for stage in self.stages)
-
-    def cohort(self, stage: Stage) -> int:
-        """How many clients take part in a round of a stage."""
-        participation = stage.participation or self.experiment.train.participation
-        return max(1, round(participation * len(self.federation.clients)))
-
-    def moments(self) -> list[Moment]:
-        """Every round of the run, in order."""
-        return self._moments
-
-    @cached_property
-    def _moments(self) -> list[Moment]:
-        return [Moment(stage, number) for stage in self.stages for number in range(1, stage.rounds + 1)]
-
-    @property
-    def next_moment(self) -> Moment:
-        """The round that comes next."""
-        return self.moments()[self.position]
+        return len(self.coordinator.schedule)
 
     def scored(self) -> list[int]:
         """The positions after which models are evaluated: every so many rounds, and after a stage's last."""
         every = self.experiment.evaluate.every
         return [
             position
-            for position, moment in enumerate(self.moments(), start=1)
-            if moment.stage.scored and (moment.round % every == 0 or moment.round == moment.stage.rounds)
+            for position, round in enumerate(self.coordinator.schedule, start=1)
+            if round.stage.scored and (round.number % every == 0 or round.number == round.stage.rounds)
         ]
 
-    def round(self, moment: Moment, tell: Callable[[int], None] = no_steps) -> Asking:
-        """Carry out one round: select a cohort, then make every exchange with it.
+    # Rounds -------------------------------------------------------------------------------------
 
-        Yields what an engine must do, jobs or a server's job, and is sent their outcomes; ``tell`` hears of the
+    def round(self, round: Round, tell: Callable[[int], None] = no_steps) -> Generator[Work, Done, None]:
+        """Carry out one round: what the coordinator orders becomes the site's jobs, and their outcomes its answers.
+
+        Yields what an engine must do, jobs or a server's job, and is sent what came of it; ``tell`` hears of the
         server's steps.
         """
-        view = self.view(moment.stage)
-        chosen = self._select(moment, view)
-        cohort = list(dict.fromkeys(chosen))
-        self._terms = {}
-        self.store.begin(self.position + 1)
-        for exchange in moment.stage.exchanges:
-            jobs = self.jobs(exchange, moment, cohort)
-            outcomes = yield jobs
-            assert isinstance(outcomes, list)
-            ups = self.collect(exchange, moment, jobs, outcomes)
-            replies = [(client, ups[client]) for client in chosen]
-            served = yield ServerJob(self.setup, exchange, moment, self.server, replies, tell)
-            assert isinstance(served, tuple)
-            state, terms = served
-            self.server = replace(exchange.merge(state, replies), measured={})
-            if terms:
-                self._terms.setdefault("server", {}).update(terms)
-            self._check_finite(ups, moment)
-        self.position += 1
+        self.site.store.begin(self.coordinator.position + 1)
+        asking = self.coordinator.round(round, tell)
+        request: Request = next(asking)
+        while True:
+            if isinstance(request, ServerJob):
+                done = yield request
+                assert isinstance(done, tuple)
+                request, ended = _resume(asking, done)
+            else:
+                orders = request
+                received: list[Received] = [Missing(order.client, "absent") for order in orders]
+                present = [place for place, order in enumerate(orders) if not self._is(order, "absent")]
+                jobs = [self.site.job(orders[place]) for place in present]
+                outcomes = (yield jobs) if jobs else []
+                assert isinstance(outcomes, list)
+                for place, job, outcome in zip(present, jobs, outcomes, strict=True):
+                    answer = self.site.keep(job, outcome) if isinstance(outcome, Outcome) else outcome
+                    received[place] = Missing(job.client.id, "late") if self._is(orders[place], "late") else answer
+                request, ended = _resume(asking, received)
+            if ended:
+                return
 
-    def view(self, stage: Stage) -> Federation:
-        """The federation as a stage sees it; the last view is kept, which stages may share."""
-        if stage.view is None:
-            return self.federation
-        if self._viewed is None or self._viewed[0] != stage.view:
-            self._viewed = (stage.view, stage.view(self.federation, self.streams).to(self.device))
-        return self._viewed[1]
-
-    def _select(self, moment: Moment, view: Federation) -> list[int]:
-        """The ids of a round's cohort, in order."""
-        ids = view.ids
-        if moment.stage.participation == 1:
-            return list(ids)
-        generator = self.streams.generator("selection", *moment.key)
-        return sorted(self.method.select(self.server, ids, self.cohort(moment.stage), generator))
-
-    def jobs(self, exchange: Exchange, moment: Moment, cohort: Sequence[int]) -> list[Job]:
-        """Send each client of a cohort, by id, its Down."""
-        view = self.view(moment.stage)
-        jobs = []
-        for client in cohort:
-            down = exchange.send(self.server, client)
-            self._check_scopes(down, exchange, "send")
-            self.bytes_down += down.nbytes
-            jobs.append(Job(self.setup, view, exchange, moment, view.client(client), down, self._state(client)))
-        return jobs
-
-    def collect(
-        self, exchange: Exchange, moment: Moment, jobs: Sequence[Job], outcomes: Sequence[Outcome]
-    ) -> dict[int, Up]:
-        """Store what each client keeps, and collect the Ups by client id."""
-        ups = {}
-        for job, outcome in zip(jobs, outcomes, strict=True):
-            self._check_scopes(outcome.up, exchange, "reply")
-            ups[outcome.client] = outcome.up
-            self.bytes_up += outcome.up.nbytes
-            kept = outcome.state if moment.stage.keeps else replace(job.state, drawn=outcome.state.drawn)
-            self.store.put(outcome.client, kept)
-            self._terms.setdefault(job.client.name, {}).update(outcome.terms)
-        self.messages.setdefault(exchange.name, {"down": jobs[0].down, "up": ups[jobs[0].client.id]})
-        return ups
-
-    def _check_finite(self, ups: Mapping[int, Up], moment: Moment) -> None:
-        """A round's last step has no loss of its own, so what was merged is looked at before it is kept."""
-        if all(tensor.isfinite().all() for tensor in (*self.server.shared.values(), *self.server.down.values())):
-            return
-        for client, up in sorted(ups.items()):
-            for name, tensor in up.items():
-                if not tensor.isfinite().all():
-                    raise DivergedError(
-                        f"'{name}' is not finite after the last step of client '{self._name(client)}', round "
-                        f"{moment.round}. The last checkpoint, if there is one, is kept. A smaller learning rate "
-                        f"usually helps: --set train.lr={self.experiment.train.lr / 10:g}"
-                    )
-        raise DivergedError(
-            f"What round {moment.round} merged is not finite, though every client's reply is: look for absurd values "
-            "among the settings of [method] that the server uses."
-        )
-
-    def _name(self, client: int) -> str:
-        return self.federation.client(client).name
-
-    def _check_scopes(self, message: Message, exchange: Exchange, hook: str) -> None:
-        """Nothing of client or server scope crosses the wire; a client's reply sees no client tensor but by name."""
-        for name in message:
-            if self.scopes.get(name) in ("client", "server"):
-                raise FedshiftError(
-                    f"The exchange '{exchange.name}' would send '{name}', which never leaves the {self.scopes[name]}. "
-                    f"Leave it out of {hook}(), or give its part another scope."
-                )
-
-    def _state(self, client: int) -> ClientState:
-        return self.store.get(client) or ClientState(self.initial_client)
+    def _is(self, order: Order, what: str) -> bool:
+        """Whether a client is absent, or late, in an exchange, as a stream decides."""
+        likely = getattr(self.experiment.train, what)
+        if not likely:
+            return False
+        generator = self.setup.streams.generator(what, order.stage, order.round, order.exchange, order.client)
+        return bool(torch.rand((), generator=generator) < likely)
 
     def example(self) -> list[Job]:
         """What clients are asked to do in a first round of training, to measure engines on; nothing is sent."""
-        stage = max(self.stages, key=lambda stage: (stage.scored, stage.rounds))
-        moment, before = Moment(stage, 1), self.bytes_down
-        cohort = [client.id for client in islice(self.view(stage).clients, self.cohort(stage))]
-        jobs = self.jobs(stage.exchanges[-1], moment, cohort)
-        self.bytes_down = before
-        return jobs
+        stage = max(self.setup.stages, key=lambda stage: (stage.scored, stage.rounds))
+        cohort = [client.id for client in islice(self.site.view(stage).clients, self.coordinator.cohort(stage))]
+        orders = self.coordinator.orders(stage.exchanges[-1], Round(stage, 1), cohort)
+        return [self.site.job(order) for order in orders]
+
+    def record(self, round: Round, engine: Engine) -> Record:
+        """Score every environment; the record says which model was used on whose data, and who did not answer."""
+        coordinator, last = self.coordinator, round.stage.exchanges[-1]
+        rows = self.evaluation.rows(coordinator.state, lambda client: coordinator.down(last, client), round, engine)
+        missing, coordinator.missing = coordinator.missing, []
+        return {
+            "position": coordinator.position,
+            "stage": round.stage.name,
+            "round": round.number,
+            "bytes_down": coordinator.bytes_down,
+            "bytes_up": coordinator.bytes_up,
+            "bytes_telemetry": coordinator.bytes_telemetry,
+            "terms": coordinator.terms,
+            **({"missing": missing} if missing else {}),
+            **({"only_in_simulation": True} if self.evaluation.simulated else {}),
+            "environments": rows,
+        }
 
     # Going on later -----------------------------------------------------------------------------
 
@@ -279,16 +162,15 @@ class Simulation:
         Raises:
             FedshiftError: the checkpoint, or a client's state, is damaged, missing or of another experiment.
         """
-        keep = max(1, round(self.experiment.train.participation * len(self.federation.clients)))
+        setup, keep = self.setup, max(1, round(self.experiment.train.participation * len(self.federation.clients)))
         self._folder = folder
-        self.store = DiskStore(folder / "clients", self.experiment.fingerprint, keep, self.device)
+        store = self.site.store = DiskStore(folder / "clients", setup.run, keep, setup.device)
         if not (folder / CHECKPOINT).is_file():
-            self.store.rewind(0, {})
+            store.rewind(0, {})
             return
-        checkpoint = Checkpoint.load(folder / CHECKPOINT, self.experiment.fingerprint, self.device)
-        self.position, self.bytes_down, self.bytes_up = checkpoint.position, checkpoint.bytes_down, checkpoint.bytes_up
-        self.server = replace(checkpoint.server, clients=self.server.clients)
-        self.store.rewind(checkpoint.position, checkpoint.clients)
+        checkpoint = Checkpoint.load(folder / CHECKPOINT, setup.run, setup.device)
+        checkpoint.restore(self.coordinator)
+        store.rewind(checkpoint.position, checkpoint.clients)
 
     def save(self) -> None:
         """Write a checkpoint of everything that changes over time into the folder that is attached.
@@ -296,120 +178,59 @@ class Simulation:
         Raises:
             FedshiftError: the disk is full, say; the checkpoint before is kept.
         """
+        store = self.site.store
         assert self._folder is not None
-        assert isinstance(self.store, DiskStore)
-        self.store.flush()
-        Checkpoint(
-            self.experiment.fingerprint,
-            self.position,
-            self.bytes_down,
-            self.bytes_up,
-            self.server,
-            self.store.versions(),
-        ).save(self._folder / CHECKPOINT)
-        self.store.prune(self.position)
-
-    # Scores -------------------------------------------------------------------------------------
-
-    def evaluate(self, moment: Moment, engine: Engine) -> Record:
-        """Score every environment; the record says which model was used on whose data."""
-        about: list[tuple[Record, int]] = []
-        scores = iter(list(engine.score(self._questions(moment, about))))
-        return {
-            "position": self.position,
-            "stage": moment.stage.name,
-            "round": moment.round,
-            "bytes_down": self.bytes_down,
-            "bytes_up": self.bytes_up,
-            "terms": self._terms,
-            "environments": [row | _mean([next(scores) for _ in range(models)]) for row, models in about],
-        }
-
-    def _questions(self, moment: Moment, about: list[tuple[Record, int]]) -> Iterator[Question]:
-        """Every model on its environment; ``about`` gets what a record says of it, and how many models there are."""
-        strangers: list[Tensors] = []
-        last: list[Tensors] = []
-        for environment in self.federation.environments:
-            models = self.models(environment, strangers)
-            if not _same_models(models, last):
-                last = models  # models that are the same object are predicted with together
-            row = {"environment": environment.name, "role": environment.role, "model": self._whose(environment)}
-            about.append((row, len(last)))
-            for model in last:
-                yield Question(self.setup, model, environment, moment)
-
-    def models(self, environment: Environment, strangers: list[Tensors] | None = None) -> list[Tensors]:
-        """The tensors of each model that is scored on an environment.
-
-        A client is scored with what the server would send it and what it keeps; one that has not trained yet,
-        or never will, with what the method gives an unseen client.
-
-        Args:
-            environment: what is scored.
-            strangers: what unseen clients are given, filled when it is first needed.
-        """
-        client, strangers = environment.client, [] if strangers is None else strangers
-        sent = {**self.server.shared, **self.server.down} if client is None else self.method.send(self.server, client)
-        match self._whose(environment):
-            case "global":
-                return [dict(sent)]
-            case "own":
-                assert client is not None
-                state = self.store.peek(client)
-                assert state is not None
-                return [{**sent, **state.tensors}]
-        if not strangers:
-            strangers += self.method.unseen(self.server, self._kept_by_clients())
-        return [{**sent, **own} for own in strangers]
-
-    def _whose(self, environment: Environment) -> str:
-        """Whose model an environment is scored with: the global one, the client's own, or an unseen client's."""
-        if not any(name.partition(".")[0] in self.method.reads() for name in self.initial_client):
-            return "global"
-        return "own" if environment.client is not None and environment.client in self.store else "unseen"
-
-    def _kept_by_clients(self) -> Sequence[Tensors]:
-        """The tensors of every client that has trained, or the initial ones if none has."""
-        return _Kept(self.store) if self.store.ids() else [self.initial_client]
+        assert isinstance(store, DiskStore)
+        store.flush()
+        Checkpoint.of(self.coordinator, store.versions()).save(self._folder / CHECKPOINT)
+        store.prune(self.coordinator.position)
 
 
-def _mean(scores: Sequence[Score]) -> Record:
-    """What a record says of an environment that one or several models were scored on."""
-    return {
-        "models": len(scores),
-        "accuracy": sum(score.accuracy for score in scores) / len(scores),
-        "loss": sum(score.loss for score in scores) / len(scores),
-        "n": scores[0].n,
-    }
+def _resume(asking: Generator[Request, Any, None], reply: Any) -> tuple[Request, bool]:
+    """Send a coordinator what came of its request: its next request, and whether the round is over."""
+    try:
+        return asking.send(reply), False
+    except StopIteration:
+        return [], True
 
 
-class _Kept(Sequence[Tensors]):
-    """The tensors that clients keep, in id order, each read when it is asked for."""
+def make_federation(experiment: Experiment, tell: Tell = silent) -> Federation:
+    """The clients and environments of an experiment, on the CPU.
 
-    def __init__(self, store: ClientStore) -> None:
-        self._store, self._ids = store, store.ids()
-
-    def __len__(self) -> int:
-        return len(self._ids)
-
-    @overload
-    def __getitem__(self, place: int) -> Tensors: ...
-    @overload
-    def __getitem__(self, place: slice) -> list[Tensors]: ...
-    def __getitem__(self, place: int | slice) -> Tensors | list[Tensors]:
-        if isinstance(place, slice):
-            return [self[each] for each in range(len(self))[place]]
-        state = self._store.peek(self._ids[place])
-        assert state is not None
-        return state.tensors
+    Raises:
+        FedshiftError: the data cannot be had, or cannot be divided as asked.
+    """
+    data = experiment.data.embedded(load_data(experiment.data, experiment.seed, experiment.content), tell)
+    inputs = experiment.data.inputs()
+    federation = experiment.protocol.federate(data, experiment.partition, inputs, Streams(experiment.seed))
+    return experiment.method.federation(federation.checked())
 
 
-def _same_models(models: Sequence[Tensors], others: Sequence[Tensors]) -> bool:
-    """Whether two lists of models are the same tensors."""
-    return len(models) == len(others) and all(
-        one.keys() == other.keys() and all(same(tensor, other[name]) for name, tensor in one.items())
-        for one, other in zip(models, others, strict=True)
-    )
+def make_setup(experiment: Experiment, federation: Federation, device: torch.device) -> Setup:
+    """What coordinator and sites agree on."""
+    streams = Streams(experiment.seed)
+    classes, clients = len(federation.classes), len(federation.clients)
+    model = ModelBuilder(experiment.model, federation.shape, classes, streams, clients)
+    parts = experiment.method.parts(model)
+    run = experiment.fingerprint
+    return Setup(run, experiment.method, model, parts, experiment.train, experiment.evaluate, streams, device)
+
+
+def _notes_on_batch_norm(setup: Setup) -> list[str]:
+    name, method = type(setup.method).__name__, setup.method
+    modules = [part.module for part in setup.parts.values() if part.scope != "server"]
+    if method.bn != "shared" and not any(True for module in modules for _ in batch_norms(module)):
+        return [
+            f"{name}: the model has no batch norm, so bn = '{method.bn}' changes nothing "
+            "(for the model 'cnn': --set model.batch_norm=true)"
+        ]
+    if method.reestimates(unseen=True):
+        whose = "every" if method.reestimates(unseen=False) else "an unseen"
+        return [
+            f"{name}: batch-norm statistics of {whose} environment are measured on the inputs that are scored, "
+            "without labels, so its accuracy is transductive"
+        ]
+    return []
 
 
 def choose_device(name: str) -> torch.device:

@@ -22,8 +22,7 @@ import torch
 from torch import Tensor
 
 from fedshift import files
-from fedshift.coordinator.checkpoint import sealed, unsealed
-from fedshift.core.messages import Tensors
+from fedshift.core.sealed import sealed, unsealed
 from fedshift.core.state import ClientState
 from fedshift.errors import FedshiftError
 
@@ -231,7 +230,7 @@ def _name(client: int, version: int) -> str:
     return f"{client}@{version}.safetensors"
 
 
-def _lies(tensors: Tensors, device: torch.device) -> dict[str, Any]:
+def _lies(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Any]:
     """What a file of contiguous tensors does not say: strides that are not row by row, and what stays on the CPU.
 
     Whether a state was in memory or on the disk must not show in the last bits of what is computed from it.
@@ -248,7 +247,7 @@ def _permuted(tensor: Tensor) -> bool:
     return tensor.stride() == torch.empty_like(tensor, device="meta").stride()  # which keeps close strides only
 
 
-def _laid(tensors: Tensors, about: Mapping[str, Any], device: torch.device) -> dict[str, Tensor]:
+def _laid(tensors: Mapping[str, Tensor], about: Mapping[str, Any], device: torch.device) -> dict[str, Tensor]:
     """The tensors of a file as they lay."""
     at_home = set(about["cpu"])
     laid = {}

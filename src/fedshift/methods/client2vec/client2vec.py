@@ -36,28 +36,33 @@ from fedshift.core.contract import (
     Batch,
     Context,
     Exchange,
-    LocalWork,
     Measure,
-    Method,
     Objective,
     Part,
     Phase,
-    Replies,
     Scope,
     ServerState,
     Stage,
     Terms,
 )
-from fedshift.core.messages import Down, Tensors, Up
+from fedshift.core.method import Method
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net
+from fedshift.core.tensors import Replies, Tensors
 from fedshift.errors import FedshiftError
 from fedshift.federation.federation import Federation
-from fedshift.methods.client2vec.index import FEATURE, LABEL, SAMPLES, ClientIndex, Rows, made_by, similarity
+from fedshift.methods.client2vec.index import COUNTS, FEATURE, LABEL, ClientIndex, Rows, similarity
 from fedshift.methods.fedavg import FedAvg
 from fedshift.settings.catalogue import INDICES, METHODS, Entry, NonNegative, Positive, setting
 from fedshift.streams import Draws
 
+PROJECTION = ("projector", "projector_head")  # P and h_P
+REGULARISERS = {
+    "fedprox": "mu",
+    "moon": "mu",
+    "feddyn": "alpha",
+    "fediir": "lam",
+}  # which setting weighs the base's term
 # A number for every client: past similarity, similarity to the last cohort, rounds since it took part.
 HISTORY, LAST, SINCE = "history.value", "last_cohort.value", "rounds_since.value"
 
@@ -111,22 +116,22 @@ class Client2Vec(Method):
 
     # What it is made of -------------------------------------------------------------------------
 
-    def parts(self, spec: ModelBuilder) -> dict[str, Part]:
+    def parts(self, model: ModelBuilder) -> dict[str, Part]:
         """The base's parts, the index, the memory of past cohorts, and P with its head."""
         feature_scope: Scope = "down" if self.local_training else "server"
-        own = {name: Part(Rows(spec.clients), "server") for name in ("history", "last_cohort", "rounds_since")}
-        base = self.base.parts(spec)
+        own = {name: Part(Rows(model.clients), "server") for name in ("history", "last_cohort", "rounds_since")}
+        base = self.base.parts(model)
         if any(name not in base or base[name].scope != "shared" for name in ("encoder", "head")):
             raise FedshiftError(
                 f"method.base = '{METHODS.name_of(type(self.base))}': Client2Vec needs a method whose encoder and head "
                 "are shared, such as 'fedavg'."
             )
-        index = self.index.parts(spec, base, feature_scope)
+        index = self.index.parts(model, base, feature_scope)
         if self.local_training:
             length = index["feature_index"].module.state_dict()["value"].shape[1]
             features = base["head"].module.state_dict()["weight"].shape[1]
-            projector = spec.initialised("projector", lambda: nn.Linear(features, length, bias=False))
-            head = spec.initialised("projector_head", lambda: nn.Linear(length, spec.classes))
+            projector = model.initialised("projector", lambda: nn.Linear(features, length, bias=False))
+            head = model.initialised("projector_head", lambda: nn.Linear(length, model.classes))
             own |= {"projector": Part(projector), "projector_head": Part(head)}
         return base | index | own
 
@@ -134,13 +139,9 @@ class Client2Vec(Method):
         """As the base."""
         return self.base.predict(net, x, noise)
 
-    def prediction_draws(self, spec: ModelBuilder, batch: int) -> Draws:
+    def prediction_draws(self, model: ModelBuilder, batch: int) -> Draws:
         """As the base."""
-        return self.base.prediction_draws(spec, batch)
-
-    def reads(self) -> tuple[str, ...]:
-        """As the base."""
-        return self.base.reads()
+        return self.base.prediction_draws(model, batch)
 
     def federation(self, federation: Federation) -> Federation:
         """As the base; an index that was made before is checked to be of these clients."""
@@ -158,47 +159,36 @@ class Client2Vec(Method):
 
     # How it federates ---------------------------------------------------------------------------
 
-    def send(self, state: ServerState, client: int) -> Down:
-        """As the base, with what use 3 needs; what makes the index is not sent again."""
-        return self.base.send(without_maker(state), client)
-
     def stages(self, rounds: int) -> tuple[Stage, ...]:
         """The index, then the base's own stages with the three uses around them."""
         return (*self.index.stages(self.base), *(self._wrapped(stage) for stage in self.base.stages(rounds)))
 
     def _wrapped(self, stage: Stage) -> Stage:
-        last = len(stage.exchanges) - 1
-        exchanges = (self._around(exchange, number == last) for number, exchange in enumerate(stage.exchanges))
-        return replace(stage, exchanges=tuple(exchanges))
-
-    def _around(self, base: Exchange, last: bool) -> Exchange:
-        """The base's exchange with the three uses; the round's last one writes down the cohort."""
-
-        def phases(round: int, rounds: int) -> Sequence[Phase | Measure]:
-            return [self._with_local_training(phase) for phase in base.phases(round, rounds)]
-
-        def send(state: ServerState, client: int) -> Down:
-            return base.send(without_maker(state), client)
-
-        def reply(work: LocalWork) -> Up:
-            after = {name: tensor for name, tensor in work.after.items() if not made_by(name)}
-            return base.reply(replace(work, after=after))
+        *before, last = (self._around(exchange) for exchange in stage.exchanges)
 
         def merge(state: ServerState, replies: Replies) -> ServerState:
-            weighed = self.weighed(state, replies) if self.aggregation else replies
-            merged = base.merge(without_maker(state), weighed)
-            merged = replace(
-                merged, shared=merged.shared | _makers(state.shared), down=merged.down | _makers(state.down)
-            )
-            return self.remembering(merged, [client for client, _ in replies]) if last else merged
+            return self.remembering(last.merge(state, replies), replies.clients)
 
-        return replace(base, phases=phases, send=send, reply=reply, merge=merge)
+        return replace(stage, exchanges=(*before, replace(last, merge=merge)))
+
+    def _around(self, base: Exchange) -> Exchange:
+        """The base's exchange with uses 2 and 3."""
+
+        def merge(state: ServerState, replies: Replies) -> ServerState:
+            return base.merge(state, self.weighed(state, replies) if self.aggregation else replies)
+
+        phases = tuple(self._with_local_training(phase) for phase in base.phases)
+        if phases == base.phases:
+            return replace(base, merge=merge)
+        sends = base.sends and (*base.sends, *PROJECTION, "feature_index")
+        returns = base.returns and (*base.returns, *PROJECTION)
+        return replace(base, phases=phases, sends=sends, returns=returns, merge=merge)
 
     # Use 1 and 2: similarity to cohorts ---------------------------------------------------------
 
     def to_cohort(self, state: ServerState, cohort: Sequence[int]) -> Tensor:
         """S(beta_i, C) of every client i (K,): its similarity to a cohort, weighed by sample counts."""
-        held = state.server | state.down
+        held = state.tensors
         feature = held[FEATURE] if self.compared != "label" else None
         label = held.get(LABEL) if self.compared != "feature" else None
         cosines = similarity(feature, label)
@@ -210,7 +200,7 @@ class Client2Vec(Method):
     ) -> Sequence[int]:
         """Eq. 1: p_i ~ exp(S_i / tau), without replacement; 0 for clients of the last M / (2 count) rounds."""
         if not self.sampling:
-            return self.base.select(without_maker(state), clients, count, generator)
+            return self.base.select(state, clients, count, generator)
         present = torch.tensor(clients)
         scores = state.server[LAST].cpu()[present].double() / self.tau
         recent = state.server[SINCE].cpu()[present]
@@ -221,12 +211,11 @@ class Client2Vec(Method):
         return [clients[i] for i in places.tolist()]
 
     def weighed(self, state: ServerState, replies: Replies) -> Replies:
-        """Eq. 3: p_i ~ q_i exp(history_i / lambda_1), in the place of each reply's number of samples."""
-        cohort = [client for client, _ in replies]
-        counts = sample_counts(state, cohort)
-        profit = self.history(state, cohort)[cohort]
+        """Eq. 3: p_i ~ q_i exp(history_i / lambda_1), in the place of the numbers of samples."""
+        counts = sample_counts(state, replies.clients)
+        profit = self.history(state, replies.clients)[replies.clients]
         weights = (counts.log() + profit / self.heat).double().softmax(dim=0)
-        return [(client, Up({**up, "samples": p})) for (client, up), p in zip(replies, weights, strict=True)]
+        return replies.weighted(weights.tolist())
 
     def history(self, state: ServerState, cohort: Sequence[int]) -> Tensor:
         """The sum over rounds s <= t of gamma^(t-s) S(beta_i, C^s), for every client i (K,)."""
@@ -236,8 +225,7 @@ class Client2Vec(Method):
         """The state after a round: history, similarity to its cohort, and rounds since each client took part."""
         since = torch.where(state.server[SINCE] > 0, state.server[SINCE] + 1, 0)
         since[list(cohort)] = 1
-        seen = {HISTORY: self.history(state, cohort), LAST: self.to_cohort(state, cohort), SINCE: since}
-        return replace(state, server={**state.server, **seen})
+        return state.updated({HISTORY: self.history(state, cohort), LAST: self.to_cohort(state, cohort), SINCE: since})
 
     # Use 3: local training ----------------------------------------------------------------------
 
@@ -251,14 +239,13 @@ class Client2Vec(Method):
             return objective
 
         def loss(net: Net, batch: Batch, context: Context) -> Terms:
-            once = net.remembering("encoder")
-            return objective.loss(once, batch, context) | self.local_terms(once, batch)
+            return objective.loss(net, batch, context) | self.local_terms(net, batch)
 
-        return replace(objective, loss=loss, moves=(*objective.moves, "projector", "projector_head"))
+        return replace(objective, loss=loss, moves=(*objective.moves, *PROJECTION))
 
     def local_terms(self, net: Net, batch: Batch) -> Terms:
         """Eq. 4 without its first term: ||z_P B_f||_1 and KL(softmax(h(z)) || softmax(h_P(z_P)))."""
-        z = self.base.features(net, batch.x)
+        z = batch.features
         projected = net.projector(z)
         indices = F.normalize(net.feature_index(), dim=1)
         kept, original = net.projector_head(projected).log_softmax(dim=1), net.head(z).log_softmax(dim=1)
@@ -271,24 +258,11 @@ class Client2Vec(Method):
         if self.local_weight == "strategy":
             return 5.0 if getattr(self.index, "strategy", "") == "global" else 1.0
         if self.local_weight == "base":
-            name = self.base.regulariser
-            return float(getattr(self.base, name)) if name else 1.0
+            regulariser = REGULARISERS.get(METHODS.name_of(type(self.base)))
+            return float(getattr(self.base, regulariser)) if regulariser else 1.0
         return self.local_weight
 
 
 def sample_counts(state: ServerState, cohort: Sequence[int]) -> Tensor:
     """The cohort's numbers of samples; 1 each where no index was made, as in a dry run of training alone."""
-    return (state.server | state.down)[SAMPLES][list(cohort)].clamp_min(1)
-
-
-def without_maker(state: ServerState) -> ServerState:
-    """The server's state without what makes the index, which the base knows nothing of."""
-    shared, down = (
-        {name: tensor for name, tensor in tensors.items() if not made_by(name)}
-        for tensors in (state.shared, state.down)
-    )
-    return replace(state, shared=shared, down=down)
-
-
-def _makers(tensors: Tensors) -> dict[str, Tensor]:
-    return {name: tensor for name, tensor in tensors.items() if made_by(name)}
+    return state.tensors[COUNTS][list(cohort)].clamp_min(1)

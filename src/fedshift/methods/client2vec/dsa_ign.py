@@ -23,7 +23,7 @@ the samples may be inferred; with ``federated``, network weights only. Both uplo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -36,25 +36,23 @@ from fedshift.core.contract import (
     Context,
     Exchange,
     LocalWork,
-    Measure,
-    Method,
     Objective,
     Optimiser,
     Part,
     Phase,
-    Replies,
     Scope,
     ServerState,
     Stage,
     Terms,
-    weighted_mean,
+    Upload,
 )
-from fedshift.core.messages import Down, Tensors, Up
+from fedshift.core.method import Method
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net
+from fedshift.core.tensors import Replies, Tensors
 from fedshift.errors import FedshiftError
 from fedshift.federation.samples import Samples
-from fedshift.methods.client2vec.index import NETWORK, ClientIndex, made_by
+from fedshift.methods.client2vec.index import NETWORK, ClientIndex
 from fedshift.settings.catalogue import Count, Fraction, Positive, setting
 
 
@@ -101,7 +99,7 @@ def diversity_loss(u: Tensor) -> Tensor:
 
 def uploaded_pairs(replies: Replies) -> Samples:
     """The pairs of all replies (N, 2, d); labels are in the pairs, so y is zeros."""
-    together = torch.cat([up["pairs"] for _, up in replies])
+    together = torch.cat([up["pairs"] for up in replies.ups])
     return Samples(together, torch.zeros(len(together), dtype=torch.int64, device=together.device))
 
 
@@ -133,7 +131,7 @@ class DSAIGN(ClientIndex):
         """The length of a label vector."""
         return self.encoder.dim
 
-    def parts(self, spec: ModelBuilder, base: Mapping[str, Part], feature_scope: Scope) -> dict[str, Part]:
+    def parts(self, model: ModelBuilder, base: Mapping[str, Part], feature_scope: Scope) -> dict[str, Part]:
         """The vectors and the network, which the server trains (``down``) or the clients (``shared``)."""
         dim = self.encoder.dim
         if not (self.sim or self.orth or self.recon or self.div):
@@ -143,12 +141,12 @@ class DSAIGN(ClientIndex):
                 f"index.width = {self.width} must divide {2 * dim}, twice the embedding's dimension, and be a multiple "
                 f"of index.heads = {self.heads}."
             )
-        network = spec.initialised(
+        network = model.initialised(
             NETWORK,
             lambda: Decomposition(dim, self.width, self.layers, self.heads, self.feedforward, self.projection),
         )
         scope: Scope = "down" if self.strategy == "global" else "shared"
-        return super().parts(spec, base, feature_scope) | {NETWORK: Part(network, scope)}
+        return super().parts(model, base, feature_scope) | {NETWORK: Part(network, scope, apart=True)}
 
     def stages(self, base: Method) -> tuple[Stage, ...]:
         """Training the network, then a round in which every client measures its vectors."""
@@ -157,44 +155,34 @@ class DSAIGN(ClientIndex):
 
     # Global: the server trains on uploaded pairs ------------------------------------------------
 
+    def sends(self) -> tuple[str, ...]:
+        """The network."""
+        return (NETWORK,)
+
     def _global_stage(self) -> Stage:
-        exchange = Exchange(
+        pairs = Exchange(
             "pairs",
-            lambda round, rounds: (),
-            lambda state, client: Down({}),
-            self.upload_pairs,
-            lambda state, replies: state,
-            server=self.server_phases,
+            sends=(),
+            uploads=(Upload("pairs", (None, 2, self.encoder.dim), dtype=torch.float32),),
+            upload=self.upload_pairs,
+            server=(replace(self._training(self.epochs), samples=uploaded_pairs),),
         )
-        return Stage("index", 1, (exchange,), participation=1.0, view=self.pairs, scored=False, keeps=False)
+        return Stage("index", 1, (pairs,), participation=1.0, view=self.pairs, scored=False, keeps=False)
 
-    def upload_pairs(self, work: LocalWork) -> Up:
+    def upload_pairs(self, work: LocalWork) -> Tensors:
         """One batch of pairs [D, L] (upload, 2, d), or all that a smaller client has."""
-        return Up({"pairs": work.train.x[: self.upload]})
-
-    def server_phases(self, round: int, rounds: int) -> Sequence[Phase | Measure]:
-        """``epochs`` over the pairs that all clients uploaded."""
-        return (replace(self._training(self.epochs), samples=uploaded_pairs),)
+        return Tensors({"pairs": work.train.x[: self.upload]})
 
     # Federated: FedAvg over all pairs -----------------------------------------------------------
 
     def _federated_stage(self) -> Stage:
-        exchange = Exchange("index", self.local_phases, self.send, self.reply_network, self.merge_network)
+        exchange = Exchange("index", (self._training(self.local_epochs),), self.merge_network, (NETWORK,))
         rounds = -(-self.epochs // self.local_epochs)
         return Stage("index", rounds, (exchange,), self.participation, self.pairs, scored=False, keeps=False)
 
-    def local_phases(self, round: int, rounds: int) -> Sequence[Phase | Measure]:
-        """``local_epochs`` over the client's own pairs."""
-        return (self._training(self.local_epochs),)
-
-    def reply_network(self, work: LocalWork) -> Up:
-        """The network's tensors."""
-        return Up({name: tensor for name, tensor in work.after.items() if made_by(name)})
-
     def merge_network(self, state: ServerState, replies: Replies) -> ServerState:
         """The mean network."""
-        names = tuple(name for name in state.shared if made_by(name))
-        return replace(state, shared=state.shared | weighted_mean([up for _, up in replies], names))
+        return state.updated(replies.mean())
 
     # Both ---------------------------------------------------------------------------------------
 
@@ -218,7 +206,7 @@ class DSAIGN(ClientIndex):
             terms["div"] = diversity_loss(u)
         return terms
 
-    def measure(self, net: Net, batch: Batch, context: Context) -> Tensors:
+    def measure(self, net: Net, batch: Batch, context: Context) -> Mapping[str, Tensor]:
         """The sums of U and of L over a batch of pairs."""
         data, label = batch.x.unbind(dim=1)
         _, u, _ = getattr(net, NETWORK)(data)

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 
 import torch
 
-from fedshift.core.contract import Method, Part, Scope, Stage
+from fedshift.core.contract import Part, Scope, Stage
+from fedshift.core.method import Method
 from fedshift.core.model import ModelBuilder
 from fedshift.errors import FedshiftError, need
 from fedshift.federation.federation import Federation
@@ -50,7 +51,7 @@ class IndexFile(ClientIndex):
             "and seed."
         )
 
-    def parts(self, spec: ModelBuilder, base: Mapping[str, Part], feature_scope: Scope) -> dict[str, Part]:
+    def parts(self, model: ModelBuilder, base: Mapping[str, Part], feature_scope: Scope) -> dict[str, Part]:
         """The vectors as the file has them."""
         columns = self._columns()
         scopes: dict[str, Scope] = {"feature": feature_scope, "label": "server"}

@@ -18,23 +18,24 @@ from fedshift.core.contract import (
     Exchange,
     LocalWork,
     Measure,
-    Method,
     Part,
-    Replies,
+    Phases,
     Scope,
     ServerState,
     Stage,
+    Upload,
 )
-from fedshift.core.messages import Down, Tensors, Up
+from fedshift.core.method import Method
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net
+from fedshift.core.tensors import SAMPLES, Replies, Tensors
 from fedshift.federation.federation import Federation
 from fedshift.federation.samples import Samples
 from fedshift.methods.client2vec.encoder import Encoder, pairs
 from fedshift.settings.catalogue import ENCODERS, Entry, Spec, setting
 from fedshift.streams import Streams
 
-FEATURE, LABEL, SAMPLES = "feature_index.value", "label_index.value", "sample_counts.value"
+FEATURE, LABEL, COUNTS = "feature_index.value", "label_index.value", "sample_counts.value"
 NETWORK = "index_network"
 
 
@@ -58,7 +59,7 @@ class ClientIndex(Spec):
 
     encoder: Annotated[Encoder, Entry(ENCODERS)] = setting("offline", help="how samples and labels are embedded")
 
-    def feature_dim(self, spec: ModelBuilder, base: Mapping[str, Part]) -> int:
+    def feature_dim(self, model: ModelBuilder, base: Mapping[str, Part]) -> int:
         """The length of a feature vector; ``base`` are the parts of the method it is made for."""
         return self.encoder.dim
 
@@ -66,14 +67,14 @@ class ClientIndex(Spec):
         """The length of a label vector; 0: the index has one part only."""
         return 0
 
-    def parts(self, spec: ModelBuilder, base: Mapping[str, Part], feature_scope: Scope) -> dict[str, Part]:
+    def parts(self, model: ModelBuilder, base: Mapping[str, Part], feature_scope: Scope) -> dict[str, Part]:
         """The vectors of all clients, and what makes them; feature vectors may be sent to clients (``down``)."""
         parts = {
-            "feature_index": Part(Rows(spec.clients, self.feature_dim(spec, base)), feature_scope),
-            "sample_counts": Part(Rows(spec.clients), "server"),
+            "feature_index": Part(Rows(model.clients, self.feature_dim(model, base)), feature_scope),
+            "sample_counts": Part(Rows(model.clients), "server"),
         }
         if self.label_dim():
-            parts["label_index"] = Part(Rows(spec.clients, self.label_dim()), "server")
+            parts["label_index"] = Part(Rows(model.clients, self.label_dim()), "server")
         return parts
 
     def check(self, federation: Federation) -> None:
@@ -85,10 +86,22 @@ class ClientIndex(Spec):
 
     def vectors_stage(self) -> Stage:
         """Every client measures its vectors over all of its samples, and uploads them with their number."""
-        exchange = Exchange(
-            "vectors", lambda round, rounds: (Measure("vectors", self.measure),), self.send, self.reply, self.merge
+        vectors = self.vectors_exchange((Measure("vectors", self.measure),), sends=self.sends())
+        return Stage("vectors", 1, (vectors,), participation=1.0, view=self.pairs, scored=False, keeps=False)
+
+    def vectors_exchange(self, phases: Phases, sends: tuple[str, ...] | None) -> Exchange:
+        """An exchange after which the server has every client's vectors."""
+        rows = [
+            Upload.row("feature", "feature_index"),
+            *([Upload.row("label", "label_index")] if self.label_dim() else []),
+        ]
+        return Exchange(
+            "vectors", phases, self.merge, sends, returns=(), uploads=tuple(rows), upload=self.vectors, counted=True
         )
-        return Stage("vectors", 1, (exchange,), participation=1.0, view=self.pairs, scored=False, keeps=False)
+
+    def sends(self) -> tuple[str, ...]:
+        """The parts that make the index, which clients need to measure their vectors."""
+        return ()
 
     def pairs(self, federation: Federation, streams: Streams) -> Federation:
         """Pairs of embeddings (N, 2, d) in place of samples, in a random order."""
@@ -99,36 +112,22 @@ class ClientIndex(Spec):
             clients.append(replace(client, train=Samples(client.train.x[order], client.train.y[order])))
         return replace(embedded, clients=tuple(clients))
 
-    def measure(self, net: Net, batch: Batch, context: Context) -> Tensors:
+    def measure(self, net: Net, batch: Batch, context: Context) -> Mapping[str, Tensor]:
         """Sums over a batch of pairs: ``feature`` and, for an index of two parts, ``label``."""
         raise NotImplementedError
 
-    def send(self, state: ServerState, client: int) -> Down:
-        """What makes the index, if anything."""
-        return Down({name: tensor for name, tensor in (state.shared | state.down).items() if made_by(name)})
-
-    def reply(self, work: LocalWork) -> Up:
-        """The mean vectors and the number of samples."""
-        return Up(
-            {name: total / work.samples for name, total in work.measured.items()}
-            | {"samples": torch.tensor(work.samples)}
-        )
+    def vectors(self, work: LocalWork) -> Tensors:
+        """The mean vectors."""
+        return work.measured / work.samples
 
     def merge(self, state: ServerState, replies: Replies) -> ServerState:
         """Write every client's vectors into its row."""
-        rows = {"feature": FEATURE, "label": LABEL, "samples": SAMPLES}
-        held = {name: tensor.clone() for name, tensor in (state.server | state.down).items()}
+        rows = {"feature": FEATURE, "label": LABEL, SAMPLES: COUNTS}
+        written = {name: state.tensors[name].clone() for name in rows.values() if name in state.tensors}
         for client, up in replies:
             for name, tensor in up.items():
-                held[rows[name]][client] = tensor
-        return replace(
-            state, server={name: held[name] for name in state.server}, down={name: held[name] for name in state.down}
-        )
-
-
-def made_by(name: str) -> bool:
-    """Whether a tensor belongs to what makes the index."""
-    return name.startswith(f"{NETWORK}.")
+                written[rows[name]][client] = tensor
+        return state.updated(written)
 
 
 def similarity(feature: Tensor | None, label: Tensor | None) -> Tensor:

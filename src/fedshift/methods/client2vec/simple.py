@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedshift.core.contract import Batch, Context, Exchange, LocalWork, Method, Part, Stage
-from fedshift.core.messages import Tensors, Up
+from fedshift.core.contract import Batch, Context, LocalWork, Part, Stage
+from fedshift.core.method import Method
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net
+from fedshift.core.tensors import Tensors
 from fedshift.methods.client2vec.encoder import Encoder
 from fedshift.methods.client2vec.index import ClientIndex
 from fedshift.methods.client2vec.offline import Offline
@@ -31,7 +32,7 @@ from fedshift.settings.catalogue import ENCODERS, Entry
 class FeatureAverage(ClientIndex):
     """The mean embedding of a client's samples."""
 
-    def measure(self, net: Net, batch: Batch, context: Context) -> Tensors:
+    def measure(self, net: Net, batch: Batch, context: Context) -> Mapping[str, Tensor]:
         """The sum of embeddings."""
         return {"feature": batch.x[:, 0].sum(dim=0)}
 
@@ -40,19 +41,19 @@ class FeatureAverage(ClientIndex):
 class ClassPrototypes(ClientIndex):
     """The mean embedding of each class at a client, one after the other."""
 
-    def feature_dim(self, spec: ModelBuilder, base: Mapping[str, Part]) -> int:
+    def feature_dim(self, model: ModelBuilder, base: Mapping[str, Part]) -> int:
         """A vector for each class."""
-        return spec.classes * self.encoder.dim
+        return model.classes * self.encoder.dim
 
-    def measure(self, net: Net, batch: Batch, context: Context) -> Tensors:
+    def measure(self, net: Net, batch: Batch, context: Context) -> Mapping[str, Tensor]:
         """The sum of embeddings of each class, and how many there are."""
         one_hot = F.one_hot(batch.y, len(context.counts)).to(batch.x)
         return {"feature": one_hot.T @ batch.x[:, 0]}
 
-    def reply(self, work: LocalWork) -> Up:
+    def vectors(self, work: LocalWork) -> Tensors:
         """The mean of each class."""
-        means: Tensor = work.measured["feature"] / work.counts.clamp_min(1).unsqueeze(1)
-        return Up({"feature": means.flatten(), "samples": torch.tensor(work.samples)})
+        means = work.measured["feature"] / work.counts.clamp_min(1).unsqueeze(1)
+        return Tensors({"feature": means.flatten()})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,16 +62,16 @@ class ModelWeights(ClientIndex):
 
     encoder: Annotated[Encoder, Entry(ENCODERS)] = field(default=Offline(), init=False)  # nothing is embedded
 
-    def feature_dim(self, spec: ModelBuilder, base: Mapping[str, Part]) -> int:
+    def feature_dim(self, model: ModelBuilder, base: Mapping[str, Part]) -> int:
         """All weights of the head."""
         return sum(tensor.numel() for tensor in base["head"].module.state_dict().values())
 
     def stages(self, base: Method) -> tuple[Stage, ...]:
         """One round of the base method's local training, from which the weights are uploaded, not averaged."""
-        exchange = Exchange("vectors", base.phases, base.send, self.reply, self.merge)
-        return (Stage("vectors", 1, (exchange,), participation=1.0, scored=False, keeps=False),)
+        vectors = self.vectors_exchange(base.phases(), sends=None)
+        return (Stage("vectors", 1, (vectors,), participation=1.0, scored=False, keeps=False),)
 
-    def reply(self, work: LocalWork) -> Up:
+    def vectors(self, work: LocalWork) -> Tensors:
         """The head's weights in name order, as one vector."""
-        weights = [tensor.flatten() for name, tensor in sorted(work.after.items()) if name.startswith("head.")]
-        return Up({"feature": torch.cat(weights), "samples": torch.tensor(work.samples)})
+        weights = [tensor.flatten() for _, tensor in sorted(work.trained.of("head").items())]
+        return Tensors({"feature": torch.cat(weights)})

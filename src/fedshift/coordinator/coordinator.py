@@ -1,0 +1,191 @@
+"""The coordinator: it selects, sends, checks, merges and counts, and never sees a sample or a private tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+from fedshift.coordinator.checks import check_answer, check_scopes, enough, first_not_finite, signature
+from fedshift.core.contract import Exchange, Round, ServerState, Stage
+from fedshift.core.messages import Answer, Down, Message, Missing, Order
+from fedshift.core.setup import Setup
+from fedshift.core.tensors import Replies
+from fedshift.engines.engine import ServerJob
+from fedshift.errors import DivergedError
+
+Received = Answer | Missing | Exception  # what comes of an order
+Request = list[Order] | ServerJob  # what a round asks its host for
+Reply = list[Received] | tuple[ServerState, dict[str, float]]
+Asking = Generator[Request, Reply, None]
+
+
+class Coordinator:
+    """One run as its coordinator sees it.
+
+    Attributes:
+        setup: what it has agreed on with the sites.
+        names: the clients' names by id, in id order.
+        state: the server's tensors.
+        position: how many rounds are done, over all stages.
+        bytes_down: bytes of the Downs so far.
+        bytes_up: bytes of the Ups so far.
+        bytes_telemetry: bytes of telemetry so far.
+        messages: the first Down, Up and telemetry of every exchange.
+        terms: the means of the loss terms in the last round, by client's name.
+        missing: who did not answer, and why, since the last record.
+    """
+
+    def __init__(self, setup: Setup, names: Mapping[int, str]) -> None:
+        self.setup, self.names = setup, dict(sorted(names.items()))
+        self.state = ServerState(
+            setup.initial("shared"), setup.initial("down"), setup.initial("server"), clients=len(names)
+        )
+        self.position = self.bytes_down = self.bytes_up = self.bytes_telemetry = 0
+        self.messages: dict[str, dict[str, Message]] = {}
+        self.terms: dict[str, dict[str, float]] = {}
+        self.missing: list[dict[str, Any]] = []
+
+    # The plan -----------------------------------------------------------------------------------
+
+    @cached_property
+    def schedule(self) -> list[Round]:
+        """Every round of the run, in order."""
+        return [Round(stage, number) for stage in self.setup.stages for number in range(1, stage.rounds + 1)]
+
+    @property
+    def next_round(self) -> Round:
+        """The round that comes next."""
+        return self.schedule[self.position]
+
+    def skip_to(self, stage: Stage) -> None:
+        """Leave out what comes before a stage."""
+        self.position = next(place for place, round in enumerate(self.schedule) if round.stage is stage)
+
+    def cohort(self, stage: Stage) -> int:
+        """How many clients take part in a round of a stage."""
+        participation = stage.participation or self.setup.train.participation
+        return max(1, round(participation * len(self.names)))
+
+    # A round ------------------------------------------------------------------------------------
+
+    def round(self, round: Round, tell: Callable[[int], None]) -> Asking:
+        """Carry out one round: select a cohort, then make every exchange with it.
+
+        A client that does not answer is not asked again in this round. Where too few answer, an exchange merges
+        nothing and ends the round; an error among the answers is then the round's.
+
+        Yields what its host must do, orders to be carried out or a server's job, and is sent what came of it; ``tell``
+        hears of the server's steps.
+        """
+        chosen, gone = self._select(round), set[int]()
+        self.terms = {}
+        for exchange in round.stage.exchanges:
+            cohort = [client for client in self._cohort_of(exchange, round, chosen) if client not in gone]
+            orders = self.orders(exchange, round, list(dict.fromkeys(cohort)))
+            self.bytes_down += sum(order.down.nbytes for order in orders)
+            received = yield orders
+            assert isinstance(received, list)
+            answers = self._collect(exchange, round, orders, received)
+            gone |= {order.client for order in orders} - answers.keys()
+            if not enough(self.setup, len(orders), len(answers)):
+                break
+            replies = Replies((client, answers[client].up) for client in cohort if client in answers)
+            served = yield ServerJob(self.setup, exchange, round, self.state, replies, tell)
+            assert isinstance(served, tuple)
+            state, terms = served
+            self.state = replace(exchange.merge(state, replies), measured=type(state.measured)())
+            if terms:
+                self.terms.setdefault("server", {}).update(terms)
+            self._check_finite(round)
+        self.position += 1
+
+    def _select(self, round: Round) -> list[int]:
+        """The ids of a round's cohort, in order."""
+        if round.stage.participation == 1:
+            return list(self.names)
+        generator = self.setup.streams.generator("selection", *round.key)
+        select = self.setup.method.select
+        return sorted(select(self.state, list(self.names), self.cohort(round.stage), generator))
+
+    def _cohort_of(self, exchange: Exchange, round: Round, chosen: list[int]) -> list[int]:
+        """The ids that an exchange goes to: the round's, or a cohort of its own."""
+        if exchange.select is None:
+            return chosen
+        generator = self.setup.streams.generator("selection", *round.key, exchange.name)
+        return sorted(exchange.select(self.state, list(self.names), self.cohort(round.stage), generator))
+
+    def down(self, exchange: Exchange, client: int) -> Down:
+        """What a client receives in an exchange: the declared parts, and what is meant for this client alone."""
+        tensors = self.state.shared | self.state.down
+        down = Down(tensors.only(self.setup.sent(exchange)) | exchange.send(self.state, client))
+        check_scopes(self.setup, down, exchange, "send")
+        return down
+
+    def orders(self, exchange: Exchange, round: Round, cohort: Sequence[int]) -> list[Order]:
+        """What each client of a cohort, by id, is asked to do."""
+        where = self.setup.run, round.stage.name, round.number, exchange.name
+        return [Order(*where, client, self.down(exchange, client)) for client in cohort]
+
+    def _collect(
+        self, exchange: Exchange, round: Round, orders: Sequence[Order], received: Sequence[Received]
+    ) -> dict[int, Answer]:
+        """The answers that came and are as declared, by client; the others are written down.
+
+        Raises:
+            Exception: the first error, where the run asks for all answers or too few came.
+        """
+        answers: dict[int, Answer] = {}
+        errors: list[Exception] = []
+        for order, came in zip(orders, received, strict=True):
+            problem = self._problem(exchange, round, order, came)
+            if problem is None:
+                assert isinstance(came, Answer)
+                answers[order.client] = came
+                self._count(exchange, order, came)
+                continue
+            errors += [problem] if isinstance(problem, Exception) else []
+            why = str(problem) if isinstance(problem, Exception) else problem.why
+            about = {"stage": round.stage.name, "round": round.number, "exchange": exchange.name}
+            self.missing.append(about | {"client": self.names[order.client], "why": why})
+        if errors and (self.setup.train.min_answers == "all" or not enough(self.setup, len(orders), len(answers))):
+            raise errors[0]
+        return answers
+
+    def _problem(self, exchange: Exchange, round: Round, order: Order, came: Received) -> Exception | Missing | None:
+        if not isinstance(came, Answer):
+            return came
+        try:
+            where = f"client '{self.names[order.client]}', round {round.number}"
+            check_answer(self.setup, came, exchange, where)
+        except Exception as error:  # it is this client's, not the round's
+            return error
+        return None
+
+    def _count(self, exchange: Exchange, order: Order, answer: Answer) -> None:
+        self.bytes_up += answer.up.nbytes
+        self.bytes_telemetry += answer.telemetry.nbytes
+        seen: dict[str, Message] = {"down": order.down, "up": answer.up, "telemetry": answer.telemetry}
+        self.messages.setdefault(
+            exchange.name, {name: message for name, message in seen.items() if message or name != "telemetry"}
+        )
+        if answer.telemetry:
+            self.terms.setdefault(self.names[order.client], {}).update(answer.telemetry.terms)
+
+    def _check_finite(self, round: Round) -> None:
+        if first_not_finite(self.state.shared | self.state.down):
+            raise DivergedError(
+                f"What round {round.number} merged is not finite, though every client's reply is: look for absurd "
+                "values among the settings of [method] that the server uses."
+            )
+
+    def declaration(self) -> dict[str, Any]:
+        """What crossed the wire, for whoever must explain it: names, types, shapes and bytes of each message."""
+        return {
+            exchange: {
+                direction: {"bytes": message.nbytes, "tensors": signature(message)}
+                for direction, message in seen.items()
+            }
+            for exchange, seen in self.messages.items()
+        }

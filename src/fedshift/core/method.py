@@ -1,0 +1,141 @@
+"""The base of every method: what a page may override, with FedAvg's answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedshift.core.contract import (
+    Exchange,
+    LocalWork,
+    Part,
+    Phases,
+    Scope,
+    ServerState,
+    Stage,
+    keep_nothing,
+    no_draws,
+)
+from fedshift.core.model import ModelBuilder
+from fedshift.core.net import Net, batch_norm_tensors
+from fedshift.core.tensors import Replies, Tensors, weighted_mean
+from fedshift.federation.federation import Federation
+from fedshift.settings.catalogue import Spec, setting
+from fedshift.streams import Draws
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method(Spec):
+    """A federated method. Its fields are its hyper-parameters; a page overrides what its paper changes.
+
+    Attributes:
+        presets: published settings, by the data set's name.
+        paper: where the method comes from.
+    """
+
+    presets: ClassVar[dict[str, dict[str, object]]] = {}
+    paper: ClassVar[str] = ""
+
+    weighting: Literal["uniform", "samples"] = setting(
+        "uniform", help="how clients weigh in the average", source="methods differ; all five papers: uniform"
+    )
+    optimiser_state: Literal["by_scope", "fresh", "kept"] = setting(
+        "by_scope",
+        help="momentum or Adam moments from round to round; by_scope: fresh for what is shared, kept for what "
+        "stays on the client",
+        source="methods differ; FedSR's public code keeps them",
+    )
+    bn: Literal["shared", "local", "reestimate"] = setting(
+        "shared",
+        help="batch norm: averaged, kept on each client, or averaged with its statistics measured again "
+        "on the inputs of whoever is predicted for",
+    )
+
+    # What it is made of -------------------------------------------------------------------------
+
+    def parts(self, model: ModelBuilder) -> dict[str, Part]:
+        """The named parts, fresh from their initial values."""
+        raise NotImplementedError
+
+    def phases(self) -> Phases:
+        """What a sampled client does in a round."""
+        raise NotImplementedError
+
+    def predict(self, net: Net, x: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
+        """Log-probabilities (B, classes) for inputs x (B, ...)."""
+        raise NotImplementedError
+
+    def prediction_draws(self, model: ModelBuilder, batch: int) -> Draws:
+        """The noise that :meth:`predict` uses for a batch."""
+        return no_draws(model, batch)
+
+    # How it federates ---------------------------------------------------------------------------
+
+    def federation(self, federation: Federation) -> Federation:
+        """The federation it trains on; only references such as pooled training change it."""
+        return federation
+
+    def stages(self, rounds: int) -> tuple[Stage, ...]:
+        """The plan of a run of ``rounds`` rounds."""
+        return (Stage("train", rounds, (self.exchange("train"),)),)
+
+    def exchange(self, name: str, **changes: Any) -> Exchange:
+        """The exchange made of this method's own hooks, with changes to it."""
+        hooks: dict[str, Any] = {"keep": self.keep, "server": self.server_phases()}
+        hooks |= {"phases": self.phases(), "merge": self.merge, "counted": self.weighting == "samples"}
+        return Exchange(name, **{**hooks, **changes})
+
+    def select(
+        self, state: ServerState, clients: Sequence[int], count: int, generator: torch.Generator
+    ) -> Sequence[int]:
+        """The cohort of a round: ``count`` of the client ids, uniformly, without replacement.
+
+        An id may be given more than once by methods that sample with replacement: it works once, and its
+        reply is merged as often.
+        """
+        order = torch.randperm(len(clients), generator=generator)[:count]
+        return [clients[i] for i in order.tolist()]
+
+    def keep(self, work: LocalWork) -> Mapping[str, Tensor]:
+        """The client tensors, by full name, that are replaced after the phases; the rest stays as trained."""
+        return keep_nothing(work)
+
+    def server_phases(self) -> Phases:
+        """What the server does between the replies and the merge; it may move ``down`` and ``server`` parts."""
+        return ()
+
+    def merge(self, state: ServerState, replies: Replies) -> ServerState:
+        """The server's next state: the weighted mean of every shared tensor, buffers included."""
+        return state.updated(replies.mean(state.shared))
+
+    def reestimates(self, unseen: bool) -> bool:
+        """Whether batch-norm statistics are measured again on the inputs that are predicted for."""
+        return self.bn == "reestimate"
+
+    def unseen(self, state: ServerState, clients: Sequence[Tensors]) -> Sequence[Tensors]:
+        """The client tensors with which a client that never trained is predicted for.
+
+        Several answers mean several models, whose accuracies are averaged. By default one: the mean over the clients
+        that have trained. Only a simulation can read what clients keep, and the records say so where it did.
+
+        Args:
+            state: the server's.
+            clients: what each client keeps; each is read when it is asked for.
+        """
+        return [weighted_mean(clients, clients[0])]
+
+
+def tensor_scopes(method: Method, parts: Mapping[str, Part]) -> dict[str, Scope]:
+    """Who may see each tensor, by full name: a part's scope, less the batch norms that stay local."""
+    scopes: dict[str, Scope] = {}
+    for part_name, part in parts.items():
+        local: frozenset[str] = frozenset()
+        if method.bn == "local" and part.scope == "shared" and part.follows_bn:
+            local = batch_norm_tensors(part.module)
+        for name in part.module.state_dict():
+            scopes[f"{part_name}.{name}"] = "client" if name in local else part.scope
+    return scopes

@@ -1,0 +1,117 @@
+"""What coordinator and sites agree on before a run begins; no data and no state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from fedshift.core.contract import Exchange, Part, Scope, Stage
+from fedshift.core.method import Method, tensor_scopes
+from fedshift.core.model import ModelBuilder
+from fedshift.core.net import Net
+from fedshift.core.tensors import SAMPLES, Tensors, part_of
+from fedshift.core.training import Evaluate, Train
+from fedshift.streams import Streams
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.float32, "float64": torch.float64}
+Declared = dict[str, tuple[torch.dtype, tuple[int | None, ...]]]
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """A run without its data.
+
+    Attributes:
+        run: the experiment's fingerprint.
+        method: the run's method.
+        model: what its modules are made from.
+        parts: the method's parts, as they start.
+        train: local training.
+        evaluate: scoring.
+        streams: the run's random streams.
+        device: where tensors live.
+    """
+
+    run: str
+    method: Method
+    model: ModelBuilder
+    parts: Mapping[str, Part]
+    train: Train
+    evaluate: Evaluate
+    streams: Streams
+    device: torch.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of floating tensors between steps; with bfloat16 they are float32."""
+        return DTYPES[self.train.precision]
+
+    @cached_property
+    def stages(self) -> tuple[Stage, ...]:
+        """The plan of the run."""
+        return self.method.stages(self.train.rounds)
+
+    def find(self, stage: str, exchange: str) -> tuple[Stage, Exchange]:
+        """A stage and one of its exchanges by name."""
+        (found,) = (
+            (one, each) for one in self.stages for each in one.exchanges if (one.name, each.name) == (stage, exchange)
+        )
+        return found
+
+    # Tensors ------------------------------------------------------------------------------------
+
+    @cached_property
+    def scopes(self) -> dict[str, Scope]:
+        """Who may see each tensor, by full name."""
+        return tensor_scopes(self.method, self.parts)
+
+    def initial(self, scope: Scope) -> Tensors:
+        """The tensors of a scope as they start."""
+        tensors = Net({name: part.module for name, part in self.parts.items()}).tensors()
+        return Tensors(
+            {
+                name: tensor.detach().clone().to(self.device, self.dtype if tensor.is_floating_point() else None)
+                for name, tensor in tensors
+                if self.scopes[name] == scope
+            }
+        )
+
+    # What an exchange declares ------------------------------------------------------------------
+
+    def sent(self, exchange: Exchange) -> tuple[str, ...]:
+        """The names of the tensors that every client receives."""
+        parts = (
+            [name for name, part in self.parts.items() if not part.apart] if exchange.sends is None else exchange.sends
+        )
+        among = frozenset(parts)
+        return tuple(
+            name for name, scope in self.scopes.items() if scope in ("shared", "down") and part_of(name) in among
+        )
+
+    def returned(self, exchange: Exchange) -> tuple[str, ...]:
+        """The names of the shared tensors that a reply carries."""
+        return tuple(
+            name
+            for name in self.sent(exchange)
+            if self.scopes[name] == "shared" and (exchange.returns is None or part_of(name) in exchange.returns)
+        )
+
+    def declared(self, exchange: Exchange) -> Declared:
+        """Type and shape of every tensor of a reply; None stands for any length."""
+        reply: Declared = {}
+        for name in self.returned(exchange):
+            like = self.shapes[name]
+            reply[name] = (self.dtype if like.is_floating_point() else like.dtype, tuple(like.shape))
+        for upload in exchange.uploads:
+            reply |= upload.signature(self.parts, self.dtype)
+        if exchange.counted and reply:
+            reply[SAMPLES] = (torch.int64, ())
+        return reply
+
+    @cached_property
+    def shapes(self) -> dict[str, torch.Tensor]:
+        """Every tensor as it starts, for its type and shape."""
+        return dict(Net({name: part.module for name, part in self.parts.items()}).tensors())

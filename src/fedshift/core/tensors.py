@@ -1,0 +1,174 @@
+"""Named tensors, and the replies of a cohort: what pages write their equations with.
+
+Names are full ones, a part's name and a tensor's within it: ``encoder.conv1.weight``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import overload
+
+import torch
+from torch import Tensor
+
+SAMPLES = "samples"  # in a reply: how many training samples the client has
+
+
+class Tensors(Mapping[str, Tensor]):
+    """An immutable mapping from names to tensors, with arithmetic.
+
+    ``a - b`` of two mappings has the names that both have, in the order of ``a``; with a number or a tensor the
+    operation is that of every tensor. ``a | b`` has the names of both, and b's tensors where both have one.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor] | None = None) -> None:
+        self._tensors = dict(tensors or {})
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in self.items())
+        return f"{type(self).__name__}({shapes})"
+
+    # Names --------------------------------------------------------------------------------------
+
+    def of(self, part: str) -> Tensors:
+        """The tensors of a part, by their names within it."""
+        start = f"{part}."
+        return Tensors({name.removeprefix(start): tensor for name, tensor in self.items() if name.startswith(start)})
+
+    def under(self, part: str) -> Tensors:
+        """The same tensors, named as those of a part; the inverse of :meth:`of`."""
+        return Tensors({f"{part}.{name}": tensor for name, tensor in self.items()})
+
+    def of_parts(self, parts: Iterable[str]) -> Tensors:
+        """The tensors of some parts, by their full names."""
+        among = frozenset(parts)
+        return Tensors({name: tensor for name, tensor in self.items() if part_of(name) in among})
+
+    def only(self, names: Iterable[str]) -> Tensors:
+        """Those of these names that are here, in the order here."""
+        among = frozenset(names)
+        return Tensors({name: tensor for name, tensor in self.items() if name in among})
+
+    def __or__(self, other: Mapping[str, Tensor]) -> Tensors:
+        return Tensors({**self, **other})
+
+    def __ror__(self, other: Mapping[str, Tensor]) -> Tensors:
+        return Tensors({**other, **self})
+
+    # Arithmetic ---------------------------------------------------------------------------------
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Tensors:
+        """The function of every tensor."""
+        return Tensors({name: function(tensor) for name, tensor in self.items()})
+
+    def _with(self, other: Mapping[str, Tensor] | Tensor | float, function: Callable[..., Tensor]) -> Tensors:
+        if isinstance(other, Mapping):
+            both = {name: function(tensor, other[name]) for name, tensor in self.items() if name in other}
+            return Tensors(both)
+        return self.map(lambda tensor: function(tensor, other))
+
+    def __add__(self, other: Mapping[str, Tensor] | Tensor | float) -> Tensors:
+        return self._with(other, lambda a, b: a + b)
+
+    def __sub__(self, other: Mapping[str, Tensor] | Tensor | float) -> Tensors:
+        return self._with(other, lambda a, b: a - b)
+
+    def __mul__(self, other: Mapping[str, Tensor] | Tensor | float) -> Tensors:
+        return self._with(other, lambda a, b: a * b)
+
+    def __rmul__(self, other: Tensor | float) -> Tensors:
+        return self._with(other, lambda a, b: b * a)
+
+    def __truediv__(self, other: Mapping[str, Tensor] | Tensor | float) -> Tensors:
+        return self._with(other, lambda a, b: a / b)
+
+    def __neg__(self) -> Tensors:
+        return self.map(lambda tensor: -tensor)
+
+    def sum(self) -> Tensor:
+        """The sum over all elements of all tensors, of shape (); 0 of none."""
+        return torch.stack([tensor.sum() for tensor in self.values()]).sum() if self else torch.zeros(())
+
+    def squared_norm(self) -> Tensor:
+        """The sum of all squares, of shape ()."""
+        return self.map(torch.square).sum()
+
+
+class Replies(Sequence[tuple[int, Tensors]]):
+    """What the clients of an exchange sent back, in id order.
+
+    Attributes:
+        clients: their ids; an id comes as often as it was sampled.
+        ups: what each sent.
+        weights: what each counts in a mean, not normalised: its number of samples where it sent that, else 1.
+    """
+
+    def __init__(self, replies: Iterable[tuple[int, Tensors]] = (), weights: Sequence[float] | None = None) -> None:
+        given = list(replies)
+        self.clients = [client for client, _ in given]
+        self.ups = [up for _, up in given]
+        self.weights = list(weights) if weights is not None else [_count(up) for up in self.ups]
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    @overload
+    def __getitem__(self, place: int) -> tuple[int, Tensors]: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[tuple[int, Tensors]]: ...
+    def __getitem__(self, place: int | slice) -> tuple[int, Tensors] | list[tuple[int, Tensors]]:
+        return list(zip(self.clients, self.ups, strict=True))[place]
+
+    def weighted(self, weights: Sequence[float]) -> Replies:
+        """The same replies, of which each counts as much as its weight says."""
+        return Replies(self, weights)
+
+    def mean(self, names: Iterable[str] | None = None) -> Tensors:
+        """The weighted mean of what every reply carries; of these names, as far as replies carry them, or of all."""
+        wanted = [name for name in (self.ups[0] if names is None else names) if name in self.ups[0] and name != SAMPLES]
+        return weighted_mean(self.ups, wanted, self.weights)
+
+
+def _count(up: Mapping[str, Tensor]) -> float:
+    return float(up[SAMPLES]) if SAMPLES in up else 1.0
+
+
+def weighted_mean(
+    messages: Sequence[Mapping[str, Tensor]], names: Iterable[str], weights: Sequence[float] | None = None
+) -> Tensors:
+    """The mean of the named tensors over messages, weighted or plain, one message in memory at a time.
+
+    Floating tensors are summed in the order given; whole-number buffers (batch counts) take the rounded mean.
+    """
+    names, weights = list(names), [1.0] * len(messages) if weights is None else weights
+    total = sum(weights)
+    sums: dict[str, Tensor] = {}
+    likes: dict[str, Tensor] = {}
+    for message, weight in zip(messages, weights, strict=True):
+        for name in names:
+            given = message[name]
+            tensor = given if given.is_floating_point() else given.cpu().double()
+            if name in sums:
+                sums[name].add_(tensor, alpha=weight / total)
+            else:
+                sums[name], likes[name] = tensor * (weight / total), given
+    return Tensors(
+        {
+            name: value if likes[name].is_floating_point() else value.round().to(likes[name])
+            for name, value in sums.items()
+        }
+    )
+
+
+def part_of(name: str) -> str:
+    """The part that a full name begins with."""
+    return name.partition(".")[0]

@@ -1,0 +1,156 @@
+"""Which model is scored on whose samples, and what a record says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
+from functools import cached_property
+from typing import Any, overload
+
+import torch
+
+from fedshift.core.contract import Round, ServerState
+from fedshift.core.net import Net, parts_read
+from fedshift.core.tensors import Tensors, part_of
+from fedshift.engines.banks import same
+from fedshift.engines.engine import Engine, Question, Score
+from fedshift.federation.environments import Environment
+from fedshift.site.site import Site
+from fedshift.streams import sample_draws
+
+Row = dict[str, Any]
+Send = Callable[[int], Tensors]  # what the server sends to a client
+
+
+class Evaluation:
+    """Scores the environments of a site: with a client's own model, the global one, or an unseen client's.
+
+    Attributes:
+        site: whose environments, and what its clients keep.
+        simulated: whether what several clients keep was read for a model, as only a simulation can.
+    """
+
+    def __init__(self, site: Site) -> None:
+        self.site, self.setup = site, site.setup
+        self.simulated = False
+
+    def rows(self, state: ServerState, send: Send, round: Round, engine: Engine) -> list[Row]:
+        """Score every environment; each row says which model was used on whose data.
+
+        Args:
+            state: the server's.
+            send: what the server would send to a client.
+            round: after which round.
+            engine: does the work.
+        """
+        self.simulated = False
+        about: list[tuple[Row, int]] = []
+        scores = iter(list(engine.score(self._questions(state, send, round, about))))
+        return [row | _mean([next(scores) for _ in range(models)]) for row, models in about]
+
+    def _questions(
+        self, state: ServerState, send: Send, round: Round, about: list[tuple[Row, int]]
+    ) -> Iterator[Question]:
+        """Every model on its environment; ``about`` gets what a row says of it, and how many models there are."""
+        strangers: list[Tensors] = []
+        last: list[Tensors] = []
+        federation = self.site.federation
+        for environment in federation.environments:
+            models = self.models(environment, state, send, strangers)
+            if not _same_models(models, last):
+                last = models  # models that are the same object are predicted with together
+            row = {"environment": environment.name, "role": environment.role, "model": self._whose(environment)}
+            about.append((row, len(last)))
+            for model in last:
+                yield Question(self.setup, model, environment, federation.inputs, round)
+
+    def models(
+        self, environment: Environment, state: ServerState, send: Send, strangers: list[Tensors] | None = None
+    ) -> list[Tensors]:
+        """The tensors of each model that is scored on an environment.
+
+        A client is scored with what the server would send it and what it keeps; one that has not trained yet,
+        or never will, with what the method gives an unseen client.
+
+        Args:
+            environment: what is scored.
+            state: the server's.
+            send: what the server would send to a client.
+            strangers: what unseen clients are given, filled when it is first needed.
+        """
+        client, strangers = environment.client, [] if strangers is None else strangers
+        sent = state.shared | state.down if client is None else send(client)
+        match self._whose(environment):
+            case "global":
+                return [sent | {}]
+            case "own":
+                assert client is not None
+                kept = self.site.store.peek(client)
+                assert kept is not None
+                return [sent | kept.tensors]
+        if not strangers:
+            strangers += self.setup.method.unseen(state, self._kept_by_clients())
+        return [sent | private for private in strangers]
+
+    def _whose(self, environment: Environment) -> str:
+        """Whose model an environment is scored with: the global one, the client's own, or an unseen client's."""
+        if not any(part_of(name) in self._read for name in self.site.initial):
+            return "global"
+        return "own" if environment.client is not None and environment.client in self.site.store else "unseen"
+
+    @cached_property
+    def _read(self) -> frozenset[str]:
+        """The parts that a prediction reads, as one on a single sample shows."""
+        setup = self.setup
+        x, _ = self.site.federation.environments[0].samples.batch(
+            torch.zeros(1, dtype=torch.int64, device=setup.device)
+        )
+        x = self.site.federation.inputs.evaluation(x)
+        draws = setup.method.prediction_draws(setup.model, 1)
+        noise = sample_draws(draws, setup.streams.generator("parts that are read"), setup.device)
+        net = Net({name: deepcopy(part.module).to(setup.device).eval() for name, part in setup.parts.items()})
+        return parts_read(net, lambda net: setup.method.predict(net, x, noise))
+
+    def _kept_by_clients(self) -> Sequence[Tensors]:
+        """The tensors of every client that has trained, or the initial ones if none has."""
+        return _Kept(self) if self.site.store.ids() else [self.site.initial]
+
+
+def _mean(scores: Sequence[Score]) -> Row:
+    """What a row says of an environment that one or several models were scored on."""
+    return {
+        "models": len(scores),
+        "accuracy": sum(score.accuracy for score in scores) / len(scores),
+        "loss": sum(score.loss for score in scores) / len(scores),
+        "n": scores[0].n,
+    }
+
+
+class _Kept(Sequence[Tensors]):
+    """The tensors that clients keep, in id order, each read when it is asked for; that they were read is noted."""
+
+    def __init__(self, evaluation: Evaluation) -> None:
+        self._evaluation, self._ids = evaluation, evaluation.site.store.ids()
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    @overload
+    def __getitem__(self, place: int) -> Tensors: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Tensors]: ...
+    def __getitem__(self, place: int | slice) -> Tensors | list[Tensors]:
+        if isinstance(place, slice):
+            return [self[each] for each in range(len(self))[place]]
+        self._evaluation.simulated = True
+        state = self._evaluation.site.store.peek(self._ids[place])
+        assert state is not None
+        return Tensors(state.tensors)
+
+
+def _same_models(models: Sequence[Tensors], others: Sequence[Tensors]) -> bool:
+    """Whether two lists of models are the same tensors."""
+    return len(models) == len(others) and all(
+        one.keys() == other.keys() and all(same(tensor, other[name]) for name, tensor in one.items())
+        for one, other in zip(models, others, strict=True)
+    )

@@ -1,0 +1,122 @@
+"""A model of a client's own beside the global one, written once for every method that keeps one.
+
+:class:`PersonalCopy` is trained on the client, may be pulled towards the model received, and is replaced by the global
+model for a client that never trained. :class:`FineTuning` makes a copy of the global model once, after training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedshift.core.contract import LocalWork, Objective, Optimiser, Part, Phase, ServerState, Stage, leave
+from fedshift.core.model import ModelBuilder
+from fedshift.core.net import Net
+from fedshift.core.tensors import Tensors, weighted_mean
+from fedshift.methods.fedavg import FedAvg
+from fedshift.settings.catalogue import Count, Positive, setting
+
+COPIED = ("encoder", "head")
+
+
+@dataclass(frozen=True)
+class PersonalCopy:
+    """An encoder and a head that stay on the client, as parts named ``<name>_encoder`` and ``<name>_head``."""
+
+    name: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of its parts."""
+        return tuple(f"{self.name}_{part}" for part in COPIED)
+
+    def parts(self, encoder: nn.Module, head: nn.Module) -> dict[str, Part]:
+        """Its parts, which start as these modules."""
+        return {name: Part(module, "client") for name, module in zip(self.names, (encoder, head), strict=True)}
+
+    def features(self, net: Net, x: Tensor) -> Tensor:
+        """Its representation (B, d) of inputs x (B, ...)."""
+        z: Tensor = getattr(net, self.names[0])(x)
+        return z
+
+    def logits(self, net: Net, x: Tensor) -> Tensor:
+        """Its logits (B, classes) for inputs x (B, ...)."""
+        logits: Tensor = getattr(net, self.names[1])(self.features(net, x))
+        return logits
+
+    def named(self, tensors: Tensors) -> Tensors:
+        """Tensors of the shared encoder and head under the names of the copy's."""
+        return Tensors({f"{self.name}_{name}": tensor for name, tensor in tensors.of_parts(COPIED).items()})
+
+    def distance(self, net: Net, received: Tensors) -> Tensor:
+        """||v - w||^2 between its weights v and the weights w received; batch norms that stay are not in it."""
+        return (net.weights - self.named(received)).squared_norm()
+
+    def of_the_unseen(self, bn: str, state: ServerState, clients: Sequence[Tensors]) -> list[Tensors]:
+        """For a client that never trained: the global model, with the mean of the clients' batch norms if local."""
+        local = weighted_mean(clients, Tensors(clients[0]).of_parts(COPIED)) if bn == "local" else Tensors()
+        return [local | self.named(state.shared | local)]
+
+
+class Tuned(nn.Module):
+    """A client's copy of the global model, kept and not trained in place; ``done`` is 0 until there is one."""
+
+    done: Tensor
+
+    def __init__(self, encoder: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        self.encoder, self.head = encoder, head
+        self.register_buffer("done", torch.zeros(()))
+        self.requires_grad_(False)
+
+    def forward(self, x: Tensor, otherwise: Tensor) -> Tensor:
+        """The copy's logits (B, classes) of inputs x (B, ...), or the logits given where there is no copy yet."""
+        return torch.where(self.done > 0, self.head(self.encoder(x)), otherwise)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FineTuning(FedAvg):
+    """A last stage, ``finetune``: one round with everyone, in which each client tunes a copy of the global model.
+
+    Nothing is sent back. A client predicts with its copy once it has one, and with the global model before.
+    """
+
+    finetune_steps: Count = setting(50, help="steps of fine-tuning; not in the paper")
+    finetune_lr: Positive | None = setting(None, help="learning rate of fine-tuning; by default that of [train]")
+
+    def parts(self, model: ModelBuilder) -> dict[str, Part]:
+        """The shared parts and the place of the client's copy."""
+        return {**super().parts(model), "tuned": Part(Tuned(model.encoder(), model.head()), "client")}
+
+    def stages(self, rounds: int) -> tuple[Stage, ...]:
+        """Training, then one round of fine-tuning with everyone."""
+        plain = Objective(
+            "finetune", self.plain_loss, COPIED, optimiser=Optimiser(lr=self.finetune_lr), encode=self.encode
+        )
+        tune = self.exchange("finetune", phases=(self.tuning(plain),), returns=(), merge=leave, keep=self.promote)
+        return (*super().stages(rounds), Stage("finetune", 1, (tune,), participation=1.0))
+
+    def tuning(self, objective: Objective) -> Phase:
+        """``finetune_steps`` of an objective."""
+        return Phase("finetune", (objective,), steps=self.finetune_steps)
+
+    plain_loss = FedAvg.loss
+
+    def promote(self, work: LocalWork) -> Tensors:
+        """The tuned model as the client's copy."""
+        tuned = (work.private | work.trained).of_parts(COPIED)
+        return (tuned | {"done": torch.ones_like(work.private["tuned.done"])}).under("tuned")
+
+    def predict(self, net: Net, x: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
+        """Log-softmax of the client's copy, or of the global model."""
+        logits: Tensor = net.tuned(x, net.head(self.features(net, x)))
+        return logits.log_softmax(dim=1)
+
+    def unseen(self, state: ServerState, clients: Sequence[Tensors]) -> Sequence[Tensors]:
+        """The global model: no copy."""
+        private = super().unseen(state, clients) if self.bn == "local" else [Tensors()]
+        none = {"tuned.done": next(iter(state.shared.values())).new_zeros(())}
+        return [given | none for given in private]
