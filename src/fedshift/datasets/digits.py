@@ -29,8 +29,8 @@ from torch import Tensor
 from fedshift.datasets.dataset import Dataset
 from fedshift.datasets.images import decode
 from fedshift.datasets.mnist import read_mnist
-from fedshift.datasets.parquet import Columns, ParquetSource, class_name, image_bytes, parquet_files
-from fedshift.errors import FedshiftError, need
+from fedshift.datasets.tables import Columns, HubSource, ParquetSource, TableSource, parquet_files
+from fedshift.errors import FedshiftError
 from fedshift.federation.domains import DomainData
 from fedshift.settings.catalogue import Fraction, Pixels, setting
 from fedshift.streams import Streams
@@ -43,6 +43,7 @@ HUB: dict[Domain, tuple[str, str | None]] = {
     "usps": ("flwrlabs/usps", None),
     "svhn": ("ufldl-stanford/svhn", "cropped_digits"),
 }  # id and configuration
+ONE_DOMAIN = Columns(domain="")
 MADE_FROM: dict[Domain, int] = {"mnist": 0, "mnist-m": 0, "usps": 1, "svhn": 2}  # domains of one source share originals
 
 
@@ -192,8 +193,7 @@ def _parquet_photographs(path: str) -> list[tuple[str, bytes | Path]]:
 def _local_rows(path: Path) -> list[Encoded]:
     """The images of a Parquet file or a folder of them, or else of a folder digit/file."""
     if path.is_file() or parquet_files(path):
-        rows = ParquetSource(str(path), Columns(domain="")).rows()
-        return [(where, image, _digit(where, label)) for where, image, _, label in rows]
+        return _table_rows(ParquetSource(str(path), ONE_DOMAIN))
     folders = sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     return [(str(file), file, _digit(str(file), folder.name)) for folder in folders for file in _images(folder)]
 
@@ -204,26 +204,15 @@ def _images(folder: Path) -> list[Path]:
 
 
 def _hub_rows(name: Domain) -> list[Encoded]:
-    try:
-        import datasets
-    except ImportError as error:
-        raise need("hub", f"{name.upper()} from the hub", error) from error
     hub_id, configuration = HUB[name]
-    try:
-        rows = datasets.load_dataset(hub_id, configuration, split="train")
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        raise FedshiftError(
-            f"data.{name} = 'hub': {hub_id} could not be loaded from the hub ({error}). Give a Parquet file of it, "
-            'or leave it out: --set data.domains=["mnist","mnist-m"]'
-        ) from error
-    names = getattr(rows.features["label"], "names", None)
-    found: list[Encoded] = []
-    for index, row in enumerate(rows.cast_column("image", datasets.Image(decode=False))):
-        where = f"in row {index} of {hub_id}"
-        image = row["image"]
-        source = Path(image["path"]) if image["bytes"] is None else image_bytes(where, image)
-        found.append((where, source, _digit(where, class_name(where, "label", row["label"], names))))
-    return found
+    without = 'give a Parquet file of it, or leave it out: --set data.domains=["mnist","mnist-m"]'
+    return _table_rows(
+        HubSource(hub_id, ONE_DOMAIN, configuration=configuration, given=f"data.{name} = 'hub'", instead=without)
+    )
+
+
+def _table_rows(source: TableSource) -> list[Encoded]:
+    return [(where, image, _digit(where, label)) for where, image, _, label in source.rows()]
 
 
 def _matlab(path: Path, size: int) -> Pictures:
