@@ -135,7 +135,8 @@ def test_from_the_hub(hub: list[tuple[str, str]]):
 
 def test_a_hub_out_of_reach_says_what_else_to_do(hub: list[tuple[str, str]]):
     with pytest.raises(
-        FedshiftError, match=r"wltjr1007/DomainNet'.*no route.*give DomainNet as Parquet .image, domain"
+        FedshiftError,
+        match=r"data.path = 'hub': wltjr1007/DomainNet .*no route.*give DomainNet as Parquet .image, domain",
     ):
         DomainNet().load(Streams(0))
     assert hub == [("wltjr1007/DomainNet", "train+test")]

@@ -29,7 +29,7 @@ from torch import Tensor
 from fedshift.datasets.dataset import Dataset
 from fedshift.datasets.images import decode
 from fedshift.datasets.mnist import read_mnist
-from fedshift.datasets.tables import Columns, HubSource, ParquetSource, TableSource, parquet_files
+from fedshift.datasets.tables import ONE_DOMAIN, Columns, HubSource, ParquetSource, TableSource, parquet_files
 from fedshift.errors import FedshiftError
 from fedshift.federation.domains import DomainData
 from fedshift.settings.catalogue import Fraction, Pixels, setting
@@ -43,7 +43,6 @@ HUB: dict[Domain, tuple[str, str | None]] = {
     "usps": ("flwrlabs/usps", None),
     "svhn": ("ufldl-stanford/svhn", "cropped_digits"),
 }  # id and configuration
-ONE_DOMAIN = Columns(domain="")
 MADE_FROM: dict[Domain, int] = {"mnist": 0, "mnist-m": 0, "usps": 1, "svhn": 2}  # domains of one source share originals
 
 

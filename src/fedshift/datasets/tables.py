@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -54,6 +54,9 @@ class Columns(NamedTuple):
     def others(self) -> list[str]:
         """The columns of names: the domain's, where there is one, and the class's."""
         return [name for name in (self.domain, self.label) if name]
+
+
+ONE_DOMAIN = Columns(domain="")
 
 
 class Part(NamedTuple):
@@ -103,13 +106,13 @@ class TableSource:
 
     def classes(self) -> tuple[str, ...]:
         """The names that the hub's format keeps of the label column, or else its values."""
-        names = self._checked()[0].names(self.columns.label)
+        names = self._checked[0].names(self.columns.label)
         return tuple(names) if names is not None else self._values(self.columns.label)
 
     def rows(self) -> Iterator[Row]:
         """Every row of every part."""
         row = 0
-        for part in self._checked():
+        for part in self._checked:
             image = self.columns.image_among(list(part.features), self.path)
             names = {column: part.names(column) for column in self.columns.others()}
             for batch in part.batches([image, *names]):
@@ -130,6 +133,7 @@ class TableSource:
         """
         raise NotImplementedError
 
+    @cached_property
     def _checked(self) -> list[Part]:
         """The parts, each of which has the columns."""
         parts = self.parts()
@@ -139,7 +143,7 @@ class TableSource:
 
     def _values(self, column: str) -> tuple[str, ...]:
         found: set[str] = set()
-        for part in self._checked():
+        for part in self._checked:
             names = part.names(column)
             for batch in part.batches([column]):
                 found |= {
@@ -206,18 +210,15 @@ def _library(feature: str) -> Any:
 
 
 def _streamed(file: Path, columns: list[str] | None = None) -> Any:
-    """A Parquet file as the library's iterable data set; no copy of it is made."""
+    """A Parquet file as the library's iterable data set; no copy of it is made.
+
+    ``load_dataset`` would do the same, but asks a server on the internet to count it.
+    """
     datasets = _library("Reading Parquet")
     # The library locks a folder of its cache even where it keeps nothing there.
     with TemporaryDirectory(prefix="fedshift-") as folder, _reading(str(file)):
-        return datasets.load_dataset(
-            "parquet",
-            data_files=[glob.escape(str(file))],
-            split="train",
-            streaming=True,
-            columns=columns,
-            batch_size=BATCH,
-            cache_dir=folder,
+        return datasets.IterableDataset.from_parquet(
+            glob.escape(str(file)), columns=columns, batch_size=BATCH, cache_dir=folder
         )
 
 
