@@ -17,17 +17,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from io import BytesIO
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
 
 from fedshift.datasets.dataset import Dataset
-from fedshift.datasets.images import decode
+from fedshift.datasets.images import decode, image_files, picture, pixels, resized, subfolders
 from fedshift.datasets.mnist import read_mnist
 from fedshift.datasets.tables import ONE_DOMAIN, Columns, HubSource, ParquetSource, TableSource, parquet_files
 from fedshift.errors import FedshiftError
@@ -116,7 +115,7 @@ class Digits(Dataset):
 
     def _mnist(self) -> Pictures:
         images, labels = read_mnist(self.mnist, setting="data.mnist")
-        return Pictures(torch.from_numpy(labels), lambda index: _resized(images[index], self.size))
+        return Pictures(torch.from_numpy(labels), lambda index: resized(Image.fromarray(images[index]), self.size, 3))
 
     def _other(self, name: Domain) -> Pictures:
         path: str = getattr(self, name)
@@ -154,8 +153,8 @@ class Digits(Dataset):
                 'folder of images or a Parquet file, or leave it out: --set data.domains=["mnist","usps","svhn"]'
             )
         parquet = path.is_file() or parquet_files(path)
-        found = _parquet_photographs(self.photographs) if parquet else [(str(file), file) for file in _images(path)]
-        photographs = [_photograph(where, image) for where, image in found]
+        found = _parquet_photographs(self.photographs) if parquet else [(str(file), file) for file in image_files(path)]
+        photographs = [pixels(picture(where, image).convert("RGB")) for where, image in found]
         if not photographs:
             raise FedshiftError(f"data.photographs = '{self.photographs}' holds no image.")
         for (where, _), photograph in zip(found, photographs, strict=True):
@@ -169,21 +168,6 @@ def difference(digit: Tensor, crop: Tensor) -> Tensor:
     return (digit.short() - crop.short()).abs().to(torch.uint8)
 
 
-def _resized(pixels: Any, size: int) -> Tensor:
-    """A gray (H, W) or colour (H, W, 3) uint8 array as uint8 (3, size, size)."""
-    image = Image.fromarray(pixels).convert("RGB").resize((size, size), Image.Resampling.BILINEAR)
-    return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
-
-
-def _photograph(where: str, image: bytes | Path) -> Tensor:
-    try:
-        with Image.open(BytesIO(image) if isinstance(image, bytes) else image) as opened:
-            pixels = np.array(ImageOps.exif_transpose(opened).convert("RGB"))
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise FedshiftError(f"The image {where} cannot be read ({error}). Replace or remove it.") from error
-    return torch.from_numpy(pixels).permute(2, 0, 1)
-
-
 def _parquet_photographs(path: str) -> list[tuple[str, bytes | Path]]:
     columns = Columns(label="", domain="")
     return [(where, image) for where, image, _, _ in ParquetSource(path, columns).rows()]
@@ -193,13 +177,9 @@ def _local_rows(path: Path) -> list[Encoded]:
     """The images of a Parquet file or a folder of them, or else of a folder digit/file."""
     if path.is_file() or parquet_files(path):
         return _table_rows(ParquetSource(str(path), ONE_DOMAIN))
-    folders = sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    return [(str(file), file, _digit(str(file), folder.name)) for folder in folders for file in _images(folder)]
-
-
-def _images(folder: Path) -> list[Path]:
-    known = Image.registered_extensions()
-    return sorted(file for file in folder.rglob("*") if file.suffix.lower() in known and not file.name.startswith("."))
+    return [
+        (str(file), file, _digit(str(file), folder.name)) for folder in subfolders(path) for file in image_files(folder)
+    ]
 
 
 def _hub_rows(name: Domain) -> list[Encoded]:
@@ -222,7 +202,7 @@ def _matlab(path: Path, size: int) -> Pictures:
         images, labels = held["X"], held["y"].reshape(-1).astype(np.int64) % 10
     except (OSError, ValueError, KeyError, NotImplementedError, matlab.MatReadError) as error:
         raise FedshiftError(f"'{path}' cannot be read as SVHN's cropped digits ({error}).") from error
-    return Pictures(torch.from_numpy(labels), lambda index: _resized(images[..., index], size))
+    return Pictures(torch.from_numpy(labels), lambda index: resized(Image.fromarray(images[..., index]), size, 3))
 
 
 def _digit(where: str, label: str) -> int:

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from fedshift.datasets.dataset import ImageDataset
+from fedshift.datasets.dataset import SourceDataset
 from fedshift.datasets.folder import FolderSource
 from fedshift.datasets.images import Source, domain_data
 from fedshift.datasets.tables import Columns, HubSource, ParquetSource, parquet_files
@@ -37,7 +37,7 @@ PATH_HELP = "'hub', a Parquet file or a folder of them, or a folder laid out as 
 
 
 @dataclass(frozen=True, kw_only=True)
-class NamedImages(ImageDataset):
+class NamedImages(SourceDataset):
     """A published data set: where it may be read from, and what has to be in it.
 
     Attributes:

