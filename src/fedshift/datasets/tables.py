@@ -212,13 +212,20 @@ def _library(feature: str) -> Any:
 def _streamed(file: Path, columns: list[str] | None = None) -> Any:
     """A Parquet file as the library's iterable data set; no copy of it is made.
 
-    ``load_dataset`` would do the same, but asks a server on the internet to count it.
+    ``load_dataset`` would do the same, but asks a server on the internet to count it. By default a group of rows, which
+    may be the whole file, would be read ahead.
     """
     datasets = _library("Reading Parquet")
+    from pyarrow.dataset import ParquetFragmentScanOptions
+
     # The library locks a folder of its cache even where it keeps nothing there.
     with TemporaryDirectory(prefix="fedshift-") as folder, _reading(str(file)):
         return datasets.IterableDataset.from_parquet(
-            glob.escape(str(file)), columns=columns, batch_size=BATCH, cache_dir=folder
+            glob.escape(str(file)),
+            columns=columns,
+            batch_size=BATCH,
+            cache_dir=folder,
+            fragment_scan_options=ParquetFragmentScanOptions(use_buffered_stream=True, pre_buffer=False),
         )
 
 
