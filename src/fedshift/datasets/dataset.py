@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from fedshift.datasets.features import Tell, embed, frozen_network, silent
+from fedshift.datasets.images import Source, domain_data
 from fedshift.errors import FedshiftError
 from fedshift.federation.domains import DomainData
 from fedshift.federation.inputs import Inputs
@@ -101,3 +102,21 @@ class ImageDataset(Dataset):
         if self.channels != 3 and (self.augment or self.normalise):
             raise FedshiftError("data.augment and data.normalise need colour images: --set data.channels=3")
         return Inputs(self.augment, self.normalise)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceDataset(ImageDataset):
+    """Images of a folder, Parquet or the hub, all of them read."""
+
+    def source(self) -> Source:
+        """The reader of what the settings name."""
+        raise NotImplementedError
+
+    def domain_names(self) -> tuple[str, ...]:
+        """The domains that the source names."""
+        return self.source().domains()
+
+    def read(self, streams: Streams) -> DomainData:
+        """Read every image."""
+        source = self.source()
+        return domain_data(source.rows(), self.size, self.channels, source.classes())

@@ -17,20 +17,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from io import BytesIO
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
 
 from fedshift.datasets.dataset import Dataset
-from fedshift.datasets.images import decode
+from fedshift.datasets.images import decode, image_files, picture, pixels, resized, subfolders
 from fedshift.datasets.mnist import read_mnist
-from fedshift.datasets.parquet import Columns, ParquetSource, class_name, image_bytes, parquet_files
-from fedshift.errors import FedshiftError, need
+from fedshift.datasets.tables import ONE_DOMAIN, Columns, HubSource, ParquetSource, TableSource, parquet_files
+from fedshift.errors import FedshiftError
 from fedshift.federation.domains import DomainData
 from fedshift.settings.catalogue import Fraction, Pixels, setting
 from fedshift.streams import Streams
@@ -116,7 +115,7 @@ class Digits(Dataset):
 
     def _mnist(self) -> Pictures:
         images, labels = read_mnist(self.mnist, setting="data.mnist")
-        return Pictures(torch.from_numpy(labels), lambda index: _resized(images[index], self.size))
+        return Pictures(torch.from_numpy(labels), lambda index: resized(Image.fromarray(images[index]), self.size, 3))
 
     def _other(self, name: Domain) -> Pictures:
         path: str = getattr(self, name)
@@ -154,8 +153,8 @@ class Digits(Dataset):
                 'folder of images or a Parquet file, or leave it out: --set data.domains=["mnist","usps","svhn"]'
             )
         parquet = path.is_file() or parquet_files(path)
-        found = _parquet_photographs(self.photographs) if parquet else [(str(file), file) for file in _images(path)]
-        photographs = [_photograph(where, image) for where, image in found]
+        found = _parquet_photographs(self.photographs) if parquet else [(str(file), file) for file in image_files(path)]
+        photographs = [pixels(picture(where, image).convert("RGB")) for where, image in found]
         if not photographs:
             raise FedshiftError(f"data.photographs = '{self.photographs}' holds no image.")
         for (where, _), photograph in zip(found, photographs, strict=True):
@@ -169,21 +168,6 @@ def difference(digit: Tensor, crop: Tensor) -> Tensor:
     return (digit.short() - crop.short()).abs().to(torch.uint8)
 
 
-def _resized(pixels: Any, size: int) -> Tensor:
-    """A gray (H, W) or colour (H, W, 3) uint8 array as uint8 (3, size, size)."""
-    image = Image.fromarray(pixels).convert("RGB").resize((size, size), Image.Resampling.BILINEAR)
-    return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
-
-
-def _photograph(where: str, image: bytes | Path) -> Tensor:
-    try:
-        with Image.open(BytesIO(image) if isinstance(image, bytes) else image) as opened:
-            pixels = np.array(ImageOps.exif_transpose(opened).convert("RGB"))
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise FedshiftError(f"The image {where} cannot be read ({error}). Replace or remove it.") from error
-    return torch.from_numpy(pixels).permute(2, 0, 1)
-
-
 def _parquet_photographs(path: str) -> list[tuple[str, bytes | Path]]:
     columns = Columns(label="", domain="")
     return [(where, image) for where, image, _, _ in ParquetSource(path, columns).rows()]
@@ -192,38 +176,22 @@ def _parquet_photographs(path: str) -> list[tuple[str, bytes | Path]]:
 def _local_rows(path: Path) -> list[Encoded]:
     """The images of a Parquet file or a folder of them, or else of a folder digit/file."""
     if path.is_file() or parquet_files(path):
-        rows = ParquetSource(str(path), Columns(domain="")).rows()
-        return [(where, image, _digit(where, label)) for where, image, _, label in rows]
-    folders = sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    return [(str(file), file, _digit(str(file), folder.name)) for folder in folders for file in _images(folder)]
-
-
-def _images(folder: Path) -> list[Path]:
-    known = Image.registered_extensions()
-    return sorted(file for file in folder.rglob("*") if file.suffix.lower() in known and not file.name.startswith("."))
+        return _table_rows(ParquetSource(str(path), ONE_DOMAIN))
+    return [
+        (str(file), file, _digit(str(file), folder.name)) for folder in subfolders(path) for file in image_files(folder)
+    ]
 
 
 def _hub_rows(name: Domain) -> list[Encoded]:
-    try:
-        import datasets
-    except ImportError as error:
-        raise need("hub", f"{name.upper()} from the hub", error) from error
     hub_id, configuration = HUB[name]
-    try:
-        rows = datasets.load_dataset(hub_id, configuration, split="train")
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        raise FedshiftError(
-            f"data.{name} = 'hub': {hub_id} could not be loaded from the hub ({error}). Give a Parquet file of it, "
-            'or leave it out: --set data.domains=["mnist","mnist-m"]'
-        ) from error
-    names = getattr(rows.features["label"], "names", None)
-    found: list[Encoded] = []
-    for index, row in enumerate(rows.cast_column("image", datasets.Image(decode=False))):
-        where = f"in row {index} of {hub_id}"
-        image = row["image"]
-        source = Path(image["path"]) if image["bytes"] is None else image_bytes(where, image)
-        found.append((where, source, _digit(where, class_name(where, "label", row["label"], names))))
-    return found
+    without = 'give a Parquet file of it, or leave it out: --set data.domains=["mnist","mnist-m"]'
+    return _table_rows(
+        HubSource(hub_id, ONE_DOMAIN, configuration=configuration, given=f"data.{name} = 'hub'", instead=without)
+    )
+
+
+def _table_rows(source: TableSource) -> list[Encoded]:
+    return [(where, image, _digit(where, label)) for where, image, _, label in source.rows()]
 
 
 def _matlab(path: Path, size: int) -> Pictures:
@@ -234,7 +202,7 @@ def _matlab(path: Path, size: int) -> Pictures:
         images, labels = held["X"], held["y"].reshape(-1).astype(np.int64) % 10
     except (OSError, ValueError, KeyError, NotImplementedError, matlab.MatReadError) as error:
         raise FedshiftError(f"'{path}' cannot be read as SVHN's cropped digits ({error}).") from error
-    return Pictures(torch.from_numpy(labels), lambda index: _resized(images[..., index], size))
+    return Pictures(torch.from_numpy(labels), lambda index: resized(Image.fromarray(images[..., index]), size, 3))
 
 
 def _digit(where: str, label: str) -> int:

@@ -6,14 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from PIL import Image
-
-from fedshift.datasets.dataset import ImageDataset
-from fedshift.datasets.images import Row, domain_data
+from fedshift.datasets.dataset import SourceDataset
+from fedshift.datasets.images import Row, image_files, subfolders
 from fedshift.errors import FedshiftError
-from fedshift.federation.domains import DomainData
 from fedshift.settings.catalogue import setting
-from fedshift.streams import Streams
 
 
 @dataclass(frozen=True)
@@ -24,7 +20,7 @@ class FolderSource:
 
     def domains(self) -> tuple[str, ...]:
         """The names of the first-level folders."""
-        return tuple(folder.name for folder in _folders(self._root()))
+        return tuple(folder.name for folder in subfolders(self._root()))
 
     def classes(self) -> tuple[str, ...]:
         """The names of the second-level folders that hold an image."""
@@ -36,16 +32,11 @@ class FolderSource:
         Raises:
             FedshiftError: the folder is none, is laid out otherwise, or a domain in it has no image.
         """
-        known = Image.registered_extensions()
-        for domain in _folders(self._root()):
-            empty = True
-            for label in _folders(domain):
-                for file in sorted(label.rglob("*")):
-                    if file.suffix.lower() in known and file.is_file() and not file.name.startswith("."):
-                        empty = False
-                        yield str(file), file, domain.name, label.name
-            if empty:
+        for domain in subfolders(self._root()):
+            found = [(file, label.name) for label in subfolders(domain) for file in image_files(label)]
+            if not found:
                 raise FedshiftError(f"The domain folder '{domain}' holds no image (domain/class/file).")
+            yield from ((str(file), file, domain.name, label) for file, label in found)
 
     def _root(self) -> Path:
         root = Path(self.path).expanduser()
@@ -53,7 +44,7 @@ class FolderSource:
             raise FedshiftError(
                 f"data.path = '{self.path}' is no folder; give one laid out as folder/domain/class/file."
             )
-        if not any(_folders(domain) for domain in _folders(root)):
+        if not any(subfolders(domain) for domain in subfolders(root)):
             raise FedshiftError(
                 f"'{root}' has no folder in a folder; it should be laid out as folder/domain/class/file."
             )
@@ -61,19 +52,11 @@ class FolderSource:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageFolder(ImageDataset):
+class ImageFolder(SourceDataset):
     """Images in folder/domain/class/file: each first-level folder is a domain, each second a class."""
 
     path: str = setting(help="the folder that holds one folder a domain", path=True)
 
-    def domain_names(self) -> tuple[str, ...]:
-        """The names of the first-level folders."""
-        return FolderSource(self.path).domains()
-
-    def read(self, streams: Streams) -> DomainData:
-        """Read every image file; other files are left alone."""
-        return domain_data(FolderSource(self.path).rows(), self.size, self.channels)
-
-
-def _folders(path: Path) -> list[Path]:
-    return sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    def source(self) -> FolderSource:
+        """The folder."""
+        return FolderSource(self.path)

@@ -24,11 +24,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from fedshift.datasets.dataset import ImageDataset
+from fedshift.datasets.dataset import SourceDataset
 from fedshift.datasets.folder import FolderSource
-from fedshift.datasets.hub import HubSource
 from fedshift.datasets.images import Source, domain_data
-from fedshift.datasets.parquet import Columns, ParquetSource, parquet_files
+from fedshift.datasets.tables import Columns, HubSource, ParquetSource, parquet_files
 from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.federation.domains import DomainData
 from fedshift.settings.catalogue import Count, Pixels, setting
@@ -38,7 +37,7 @@ PATH_HELP = "'hub', a Parquet file or a folder of them, or a folder laid out as 
 
 
 @dataclass(frozen=True, kw_only=True)
-class NamedImages(ImageDataset):
+class NamedImages(SourceDataset):
     """A published data set: where it may be read from, and what has to be in it.
 
     Attributes:
@@ -88,7 +87,7 @@ class NamedImages(ImageDataset):
         if self.path == "hub":
             if not self.hub_id:
                 raise FedshiftError(f"No copy of {self.title} on the hub is known: {self._elsewhere()}")
-            return HubSource(self.hub_id, self.split, self.columns, self._elsewhere())
+            return HubSource(self.hub_id, self.columns, self.split, instead=self._elsewhere())
         path = Path(self.path).expanduser()
         if not path.exists():
             online = " To download it, leave data.path out (it is then 'hub')." if self.hub_id else ""

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps
 from torch import Tensor
 
 from fedshift.errors import FedshiftError
@@ -29,6 +29,21 @@ class Source(Protocol):
 
     def rows(self) -> Iterator[Row]:
         """Every image, one after the other, as (where, image, domain, class)."""
+
+
+def subfolders(folder: Path) -> list[Path]:
+    """The folders in a folder, sorted, but not the hidden ones."""
+    return sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+
+
+def image_files(folder: Path) -> list[Path]:
+    """The image files anywhere below a folder, sorted, but not the hidden ones."""
+    known = Image.registered_extensions()
+    return [
+        file
+        for file in sorted(folder.rglob("*"))
+        if file.suffix.lower() in known and file.is_file() and not file.name.startswith(".")
+    ]
 
 
 def domain_data(rows: Iterable[Row], size: int, channels: int, classes: Sequence[str] | None = None) -> DomainData:
@@ -74,21 +89,39 @@ def _stacked(images: list[Tensor]) -> Tensor:
 
 
 def decode(where: str, image: bytes | Path, size: int, channels: int) -> Tensor:
-    """One image as uint8 (channels, size, size).
+    """An encoded image as uint8 (channels, size, size); see :func:`picture`."""
+    return resized(picture(where, image), size, channels)
+
+
+def resized(image: Image.Image, size: int, channels: int) -> Tensor:
+    """An image as uint8 (channels, size, size)."""
+    converted = image.convert("RGB" if channels == 3 else "L")
+    return pixels(converted.resize((size, size), Image.Resampling.BILINEAR))
+
+
+def pixels(image: Image.Image) -> Tensor:
+    """A gray or colour image as uint8 (1 or 3, height, width)."""
+    values = torch.from_numpy(np.array(image))
+    return values.unsqueeze(0) if values.ndim == 2 else values.permute(2, 0, 1).contiguous()
+
+
+def picture(where: str, image: bytes | Path) -> Image.Image:
+    """A decoded image.
 
     It is turned upright if its EXIF data say so, what is transparent becomes white, and 16 bits become 8.
+
+    Raises:
+        FedshiftError: it cannot be read; the message says where it is.
     """
     try:
         with Image.open(BytesIO(image) if isinstance(image, bytes) else image) as opened:
             upright = _eight_bits(where, ImageOps.exif_transpose(opened))
-    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, ValueError) as error:
+    except (Image.DecompressionBombError, OSError, SyntaxError, ValueError) as error:
         raise FedshiftError(f"The image {where} cannot be read ({error}). Replace or remove it.") from error
-    if upright.has_transparency_data:
-        colours = upright.convert("RGBA")
-        upright = Image.alpha_composite(Image.new("RGBA", colours.size, "white"), colours)
-    resized = upright.convert("RGB" if channels == 3 else "L").resize((size, size), Image.Resampling.BILINEAR)
-    pixels = torch.from_numpy(np.array(resized))
-    return pixels.permute(2, 0, 1).contiguous() if channels == 3 else pixels.unsqueeze(0)
+    if not upright.has_transparency_data:
+        return upright
+    colours = upright.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", colours.size, "white"), colours)
 
 
 def _eight_bits(where: str, image: Image.Image) -> Image.Image:

