@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ from fedshift.engines.calibration import Calibration, calibrate, choose, remembe
 from fedshift.engines.choice import Choice, open_engine
 from fedshift.engines.engine import Job
 from fedshift.engines.kernels import Kernels, onednn_available
-from fedshift.engines.machine import _quota
+from fedshift.engines.machine import cores
 from fedshift.engines.sequential import Sequential
 from fedshift.engines.vectorised import Vectorised
 from fedshift.engines.workers import Workers, can_fork
@@ -365,11 +366,14 @@ def test_a_run_that_diverges_while_it_is_measured_is_left_to_say_so_itself(make:
     assert choose(jobs, AUTO, nobody).engine == "sequential"
 
 
-def test_a_containers_quota_counts(tmp_path: Path):
-    """150 ms of each 100 ms are one and a half cores, hence two."""
-    file = tmp_path / "cpu.max"
-    file.write_text("150000 100000\n")
-    assert _quota(file) == 2
-    file.write_text("max 100000\n")
-    assert _quota(file) > 1000
-    assert _quota(tmp_path / "none") > 1000
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no affinity")
+def test_cores_are_those_that_the_process_may_use(monkeypatch: pytest.MonkeyPatch):
+    allowed = os.sched_getaffinity(0)
+    assert 1 <= cores() <= len(allowed)
+    os.sched_setaffinity(0, {min(allowed)})
+    try:
+        assert cores() == 1
+    finally:
+        os.sched_setaffinity(0, allowed)
+    monkeypatch.setenv("LOKY_MAX_CPU_COUNT", "1")
+    assert cores() == 1

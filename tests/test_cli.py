@@ -70,11 +70,11 @@ def test_compare_makes_one_table_and_does_not_repeat(experiment_file: Path):
         "0,1",
     )
     first = ok(*arguments)
-    assert first.count("done in") == 8
+    assert first.count("done: ") == 8
     assert "target mean" in first
     second = ok(*arguments)
     assert second.count("finished before") == 8
-    assert "done in" not in second
+    assert "done: " not in second
 
 
 def test_resume_and_report(experiment_file: Path, tmp_path: Path):

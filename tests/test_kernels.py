@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from copy import copy, deepcopy
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -274,11 +275,13 @@ def test_only_linear_layers_of_float32_change():
     assert isinstance(head, OneDNNLinear)
 
 
-def test_without_onednn_layers_stay_as_they_are(monkeypatch: pytest.MonkeyPatch):
-    def missing(*given: object) -> Tensor:
-        raise AttributeError("no such operator")
-
-    monkeypatch.setattr(kernels, "_multiply", missing)
+@pytest.mark.parametrize("missing", ["_linear_pointwise", "_are_functorch_transforms_active"])
+def test_without_a_private_function_layers_stay_as_they_are(monkeypatch: pytest.MonkeyPatch, missing: str):
+    """As with a PyTorch that was built without oneDNN, or that names its functions otherwise."""
+    if missing == "_linear_pointwise":
+        monkeypatch.setattr(torch.ops, "mkldnn", SimpleNamespace())
+    else:
+        monkeypatch.delattr(torch._C, missing)
     onednn_available.cache_clear()
     try:
         assert not onednn_available()

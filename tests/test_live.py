@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from rich.console import Console
 
 from conftest import Make
 from fedshift.api import compare
-from fedshift.reporting import live
 from fedshift.reporting.live import LOADING, LiveProgress, LiveRun, shown
 from fedshift.runs.folder import RunFolder, Times
 from fedshift.runs.progress import Outlook, Progress
@@ -27,25 +25,31 @@ class Clock:
 
     now: float = 100.0
 
+    def __call__(self) -> float:
+        return self.now
+
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(live, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    return clock
+def clock() -> Clock:
+    return Clock()
+
+
+def display(runs: int, clock: Clock, width: int = 120, height: int = 40) -> LiveProgress:
+    """A display without a terminal."""
+    return LiveProgress(runs, Console(file=io.StringIO(), width=width, height=height), clock)
 
 
 def seen(progress: LiveProgress) -> list[str]:
     """The lines that a terminal shows now, with single spaces and without bars."""
     console = Console(file=io.StringIO(), width=progress.console.width)
     console.print(progress.view())
-    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]  # it is a StringIO
     return [" ".join(word for word in line.split() if word.strip("━╸╺")) for line in lines]
 
 
 def written(progress: LiveProgress) -> list[str]:
     """The lines that were left so far."""
-    return progress.console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    return progress.console.file.getvalue().splitlines()  # type: ignore[attr-defined]  # it is a StringIO
 
 
 def scores(test: float, *validation: float) -> dict[str, Any]:
@@ -55,187 +59,161 @@ def scores(test: float, *validation: float) -> dict[str, Any]:
     return {"environments": rows}
 
 
-def plain(runs: int) -> LiveProgress:
-    """A display without a terminal."""
-    return LiveProgress(runs, Console(file=io.StringIO(), width=100, height=40))
-
-
 def begun(progress: Progress, *names: str, rounds: int = 10) -> list[LiveRun]:
     """Runs that begin together."""
     return [progress.begin(Outlook(name, rounds, 0)) for name in names]
 
 
-# One run ----------------------------------------------------------------------------------------
+def advance(clock: Clock, *runs: LiveRun, rounds: int, seconds: float = 1.0, steps: int = 5) -> None:
+    """Rounds of all runs, each of so many seconds, with so many steps of a run at its end."""
+    for _ in range(rounds):
+        clock.now += seconds
+        for run in runs:
+            run.steps(steps)
+            run.round(int(run.task.completed) + 1, 1000, 500)
+
+
+# A terminal -------------------------------------------------------------------------------------
 
 
 def test_a_run_alone(clock: Clock):
-    """40 steps in 8 s are 5 a second; 2 new rounds in 8 s leave 6 rounds, 24 s."""
-    progress = plain(2)
+    """5 steps a second, and a second for each of the 4 rounds that are left; its title is no markup."""
+    progress = display(2, clock)
     assert seen(progress) == [LOADING]
     run = progress.begin(Outlook("[red]first", 10, 2))
-    run.steps(40)
-    clock.now += 8
-    run.round(4, 3000, 2000)
-    run.evaluated(scores(0.5, 0.25))
-    assert seen(progress) == [
-        "1 of 2: [red]first round 4 of 10",
-        "round 4 of 10, 5 steps a second, 3 kB down, 2 kB up, 0:24 left",
-        "environment scored for model accuracy % loss",
+    advance(clock, run, rounds=4)
+    run.evaluated(scores(0.5, 0.25, 0.35))
+    bar, pace, _heading, *table = seen(progress)
+    assert bar == "1/2 [red]first round 6 of 10 test 50.0 validation 30.0 0:00:04"
+    assert pace == "5 steps a second, 1 kB down, 500 B up"
+    assert table == [
         "light test global 50.0 1.000",
         "v0 validation global 25.0 0.500",
+        "v1 validation global 35.0 0.700",
     ]
-    assert (run.bar().completed, run.bar().total) == (4, 10)
     run.end()
     assert seen(progress) == [LOADING]
     (second,) = begun(progress, "second")
-    second.steps(30)
-    clock.now += 10
-    assert seen(progress)[1] == "round 0 of 10, 3 steps a second, 0 B down, 0 B up, ? left"
-    second.round(10, 1, 1)
-    second.evaluated(scores(1.0))
-    second.end()
-    assert seen(progress) == []
-    assert written(progress) == [
-        "[red]first: goes on from round 2",
-        "1 of 2: [red]first  done in 0:08, 5 steps a second  light test 50.0  v0 validation 25.0",
-        "2 of 2: second  done in 0:10, 3 steps a second  light test 100.0",
-    ]
-
-
-def test_a_run_alone_without_a_terminal(clock: Clock):
-    """A line each 10 s: of steps until models are scored, of scores from then on, and none for the last of them."""
-    progress = plain(1)
-    (run,) = begun(progress, "only", rounds=3)
-    for _ in range(3):
-        clock.now += 5
-        run.steps(10)  # the second of them 10 s after the beginning
-    run.round(1, 1, 1)
-    run.evaluated(scores(0.5))  # 5 s after that line
-    clock.now += 10
-    run.steps(10)
-    run.round(2, 2, 2)
-    run.evaluated(scores(0.6))
-    clock.now += 10
-    run.round(3, 3, 3)
-    run.evaluated(scores(0.7))
-    run.end()
-    assert written(progress) == [
-        "1 of 1: only  round 0 of 3, 2 steps a second, 0 B down, 0 B up, ? left",
-        "1 of 1: only  round 2 of 3, 2 steps a second, 2 B down, 2 B up, 0:12 left  light test 60.0",
-        "1 of 1: only  done in 0:35, 1 steps a second  light test 70.0",
-    ]
-
-
-def test_a_run_that_is_never_scored_leaves_no_line(clock: Clock):
-    progress = plain(1)
-    (run,) = begun(progress, "index")
-    run.end()
-    assert written(progress) == []
-
-
-# Several ----------------------------------------------------------------------------------------
+    assert "0 steps a second" in seen(progress)[1]
+    second.failed("The loss is not finite.")
+    assert not any(seen(progress))
 
 
 def test_runs_that_advance_together(clock: Clock):
-    """60 steps of all in 20 s; 6 rounds left each, of which b makes 2 in 20 s: 60 s until the last is done."""
-    progress = plain(4)
+    """A line each and what all do; no table, which would change with each evaluation."""
+    progress = display(4, clock)
     progress.reused("before")
-    a = progress.begin(Outlook("a", 10, 0))
-    b = progress.begin(Outlook("[b]", 10, 2))
-    c = progress.begin(Outlook("c", 10, 0))
-    for run in (a, b, c):
-        run.steps(20)
-    clock.now += 20
-    a.round(4, 1000, 500)
-    b.round(4, 2000, 500)
-    assert seen(progress)[-1] == "3 of 4 runs together: 3 steps a second, 3 kB down, 1 kB up, ? left"
-    c.round(4, 3000, 500)
-    a.evaluated(scores(0.5, 0.2, 0.4))
-    c.evaluated(scores(0.25))
-    assert seen(progress) == [
-        "run round test % validation %",
-        "2 a 4 of 10 50.0 30.0",
-        "3 [b] 4 of 10",
-        "4 c 4 of 10 25.0",
-        "3 of 4 runs together: 3 steps a second, 6 kB down, 1.5 kB up, 1:00 left",
-    ]
-
-
-def test_what_is_shown_when_the_others_have_ended(clock: Clock):
-    """The last one left has the display of a run alone; the pace stays the machine's since the first began."""
-    progress = plain(2)
     a, b = begun(progress, "a", "b")
-    a.steps(50)
-    clock.now += 10
-    b.steps(50)
-    b.round(5, 8, 9)
-    a.failed("The loss is not finite.")
-    assert seen(progress)[:2] == [
-        "2 of 2: b round 5 of 10",
-        "round 5 of 10, 10 steps a second, 8 B down, 9 B up, 0:10 left",
+    advance(clock, a, b, rounds=4, seconds=2.0)
+    a.evaluated(scores(0.5, 0.25))
+    assert seen(progress) == [
+        "2/4 a round 4 of 10 test 50.0 validation 25.0 0:00:12",
+        "3/4 b round 4 of 10 0:00:12",
+        "6 steps a second, 2 kB down, 1 kB up",
     ]
+    b.failed("The loss is not finite.")
+    assert seen(progress)[-1] == "v0 validation global 25.0 0.500"
 
 
-@pytest.mark.parametrize(("height", "most"), [(40, 12), (9, 4), (2, 1)])
+@pytest.mark.parametrize(("height", "most"), [(40, 12), (9, 6), (2, 1)])
 def test_many_runs_are_shown_as_far_as_there_is_room(clock: Clock, height: int, most: int):
-    """18 runs with 1 % to 18 % on test; the last ones are told in a range. When some end, others move up."""
-    progress = LiveProgress(18, Console(file=io.StringIO(), width=100, height=height))
+    """When some end, others move up."""
+    progress = display(18, clock, height=height)
     runs = begun(progress, *(f"run{i}" for i in range(1, 19)))
-    for number, run in enumerate(runs, start=1):
-        run.evaluated(scores(number / 100))
-    _heading, *rows, more, together = seen(progress)
-    assert rows == [f"{number} run{number} 0 of 10 {number}.0" for number in range(1, most + 1)]
-    assert more == f"and {18 - most} more test {most + 1}.0 to 18.0"
-    assert together.startswith("18 of 18 runs together: ")
+
+    def bars() -> list[str]:
+        return [line.split()[1] for line in seen(progress)[:-1]]
+
+    assert bars() == [f"run{number}" for number in range(1, most + 1)]
+    assert seen(progress)[-1].endswith(f"and {18 - most} more")
     for run in runs[:6]:
         run.end()
-    rows = seen(progress)[1:]
-    assert rows[:most] == [f"{number} run{number} 0 of 10 {number}.0" for number in range(7, most + 7)]
-    assert len(rows) == (13 if most == 12 else most + 2)
+    assert bars() == [f"run{number}" for number in range(7, most + 7)]
 
 
-@pytest.mark.parametrize("width", [80, 60])
+@pytest.mark.parametrize("width", [120, 80])
 def test_a_long_name_is_shortened_rather_than_a_number(clock: Clock, width: int):
-    progress = LiveProgress(2, Console(file=io.StringIO(), width=width))
-    for run in begun(progress, "a" * 99, "b", rounds=500):
+    progress = display(2, clock, width)
+    runs = begun(progress, "a" * 199, "b", rounds=500)
+    for run in runs:
         run.evaluated(scores(0.5, 0.25))
-    first, second = seen(progress)[1:3]
-    assert first.endswith("… 0 of 500 50.0 25.0")
-    assert second == "2 b 0 of 500 50.0 25.0"
+    advance(clock, *runs, rounds=2)
+    first, second, _ = seen(progress)
+    assert first.endswith("a… round 2 of 500 test 50.0 validation 25.0 0:08:18")
+    assert second == "2/2 b round 2 of 500 test 50.0 validation 25.0 0:08:18"
+
+
+@pytest.mark.parametrize(("width", "height"), [(60, 10), (20, 5), (5, 1), (1, 1)])
+def test_a_small_terminal_is_no_error(clock: Clock, width: int, height: int):
+    progress = display(3, clock, width, height)
+    for run in begun(progress, "a" * 99, "b"):
+        run.evaluated(scores(0.5, 0.25))
+        assert seen(progress)
+        assert max(map(len, seen(progress))) <= width
+
+
+def test_a_terminal_shows_runs_and_keeps_lines(tiny_document: dict[str, Any]):
+    """The whole way, from a run to what a terminal is sent."""
+    terminal = Console(file=io.StringIO(), force_terminal=True, width=160)
+    with LiveProgress(1, terminal) as progress:
+        progress.note("A word beforehand.")
+        compare(tiny_document, progress=progress)
+    text = terminal.file.getvalue()  # type: ignore[attr-defined]  # it is a StringIO
+    assert text.count("A word beforehand.") == 1
+    assert "done: " in text
+    with LiveProgress(2, terminal) as progress:
+        (run,) = begun(progress, "a")
+        run.evaluated(scores(0.125))
+    text = terminal.file.getvalue()  # type: ignore[attr-defined]  # it is a StringIO
+    for word in ("round 0 of 10", "steps a second", "down", "up", "light", "12.5"):
+        assert word in text
+
+
+# No terminal ------------------------------------------------------------------------------------
+
+
+def test_a_run_alone_without_a_terminal(clock: Clock):
+    """A line each 10 s and one at the end; of 30 rounds of 2 s, 14 are done after 28 s, and 32 s are left."""
+    progress = display(1, clock)
+    (run,) = begun(progress, "[i]only", rounds=30)
+    advance(clock, run, rounds=14, seconds=2.0)
+    run.evaluated(scores(0.5, 0.25))
+    clock.now += 2.0
+    run.steps(5)
+    advance(clock, run, rounds=1, seconds=10.0)
+    run.failed("The loss is not finite.")
+    lines = written(progress)
+    assert len(lines) == 5
+    assert lines[0].startswith("1/1 [i]only  round 4 of 30  2 steps a second, 1 kB down, 500 B up, 0:52 left")
+    assert lines[2].startswith("1/1 [i]only  round 14 of 30  2 steps a second, 1 kB down, 500 B up, 0:32 left")
+    assert lines[2].endswith("light test 50.0  v0 validation 25.0")
+    assert lines[4] == "1/1 [i]only  failed after round 15 of 30, 0:40: The loss is not finite."
 
 
 def test_runs_together_without_a_terminal(clock: Clock):
-    """A line of all each 10 s, then one of each run; 200 steps in 20 s and in 25 s are 10 and 8 a second in all."""
-    progress = plain(3)
+    """A line of all, with the newest accuracies; then one of each."""
+    progress = display(3, clock)
     a, b, c = begun(progress, "a", "b", "c")
-    clock.now += 9
-    for run in (a, b, c):
-        run.steps(50)
-    clock.now += 1
-    a.steps(50)  # 200 steps in 10 s
-    for accuracy, run in enumerate((a, b), start=4):
-        run.round(5, 1000, 1000)
-        run.evaluated(scores(accuracy / 10, 0.5))
-    clock.now += 10
-    b.steps(0)
-    for run in (a, b, c):
-        run.round(10, 2000, 2000)
-    b.end()
-    clock.now += 5
-    c.failed("The loss is not finite.")
+    advance(clock, a, b, rounds=4)
+    a.evaluated(scores(0.5))
+    b.evaluated(scores(0.75))
+    clock.now += 6.0
+    c.steps(0)
+    (line,) = written(progress)
+    assert line.startswith("3 of 3 runs together  round 8 of 30  ")
+    assert "2 kB down, 1 kB up, ? left" in line
+    assert line.endswith("2/3 b  light test 75.0")
     a.end()
-    assert written(progress) == [
-        "3 of 3 runs together: 20 steps a second, 0 B down, 0 B up, ? left  0 of 30 rounds",
-        "3 of 3 runs together: 10 steps a second, 2 kB down, 2 kB up, ? left  10 of 30 rounds"
-        "  test 40.0 to 50.0  validation 50.0",
-        "2 of 3: b  done in 0:20 with 2 others, 10 steps a second in all  light test 50.0  v0 validation 50.0",
-        "3 of 3: c  failed after round 10 of 10, 0:25 with 2 others: The loss is not finite.",
-        "1 of 3: a  done in 0:25 with 2 others, 8 steps a second in all  light test 40.0  v0 validation 50.0",
+    b.end()
+    c.end()
+    assert written(progress)[1:] == [
+        "1/3 a  done: 20 steps in 0:10  light test 50.0",
+        "2/3 b  done: 20 steps in 0:10  light test 75.0",
     ]
 
 
-def test_no_line_of_all_when_their_last_lines_are_due(clock: Clock):
-    progress = plain(2)
+def test_no_line_of_all_when_only_their_last_lines_are_to_come(clock: Clock):
+    progress = display(2, clock)
     for run in (runs := begun(progress, "a", "b")):
         run.round(10, 1, 1)
     clock.now += 60
@@ -243,97 +221,37 @@ def test_no_line_of_all_when_their_last_lines_are_due(clock: Clock):
     assert written(progress) == []
 
 
-def test_others_are_as_many_as_were_under_way_at_once(clock: Clock):
-    """Run a meets b, then c, never both; d is alone, and its pace is its own: 7 steps in 1 s."""
-    progress = plain(4)
-    a, b = begun(progress, "a", "b")
-    b.failed("b")
-    (c,) = begun(progress, "c")
-    c.failed("c")
-    a.failed("a")
-    (d,) = begun(progress, "d")
-    clock.now += 1
-    d.steps(7)
-    d.evaluated(scores(0.5))
-    d.end()
-    assert written(progress) == [
-        "2 of 4: b  failed after round 0 of 10, 0:00 with 1 other: b",
-        "3 of 4: c  failed after round 0 of 10, 0:00 with 1 other: c",
-        "1 of 4: a  failed after round 0 of 10, 0:00 with 1 other: a",
-        "4 of 4: d  done in 0:01, 7 steps a second  light test 50.0",
-    ]
+def test_what_is_loaded_between_runs_is_no_part_of_the_pace(clock: Clock):
+    progress = display(2, clock)
+    for name in ("a", "b"):
+        (run,) = begun(progress, name)
+        advance(clock, run, rounds=3)
+        assert "5 steps a second" in seen(progress)[1]
+        run.end()
+        clock.now += 50
 
 
-def test_what_is_loaded_between_beginnings_is_no_part_of_the_pace(clock: Clock):
-    progress = plain(2)
-    (a,) = begun(progress, "a")
-    clock.now += 50
-    begun(progress, "b")
-    a.steps(20)
-    clock.now += 10
-    assert "together: 2 steps a second" in seen(progress)[-1]
-
-
-# Beside runs ------------------------------------------------------------------------------------
-
-
-def test_a_note_is_left_once():
-    progress = plain(1)
-    for text in ("[i] one", "[i] one", "two", "[i] one"):
+def test_what_is_told_beside_runs(clock: Clock):
+    """Notes once, runs that are not repeated or go on, and images that are embedded, as a line each 10 s."""
+    progress = display(3, clock)
+    for text in ("[i] x", "[i] x", "y", "[i] x"):
         progress.note(text)
-    assert written(progress) == ["[i] one", "two", "[i] one"]
-
-
-def test_reused_runs_count():
-    progress = plain(2)
     progress.reused("a")
-    (b,) = begun(progress, "b")
-    assert written(progress) == ["[1 of 2] a  finished before"]
-    assert b.title == "2 of 2: b"
-
-
-def test_images_that_are_embedded(clock: Clock):
-    """Shown until all are, beside runs that have begun; without a terminal as a line each 10 s."""
-    progress = plain(2)
     progress.embedded("means", 0, 130)
-    assert seen(progress) == ["Embedding images with means: 0 of 130"]
-    assert written(progress) == []
     clock.now += 10
     progress.embedded("means", 64, 130)
-    assert written(progress) == ["Embedding images with means: 64 of 130"]
+    assert seen(progress)[0].startswith("Embedding images with means image 64 of 130")
     progress.embedded("means", 130, 130)
     assert seen(progress) == [LOADING]
-    begun(progress, "a")
-    progress.embedded("means", 64, 130)
-    assert seen(progress)[0].startswith("1 of 2: a")
-    assert seen(progress)[-1] == "Embedding images with means: 64 of 130"
-
-
-def test_a_terminal_is_sent_scores_at_once_and_keeps_lines(clock: Clock):
-    terminal = Console(file=io.StringIO(), force_terminal=True, width=100)
-    with LiveProgress(2, terminal) as progress:
-        a, b = begun(progress, "a", "b")
-        clock.now += 60
-        a.evaluated(scores(0.125))
-        progress.note("A word.")
-        a.end()
-        b.evaluated(scores(0.375))
-        text = terminal.file.getvalue()  # type: ignore[attr-defined]
-        assert "37.5" in text
-        assert "1 of 2: a  done in 1:00 with 1 other" in text
-        assert text.count("A word.") == 1
-
-
-def test_a_terminal_shows_runs_and_notes(tiny_document: dict[str, Any]):
-    """The whole way, from a run to what a terminal is sent."""
-    terminal = Console(file=io.StringIO(), force_terminal=True, width=160)
-    with LiveProgress(1, terminal) as progress:
-        progress.note("A word beforehand.")
-        compare(tiny_document, progress=progress)
-        text = terminal.file.getvalue()  # type: ignore[attr-defined]
-    for word in ("round 2 of 2", "steps a second", "down", "up", "left", "validation", "light", "done in"):
-        assert word in text
-    assert text.count("A word beforehand.") == 1
+    progress.begin(Outlook("b", 10, 5))
+    assert written(progress) == [
+        "[i] x",
+        "y",
+        "[i] x",
+        "1/3 a  finished before",
+        "Embedding images with means: 64 of 130",
+        "2/3 b  goes on from round 5",
+    ]
 
 
 def test_all_are_silent_by_default(capsys: pytest.CaptureFixture[str]):

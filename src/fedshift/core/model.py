@@ -13,6 +13,7 @@ from fedshift.settings.catalogue import Count, Spec, setting
 from fedshift.streams import Streams
 
 Shape = tuple[int, ...]
+DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +89,7 @@ class ModelBuilder:
         with self.streams.as_global("initialisation", role):
             module = build()
         for name, layer in module.named_modules():
-            if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
+            if isinstance(layer, DROPOUT) and layer.p > 0:
                 raise FedshiftError(
                     f"Layer '{name}' of the {role} is dropout, which draws from a global generator, so the run "
                     "could not be repeated: set its probability to 0."

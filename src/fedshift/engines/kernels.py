@@ -196,7 +196,13 @@ def _worthwhile(x: Tensor, weight: Tensor) -> bool:
     )
 
 
+# PyTorch's private functions, each by the name of ours alone; without them layers stay as they are. No public way to
+# oneDNN is as fast: tensors in its own layout and 1x1 convolutions lose more to copies than the product gains, and a
+# rule for vmap, in the place of asking for transforms, makes a layer 140 microseconds a step slower.
+
+
 def _multiply(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The product of rows (n, in) and weights (out, in) by oneDNN, without gradients."""
     # A bias with gaps would be read as if it had none.
     bias = None if bias is None else bias.contiguous()
     product: Tensor = torch.ops.mkldnn._linear_pointwise.default(rows, weight, bias, "none", [], "")

@@ -6,7 +6,6 @@ import ctypes
 import os
 import sys
 from collections.abc import MutableMapping
-from pathlib import Path
 
 # mallopt's parameters and values (malloc.h of the GNU C library), in bytes: from how much unused memory at the end of
 # the heap some is given back, and from what size (this is the most) a tensor gets pages of its own, cleared each time.
@@ -14,15 +13,11 @@ _KEEP = {-1: 2**28, -3: 2**25}
 
 
 def cores() -> int:
-    """How many cores this process may use, by its affinity and by the quota of its container."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(allowed, _quota(Path("/sys/fs/cgroup/cpu.max"))))
+    """How many cores this process may use: by its affinity, its container's quota, and ``LOKY_MAX_CPU_COUNT``."""
+    import joblib
 
-
-def _quota(file: Path) -> int:
-    """The cores that a control group may use at a time; very many if nothing limits them."""
-    quota, _, period = file.read_text().strip().partition(" ") if file.is_file() else ("max", "", "")
-    return 10**6 if quota == "max" else -(-int(quota) // int(period))
+    count: int = joblib.cpu_count()
+    return count
 
 
 def before_torch(environment: MutableMapping[str, str] = os.environ) -> None:
