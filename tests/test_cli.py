@@ -12,12 +12,15 @@ from typer.testing import CliRunner
 from conftest import interrupt_after
 from fedshift.cli.app import app
 from fedshift.cli.catalogues import shown_names
+from fedshift.datasets import DATASETS
 from fedshift.engines import calibration
 from fedshift.engines.choice import Choice
 from fedshift.engines.kernels import Kernels
+from fedshift.federation import PROTOCOLS
+from fedshift.methods import METHODS
+from fedshift.models import MODELS
 from fedshift.runs import runner
 from fedshift.runs.folder import RunFolder
-from fedshift.settings.catalogue import DATASETS, METHODS, MODELS, PROTOCOLS
 from fedshift.settings.grid import expand, override
 
 RUNNER = CliRunner()
@@ -180,7 +183,8 @@ def test_names_complete_after_the_last_comma():
 def test_every_spec_documents_its_settings():
     from fedshift.settings.experiment import PLAIN
 
-    for cls in [*(c.get(name) for c in (METHODS, DATASETS, MODELS, PROTOCOLS) for name in c), *PLAIN.values()]:
+    catalogues = (METHODS, DATASETS, MODELS, PROTOCOLS)
+    for cls in [*(catalogue.get(name).cls for catalogue in catalogues for name in catalogue), *PLAIN.values()]:
         assert cls.__doc__
         assert all(field.metadata.get("help") for field in cls.settings().values()), cls
 

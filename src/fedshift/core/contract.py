@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fedshift.core.messages import Down, Tensors, Up
 from fedshift.core.net import Net, batch_norm_tensors
 from fedshift.core.state import Moments
-from fedshift.settings.catalogue import Spec, setting
+from fedshift.settings.spec import Spec, setting
 from fedshift.streams import Draws, Streams
 
 if TYPE_CHECKING:
@@ -249,6 +249,7 @@ class Method(Spec):
         paper: where the method comes from.
     """
 
+    section: ClassVar[str] = "method"
     presets: ClassVar[dict[str, dict[str, object]]] = {}
     paper: ClassVar[str] = ""
 

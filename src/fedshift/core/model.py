@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedshift.errors import FedshiftError
-from fedshift.settings.catalogue import Count, Spec, setting
+from fedshift.settings.spec import Count, Spec, setting
 from fedshift.streams import Streams
 
 Shape = tuple[int, ...]
@@ -18,6 +19,8 @@ Shape = tuple[int, ...]
 @dataclass(frozen=True, kw_only=True)
 class Model(Spec):
     """A representation network; ``dim`` is the size of z."""
+
+    section: ClassVar[str] = "model"
 
     dim: Count = setting(64, help="dimension d of the representation z")
 

@@ -32,7 +32,7 @@ from fedshift.datasets.mnist import read_mnist
 from fedshift.datasets.parquet import Columns, ParquetSource, class_name, image_bytes, parquet_files
 from fedshift.errors import FedshiftError, need
 from fedshift.federation.domains import DomainData
-from fedshift.settings.catalogue import Fraction, Pixels, setting
+from fedshift.settings.spec import Fraction, Pixels, setting
 from fedshift.streams import Streams
 
 Domain = Literal["mnist", "mnist-m", "usps", "svhn"]

@@ -13,7 +13,7 @@ from fedshift.datasets.images import Row, domain_data
 from fedshift.datasets.parquet import Columns, class_name, image_bytes
 from fedshift.errors import FedshiftError, need
 from fedshift.federation.domains import DomainData
-from fedshift.settings.catalogue import setting
+from fedshift.settings.spec import setting
 from fedshift.streams import Streams
 
 PARQUET_INSTEAD = "give a Parquet file of it instead: --set data.name=parquet --set data.path=FILE"

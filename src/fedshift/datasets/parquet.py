@@ -15,7 +15,7 @@ from fedshift.datasets.dataset import ImageDataset
 from fedshift.datasets.images import Row, domain_data
 from fedshift.errors import FedshiftError, need
 from fedshift.federation.domains import DomainData
-from fedshift.settings.catalogue import setting
+from fedshift.settings.spec import setting
 from fedshift.streams import Streams
 
 

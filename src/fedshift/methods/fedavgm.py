@@ -21,7 +21,7 @@ from fedshift.core.contract import Part, Replies, ServerState
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import mirror
 from fedshift.methods.fedavg import FedAvg
-from fedshift.settings.catalogue import NonNegative, setting
+from fedshift.settings.spec import NonNegative, setting
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,7 +42,7 @@ from fedshift.core.messages import Tensors
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net, mirror
 from fedshift.methods.fedavg import FedAvg
-from fedshift.settings.catalogue import Positive, Range, setting
+from fedshift.settings.spec import Positive, Range, setting
 
 
 @dataclass(frozen=True, kw_only=True)

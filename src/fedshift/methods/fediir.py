@@ -49,7 +49,7 @@ from fedshift.core.messages import Down, Tensors, Up
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net, mirror
 from fedshift.methods.fedavg import FedAvg
-from fedshift.settings.catalogue import NonNegative, setting
+from fedshift.settings.spec import NonNegative, setting
 
 Memory = Annotated[float, Strict(), Interval(ge=0, lt=1)]
 

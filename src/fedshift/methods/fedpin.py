@@ -26,14 +26,14 @@ Choices, where the paper leaves something open:
   lam = 0 neither Psi_u nor the shortcut phase. With alpha = lam = gamma = 0 it is FedAvg beside local training.
 
 The paper trains everything by Adam at one learning rate, 1e-4 (PACS: 1e-2): ``[train] optimiser = "adam"``. Plain SGD
-at usual rates diverges under such an alpha. :class:`Anchored` is the row GM-L2 of Table 2, :class:`WithoutContrast` and
-:class:`WithoutVariance` are its rows lambda = 0 and gamma = 0.
+at usual rates diverges under such an alpha. :class:`Anchored` is the row GM-L2 of Table 2; its rows lambda = 0 and
+gamma = 0 are fedpin-lambda-0 and fedpin-gamma-0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -45,7 +45,7 @@ from fedshift.core.messages import Tensors
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net
 from fedshift.methods.fedpin_global import GlobalModel
-from fedshift.settings.catalogue import Count, NonNegative, Positive, Range, setting
+from fedshift.settings.spec import Count, NonNegative, Positive, Range, setting
 
 PERSONAL = {"personal_encoder": "encoder", "personal_head": "head"}  # and the part of the global model it stands for
 
@@ -174,34 +174,6 @@ class FedPIN(Personalised):
         if self.gamma > 0:
             terms["variance"] = self.gamma * total_variance(z)
         return terms
-
-
-def _without(name: str) -> dict[str, dict[str, object]]:
-    """FedPIN's presets for a variant that fixes one of its settings."""
-    return {
-        data: {key: value for key, value in preset.items() if key != name} for data, preset in FedPIN.presets.items()
-    }
-
-
-@dataclass(frozen=True, kw_only=True)
-class WithoutContrast(FedPIN):
-    """FedPIN with lambda = 0: a personal model on its own, but for the variance of its features."""
-
-    paper: ClassVar[str] = "Tang et al., ICML 2024, Table 2 (lambda = 0)"
-    presets: ClassVar[dict[str, dict[str, object]]] = _without("lam")
-
-    lam: float = field(default=0.0, init=False)
-    temperature: float = field(default=0.5, init=False)
-
-
-@dataclass(frozen=True, kw_only=True)
-class WithoutVariance(FedPIN):
-    """FedPIN with gamma = 0: the contrast alone."""
-
-    paper: ClassVar[str] = "Tang et al., ICML 2024, Table 2 (gamma = 0)"
-    presets: ClassVar[dict[str, dict[str, object]]] = _without("gamma")
-
-    gamma: float = field(default=0.0, init=False)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -54,7 +54,7 @@ from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net
 from fedshift.errors import FedshiftError
 from fedshift.methods.fedavg import FedAvg
-from fedshift.settings.catalogue import Count, NonNegative, Positive, Range, WholeNumber, setting
+from fedshift.settings.spec import Count, NonNegative, Positive, Range, WholeNumber, setting
 
 BY_OWNER = "auxiliary.first.weight"  # its last columns are the clients' own
 

@@ -55,7 +55,7 @@ from fedshift.core.net import Net
 from fedshift.errors import FedshiftError
 from fedshift.federation.samples import Samples
 from fedshift.methods.client2vec.index import NETWORK, ClientIndex, made_by
-from fedshift.settings.catalogue import Count, Fraction, Positive, setting
+from fedshift.settings.spec import Count, Fraction, Positive, setting
 
 
 class Decomposition(nn.Module):
