@@ -110,7 +110,7 @@ def test_an_error_names_the_table_the_setting_and_the_value(make_it: Any, messag
         make_it()
 
 
-def test_a_class_without_a_name_is_told_how_to_get_it():
+def test_an_error_says_how_a_class_gets_a_name():
     @dataclass(frozen=True, kw_only=True)
     class Nameless(FedAvg):
         """No method of the catalogue."""
@@ -176,7 +176,7 @@ def test_a_variant_and_its_class_with_the_same_values_are_two_rows(tiny_document
     assert variant.method_name == "fedreg"
     assert plain.fingerprint != variant.fingerprint
     flat = [flattened(experiment.table()) for experiment in (plain, variant)]
-    assert [label(one, flat) for one in flat] == ["fedcir", "fedreg"]
+    assert [label(row, flat) for row in flat] == ["fedcir", "fedreg"]
 
 
 def test_a_fixed_setting_in_an_experiment_is_an_unknown_field(tiny_document: dict[str, Any]):
@@ -188,7 +188,7 @@ def test_a_fixed_setting_in_an_experiment_is_an_unknown_field(tiny_document: dic
     assert [e.method.l_align for e in expand(override(tiny_document, both))] == [0.1, 0.0]
 
 
-def test_a_variant_whose_fixed_setting_is_changed_is_one_no_more():
+def test_a_variant_whose_fixed_setting_is_changed_goes_by_its_classs_name():
     variant = METHODS.get("fedreg")(l_reg=0.3)
     changed = replace(variant, l_align=0.1)
     assert METHODS.name_of(variant) == METHODS.name_of(replace(variant, l_reg=0.4)) == "fedreg"

@@ -173,6 +173,17 @@ def test_help_does_not_wait_for_torch():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
+def test_a_variant_is_shown_by_its_own_line_without_what_is_fixed():
+    line = "FedCiR without the alignment: clients learn from generated representations alone."
+    paper = "Li et al., IEEE TMC 2024, Eq. 18 with the weight of L_align 0"
+    shown, listed = (" ".join(ok(*words).split()) for words in (("show", "fedreg"), ("list", "methods")))
+    assert f"fedreg: {line}" in shown
+    assert "l_reg = 0.5" in shown
+    assert "l_align =" not in shown
+    assert "Published for pacs: l_reg = 0.5 Published" in shown
+    assert all(word in listed for word in (*line.split(), *paper.split()))
+
+
 def test_names_complete_after_the_last_comma():
     from fedshift.cli.app import _experiments, _names
 

@@ -147,7 +147,7 @@ if TYPE_CHECKING:
     from fedshift.runs.folder import RunFolder
 def later():
     import fedshift.api as api
-entries = {"a": ".methods.moon:MOON", "b": "fedshift.models.cnn", "c": "a.b", "d": "field: value", "e": ".new", "f": "."}
+entries = {"a": ".methods.moon:MOON", "b": "fedshift.models.cnn", "c": "a.b", "d": "field: value", "e": ".new"}
 """
     seen = {known(name) for node in ast.walk(ast.parse(text)) for name in targets("errors", node)} - {""}
     expected = {"files", "errors", "core.net", "engines.local", "runs.folder", "api", "methods.moon", "models.cnn"}

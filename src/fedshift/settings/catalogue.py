@@ -1,4 +1,4 @@
-"""Specs by name. Each room lists its own in its ``__init__``, as text, so that a page is imported when it is used."""
+"""Specs by name. Each room lists its specs in its ``__init__``, as text, so that a page is imported when it is used."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Variant:
     """An entry that is another with some settings fixed, such as FedCiR without a term.
 
     Attributes:
-        of: the other entry's name.
+        of: the name of the other entry, which is no variant.
         fixed: the values of the settings that make it the variant.
         unused: settings that have no effect then; like fixed ones they cannot be set.
         help: what it is, in one line.
@@ -119,12 +119,12 @@ class Catalogue(Generic[T]):
         self.kind = kind
         self._variable = f"{room}.{name}"
         self._base = resolve_name(base, room)
-        self._held: dict[str, str | type[Spec] | Variant] = {
-            name: resolve_name(held, room) if isinstance(held, str) else held for name, held in entries.items()
+        self._listed: dict[str, str | type[Spec] | Variant] = {
+            name: resolve_name(listed, room) if isinstance(listed, str) else listed for name, listed in entries.items()
         }
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted(self._held))
+        return iter(sorted(self._listed))
 
     def base(self) -> type[T]:
         """The class every entry derives from."""
@@ -142,12 +142,12 @@ class Catalogue(Generic[T]):
         Raises:
             UnknownNameError: no entry has that name; the message names the nearest one.
         """
-        if name not in self._held:
-            raise UnknownNameError(self.kind, name, self._held)
-        held = self._held[name]
-        if isinstance(held, Variant):
-            return Entry(self.get(held.of).cls, name, held)
-        cls: Any = _load(held) if isinstance(held, str) else held
+        if name not in self._listed:
+            raise UnknownNameError(self.kind, name, self._listed)
+        listed = self._listed[name]
+        if isinstance(listed, Variant):
+            return Entry(self.get(listed.of).cls, name, listed)
+        cls: Any = _load(listed) if isinstance(listed, str) else listed
         return Entry(cls, name)
 
     def register(self, name: str) -> Callable[[type[C]], type[C]]:
@@ -161,10 +161,10 @@ class Catalogue(Generic[T]):
             base: type[Spec] = self.base()
             if not issubclass(cls, base):
                 raise FedshiftError(f"{cls.__name__} is no {self.kind}: it must derive from {base.__name__}.")
-            held = self._held.get(name)
-            if held is not None and _path(held) != _path(cls):
-                raise FedshiftError(f"The {self.kind} name '{name}' is taken by {_path(held)}; choose another.")
-            self._held[name] = cls
+            listed = self._listed.get(name)
+            if listed is not None and _path(listed) != _path(cls):
+                raise FedshiftError(f"The {self.kind} name '{name}' is taken by {_path(listed)}; choose another.")
+            self._listed[name] = cls
             return cls
 
         return add
@@ -175,10 +175,10 @@ class Catalogue(Generic[T]):
         Raises:
             FedshiftError: its class is not in the catalogue.
         """
-        if spec.listed_as in self._held and (entry := self.get(spec.listed_as)).made(spec):
+        if spec.listed_as in self._listed and (entry := self.get(spec.listed_as)).made(spec):
             return entry
-        for name, held in self._held.items():
-            if _path(held) == _path(type(spec)):
+        for name, listed in self._listed.items():
+            if _path(listed) == _path(type(spec)):
                 return self.get(name)
         missing = type(spec).__name__
         raise FedshiftError(f"{missing} has no name: decorate it with @{self._variable}.register('name').")
@@ -237,10 +237,10 @@ class From(Nested):
         return self.catalogue.table_of(spec)
 
 
-def _path(held: str | type | Variant) -> str:
-    if isinstance(held, Variant):
-        return f"a variant of '{held.of}'"
-    return held if isinstance(held, str) else f"{held.__module__}:{held.__qualname__}"
+def _path(listed: str | type | Variant) -> str:
+    if isinstance(listed, Variant):
+        return f"a variant of '{listed.of}'"
+    return listed if isinstance(listed, str) else f"{listed.__module__}:{listed.__qualname__}"
 
 
 def _load(path: str) -> Any:

@@ -90,7 +90,7 @@ class Nested(ABC):
 
 @dataclass(frozen=True)
 class Table(Nested):
-    """A setting whose type is a spec of which there is one kind only: a table of its settings, without a name."""
+    """A setting that is always a spec of the same class: a table of its settings, without a name."""
 
     cls: type[Spec]
 
@@ -182,7 +182,7 @@ class Spec:
 
 
 def check_names(names: Iterable[str], known: Mapping[str, Any], where: str) -> None:
-    """Raise an error that names the nearest right name if one of ``names`` is no setting of the table ``where``."""
+    """Raise an error that gives the nearest right name if any of ``names`` is no setting of the table ``where``."""
     for name in names:
         if name not in known:
             raise UnknownNameError(f"field of [{where}]", name, known)
