@@ -62,7 +62,7 @@ class Entry(Generic[T]):
         self.check_names(values, self.cls.section)
         if self.variant is None:
             return self.cls(**values)
-        return self.cls(listed_as=self.name, **{**self.variant.fixed, **values})
+        return self.cls(listed_as=self.name, **self.variant.fixed, **values)
 
     def settings(self) -> dict[str, Field[Any]]:
         """The fields that can be set, by name."""
