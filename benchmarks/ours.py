@@ -16,9 +16,9 @@ from fedshift.engines.calibration import choose
 from fedshift.engines.choice import open_engine
 from fedshift.engines.engine import Engine
 from fedshift.federation.domains import DomainData
-from fedshift.settings.catalogue import Count
 from fedshift.settings.experiment import Experiment
 from fedshift.settings.grid import expand
+from fedshift.settings.spec import Count
 from fedshift.simulation.rounds import advance
 from fedshift.simulation.simulation import Simulation
 from fedshift.streams import Streams

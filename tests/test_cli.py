@@ -12,12 +12,15 @@ from typer.testing import CliRunner
 from conftest import interrupt_after
 from fedshift.cli.app import app
 from fedshift.cli.catalogues import shown_names
+from fedshift.datasets import DATASETS
 from fedshift.engines import calibration
 from fedshift.engines.choice import Choice
 from fedshift.engines.kernels import Kernels
+from fedshift.federation import PROTOCOLS
+from fedshift.methods import METHODS
+from fedshift.models import MODELS
 from fedshift.runs import runner
 from fedshift.runs.folder import RunFolder
-from fedshift.settings.catalogue import DATASETS, METHODS, MODELS, PROTOCOLS
 from fedshift.settings.grid import expand, override
 
 RUNNER = CliRunner()
@@ -170,6 +173,17 @@ def test_help_does_not_wait_for_torch():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
+def test_a_variant_is_shown_by_its_own_line_without_what_is_fixed():
+    line = "FedCiR without the alignment: clients learn from generated representations alone."
+    paper = "Li et al., IEEE TMC 2024, Eq. 18 with the weight of L_align 0"
+    shown, listed = (" ".join(ok(*words).split()) for words in (("show", "fedreg"), ("list", "methods")))
+    assert f"fedreg: {line}" in shown
+    assert "l_reg = 0.5" in shown
+    assert "l_align =" not in shown
+    assert "Published for pacs: l_reg = 0.5 Published" in shown
+    assert all(word in listed for word in (*line.split(), *paper.split()))
+
+
 def test_names_complete_after_the_last_comma():
     from fedshift.cli.app import _experiments, _names
 
@@ -180,7 +194,8 @@ def test_names_complete_after_the_last_comma():
 def test_every_spec_documents_its_settings():
     from fedshift.settings.experiment import PLAIN
 
-    for cls in [*(c.get(name) for c in (METHODS, DATASETS, MODELS, PROTOCOLS) for name in c), *PLAIN.values()]:
+    catalogues = (METHODS, DATASETS, MODELS, PROTOCOLS)
+    for cls in [*(catalogue.get(name).cls for catalogue in catalogues for name in catalogue), *PLAIN.values()]:
         assert cls.__doc__
         assert all(field.metadata.get("help") for field in cls.settings().values()), cls
 

@@ -26,6 +26,7 @@ from conftest import CNN_WITH_BN, TINY, Make, interrupt_after, simulate, states
 from fedshift.api import compare
 from fedshift.core.contract import Batch, Context, Phase, Terms
 from fedshift.core.net import Net
+from fedshift.datasets import DATASETS
 from fedshift.datasets.dataset import Dataset
 from fedshift.engines import vectorised
 from fedshift.engines.engine import Engine, Question
@@ -41,9 +42,9 @@ from fedshift.methods.feddyn import FedDyn
 from fedshift.runs import runner
 from fedshift.runs.folder import Record, RunFolder
 from fedshift.runs.progress import Progress
-from fedshift.settings.catalogue import DATASETS, setting
 from fedshift.settings.experiment import Experiment
 from fedshift.settings.grid import expand, override
+from fedshift.settings.spec import setting
 from fedshift.simulation.rounds import advance
 from fedshift.simulation.simulation import Simulation
 from fedshift.streams import Streams

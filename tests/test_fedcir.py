@@ -17,7 +17,8 @@ from fedshift.core.contract import Batch, Method, Objective, Part, Phase, Server
 from fedshift.core.messages import Up
 from fedshift.core.net import Net
 from fedshift.errors import FedshiftError
-from fedshift.methods.fedcir import EstimatedGaussians, FedAlign, FedCiR, FedReg, Generator, log_mixture
+from fedshift.methods import METHODS
+from fedshift.methods.fedcir import EstimatedGaussians, FedCiR, Generator, log_mixture
 from fedshift.methods.fedsr import FedSR
 from fedshift.simulation.simulation import Simulation
 from fedshift.streams import Draw
@@ -141,8 +142,8 @@ def test_a_term_without_weight_is_left_out_and_asks_for_no_noise(make: Make):
     batch, noise = one_image()
     for method, terms, draws in (
         (FedCiR(l_reg=0.5, l_align=0.1), {"cross_entropy", "reg", "align"}, {"eps", "labels", "noise"}),
-        (FedReg(), {"cross_entropy", "reg"}, {"eps", "labels", "noise"}),
-        (FedAlign(), {"cross_entropy", "align"}, {"eps"}),
+        (METHODS.get("fedreg")(), {"cross_entropy", "reg"}, {"eps", "labels", "noise"}),
+        (METHODS.get("fedalign")(), {"cross_entropy", "align"}, {"eps"}),
         (FedCiR(l_reg=0, l_align=0), {"cross_entropy"}, {"eps"}),
     ):
         assert method.loss(one_dimensional_net(), batch, at(round=2, noise=noise)).keys() == terms
@@ -487,7 +488,7 @@ def test_presets_are_those_of_appendix_e():
         "office-caltech-10": 5e-7,
         "camelyon17": 5e-7,
     }
-    for variant in (FedCiR, FedReg, FedAlign):
+    for variant in map(METHODS.get, ("fedcir", "fedreg", "fedalign")):
         assert variant.presets.keys() == FedCiR.presets.keys()
         for preset in variant.presets.values():
             assert preset.get("l_reg", 0.5) == 0.5

@@ -17,7 +17,8 @@ from fedshift.core.messages import Up
 from fedshift.core.net import Net
 from fedshift.engines.batches import BatchOrder
 from fedshift.errors import FedshiftError
-from fedshift.methods.fedpin import Anchored, FedPIN, WithoutContrast, WithoutVariance, contrast, total_variance
+from fedshift.methods import METHODS
+from fedshift.methods.fedpin import Anchored, FedPIN, contrast, total_variance
 from fedshift.methods.fedpin_global import ClientMLP, FineTuned, GlobalModel
 from fedshift.simulation.simulation import Simulation
 from fedshift.streams import Streams
@@ -546,7 +547,8 @@ def test_every_variant_runs_with_the_papers_optimiser_and_alpha(make: Make, name
 
 
 def test_the_named_variants_are_fedpin_with_a_weight_of_0():
-    assert WithoutContrast().lam == 0
-    assert WithoutVariance().gamma == 0
-    assert WithoutVariance.presets["pacs"] == {"alpha": 1e4, "lam": 3.0}
-    assert WithoutContrast.presets["pacs"] == {"alpha": 1e4, "gamma": 1e-5}
+    without_contrast, without_variance = METHODS.get("fedpin-lambda-0"), METHODS.get("fedpin-gamma-0")
+    assert without_contrast() == FedPIN(lam=0.0, listed_as="fedpin-lambda-0")
+    assert without_variance() == FedPIN(gamma=0.0, listed_as="fedpin-gamma-0")
+    assert without_variance.presets["pacs"] == {"alpha": 1e4, "lam": 3.0}
+    assert without_contrast.presets["pacs"] == {"alpha": 1e4, "gamma": 1e-5}

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from conftest import Make, at, simulate, states
 from fedshift.core.contract import Batch
 from fedshift.core.net import Net
-from fedshift.methods.fedsr import ClassGaussians, FedCMI, FedL2R, FedSR, gaussian_kl
+from fedshift.methods import METHODS
+from fedshift.methods.fedsr import ClassGaussians, FedSR, gaussian_kl
 
 
 class Fixed(nn.Module):
@@ -73,8 +74,9 @@ def test_the_norm_form_by_hand():
     encoder = nn.Identity()
     net = Net({"encoder": encoder, "head": nn.Linear(2, 2)})
     batch = Batch(torch.tensor([[3.0, 4.0]]), torch.tensor([1]))
-    assert FedL2R(l2r=0.1).loss(net, batch, context())["l2r"].item() == pytest.approx(2.5)
-    assert FedL2R(l2r=0.1, l2r_form="norm").loss(net, batch, context())["l2r"].item() == pytest.approx(0.5)
+    squared, norm = METHODS.get("fedl2r")(l2r=0.1), METHODS.get("fedl2r")(l2r=0.1, l2r_form="norm")
+    assert squared.loss(net, batch, context())["l2r"].item() == pytest.approx(2.5)
+    assert norm.loss(net, batch, context())["l2r"].item() == pytest.approx(0.5)
 
 
 def test_the_scale_of_the_public_code_acts_inside_cmi_only():
@@ -134,10 +136,11 @@ def test_without_its_weights_fedl2r_is_fedavg(make: Make):
 
 
 def test_variants_leave_out_their_term():
-    assert FedL2R().cmi == 0
-    assert not FedL2R().probabilistic
-    assert FedCMI().l2r == 0
-    assert FedCMI().probabilistic
+    l2r, cmi = METHODS.get("fedl2r")(), METHODS.get("fedcmi")()
+    assert l2r.cmi == 0
+    assert not l2r.probabilistic
+    assert cmi.l2r == 0
+    assert cmi.probabilistic
     assert not FedSR(cmi=0).probabilistic
 
 

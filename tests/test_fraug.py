@@ -17,11 +17,11 @@ from fedshift.core.net import Net
 from fedshift.core.state import ClientState
 from fedshift.errors import FedshiftError
 from fedshift.federation.samples import Samples
+from fedshift.methods import METHODS
 from fedshift.methods.fedbn import FedBN
 from fedshift.methods.fraug import FRAug, Prototypes, entropy, make_generator, make_rtnet
 from fedshift.methods.head_retraining import HeadRetraining, part_of
 from fedshift.methods.mmd import bandwidth, mmd, mmd_of_each
-from fedshift.settings.catalogue import METHODS
 from fedshift.simulation.simulation import Simulation
 
 FRAUG = {"method.name": "fraug"} | CNN_WITH_BN

@@ -15,11 +15,11 @@ import torch
 from PIL import Image
 
 from conftest import Make
+from fedshift.datasets import DATASETS
 from fedshift.datasets.image_sets import CIFAR10, PACS, DomainNet, NamedImages, OfficeCaltech10, OfficeHome
 from fedshift.datasets.wilds import Camelyon17, IWildCam
 from fedshift.errors import FedshiftError
 from fedshift.federation.protocols import split
-from fedshift.settings.catalogue import DATASETS
 from fedshift.settings.grid import expand, override
 from fedshift.streams import Streams
 

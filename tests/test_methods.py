@@ -39,8 +39,8 @@ from fedshift.federation.clients import Client
 from fedshift.federation.environments import Environment
 from fedshift.federation.federation import Federation
 from fedshift.federation.samples import Samples
+from fedshift.methods import METHODS
 from fedshift.methods.fedavg import FedAvg
-from fedshift.settings.catalogue import METHODS
 from fedshift.simulation.simulation import Simulation
 from fedshift.streams import Streams
 

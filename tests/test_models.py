@@ -13,11 +13,11 @@ from conftest import Make, simulate
 from fedshift.core.model import GaussianEncoder, Model, ModelBuilder
 from fedshift.core.net import batch_norm_tensors
 from fedshift.errors import FedshiftError
+from fedshift.models import MODELS
 from fedshift.models.backbones import ResNet18
 from fedshift.models.cct import CCT7, Attention, Layer, sinusoids
 from fedshift.models.cnn import CNN, DigitsCNN
 from fedshift.models.mlp import MLP
-from fedshift.settings.catalogue import MODELS
 from fedshift.streams import Streams
 
 

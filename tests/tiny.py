@@ -12,7 +12,7 @@ import fedshift
 from fedshift.datasets.dataset import Dataset
 from fedshift.federation.domains import DomainData
 from fedshift.methods.fedsr import FedSR
-from fedshift.settings.catalogue import Count, WholeNumber, setting
+from fedshift.settings.spec import Count, WholeNumber, setting
 from fedshift.streams import Streams
 
 

@@ -26,9 +26,13 @@ if TYPE_CHECKING:
     )
     from fedshift.core.method import Method
     from fedshift.core.net import Net
+    from fedshift.datasets import DATASETS
     from fedshift.errors import FedshiftError
+    from fedshift.federation import PARTITIONS, PROTOCOLS
+    from fedshift.methods import METHODS
     from fedshift.methods.fedavg import FedAvg
-    from fedshift.settings.catalogue import DATASETS, METHODS, MODELS, PARTITIONS, PROTOCOLS, Range, setting
+    from fedshift.models import MODELS
+    from fedshift.settings.spec import Range, setting
     from fedshift.streams import Draw
 
 __version__ = "0.1.0"
@@ -38,13 +42,13 @@ _HOMES = {
     "compare": "api",
     "load": "api",
     "resume": "api",
-    "DATASETS": "settings.catalogue",
-    "METHODS": "settings.catalogue",
-    "MODELS": "settings.catalogue",
-    "PARTITIONS": "settings.catalogue",
-    "PROTOCOLS": "settings.catalogue",
-    "Range": "settings.catalogue",
-    "setting": "settings.catalogue",
+    "DATASETS": "datasets",
+    "METHODS": "methods",
+    "MODELS": "models",
+    "PARTITIONS": "federation",
+    "PROTOCOLS": "federation",
+    "Range": "settings.spec",
+    "setting": "settings.spec",
     "Batch": "core.contract",
     "Context": "core.contract",
     "Exchange": "core.contract",

@@ -35,10 +35,10 @@ def _names(kind: str) -> Any:
     """Tab completion of the names in a catalogue, after the last comma."""
 
     def complete(incomplete: str) -> list[str]:
-        from fedshift.settings import catalogue
+        import fedshift
 
         before, comma, word = incomplete.rpartition(",")
-        return [f"{before}{comma}{name}" for name in getattr(catalogue, kind) if name.startswith(word)]
+        return [f"{before}{comma}{name}" for name in getattr(fedshift, kind) if name.startswith(word)]
 
     return complete
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 from dataclasses import MISSING
-from inspect import getdoc
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -14,23 +13,18 @@ from rich.padding import Padding
 from rich.table import Table
 
 from fedshift.core.method import Method
+from fedshift.datasets import DATASETS
 from fedshift.errors import UnknownNameError
 from fedshift.experiments import shipped, shipped_text
-from fedshift.settings.catalogue import (
-    DATASETS,
-    ENCODERS,
-    INDICES,
-    METHODS,
-    MODELS,
-    PARTITIONS,
-    PROTOCOLS,
-    Entry,
-    Spec,
-    setting_type,
-)
+from fedshift.federation import PARTITIONS, PROTOCOLS
+from fedshift.methods import METHODS
+from fedshift.methods.client2vec import ENCODERS, INDICES
+from fedshift.models import MODELS
+from fedshift.settings.catalogue import Catalogue, Entry, From
 from fedshift.settings.experiment import PLAIN
+from fedshift.settings.spec import Spec, setting_type
 
-KINDS = {
+KINDS: dict[str, Catalogue[Any]] = {
     "methods": METHODS,
     "datasets": DATASETS,
     "partitions": PARTITIONS,
@@ -60,7 +54,7 @@ def print_list(kind: str) -> None:
         if one == "experiments":
             lines = {name: shipped_text(name).splitlines()[0].lstrip("# ") for name in shipped()}
         else:
-            lines = {name: _first_line(KINDS[one].get(name)) for name in KINDS[one]}
+            lines = {name: KINDS[one].get(name).help.splitlines()[0] for name in KINDS[one]}
         for name, line in lines.items():
             paper = METHODS.get(name).paper if one == "methods" else ""
             table.add_row(f"[bold]{name}[/bold]", line, f"[dim]{paper}[/dim]")
@@ -74,20 +68,20 @@ def print_settings(name: str) -> None:
     if name in shipped() and all(name not in catalogue for catalogue in KINDS.values()):
         console.print(shipped_text(name), highlight=False, markup=False, soft_wrap=True)
         return
-    cls = _find(name)
-    page = sys.modules[cls.__module__].__doc__ or ""
-    console.print(f"[bold]{name}[/bold]: {_plain(getdoc(cls) or '')}\n", highlight=False, soft_wrap=True)
+    entry = _find(name)
+    page = sys.modules[entry.cls.__module__].__doc__ or ""
+    console.print(f"[bold]{name}[/bold]: {_plain(entry.help)}\n", highlight=False, soft_wrap=True)
     if "Choices" in page:
         console.print(_plain(page.strip()) + "\n", highlight=False, markup=False, soft_wrap=True)
     prefix = next((catalogue.table for catalogue in KINDS.values() if name in catalogue), name)
     console.print(f"Settings, with defaults (--set {prefix}.NAME=VALUE):\n", highlight=False)
-    inherited = Method.settings() if issubclass(cls, Method) else {}
-    for setting in sorted(cls.settings(), key=lambda setting: setting in inherited):
-        _print_setting(console, cls, setting)
-    for data, preset in getattr(cls, "presets", {}).items():
+    inherited = Method.settings() if issubclass(entry.cls, Method) else {}
+    for setting in sorted(entry.settings(), key=lambda setting: setting in inherited):
+        _print_setting(console, entry.cls, setting)
+    for data, preset in entry.presets.items():
         values = ", ".join(f"{key} = {_value(value)}" for key, value in preset.items())
         console.print(f"Published for {data}: {values}", highlight=False)
-    if getattr(cls, "presets", {}):
+    if entry.presets:
         console.print("They apply when data.name is that name, or with --set method.preset=NAME.", highlight=False)
 
 
@@ -111,23 +105,18 @@ def shown_names() -> list[str]:
     return [*dict.fromkeys([*(entry for catalogue in KINDS.values() for entry in catalogue), *PLAIN, *shipped()])]
 
 
-def _find(name: str) -> type[Spec]:
+def _find(name: str) -> Entry[Any]:
     for catalogue in KINDS.values():
         if name in catalogue:
-            found: type[Spec] = catalogue.get(name)
-            return found
+            return catalogue.get(name)
     if name in PLAIN:
-        return PLAIN[name]
+        return Entry(PLAIN[name])
     raise UnknownNameError("name", name, shown_names(), hint="`fedshift list` shows them with a line each.")
 
 
 def _plain(text: str) -> str:
     """A docstring without the marks that only a documentation tool reads."""
     return re.sub(r"(?::\w+:)?`+~?([^`]+)`+", r"\1", text).replace("*Choices", "Choices").replace("Choices*", "Choices")
-
-
-def _first_line(cls: type) -> str:
-    return (getdoc(cls) or "").splitlines()[0]
 
 
 def _value(value: Any) -> str:
@@ -144,7 +133,7 @@ def _type(hint: Any) -> str:
         return f"list of {_type(get_args(hint)[0])}" if get_args(hint) else "list"
     if metadata := getattr(hint, "__metadata__", None):
         for mark in metadata:
-            if isinstance(mark, Entry):
+            if isinstance(mark, From):
                 return f"{mark.catalogue.kind}: a name (`fedshift list`), or a table with a name and its settings"
         limits = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
         bounds = [

@@ -24,7 +24,7 @@ from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net, batch_norm_tensors
 from fedshift.core.tensors import Replies, Tensors, weighted_mean
 from fedshift.federation.federation import Federation
-from fedshift.settings.catalogue import Spec, setting
+from fedshift.settings.spec import Spec, setting
 from fedshift.streams import Draws
 
 
@@ -37,6 +37,7 @@ class Method(Spec):
         paper: where the method comes from.
     """
 
+    section: ClassVar[str] = "method"
     presets: ClassVar[dict[str, dict[str, object]]] = {}
     paper: ClassVar[str] = ""
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedshift.errors import FedshiftError
-from fedshift.settings.catalogue import Count, Spec, setting
+from fedshift.settings.spec import Count, Spec, setting
 from fedshift.streams import Streams
 
 Shape = tuple[int, ...]
@@ -19,6 +20,8 @@ DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout
 @dataclass(frozen=True, kw_only=True)
 class Model(Spec):
     """A representation network; ``dim`` is the size of z."""
+
+    section: ClassVar[str] = "model"
 
     dim: Count = setting(64, help="dimension d of the representation z")
 

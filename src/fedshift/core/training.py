@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Interval, Le
 
-from fedshift.settings.catalogue import Count, Fraction, NonNegative, Positive, Spec, setting
+from fedshift.settings.spec import Count, Fraction, NonNegative, Positive, Spec, setting
 
 
 @dataclass(frozen=True, kw_only=True)
 class Train(Spec):
     """Local training, common to all methods."""
+
+    section: ClassVar[str] = "train"
 
     rounds: Count = setting(300, help="communication rounds T")
     steps: Count = setting(5, help="local steps E a round (or epochs, see unit)")
@@ -42,6 +44,8 @@ class Train(Spec):
 @dataclass(frozen=True, kw_only=True)
 class Evaluate(Spec):
     """When models are scored."""
+
+    section: ClassVar[str] = "evaluate"
 
     every: Count = setting(10, help="rounds between evaluations; the last round is always scored")
     batch: Count = setting(512, help="samples predicted at a time")

@@ -1,1 +1,35 @@
-"""One page for each data set of the catalogue, and the three layouts of a user's own."""
+"""One page for each data set, the three layouts of a user's own, and the list of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fedshift.settings.catalogue import Catalogue
+
+if TYPE_CHECKING:
+    from fedshift.datasets.dataset import Dataset
+
+DATASETS: Catalogue[Dataset] = Catalogue(
+    "DATASETS",
+    __name__,
+    kind="data set",
+    base=".dataset:Dataset",
+    entries={
+        "rotated-mnist": ".rotated_mnist:RotatedMNIST",
+        "folder": ".folder:ImageFolder",
+        "parquet": ".parquet:ParquetFile",
+        "hub": ".hub:HubDataset",
+        "colored-mnist": ".colored_mnist:ColoredMNIST",
+        "colored-fashion-mnist": ".colored_mnist:ColoredFashionMNIST",
+        "waterbird": ".waterbird:WaterBird",
+        "digits": ".digits:Digits",
+        "pacs": ".image_sets:PACS",
+        "office-home": ".image_sets:OfficeHome",
+        "office-caltech-10": ".image_sets:OfficeCaltech10",
+        "domainnet": ".image_sets:DomainNet",
+        "cifar10": ".image_sets:CIFAR10",
+        "camelyon17": ".wilds:Camelyon17",
+        "iwildcam": ".wilds:IWildCam",
+        "shakespeare": ".shakespeare:Shakespeare",
+    },
+)

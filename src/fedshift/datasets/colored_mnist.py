@@ -22,7 +22,7 @@ import torch
 from fedshift.datasets.mnist import FASHION, MNIST, MNIST_HELP, read_mnist
 from fedshift.datasets.shortcuts import Probability, ShortcutDataset
 from fedshift.federation.domains import DomainData
-from fedshift.settings.catalogue import setting
+from fedshift.settings.spec import setting
 from fedshift.streams import Streams
 
 WINDOWS = ((0, 1, 5, 6), (1, 2, 6, 7), (2, 3, 7, 8), (3, 4, 8, 9))  # FedPIN, E.1

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 from fedshift.datasets.features import Tell, embed, frozen_network, silent
 from fedshift.datasets.images import Source, domain_data
 from fedshift.errors import FedshiftError
 from fedshift.federation.domains import DomainData
 from fedshift.federation.inputs import Inputs
-from fedshift.settings.catalogue import Pixels, Spec, WholeNumber, setting
+from fedshift.settings.spec import Pixels, Spec, WholeNumber, setting
 from fedshift.streams import Streams
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset(Spec):
     """A data set that can be loaded."""
+
+    section: ClassVar[str] = "data"
 
     def domain_names(self) -> tuple[str, ...]:
         """The domains' names, without loading the samples."""

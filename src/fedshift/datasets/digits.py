@@ -31,7 +31,7 @@ from fedshift.datasets.mnist import read_mnist
 from fedshift.datasets.tables import ONE_DOMAIN, Columns, HubSource, ParquetSource, TableSource, parquet_files
 from fedshift.errors import FedshiftError
 from fedshift.federation.domains import DomainData
-from fedshift.settings.catalogue import Fraction, Pixels, setting
+from fedshift.settings.spec import Fraction, Pixels, setting
 from fedshift.streams import Streams
 
 Domain = Literal["mnist", "mnist-m", "usps", "svhn"]

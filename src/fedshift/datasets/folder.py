@@ -9,7 +9,7 @@ from pathlib import Path
 from fedshift.datasets.dataset import SourceDataset
 from fedshift.datasets.images import Row, image_files, subfolders
 from fedshift.errors import FedshiftError
-from fedshift.settings.catalogue import setting
+from fedshift.settings.spec import setting
 
 
 @dataclass(frozen=True)

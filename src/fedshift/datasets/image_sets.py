@@ -30,7 +30,7 @@ from fedshift.datasets.images import Source, domain_data
 from fedshift.datasets.tables import Columns, HubSource, ParquetSource, parquet_files
 from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.federation.domains import DomainData
-from fedshift.settings.catalogue import Count, Pixels, setting
+from fedshift.settings.spec import Count, Pixels, setting
 from fedshift.streams import Streams
 
 PATH_HELP = "'hub', a Parquet file or a folder of them, or a folder laid out as folder/domain/class/file"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fedshift.datasets.dataset import SourceDataset
 from fedshift.datasets.tables import ParquetSource
-from fedshift.settings.catalogue import setting
+from fedshift.settings.spec import setting
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from fedshift.datasets.dataset import Dataset
 from fedshift.datasets.mnist import MNIST_HELP, Labels, read_mnist
 from fedshift.errors import FedshiftError
 from fedshift.federation.domains import DomainData
-from fedshift.settings.catalogue import Count, setting
+from fedshift.settings.spec import Count, setting
 from fedshift.streams import Streams
 
 

@@ -32,8 +32,8 @@ from fedshift.datasets.dataset import Dataset
 from fedshift.errors import FedshiftError
 from fedshift.federation.domains import DomainData
 from fedshift.federation.inputs import Inputs
-from fedshift.settings.catalogue import Count, Fraction, WholeNumber, setting
 from fedshift.settings.content import digest
+from fedshift.settings.spec import Count, Fraction, WholeNumber, setting
 from fedshift.streams import Streams
 
 Texts = Mapping[str, Sequence[str]]  # each role's texts, in order

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fedshift.datasets.dataset import Dataset
 from fedshift.errors import FedshiftError
-from fedshift.settings.catalogue import Count, ProperFraction, WholeNumber, setting
+from fedshift.settings.spec import Count, ProperFraction, WholeNumber, setting
 from fedshift.streams import Streams
 
 Probability = Annotated[float, Strict(), AllowInfNan(False), Interval(ge=0, le=1)]

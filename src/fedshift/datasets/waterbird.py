@@ -32,7 +32,7 @@ from fedshift.datasets.shortcuts import Plan, Probability, ShortcutDataset
 from fedshift.errors import FedshiftError
 from fedshift.federation.domains import DomainData
 from fedshift.federation.inputs import Inputs
-from fedshift.settings.catalogue import Count, Pixels, setting
+from fedshift.settings.spec import Count, Pixels, setting
 from fedshift.streams import Streams
 
 # The families of seabirds and waterfowl among CUB's species (Sagawa et al., in the release's script).

@@ -28,7 +28,7 @@ from fedshift.datasets.dataset import ImageDataset
 from fedshift.datasets.images import domain_data
 from fedshift.errors import FedshiftError
 from fedshift.federation.domains import DomainData
-from fedshift.settings.catalogue import Count, Pixels, WholeNumber, setting
+from fedshift.settings.spec import Count, Pixels, WholeNumber, setting
 from fedshift.streams import Streams
 
 Record = dict[str, str]

@@ -17,14 +17,14 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from fedshift.errors import FedshiftError, UnknownNameError, need
 from fedshift.federation.domains import DomainData
-from fedshift.settings.catalogue import Count, Positive, Range, Spec, WholeNumber, setting
+from fedshift.settings.spec import Count, Positive, Range, Spec, WholeNumber, setting
 from fedshift.streams import Key, Streams
 
 NOBODY = -1
@@ -65,6 +65,8 @@ class Originals:
 @dataclass(frozen=True, kw_only=True)
 class Partition(Spec):
     """How each domain is divided among clients. A partition overrides :meth:`divide`."""
+
+    section: ClassVar[str] = "partition"
 
     def assign(self, data: DomainData, streams: Streams) -> Tensor:
         """The part of its own domain that each sample belongs to, (N,), int64, from 0; -1: nobody's.

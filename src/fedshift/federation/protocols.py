@@ -25,7 +25,7 @@ from fedshift.federation.inputs import Inputs
 from fedshift.federation.partitions import NOBODY, Partition, first_of_each, shuffled
 from fedshift.federation.samples import Move, Samples
 from fedshift.federation.tables import Lazy, Views
-from fedshift.settings.catalogue import Fraction, ProperFraction, Spec, setting
+from fedshift.settings.spec import Fraction, ProperFraction, Spec, setting
 from fedshift.streams import Streams
 
 HELD_OUT = "held-out"
@@ -40,6 +40,7 @@ class Protocol(Spec):
         validation_label: likewise for ``validation`` environments.
     """
 
+    section: ClassVar[str] = "protocol"
     test_label: ClassVar[str]
     validation_label: ClassVar[str]
 

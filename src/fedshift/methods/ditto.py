@@ -26,7 +26,7 @@ from fedshift.core.net import Net
 from fedshift.core.tensors import Tensors
 from fedshift.methods.fedavg import FedAvg
 from fedshift.methods.personal import PersonalCopy
-from fedshift.settings.catalogue import NonNegative, setting
+from fedshift.settings.spec import NonNegative, setting
 
 V = PersonalCopy("personal")
 

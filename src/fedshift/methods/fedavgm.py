@@ -22,7 +22,7 @@ from fedshift.core.model import ModelBuilder
 from fedshift.core.net import mirror
 from fedshift.core.tensors import Replies
 from fedshift.methods.fedavg import FedAvg
-from fedshift.settings.catalogue import NonNegative, setting
+from fedshift.settings.spec import NonNegative, setting
 
 
 @dataclass(frozen=True, kw_only=True)

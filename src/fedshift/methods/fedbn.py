@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from fedshift.methods.fedavg import FedAvg
-from fedshift.settings.catalogue import setting
+from fedshift.settings.spec import setting
 
 
 @dataclass(frozen=True, kw_only=True)

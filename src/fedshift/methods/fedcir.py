@@ -23,7 +23,7 @@ Choices, where the paper leaves something open:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
@@ -50,7 +50,7 @@ from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net
 from fedshift.core.tensors import Replies
 from fedshift.methods.gaussian import Probabilistic, gaussian_kl
-from fedshift.settings.catalogue import Count, NonNegative, Positive, Range, WholeNumber, setting
+from fedshift.settings.spec import Count, NonNegative, Positive, Range, WholeNumber, setting
 from fedshift.streams import Draw, Draws
 
 BatchNormSize = Annotated[int, Strict(), Ge(2)]  # one sample has no variance
@@ -234,33 +234,3 @@ class FedCiR(Probabilistic):
     def merge(self, state: ServerState, replies: Replies) -> ServerState:
         """The mean of the local models, and the class Gaussians that were estimated."""
         return super().merge(state.updated(state.measured.only(state.down)), replies)
-
-
-@dataclass(frozen=True, kw_only=True)
-class FedReg(FedCiR):
-    """FedCiR without the alignment: clients learn from generated representations alone."""
-
-    paper: ClassVar[str] = "Li et al., IEEE TMC 2024, Eq. 18 with the weight of L_align 0"
-    presets: ClassVar[dict[str, dict[str, object]]] = {
-        name: {"l_reg": 0.5} for name in ("domainnet", "iwildcam", "pacs", "office-caltech-10", "camelyon17")
-    }
-
-    l_align: float = field(default=0.0, init=False)
-    mle_samples: int = field(default=256, init=False)
-    sigma_floor: float = field(default=1e-3, init=False)
-
-
-@dataclass(frozen=True, kw_only=True)
-class FedAlign(FedCiR):
-    """FedCiR without generated representations: clients align with the class Gaussians alone."""
-
-    paper: ClassVar[str] = "Li et al., IEEE TMC 2024, Eq. 18 with the weight of L_reg 0"
-    presets: ClassVar[dict[str, dict[str, object]]] = {
-        "domainnet": {"l_align": 1e-6},
-        "iwildcam": {"l_align": 1e-6},
-        "pacs": {"l_align": 5e-7},
-        "office-caltech-10": {"l_align": 5e-7},
-        "camelyon17": {"l_align": 5e-7},
-    }
-
-    l_reg: float = field(default=0.0, init=False)

@@ -37,7 +37,7 @@ from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net, mirror
 from fedshift.core.tensors import Replies, Tensors
 from fedshift.methods.fedavg import FedAvg
-from fedshift.settings.catalogue import Positive, Range, setting
+from fedshift.settings.spec import Positive, Range, setting
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,7 +47,7 @@ from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net, mirror
 from fedshift.core.tensors import Replies, Tensors
 from fedshift.methods.fedavg import FedAvg
-from fedshift.settings.catalogue import NonNegative, setting
+from fedshift.settings.spec import NonNegative, setting
 
 Memory = Annotated[float, Strict(), Interval(ge=0, lt=1)]
 

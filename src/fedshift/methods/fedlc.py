@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from fedshift.core.contract import Batch, Context, Terms
 from fedshift.core.net import Net
 from fedshift.methods.fedavg import FedAvg
-from fedshift.settings.catalogue import NonNegative, Range, setting
+from fedshift.settings.spec import NonNegative, Range, setting
 
 
 def calibrated(logits: Tensor, counts: Tensor, tau: float) -> Tensor:

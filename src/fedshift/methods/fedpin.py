@@ -33,7 +33,7 @@ at usual rates diverges under such an alpha. :class:`Anchored` is the row GM-L2 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -46,7 +46,7 @@ from fedshift.core.net import Net
 from fedshift.core.tensors import Tensors
 from fedshift.methods.fedpin_global import GlobalModel
 from fedshift.methods.personal import PersonalCopy
-from fedshift.settings.catalogue import Count, NonNegative, Positive, Range, setting
+from fedshift.settings.spec import Count, NonNegative, Positive, Range, setting
 
 PERSONAL, SHORTCUT = PersonalCopy("personal"), PersonalCopy("shortcut")
 
@@ -155,34 +155,6 @@ class FedPIN(Personalised):
         if self.gamma > 0:
             terms["variance"] = self.gamma * total_variance(z)
         return terms
-
-
-def _without(name: str) -> dict[str, dict[str, object]]:
-    """FedPIN's presets for a variant that fixes one of its settings."""
-    return {
-        data: {key: value for key, value in preset.items() if key != name} for data, preset in FedPIN.presets.items()
-    }
-
-
-@dataclass(frozen=True, kw_only=True)
-class WithoutContrast(FedPIN):
-    """FedPIN with lambda = 0: a personal model on its own, but for the variance of its features."""
-
-    paper: ClassVar[str] = "Tang et al., ICML 2024, Table 2 (lambda = 0)"
-    presets: ClassVar[dict[str, dict[str, object]]] = _without("lam")
-
-    lam: float = field(default=0.0, init=False)
-    temperature: float = field(default=0.5, init=False)
-
-
-@dataclass(frozen=True, kw_only=True)
-class WithoutVariance(FedPIN):
-    """FedPIN with gamma = 0: the contrast alone."""
-
-    paper: ClassVar[str] = "Tang et al., ICML 2024, Table 2 (gamma = 0)"
-    presets: ClassVar[dict[str, dict[str, object]]] = _without("gamma")
-
-    gamma: float = field(default=0.0, init=False)
 
 
 @dataclass(frozen=True, kw_only=True)

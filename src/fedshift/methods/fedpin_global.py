@@ -51,7 +51,7 @@ from fedshift.core.tensors import Replies, Tensors
 from fedshift.errors import FedshiftError
 from fedshift.methods.fedavg import FedAvg
 from fedshift.methods.personal import FineTuning
-from fedshift.settings.catalogue import Count, NonNegative, Positive, Range, WholeNumber, setting
+from fedshift.settings.spec import Count, NonNegative, Positive, Range, WholeNumber, setting
 
 BY_OWNER = "auxiliary.first.weight"  # its last columns are the clients' own
 

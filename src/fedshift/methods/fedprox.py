@@ -15,7 +15,7 @@ from typing import ClassVar
 from fedshift.core.contract import Batch, Context, Terms
 from fedshift.core.net import Net
 from fedshift.methods.fedavg import FedAvg
-from fedshift.settings.catalogue import NonNegative, setting
+from fedshift.settings.spec import NonNegative, setting
 
 
 @dataclass(frozen=True, kw_only=True)

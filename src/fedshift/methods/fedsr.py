@@ -17,7 +17,7 @@ Choices, where the paper leaves something open or its public code does otherwise
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -28,7 +28,7 @@ from fedshift.core.contract import Batch, Context, Part, Terms
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net
 from fedshift.methods.gaussian import Probabilistic, gaussian_kl
-from fedshift.settings.catalogue import NonNegative, Range, setting
+from fedshift.settings.spec import NonNegative, Range, setting
 
 
 class ClassGaussians(nn.Module):
@@ -100,37 +100,3 @@ class FedSR(Probabilistic):
             norm = batch.z.square().sum(dim=1) if self.l2r_form == "squared" else batch.z.norm(dim=1)
             terms["l2r"] = self.l2r * norm.mean()
         return terms
-
-
-@dataclass(frozen=True, kw_only=True)
-class FedL2R(FedSR):
-    """FedSR without CMI: a deterministic encoder and the norm of z. With l2r = 0 it is FedAvg."""
-
-    paper: ClassVar[str] = "Nguyen, Lim and Torr, NeurIPS 2022, Eq. 9 with the CMI weight 0"
-    presets: ClassVar[dict[str, dict[str, object]]] = {
-        "rotated-mnist": {"l2r": 0.1},
-        "pacs": {"l2r": 0.01, "l2r_form": "norm"},
-        "office-home": {"l2r": 0.05, "l2r_form": "norm"},
-        "domainnet": {"l2r": 0.01, "l2r_form": "norm"},
-    }
-
-    cmi: float = field(default=0.0, init=False)
-    reference_scope: Literal["shared", "client"] = field(default="shared", init=False)
-    cmi_scale: bool = field(default=False, init=False)
-    test_samples: int = field(default=0, init=False)
-
-
-@dataclass(frozen=True, kw_only=True)
-class FedCMI(FedSR):
-    """FedSR without the norm: the conditional mutual information alone."""
-
-    paper: ClassVar[str] = "Nguyen, Lim and Torr, NeurIPS 2022, Eq. 9 with the L2R weight 0"
-    presets: ClassVar[dict[str, dict[str, object]]] = {
-        "rotated-mnist": {"cmi": 0.3},
-        "pacs": {"cmi": 0.01},
-        "office-home": {"cmi": 0.0005},
-        "domainnet": {"cmi": 0.005},
-    }
-
-    l2r: float = field(default=0.0, init=False)
-    l2r_form: Literal["squared", "norm"] = field(default="squared", init=False)

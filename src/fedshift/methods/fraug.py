@@ -46,7 +46,7 @@ from fedshift.core.net import Net
 from fedshift.errors import FedshiftError
 from fedshift.methods.fedavg import FedAvg
 from fedshift.methods.mmd import bandwidth, mmd, mmd_of_each
-from fedshift.settings.catalogue import Fraction, NonNegative, Positive, Range, setting
+from fedshift.settings.spec import Fraction, NonNegative, Positive, Range, setting
 from fedshift.streams import Draw, Draws
 
 

@@ -19,7 +19,7 @@ from fedshift.core.contract import Batch, Context, Part
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net
 from fedshift.methods.fedavg import FedAvg
-from fedshift.settings.catalogue import WholeNumber, setting
+from fedshift.settings.spec import WholeNumber, setting
 from fedshift.streams import Draw, Draws
 
 

@@ -18,7 +18,7 @@ from fedshift.core.contract import Phase, Stage
 from fedshift.federation.federation import Federation
 from fedshift.federation.samples import Samples
 from fedshift.methods.references import Single
-from fedshift.settings.catalogue import Fraction, setting
+from fedshift.settings.spec import Fraction, setting
 from fedshift.streams import Streams
 
 

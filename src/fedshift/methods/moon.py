@@ -32,7 +32,7 @@ from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net
 from fedshift.core.tensors import Tensors
 from fedshift.methods.fedavg import FedAvg
-from fedshift.settings.catalogue import Count, NonNegative, Positive, setting
+from fedshift.settings.spec import Count, NonNegative, Positive, setting
 
 
 def contrast(z: Tensor, positive: Tensor, negative: Tensor, temperature: float) -> Tensor:

@@ -17,7 +17,7 @@ from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net
 from fedshift.core.tensors import Tensors, weighted_mean
 from fedshift.methods.fedavg import FedAvg
-from fedshift.settings.catalogue import Count, Positive, setting
+from fedshift.settings.spec import Count, Positive, setting
 
 COPIED = ("encoder", "head")
 

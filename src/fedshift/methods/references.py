@@ -11,7 +11,7 @@ from fedshift.core.model import ModelBuilder
 from fedshift.core.tensors import Tensors
 from fedshift.federation.federation import Federation
 from fedshift.methods.fedavg import FedAvg
-from fedshift.settings.catalogue import setting
+from fedshift.settings.spec import setting
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,1 +1,27 @@
-"""Networks: an encoder x -> z for any method, and the linear head that every method shares."""
+"""Networks: an encoder x -> z for any method, and the linear head that every method shares; the list of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fedshift.settings.catalogue import Catalogue
+
+if TYPE_CHECKING:
+    from fedshift.core.model import Model
+
+MODELS: Catalogue[Model] = Catalogue(
+    "MODELS",
+    __name__,
+    kind="model",
+    base="fedshift.core.model:Model",
+    entries={
+        "cnn": ".cnn:CNN",
+        "mlp": ".mlp:MLP",
+        "resnet18": ".backbones:ResNet18",
+        "resnet50": ".backbones:ResNet50",
+        "mobilenetv2": ".backbones:MobileNetV2",
+        "digits-cnn": ".cnn:DigitsCNN",
+        "cct-7-3x1": ".cct:CCT7",
+        "lstm": ".lstm:LSTM",
+    },
+)

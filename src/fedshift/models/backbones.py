@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedshift.core.model import Model, Shape
 from fedshift.errors import FedshiftError, need
-from fedshift.settings.catalogue import Count, setting
+from fedshift.settings.spec import Count, setting
 
 
 class Pooled(nn.Module):

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from fedshift.core.model import Model, Shape
 from fedshift.errors import FedshiftError
-from fedshift.settings.catalogue import Count, setting
+from fedshift.settings.spec import Count, setting
 
 Positions = Literal["learnable", "sinusoidal"]
 

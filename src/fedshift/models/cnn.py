@@ -8,7 +8,7 @@ from torch import nn
 
 from fedshift.core.model import Model, Shape
 from fedshift.errors import FedshiftError
-from fedshift.settings.catalogue import Count, WholeNumber, setting
+from fedshift.settings.spec import Count, WholeNumber, setting
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from math import prod
 from torch import nn
 
 from fedshift.core.model import Model, Shape
-from fedshift.settings.catalogue import Count, setting
+from fedshift.settings.spec import Count, setting
 
 
 @dataclass(frozen=True, kw_only=True)

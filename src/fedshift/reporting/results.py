@@ -9,9 +9,9 @@ from statistics import mean, stdev
 from typing import Any
 
 from fedshift.errors import FedshiftError
+from fedshift.federation import PROTOCOLS
 from fedshift.runs.folder import Record, RunFolder, find
 from fedshift.runs.selection import RULES, by_environment
-from fedshift.settings.catalogue import PROTOCOLS
 
 NOT_A_ROW = frozenset({"name", "seed", "protocol.hold_out", "method.index.path"})  # an index is made for a seed
 MOST_ENVIRONMENTS = 48  # environments of a role that are shown one by one
@@ -172,8 +172,8 @@ class Results:
 
     def label(self, role: str) -> str:
         """What the protocol calls the accuracy on environments of one role."""
-        protocol = PROTOCOLS.get(self.runs[0].table["protocol"]["name"])
-        return protocol.test_label if role == "test" else protocol.validation_label  # type: ignore[no-any-return]  # from a catalogue
+        protocol = PROTOCOLS.get(self.runs[0].table["protocol"]["name"]).cls
+        return protocol.test_label if role == "test" else protocol.validation_label
 
 
 def _order(run: Run) -> list[tuple[int, float, str]]:

@@ -12,30 +12,22 @@ from functools import cache, cached_property
 from hashlib import blake2b
 from importlib import util
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, cast
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from fedshift.core.method import Method
 from fedshift.core.model import Model
 from fedshift.core.training import Evaluate, Train
+from fedshift.datasets import DATASETS
 from fedshift.datasets.dataset import Dataset
 from fedshift.errors import FedshiftError, UnknownNameError
+from fedshift.federation import PARTITIONS, PROTOCOLS
 from fedshift.federation.partitions import Partition
 from fedshift.federation.protocols import Protocol
-from fedshift.settings.catalogue import (
-    DATASETS,
-    METHODS,
-    MODELS,
-    PARTITIONS,
-    PROTOCOLS,
-    Catalogue,
-    Count,
-    FolderName,
-    Spec,
-    WholeInt,
-    WholeNumber,
-    setting,
-)
+from fedshift.methods import METHODS
+from fedshift.models import MODELS
+from fedshift.settings.catalogue import Catalogue, Entry, From
 from fedshift.settings.content import digest
+from fedshift.settings.spec import Count, FolderName, Spec, Table, WholeInt, WholeNumber, check_names, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,11 +57,11 @@ class Experiment(Spec):
     name: FolderName = setting("experiment", help="a label; run folders lie in a folder of this name")
     seed: WholeInt = setting(0, help="every random stream starts from it; a list makes a run for each")
     plugins: tuple[str, ...] = setting((), help="Python files that register methods, models or data sets of yours")
-    data: Dataset
-    partition: Partition
-    protocol: Protocol
-    model: Model
-    method: Method
+    data: Annotated[Dataset, From(DATASETS)]
+    partition: Annotated[Partition, From(PARTITIONS)]
+    protocol: Annotated[Protocol, From(PROTOCOLS)]
+    model: Annotated[Model, From(MODELS)]
+    method: Annotated[Method, From(METHODS)]
     train: Train
     evaluate: Evaluate
     run: RunOptions
@@ -81,27 +73,15 @@ class Experiment(Spec):
         Raises:
             FedshiftError: a name, field or value is wrong; the message says which and what is right.
         """
-        cls.check_names(table, "experiment")
+        check_names(table, cls.settings(), "experiment")
         check_tables(table)
         load_plugins(table.get("plugins", ()))
-        values: dict[str, Any] = {name: table[name] for name in ("name", "seed", "plugins") if name in table}
-        values |= {name: catalogue.build(table[name]).with_absolute_paths() for name, catalogue in NAMED.items()}
-        values |= {name: _plain(name, table[name]) for name in PLAIN}
-        return cls(**values)
-
-    def table(self) -> dict[str, Any]:
-        """Everything, as a table that :meth:`from_table` reads back."""
-        named = {
-            name: {"name": catalogue.name_of(type(getattr(self, name))), **getattr(self, name).table()}
-            for name, catalogue in NAMED.items()
-        }
-        plain = {name: getattr(self, name).table() for name in PLAIN}
-        return {"name": self.name, "seed": self.seed, "plugins": list(self.plugins), **named, **plain}
+        return cls(**table).with_absolute_paths()
 
     @property
     def method_name(self) -> str:
         """The method's name in the catalogue."""
-        return METHODS.name_of(type(self.method))
+        return METHODS.name_of(self.method)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -111,21 +91,19 @@ class Experiment(Spec):
         that are not fedshift's own.
         """
         decides = {key: value for key, value in self.table().items() if key not in ("name", "run", "plugins")}
-        for table in NAMED:
-            for names, path in getattr(self, table).paths():
-                if digest(path):
-                    _put(decides[table], names, "local")  # its content counts instead
+        for names, path in self.paths():
+            if digest(path):
+                _put(decides, names, "local")  # its content counts instead
         total = blake2b(json.dumps([decides, self.content], sort_keys=True).encode(), digest_size=16)
-        for name in NAMED:
-            for _, spec in getattr(self, name).specs():
-                if not type(spec).__module__.startswith("fedshift."):
-                    total.update(_source(type(spec)).encode())
+        for _, spec in self.specs():
+            if not type(spec).__module__.startswith("fedshift."):
+                total.update(_source(type(spec)).encode())
         return total.hexdigest()
 
     @cached_property
     def content(self) -> str:
         """A digest of the local files that it reads."""
-        named = [path for name in NAMED for _, path in getattr(self, name).paths()]
+        named = [path for _, path in self.paths()]
         return " ".join(digest(path) for path in (*named, *self.plugins) if path)
 
     @property
@@ -137,13 +115,11 @@ class Experiment(Spec):
 
 
 NAMED: dict[str, Catalogue[Any]] = {
-    "data": DATASETS,
-    "partition": PARTITIONS,
-    "protocol": PROTOCOLS,
-    "model": MODELS,
-    "method": METHODS,
+    name: nested.catalogue for name, nested in Experiment.nested().items() if isinstance(nested, From)
 }
-PLAIN: dict[str, type[Spec]] = {"train": Train, "evaluate": Evaluate, "run": RunOptions}
+PLAIN: dict[str, type[Spec]] = {
+    name: nested.cls for name, nested in Experiment.nested().items() if isinstance(nested, Table)
+}
 
 
 def check_tables(table: Mapping[str, Any]) -> None:
@@ -160,22 +136,17 @@ def _put(table: dict[str, Any], names: Sequence[str], value: Any) -> None:
     table[names[-1]] = value
 
 
-def _plain(name: str, values: Mapping[str, Any]) -> Spec:
-    PLAIN[name].check_names(values, name)
-    return PLAIN[name](**values)
-
-
-def section(table: str, name: str | None) -> type[Spec]:
-    """The class whose settings a table of the experiment holds.
+def section(table: str, name: str | None) -> Entry[Any]:
+    """The entry whose settings a table of the experiment holds.
 
     Raises:
         UnknownNameError: there is no such table, or the catalogue has no such name.
     """
     if table in PLAIN:
-        return PLAIN[table]
+        return Entry(PLAIN[table])
     if table not in NAMED:
         raise UnknownNameError("table", table, [*NAMED, *PLAIN])
-    return cast(type[Spec], NAMED[table].get(str(name)))
+    return NAMED[table].get(str(name))
 
 
 def _source(cls: type) -> str:

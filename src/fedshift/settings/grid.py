@@ -10,8 +10,10 @@ from typing import Any, get_args, get_origin
 
 from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.experiments import shipped, shipped_text
-from fedshift.settings.catalogue import METHODS, Spec, setting_type
+from fedshift.methods import METHODS
+from fedshift.settings.catalogue import Entry, From
 from fedshift.settings.experiment import NAMED, PLAIN, Experiment, load_plugins, section
+from fedshift.settings.spec import check_names, setting_type
 
 Table = dict[str, Any]
 DEFAULT_NAMES = {
@@ -115,7 +117,7 @@ def expand(document: Mapping[str, Any]) -> list[Experiment]:
     Raises:
         FedshiftError: something in it is wrong, or two runs are the same.
     """
-    Experiment.check_names(document, "experiment")
+    check_names(document, Experiment.settings(), "experiment")
     for name in (*NAMED, *PLAIN):
         if not isinstance(document.get(name, {}), Mapping):
             example = f'{name} = {{ name = "..." }}' if name in NAMED else f"[{name}]"
@@ -153,24 +155,24 @@ def _method_tables(document: Mapping[str, Any]) -> Iterable[Table]:
     if not names or len(set(names)) < len(names):
         raise FedshiftError(f"method.name = {names}: give at least one method, each once.")
     preset = given.pop("preset", None)
-    classes = {str(name): METHODS.get(str(name)) for name in names}
+    entries = {str(name): METHODS.get(str(name)) for name in names}
     # What all methods have may stand there for those that take it: a method on top of another has its base's.
-    known = {field for cls in (METHODS.base(), *classes.values()) for field in cls.settings()}
+    known = set(METHODS.base().settings()).union(*(entry.settings() for entry in entries.values()))
     own = {key: given.pop(key) for key in list(given) if isinstance(given[key], Mapping) and key not in known}
     for name, fields in own.items():
         if name not in [*METHODS]:
-            raise UnknownNameError(f"field of [method] for {', '.join(classes)}", name, known)
+            raise UnknownNameError(f"field of [method] for {', '.join(entries)}", name, known)
         METHODS.get(name).check_names(fields, f"method.{name}")
     for field in given:
         if field not in known:
-            raise UnknownNameError(f"field of [method] for {', '.join(classes)}", field, known)
-    presets = sorted({known for cls in classes.values() for known in cls.presets})
+            raise UnknownNameError(f"field of [method] for {', '.join(entries)}", field, known)
+    presets = sorted({known for entry in entries.values() for known in entry.presets})
     if preset is not None and preset not in presets:
         raise UnknownNameError("preset", str(preset), presets)
     preset = preset or document.get("data", {}).get("name", DEFAULT_NAMES["data"])
-    for name, cls in classes.items():
-        common = {field: value for field, value in given.items() if field in cls.settings()}
-        published = cls.presets.get(preset, {}) if isinstance(preset, str) else {}
+    for name, entry in entries.items():
+        common = {field: value for field, value in given.items() if field in entry.settings()}
+        published = entry.presets.get(preset, {}) if isinstance(preset, str) else {}
         yield {"name": name, **published, **common, **own.get(name, {})}
 
 
@@ -202,21 +204,21 @@ def _is_axis(table: Table, path: tuple[str, ...], value: Any) -> bool:
     owner = _owner(table, path)
     if owner is None or path[-1] not in owner.settings():
         return False
-    return _depth_of(value) > _depth_of_type(setting_type(owner, path[-1]))
+    return _depth_of(value) > _depth_of_type(setting_type(owner.cls, path[-1]))
 
 
-def _owner(table: Table, path: tuple[str, ...]) -> type[Spec] | None:
-    """The class whose setting a path such as (method, index, strategy) names; None if it leads into a plain table."""
+def _owner(table: Table, path: tuple[str, ...]) -> Entry[Any] | None:
+    """The entry whose setting a path such as (method, index, strategy) names; None if it leads into a plain table."""
     if len(path) == 1:
-        return Experiment
+        return Entry(Experiment)
     held = table[path[0]]
-    owner: type[Spec] = section(path[0], held.get("name"))
+    owner = section(path[0], held.get("name"))
     for name in path[1:-1]:
-        entry = owner.entries().get(name)
-        if entry is None:
+        nested = owner.cls.nested().get(name)
+        if not isinstance(nested, From):
             return None
         held = held[name]
-        owner = entry.catalogue.get(str(held.get("name", owner.settings()[name].default)))
+        owner = nested.catalogue.get(str(held.get("name", owner.settings()[name].default)))
     return owner
 
 

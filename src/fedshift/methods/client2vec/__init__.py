@@ -1,1 +1,35 @@
-"""Client2Vec, its client indices and the encoders they read."""
+"""Client2Vec, its client indices and the encoders they read, with a list of either."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fedshift.settings.catalogue import Catalogue
+
+if TYPE_CHECKING:
+    from fedshift.methods.client2vec.encoder import Encoder
+    from fedshift.methods.client2vec.index import ClientIndex
+
+INDICES: Catalogue[ClientIndex] = Catalogue(
+    "INDICES",
+    __name__,
+    kind="client index",
+    base=".index:ClientIndex",
+    entries={
+        "dsa-ign": ".dsa_ign:DSAIGN",
+        "feature-average": ".simple:FeatureAverage",
+        "class-prototypes": ".simple:ClassPrototypes",
+        "model-weights": ".simple:ModelWeights",
+        "file": ".file:IndexFile",
+    },
+)
+ENCODERS: Catalogue[Encoder] = Catalogue(
+    "ENCODERS",
+    __name__,
+    kind="encoder",
+    base=".encoder:Encoder",
+    entries={
+        "offline": ".offline:Offline",
+        "clip": ".clip:CLIP",
+    },
+)

@@ -51,9 +51,12 @@ from fedshift.core.net import Net
 from fedshift.core.tensors import Replies, Tensors
 from fedshift.errors import FedshiftError
 from fedshift.federation.federation import Federation
+from fedshift.methods import METHODS
+from fedshift.methods.client2vec import INDICES
 from fedshift.methods.client2vec.index import COUNTS, FEATURE, LABEL, ClientIndex, Rows, similarity
 from fedshift.methods.fedavg import FedAvg
-from fedshift.settings.catalogue import INDICES, METHODS, Entry, NonNegative, Positive, setting
+from fedshift.settings.catalogue import From
+from fedshift.settings.spec import NonNegative, Positive, setting
 from fedshift.streams import Draws
 
 PROJECTION = ("projector", "projector_head")  # P and h_P
@@ -73,8 +76,8 @@ class Client2Vec(Method):
 
     paper: ClassVar[str] = "Guo et al., 2024, Eq. 1, 3 and 4"
 
-    base: Annotated[FedAvg, Entry(METHODS)] = setting("fedavg", help="the method it is put on")
-    index: Annotated[ClientIndex, Entry(INDICES)] = setting("dsa-ign", help="how clients are described")
+    base: Annotated[FedAvg, From(METHODS)] = setting("fedavg", help="the method it is put on")
+    index: Annotated[ClientIndex, From(INDICES)] = setting("dsa-ign", help="how clients are described")
     sampling: bool = setting(True, help="use 1: sample clients that are similar to the last cohort", source="Eq. 1")
     aggregation: bool = setting(True, help="use 2: weigh clients by similarity to past cohorts", source="Eq. 3")
     local_training: bool = setting(True, help="use 3: features orthogonal to the clients' indices", source="Eq. 4")
@@ -99,16 +102,16 @@ class Client2Vec(Method):
         super().__post_init__()
         if not isinstance(self.base, FedAvg):
             raise FedshiftError(
-                f"method.base = '{METHODS.name_of(type(self.base))}': Client2Vec needs a method that trains an encoder "
+                f"method.base = '{METHODS.name_of(self.base)}': Client2Vec needs a method that trains an encoder "
                 "and a head, such as 'fedavg'."
             )
         if type(self.base).federation is not Method.federation:
             raise FedshiftError(
-                f"method.base = '{METHODS.name_of(type(self.base))}': it pools the clients, so there is none to sample."
+                f"method.base = '{METHODS.name_of(self.base)}': it pools the clients, so there is none to sample."
             )
         if self.compared == "label" and not self.index.label_dim():
             raise FedshiftError(
-                f"method.compared = 'label', but the index '{INDICES.name_of(type(self.index))}' has no label vectors: "
+                f"method.compared = 'label', but the index '{INDICES.name_of(self.index)}' has no label vectors: "
                 "set method.compared = 'feature', or method.index = 'dsa-ign'."
             )
         for name in ("weighting", "optimiser_state", "bn"):
@@ -123,7 +126,7 @@ class Client2Vec(Method):
         base = self.base.parts(model)
         if any(name not in base or base[name].scope != "shared" for name in ("encoder", "head")):
             raise FedshiftError(
-                f"method.base = '{METHODS.name_of(type(self.base))}': Client2Vec needs a method whose encoder and head "
+                f"method.base = '{METHODS.name_of(self.base)}': Client2Vec needs a method whose encoder and head "
                 "are shared, such as 'fedavg'."
             )
         index = self.index.parts(model, base, feature_scope)
@@ -258,7 +261,7 @@ class Client2Vec(Method):
         if self.local_weight == "strategy":
             return 5.0 if getattr(self.index, "strategy", "") == "global" else 1.0
         if self.local_weight == "base":
-            regulariser = REGULARISERS.get(METHODS.name_of(type(self.base)))
+            regulariser = REGULARISERS.get(METHODS.name_of(self.base))
             return float(getattr(self.base, regulariser)) if regulariser else 1.0
         return self.local_weight
 

@@ -21,7 +21,7 @@ from fedshift.datasets.features import embed, frozen_network
 from fedshift.errors import FedshiftError, need
 from fedshift.federation.inputs import Inputs
 from fedshift.methods.client2vec.encoder import Encoder, of_norm_one
-from fedshift.settings.catalogue import setting
+from fedshift.settings.spec import setting
 
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 BATCH = 256

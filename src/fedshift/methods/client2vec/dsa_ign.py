@@ -53,7 +53,7 @@ from fedshift.core.tensors import Replies, Tensors
 from fedshift.errors import FedshiftError
 from fedshift.federation.samples import Samples
 from fedshift.methods.client2vec.index import NETWORK, ClientIndex
-from fedshift.settings.catalogue import Count, Fraction, Positive, setting
+from fedshift.settings.spec import Count, Fraction, Positive, setting
 
 
 class Decomposition(nn.Module):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,12 +14,14 @@ from fedshift.federation.clients import Client
 from fedshift.federation.federation import Federation
 from fedshift.federation.inputs import Inputs
 from fedshift.federation.samples import Samples
-from fedshift.settings.catalogue import Spec
+from fedshift.settings.spec import Spec
 
 
 @dataclass(frozen=True, kw_only=True)
 class Encoder(Spec):
     """Embeds samples and texts into one space of :attr:`dim` dimensions."""
+
+    section: ClassVar[str] = "method.index.encoder"
 
     @property
     def dim(self) -> int:

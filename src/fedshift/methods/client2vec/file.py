@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
 
@@ -17,14 +17,14 @@ from fedshift.federation.federation import Federation
 from fedshift.methods.client2vec.encoder import Encoder
 from fedshift.methods.client2vec.index import ClientIndex, Rows
 from fedshift.methods.client2vec.offline import Offline
-from fedshift.settings.catalogue import ENCODERS, Entry, setting
+from fedshift.settings.spec import setting
 
 
 @dataclass(frozen=True, kw_only=True)
 class IndexFile(ClientIndex):
     """Vectors from ``index.parquet``, a row for each client in the federation's order."""
 
-    encoder: Annotated[Encoder, Entry(ENCODERS)] = field(default=Offline(), init=False)  # nothing is embedded
+    encoder: Encoder = field(default=Offline(), init=False)  # nothing is embedded
     path: str = setting(help="the index.parquet of a federation of the same clients", path=True)
     strategy: Literal["global", "federated"] = setting("global", help="how it was made, which decides use 3's weight")
 

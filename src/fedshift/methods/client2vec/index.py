@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -31,8 +31,10 @@ from fedshift.core.net import Net
 from fedshift.core.tensors import SAMPLES, Replies, Tensors
 from fedshift.federation.federation import Federation
 from fedshift.federation.samples import Samples
+from fedshift.methods.client2vec import ENCODERS
 from fedshift.methods.client2vec.encoder import Encoder, pairs
-from fedshift.settings.catalogue import ENCODERS, Entry, Spec, setting
+from fedshift.settings.catalogue import From
+from fedshift.settings.spec import Spec, setting
 from fedshift.streams import Streams
 
 FEATURE, LABEL, COUNTS = "feature_index.value", "label_index.value", "sample_counts.value"
@@ -57,7 +59,9 @@ class Rows(nn.Module):
 class ClientIndex(Spec):
     """Describes every client by a feature vector and, where :meth:`label_dim` is not 0, a label vector."""
 
-    encoder: Annotated[Encoder, Entry(ENCODERS)] = setting("offline", help="how samples and labels are embedded")
+    section: ClassVar[str] = "method.index"
+
+    encoder: Annotated[Encoder, From(ENCODERS)] = setting("offline", help="how samples and labels are embedded")
 
     def feature_dim(self, model: ModelBuilder, base: Mapping[str, Part]) -> int:
         """The length of a feature vector; ``base`` are the parts of the method it is made for."""

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from fedshift.federation.inputs import Inputs
 from fedshift.methods.client2vec.encoder import Encoder, of_norm_one
-from fedshift.settings.catalogue import Count, setting
+from fedshift.settings.spec import Count, setting
 from fedshift.streams import Streams
 
 SIDE, FILTERS, KERNEL = 32, 64, 5

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -25,7 +24,6 @@ from fedshift.core.tensors import Tensors
 from fedshift.methods.client2vec.encoder import Encoder
 from fedshift.methods.client2vec.index import ClientIndex
 from fedshift.methods.client2vec.offline import Offline
-from fedshift.settings.catalogue import ENCODERS, Entry
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +58,7 @@ class ClassPrototypes(ClientIndex):
 class ModelWeights(ClientIndex):
     """The classifier's weights of the model that a client trains on its own for a round."""
 
-    encoder: Annotated[Encoder, Entry(ENCODERS)] = field(default=Offline(), init=False)  # nothing is embedded
+    encoder: Encoder = field(default=Offline(), init=False)  # nothing is embedded
 
     def feature_dim(self, model: ModelBuilder, base: Mapping[str, Part]) -> int:
         """All weights of the head."""
