@@ -157,9 +157,9 @@ class Fedshift(Contestant):
         values = dict(zip(names, self.workload.model().parameters(), strict=True))
         shared = {
             name: torch.empty_like(tensor).copy_(values[name].detach()) if name in values else tensor
-            for name, tensor in self.simulation.server.shared.items()
+            for name, tensor in self.simulation.coordinator.state.shared.items()
         }
-        self.simulation.server = replace(self.simulation.server, shared=shared)
+        self.simulation.coordinator.state = replace(self.simulation.coordinator.state, shared=shared)
         self.count.samples = None
         with ExitStack() as stack:
             self.opened = stack.enter_context(opened(self.simulation))
@@ -168,7 +168,7 @@ class Fedshift(Contestant):
     def _parameters(self) -> list[str]:
         """The names of shared tensors that are no buffers of batch norm."""
         buffers = ("running_mean", "running_var", "num_batches_tracked")
-        return [name for name in self.simulation.server.shared if not name.endswith(buffers)]
+        return [name for name in self.simulation.coordinator.state.shared if not name.endswith(buffers)]
 
     def rounds(self, rounds: int) -> None:
         """Rounds of the simulation."""
@@ -177,7 +177,7 @@ class Fedshift(Contestant):
 
     def weights(self) -> Sequence[Tensor]:
         """The server's shared tensors."""
-        return [self.simulation.server.shared[name].float() for name in self._parameters()]
+        return [self.simulation.coordinator.state.shared[name].float() for name in self._parameters()]
 
     def note(self) -> str:
         """Which engine it was in the end."""

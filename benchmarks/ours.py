@@ -150,7 +150,7 @@ class Opened:
 
     def evaluate(self) -> None:
         """Score every environment."""
-        self.simulation.evaluate(self.simulation.moments()[0], self.engine)
+        self.simulation.record(self.simulation.coordinator.schedule[0], self.engine)
 
     def note(self) -> str:
         """Which engine it is."""
@@ -161,7 +161,7 @@ class Opened:
 def opened(simulation: Simulation) -> Iterator[Opened]:
     """Open the engine that the simulation's experiment asks for; 'auto' is decided first."""
     told: list[str] = []
-    jobs = next(simulation.round(simulation.next_moment))
+    jobs = next(simulation.round(simulation.coordinator.next_round))
     choice = choose(jobs, simulation.experiment.run, told.append)
     with open_engine(choice) as engine:
         yield Opened(simulation, engine, str(choice))

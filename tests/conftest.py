@@ -12,12 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedshift.core.contract import Context, Exchange, Method, Replies
-from fedshift.core.messages import Tensors, Up
+from fedshift.core.contract import Context, Exchange, Round
+from fedshift.core.messages import Up
+from fedshift.core.method import Method
 from fedshift.core.net import Net
 from fedshift.core.state import ClientState
+from fedshift.core.tensors import Replies, Tensors
 from fedshift.engines.banks import Resident
-from fedshift.engines.engine import Engine, Moment, Outcome, Question, Score
+from fedshift.engines.engine import Engine, Outcome, Question, Score
 from fedshift.engines.sequential import Sequential
 from fedshift.federation.clients import Client
 from fedshift.federation.environments import Environment
@@ -70,10 +72,11 @@ def at(
     noise: Mapping[str, Tensor] | None = None,
     client: int = 0,
     counts: Sequence[int] = (),
-    replies: Replies = (),
+    replies: Sequence[tuple[int, Tensors]] = (),
 ) -> Context:
     """What an objective may know, for a test that calls its loss by hand."""
-    return Context(round, rounds, received or {}, noise or {}, torch.tensor(client), torch.tensor(counts), replies)
+    given = Tensors(received)
+    return Context(round, rounds, given, noise or {}, torch.tensor(client), torch.tensor(counts), Replies(replies))
 
 
 class AfterRound(Progress):
@@ -127,35 +130,38 @@ def go_on(simulation: Simulation, engine: Engine | None = None) -> None:
 
 def states(simulation: Simulation) -> list[tuple[int, ClientState]]:
     """What every client that took part keeps, in id order."""
-    held = [(client, simulation.store.get(client)) for client in simulation.store.ids()]
+    held = [(client, simulation.site.store.get(client)) for client in simulation.site.store.ids()]
     return [(client, state) for client, state in held if state is not None]
 
 
 def exchanged(
-    simulation: Simulation, exchange: Exchange, moment: Moment, clients: Sequence[Client], engine: Engine | None = None
+    simulation: Simulation, exchange: Exchange, when: Round, clients: Sequence[Client], engine: Engine | None = None
 ) -> dict[int, Up]:
     """Make one exchange with some clients, without the server's part."""
-    jobs = simulation.jobs(exchange, moment, [client.id for client in clients])
-    jobs = [replace(job, client=client) for job, client in zip(jobs, clients, strict=True)]
-    outcomes = []
-    for outcome in (engine or engine_of(simulation)).train(jobs):
+    orders = simulation.coordinator.orders(exchange, when, [client.id for client in clients])
+    jobs = [
+        replace(simulation.site.job(order), client=client, exchange=exchange)
+        for order, client in zip(orders, clients, strict=True)
+    ]
+    ups = {}
+    for job, outcome in zip(jobs, (engine or engine_of(simulation)).train(jobs), strict=True):
         if not isinstance(outcome, Outcome):
             raise outcome
-        outcomes.append(outcome)
-    return simulation.collect(exchange, moment, jobs, outcomes)
+        ups[outcome.client] = simulation.site.keep(job, outcome).up
+    return ups
 
 
-def evaluated(simulation: Simulation, moment: Moment) -> Record:
+def evaluated(simulation: Simulation, when: Round) -> Record:
     """Score every environment."""
-    return simulation.evaluate(moment, engine_of(simulation))
+    return simulation.record(when, engine_of(simulation))
 
 
 def scored(
-    simulation: Simulation, model: Tensors, environment: Environment, moment: Moment, method: Method | None = None
+    simulation: Simulation, model: Tensors, environment: Environment, when: Round, method: Method | None = None
 ) -> Score:
     """Score one model on one environment, as the run's method predicts or as another does."""
     setup = replace(simulation.setup, method=method) if method else simulation.setup
-    (score,) = engine_of(simulation).score([Question(setup, model, environment, moment)])
+    (score,) = engine_of(simulation).score([Question(setup, model, environment, simulation.federation.inputs, when)])
     return score
 
 
@@ -166,7 +172,7 @@ def simulate(
     simulation = Simulation(experiment)
     if folder is not None:
         simulation.attach(folder)
-    for _ in simulation.moments()[simulation.position : rounds]:
+    for _ in simulation.coordinator.schedule[simulation.coordinator.position : rounds]:
         go_on(simulation, engine)
     if folder is not None:
         simulation.save()

@@ -22,7 +22,7 @@ HELD = {  # a tensor of the method's own, and where it is held
 
 
 def everything(simulation: Simulation) -> dict[str, torch.Tensor]:
-    server = simulation.server
+    server = simulation.coordinator.state
     held = {**server.shared, **server.down, **server.server}
     for client, state in states(simulation):
         held |= {f"{client}/{name}": tensor for name, tensor in state.flat().items()}
@@ -32,7 +32,7 @@ def everything(simulation: Simulation) -> dict[str, torch.Tensor]:
 def own(simulation: Simulation, name: str, where: str) -> list[torch.Tensor]:
     if where == "client":
         return [state.tensors[name] for _, state in states(simulation)]
-    return [getattr(simulation.server, where)[name]]
+    return [getattr(simulation.coordinator.state, where)[name]]
 
 
 @pytest.mark.parametrize("name", HELD)
@@ -52,7 +52,7 @@ def test_what_a_method_holds_changes_every_round(make: Make, name: str):
     """So that the test above would miss it if it were lost."""
     simulation = Simulation(make({"method.name": name, "train.rounds": 3} | CNN_WITH_BN))
     seen: list[torch.Tensor] = []
-    for _moment in simulation.moments():
+    for _moment in simulation.coordinator.schedule:
         go_on(simulation)
         held, *_ = own(simulation, *HELD[name])
         assert held.any()
@@ -63,7 +63,9 @@ def test_what_a_method_holds_changes_every_round(make: Make, name: str):
 @pytest.mark.parametrize("name", HELD)
 def test_no_message_names_what_stays(make: Make, name: str):
     simulation = simulate(make({"method.name": name, "method.weighting": "samples"} | CNN_WITH_BN))
-    carried = {tensor for both in simulation.messages.values() for message in both.values() for tensor in message}
+    carried = {
+        tensor for both in simulation.coordinator.messages.values() for message in both.values() for tensor in message
+    }
     stays = ("velocity.", "dual.", "correction.", "previous.")
     assert not any(tensor.startswith(stays) for tensor in carried)
     assert "samples" in carried
@@ -75,7 +77,7 @@ def test_it_trains_under_client2vec(make: Make, name: str):
     index = {"name": "dsa-ign", "epochs": 1, "feedforward": 16, "encoder": {"name": "offline", "size": 64}}
     experiment = dataclasses.replace(make(CNN_WITH_BN), method=Client2Vec(base=name, index=index))
     simulation = simulate(experiment)
-    terms = evaluated(simulation, simulation.moments()[-1])["terms"]["dark"]
+    terms = evaluated(simulation, simulation.coordinator.schedule[-1])["terms"]["dark"]
     assert {"cross_entropy", "index_orth", "index_dist"} <= terms.keys()
     held, where = HELD[name]
     if held and where:

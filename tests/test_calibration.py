@@ -261,14 +261,18 @@ def test_measuring_leaves_no_trace_in_the_run(make: Make, monkeypatch: pytest.Mo
     assert all(one.milliseconds >= 0 and one.steps > 0 for one in (*measured.kernels, *measured.engines))
     assert torch.equal(torch.get_rng_state(), generator)
     assert torch.get_num_threads() == threads
-    assert (simulation.bytes_down, simulation.bytes_up, simulation.position) == (0, 0, 0)
-    assert not simulation.messages
-    assert not simulation.store.ids()
+    assert (simulation.coordinator.bytes_down, simulation.coordinator.bytes_up, simulation.coordinator.position) == (
+        0,
+        0,
+        0,
+    )
+    assert not simulation.coordinator.messages
+    assert not simulation.site.store.ids()
     after = tensors_of(simulation)
     assert before.keys() == after.keys()
     assert all(torch.equal(before[key], after[key]) for key in before)
     engine = Sequential()
-    while simulation.position < simulation.rounds:
+    while simulation.coordinator.position < simulation.rounds:
         go_on(simulation, engine)
     assert_same(simulate(experiment), simulation)
 

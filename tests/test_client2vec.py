@@ -15,8 +15,9 @@ from torch.nn import functional as F
 
 import fedshift
 from conftest import CNN_WITH_BN, Make, at, evaluated, go_on, states
-from fedshift.core.contract import Batch, ServerState, tensor_scopes
+from fedshift.core.contract import Batch, ServerState
 from fedshift.core.messages import Up
+from fedshift.core.method import tensor_scopes
 from fedshift.core.net import Net
 from fedshift.datasets.dataset import Dataset
 from fedshift.errors import FedshiftError
@@ -43,7 +44,7 @@ def wrapped(make: Make, changes=None, **settings) -> Simulation:
 
 
 def run(simulation: Simulation, rounds: int | None = None) -> Simulation:
-    for _moment in simulation.moments()[simulation.position : rounds]:
+    for _moment in simulation.coordinator.schedule[simulation.coordinator.position : rounds]:
         go_on(simulation)
     return simulation
 
@@ -298,7 +299,7 @@ BASES = ["fedavg", "fedavgm", "fedprox", "feddyn", "moon", "fedlc", "fediir", "f
 def test_local_training_runs_the_encoder_once(make: Make, base: str):
     """A second pass would count the batch twice in batch-norm statistics."""
     simulation = run(wrapped(make, CNN_WITH_BN, base=base))
-    (counts,) = [t for name, t in simulation.server.shared.items() if name.endswith("1.num_batches_tracked")]
+    (counts,) = [t for name, t in simulation.coordinator.state.shared.items() if name.endswith("1.num_batches_tracked")]
     assert counts.item() == 4  # two rounds of two steps
 
 
@@ -316,7 +317,7 @@ def test_with_all_uses_off_every_base_is_itself(make: Make, base: str):
 @pytest.mark.parametrize(("local_loss", "names"), [("orth", {"index_orth"}), ("dist", {"index_dist"})])
 def test_either_term_of_local_training_may_be_left_out(make: Make, local_loss: str, names: set[str]):
     simulation = run(wrapped(make, local_loss=local_loss))
-    terms = evaluated(simulation, simulation.moments()[-1])["terms"]["dark"]
+    terms = evaluated(simulation, simulation.coordinator.schedule[-1])["terms"]["dark"]
     assert {name for name in terms if name.startswith("index_")} == names
 
 
@@ -325,10 +326,10 @@ def test_the_stages_of_the_index_leave_clients_as_they_were(make: Make):
     base = {"name": "fedsr", "reference_scope": "client"}
     simulation = run(wrapped(make, base=base, index="model-weights"), rounds=1)
     for client in simulation.federation.clients:
-        state = simulation.store.get(client.id)
+        state = simulation.site.store.get(client.id)
         assert state is not None
-        assert not state.moments
-        assert all(torch.equal(state.tensors[name], t) for name, t in simulation.initial_client.items())
+        assert not state.optimisers
+        assert all(torch.equal(state.tensors[name], t) for name, t in simulation.site.initial.items())
 
 
 # The index --------------------------------------------------------------------------------------
@@ -369,8 +370,8 @@ class KnownMeans(Dataset):
 def test_the_feature_index_groups_clients_by_domain_and_the_label_index_by_skew(make: Make, index: dict):
     changes = {"data.name": "known-means", "protocol": {"name": "in-domain"}}
     simulation = wrapped(make, changes, index={**SMALL, "feedforward": 64, "batch": 32, **index})
-    run(simulation, rounds=len(simulation.moments()) - 2)
-    held = simulation.server.server | simulation.server.down
+    run(simulation, rounds=len(simulation.coordinator.schedule) - 2)
+    held = simulation.coordinator.state.server | simulation.coordinator.state.down
     names = [client.name for client in simulation.federation.clients]
 
     def agreement(vectors: torch.Tensor, truth: list[str]) -> float:
@@ -387,17 +388,17 @@ def test_the_label_index_is_the_mean_of_label_embeddings(make: Make):
     labels = simulation.method.index.encoder.texts([f"A photo of a class {c}" for c in range(3)])
     for client in simulation.federation.clients:
         expected = labels[client.train.y].mean(dim=0)
-        torch.testing.assert_close(simulation.server.server[LABEL][client.id], expected)
-        assert simulation.server.server[SAMPLES][client.id] == len(client.train)
+        torch.testing.assert_close(simulation.coordinator.state.server[LABEL][client.id], expected)
+        assert simulation.coordinator.state.server[SAMPLES][client.id] == len(client.train)
 
 
 def test_what_left_the_clients_is_declared(make: Make):
     """The global strategy uploads embeddings of samples; the record of messages shows how many of which shape."""
     simulation = run(wrapped(make, index={**SMALL, "upload": 20}))
-    assert simulation.messages["pairs"]["up"].signature == (("pairs", torch.float32, (20, 2, 64)),)
-    assert set(simulation.messages["vectors"]["up"]) == {"feature", "label", "samples"}
-    assert not any(name.startswith("index_network") for name in simulation.messages["train"]["down"])
-    assert "label_index.value" not in simulation.messages["train"]["down"]
+    assert simulation.coordinator.messages["pairs"]["up"].signature == (("pairs", torch.float32, (20, 2, 64)),)
+    assert set(simulation.coordinator.messages["vectors"]["up"]) == {"feature", "label", "samples"}
+    assert not any(name.startswith("index_network") for name in simulation.coordinator.messages["train"]["down"])
+    assert "label_index.value" not in simulation.coordinator.messages["train"]["down"]
     federated = run(wrapped(make, index={**SMALL, "strategy": "federated", "local_epochs": 1}))
     assert all(name.startswith("index_network.") for name in federated.messages["index"]["up"])
 
@@ -405,7 +406,7 @@ def test_what_left_the_clients_is_declared(make: Make):
 def test_the_index_stays_on_the_server_unless_local_training_needs_it(make: Make):
     for local, scope in ((True, "down"), (False, "server")):
         simulation = wrapped(make, local_training=local)
-        parts = simulation.method.parts(simulation.setup.spec)
+        parts = simulation.method.parts(simulation.setup.model)
         assert tensor_scopes(simulation.method, parts)[FEATURE] == scope
         assert tensor_scopes(simulation.method, parts)[LABEL] == "server"
 
@@ -413,8 +414,8 @@ def test_the_index_stays_on_the_server_unless_local_training_needs_it(make: Make
 @pytest.mark.parametrize("index", ["feature-average", "class-prototypes", "model-weights"])
 def test_other_indices(make: Make, index: str):
     simulation = run(wrapped(make, index=index))
-    vectors = (simulation.server.server | simulation.server.down)[FEATURE]
-    assert LABEL not in simulation.server.server
+    vectors = (simulation.coordinator.state.server | simulation.coordinator.state.down)[FEATURE]
+    assert LABEL not in simulation.coordinator.state.server
     clients = simulation.federation.clients
     method, encoder = simulation.method.index, simulation.method.index.encoder
     if index == "feature-average":
@@ -428,7 +429,7 @@ def test_other_indices(make: Make, index: str):
             torch.testing.assert_close(vectors[client.id], torch.cat(means), rtol=1e-4, atol=1e-6)
     else:
         assert vectors.shape[1] == method.feature_dim(
-            simulation.setup.spec, simulation.method.base.parts(simulation.setup.spec)
+            simulation.setup.model, simulation.method.base.parts(simulation.setup.model)
         )
         assert not torch.equal(vectors[0], vectors[1])
 
@@ -444,7 +445,9 @@ def test_interrupted_anywhere_equals_uninterrupted(make: Make, strategy: str, tm
         run(first, rounds=stop).save()
         second.attach(tmp_path / str(stop))
         run(second)
-        for name, tensor in (whole.server.shared | whole.server.down | whole.server.server).items():
+        for name, tensor in (
+            whole.coordinator.state.shared | whole.coordinator.state.down | whole.coordinator.state.server
+        ).items():
             held = second.server.shared | second.server.down | second.server.server
             assert torch.equal(tensor, held[name]), (stop, name)
 
@@ -535,14 +538,19 @@ def test_the_index_command_writes_vectors_and_a_heat_map(make: Make, tmp_path, t
     assert table["samples"] == [27, 27]
     simulation = wrapped(make)
     run(simulation, rounds=2)
-    assert torch.equal(torch.tensor(table["feature"]), (simulation.server.server | simulation.server.down)[FEATURE])
+    assert torch.equal(
+        torch.tensor(table["feature"]),
+        (simulation.coordinator.state.server | simulation.coordinator.state.down)[FEATURE],
+    )
     with Image.open(folder / "similarity.png") as image:
         assert image.width > 500
     index = {"name": "file", "path": str(folder / "index.parquet")}
     again = run(wrapped(make, index=index))
     assert [stage.name for stage in again.stages] == ["train"]
     whole = run(wrapped(make))
-    assert all(torch.equal(again.server.shared[name], whole.server.shared[name]) for name in again.server.shared)
+    assert all(
+        torch.equal(again.server.shared[name], whole.coordinator.state.shared[name]) for name in again.server.shared
+    )
 
 
 def test_an_index_of_other_clients_is_refused(make: Make, tmp_path):

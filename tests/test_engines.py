@@ -1,6 +1,6 @@
 """Every engine gives what the reference engine gives, but for rounding, for every method and model.
 
-In float64 that is shown to 1e-9: an engine that trained on another batch, merged another reply or kept another moment
+In float64 that is shown to 1e-9: an engine that trained on another batch, merged another reply or kept another when
 would be off by a part in ten, not in a billion.
 """
 
@@ -103,13 +103,13 @@ class Carried:
 def carried(experiments: Sequence[Experiment], engine: Engine) -> list[Carried]:
     """All rounds of some runs, together."""
     runs = [Carried(Simulation(experiment), [], []) for experiment in experiments]
-    for moment in runs[0].end.moments():
+    for when in runs[0].end.moments():
         for error in advance([run.end for run in runs], engine).values():
             raise error
         for run in runs:
-            if moment.stage.scored:
-                run.records.append(run.end.evaluate(moment, engine))
-            drawn = [(client, state.drawn.get(moment.stage.name, 0)) for client, state in states(run.end)]
+            if when.stage.scored:
+                run.records.append(run.end.record(when, engine))
+            drawn = [(client, state.drawn.get(when.stage.name, 0)) for client, state in states(run.end)]
             run.trained.append({client for client, batches in drawn if batches})
     return runs
 
@@ -133,7 +133,7 @@ def assert_agree(one: Simulation, other: Simulation, relative: float = 1e-9, flo
     assert {name: tensor.dtype for name, tensor in mine.items()} == {name: t.dtype for name, t in theirs.items()}
     assert not [name for name in mine if far(mine[name], theirs[name], relative, floor)]
     assert [state.drawn for _, state in states(one)] == [state.drawn for _, state in states(other)]
-    assert [state.moments.keys() for _, state in states(one)] == [s.moments.keys() for _, s in states(other)]
+    assert [state.optimisers.keys() for _, state in states(one)] == [s.moments.keys() for _, s in states(other)]
     assert (one.bytes_down, one.bytes_up, one.position) == (other.bytes_down, other.bytes_up, other.position)
 
 
@@ -185,7 +185,7 @@ FEWER_STEPS: dict[str, dict[str, Any]] = {
 def three_runs(document: dict[str, Any], name: str, optimiser: str) -> list[Experiment]:
     """Runs of two seeds, held-out domains, learning rates and values of each of the method's numbers.
 
-    Moments are kept, so that clients that took part more often have counted more of Adam's steps.
+    OptimiserState are kept, so that clients that took part more often have counted more of Adam's steps.
     """
     kept = {"method.base.optimiser_state": "kept"} if name == "client2vec" else {"method.optimiser_state": "kept"}
     changes = {**small(name), **FEWER_STEPS.get(name, {}), **UNEQUAL, **OPTIMISERS[optimiser], **kept}
@@ -339,7 +339,7 @@ def test_a_phase_without_steps_and_one_that_some_clients_leave_early(make: Make,
         """A phase of no steps before the epoch."""
 
         def phases(self, round: int, rounds: int) -> Sequence[Phase]:
-            (phase,) = super().phases(round, rounds)
+            (phase,) = super().phases()
             return (replace(phase, name="idle", steps=0), replace(phase, name="train"))
 
     changes = {key: value for key, value in UNEQUAL.items() if key != "train.lr"}
@@ -382,8 +382,8 @@ class DivergesFor(FedAvg):
 def answers(experiment: Experiment, engine: Engine) -> list[Any]:
     """What comes of every client's first work."""
     simulation = Simulation(experiment)
-    moment = simulation.moments()[0]
-    jobs = simulation.jobs(moment.stage.exchanges[0], moment, simulation.federation.ids)
+    when = simulation.coordinator.schedule[0]
+    jobs = simulation.jobs(when.stage.exchanges[0], when, simulation.federation.ids)
     return list(engine.train(jobs))
 
 
@@ -529,7 +529,7 @@ class Weighted(FedAvg):
     how: str = setting("tensor", help="how it is read")
 
     def phases(self, round: int, rounds: int) -> Sequence[Phase]:
-        (phase,) = super().phases(round, rounds)
+        (phase,) = super().phases()
         return (replace(phase, steps=int(self.alpha)),) if self.how == "outside a loss" else (phase,)
 
     def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
@@ -733,8 +733,8 @@ def test_small_environments_are_predicted_for_together(
         return plain(self, net, x, noise)
 
     monkeypatch.setattr(type(simulation.method), "predict", counted)
-    model, moment = dict(simulation.server.shared), simulation.moments()[0]
-    questions = [Question(simulation.setup, model, e, moment) for e in simulation.federation.environments]
+    model, when = dict(simulation.coordinator.state.shared), simulation.coordinator.schedule[0]
+    questions = [Question(simulation.setup, model, e, when) for e in simulation.federation.environments]
     with engine_named("sequential") as engine:
         alone = [next(engine.score([question])) for question in questions]
         calls.clear()
@@ -783,8 +783,8 @@ def test_personal_models_are_scored_side_by_side(make: Make, monkeypatch: pytest
     changes = {"data.per_class": 12, "data.fewer": 3, "protocol": {"name": "in-domain", "test": 0.3}}
     experiment = make(small("fedsr") | changes | {"method.bn": "local", "train.precision": "float64"})
     simulation = simulate(experiment)
-    moment = simulation.moments()[-1]
-    expected = simulation.evaluate(moment, Sequential(Kernels()))["environments"]
+    when = simulation.coordinator.schedule[-1]
+    expected = simulation.record(when, Sequential(Kernels()))["environments"]
     lanes: list[int] = []
     score = vectorised.score_stacked
 
@@ -794,7 +794,7 @@ def test_personal_models_are_scored_side_by_side(make: Make, monkeypatch: pytest
 
     monkeypatch.setattr(vectorised, "score_stacked", counted)
     told: list[str] = []
-    found = simulation.evaluate(moment, Vectorised(Kernels(), told.append))["environments"]
+    found = simulation.record(when, Vectorised(Kernels(), told.append))["environments"]
     assert lanes == [3]
     assert not told
     for one, other in zip(found, expected, strict=True):
@@ -805,7 +805,7 @@ def test_personal_models_are_scored_side_by_side(make: Make, monkeypatch: pytest
 def test_models_whose_statistics_are_measured_again_are_not_stacked(make: Make, monkeypatch: pytest.MonkeyPatch):
     experiment = make({"method.name": "fedbn", "method.cold": "reestimate"} | CNN_WITH_BN)
     simulation = simulate(experiment)
-    moment = simulation.moments()[-1]
-    expected = simulation.evaluate(moment, Sequential(Kernels()))["environments"]
-    found = simulation.evaluate(moment, Vectorised(Kernels()))["environments"]
+    when = simulation.coordinator.schedule[-1]
+    expected = simulation.record(when, Sequential(Kernels()))["environments"]
+    found = simulation.record(when, Vectorised(Kernels()))["environments"]
     assert [row["loss"] for row in found] == pytest.approx([row["loss"] for row in expected], rel=1e-5)

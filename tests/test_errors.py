@@ -241,7 +241,7 @@ def test_run_refuses_a_grid(tmp_path: Path, tiny_document: dict[str, Any], monke
 def test_dropout_is_refused(make: Make, kind: str):
     from fedshift.core.model import ModelBuilder
 
-    spec: ModelBuilder = Simulation(make()).setup.spec
+    spec: ModelBuilder = Simulation(make()).setup.model
     from torch import nn
 
     with pytest.raises(FedshiftError, match=r"Layer '1' of the encoder is dropout"):

@@ -88,8 +88,10 @@ def test_a_run_follows_the_equations(make: Make):
     experiment = make({"train.rounds": 3} | CNN_WITH_BN)
     simulation = simulate(dataclasses.replace(experiment, method=Recorded(beta=0.5)))
     parameters = {name for name, _ in net_of(simulation).parameters()}
-    assert {f"velocity.{name}" for name in parameters} == set(simulation.server.server)
-    velocity = {name: torch.zeros_like(simulation.server.shared[name], dtype=torch.float64) for name in parameters}
+    assert {f"velocity.{name}" for name in parameters} == set(simulation.coordinator.state.server)
+    velocity = {
+        name: torch.zeros_like(simulation.coordinator.state.shared[name], dtype=torch.float64) for name in parameters
+    }
     for before, (one, other), after in rounds:
         for name, tensor in after.shared.items():
             mean = (one[name].double() + other[name].double()) / 2
@@ -98,4 +100,6 @@ def test_a_run_follows_the_equations(make: Make):
                 mean = before.shared[name].double() - velocity[name]
             torch.testing.assert_close(tensor.double(), mean, rtol=1e-5, atol=1e-6)
     for name, v in velocity.items():
-        torch.testing.assert_close(simulation.server.server[f"velocity.{name}"].double(), v, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(
+            simulation.coordinator.state.server[f"velocity.{name}"].double(), v, rtol=1e-4, atol=1e-6
+        )

@@ -13,8 +13,9 @@ from torch.distributions import Normal, kl_divergence
 from torch.nn import functional as F
 
 from conftest import CNN_WITH_BN, Make, at, exchanged, go_on, net_of, resident, simulate
-from fedshift.core.contract import Batch, Method, Objective, Part, Phase, ServerState
+from fedshift.core.contract import Batch, Objective, Part, Phase, ServerState
 from fedshift.core.messages import Up
+from fedshift.core.method import Method
 from fedshift.core.net import Net
 from fedshift.errors import FedshiftError
 from fedshift.methods import METHODS
@@ -138,7 +139,7 @@ def test_terms_agree_with_torch_distributions_in_float64():
 
 
 def test_a_term_without_weight_is_left_out_and_asks_for_no_noise(make: Make):
-    spec = Simulation(make()).setup.spec
+    spec = Simulation(make()).setup.model
     batch, noise = one_image()
     for method, terms, draws in (
         (FedCiR(l_reg=0.5, l_align=0.1), {"cross_entropy", "reg", "align"}, {"eps", "labels", "noise"}),
@@ -185,7 +186,7 @@ def test_the_generator_reads_noise_then_the_label():
 def test_the_sizes_of_the_generator(make: Make, settings: dict[str, int], noise: int, hidden: int):
     """By default d/2 and d, with d = 4 here; 3 classes."""
     method = FedCiR(**{f"generator_{name}": value for name, value in settings.items()})
-    first, _, _, last = method.parts(Simulation(make()).setup.spec)["generator"].module.body
+    first, _, _, last = method.parts(Simulation(make()).setup.model)["generator"].module.body
     assert (first.in_features, first.out_features, last.out_features) == (noise + 3, hidden, 4)
 
 
@@ -279,7 +280,7 @@ def test_the_estimate_by_hand():
 
 
 def test_each_class_has_its_own_noise(make: Make):
-    spec = Simulation(make()).setup.spec
+    spec = Simulation(make()).setup.model
     assert FedCiR(mle_samples=50).estimate_draws(spec, 0) == {"noise": Draw((3, 50, 2))}
     assert FedCiR(generator_batch=9).generator_draws(spec, 0) == {
         "labels": Draw((9,), "integers", 3),
@@ -338,7 +339,7 @@ def test_the_server_moves_the_generator_and_nothing_else(make: Make):
         assert all(torch.equal(up[name], tensor) for name, tensor in ups[client].items())
     assert all(torch.equal(state.shared[name], tensor) for name, tensor in start.shared.items())
     parameters = {name for name, _ in net_of(simulation).parameters() if name.startswith("generator.")}
-    moments = state.moments["generator.consensus"]
+    moments = state.optimisers["generator.consensus"]
     assert moments.keys() == parameters
     for name in parameters - {"generator.body.0.bias"}:  # batch norm takes that one away again
         assert moments[name]["exp_avg"].abs().sum() > 0
@@ -348,13 +349,13 @@ def test_the_server_moves_the_generator_and_nothing_else(make: Make):
 def test_the_generator_has_its_own_adam(make: Make):
     """Adam's first step is lr * g / (|g| + 1e-8): lr in size wherever g is not tiny, whatever [train] says.
 
-    Its first moment is 0.1 g; with the experiment's weight decay of 100, g would hold 100 times the weight.
+    Its first when is 0.1 g; with the experiment's weight decay of 100, g would hold 100 times the weight.
     """
     experiment = make({"method.name": "fedcir", "train.weight_decay": 100.0, "train.lr": 1e-4})
     _, _, state, _ = first_round(experiment, generator_steps=1, generator_lr=0.003)
     name = "generator.body.3.weight"
     start = Simulation(experiment).server.down[name]
-    gradient = state.moments["generator.consensus"][name]["exp_avg"] / 0.1
+    gradient = state.optimisers["generator.consensus"][name]["exp_avg"] / 0.1
     large = gradient.abs() > 1e-5
     assert large.sum() >= 4
     torch.testing.assert_close((state.down[name] - start)[large], -0.003 * gradient[large].sign(), rtol=1e-2, atol=0)
@@ -367,13 +368,20 @@ def test_the_estimate_is_that_of_the_generator_as_clients_see_it(make: Make):
     simulation = simulate(experiment, rounds=1)
     g = resident(simulation).server.net.generator.eval()
     g.load_state_dict(
-        {name.removeprefix("generator."): t for name, t in simulation.server.down.items() if name.startswith("gen")}
+        {
+            name.removeprefix("generator."): t
+            for name, t in simulation.coordinator.state.down.items()
+            if name.startswith("gen")
+        }
     )
     for label in range(3):
         noise = torch.randn(20_000, 2, generator=torch.Generator().manual_seed(label))
         with torch.no_grad():
             z = g(torch.full((20_000,), label), noise)
-        mean, sigma = simulation.server.down["gaussians.mean"][label], simulation.server.down["gaussians.sigma"][label]
+        mean, sigma = (
+            simulation.coordinator.state.down["gaussians.mean"][label],
+            simulation.coordinator.state.down["gaussians.sigma"][label],
+        )
         assert ((mean - z.mean(dim=0)).abs() < 0.05 * sigma).all()  # five standard errors of the difference
         torch.testing.assert_close(sigma, z.std(dim=0), rtol=0.05, atol=0)
 
@@ -388,27 +396,27 @@ def test_the_estimate_is_that_of_the_generator_as_clients_see_it(make: Make):
 )
 def test_clients_are_sent_what_they_use_and_send_the_model_only(make: Make, name: str, down: set, server: set):
     simulation = simulate(make({"method.name": name}))
-    message = simulation.messages["train"]
+    message = simulation.coordinator.messages["train"]
 
     def parts(names):
         return {name.partition(".")[0] for name in names}
 
     assert parts(message["down"]) == {"encoder", "head"} | down
     assert parts(message["up"]) == {"encoder", "head"}
-    assert parts(simulation.server.server) == server
-    assert parts(simulation.server.moments["generator.consensus"]) == {"generator"}
+    assert parts(simulation.coordinator.state.server) == server
+    assert parts(simulation.coordinator.state.optimisers["generator.consensus"]) == {"generator"}
     assert set(net_of(simulation).parts) == {"encoder", "head"} | down
 
 
 def test_the_generator_is_frozen_on_clients(make: Make):
     """Not even its batch-norm statistics move, in a round where it is used: two clients, two steps each."""
     simulation = simulate(make({"method.name": "fedcir"}), rounds=1)
-    sent = {name: tensor.clone() for name, tensor in simulation.server.down.items()}
-    moment = simulation.moments()[1]
-    (exchange,) = moment.stage.exchanges
+    sent = {name: tensor.clone() for name, tensor in simulation.coordinator.state.down.items()}
+    when = simulation.coordinator.schedule[1]
+    (exchange,) = when.stage.exchanges
     calls = []
     net_of(simulation).generator.register_forward_hook(lambda *_: calls.append(1))
-    ups = exchanged(simulation, exchange, moment, simulation.federation.clients)
+    ups = exchanged(simulation, exchange, when, simulation.federation.clients)
     assert len(calls) == 4
     assert {name.partition(".")[0] for name in sent} == {"generator", "gaussians"}
     assert all(torch.equal(resident(simulation).tensors[name], tensor) for name, tensor in sent.items())
@@ -422,7 +430,7 @@ class ByHand(Method):
     def parts(self, spec):
         return {"encoder": Part(spec.gaussian_encoder()), "head": Part(spec.head())}
 
-    def phases(self, round, rounds):
+    def phases(self):
         def draws(spec, batch):
             return {"eps": Draw((batch, spec.dim))}
 
@@ -474,7 +482,7 @@ def test_a_restored_run_goes_on_as_if_never_stopped(make: Make, name: str, tmp_p
             go_on(resumed)
         ends.append(resumed)
     for scope in ("shared", "down", "server"):
-        held, expected = getattr(ends[0].server, scope), getattr(whole.server, scope)
+        held, expected = getattr(ends[0].server, scope), getattr(whole.coordinator.state, scope)
         assert held.keys() == expected.keys()
         assert all(torch.equal(held[name], tensor) for name, tensor in expected.items())
     assert not same(ends[1], whole)  # so the moments matter

@@ -150,7 +150,7 @@ def test_gradients_are_clipped(make: Make):
     """One step of plain SGD moves all weights together by lr * max_norm = 0.1 * 0.01 where the gradient is larger."""
     changes = {"train.steps": 1, "train.momentum": 0.0, "method": {"name": "feddyn", "max_norm": 0.01}}
     simulation = simulate(make(changes), rounds=1)
-    messages = simulation.messages["train"]
+    messages = simulation.coordinator.messages["train"]
     moved = torch.cat([(messages["up"][name] - messages["down"][name]).flatten() for name in messages["up"]])
     assert moved.norm().item() == pytest.approx(1e-3, rel=1e-3)
 
@@ -158,5 +158,5 @@ def test_gradients_are_clipped(make: Make):
 def test_batch_norm_may_be_measured_again(make: Make):
     """The duals mirror the batch norms' parameters but have no statistics of their own."""
     simulation = simulate(make({"method": {"name": "feddyn", "bn": "reestimate"}} | CNN_WITH_BN), rounds=1)
-    record = evaluated(simulation, simulation.moments()[0])
+    record = evaluated(simulation, simulation.coordinator.schedule[0])
     assert len(record["environments"]) == 3

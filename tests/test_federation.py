@@ -334,7 +334,7 @@ def test_of_mapped_inputs_only_the_sampled_clients_are_read(make: Make, tmp_path
     before = mapped_pages()
     for _ in range(2):
         go_on(simulation)
-    assert len(simulation.store.ids()) >= 4
+    assert len(simulation.site.store.ids()) >= 4
     assert mapped_pages() - before < 4 * 2**20
     simulation.federation.clients[0].train.pool.x.sum()  # and this is what reading all of it looks like
     assert mapped_pages() - before > 60 * 2**20

@@ -164,7 +164,7 @@ def test_a_run_stores_the_moving_mean_and_sends_it_at_once(make: Make):
         g = {name: 0.5 * old + 0.5 * (means[0][name] + means[1][name]) / 2 for name, old in g.items()}
         for name, expected in g.items():
             torch.testing.assert_close(down[f"invariant.head.{name}"].double(), expected, rtol=1e-4, atol=1e-6)
-    assert torch.equal(simulation.server.down["invariant.head.bias"], sent[-1]["invariant.head.bias"])
+    assert torch.equal(simulation.coordinator.state.down["invariant.head.bias"], sent[-1]["invariant.head.bias"])
 
 
 def test_what_each_exchange_carries(make: Make):

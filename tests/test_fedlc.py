@@ -92,10 +92,12 @@ def test_without_calibration_it_is_fedavg_where_every_class_is_present(make: Mak
 def test_in_a_run_the_absent_class_keeps_its_row_of_the_head(make: Make, name: str):
     """A client without class 2 sends row 2 of the head back as it came; plain cross-entropy pushes it down."""
     simulation = Simulation(make({"method.name": name, "train.weight_decay": 0.0}))
-    moment = simulation.moments()[0]
+    when = simulation.coordinator.schedule[0]
     client = simulation.federation.clients[0]
     here = client.train.y != 2
     client = replace(client, train=Samples(client.train.x[here], client.train.y[here]))
-    ups = exchanged(simulation, moment.stage.exchanges[0], moment, [client])
-    same = [torch.equal(ups[0]["head.weight"][c], simulation.server.shared["head.weight"][c]) for c in range(3)]
+    ups = exchanged(simulation, when.stage.exchanges[0], when, [client])
+    same = [
+        torch.equal(ups[0]["head.weight"][c], simulation.coordinator.state.shared["head.weight"][c]) for c in range(3)
+    ]
     assert same == [False, False, name == "fedlc"]

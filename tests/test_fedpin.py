@@ -110,15 +110,15 @@ def test_the_local_objective_reads_the_anchor_as_received_and_moves_only_the_per
 
 
 def test_a_weight_of_0_leaves_out_its_term_and_what_only_it_needs(make: Make):
-    parts = FedPIN(alpha=1).parts(Simulation(make()).setup.spec)
-    assert set(parts) - set(FedPIN(alpha=1, lam=0).parts(Simulation(make()).setup.spec)) == {
+    parts = FedPIN(alpha=1).parts(Simulation(make()).setup.model)
+    assert set(parts) - set(FedPIN(alpha=1, lam=0).parts(Simulation(make()).setup.model)) == {
         "shortcut_encoder",
         "shortcut_head",
     }
-    assert set(parts) - set(FedPIN(alpha=0).parts(Simulation(make()).setup.spec)) == {"auxiliary"}
-    names = [phase.name for phase in FedPIN().phases(1, 1)]
+    assert set(parts) - set(FedPIN(alpha=0).parts(Simulation(make()).setup.model)) == {"auxiliary"}
+    names = [phase.name for phase in FedPIN().phases()]
     assert names == ["shortcut", "personal", "global"]
-    (personal, game) = FedPIN(alpha=0, lam=0, gamma=0).phases(1, 1)
+    (personal, game) = FedPIN(alpha=0, lam=0, gamma=0).phases()
     assert [objective.name for objective in game.objectives] == ["global"]
     net = Net({"personal_encoder": linear(2.0), "personal_head": linear(1.0, -1.0)})
     batch = Batch(torch.tensor([[1.0]]), torch.tensor([0]))
@@ -192,11 +192,11 @@ def test_omega_a_gets_better_or_worse_in_a_run(make: Make, auxiliary: str, falls
     experiment = replace(make(), method=Still(alpha=1, auxiliary=auxiliary, global_steps=5))
     simulation = simulate(experiment, rounds=1)
     client = simulation.federation.clients[0]
-    tensors = simulation.store.get(0).tensors
-    z = net_of(simulation).frozen("encoder", simulation.server.shared, client.train.x)
+    tensors = simulation.site.store.get(0).tensors
+    z = net_of(simulation).frozen("encoder", simulation.coordinator.state.shared, client.train.x)
     risks = [
         F.cross_entropy(F.linear(z, held["auxiliary.weight"], held["auxiliary.bias"]), client.train.y).item()
-        for held in (simulation.initial_client, tensors)
+        for held in (simulation.site.initial, tensors)
     ]
     assert (risks[1] < risks[0]) == falls
 
@@ -267,7 +267,7 @@ def test_omega_a_has_its_own_steps_and_rate():
 
 @pytest.mark.parametrize("unit", ["steps", "epochs"])
 def test_phases_count_in_the_unit(unit: str):
-    phases = FedPIN(unit=unit, personal_steps=3, global_steps=4).phases(1, 1)
+    phases = FedPIN(unit=unit, personal_steps=3, global_steps=4).phases()
     assert [getattr(phase, unit) for phase in phases] == [3, 3, 4]
     other = {"steps": "epochs", "epochs": "steps"}[unit]
     assert [getattr(phase, other) for phase in phases] == [None] * 3
@@ -278,7 +278,7 @@ def test_phases_count_in_the_unit(unit: str):
 
 def test_a_clients_own_auxiliary_head_never_leaves(make: Make):
     simulation = simulate(make(PIN))
-    for message in simulation.messages["train"].values():
+    for message in simulation.coordinator.messages["train"].values():
         assert {name.partition(".")[0] for name in message} == {"encoder", "head"}
     one, other = (state.tensors["auxiliary.weight"] for _, state in states(simulation))
     assert not torch.equal(one, other)
@@ -305,14 +305,14 @@ def test_the_mlps_one_hot_columns_are_merged_by_owner():
 def test_the_mlp_moves_only_the_working_clients_column_and_is_shared(make: Make):
     experiment = make({**PIN, "method.auxiliary_head": "mlp", "method.auxiliary_hidden": 5})
     simulation = Simulation(experiment)
-    start = simulation.server.shared["auxiliary.first.weight"].clone()
-    moment = simulation.moments()[0]
-    ups = exchanged(simulation, moment.stage.exchanges[0], moment, simulation.federation.clients)
-    dim = simulation.setup.spec.dim
+    start = simulation.coordinator.state.shared["auxiliary.first.weight"].clone()
+    when = simulation.coordinator.schedule[0]
+    ups = exchanged(simulation, when.stage.exchanges[0], when, simulation.federation.clients)
+    dim = simulation.setup.model.dim
     for client, up in ups.items():
         moved = (up["auxiliary.first.weight"] != start).any(dim=0)[dim:]
         assert moved.tolist() == [client == 0, client == 1]
-    assert not any(name.startswith("auxiliary") for name in simulation.initial_client)
+    assert not any(name.startswith("auxiliary") for name in simulation.site.initial)
 
 
 def test_the_mlp_lets_z_and_the_client_interact():
@@ -344,15 +344,15 @@ def test_each_phase_moves_its_own_parts_only(make: Make, phase: int, moves: set[
     class Only(FedPIN):
         """A single phase."""
 
-        def phases(self, round, rounds):
-            return (super().phases(round, rounds)[phase],)
+        def phases(self):
+            return (super().phases()[phase],)
 
     method = Only(alpha=1, personal_steps=2, global_steps=2, gamma=0.1)
     simulation = Simulation(replace(make(CNN_WITH_BN), method=method))
-    before = {**simulation.server.shared, **simulation.initial_client}
-    moment = simulation.moments()[0]
-    ups = exchanged(simulation, moment.stage.exchanges[0], moment, simulation.federation.clients)
-    after = {**ups[0], **simulation.store.get(0).tensors}
+    before = {**simulation.coordinator.state.shared, **simulation.site.initial}
+    when = simulation.coordinator.schedule[0]
+    ups = exchanged(simulation, when.stage.exchanges[0], when, simulation.federation.clients)
+    after = {**ups[0], **simulation.site.store.get(0).tensors}
     assert {name.partition(".")[0] for name in before if not torch.equal(before[name], after[name])} == moves
     assert all(name in after for name in before)
 
@@ -383,7 +383,7 @@ def test_the_personal_model_of_one_round_is_singles_to_the_bit(make: Make):
 
 
 def test_a_clients_own_encoders_start_as_the_global_one_or_from_their_own_draws(make: Make):
-    spec = Simulation(make()).setup.spec
+    spec = Simulation(make()).setup.model
     for start, equal in (("global", True), ("own", False)):
         parts = FedPIN(start=start).parts(spec)
         weights = [parts[name].module[1].weight for name in ("encoder", "personal_encoder", "shortcut_encoder")]
@@ -394,7 +394,7 @@ def test_a_clients_own_encoders_start_as_the_global_one_or_from_their_own_draws(
 
 def test_an_unsampled_clients_personal_parts_stand_still(make: Make):
     simulation = Simulation(make({**PIN, "train.participation": 0.5, "train.rounds": 4}))
-    for _moment in simulation.moments():
+    for _moment in simulation.coordinator.schedule:
         before = {client: state.tensors for client, state in states(simulation)}
         go_on(simulation)
         after = {client: state.tensors for client, state in states(simulation)}
@@ -408,10 +408,10 @@ def test_an_unseen_client_is_predicted_for_with_the_global_model(make: Make, bn:
     simulation = simulate(make({**PIN, "method.name": name, "method.bn": bn} | CNN_WITH_BN))
     target = next(e for e in simulation.federation.environments if e.client is None)
     (model,) = simulation.models(target)
-    moment = simulation.moments()[-1]
-    mine = scored(simulation, model, target, moment)
-    assert scored(simulation, model, target, moment, GlobalModel(alpha=1)) == mine
-    assert torch.equal(model["personal_head.weight"], simulation.server.shared["head.weight"])
+    when = simulation.coordinator.schedule[-1]
+    mine = scored(simulation, model, target, when)
+    assert scored(simulation, model, target, when, GlobalModel(alpha=1)) == mine
+    assert torch.equal(model["personal_head.weight"], simulation.coordinator.state.shared["head.weight"])
     if bn == "local":
         both = [state.tensors["encoder.1.weight"] for _, state in states(simulation)]
         torch.testing.assert_close(model["personal_encoder.1.weight"], (both[0] + both[1]) / 2)
@@ -423,7 +423,7 @@ def test_a_client_is_predicted_for_with_its_personal_model(make: Make):
     (model,) = simulation.models(environment)
     x = environment.samples.x[:5]
     resident(simulation).client.load(0, model)
-    tensors = simulation.store.get(0).tensors
+    tensors = simulation.site.store.get(0).tensors
     net = net_of(simulation)
     own = {name.removeprefix("personal_"): tensor for name, tensor in tensors.items() if name.startswith("personal_")}
     z = net.frozen("encoder", own, x)
@@ -453,7 +453,7 @@ def test_gm_l2_holds_the_personal_model_by_hand():
     anchor.backward()
     assert net.personal_encoder.weight.grad.item() == pytest.approx(1.0)
     assert set(Anchored(mu=0).personal_loss(net, ONE, at())) == {"personal"}
-    assert [phase.name for phase in Anchored().phases(1, 1)] == ["personal", "global"]
+    assert [phase.name for phase in Anchored().phases()] == ["personal", "global"]
 
 
 FT = {"method.name": "fedpin-gm-ft", "method.finetune_steps": 3, "method.finetune_lr": 0.05, **MILD}
@@ -462,19 +462,19 @@ FT = {"method.name": "fedpin-gm-ft", "method.finetune_steps": 3, "method.finetun
 @pytest.mark.parametrize("bn", ["shared", "local"])
 def test_fine_tuning_keeps_each_clients_copy_and_sends_nothing(make: Make, bn: str):
     simulation = Simulation(make({**FT, "method.bn": bn, "train.participation": 0.5} | CNN_WITH_BN))
-    *training, _tuning = simulation.moments()
+    *training, _tuning = simulation.coordinator.schedule
     for _moment in training:
         go_on(simulation)
-    shared, bytes_up = dict(simulation.server.shared), simulation.bytes_up
+    shared, bytes_up = dict(simulation.coordinator.state.shared), simulation.coordinator.bytes_up
     go_on(simulation)
-    assert simulation.bytes_up == bytes_up
-    assert len(simulation.messages["finetune"]["up"]) == 0
-    assert all(torch.equal(simulation.server.shared[name], tensor) for name, tensor in shared.items())
+    assert simulation.coordinator.bytes_up == bytes_up
+    assert len(simulation.coordinator.messages["finetune"]["up"]) == 0
+    assert all(torch.equal(simulation.coordinator.state.shared[name], tensor) for name, tensor in shared.items())
     kept = [state.tensors for _, state in states(simulation)]
     assert len(kept) == 2  # everyone, though half take part in training
     assert all(tensors["tuned.done"] == 1 for tensors in kept)
     assert not torch.equal(kept[0]["tuned.encoder.0.weight"], kept[1]["tuned.encoder.0.weight"])
-    begun = simulation.initial_client["tuned.encoder.1.num_batches_tracked"]
+    begun = simulation.site.initial["tuned.encoder.1.num_batches_tracked"]
     assert all(tensors["tuned.encoder.1.num_batches_tracked"] > begun for tensors in kept)  # buffers as well
 
 
@@ -482,8 +482,8 @@ def test_the_copy_is_plain_sgd_from_the_global_model(make: Make):
     """Three steps at 0.05 on the first three batches of the stage's own sequence, by a loop of its own."""
     simulation = simulate(make({**FT, "train.momentum": 0.0}))
     (client, *_) = simulation.federation.clients
-    w = {name: tensor.clone().requires_grad_() for name, tensor in simulation.server.shared.items()}
-    order = BatchOrder(simulation.streams, client.id, len(client.train), 4).from_number(0)
+    w = {name: tensor.clone().requires_grad_() for name, tensor in simulation.coordinator.state.shared.items()}
+    order = BatchOrder(simulation.setup.streams, client.id, len(client.train), 4).from_number(0)
     for _ in range(3):
         indices = next(order)
         z = torch.func.functional_call(
@@ -496,7 +496,7 @@ def test_the_copy_is_plain_sgd_from_the_global_model(make: Make):
         with torch.no_grad():
             for tensor, gradient in zip(w.values(), gradients, strict=True):
                 tensor.sub_(0.05 * gradient)
-    kept = simulation.store.get(client.id).tensors
+    kept = simulation.site.store.get(client.id).tensors
     for name, tensor in w.items():
         torch.testing.assert_close(kept[f"tuned.{name}"], tensor.detach(), rtol=1e-5, atol=1e-6)
 
@@ -509,12 +509,12 @@ def test_gm_ft_predicts_with_the_global_model_until_it_is_tuned(make: Make):
     def scores(environment):
         """As GM-FT scores it, and as the global model does."""
         (model,) = simulation.models(environment)
-        moment = simulation.moments()[-1]
-        found = scored(simulation, model, environment, moment)
-        plain = scored(simulation, model, environment, moment, GlobalModel(alpha=1))
+        when = simulation.coordinator.schedule[-1]
+        found = scored(simulation, model, environment, when)
+        plain = scored(simulation, model, environment, when, GlobalModel(alpha=1))
         return found.loss, plain.loss
 
-    *training, _tuning = simulation.moments()
+    *training, _tuning = simulation.coordinator.schedule
     for _moment in training:
         go_on(simulation)
         assert len(set(scores(own))) == 1
@@ -533,7 +533,7 @@ def test_a_run_goes_on_from_any_checkpoint_across_stages(make: Make, tmp_path: P
             mine, theirs = resumed.store.get(client).flat(), state.flat()
             assert mine.keys() == theirs.keys()
             assert all(torch.equal(mine[name], theirs[name]) for name in mine)
-        assert all(torch.equal(resumed.server.shared[name], t) for name, t in whole.server.shared.items())
+        assert all(torch.equal(resumed.server.shared[name], t) for name, t in whole.coordinator.state.shared.items())
 
 
 @pytest.mark.parametrize("name", ["fedpin", "fedpin-gm", "fedpin-gm-ft", "fedpin-gm-l2"])
@@ -543,7 +543,7 @@ def test_every_variant_runs_with_the_papers_optimiser_and_alpha(make: Make, name
     settings = {f"method.{key}": value for key, value in changes.items()}
     adam = {"train.optimiser": "adam", "train.lr": 1e-4}
     simulation = simulate(make({"method.name": name, **settings, **adam}))
-    assert all(tensor.isfinite().all() for tensor in simulation.server.shared.values())
+    assert all(tensor.isfinite().all() for tensor in simulation.coordinator.state.shared.values())
 
 
 def test_the_named_variants_are_fedpin_with_a_weight_of_0():

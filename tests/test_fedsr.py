@@ -147,7 +147,7 @@ def test_variants_leave_out_their_term():
 @pytest.mark.parametrize("scope", ["shared", "client"])
 def test_the_reference_is_shared_or_stays(make: Make, scope: str):
     simulation = simulate(make({"method.name": "fedsr", "method.reference_scope": scope}))
-    sent = {name for name in simulation.messages["train"]["up"] if name.startswith("reference.")}
+    sent = {name for name in simulation.coordinator.messages["train"]["up"] if name.startswith("reference.")}
     assert sent == ({"reference.mean", "reference.spread"} if scope == "shared" else set())
     kept = [state.tensors for _, state in states(simulation)]
     assert all(("reference.mean" in tensors) == (scope == "client") for tensors in kept)

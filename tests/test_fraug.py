@@ -368,8 +368,8 @@ def test_each_step_moves_its_own_parts_only(make: Make, stage2: str):
 
     experiment = make(CNN_WITH_BN | {"train.rounds": 1, "train.steps": 3})
     simulation = Simulation(replace(experiment, method=Watched(stage2=stage2)))
-    moment = simulation.moments()[0]
-    exchanged(simulation, moment.stage.exchanges[0], moment, simulation.federation.clients[:1])
+    when = simulation.coordinator.schedule[0]
+    exchanged(simulation, when.stage.exchanges[0], when, simulation.federation.clients[:1])
     moves = {"model": {"encoder", "head", "prototypes"}, "generator": {"generator"}, "rtnet": {"rtnet"}}
     assert [name for name, _, _ in seen] == ["model", "generator", "rtnet"] * 3
     for (name, before, training), (_, after, _) in pairwise(seen):
@@ -387,10 +387,10 @@ def test_learning_rates_of_generator_and_rtnet_are_their_own(make: Make):
     def moved(name, **changes):
         experiment = make(FRAUG | {"train.rounds": 1, "train.steps": 1, "train.momentum": 0.0} | changes)
         simulation = Simulation(experiment)
-        start = {**simulation.server.shared, **simulation.initial_client}[name]
-        moment = simulation.moments()[0]
-        ups = exchanged(simulation, moment.stage.exchanges[0], moment, simulation.federation.clients[:1])
-        return {**ups[0], **simulation.store.get(0).tensors}[name] - start
+        start = {**simulation.coordinator.state.shared, **simulation.site.initial}[name]
+        when = simulation.coordinator.schedule[0]
+        ups = exchanged(simulation, when.stage.exchanges[0], when, simulation.federation.clients[:1])
+        return {**ups[0], **simulation.site.store.get(0).tensors}[name] - start
 
     weight = "generator.body.0.weight"
     slow, fast = (moved(weight, **{"method.lr_generator": lr}) for lr in (0.1, 0.2))
@@ -405,19 +405,19 @@ def test_learning_rates_of_generator_and_rtnet_are_their_own(make: Make):
 def test_what_is_shared_and_what_stays(make: Make):
     """The generator is averaged with its batch norm; the encoder's batch norm, RTNet and prototypes never leave."""
     simulation = Simulation(make(FRAUG))
-    moment = simulation.moments()[0]
+    when = simulation.coordinator.schedule[0]
     canary = 0.7654321
     for client in simulation.federation.clients:
         own = {
             name: torch.full_like(t, canary) if name == "prototypes.mean" else t.clone()
-            for name, t in simulation.initial_client.items()
+            for name, t in simulation.site.initial.items()
         }
-        simulation.store.put(client.id, ClientState(own))
-    ups = exchanged(simulation, moment.stage.exchanges[0], moment, simulation.federation.clients)
+        simulation.site.store.put(client.id, ClientState(own))
+    ups = exchanged(simulation, when.stage.exchanges[0], when, simulation.federation.clients)
     for client, up in ups.items():
         assert {name.partition(".")[0] for name in up} == {"encoder", "head", "generator"}
         assert not any(name.startswith("encoder.1.") for name in up)
-        mean = simulation.store.get(client).tensors["prototypes.mean"]
+        mean = simulation.site.store.get(client).tensors["prototypes.mean"]
         assert not any(torch.isin(sent, mean).any() or (sent == canary).any() for sent in up.values())
     one, other = (state.tensors for _, state in states(simulation))
     for name in ("encoder.1.running_mean", "rtnet.body.0.weight", "prototypes.mean"):
@@ -428,10 +428,10 @@ def test_what_is_shared_and_what_stays(make: Make):
 
 def test_the_generators_batch_norm_is_the_mean_of_the_clients(make: Make):
     simulation = Simulation(make(FRAUG))
-    moment = simulation.moments()[0]
-    exchange = moment.stage.exchanges[0]
-    ups = exchanged(simulation, exchange, moment, simulation.federation.clients)
-    merged = exchange.merge(simulation.server, sorted(ups.items()))
+    when = simulation.coordinator.schedule[0]
+    exchange = when.stage.exchanges[0]
+    ups = exchanged(simulation, exchange, when, simulation.federation.clients)
+    merged = exchange.merge(simulation.coordinator.state, sorted(ups.items()))
     for name in ("generator.body.1.running_var", "generator.body.4.weight"):
         torch.testing.assert_close(merged.shared[name], (ups[0][name] + ups[1][name]) / 2)
 
@@ -526,16 +526,16 @@ def test_a_part_is_taken_of_each_class_in_the_order_given():
 
 def test_the_study_trains_everything_on_a_part_and_then_the_head_on_all(make: Make):
     simulation = Simulation(replace(make(CNN_WITH_BN), method=HeadRetraining(part=0.3)))
-    part, _, head, _ = simulation.moments()
+    part, _, head, _ = simulation.coordinator.schedule
     assert (part.stage.name, head.stage.name) == ("part", "head")
-    (clients, whole) = (simulation.view(moment.stage).clients for moment in (part, head))
+    (clients, whole) = (simulation.site.view(when.stage).clients for when in (part, head))
     assert [len(client.train) for client in clients] == [9, 9]  # 27 samples, 9 of each of 3 classes: 3 of each
     assert [len(client.train) for client in whole] == [27, 27]
     for _ in range(2):
         go_on(simulation)
-    before = dict(simulation.store.get(0).tensors)
+    before = dict(simulation.site.store.get(0).tensors)
     go_on(simulation)
-    after = simulation.store.get(0).tensors
+    after = simulation.site.store.get(0).tensors
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed == {"head.weight", "head.bias"}
-    assert simulation.bytes_up == 0
+    assert simulation.coordinator.bytes_up == 0

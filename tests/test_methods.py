@@ -27,10 +27,11 @@ from conftest import (
     simulate,
     states,
 )
-from fedshift.core.contract import Part, weighted_mean
+from fedshift.core.contract import Part
 from fedshift.core.messages import Down, Up
 from fedshift.core.net import Net
-from fedshift.core.state import ClientState, Moments, flat_moments
+from fedshift.core.state import ClientState, OptimiserState, flat_optimisers
+from fedshift.core.tensors import weighted_mean
 from fedshift.datasets.features import Tell
 from fedshift.engines.batches import BatchOrder
 from fedshift.engines.engine import ServerJob
@@ -62,8 +63,8 @@ def small(name: str) -> dict[str, Any]:
 
 def tensors_of(simulation: Simulation) -> dict[str, torch.Tensor]:
     """Everything that a run holds, by name."""
-    server = simulation.server
-    held = {**server.shared, **server.down, **server.server, **flat_moments(server.moments)}
+    server = simulation.coordinator.state
+    held = {**server.shared, **server.down, **server.server, **flat_optimisers(server.moments)}
     for client, state in states(simulation):
         held |= {f"{client}/{name}": tensor for name, tensor in state.flat().items()}
     return held
@@ -80,10 +81,10 @@ def assert_same(one: Simulation, other: Simulation) -> None:
 def test_every_method_runs_two_rounds_and_is_scored(make: Make, name: str, protocol: str):
     held_out = {"hold_out": "light"} if protocol == "leave-one-domain-out" else {}
     simulation = Simulation(make(small(name) | {"protocol": {"name": protocol, **held_out}}))
-    for moment in simulation.moments():
+    for when in simulation.coordinator.schedule:
         go_on(simulation)
-        if moment.stage.scored:
-            record = evaluated(simulation, moment)
+        if when.stage.scored:
+            record = evaluated(simulation, when)
     roles = [row["role"] for row in record["environments"]]
     assert roles.count("test") == (1 if held_out else 3)
     assert roles.count("validation") == (2 if held_out else 3)
@@ -96,12 +97,12 @@ def test_every_trainable_part_receives_a_gradient(make: Make, name: str):
     simulation = simulate(make(small(name) | kept))
     nets = (resident(simulation).client.net, resident(simulation).server.net)
     parameters = {full_name for net in nets for full_name, _ in net.parameters()}
-    on_server = set(moved(simulation.server.moments))
+    on_server = set(moved(simulation.coordinator.state.optimisers))
     for _, state in states(simulation):
-        assert set(moved(state.moments)) | on_server == parameters
+        assert set(moved(state.optimisers)) | on_server == parameters
 
 
-def moved(moments: Moments) -> Iterator[str]:
+def moved(moments: OptimiserState) -> Iterator[str]:
     """The parameters whose momentum, of whichever optimiser, is not all zero."""
     for objective in moments.values():
         for parameter, kinds in objective.items():
@@ -116,9 +117,9 @@ def test_a_canary_in_client_state_never_leaves(make: Make, name: str):
     local = {"method.base": {"name": "fedbn"}} if name == "client2vec" else {"method.bn": "local"}
     simulation = Simulation(make(small(name) | local))
     canary = 0.7654321
-    assert simulation.initial_client
-    firsts = [first for first in simulation.moments() if first.round == 1]
-    for moment, exchange in [(first, exchange) for first in firsts for exchange in first.stage.exchanges]:
+    assert simulation.site.initial
+    firsts = [first for first in simulation.coordinator.schedule if first.round == 1]
+    for when, exchange in [(first, exchange) for first in firsts for exchange in first.stage.exchanges]:
         kept: set[str] = set()
 
         def keep(work, exchange=exchange, kept=kept):
@@ -127,18 +128,18 @@ def test_a_canary_in_client_state_never_leaves(make: Make, name: str):
             return tensors
 
         for client in simulation.federation.clients:
-            tensors = {name: torch.full_like(t, canary) for name, t in simulation.initial_client.items()}
-            simulation.store.put(client.id, ClientState(tensors))
-        clients = simulation.view(moment.stage).clients
-        ups = exchanged(simulation, dataclasses.replace(exchange, keep=keep), moment, clients)
+            tensors = {name: torch.full_like(t, canary) for name, t in simulation.site.initial.items()}
+            simulation.site.store.put(client.id, ClientState(tensors))
+        clients = simulation.site.view(when.stage).clients
+        ups = exchanged(simulation, dataclasses.replace(exchange, keep=keep), when, clients)
         replies = sorted(ups.items())
-        job = ServerJob(simulation.setup, exchange, moment, simulation.server, replies, lambda steps: None)
+        job = ServerJob(simulation.setup, exchange, when, simulation.coordinator.state, replies, lambda steps: None)
         state, _ = engine_of(simulation).serve(job)
-        simulation.server = dataclasses.replace(exchange.merge(state, replies), measured={})
+        simulation.coordinator.state = dataclasses.replace(exchange.merge(state, replies), measured={})
         for client, up in ups.items():
-            assert not up.keys() & simulation.initial_client.keys()
+            assert not up.keys() & simulation.site.initial.keys()
             assert not any((tensor == canary).any() for tensor in up.values())
-            own = simulation.store.get(client)
+            own = simulation.site.store.get(client)
             assert own is not None
             # A copy of what was sent may be kept (MOON's last model); what was private before may not be sent.
             for private, tensor in own.tensors.items():
@@ -150,15 +151,17 @@ def test_a_canary_in_client_state_never_leaves(make: Make, name: str):
 @pytest.mark.parametrize("name", EVERY_METHOD)
 def test_the_bytes_counted_are_those_of_the_messages(make: Make, name: str):
     simulation = Simulation(make(small(name)))
-    for moment in simulation.moments():
-        down, up = simulation.bytes_down, simulation.bytes_up
+    for when in simulation.coordinator.schedule:
+        down, up = simulation.coordinator.bytes_down, simulation.coordinator.bytes_up
         go_on(simulation)
-        exchanges = [simulation.messages[exchange.name] for exchange in moment.stage.exchanges]
+        exchanges = [simulation.coordinator.messages[exchange.name] for exchange in when.stage.exchanges]
         clients = len(simulation.federation.clients)
-        assert simulation.bytes_down - down == clients * sum(len(each["down"].to_bytes()) for each in exchanges)
-        assert simulation.bytes_up - up == clients * sum(len(each["up"].to_bytes()) for each in exchanges)
-    shared = {name for name, scope in simulation.scopes.items() if scope == "shared"}
-    assert shared <= set(simulation.messages["train"]["up"])
+        assert simulation.coordinator.bytes_down - down == clients * sum(
+            len(each["down"].to_bytes()) for each in exchanges
+        )
+        assert simulation.coordinator.bytes_up - up == clients * sum(len(each["up"].to_bytes()) for each in exchanges)
+    shared = {name for name, scope in simulation.setup.scopes.items() if scope == "shared"}
+    assert shared <= set(simulation.coordinator.messages["train"]["up"])
 
 
 @pytest.mark.parametrize("name", EVERY_METHOD)
@@ -224,7 +227,7 @@ def test_one_client_and_one_step_a_round_is_plain_sgd(make: Make):
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter.sub_(0.05 * gradient)
     for name, parameter in net_of(fresh).parameters():
-        torch.testing.assert_close(simulation.server.shared[name], parameter.detach(), rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(simulation.coordinator.state.shared[name], parameter.detach(), rtol=1e-6, atol=1e-7)
 
 
 def test_kept_moments_make_rounds_of_one_step_plain_momentum_sgd(make: Make):
@@ -235,7 +238,7 @@ def test_kept_moments_make_rounds_of_one_step_plain_momentum_sgd(make: Make):
     for name, tensor in kept.server.shared.items():
         torch.testing.assert_close(tensor, one_round.server.shared[name], rtol=1e-6, atol=1e-7)
     fresh = simulate(make({**changes, "method.optimiser_state": "fresh"}))
-    assert not torch.allclose(fresh.server.shared["head.weight"], kept.server.shared["head.weight"])
+    assert not torch.allclose(fresh.coordinator.state.shared["head.weight"], kept.server.shared["head.weight"])
 
 
 @pytest.mark.parametrize(
@@ -244,28 +247,28 @@ def test_kept_moments_make_rounds_of_one_step_plain_momentum_sgd(make: Make):
 def test_moments_are_kept_by_scope_unless_said_otherwise(make: Make, state: str, shared: bool, local: bool):
     """With local batch norm, its moments stay by default and those of shared tensors start fresh."""
     simulation = simulate(make({"method.bn": "local", "method.optimiser_state": state} | CNN_WITH_BN), rounds=1)
-    client = simulation.store.get(0)
+    client = simulation.site.store.get(0)
     assert client is not None
-    names = set(client.moments["train.train"])
+    names = set(client.optimisers["train.train"])
     assert ("encoder.0.weight" in names, "encoder.1.weight" in names) == (shared, local)
 
 
 @pytest.mark.parametrize("bn", ["shared", "local", "reestimate"])
 def test_batch_norm_buffers_are_averaged_unless_local(make: Make, bn: str):
     simulation = Simulation(make({"method.bn": bn} | CNN_WITH_BN))
-    moment = simulation.moments()[0]
-    (exchange,) = moment.stage.exchanges
-    ups = exchanged(simulation, exchange, moment, list(simulation.federation.clients))
+    when = simulation.coordinator.schedule[0]
+    (exchange,) = when.stage.exchanges
+    ups = exchanged(simulation, exchange, when, list(simulation.federation.clients))
     name = "encoder.1.running_mean"
     if bn == "local":
         assert all(name not in up for up in ups.values())
-        assert name not in simulation.server.shared
+        assert name not in simulation.coordinator.state.shared
         one, other = (state.tensors[name] for _, state in states(simulation))
         assert not torch.equal(one, other)
         return
     one, other = (up[name] for up in ups.values())
     assert not torch.equal(one, other)
-    merged = exchange.merge(simulation.server, sorted(ups.items())).shared
+    merged = exchange.merge(simulation.coordinator.state, sorted(ups.items())).shared
     torch.testing.assert_close(merged[name], (one + other) / 2)
     assert merged["encoder.1.num_batches_tracked"].item() == 2
     assert merged["encoder.1.num_batches_tracked"].dtype == torch.int64
@@ -290,8 +293,8 @@ def test_samples_are_sent_only_where_they_weigh(make: Make):
 
 def test_single_sends_nothing_and_a_target_is_scored_with_every_model(make: Make):
     simulation = simulate(make({"method.name": "single"}))
-    assert simulation.bytes_down == simulation.bytes_up == 0
-    record = evaluated(simulation, simulation.moments()[-1])
+    assert simulation.coordinator.bytes_down == simulation.coordinator.bytes_up == 0
+    record = evaluated(simulation, simulation.coordinator.schedule[-1])
     target = next(row for row in record["environments"] if row["role"] == "test")
     assert (target["model"], target["models"]) == ("unseen", 2)
 
@@ -300,11 +303,11 @@ def test_single_equals_a_federation_of_one(make: Make):
     """Each client's model is what centralised training on its data alone gives."""
     simulation = simulate(make({"method.name": "single"}))
     alone = Simulation(make({"method.name": "single"}))
-    moment, *later = alone.moments()
-    (exchange,) = moment.stage.exchanges
-    for each in (moment, *later):
+    when, *later = alone.coordinator.schedule
+    (exchange,) = when.stage.exchanges
+    for each in (when, *later):
         exchanged(alone, exchange, each, [alone.federation.clients[1]])
-    mine, theirs = simulation.store.get(1), alone.store.get(1)
+    mine, theirs = simulation.site.store.get(1), alone.site.store.get(1)
     assert mine and theirs
     assert all(torch.equal(mine.tensors[name], theirs.tensors[name]) for name in mine.tensors)
 
@@ -332,11 +335,11 @@ def test_reestimated_batch_norm_undoes_brightness(make: Make, bn: str):
     Statistics measured on the bright images take exactly that away; those of training do not.
     """
     simulation = simulate(make({"method.bn": bn} | CNN_WITH_BN))
-    moment = simulation.moments()[0]
+    when = simulation.coordinator.schedule[0]
     known = simulation.federation.environments[0].samples
     bright = Samples(known.x + 5.0, known.y)
     scores = [
-        scored(simulation, simulation.server.shared, Environment("x", "test", None, samples), moment)
+        scored(simulation, simulation.coordinator.state.shared, Environment("x", "test", None, samples), when)
         for samples in (known, bright)
     ]
     undone = scores[0].loss == pytest.approx(scores[1].loss, rel=1e-4)
@@ -347,7 +350,7 @@ def test_reestimation_works_with_a_rest_of_one(make: Make):
     """27 samples by 13 leave one over; it must not become a batch of its own, which batch norm refuses."""
     simulation = Simulation(make({"method.bn": "reestimate", "evaluate.batch": 13} | CNN_WITH_BN))
     environment = Environment("x", "test", None, simulation.federation.clients[0].train)
-    score = scored(simulation, simulation.server.shared, environment, simulation.moments()[0])
+    score = scored(simulation, simulation.coordinator.state.shared, environment, simulation.coordinator.schedule[0])
     assert score.n == 27
 
 
@@ -360,9 +363,9 @@ def test_cold_fedbn_reestimates_for_unseen_clients_only(make: Make):
 
 def test_only_the_sampled_clients_take_part_and_all_are_sampled_in_time(make: Make):
     simulation = Simulation(make({"train.participation": 0.5, "train.rounds": 20}))
-    assert simulation.cohort(simulation.stages[0]) == 1
+    assert simulation.coordinator.cohort(simulation.setup.stages[0]) == 1
     seen = []
-    for _moment in simulation.moments():
+    for _moment in simulation.coordinator.schedule:
         before = {client: state.drawn["train"] for client, state in states(simulation)}
         go_on(simulation)
         after = {client: state.drawn["train"] for client, state in states(simulation)}
@@ -387,7 +390,7 @@ def test_a_method_that_would_send_client_tensors_is_stopped(make: Make):
             return {**parts, "head": Part(parts["head"].module, "client")}
 
         def reply(self, work):
-            return Up({**work.after, "head.weight": torch.zeros(3, 4)})
+            return Up({**work.trained, "head.weight": torch.zeros(3, 4)})
 
     experiment = dataclasses.replace(make(), method=Leaky())
     with pytest.raises(FedshiftError, match=r"would send 'head.weight', which never leaves the client"):
@@ -433,11 +436,11 @@ def test_two_exchanges_in_a_round_and_a_stage_before(make: Make):
 
     simulation = Simulation(dataclasses.replace(make(), method=Probing()))
     assert simulation.rounds == 3
-    for _moment in simulation.moments():
+    for _moment in simulation.coordinator.schedule:
         go_on(simulation)
-    assert set(simulation.messages) == {"probe", "train"}
-    assert simulation.messages["train"]["down"]["probe"].item() == 27
-    assert [m.stage.name for m in simulation.moments()] == ["warm-up", "train", "train"]
+    assert set(simulation.coordinator.messages) == {"probe", "train"}
+    assert simulation.coordinator.messages["train"]["down"]["probe"].item() == 27
+    assert [m.stage.name for m in simulation.coordinator.schedule] == ["warm-up", "train", "train"]
 
 
 def test_a_client_drawn_twice_works_once_and_weighs_twice(make: Make):
@@ -451,12 +454,12 @@ def test_a_client_drawn_twice_works_once_and_weighs_twice(make: Make):
             return [0, 1, 0]
 
     simulation = Simulation(dataclasses.replace(make(), method=WithReplacement()))
-    moment = simulation.moments()[0]
-    ups = exchanged(simulation, moment.stage.exchanges[0], moment, simulation.federation.clients)
+    when = simulation.coordinator.schedule[0]
+    ups = exchanged(simulation, when.stage.exchanges[0], when, simulation.federation.clients)
     expected = (2 * ups[0]["head.weight"] + ups[1]["head.weight"]) / 3
     simulation = Simulation(dataclasses.replace(make(), method=WithReplacement()))
     go_on(simulation)
-    torch.testing.assert_close(simulation.server.shared["head.weight"], expected)
+    torch.testing.assert_close(simulation.coordinator.state.shared["head.weight"], expected)
     assert [state.drawn for _, state in states(simulation)] == [{"train": 2}] * 2
 
 
@@ -483,7 +486,7 @@ def test_objectives_in_turn_move_only_their_own_parts(make: Make):
     class Alternating(FedAvg):
         """First the head, then the encoder."""
 
-        def phases(self, round, rounds):
+        def phases(self):
             from fedshift.core.contract import Objective, Phase
 
             def watched(net: Net, batch, context):
@@ -498,10 +501,10 @@ def test_objectives_in_turn_move_only_their_own_parts(make: Make):
     experiment = dataclasses.replace(experiment, method=Alternating(optimiser_state="kept"))
     simulation = simulate(experiment)
     assert modes == [(False, True)] * 4
-    state = simulation.store.get(0)
+    state = simulation.site.store.get(0)
     assert state is not None
-    assert set(state.moments["game.head"]) == {"head.weight", "head.bias"}
-    assert all(name.startswith("encoder.") for name in state.moments["game.encoder"])
+    assert set(state.optimisers["game.head"]) == {"head.weight", "head.bias"}
+    assert all(name.startswith("encoder.") for name in state.optimisers["game.encoder"])
 
 
 def test_a_new_epoch_is_a_new_order_without_repeats():

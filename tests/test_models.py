@@ -105,8 +105,8 @@ def test_a_resnet_is_trained_and_its_batch_norm_stays_home_under_fedbn(make: Mak
     simulation = simulate(
         make({"method.name": "fedbn", "model": {"name": "resnet18", "dim": 4}, "train.rounds": 1, "train.steps": 1})
     )
-    assert not any("normalization" in name for name in simulation.messages["train"]["up"])
-    assert any("normalization" in name for name in simulation.initial_client)
+    assert not any("normalization" in name for name in simulation.coordinator.messages["train"]["up"])
+    assert any("normalization" in name for name in simulation.site.initial)
 
 
 # Digits CNN and CCT -------------------------------------------------------------------------------

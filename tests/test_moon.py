@@ -117,17 +117,17 @@ def test_the_previous_model_is_the_clients_last_one(make: Make, bn: str, project
     """At first the run's initial model; after a round what the client trained, its own batch norms included."""
     method = {"name": "moon", "bn": bn, "projection": projection}
     simulation = Simulation(make({"method": method} | CNN_WITH_BN))
-    initial = {**simulation.server.shared, **simulation.initial_client}
-    kept = {name for name in simulation.initial_client if name.startswith("previous.")}
+    initial = {**simulation.coordinator.state.shared, **simulation.site.initial}
+    kept = {name for name in simulation.site.initial if name.startswith("previous.")}
     heads = {name for name in initial if name.startswith(("head.", "previous."))}
     assert {name.removeprefix("previous.") for name in kept} == initial.keys() - heads
     assert all(torch.equal(initial[name], initial[name.removeprefix("previous.")]) for name in kept)
-    for moment in simulation.moments():
-        (exchange,) = moment.stage.exchanges
-        ups = exchanged(simulation, exchange, moment, list(simulation.federation.clients))
-        simulation.server = exchange.merge(simulation.server, sorted(ups.items()))
+    for when in simulation.coordinator.schedule:
+        (exchange,) = when.stage.exchanges
+        ups = exchanged(simulation, exchange, when, list(simulation.federation.clients))
+        simulation.coordinator.state = exchange.merge(simulation.coordinator.state, sorted(ups.items()))
         for client, up in ups.items():
-            state = simulation.store.get(client)
+            state = simulation.site.store.get(client)
             assert state is not None
             trained = {**up, **state.tensors}
             assert all(torch.equal(trained[name], trained[name.removeprefix("previous.")]) for name in kept)
@@ -141,19 +141,19 @@ def test_the_previous_model_moves_the_training_but_does_not_leave(make: Make):
     canary, replies = 0.7654321, []
     for value in (None, canary):
         simulation = Simulation(make({"method.name": "moon"}))
-        moment = simulation.moments()[0]
-        (exchange,) = moment.stage.exchanges
+        when = simulation.coordinator.schedule[0]
+        (exchange,) = when.stage.exchanges
         if value is not None:
             generator = torch.Generator().manual_seed(0)
             for client in simulation.federation.clients:
                 tensors = {
                     name: torch.where(torch.rand(t.shape, generator=generator) < 0.5, value, 0.5)
-                    for name, t in simulation.initial_client.items()
+                    for name, t in simulation.site.initial.items()
                 }
-                simulation.store.put(client.id, ClientState(tensors))
-        ups = exchanged(simulation, exchange, moment, list(simulation.federation.clients))
+                simulation.site.store.put(client.id, ClientState(tensors))
+        ups = exchanged(simulation, exchange, when, list(simulation.federation.clients))
         for up in ups.values():
-            assert up.keys() == simulation.server.shared.keys()
+            assert up.keys() == simulation.coordinator.state.shared.keys()
             assert not any((tensor == canary).any() for tensor in up.values())
         replies.append(ups[0])
     assert not torch.equal(replies[0]["encoder.1.weight"], replies[1]["encoder.1.weight"])

@@ -302,7 +302,7 @@ class TinyShifted(Dataset):
 def test_a_run_under_shift_records_every_client_and_environment(make: Make):
     experiment = make({"data": {"name": "tiny-shifted"}, "protocol": {"name": "personal-under-shift"}})
     simulation = simulate(experiment)
-    record = evaluated(simulation, simulation.moments()[-1])
+    record = evaluated(simulation, simulation.coordinator.schedule[-1])
     rows = Counter((row["role"], row["environment"]) for row in record["environments"])
     assert rows == {("test", "p=0"): 2, ("test", "p=0.1"): 2, ("validation", "p=0.1"): 2}
 
@@ -319,7 +319,7 @@ def test_a_partition_runs_with_clients_smaller_than_a_batch(make: Make, protocol
     with pytest.raises(FedshiftError, match="No validation image"):
         Simulation(make(changes | {"partition.clients": 5}))
     simulation = simulate(make(changes | {"partition.clients": 3}))
-    record = evaluated(simulation, simulation.moments()[-1])
+    record = evaluated(simulation, simulation.coordinator.schedule[-1])
     assert len(record["environments"]) == 3 * 3 * 2
     assert len(simulation.federation.clients) == (1 if method == "centralised" else 9)
 
@@ -333,18 +333,18 @@ def test_a_client_that_has_not_trained_is_scored_as_an_unseen_one(make: Make):
     }
     simulation = simulate(make(changes), rounds=1)
     (trained,) = [client for client, _ in states(simulation)]
-    rows = evaluated(simulation, simulation.moments()[0])["environments"]
+    rows = evaluated(simulation, simulation.coordinator.schedule[0])["environments"]
     names = [client.name for client in simulation.federation.clients]
     for row in rows:
         assert row["model"] == ("own" if names.index(row["environment"]) == trained else "unseen")
     other = next(e for e in simulation.federation.environments if e.client != trained)
     (model,) = simulation.models(other)
-    assert torch.equal(model["personal_head.weight"], simulation.server.shared["head.weight"])
+    assert torch.equal(model["personal_head.weight"], simulation.coordinator.state.shared["head.weight"])
 
 
 @pytest.mark.parametrize("name", ["moon", "feddyn", "fedpin-gm"])
 def test_a_method_that_predicts_with_the_global_model_says_so(make: Make, name: str):
     changes = {"method.name": name} | ({"method.alpha": 1.0} if name == "fedpin-gm" else {})
     simulation = simulate(make(changes))
-    rows = evaluated(simulation, simulation.moments()[-1])["environments"]
+    rows = evaluated(simulation, simulation.coordinator.schedule[-1])["environments"]
     assert {row["model"] for row in rows} == {"global"}

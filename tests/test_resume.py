@@ -1,4 +1,4 @@
-"""A run that is killed at any moment and resumed equals one that never stopped, bit for bit."""
+"""A run that is killed at any when and resumed equals one that never stopped, bit for bit."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ KILL_WHEN: dict[str, Callable[[Path], bool]] = {
 
 @pytest.mark.parametrize("moment", KILL_WHEN)
 def test_killed_and_resumed_equals_uninterrupted(
-    document: dict[str, Any], uninterrupted: RunFolder, tmp_path: Path, moment: str
+    document: dict[str, Any], uninterrupted: RunFolder, tmp_path: Path, when: str
 ):
     document = override(document, {"run.out": str(tmp_path / "runs")})
     (experiment,) = expand(document)
@@ -79,7 +79,7 @@ def test_killed_and_resumed_equals_uninterrupted(
         stdout=subprocess.DEVNULL,
     )
     deadline = time.monotonic() + 120
-    while not KILL_WHEN[moment](run):
+    while not KILL_WHEN[when](run):
         assert child.poll() is None, child.stderr.read().decode() if child.stderr else ""
         assert time.monotonic() < deadline
         time.sleep(0.001)

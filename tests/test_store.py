@@ -22,10 +22,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from fedshift import files
-from fedshift.coordinator.checkpoint import Checkpoint
 from fedshift.core.contract import ServerState
 from fedshift.core.state import ClientState, ClientStore, MemoryStore
 from fedshift.errors import FedshiftError
+from fedshift.simulation.checkpoint import Checkpoint
 from fedshift.site.store import DiskStore
 
 CPU = torch.device("cpu")
@@ -83,7 +83,7 @@ def trained(run: Path, clients: int, keep: int = 2) -> DiskStore:
     return store
 
 
-# Any order, any moment -------------------------------------------------------------------------
+# Any order, any when -------------------------------------------------------------------------
 
 
 class PowerCutError(BaseException):
@@ -149,7 +149,7 @@ CLIENTS = st.integers(0, 5)
 
 
 class Run(RuleBasedStateMachine):
-    """A store beside a dictionary; the power may be cut at any moment, and in the midst of going back, too.
+    """A store beside a dictionary; the power may be cut at any when, and in the midst of going back, too.
 
     Values are never used twice, so a state of a round that was lost cannot pass for the one made again.
     """
@@ -375,7 +375,7 @@ def test_a_killed_process_loses_nothing_that_its_checkpoint_names(tmp_path: Path
 
 
 def test_memory_holds_the_states_used_last(tmp_path: Path):
-    """20 clients take part, then all are read: three states live at any moment, the last three at the end."""
+    """20 clients take part, then all are read: three states live at any when, the last three at the end."""
     store, _ = resumed(tmp_path, keep=3)
     store.begin(1)
     alive: dict[int, weakref.ref[ClientState]] = {}

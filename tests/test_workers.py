@@ -51,8 +51,8 @@ def engine() -> Iterator[Workers]:
 
 def jobs_of(simulation: Simulation) -> list[Job]:
     """What every client is asked to do in the first round."""
-    moment = simulation.moments()[0]
-    return simulation.jobs(moment.stage.exchanges[0], moment, simulation.federation.ids)
+    when = simulation.coordinator.schedule[0]
+    return simulation.jobs(when.stage.exchanges[0], when, simulation.federation.ids)
 
 
 def processes(engine: Workers) -> list[int]:
@@ -349,7 +349,7 @@ def test_messages_larger_than_the_memory_for_them(make: Make, engine: Workers, m
     large = torch.arange(1e6)
 
     def reply(work: LocalWork) -> Up:
-        return Up({**work.after, "twice": torch.cat([work.received["large"], work.received["large"]])})
+        return Up({**work.trained, "twice": torch.cat([work.received["large"], work.received["large"]])})
 
     jobs = [with_reply(replace(job, down=Down({**job.down, "large": large})), reply) for job in jobs]
     mine, theirs = list(engine.train(jobs)), list(Sequential().train(jobs))
@@ -381,8 +381,8 @@ def test_a_worker_is_handed_the_state_of_its_client_only(make: Make, engine: Wor
     """Client k's own tensors hold 1000 + k, which is found in what is written for its worker, and no other's is."""
     simulation = Simulation(make({**THREE, **CNN_WITH_BN, "method.bn": "local"}))
     for client in simulation.federation.ids:
-        own = {name: torch.full_like(tensor, 1000 + client) for name, tensor in simulation.initial_client.items()}
-        simulation.store.put(client, ClientState(own))
+        own = {name: torch.full_like(tensor, 1000 + client) for name, tensor in simulation.site.initial.items()}
+        simulation.site.store.put(client, ClientState(own))
     plain, clear, seen, used = workers._Worker.ask, workers._Arena.clear, [], []
 
     def cleared(self: workers._Arena) -> None:
