@@ -94,7 +94,7 @@ def test_a_run_alone(clock: Clock):
     run.end()
     assert seen(progress) == [LOADING]
     (second,) = begun(progress, "second")
-    assert "0 steps a second" in seen(progress)[1]
+    assert "? steps a second" in seen(progress)[1]
     second.failed("The loss is not finite.")
     assert not any(seen(progress))
 
@@ -191,7 +191,7 @@ def test_a_run_alone_without_a_terminal(clock: Clock):
 
 
 def test_runs_together_without_a_terminal(clock: Clock):
-    """A line of all, with the newest accuracies; then one of each."""
+    """A line of all, with the newest accuracies, then one of each; c needs 4 s for each of its last 8 rounds."""
     progress = display(3, clock)
     a, b, c = begun(progress, "a", "b", "c")
     advance(clock, a, b, rounds=4)
@@ -203,12 +203,14 @@ def test_runs_together_without_a_terminal(clock: Clock):
     assert line.startswith("3 of 3 runs together  round 8 of 30  ")
     assert "2 kB down, 1 kB up, ? left" in line
     assert line.endswith("2/3 b  light test 75.0")
+    advance(clock, c, rounds=3, seconds=4.0)
+    assert "0:32 left" in written(progress)[1]
     a.end()
     b.end()
-    c.end()
-    assert written(progress)[1:] == [
-        "1/3 a  done: 20 steps in 0:10  light test 50.0",
-        "2/3 b  done: 20 steps in 0:10  light test 75.0",
+    c.end()  # it was never scored
+    assert written(progress)[2:] == [
+        "1/3 a  done: 20 steps in 0:22  light test 50.0",
+        "2/3 b  done: 20 steps in 0:22  light test 75.0",
     ]
 
 

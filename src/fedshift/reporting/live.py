@@ -156,7 +156,8 @@ class LiveProgress(Progress):
     def _pace(self) -> str:
         """Steps a second and bytes of the runs under way."""
         down, up = (bytes_text(sum(run.sent[way] for run in self._under_way)) for way in (0, 1))
-        return f"{self._steps.speed or 0:.0f} steps a second, {down} down, {up} up"
+        speed = self._steps.speed
+        return f"{'?' if speed is None else f'{speed:.0f}'} steps a second, {down} down, {up} up"
 
     def _line_now_and_then(self, line: str = "") -> None:
         """Without a terminal, this line or that of all runs; none when only their last lines are still to come."""
