@@ -37,6 +37,7 @@ from fedshift.engines.vectorised import Vectorised
 from fedshift.engines.workers import Workers, can_fork
 from fedshift.errors import DivergedError, FedshiftError
 from fedshift.federation.domains import DomainData
+from fedshift.methods import METHODS
 from fedshift.methods.fedavg import FedAvg
 from fedshift.methods.feddyn import FedDyn
 from fedshift.runs import runner
@@ -190,7 +191,7 @@ def three_runs(document: dict[str, Any], name: str, optimiser: str) -> list[Expe
     kept = {"method.base.optimiser_state": "kept"} if name == "client2vec" else {"method.optimiser_state": "kept"}
     changes = {**small(name), **FEWER_STEPS.get(name, {}), **UNEQUAL, **OPTIMISERS[optimiser], **kept}
     (first,) = expand(override(document, changes))
-    numbers = {key: getattr(first.method, key) for key in first.method.table()}
+    numbers = {key: getattr(first.method, key) for key in METHODS.get(first.method_name).settings()}
     halved = {f"method.{key}": n / 2 for key, n in numbers.items() if isinstance(n, float) and n > 0}
     others: list[dict[str, Any]] = [{"seed": 1, "protocol.hold_out": "light", **halved}, {"train.lr": 0.01, "seed": 1}]
     return [first, *(one for other in others for one in expand(override(document, {**changes, **other})))]
