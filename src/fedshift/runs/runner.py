@@ -20,6 +20,7 @@ from fedshift.errors import DivergedError, FedshiftError
 from fedshift.runs.folder import Record, RunFolder
 from fedshift.runs.progress import Outlook, Progress, RunProgress
 from fedshift.runs.selection import summary
+from fedshift.runs.trained import Blueprint
 from fedshift.settings.content import digest
 from fedshift.settings.experiment import Experiment
 from fedshift.simulation.rounds import advance
@@ -284,6 +285,7 @@ def _begin(simulation: Simulation, folder: RunFolder, progress: Progress, choice
     position = simulation.position
     folder.rewind(position, simulation.scored())
     folder.write_json("engine.json", choice.table())
+    folder.write_json("federation.json", Blueprint.of(simulation.federation).table())
     display = progress.begin(Outlook(folder.path.name, simulation.rounds, position))
     declared = folder.read_json("messages.json") or {}  # what crossed the wire before an interruption counts
     run = _Run(simulation, folder, display, str(choice), declared, frozenset(simulation.scored()), position)
@@ -302,11 +304,13 @@ def _hindmost(runs: Iterable[_Run]) -> list[_Run]:
 
 def _finish(simulation: Simulation, folder: RunFolder) -> None:
     # In order of their names, which a checkpoint does not keep as they were.
-    shared, own = (dict(sorted(held.items())) for held in (simulation.server.shared, simulation.initial_client))
+    server, reads = simulation.server, simulation.method.reads()
+    read = {name: tensor for name, tensor in server.down.items() if name.partition(".")[0] in reads}
+    sent, own = (dict(sorted(held.items())) for held in (server.shared | read, simulation.initial_client))
     store = simulation.store
-    likes = shared | {f"client.{client}.{name}": like for client in store.ids() for name, like in own.items()}
+    likes = sent | {f"client.{client}.{name}": like for client in store.ids() for name, like in own.items()}
     held = (state.tensors[name] for _, state in store.items() for name in own)  # one client in memory at a time
-    folder.write_weights(likes, chain(shared.values(), held))
+    folder.write_weights(likes, chain(sent.values(), held))
     about = {"experiment": digest(folder.experiment_file), "notes": simulation.notes}
     folder.write_json("summary.json", {**summary(folder.records()), **about})
 
