@@ -564,7 +564,7 @@ def test_an_index_of_other_clients_is_refused(make: Make, tmp_path):
 
 
 def test_a_method_without_an_index_makes_none(make: Make):
-    from fedshift.cli.indexing import make_index
+    from fedshift.runs.indexing import make_index
 
     with pytest.raises(FedshiftError, match=r"method\.name=client2vec"):
         make_index(make(), Progress())
