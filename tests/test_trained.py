@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import fedshift
 from conftest import CNN_WITH_BN, Make, interrupt_after
+from fedshift.core.contract import Part, Replies, ServerState
+from fedshift.core.model import ModelBuilder
+from fedshift.core.net import Net
 from fedshift.datasets.dataset import Dataset
 from fedshift.errors import FedshiftError
+from fedshift.methods.fedavg import FedAvg
 from fedshift.runs import runner
 from fedshift.runs.progress import Progress
 from fedshift.runs.run import Run
@@ -167,9 +176,44 @@ def test_a_damaged_folder_says_so(make: Make):
         _ = Run(run.folder).weights
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_it_can_be_copied_and_pickled(make: Make, precision: str):
+    model, x = carried_out(make, {"train.precision": precision}).model(), torch.ones(2, 1, 10, 10)
+    for again in (deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(again(x), model(x))
+
+
 def test_gradients_flow(make: Make):
     model = carried_out(make, {}).model()
     x: Tensor = torch.ones(2, 1, 10, 10, requires_grad=True)
     model(x).sum().backward()
     assert x.grad is not None
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@fedshift.METHODS.register("with-offset")
+@dataclass(frozen=True, kw_only=True)
+class WithOffset(FedAvg):
+    """FedAvg whose prediction reads what only the server changes, and another such part that it does not read."""
+
+    def parts(self, spec: ModelBuilder) -> dict[str, Part]:
+        offset, unread = (nn.Linear(spec.classes, spec.classes) for _ in range(2))
+        nn.init.constant_(offset.bias, 3.0)
+        return {**super().parts(spec), "offset": Part(offset, "down"), "unread": Part(unread, "down")}
+
+    def reads(self) -> tuple[str, ...]:
+        return (*super().reads(), "offset")
+
+    def predict(self, net: Net, x: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
+        return net.offset(super().predict(net, x, noise)).log_softmax(dim=1)
+
+    def merge(self, state: ServerState, replies: Replies) -> ServerState:
+        moved = {name: tensor + 1 for name, tensor in state.down.items()}
+        return replace(super().merge(state, replies), down=moved)
+
+
+def test_down_tensors_that_prediction_reads_are_among_the_weights(make: Make):
+    run = carried_out(make, {"method.name": "with-offset"})
+    assert run.weights["offset.bias"].tolist() == [5.0] * 3
+    assert not any(name.startswith("unread") for name in run.weights)
+    assert torch.equal(run.model().state_dict()["offset.bias"], run.weights["offset.bias"])

@@ -15,12 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from fedshift.errors import DivergedError, FedshiftError, UnknownNameError, need
-from fedshift.reporting.page import write_report
 from fedshift.reporting.results import Measured, Results, Row, flattened, label
 from fedshift.reporting.table import as_text, tables
 from fedshift.runs import runner
 from fedshift.runs.folder import Record, find
-from fedshift.runs.indexing import Index, make_index
 from fedshift.runs.progress import Progress
 from fedshift.runs.run import Run
 from fedshift.runs.selection import ORACLES, RULES
@@ -31,6 +29,8 @@ from fedshift.simulation import dry_run
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from fedshift.runs.indexing import Index
 
 Source = str | Path | Mapping[str, Any] | Experiment
 Choice = str | Spec | Mapping[str, Any]
@@ -107,13 +107,13 @@ def grid(source: Source | Sequence[Source] = DEFAULT, **options: Unpack[Options]
         raise FedshiftError(f'settings = {settings!r}: give dotted fields and values, as in {{"method.l2r": 0.05}}.')
     kinds = (str, Path, Mapping, Experiment)
     sources = [source] if isinstance(source, kinds) else _as_list(source)
-    if not isinstance(sources, list) or not sources or not all(isinstance(one, kinds) for one in sources):
+    if not isinstance(sources, list) or not sources or not all(isinstance(item, kinds) for item in sources):
         raise FedshiftError(f"{source!r} is no experiment; give a TOML file, a name, a table, or Experiments.")
     found = [
         experiment
-        for one in sources
+        for item in sources
         for method in _methods(given.get("method"))
-        for experiment in _expanded(one, {**given, **method}, settings)
+        for experiment in _expanded(item, {**given, **method}, settings)
     ]
     if len({experiment.fingerprint for experiment in found}) < len(found):
         raise FedshiftError("The grid holds the same run twice; give every experiment and every method once.")
@@ -121,7 +121,7 @@ def grid(source: Source | Sequence[Source] = DEFAULT, **options: Unpack[Options]
 
 
 def experiment(source: Source = DEFAULT, **options: Unpack[Options]) -> Experiment:
-    """The one run that a source describes with these options.
+    """The single run that a source describes with these options.
 
     Raises:
         FedshiftError: something in it is wrong, or it describes several runs.
@@ -130,7 +130,7 @@ def experiment(source: Source = DEFAULT, **options: Unpack[Options]) -> Experime
 
 
 def only(experiments: Sequence[Experiment]) -> Experiment:
-    """The one of a list.
+    """The single experiment of a list.
 
     Raises:
         FedshiftError: there are several.
@@ -151,7 +151,7 @@ def _methods(value: Any) -> list[dict[str, Any]]:
     if not isinstance(value, list | tuple):
         return [{"method": value}]
     if not value:
-        raise FedshiftError("method is an empty list; give at least one.")
+        raise FedshiftError("method is an empty list; give a name or an instance.")
     named = groupby(enumerate(value), key=lambda item: -1 if isinstance(item[1], str) else item[0])
     groups = [[choice for _, choice in group] for _, group in named]
     return [{"method": group if isinstance(group[0], str) else group[0]} for group in groups]
@@ -217,9 +217,9 @@ def run(source: Source = DEFAULT, *, progress: Progress | None = None, **options
     Raises:
         FedshiftError: it describes several runs, its folder exists, or it cannot be carried out.
     """
-    one = experiment(source, **options)
+    asked = experiment(source, **options)
     with _shown(progress, 1) as shown:
-        return Run(runner.start(one, shown))
+        return Run(runner.start(asked, shown))
 
 
 def compare(
@@ -274,7 +274,7 @@ class Forecast:
     Attributes:
         label: what tells them from others.
         runs: how many they are.
-        cost: that of one; None if it diverges at once.
+        cost: that of each; None if they diverge at once.
         problem: why there is no cost.
     """
 
@@ -291,11 +291,11 @@ def estimate(source: Source | Sequence[Source] = DEFAULT, **options: Unpack[Opti
         FedshiftError: something in the experiments is wrong.
     """
     groups: dict[str, list[Experiment]] = {}
-    for one in grid(source, **options):
-        table = one.table()
+    for asked in grid(source, **options):
+        table = asked.table()
         table["protocol"].pop("hold_out", None)
         table.pop("seed")
-        groups.setdefault(repr(table), []).append(one)
+        groups.setdefault(repr(table), []).append(asked)
     flat = [flattened(group[0].table()) for group in groups.values()]
     forecasts = []
     for group, settings in zip(groups.values(), flat, strict=True):
@@ -313,11 +313,13 @@ def index(source: Source = DEFAULT, *, progress: Progress | None = None, **optio
     Raises:
         FedshiftError: it describes several runs, the method makes no index, or it cannot be carried out.
     """
+    from fedshift.runs.indexing import make_index
+
     if not isinstance(source, Experiment) and options.get("method") is None:
         options["method"] = "client2vec"
-    one = experiment(source, **options)
+    asked = experiment(source, **options)
     with _shown(progress, 1) as shown:
-        return make_index(one, shown)
+        return make_index(asked, shown)
 
 
 def _shown(progress: Progress | None, runs: int) -> AbstractContextManager[Progress]:
@@ -364,6 +366,8 @@ class Comparison:
 
     def report(self, path: str | Path) -> Path:
         """Write the self-contained HTML report and return its path."""
+        from fedshift.reporting.page import write_report
+
         return write_report(self.results, Path(path))
 
     def accuracy(self, method: str) -> float:

@@ -1,4 +1,4 @@
-"""A trained model as a module of its own, rebuilt from a run's folder without its data."""
+"""A trained model as a module, rebuilt from a run's folder without the data."""
 
 from __future__ import annotations
 
@@ -97,11 +97,11 @@ def rebuilt(
     kept = {name for name, scope in scopes.items() if scope == "client"}
     id = None if client is None else blueprint.client(client)
     if kept:
-        have = [one for one in blueprint.clients if f"client.{one}.{min(kept)}" in weights]
+        have = [number for number in blueprint.clients if f"client.{number}.{min(kept)}" in weights]
         if id not in have:
             whose = "There is no global model" if id is None else f"Client {blueprint.named([id])} never trained"
             raise FedshiftError(
-                f"{whose}: '{experiment.method_name}' leaves each client a model of its own. Give client=... by name "
+                f"{whose}: '{experiment.method_name}' leaves every client with a model. Give client=... by name "
                 f"or id: {blueprint.named(have)}."
             )
     tensors = {name: weights[f"client.{id}.{name}" if name in kept else name] for name in scopes}
@@ -132,7 +132,7 @@ class Trained(nn.Module):
             blueprint: what a sample is.
             spec: what the modules were made from.
             modules: the parts, by name.
-            unseen: whether it is nobody's own model.
+            unseen: whether it is no client's model.
         """
         super().__init__()
         self.blueprint = blueprint
@@ -147,7 +147,7 @@ class Trained(nn.Module):
         """Samples (B, *shape) as the data set stores them to log-probabilities (B, classes).
 
         Images of uint8 are scaled and normalised as in the run; floating inputs are taken as they are scaled. The
-        noise of a probabilistic method comes from a stream of its own, named by the batch's size, so that equal
+        noise of a probabilistic method comes from a stream named by the batch's size, so that equal
         samples get equal answers. Batch-norm statistics that the method measures again are measured on this batch.
 
         Raises:
