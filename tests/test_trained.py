@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections.abc import Mapping
 from copy import deepcopy
@@ -19,10 +20,12 @@ from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net
 from fedshift.datasets.dataset import Dataset
 from fedshift.errors import FedshiftError
+from fedshift.federation.inputs import Inputs
 from fedshift.methods.fedavg import FedAvg
 from fedshift.runs import runner
 from fedshift.runs.progress import Progress
 from fedshift.runs.run import Run
+from fedshift.runs.trained import Blueprint
 from fedshift.simulation.simulation import Simulation
 
 FEDPIN = {"method.name": "fedpin", "method.alpha": 0.1, "method.lam": 0.1, "method.gamma": 0.0, "train.lr": 0.01}
@@ -217,3 +220,14 @@ def test_down_tensors_that_prediction_reads_are_among_the_weights(make: Make):
     assert run.weights["offset.bias"].tolist() == [5.0] * 3
     assert not any(name.startswith("unread") for name in run.weights)
     assert torch.equal(run.model().state_dict()["offset.bias"], run.weights["offset.bias"])
+
+
+def test_clients_are_found_by_name_or_id():
+    clients = {4: "a", 7: "b", 9: "b", **dict.fromkeys(range(10, 40), "c")}
+    blueprint = Blueprint((1, 2, 2), ("x", "y"), clients, Inputs(normalise=True, vocabulary=("p", "q")))
+    assert Blueprint.from_table(json.loads(json.dumps(blueprint.table()))) == blueprint
+    assert (blueprint.client("a"), blueprint.client(7)) == (4, 7)
+    with pytest.raises(FedshiftError, match=r"2 clients are called 'b'; give an id: 7, 9\."):
+        blueprint.client("b")
+    with pytest.raises(FedshiftError, match=r"no client '7'; clients by id: 4 \('a'\), .*\.\.\. \(33 in all\)"):
+        blueprint.client("7")
