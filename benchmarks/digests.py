@@ -21,8 +21,9 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from fedshift.cli.app import app
+
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "src")]
 TINY = """
 name = "tiny"
 [data]
@@ -78,8 +79,6 @@ ADDED = {"records": ("missing", "bytes_telemetry", "only_in_simulation"), "messa
 
 def run(out: Path, experiment: str, assignments: list[str]) -> Path:
     """Carry out one run; returns its folder."""
-    from fedshift.cli.app import app
-
     settings = [word for value in assignments for word in ("--set", value)]
     with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
         app(["run", experiment, *settings, "--out", str(out)], standalone_mode=False)

@@ -81,16 +81,14 @@ def main() -> None:
     parser.add_argument("--out", default="runs/precision", help="the folder of the runs")
     parser.add_argument("--docs", type=Path, metavar="FOLDER", help="write precision.md there")
     options = parser.parse_args()
-    overrides = {
-        "name": "precision",
-        "seed": options.seeds,
-        "method.name": list(METHODS),
-        "train.precision": list(PRECISIONS),
-        "train.rounds": options.rounds,
-        "run.out": options.out,
-        "run.engine": options.engine,
-    }
-    comparison = fedshift.compare("rotated-mnist", overrides)
+    comparison = fedshift.compare(
+        name="precision",
+        seed=options.seeds,
+        method=list(METHODS),
+        rounds=options.rounds,
+        out=options.out,
+        settings={"train.precision": list(PRECISIONS), "run.engine": options.engine},
+    )
     for reason in comparison.failed:
         print(f"failed: {reason}", file=sys.stderr)
     page = as_markdown(accuracies(comparison.results.runs), f"python benchmarks/precision.py {' '.join(sys.argv[1:])}")

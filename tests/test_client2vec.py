@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 import fedshift
 from conftest import CNN_WITH_BN, Make, at, evaluated, go_on, states
+from fedshift.api import index
 from fedshift.core.contract import Batch, ServerState
 from fedshift.core.messages import Up
 from fedshift.core.method import tensor_scopes
@@ -572,10 +573,8 @@ def test_an_index_of_other_clients_is_refused(make: Make, tmp_path):
 
 
 def test_a_method_without_an_index_makes_none(make: Make):
-    from fedshift.cli.indexing import make_index
-
     with pytest.raises(FedshiftError, match=r"method\.name=client2vec"):
-        make_index(make(), Progress())
+        index(make(), progress=Progress())
 
 
 def test_similarity_between_domains_by_hand():

@@ -664,7 +664,8 @@ def test_compare_carries_a_table_out_together(tiny_document: dict[str, Any], nam
     found = []
     for together in (1, 3):
         out = Path(tiny_document["run"]["out"]) / str(together)
-        assert not compare(tiny_document, {**changes, "run.out": str(out), "run.together": together}, Progress()).failed
+        settings = {**changes, "run.together": together}
+        assert not compare(tiny_document, out=out, settings=settings, progress=Progress()).failed
         found.append([RunFolder.open(path) for path in sorted((out / "tiny").iterdir())])
     assert_same_folders(*found, exact=name != "vectorised")
     assert sorted(line["together"] for folder in found[1] for line in lines(folder, "timings.jsonl")) == [1, 3, 3, 3]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import fedshift
 from conftest import TINY, simulate
@@ -44,13 +45,17 @@ def test_the_ten_lines_of_python_run(
     assert len([line for line in code.splitlines() if line.strip()]) <= 10
     original = fedshift.compare
 
-    def short(experiment: str, overrides: dict[str, Any]) -> fedshift.Comparison:
-        return original(experiment, {**overrides, "train.rounds": 1, "data.images_per_class": 10}, Progress())
+    def short(experiment: str, **options: Any) -> fedshift.Comparison:
+        fewer = {"data.images_per_class": 10, "train.batch": 16}
+        return original(experiment, **options, rounds=1, settings=fewer, progress=Progress())
 
-    monkeypatch.setattr(fedshift, "compare", lambda e, o: short(e, {**o, "train.batch": 16}))
-    exec(compile(code, "README.md", "exec"), {})  # the point of the test
+    monkeypatch.setattr(fedshift, "compare", short)
+    names: dict[str, Any] = {}
+    exec(compile(code, "README.md", "exec"), names)  # the point of the test
     assert (tmp_path / "report.html").is_file()
     assert "fedsr" in capsys.readouterr().out
+    assert set(names["frame"]["method"]) == {"fedavg", "fedsr"}
+    assert names["model"](torch.zeros(2, 1, 28, 28, dtype=torch.uint8)).shape == (2, 10)
 
 
 def test_the_commands_are_one_line_each_and_pinned():

@@ -242,14 +242,16 @@ def test_a_row_that_lacks_runs_says_so(make: Make, tmp_path: Path):
 
 def test_a_run_that_diverges_does_not_keep_the_others_from_theirs(tiny_document: dict[str, Any]):
     changes = {"train.lr": [900.0, 0.1], "train.rounds": 6, "train.momentum": 0.99}
-    comparison = compare(tiny_document, changes, Progress())
+    comparison = compare(tiny_document, settings=changes, progress=Progress())
     (message,) = comparison.failed
     assert "not finite" in message
     assert [run.folder.finished for run in comparison.results.runs].count(True) == 1
 
 
 def test_rows_are_told_apart_by_what_differs(tiny_document: dict[str, Any]):
-    comparison = compare(tiny_document, {"train.lr": [0.1, 0.01], "method.name": ["fedavg", "fedprox"]}, Progress())
+    comparison = compare(
+        tiny_document, method=["fedavg", "fedprox"], settings={"train.lr": [0.1, 0.01]}, progress=Progress()
+    )
     labels = [row.label for row in comparison.results.rows()]
     assert labels == ["fedavg (lr=0.1)", "fedavg (lr=0.01)", "fedprox (lr=0.1)", "fedprox (lr=0.01)"]
 
@@ -257,7 +259,7 @@ def test_rows_are_told_apart_by_what_differs(tiny_document: dict[str, Any]):
 @pytest.fixture(scope="module")
 def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     out = str(tmp_path_factory.mktemp("runs"))
-    return compare(TINY, {"run.out": out, "method.name": ["fedavg", "single"], "seed": [0, 1]}, Progress())
+    return compare(TINY, out=out, method=["fedavg", "single"], seed=[0, 1], progress=Progress())
 
 
 def test_records_hold_no_time_and_count_bytes(comparison: Comparison):
@@ -281,7 +283,7 @@ def test_finished_runs_are_not_repeated(comparison: Comparison):
 
     watch = Watch()
     out = str(comparison.folders[0].parents[1])
-    compare(TINY, {"run.out": out, "method.name": ["fedavg", "single"], "seed": [0, 1, 2]}, watch)
+    compare(TINY, out=out, method=["fedavg", "single"], seed=[0, 1, 2], progress=watch)
     assert (watch.began, watch.again) == (2, 4)
 
 

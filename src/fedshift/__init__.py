@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedshift.api import Comparison, compare, load, resume
+    from fedshift.api import Comparison, Forecast, compare, estimate, experiment, grid, index, load, resume, run
     from fedshift.core.contract import (
         Batch,
         Context,
@@ -24,63 +24,68 @@ if TYPE_CHECKING:
         Stage,
         Terms,
     )
-    from fedshift.core.method import Method
     from fedshift.core.net import Net
-    from fedshift.datasets import DATASETS
     from fedshift.errors import FedshiftError
     from fedshift.federation import PARTITIONS, PROTOCOLS
     from fedshift.methods import METHODS
+    from fedshift.methods.client2vec.client2vec import Client2Vec
+    from fedshift.methods.ditto import Ditto
     from fedshift.methods.fedavg import FedAvg
+    from fedshift.methods.fedavgm import FedAvgM
+    from fedshift.methods.fedbn import FedBN
+    from fedshift.methods.fedcir import FedCiR
+    from fedshift.methods.feddyn import FedDyn
+    from fedshift.methods.fediir import FedIIR
+    from fedshift.methods.fedlc import FedLC
+    from fedshift.methods.fedpin import Anchored, FedPIN
+    from fedshift.methods.fedpin_global import FineTuned, GlobalModel
+    from fedshift.methods.fedprox import FedProx
+    from fedshift.methods.fedsr import FedSR
+    from fedshift.methods.fraug import FRAug
+    from fedshift.methods.head_retraining import HeadRetraining
+    from fedshift.methods.moon import MOON
+    from fedshift.methods.references import Centralised, Single
     from fedshift.models import MODELS
+    from fedshift.runs.run import Run
+    from fedshift.settings.experiment import Experiment
     from fedshift.settings.spec import Range, setting
     from fedshift.streams import Draw
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "Comparison": "api",
-    "compare": "api",
-    "load": "api",
-    "resume": "api",
-    "DATASETS": "datasets",
-    "METHODS": "methods",
-    "MODELS": "models",
-    "PARTITIONS": "federation",
-    "PROTOCOLS": "federation",
-    "Range": "settings.spec",
-    "setting": "settings.spec",
-    "Batch": "core.contract",
-    "Context": "core.contract",
-    "Exchange": "core.contract",
-    "LocalWork": "core.contract",
-    "Measure": "core.contract",
-    "Method": "core.method",
-    "Objective": "core.contract",
-    "Optimiser": "core.contract",
-    "Part": "core.contract",
-    "Phase": "core.contract",
-    "ServerState": "core.contract",
-    "Stage": "core.contract",
-    "Terms": "core.contract",
-    "Net": "core.net",
-    "Draw": "streams",
-    "FedAvg": "methods.fedavg",
-    "FedshiftError": "errors",
-}
-
 __all__ = [
     "DATASETS",
     "METHODS",
     "MODELS",
+    "MOON",
     "PARTITIONS",
     "PROTOCOLS",
+    "Anchored",
     "Batch",
+    "Centralised",
+    "Client2Vec",
     "Comparison",
     "Context",
+    "Ditto",
     "Draw",
     "Exchange",
+    "Experiment",
+    "FRAug",
     "FedAvg",
+    "FedAvgM",
+    "FedBN",
+    "FedCiR",
+    "FedDyn",
+    "FedIIR",
+    "FedLC",
+    "FedPIN",
+    "FedProx",
+    "FedSR",
     "FedshiftError",
+    "FineTuned",
+    "Forecast",
+    "GlobalModel",
+    "HeadRetraining",
     "LocalWork",
     "Measure",
     "Method",
@@ -90,14 +95,68 @@ __all__ = [
     "Part",
     "Phase",
     "Range",
+    "Run",
     "ServerState",
+    "Single",
     "Stage",
     "Terms",
     "compare",
+    "estimate",
+    "experiment",
+    "grid",
+    "index",
     "load",
     "resume",
+    "run",
     "setting",
 ]
+
+_ROOMS = {
+    "api": ("Comparison", "Forecast", "compare", "estimate", "experiment", "grid", "index", "load", "resume", "run"),
+    "core.contract": (
+        "Batch",
+        "Context",
+        "Exchange",
+        "LocalWork",
+        "Measure",
+        "Objective",
+        "Optimiser",
+        "Part",
+        "Phase",
+        "ServerState",
+        "Stage",
+        "Terms",
+    ),
+    "core.method": ("Method",),
+    "core.net": ("Net",),
+    "datasets": ("DATASETS",),
+    "errors": ("FedshiftError",),
+    "federation": ("PARTITIONS", "PROTOCOLS"),
+    "methods": ("METHODS",),
+    "methods.client2vec.client2vec": ("Client2Vec",),
+    "methods.fedavg": ("FedAvg",),
+    "methods.fedavgm": ("FedAvgM",),
+    "methods.fedbn": ("FedBN",),
+    "methods.fedcir": ("FedCiR",),
+    "methods.ditto": ("Ditto",),
+    "methods.feddyn": ("FedDyn",),
+    "methods.fediir": ("FedIIR",),
+    "methods.fedlc": ("FedLC",),
+    "methods.fedpin": ("Anchored", "FedPIN"),
+    "methods.fedpin_global": ("FineTuned", "GlobalModel"),
+    "methods.fedprox": ("FedProx",),
+    "methods.fedsr": ("FedSR",),
+    "methods.fraug": ("FRAug",),
+    "methods.head_retraining": ("HeadRetraining",),
+    "methods.moon": ("MOON",),
+    "methods.references": ("Centralised", "Single"),
+    "runs.run": ("Run",),
+    "models": ("MODELS",),
+    "settings.experiment": ("Experiment",),
+    "settings.spec": ("Range", "setting"),
+    "streams": ("Draw",),
+}
+_HOMES = {name: room for room, names in _ROOMS.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,20 +1,341 @@
-"""The same runs as on the command line, from Python."""
+"""What the commands do, from Python; the command line itself calls these functions.
+
+Every function that carries out or plans experiments takes a *source* and *options*. A source is a TOML file, the name
+of an experiment that comes with fedshift, a table like such a file's, an :class:`Experiment`, or a list of these. The
+options change it and are those of :class:`Options`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
-from fedshift.errors import FedshiftError
-from fedshift.reporting.page import write_report
-from fedshift.reporting.results import Measured, Results, Row
+from fedshift.errors import DivergedError, FedshiftError, UnknownNameError, need
+from fedshift.reporting.results import Measured, Results, Row, flattened, label
 from fedshift.reporting.table import as_text, tables
 from fedshift.runs import runner
-from fedshift.runs.folder import RunFolder, find
+from fedshift.runs.folder import Record, find
 from fedshift.runs.progress import Progress
-from fedshift.settings import grid
+from fedshift.runs.run import Run
+from fedshift.runs.selection import ORACLES, RULES
+from fedshift.settings.experiment import NAMED, Experiment
+from fedshift.settings.grid import expand, override, read
+from fedshift.settings.spec import Spec
+from fedshift.simulation import dry_run
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from fedshift.methods.client2vec.vectors import Index
+
+Source = str | Path | Mapping[str, Any] | Experiment
+Choice = str | Spec | Mapping[str, Any]
+
+DEFAULT = "rotated-mnist"
+FIELDS = {  # each option's field of an experiment; what they name comes first, as it takes its settings along
+    "method": "method.name",
+    "data": "data.name",
+    "partition": "partition.name",
+    "protocol": "protocol.name",
+    "model": "model.name",
+    "hold_out": "protocol.hold_out",
+    "seed": "seed",
+    "rounds": "train.rounds",
+    "device": "run.device",
+    "out": "run.out",
+    "name": "name",
+    "plugins": "plugins",
+}
+
+
+class Options(TypedDict, total=False):
+    """How experiments differ from their source; None is as good as nothing.
+
+    Attributes:
+        method: a name, an instance such as ``FedSR(l2r=0.05)``, or a table with a name; or a list of these, each a run.
+            An instance or table takes the place of all that the source says of methods.
+        data: the data set, as a name, instance or table; so are the partition, the protocol and the model.
+        partition: how domains are divided among clients.
+        protocol: what is held out, and who is scored on what.
+        model: the network.
+        hold_out: the domain that is held out, a list of them, or "all".
+        seed: the seed, or a list.
+        rounds: communication rounds.
+        device: "auto", "cpu", "cuda", "cuda:1" or "mps".
+        out: the folder that holds run folders.
+        name: a label; run folders lie in a folder of that name.
+        plugins: Python files that register methods, models or data sets.
+        settings: any other field, dotted: ``{"method.l2r": 0.05}``. A list where one value is expected makes a run for
+            each.
+    """
+
+    method: Choice | Sequence[Choice] | None
+    data: Choice | None
+    partition: Choice | None
+    protocol: Choice | None
+    model: Choice | None
+    hold_out: str | Sequence[str] | None
+    seed: int | Sequence[int] | None
+    rounds: int | None
+    device: str | None
+    out: str | Path | None
+    name: str | None
+    plugins: str | Path | Sequence[str | Path] | None
+    settings: Mapping[str, Any] | None
+
+
+# From a source and options to experiments --------------------------------------------------------
+
+
+def grid(source: Source | Sequence[Source] = DEFAULT, **options: Unpack[Options]) -> list[Experiment]:
+    """Every run that a source describes with these options; a list where one value is expected makes a run for each.
+
+    Raises:
+        FedshiftError: something in it is wrong, or two runs are the same; the message names it and the fix.
+    """
+    for option in options:
+        if option not in (*FIELDS, "settings"):
+            hint = 'Any field of an experiment can be given as settings={"train.lr": 0.1}.'
+            raise UnknownNameError("option", option, [*FIELDS, "settings"], hint=hint)
+    given: dict[str, Any] = {option: value for option, value in options.items() if value is not None}
+    settings = given.pop("settings", {})
+    if not isinstance(settings, Mapping):
+        raise FedshiftError(f'settings = {settings!r}: give dotted fields and values, as in {{"method.l2r": 0.05}}.')
+    kinds = (str, Path, Mapping, Experiment)
+    sources = [source] if isinstance(source, kinds) else _as_list(source)
+    if not isinstance(sources, list) or not sources or not all(isinstance(item, kinds) for item in sources):
+        raise FedshiftError(f"{source!r} is no experiment; give a TOML file, a name, a table, or Experiments.")
+    found = [
+        experiment
+        for item in sources
+        for method in _methods(given.get("method"))
+        for experiment in _expanded(item, {**given, **method}, settings)
+    ]
+    if len({experiment.fingerprint for experiment in found}) < len(found):
+        raise FedshiftError("The grid holds the same run twice; give every experiment and every method once.")
+    return found
+
+
+def experiment(source: Source = DEFAULT, **options: Unpack[Options]) -> Experiment:
+    """The single run that a source describes with these options.
+
+    Raises:
+        FedshiftError: something in it is wrong, or it describes several runs.
+    """
+    return only(grid(source, **options))
+
+
+def only(experiments: Sequence[Experiment]) -> Experiment:
+    """The single experiment of a list.
+
+    Raises:
+        FedshiftError: there are several.
+    """
+    if len(experiments) > 1:
+        raise FedshiftError(
+            f"This describes {len(experiments)} runs ({', '.join(e.run_name for e in experiments[:4])}, ...). "
+            "`fedshift compare` carries them all out; for one run choose --method, --seed and --hold-out (method, seed "
+            "and hold_out in Python)."
+        )
+    return experiments[0]
+
+
+def _methods(value: Any) -> list[dict[str, Any]]:
+    """The option ``method`` in pieces that a document can hold: names in a row, or a table."""
+    if value is None:
+        return [{}]
+    if not isinstance(value, list | tuple):
+        return [{"method": value}]
+    if not value:
+        raise FedshiftError("method is an empty list; give a name or an instance.")
+    named = groupby(enumerate(value), key=lambda item: -1 if isinstance(item[1], str) else item[0])
+    groups = [[choice for _, choice in group] for _, group in named]
+    return [{"method": group if isinstance(group[0], str) else group[0]} for group in groups]
+
+
+def _expanded(source: Source, given: Mapping[str, Any], settings: Mapping[str, Any]) -> list[Experiment]:
+    if isinstance(source, Experiment) and not (given or settings):
+        return [source]
+    changes: dict[str, Any] = {}
+    for option in (option for option in FIELDS if option in given):
+        value = _chosen(option, given[option]) if option in NAMED else _as_list(given[option])
+        if isinstance(value, Mapping):
+            changes[option] = value
+        elif isinstance(source, Experiment) and option == "method":
+            changes["method"] = {"name": value}  # the settings it has are another method's
+        else:
+            changes[FIELDS[option]] = value
+    if source == DEFAULT and "data" in given and "name" not in given:  # other data are another experiment
+        data = changes.get("data", {"name": changes.get("data.name")})
+        changes["name"] = data["name"]
+    if isinstance(changes.get("plugins"), str):
+        changes["plugins"] = [changes["plugins"]]
+    changes |= {field: _as_list(value) for field, value in settings.items()}
+    if isinstance(source, Experiment):
+        source = source.table()
+    return expand(override(source if isinstance(source, Mapping) else read(source), changes))
+
+
+def _chosen(option: str, value: Any) -> Any:
+    """What a document says for a name, an instance or a table; of methods also for a list of names."""
+    catalogue = NAMED[option]
+    if isinstance(value, str) or (option == "method" and isinstance(value, list)):
+        return value
+    if isinstance(value, catalogue.base()):
+        return catalogue.table_of(value)
+    if isinstance(value, Mapping) and "name" in value:
+        return value
+    several = "" if option == "method" else "; only method may be a list"
+    raise FedshiftError(
+        f"{option} = {value!r}: give the name of a {catalogue.kind} ({', '.join(catalogue)}), an instance, or a table "
+        f"with a name{several}."
+    )
+
+
+def _as_list(value: Any) -> Any:
+    """As a document holds it: lists, and paths as text."""
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_as_list(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+# Carrying out -------------------------------------------------------------------------------------
+
+
+def run(source: Source = DEFAULT, *, progress: Progress | None = None, **options: Unpack[Options]) -> Run:
+    """Carry out one new run; :func:`compare` reuses a finished one instead.
+
+    Args:
+        source: what to run.
+        progress: hears of the progress; by default a live display.
+        options: what differs from the source, see :class:`Options`.
+
+    Raises:
+        FedshiftError: it describes several runs, its folder exists, or it cannot be carried out.
+    """
+    asked = experiment(source, **options)
+    with _shown(progress, 1) as shown:
+        return Run(runner.start(asked, shown))
+
+
+def compare(
+    source: Source | Sequence[Source] = DEFAULT, *, progress: Progress | None = None, **options: Unpack[Options]
+) -> Comparison:
+    """Carry out every run that a source describes; finished ones are not repeated.
+
+    Args:
+        source: what to run.
+        progress: hears of the progress; by default a live display.
+        options: what differs from the source, see :class:`Options`.
+
+    Raises:
+        FedshiftError: something in the experiments is wrong, or every run failed; the message names it and the fix.
+    """
+    experiments = grid(source, **options)
+    with _shown(progress, len(experiments)) as shown:
+        folders, failed = runner.run_all(experiments, shown)
+    problems = tuple(str(error) for error in failed)
+    if len(failed) == len(experiments):
+        raise type(failed[0])(_failure(problems, len(experiments)))
+    return Comparison(Results.read(folders), problems, len(experiments))
+
+
+def resume(path: str | Path, progress: Progress | None = None) -> Comparison:
+    """Carry on every unfinished run at or below a path, from its last checkpoint to the same bits.
+
+    Raises:
+        FedshiftError: there is none, or what a run needs is damaged.
+    """
+    folders = find(Path(path))
+    with _shown(progress, len(folders)) as shown:
+        for folder in folders:
+            runner.resume(folder, shown)
+    return Comparison(Results.read(folders), asked=len(folders))
+
+
+def load(path: str | Path) -> Comparison:
+    """What the runs at or below a path have recorded so far.
+
+    Raises:
+        FedshiftError: there is none, or none has a record.
+    """
+    results = Results.at(Path(path))
+    return Comparison(results, asked=len(results.runs))
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What some runs would cost that differ only in their seed and held-out domain.
+
+    Attributes:
+        label: what tells them from others.
+        runs: how many they are.
+        cost: that of each; None if they diverge at once.
+        problem: why there is no cost.
+    """
+
+    label: str
+    runs: int
+    cost: dry_run.Estimate | None
+    problem: str = ""
+
+
+def estimate(source: Source | Sequence[Source] = DEFAULT, **options: Unpack[Options]) -> list[Forecast]:
+    """What a comparison would cost, measured on two rounds and one evaluation of each row; nothing is written.
+
+    Raises:
+        FedshiftError: something in the experiments is wrong.
+    """
+    groups: dict[str, list[Experiment]] = {}
+    for asked in grid(source, **options):
+        table = asked.table()
+        table["protocol"].pop("hold_out", None)
+        table.pop("seed")
+        groups.setdefault(repr(table), []).append(asked)
+    flat = [flattened(group[0].table()) for group in groups.values()]
+    forecasts = []
+    for group, settings in zip(groups.values(), flat, strict=True):
+        name = label(settings, flat)
+        try:
+            forecasts.append(Forecast(name, len(group), dry_run.estimate(group[0])))
+        except DivergedError as error:
+            forecasts.append(Forecast(name, len(group), None, str(error)))
+    return forecasts
+
+
+def index(source: Source = DEFAULT, *, progress: Progress | None = None, **options: Unpack[Options]) -> Index:
+    """A vector for each client of one run, before any training; of 'client2vec' unless another method is given.
+
+    Raises:
+        FedshiftError: it describes several runs, the method makes no index, or it cannot be carried out.
+    """
+    from fedshift.methods.client2vec.vectors import Index, check_makes_index
+    from fedshift.runs.preparation import prepare
+
+    if not isinstance(source, Experiment) and options.get("method") is None:
+        options["method"] = "client2vec"
+    asked = experiment(source, **options)
+    check_makes_index(asked.method, asked.method_name)
+    with _shown(progress, 1) as shown:
+        done = prepare(asked, "index", shown)
+    return Index.of(done.federation, done.coordinator.state, done.coordinator.declaration())
+
+
+def _shown(progress: Progress | None, runs: int) -> AbstractContextManager[Progress]:
+    from fedshift.reporting.live import LiveProgress
+
+    return nullcontext(progress) if progress else LiveProgress(runs)
+
+
+def _failure(failed: Sequence[str], asked: int) -> str:
+    return f"{len(failed)} of {asked} runs failed. {failed[0]}"
+
+
+# What came of it ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -22,20 +343,34 @@ class Comparison:
     """Runs and what was measured; prints as its tables.
 
     Attributes:
-        results: the records of every run.
+        results: the records of every run, in the rows of its tables.
         failed: a message for each run that blew up or could not be carried out.
+        asked: how many runs were asked for.
     """
 
     results: Results
     failed: tuple[str, ...] = ()
+    asked: int = 0
+
+    @property
+    def runs(self) -> list[Run]:
+        """The runs that have records."""
+        return self.results.runs
 
     @property
     def folders(self) -> list[Path]:
-        """The run folders."""
-        return [run.folder.path for run in self.results.runs]
+        """The folders of these runs."""
+        return [run.path for run in self.runs]
+
+    @property
+    def failure(self) -> str:
+        """One message about all that failed; empty if nothing did."""
+        return _failure(self.failed, self.asked) if self.failed else ""
 
     def report(self, path: str | Path) -> Path:
         """Write the self-contained HTML report and return its path."""
+        from fedshift.reporting.page import write_report
+
         return write_report(self.results, Path(path))
 
     def accuracy(self, method: str) -> float:
@@ -53,6 +388,45 @@ class Comparison:
             FedshiftError: no row has that label.
         """
         return _mean(self._row(method).worst("test"))
+
+    def measurements(self) -> list[Record]:
+        """Every model's score on every environment, at the round that each selection rule picks.
+
+        Each has the ``run`` (its folder's name), the row's label as ``method``, ``seed``, ``hold_out`` (or None); the
+        ``rule``, whether it is an ``oracle`` that looks at test data, and the ``position`` (rounds done), ``stage`` and
+        ``round`` it picks; the ``environment`` and its ``role`` (test or validation), whose ``model`` is scored on it
+        (global, own, unseen), the mean over how many ``models``, the ``accuracy`` in 0..1, the ``loss`` in nats, and
+        over how many samples ``n``. An environment of several clients comes once for each.
+        """
+        return [
+            {
+                "run": run.path.name,
+                "method": row.label,
+                "seed": run.table["seed"],
+                "hold_out": run.table["protocol"].get("hold_out"),
+                "rule": name,
+                "oracle": name in ORACLES,
+                **{key: record[key] for key in ("position", "stage", "round")},
+                **scored,
+            }
+            for row in self.results.rows()
+            for run in row.runs
+            for name, rule in RULES.items()
+            for record in [rule(run.records)]
+            for scored in record["environments"]
+        ]
+
+    def frame(self) -> pd.DataFrame:
+        """The :meth:`measurements` as a pandas table, a row for each.
+
+        Raises:
+            FedshiftError: pandas is not installed.
+        """
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise need("pandas", "A pandas table (measurements() gives the same as a list)", error) from error
+        return pd.DataFrame(self.measurements())
 
     def _row(self, label: str) -> Row:
         rows = {row.label: row for row in self.results.rows()}
@@ -81,53 +455,3 @@ def _mean(measured: Measured | None) -> float:
     if measured is None:
         raise FedshiftError("The row has no test environment.")
     return measured.mean
-
-
-def compare(
-    experiment: str | Path | Mapping[str, Any] = "rotated-mnist",
-    overrides: Mapping[str, Any] | None = None,
-    progress: Progress | None = None,
-) -> Comparison:
-    """Carry out every run that an experiment describes; finished ones are not repeated.
-
-    Args:
-        experiment: a TOML file, the name of an experiment that comes with fedshift, or a table.
-        overrides: dotted settings such as ``{"method.l2r": 0.05, "seed": [0, 1, 2]}``; a list where one
-            value is expected makes a run for each.
-        progress: hears of the progress; by default a live display.
-
-    Raises:
-        FedshiftError: something in the experiment is wrong; the message names it and the fix.
-    """
-    document = experiment if isinstance(experiment, Mapping) else grid.read(experiment)
-    experiments = grid.expand(grid.override(document, overrides or {}))
-    with _shown(progress, len(experiments)) as shown:
-        folders, failed = runner.run_all(experiments, shown)
-    if len(failed) == len(experiments):
-        raise failed[0]
-    return Comparison(Results.read(folders), tuple(str(error) for error in failed))
-
-
-def resume(path: str | Path, progress: Progress | None = None) -> Comparison:
-    """Carry on every unfinished run at or below a path."""
-    folders = find(Path(path))
-    with _shown(progress, len(folders)) as shown:
-        for folder in folders:
-            runner.resume(folder, shown)
-    return Comparison(Results.read(folders))
-
-
-def load(path: str | Path) -> Comparison:
-    """What the runs at or below a path have recorded so far."""
-    return Comparison(Results.at(Path(path)))
-
-
-def _shown(progress: Progress | None, runs: int) -> Any:
-    from contextlib import nullcontext
-
-    from fedshift.reporting.live import LiveProgress
-
-    return nullcontext(progress) if progress else LiveProgress(runs)
-
-
-__all__ = ["Comparison", "RunFolder", "compare", "load", "resume"]

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedshift.engines.machine import before_torch
-from fedshift.errors import DivergedError, FedshiftError
+from fedshift.errors import FedshiftError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedshift.reporting.results import Results
+    from fedshift.api import Comparison
     from fedshift.settings.experiment import Experiment
 
 INTERRUPTED = 130
@@ -92,12 +93,10 @@ DryRunOption = Annotated[
 ]
 
 
-def _experiment_command(
-    act: Callable[[list[Experiment], bool], None], given: Mapping[str, Any] | None = None
-) -> Callable[..., None]:
+def _experiment_command(act: Callable[[list[Experiment], bool], None], about: str | None = None) -> Callable[..., None]:
     """A command that reads an experiment with the command line's changes and acts on its runs.
 
-    ``given`` settings are those that the command is about; the command line may still change them.
+    ``about`` is the method that the command is about unless the command line names another.
     """
 
     def command(
@@ -115,51 +114,75 @@ def _experiment_command(
         set_: SetOption = None,
         dry_run: DryRunOption = False,
     ) -> None:
-        from fedshift.settings.grid import expand, override, parse_assignment, parse_value, read
+        from fedshift import api
+        from fedshift.settings.grid import parse_assignment
 
-        options = {
-            "method.name": method,
-            "data.name": data,
-            "model.name": model,
-            "protocol.hold_out": hold_out,
-            "seed": seed,
-            "train.rounds": rounds,
-            "run.device": device,
-            "run.out": out,
-            "name": name,
-            "plugins": [str(path) for path in plugin] if plugin else None,
-        }
-        lists = ("method.name", "protocol.hold_out", "seed")
-        if data and not name and experiment == "rotated-mnist":
-            options["name"] = data  # other data are another experiment than the shipped one
-        changes = {
-            key: parse_value(value) if key in lists and isinstance(value, str) else value
-            for key, value in options.items()
-            if value is not None
-        }
-        changes |= dict(parse_assignment(text) for text in set_ or [])
-        act(expand(override(read(experiment), {**(given or {}), **changes})), dry_run)
+        experiments = api.grid(
+            experiment,
+            method=_parsed(method or about),
+            data=data,
+            model=model,
+            hold_out=_parsed(hold_out),
+            seed=_parsed(seed),
+            rounds=rounds,
+            device=device,
+            out=out,
+            name=name,
+            plugins=plugin or None,
+            settings=dict(parse_assignment(text) for text in set_ or []),
+        )
+        act(experiments, dry_run)
 
     return command
 
 
+def _parsed(text: str | None) -> Any:
+    """A value, or several between commas; None of none."""
+    from fedshift.settings.grid import parse_value
+
+    return None if text is None else parse_value(text)
+
+
+@contextmanager
+def _interruptible(message: str) -> Iterator[None]:
+    """After Ctrl-C say so, and how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(f"\nInterrupted{message}", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def _going_on(path: Path) -> str:
+    return f". `fedshift resume {path}` carries on from the last checkpoint."
+
+
 def _run_one(experiments: list[Experiment], dry_run: bool) -> None:
-    if len(experiments) > 1:
-        raise FedshiftError(
-            f"This describes {len(experiments)} runs ({', '.join(e.run_name for e in experiments[:4])}, ...). "
-            "`fedshift compare` carries them all out; for one run choose --method, --seed and --hold-out."
-        )
+    from fedshift import api
+    from fedshift.runs.runner import run_path
+
+    experiment = api.only(experiments)
     if dry_run:
         _print_estimates(experiments)
-    else:
-        _carry_out(experiments, fresh=True)
+        return
+    with _interruptible(_going_on(run_path(experiment))):
+        run = api.run(experiment)
+    _report(api.load(run.path), run.path)
 
 
 def _run_all(experiments: list[Experiment], dry_run: bool) -> None:
+    from fedshift import api
+    from fedshift.runs.runner import run_path
+
     if dry_run:
         _print_estimates(experiments)
-    else:
-        _carry_out(experiments, fresh=False)
+        return
+    base = run_path(experiments[0]).parent
+    with _interruptible(_going_on(base)):
+        comparison = api.compare(experiments)
+    _report(comparison, base)
+    if comparison.failed:
+        raise FedshiftError(comparison.failure)
 
 
 app.command(
@@ -225,32 +248,11 @@ app.command(
 )(_experiment_command(_bench))
 
 
-def _carry_out(experiments: list[Experiment], fresh: bool) -> None:
-    from fedshift.reporting.live import LiveProgress
-    from fedshift.reporting.results import Results
-    from fedshift.runs import runner
-
-    base = runner.run_path(experiments[0]) if fresh else runner.run_path(experiments[0]).parent
-    failed: list[FedshiftError] = []
-    try:
-        with LiveProgress(len(experiments)) as progress:
-            if fresh:
-                folders = [runner.start(experiments[0], progress)]
-            else:
-                folders, failed = runner.run_all(experiments, progress)
-    except KeyboardInterrupt:
-        typer.echo(f"\nInterrupted. `fedshift resume {base}` carries on from the last checkpoint.", err=True)
-        raise typer.Exit(INTERRUPTED) from None
-    if len(failed) < len(experiments):
-        _report(Results.read(folders), base)
-    if failed:
-        raise FedshiftError(f"{len(failed)} of {len(experiments)} runs failed. {failed[0]}")
-
-
 def _index(experiments: list[Experiment], dry_run: bool) -> None:
-    from fedshift.cli.indexing import describe, make_index
-    from fedshift.reporting.live import LiveProgress
+    from fedshift import api
+    from fedshift.methods.client2vec.vectors import check_makes_index
     from fedshift.reporting.similarity import check_writable, write_index
+    from fedshift.runs.preparation import describe
 
     console = _console()
     # Runs that differ only in how they use the index share it.
@@ -259,16 +261,13 @@ def _index(experiments: list[Experiment], dry_run: bool) -> None:
     }
     if dry_run:
         for experiment in different.values():
+            check_makes_index(experiment.method, experiment.method_name)
             console.print(describe(experiment), highlight=False, markup=False)
         return
     check_writable()
     for experiment in different.values():
-        try:
-            with LiveProgress(1) as progress:
-                index = make_index(experiment, progress)
-        except KeyboardInterrupt:
-            typer.echo("\nInterrupted; nothing was written.", err=True)
-            raise typer.Exit(INTERRUPTED) from None
+        with _interruptible("; nothing was written."):
+            index = api.index(experiment)
         folder = (
             Path(experiment.run.out) / experiment.name / f"index-seed{experiment.seed}-{experiment.fingerprint[:8]}"
         )
@@ -289,7 +288,7 @@ app.command(
     "  fedshift index --data folder --set data.path=photos --set partition.name=iid --set partition.clients=10\n\n"
     "  fedshift index my-experiment.toml --set method.index.strategy=federated\n\n"
     "  fedshift index --set method.index.encoder=clip",
-)(_experiment_command(_index, {"method.name": "client2vec"}))
+)(_experiment_command(_index, about="client2vec"))
 
 
 @app.command(
@@ -297,20 +296,11 @@ app.command(
 )
 def resume(path: Annotated[Path, typer.Argument(help="A run folder, or a folder of them.")]) -> None:
     """Carry interrupted runs on, from their last checkpoints to the same bits."""
-    from fedshift.reporting.live import LiveProgress
-    from fedshift.reporting.results import Results
-    from fedshift.runs import runner
-    from fedshift.runs.folder import find
+    from fedshift import api
 
-    folders = find(path)
-    try:
-        with LiveProgress(len(folders)) as progress:
-            for folder in folders:
-                runner.resume(folder, progress)
-    except KeyboardInterrupt:
-        typer.echo(f"\nInterrupted. `fedshift resume {path}` carries on from the last checkpoint.", err=True)
-        raise typer.Exit(INTERRUPTED) from None
-    _report(Results.read(folders), path)
+    with _interruptible(_going_on(path)):
+        comparison = api.resume(path)
+    _report(comparison, path)
 
 
 @app.command(epilog="Examples:\n\n  fedshift report runs/rotated-mnist\n\n  fedshift report runs --to all.html")
@@ -321,9 +311,9 @@ def report(
     ] = None,
 ) -> None:
     """Print the tables of recorded runs and write their HTML report."""
-    from fedshift.reporting.results import Results
+    from fedshift import api
 
-    _report(Results.at(path), path, to)
+    _report(api.load(path), path, to)
 
 
 def _console() -> Console:
@@ -334,16 +324,15 @@ def _console() -> Console:
     return console if console.is_terminal else Console(width=WIDTH_OF_FILES)
 
 
-def _report(results: Results, folder: Path, to: Path | None = None) -> None:
-    from fedshift.reporting.page import write_report
+def _report(comparison: Comparison, folder: Path, to: Path | None = None) -> None:
     from fedshift.reporting.table import tables
 
     console = _console()
-    for table in tables(results):
+    for table in tables(comparison.results):
         console.print(table.rich())
-    for note in results.notes:
+    for note in comparison.results.notes:
         console.print(f"Note: {note}", highlight=False, markup=False)
-    written = write_report(results, to or folder / "report.html")
+    written = comparison.report(to or folder / "report.html")
     console.print(f"Run folders: {folder}\nReport: {written}", highlight=False, markup=False, soft_wrap=True)
 
 
@@ -351,16 +340,9 @@ def _print_estimates(experiments: list[Experiment]) -> None:
     """One line for each method (or other setting); seeds and held-out domains cost the same."""
     from rich.table import Table
 
-    from fedshift.reporting.results import flattened, label
+    from fedshift import api
     from fedshift.reporting.units import bytes_text, clock
-    from fedshift.simulation.dry_run import estimate
 
-    groups: dict[str, list[Experiment]] = {}
-    for experiment in experiments:
-        table = experiment.table()
-        table["protocol"].pop("hold_out", None)
-        table.pop("seed")
-        groups.setdefault(repr(table), []).append(experiment)
     shown = Table(
         title=f"{len(experiments)} {'run' if len(experiments) == 1 else 'runs'} would be carried out",
         title_justify="left",
@@ -381,16 +363,13 @@ def _print_estimates(experiments: list[Experiment]) -> None:
     ):
         shown.add_column(column, justify="left" if column == "method" else "right")
     total, notes = 0.0, dict[str, None]()
-    firsts = [flattened(group[0].table()) for group in groups.values()]
-    for group, flat in zip(groups.values(), firsts, strict=True):
-        name, runs = label(flat, firsts), str(len(group))
-        try:
-            cost = estimate(group[0])
-        except DivergedError as error:
+    for forecast in api.estimate(experiments):
+        name, runs, cost = forecast.label, str(forecast.runs), forecast.cost
+        if cost is None:
             shown.add_row(name, runs, *["-"] * 7, "diverges")
-            notes[f"{name}: {error}"] = None
+            notes[f"{name}: {forecast.problem}"] = None
             continue
-        total += cost.seconds * len(group)
+        total += cost.seconds * forecast.runs
         notes |= dict.fromkeys(f"{name}: {note}" if note.startswith("Engine") else note for note in cost.notes)
         clients, cohort = cost.clients
         shown.add_row(

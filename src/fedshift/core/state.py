@@ -42,7 +42,7 @@ class ClientState:
             match json.loads(key):
                 case ["tensor", name]:
                     tensors[name] = tensor
-                case ["moment", *_]:
+                case ["optimiser", *_]:
                     pass
                 case ["drawn", stage]:
                     drawn[stage] = int(tensor)
@@ -54,7 +54,7 @@ class ClientState:
 def flat_optimisers(optimisers: OptimiserState) -> dict[str, Tensor]:
     """Optimiser state as named tensors, for a file."""
     return {
-        json.dumps(["moment", objective, parameter, kind]): tensor
+        json.dumps(["optimiser", objective, parameter, kind]): tensor
         for objective, parameters in optimisers.items()
         for parameter, kinds in parameters.items()
         for kind, tensor in kinds.items()
@@ -66,7 +66,7 @@ def optimisers_from_flat(flat: Mapping[str, Tensor]) -> OptimiserState:
     optimisers: OptimiserState = {}
     for key, tensor in flat.items():
         match json.loads(key):
-            case ["moment", objective, parameter, kind]:
+            case ["optimiser", objective, parameter, kind]:
                 optimisers.setdefault(objective, {}).setdefault(parameter, {})[kind] = tensor
     return optimisers
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import cached_property
 from typing import Any, overload
 
 import torch
+from torch import Tensor
 
-from fedshift.core.contract import Round, ServerState
+from fedshift.core.contract import Part, Round, ServerState
+from fedshift.core.method import Method
+from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net, parts_read
 from fedshift.core.tensors import Tensors, part_of
 from fedshift.engines.banks import same
@@ -94,26 +97,28 @@ class Evaluation:
 
     def _whose(self, environment: Environment) -> str:
         """Whose model an environment is scored with: the global one, the client's own, or an unseen client's."""
-        if not any(part_of(name) in self._read for name in self.site.initial):
+        if not any(part_of(name) in self.read for name in self.site.initial):
             return "global"
         return "own" if environment.client is not None and environment.client in self.site.store else "unseen"
 
     @cached_property
-    def _read(self) -> frozenset[str]:
-        """The parts that a prediction reads, as one on a single sample shows."""
-        setup = self.setup
-        x, _ = self.site.federation.environments[0].samples.batch(
-            torch.zeros(1, dtype=torch.int64, device=setup.device)
-        )
-        x = self.site.federation.inputs.evaluation(x)
-        draws = setup.method.prediction_draws(setup.model, 1)
-        noise = sample_draws(draws, setup.streams.generator("parts that are read"), setup.device)
-        net = Net({name: deepcopy(part.module).to(setup.device).eval() for name, part in setup.parts.items()})
-        return parts_read(net, lambda net: setup.method.predict(net, x, noise))
+    def read(self) -> frozenset[str]:
+        """The parts that a prediction reads."""
+        federation = self.site.federation
+        x, _ = federation.environments[0].samples.batch(torch.zeros(1, dtype=torch.int64, device=self.setup.device))
+        return parts_predicted(self.setup.method, self.setup.model, self.setup.parts, federation.inputs.evaluation(x))
 
     def _kept_by_clients(self) -> Sequence[Tensors]:
         """The tensors of every client that has trained, or the initial ones if none has."""
         return _Kept(self) if self.site.store.ids() else [self.site.initial]
+
+
+def parts_predicted(method: Method, model: ModelBuilder, parts: Mapping[str, Part], x: Tensor) -> frozenset[str]:
+    """The names of the parts that a prediction reads, as one for a single input x (1, ...) shows."""
+    draws = method.prediction_draws(model, 1)
+    noise = sample_draws(draws, model.streams.generator("parts that are read"), x.device)
+    net = Net({name: deepcopy(part.module).to(x.device).eval() for name, part in parts.items()})
+    return parts_read(net, lambda net: method.predict(net, x, noise))
 
 
 def _mean(scores: Sequence[Score]) -> Row:

@@ -11,9 +11,10 @@ from markupsafe import Markup
 
 from fedshift.files import write
 from fedshift.reporting.curves import accuracy_curves, as_svg, environment_curve
-from fedshift.reporting.results import Results, Run
+from fedshift.reporting.results import Results
 from fedshift.reporting.table import tables
 from fedshift.reporting.units import bytes_text, clock
+from fedshift.runs.run import Run
 
 
 def write_report(results: Results, path: Path) -> Path:

@@ -10,26 +10,12 @@ from typing import Any
 
 from fedshift.errors import FedshiftError
 from fedshift.federation import PROTOCOLS
-from fedshift.runs.folder import Record, RunFolder, find
+from fedshift.runs.folder import RunFolder, find
+from fedshift.runs.run import Run
 from fedshift.runs.selection import RULES, by_environment
 
 NOT_A_ROW = frozenset({"name", "seed", "protocol.hold_out", "method.index.path"})  # an index is made for a seed
 MOST_ENVIRONMENTS = 48  # environments of a role that are shown one by one
-
-
-@dataclass(frozen=True)
-class Run:
-    """One run as a report sees it."""
-
-    folder: RunFolder
-    table: dict[str, Any]
-    records: list[Record]
-    notes: list[str]
-
-    @property
-    def flat(self) -> dict[str, Any]:
-        """All settings that decide the result, by dotted name."""
-        return flattened(self.table)
 
 
 @dataclass(frozen=True)
@@ -102,12 +88,7 @@ class Results:
         Raises:
             FedshiftError: none has a record.
         """
-        runs = []
-        for folder in folders:
-            records = folder.records()
-            if records:
-                notes = (folder.read_json("summary.json") or {}).get("notes", [])
-                runs.append(Run(folder, folder.table(), records, notes))
+        runs = [run for run in map(Run, folders) if run.records]
         if not runs:
             raise FedshiftError("None of these runs has a record yet; `fedshift resume` carries them on.")
         return cls(runs)
@@ -153,10 +134,10 @@ class Results:
         """Runs grouped by all settings but seed and held-out domain, in the order they come."""
         groups: dict[str, list[Run]] = {}
         for run in self.runs:
-            key = repr([(name, value) for name, value in run.flat.items() if name not in NOT_A_ROW])
+            key = repr([(name, value) for name, value in flattened(run.table).items() if name not in NOT_A_ROW])
             groups.setdefault(key, []).append(run)
-        firsts = [runs[0] for runs in groups.values()]
-        return [Row(label(runs[0].flat, [first.flat for first in firsts]), runs) for runs in groups.values()]
+        flat = [flattened(runs[0].table) for runs in groups.values()]
+        return [Row(label(one, flat), runs) for one, runs in zip(flat, groups.values(), strict=True)]
 
     def environments(self, role: str) -> list[str]:
         """Names of the environments of one role, in the order they come."""
@@ -178,7 +159,7 @@ class Results:
 
 def _order(run: Run) -> list[tuple[int, float, str]]:
     """Sorts methods by name, and numbers by size."""
-    values = [run.table["method"]["name"], *run.flat.values()]
+    values = [run.table["method"]["name"], *flattened(run.table).values()]
     return [(0, value, "") if isinstance(value, int | float) else (1, 0, str(value)) for value in values]
 
 

@@ -12,10 +12,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from fedshift.cli.indexing import Index
 from fedshift.errors import need
 from fedshift.files import make_folder, write
 from fedshift.methods.client2vec.index import similarity
+from fedshift.methods.client2vec.vectors import Index
 
 MOST_NUMBERS = 8  # rows of a heat map whose cells show their numbers
 

@@ -48,7 +48,7 @@ class RunFolder:
 
     experiment.toml is the resolved experiment; records.jsonl has one line for each evaluation and never
     a time, so that equal runs have equal records; timings.jsonl has the times; messages.json says what crossed
-    the wire; summary.json is written last.
+    the wire; federation.json what modules are made from; summary.json is written last.
     """
 
     path: Path
@@ -65,7 +65,7 @@ class RunFolder:
 
     @property
     def weights_file(self) -> Path:
-        """The final tensors: shared ones by name, each client's under ``client.<id>.``."""
+        """The final tensors: what is sent by name, each client's under ``client.<id>.``."""
         return self.path / "weights.safetensors"
 
     @property

@@ -20,6 +20,7 @@ from fedshift.errors import DivergedError, FedshiftError
 from fedshift.runs.folder import Record, RunFolder
 from fedshift.runs.progress import Outlook, Progress, RunProgress
 from fedshift.runs.selection import summary
+from fedshift.runs.trained import Blueprint
 from fedshift.settings.content import digest
 from fedshift.settings.experiment import Experiment
 from fedshift.simulation.rounds import advance
@@ -283,6 +284,7 @@ def _begin(simulation: Simulation, folder: RunFolder, progress: Progress, choice
     """Go back to the last checkpoint of a run and begin to show it."""
     simulation.attach(folder.path)
     position = simulation.coordinator.position
+    folder.write_json("federation.json", Blueprint.of(simulation.federation).table())
     folder.rewind(position, simulation.scored())
     folder.write_json("engine.json", choice.table())
     display = progress.begin(Outlook(folder.path.name, simulation.rounds, position))
@@ -302,13 +304,14 @@ def _hindmost(runs: Iterable[_Run]) -> list[_Run]:
 
 
 def _finish(simulation: Simulation, folder: RunFolder) -> None:
+    state, read = simulation.coordinator.state, simulation.evaluation.read
     # In order of their names, which a checkpoint does not keep as they were.
-    shared, own = (
-        dict(sorted(held.items())) for held in (simulation.coordinator.state.shared, simulation.site.initial)
+    sent, private = (
+        dict(sorted(ts.items())) for ts in (state.shared | state.down.of_parts(read), simulation.site.initial)
     )
     store = simulation.site.store
-    likes = shared | {f"client.{client}.{name}": like for client in store.ids() for name, like in own.items()}
-    held = (state.tensors[name] for _, state in store.items() for name in own)  # one client in memory at a time
-    folder.write_weights(likes, chain(shared.values(), held))
+    likes = sent | {f"client.{client}.{name}": like for client in store.ids() for name, like in private.items()}
+    kept = (state.tensors[name] for _, state in store.items() for name in private)  # one client in memory at a time
+    folder.write_weights(likes, chain(sent.values(), kept))
     about = {"experiment": digest(folder.experiment_file), "notes": simulation.notes}
     folder.write_json("summary.json", {**summary(folder.records()), **about})

@@ -1,0 +1,54 @@
+"""What a method does before its training, alone: the stages at its beginning after which no model is scored."""
+
+from __future__ import annotations
+
+from itertools import takewhile
+
+from fedshift.core.contract import Stage
+from fedshift.engines.calibration import choose
+from fedshift.engines.choice import open_engine
+from fedshift.runs.progress import Outlook, Progress
+from fedshift.settings.experiment import Experiment
+from fedshift.simulation.rounds import advance
+from fedshift.simulation.simulation import Simulation
+
+
+def prepare(experiment: Experiment, label: str, progress: Progress) -> Simulation:
+    """Carry out the stages before training, in memory; ``label`` is what the display calls them.
+
+    Raises:
+        FedshiftError: the experiment cannot be run.
+    """
+    simulation = Simulation(experiment, progress.embedded)
+    coordinator, rounds = simulation.coordinator, sum(stage.rounds for stage in _stages(simulation))
+    display = progress.begin(Outlook(f"{label}-seed{experiment.seed}", rounds, 0))
+    choice = choose(simulation.example(), experiment.run, progress.note)
+    with open_engine(choice, progress.note) as engine:
+        while coordinator.position < rounds:
+            for error in advance([simulation], engine, {simulation: display.steps}).values():
+                raise error
+            display.round(coordinator.position, coordinator.bytes_down, coordinator.bytes_up)
+    display.end()
+    return simulation
+
+
+def describe(experiment: Experiment) -> str:
+    """What :func:`prepare` would do, without doing it.
+
+    Raises:
+        FedshiftError: the experiment cannot be run.
+    """
+    simulation = Simulation(experiment)
+    clients = simulation.federation.clients
+    lines = [
+        f"Seed {experiment.seed}: {len(clients)} clients of {len({client.domain for client in clients})} domains, "
+        f"{sum(len(client.train) for client in clients)} samples"
+    ]
+    for stage in _stages(simulation):
+        rounds = "1 round" if stage.rounds == 1 else f"{stage.rounds} rounds"
+        lines.append(f"  stage '{stage.name}': {rounds} with {simulation.coordinator.cohort(stage)} clients")
+    return "\n".join([*lines, "Nothing was written."])
+
+
+def _stages(simulation: Simulation) -> list[Stage]:
+    return list(takewhile(lambda stage: not stage.scored, simulation.setup.stages))

@@ -1,0 +1,152 @@
+"""One run from its folder: what was asked for, what was recorded, and the models it left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedshift.errors import FedshiftError
+from fedshift.runs.folder import Record, RunFolder
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedshift.runs.trained import Trained
+    from fedshift.settings.experiment import Experiment
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One run; files are read when they are first asked for, and then kept."""
+
+    folder: RunFolder
+
+    @classmethod
+    def open(cls, path: str | Path) -> Run:
+        """The run of a folder.
+
+        Raises:
+            FedshiftError: it is no run folder.
+        """
+        return cls(RunFolder.open(Path(path)))
+
+    @property
+    def path(self) -> Path:
+        """Its folder."""
+        return self.folder.path
+
+    @property
+    def finished(self) -> bool:
+        """Whether it was carried to its end."""
+        return self.folder.finished
+
+    @cached_property
+    def table(self) -> dict[str, Any]:
+        """The resolved experiment as a table."""
+        return self.folder.table()
+
+    @cached_property
+    def experiment(self) -> Experiment:
+        """The resolved experiment."""
+        from fedshift.settings.experiment import Experiment
+
+        return Experiment.from_table(self.table)
+
+    @cached_property
+    def records(self) -> list[Record]:
+        """What was recorded at each evaluation so far."""
+        return self.folder.records()
+
+    @cached_property
+    def summary(self) -> Record:
+        """What each selection rule picks.
+
+        Raises:
+            FedshiftError: the run is not finished.
+        """
+        self._check_finished("summary")
+        summary: Record = self.folder.read_json("summary.json")
+        return {name: value for name, value in summary.items() if name not in ("experiment", "notes")}
+
+    @cached_property
+    def notes(self) -> list[str]:
+        """What a reader of its results must know; none before it is finished."""
+        notes: list[str] = (self.folder.read_json("summary.json") or {}).get("notes", [])
+        return notes
+
+    @cached_property
+    def messages(self) -> Record:
+        """What crossed the wire in each exchange: names, types, shapes and bytes."""
+        return self.folder.read_json("messages.json") or {}
+
+    @cached_property
+    def weights(self) -> Mapping[str, Tensor]:
+        """The final tensors, each read when it is asked for: shared ones by name, a client's under ``client.<id>.``.
+
+        Raises:
+            FedshiftError: the run is not finished.
+        """
+        self._check_finished("weights")
+        return _Weights(self.folder.weights_file)
+
+    def model(self, client: int | str | None = None) -> Trained:
+        """The final model as a module in evaluation mode; neither the data nor a global generator is touched.
+
+        Args:
+            client: a client's name or id, for that client's model; None: the global model.
+
+        Returns:
+            A module from samples (B, ...) as the data set stores them, or as the frozen network (data.frozen) embeds
+            them, to log-probabilities (B, classes).
+
+        Raises:
+            FedshiftError: the run is not finished; there is no such client; or no client is given
+                where each has a model.
+        """
+        from fedshift.runs.trained import Blueprint, rebuilt
+
+        self._check_finished("model")
+        table = self.folder.read_json("federation.json")
+        if table is None:
+            raise FedshiftError(f"'{self.path / 'federation.json'}' is missing, of which models are made. Restore it.")
+        return rebuilt(self.experiment, Blueprint.from_table(table), self.weights, client)
+
+    def _check_finished(self, what: str) -> None:
+        if not self.finished:
+            raise FedshiftError(
+                f"The run '{self.path}' is not finished, so it has no {what} yet; "
+                f"`fedshift resume {self.path}` carries it on."
+            )
+
+
+class _Weights(Mapping[str, "Tensor"]):
+    """The tensors of a safetensors file, each read when it is asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with self._opened() as file:
+            self._names = dict.fromkeys(file.keys())
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        with self._opened() as file:
+            tensor: Tensor = file.get_tensor(name)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def _opened(self) -> Any:
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            return safe_open(self._path, framework="pt")
+        except (OSError, SafetensorError) as error:
+            raise FedshiftError(f"'{self._path}' cannot be read ({error}). Restore it.") from error

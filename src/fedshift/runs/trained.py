@@ -1,0 +1,199 @@
+"""A trained model as a module, rebuilt from a run's folder without the data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from fedshift.core.method import tensor_scopes
+from fedshift.core.model import ModelBuilder
+from fedshift.core.net import Net, batch_norms
+from fedshift.core.setup import DTYPES
+from fedshift.engines.kernels import Kernels, prepare
+from fedshift.errors import FedshiftError
+from fedshift.evaluation.evaluation import parts_predicted
+from fedshift.federation.federation import Federation
+from fedshift.federation.inputs import Inputs
+from fedshift.settings.experiment import Experiment
+from fedshift.streams import Streams, sample_draws
+
+MOST_NAMED = 20  # clients that an error lists
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """What modules are rebuilt from besides the experiment.
+
+    Attributes:
+        shape: the shape of a sample as the data set stores it.
+        classes: the classes' names.
+        clients: the clients' names, by id.
+        inputs: how samples become inputs of a network.
+    """
+
+    shape: tuple[int, ...]
+    classes: tuple[str, ...]
+    clients: Mapping[int, str]
+    inputs: Inputs
+
+    @classmethod
+    def of(cls, federation: Federation) -> Self:
+        """That of a federation."""
+        clients = {client.id: client.name for client in federation.clients}
+        return cls(federation.shape, federation.classes, clients, federation.inputs)
+
+    def table(self) -> dict[str, Any]:
+        """As JSON can hold it; :meth:`from_table` reads it back."""
+        return asdict(self)
+
+    @classmethod
+    def from_table(cls, table: Mapping[str, Any]) -> Self:
+        """The inverse of :meth:`table`."""
+        inputs = {**table["inputs"], "vocabulary": tuple(table["inputs"]["vocabulary"])}
+        clients = {int(id): name for id, name in table["clients"].items()}
+        return cls(tuple(table["shape"]), tuple(table["classes"]), clients, Inputs(**inputs))
+
+    def client(self, asked: int | str) -> int:
+        """The id of a client of that name or id.
+
+        Raises:
+            FedshiftError: there is none, or several have that name.
+        """
+        found = [id for id, name in self.clients.items() if asked == (name if isinstance(asked, str) else id)]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise FedshiftError(f"{len(found)} clients are called '{asked}'; give an id: {_listed(map(str, found))}.")
+        raise FedshiftError(f"There is no client {asked!r}; clients by id: {self.named(self.clients)}.")
+
+    def named(self, ids: Iterable[int]) -> str:
+        """Clients for a message: id and name of each."""
+        return _listed(f"{id} ('{self.clients[id]}')" for id in ids)
+
+
+def _listed(words: Iterable[str]) -> str:
+    every = list(words)
+    more = f", ... ({len(every)} in all)" if len(every) > MOST_NAMED else ""
+    return ", ".join(every[:MOST_NAMED]) + more
+
+
+def rebuilt(
+    experiment: Experiment, blueprint: Blueprint, weights: Mapping[str, Tensor], client: int | str | None
+) -> Trained:
+    """The final model of a client, by name or id, or the global one, from a run's final tensors.
+
+    Raises:
+        FedshiftError: there is no such client, it never trained, or only clients have models.
+    """
+    method = experiment.method
+    shape, classes, clients = blueprint.shape, len(blueprint.classes), len(blueprint.clients)
+    model = ModelBuilder(experiment.model, shape, classes, Streams(experiment.seed), clients)
+    parts = method.parts(model)
+    sample = torch.zeros(1, *shape, dtype=torch.int64 if blueprint.inputs.vocabulary else torch.float32)
+    read = parts_predicted(method, model, parts, blueprint.inputs.evaluation(sample))
+    parts = {name: part for name, part in parts.items() if name in read}
+    scopes = tensor_scopes(method, parts)
+    kept = {name for name, scope in scopes.items() if scope == "client"}
+    id = None if client is None else blueprint.client(client)
+    if kept:
+        have = [number for number in blueprint.clients if f"client.{number}.{min(kept)}" in weights]
+        if id not in have:
+            whose = "There is no global model" if id is None else f"Client {blueprint.named([id])} never trained"
+            raise FedshiftError(
+                f"{whose}: '{experiment.method_name}' leaves every client with a model. Give client=... by name "
+                f"or id: {blueprint.named(have)}."
+            )
+    tensors = {name: weights[f"client.{id}.{name}" if name in kept else name] for name in scopes}
+    for name, part in parts.items():
+        prepare(part.module, Kernels(), experiment.train.precision)
+        part.module.load_state_dict({tensor: tensors[f"{name}.{tensor}"] for tensor in part.module.state_dict()})
+    return Trained(experiment, blueprint, model, {name: part.module for name, part in parts.items()}, unseen=id is None)
+
+
+class Trained(nn.Module):
+    """Predicts as a run did: the parts that its method's prediction reads, in evaluation mode.
+
+    Its parameters and buffers are named as in the run's files, such as ``encoder.conv1.weight``.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        blueprint: Blueprint,
+        model: ModelBuilder,
+        modules: Mapping[str, nn.Module],
+        unseen: bool,
+    ) -> None:
+        """Put trained modules together.
+
+        Args:
+            experiment: the run.
+            blueprint: what a sample is.
+            model: what the modules were made from.
+            modules: the parts, by name.
+            unseen: whether it is no client's model.
+        """
+        super().__init__()
+        self.blueprint = blueprint
+        self._method, self._model = experiment.method, model
+        self._dtype = DTYPES[experiment.train.precision]
+        self._reestimates = experiment.method.reestimates(unseen)
+        for name, module in modules.items():
+            self.add_module(name, module)
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Samples (B, *shape) as the data set stores them to log-probabilities (B, classes).
+
+        Images of uint8 are scaled and normalised as in the run; floating inputs are taken as they are scaled. The
+        noise of a probabilistic method comes from a stream named by the batch's size, so that equal
+        samples get equal answers. Batch-norm statistics that the method measures again are measured on this batch.
+
+        Raises:
+            FedshiftError: samples have another shape.
+        """
+        if tuple(x.shape[1:]) != self.blueprint.shape:
+            raise FedshiftError(
+                f"Give samples of shape (B, {', '.join(map(str, self.blueprint.shape))}), not {tuple(x.shape)}."
+            )
+        draws = self._method.prediction_draws(self._model, len(x))
+        noise = (
+            sample_draws(draws, self._model.streams.generator("prediction", "model", len(x)), x.device) if draws else {}
+        )
+        x = self._typed(self.blueprint.inputs.evaluation(x))
+        noise = {name: self._typed(drawn) for name, drawn in noise.items()}
+        net = Net(dict(self.named_children()))
+        if not self._reestimates:
+            return self._method.predict(net, x, noise)
+        with _measured_again(self):
+            with torch.no_grad():
+                self._method.predict(net, x, noise)
+            self.eval()
+            return self._method.predict(net, x, noise)
+
+    def _typed(self, x: Tensor) -> Tensor:
+        return x.to(self._dtype) if x.is_floating_point() else x
+
+
+@contextmanager
+def _measured_again(module: nn.Module) -> Iterator[None]:
+    """Batch norms measure in training mode, each batch with equal weight; afterwards they are as they were."""
+    layers = [layer for _, layer in batch_norms(module)]
+    before = [(layer.momentum, {name: tensor.clone() for name, tensor in layer.named_buffers()}) for layer in layers]
+    for layer in layers:
+        layer.reset_running_stats()
+        layer.momentum = None
+        layer.train()
+    try:
+        yield
+    finally:
+        for layer, (momentum, buffers) in zip(layers, before, strict=True):
+            layer.momentum = momentum
+            for name, tensor in buffers.items():
+                layer.get_buffer(name).copy_(tensor)
+            layer.eval()

@@ -1,0 +1,307 @@
+"""The front door: sources and options become the experiments that the command line makes of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+import tomli_w
+from typer.testing import CliRunner
+
+import fedshift
+from conftest import TINY, Make, interrupt_after
+from fedshift import Client2Vec, Experiment, FedAvg, FedProx, FedshiftError, FedSR
+from fedshift.api import FIELDS, Options
+from fedshift.cli import app as cli
+from fedshift.datasets.rotated_mnist import RotatedMNIST
+from fedshift.federation.partitions import IID
+from fedshift.federation.protocols import LeaveOneDomainOut
+from fedshift.methods import METHODS
+from fedshift.models.mlp import MLP
+from fedshift.runs import runner
+from fedshift.runs.progress import Progress
+from fedshift.settings.grid import expand, override
+
+SILENT = Progress()
+
+
+# Names ------------------------------------------------------------------------------------------
+
+
+def test_every_name_is_there_and_listed():
+    assert set(dir(fedshift)) == {*fedshift.__all__, "__version__"}
+    assert all(getattr(fedshift, name) is not None for name in fedshift.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'FedFoo'"):
+        _ = fedshift.FedFoo  # type: ignore[attr-defined]  # that is the point
+
+
+def test_every_method_can_be_imported():
+    for name in METHODS:
+        cls = METHODS.get(name)
+        if cls.__module__.startswith("fedshift."):
+            assert getattr(fedshift, cls.__name__) is cls
+
+
+def test_names_are_imported_when_they_are_used():
+    code = "import sys, fedshift; dir(fedshift); print('torch' in sys.modules, 'pandas' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == (
+        "False False\n"
+    )
+    code = "import sys, fedshift; fedshift.compare; print(bool({'pandas', 'matplotlib'} & sys.modules.keys()))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+# Experiments ------------------------------------------------------------------------------------
+
+
+def test_every_option_has_a_field_and_a_type():
+    assert {*FIELDS, "settings"} == set(get_type_hints(Options))
+
+
+def test_options_are_those_of_the_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """The same words give the same experiments, by way of the command line and from Python."""
+    seen: list[list[Experiment]] = []
+    monkeypatch.setattr(cli, "_print_estimates", seen.append)
+    example = str(Path(__file__).parents[1] / "examples" / "my_prox.py")
+    words = (
+        f"compare --method fedavg,my-prox --data rotated-mnist --model mlp --hold-out 0,75 --seed 0,1 --rounds 7 "
+        f"--device cpu --out {tmp_path} --name mine --plugin {example} --set train.lr=0.1,0.2 --dry-run"
+    )
+    result = CliRunner().invoke(cli.app, words.split(), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert seen == [
+        fedshift.grid(
+            method=["fedavg", "my-prox"],
+            data="rotated-mnist",
+            model="mlp",
+            hold_out=["0", "75"],
+            seed=range(2),
+            rounds=7,
+            device="cpu",
+            out=tmp_path,
+            name="mine",
+            plugins=example,
+            settings={"train.lr": (0.1, 0.2)},
+        )
+    ]
+    assert len(seen[0]) == 16
+
+
+def test_sources_of_every_kind(make: Make, tiny_document: dict[str, Any], tmp_path: Path):
+    file = tmp_path / "tiny.toml"
+    file.write_text(tomli_w.dumps(tiny_document))
+    one = make()
+    assert (
+        fedshift.grid(tiny_document) == fedshift.grid(file) == fedshift.grid(str(file)) == fedshift.grid(one) == [one]
+    )
+    assert fedshift.experiment(one) is one
+    assert fedshift.grid("rotated-mnist") == fedshift.grid()
+    assert fedshift.grid([one, make({"seed": 1})]) == [one, make({"seed": 1})]
+
+
+def test_an_experiment_can_be_changed(make: Make):
+    one = make({"method.name": "fedprox", "method.mu": 0.7})
+    assert fedshift.experiment(one, rounds=9).train.rounds == 9
+    assert fedshift.experiment(one, rounds=9).method == one.method
+    assert fedshift.experiment(one, method="fedsr").method == FedSR()
+    assert fedshift.experiment(one, model="cnn").model.dim == 64
+    assert [e.seed for e in fedshift.grid([one], seed=[3, 4], hold_out="dark")] == [3, 4]
+
+
+def test_choices_may_be_instances_and_tables(tiny_document: dict[str, Any]):
+    one = fedshift.experiment(
+        tiny_document,
+        method=FedSR(l2r=0.05),
+        model=MLP(dim=5, hidden=(6, 7)),
+        data=RotatedMNIST(images_per_class=10),
+        protocol=LeaveOneDomainOut(hold_out="75"),
+        partition=IID(clients=2),
+    )
+    assert one.method == FedSR(l2r=0.05)
+    assert one.model == MLP(dim=5, hidden=(6, 7))
+    assert one.data == RotatedMNIST(images_per_class=10)
+    assert one.protocol == LeaveOneDomainOut(hold_out="75")
+    assert one.partition == IID(clients=2)
+    assert fedshift.experiment(tiny_document, method={"name": "fedsr", "l2r": 0.05}).method == FedSR(l2r=0.05)
+    nested = Client2Vec(base=FedProx(mu=0.3))
+    assert fedshift.experiment(tiny_document, method=nested).method == nested
+
+
+def test_an_instance_is_what_runs(tiny_document: dict[str, Any]):
+    """It takes the place of the file's settings and of presets; dotted settings still change it."""
+    document = override(tiny_document, {"method.weighting": "samples", "protocol.hold_out": "all"})
+    assert fedshift.experiment(document, method=FedAvg(), hold_out="dark").method.weighting == "uniform"
+    preset = fedshift.METHODS.get("fediir")()
+    chosen = fedshift.experiment("rotated-mnist", method=preset)
+    assert chosen.method == preset
+    assert fedshift.experiment("rotated-mnist", method="fediir").method != preset
+    changed = fedshift.experiment(document, method=FedSR(), hold_out="dark", settings={"method.l2r": 0.2})
+    assert changed.method == FedSR(l2r=0.2)
+
+
+def test_methods_of_a_list_come_in_its_order(tiny_document: dict[str, Any]):
+    methods = ["fedavg", "fedbn", FedSR(l2r=0.05), FedSR(l2r=0.1), "moon"]
+    found = fedshift.grid(tiny_document, method=methods, seed=[0, 1])
+    assert [(e.method_name, e.seed) for e in found] == [
+        (name, seed) for name in ("fedavg", "fedbn", "fedsr", "fedsr", "moon") for seed in (0, 1)
+    ]
+
+
+def test_other_data_are_another_experiment():
+    assert fedshift.grid(data="digits", hold_out="mnist")[0].name == "digits"
+    assert fedshift.grid(data=RotatedMNIST())[0].name == "rotated-mnist"
+    assert fedshift.grid(data="digits", hold_out="mnist", name="mine")[0].name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"methods": "fedsr"}, ["Unknown option 'methods'", "Did you mean 'method'", "settings="]),
+        ({"method": "fedrs"}, ["'fedrs'", "Did you mean 'fedsr'"]),
+        ({"method": FedSR}, ["FedSR", "give the name of a method", "an instance"]),
+        ({"method": MLP()}, ["MLP", "give the name of a method"]),
+        ({"method": []}, ["method is an empty list"]),
+        ({"method": ["fedavg", FedAvg()]}, ["same run twice"]),
+        ({"method": {"l2r": 0.1}}, ["a table with a name"]),
+        ({"model": ["mlp", "cnn"]}, ["give the name of a model", "only method may be a list"]),
+        ({"data": FedSR()}, ["give the name of a data set"]),
+        ({"rounds": "ten"}, ["train.rounds = 'ten'", "integer"]),
+        ({"seed": "x"}, ["seed = 'x'"]),
+        ({"settings": {"train.lrr": 0.1}}, ["'lrr'", "Did you mean 'lr'"]),
+        ({"settings": ["train.lr=0.1"]}, ["settings = ['train.lr=0.1']", "dotted"]),
+        ({"plugins": "nowhere.py"}, ["nowhere.py", "does not exist"]),
+        ({"name": "a/b"}, ["name = 'a/b'"]),
+    ],
+    ids=str,
+)
+def test_a_bad_option_is_named_with_its_fix(options: dict[str, Any], words: list[str]):
+    with pytest.raises(FedshiftError) as caught:
+        fedshift.grid(TINY, **options)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+@pytest.mark.parametrize("source", [[], 3, [3], None])
+def test_a_bad_source_is_named(source: Any):
+    with pytest.raises(FedshiftError, match="is no experiment; give a TOML file"):
+        fedshift.grid(source)
+
+
+def test_a_class_without_a_name_says_how_to_register_it():
+    from dataclasses import dataclass
+
+    @dataclass(frozen=True, kw_only=True)
+    class Mine(FedAvg):
+        """A method nobody registered."""
+
+    with pytest.raises(FedshiftError, match=r"Mine has no name: decorate it with @fedshift.METHODS.register"):
+        fedshift.grid(TINY, method=Mine())
+
+
+# Runs -------------------------------------------------------------------------------------------
+
+
+def test_run_carries_out_one_run(tiny_document: dict[str, Any]):
+    run = fedshift.run(tiny_document, method=FedSR(l2r=0.05), progress=SILENT)
+    assert run.finished
+    assert run.experiment.method == FedSR(l2r=0.05)
+    assert run.path.parent.name == "tiny"
+    assert run.summary["last"]["position"] == run.records[-1]["position"] == 2
+    assert run.messages["train"]["up"]["bytes"] > 0
+    assert run.notes == []
+    assert "encoder.body.1.weight" in run.weights
+    with pytest.raises(FedshiftError, match="exists and is not overwritten"):
+        fedshift.run(tiny_document, method=FedSR(l2r=0.05), progress=SILENT)
+    with pytest.raises(FedshiftError, match=r"describes 2 runs.*compare.*seed"):
+        fedshift.run(tiny_document, seed=[0, 1], progress=SILENT)
+
+
+def test_interrupted_runs_are_resumed_and_loaded(make: Make):
+    one = make({"train.rounds": 3})
+    with pytest.raises(KeyboardInterrupt):
+        fedshift.run(one, progress=interrupt_after(2))
+    path = runner.run_path(one)
+    assert [run.finished for run in fedshift.load(path).runs] == [False]
+    (resumed,) = fedshift.resume(path, SILENT).runs
+    assert resumed.finished
+    (loaded,) = fedshift.load(str(path)).runs
+    assert loaded.model().state_dict().keys() == resumed.model().state_dict().keys()
+    with pytest.raises(FedshiftError, match="no run folder"):
+        fedshift.load(path / "nowhere")
+    with pytest.raises(FedshiftError, match="is no run folder"):
+        fedshift.Run.open(path / "nowhere")
+
+
+def test_when_every_run_fails_compare_says_so(tiny_document: dict[str, Any]):
+    wild = {"train.lr": 900.0, "train.rounds": 6, "train.momentum": 0.99}
+    with pytest.raises(FedshiftError, match=r"2 of 2 runs failed\. fedavg-light-seed0"):
+        fedshift.compare(tiny_document, seed=[0, 1], settings=wild, progress=SILENT)
+    comparison = fedshift.compare(tiny_document, settings={**wild, "train.lr": [900.0, 0.1]}, progress=SILENT)
+    assert comparison.failure.startswith("1 of 2 runs failed. fedavg-light-seed0")
+    assert fedshift.compare(tiny_document, progress=SILENT).failure == ""
+
+
+def test_a_frame_has_what_the_records_say(tiny_document: dict[str, Any]):
+    """2 methods x 2 seeds x 2 held-out domains x 3 rules x 3 environments (a target and two sources)."""
+    comparison = fedshift.compare(
+        tiny_document, method=["fedavg", "fedsr"], seed=[0, 1], hold_out=["dark", "light"], progress=SILENT
+    )
+    frame = comparison.frame()
+    assert len(frame) == len(comparison.measurements()) == 2 * 2 * 2 * 3 * 3
+    assert list(frame.columns) == [
+        "run",
+        "method",
+        "seed",
+        "hold_out",
+        "rule",
+        "oracle",
+        "position",
+        "stage",
+        "round",
+        "environment",
+        "role",
+        "model",
+        "models",
+        "accuracy",
+        "loss",
+        "n",
+    ]
+    assert set(frame[frame["oracle"]]["rule"]) == {"target_best"}
+    last = frame[(frame["rule"] == "last") & (frame["role"] == "test")]
+    for method, mean in last.groupby("method")["accuracy"].mean().items():
+        assert mean == pytest.approx(comparison.accuracy(str(method)))
+    record = comparison.runs[0].records[-1]["environments"][0]
+    row = last[(last["run"] == comparison.runs[0].path.name) & (last["environment"] == record["environment"])].iloc[0]
+    assert (row["accuracy"], row["loss"], row["n"]) == (record["accuracy"], record["loss"], record["n"])
+
+
+def test_without_pandas_measurements_are_left(make: Make, monkeypatch: pytest.MonkeyPatch):
+    comparison = fedshift.compare(make(), progress=SILENT)
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(FedshiftError, match=r"measurements\(\).*fedshift\[pandas\]"):
+        comparison.frame()
+    assert comparison.measurements()[0]["method"] == "fedavg"
+
+
+def test_estimate_has_a_line_for_each_row(tiny_document: dict[str, Any]):
+    methods = ["fedavg", {"name": "fedpin", "alpha": 1e30}]
+    plain, wild = fedshift.estimate(tiny_document, method=methods, seed=[0, 1])
+    assert [(line.label, line.runs) for line in (plain, wild)] == [("fedavg", 2), ("fedpin", 2)]
+    assert plain.cost is not None
+    assert (plain.cost.rounds, plain.cost.steps) == (2, 8)
+    assert wild.cost is None
+    assert "not finite" in wild.problem
+    assert not Path(tiny_document["run"]["out"]).exists()
+
+
+def test_index_is_of_client2vec_unless_another_is_given(tiny_document: dict[str, Any]):
+    settings = {"method.index": {"name": "feature-average", "encoder": {"name": "offline", "size": 16}}}
+    made = fedshift.index(tiny_document, settings=settings, progress=SILENT)
+    assert made.clients == ("dark", "gray")
+    assert made.feature.shape == (2, 16)
+    with pytest.raises(FedshiftError, match=r"'fedavg' makes no index"):
+        fedshift.index(tiny_document, method="fedavg", progress=SILENT)
+    (same,) = expand(override(tiny_document, {"method.name": "client2vec", **settings}))
+    assert fedshift.index(same, progress=SILENT).feature.equal(made.feature)

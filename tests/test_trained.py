@@ -1,0 +1,234 @@
+"""A trained model, rebuilt from its run's folder, predicts what was recorded."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedshift
+from conftest import CNN_WITH_BN, Make, interrupt_after
+from fedshift.core.contract import Part, ServerState
+from fedshift.core.model import ModelBuilder
+from fedshift.core.net import Net
+from fedshift.core.tensors import Replies
+from fedshift.datasets.dataset import Dataset
+from fedshift.errors import FedshiftError
+from fedshift.federation.inputs import Inputs
+from fedshift.methods.fedavg import FedAvg
+from fedshift.runs import runner
+from fedshift.runs.progress import Progress
+from fedshift.runs.run import Run
+from fedshift.runs.trained import Blueprint
+from fedshift.simulation.simulation import Simulation
+
+FEDPIN = {"method.name": "fedpin", "method.alpha": 0.1, "method.lam": 0.1, "method.gamma": 0.0, "train.lr": 0.01}
+OFFLINE = {"name": "client2vec", "index": {"name": "dsa-ign", "epochs": 1, "encoder": {"name": "offline", "size": 64}}}
+
+
+def carried_out(make: Make, changes: dict[str, Any]) -> Run:
+    return Run(runner.start(make(changes), Progress()))
+
+
+@pytest.fixture
+def without_data(monkeypatch: pytest.MonkeyPatch):
+    """From here on no data set can be loaded."""
+
+    def forbid():
+        def load(*_: Any) -> None:
+            raise AssertionError("a data set was loaded")
+
+        for cls in (Dataset, *Dataset.__subclasses__()):
+            monkeypatch.setattr(cls, "load", load)
+
+    return forbid
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"method.name": "fedavg"},
+        {"method.name": "fedavg", "train.precision": "float64"},
+        {"method.name": "fedavg", "train.precision": "bfloat16"},
+        {"method.name": "moon"},
+        {"method.name": "fedsr", "method.test_samples": 0},
+        {"method": OFFLINE, "train.lr": 0.001},
+        {"method.name": "centralised"},
+        {"method.name": "fedbn", **CNN_WITH_BN, "protocol": {"name": "in-domain"}},
+        {**FEDPIN, "protocol": {"name": "in-domain"}},
+        {"method.name": "fedpin-gm-ft", "method.alpha": 0.1, "protocol": {"name": "in-domain"}},
+        {"method.name": "single", "protocol": {"name": "in-domain"}},
+    ],
+    ids=str,
+)
+def test_its_accuracy_is_what_was_recorded(make: Make, without_data: Any, changes: dict[str, Any]):
+    finished = carried_out(make, {"train.rounds": 3, "train.steps": 6, **changes})
+    environments = Simulation(finished.experiment).federation.environments
+    without_data()
+    run = Run.open(finished.path)
+    rows = run.records[-1]["environments"]
+    assert len(rows) == len(environments)
+    for row, environment in zip(rows, environments, strict=True):
+        model = run.model(None if row["model"] == "global" else environment.client)
+        assert not model.training
+        with torch.no_grad():
+            predicted = model(environment.samples.x)
+        right = (predicted.argmax(dim=1) == environment.samples.y).double().mean().item()
+        assert right == row["accuracy"]
+        loss = nn.functional.nll_loss(predicted.double(), environment.samples.y).item()
+        assert loss == pytest.approx(row["loss"], rel=1e-3)
+        torch.testing.assert_close(predicted.exp().sum(dim=1), torch.ones_like(predicted[:, 0]))
+
+
+def test_it_is_an_ordinary_module(make: Make):
+    run = carried_out(make, {})
+    before = torch.get_rng_state()
+    model = run.model()
+    model(torch.zeros(2, 1, 10, 10))
+    assert torch.equal(torch.get_rng_state(), before)
+    state = model.state_dict()
+    assert state.keys() == run.weights.keys()
+    assert all(torch.equal(tensor, run.weights[name]) for name, tensor in state.items())
+    assert len(list(model.parameters())) == len(state)
+    with pytest.raises(KeyError):
+        run.weights["decoder"]
+    assert torch.equal(run.model(client="dark")(torch.ones(1, 1, 10, 10)), model(torch.ones(1, 1, 10, 10)))
+
+
+def test_images_are_prepared_as_in_the_run(make: Make):
+    """A uint8 image of 51 is 0.2 before normalisation, which images of three channels have."""
+    model = carried_out(make, {}).model()
+    bytes_, floats = torch.full((1, 1, 10, 10), 51, dtype=torch.uint8), torch.full((1, 1, 10, 10), 0.2)
+    assert torch.equal(model(bytes_), model(floats))
+    with pytest.raises(FedshiftError, match=r"shape \(B, 1, 10, 10\), not \(1, 3, 10, 10\)"):
+        model(torch.zeros(1, 3, 10, 10))
+
+
+def test_a_probabilistic_model_repeats_itself(make: Make):
+    x = torch.rand(5, 1, 10, 10)
+    model = carried_out(make, {"method.name": "fedsr", "method.test_samples": 3}).model()
+    assert torch.equal(model(x), model(x))
+    before = torch.get_rng_state()
+    model(x)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_statistics_are_measured_again_on_the_batch(make: Make):
+    """One environment in one batch is what the run itself measured; the module stays as it was."""
+    changes = {**CNN_WITH_BN, "method.bn": "reestimate", "train.rounds": 3}
+    run = carried_out(make, changes)
+    model = run.model()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for row, environment in zip(
+        run.records[-1]["environments"], Simulation(run.experiment).federation.environments, strict=True
+    ):
+        predicted = model(environment.samples.x)
+        assert (predicted.argmax(dim=1) == environment.samples.y).double().mean().item() == row["accuracy"]
+        loss = nn.functional.nll_loss(predicted, environment.samples.y).item()
+        assert loss == pytest.approx(row["loss"], rel=1e-5)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert not any(module.training for module in model.modules())
+
+
+def test_which_client_must_be_said_where_each_has_a_model(make: Make):
+    run = carried_out(make, {**FEDPIN})
+    x = torch.ones(1, 1, 10, 10)
+    assert torch.equal(run.model(client="gray")(x), run.model(client=1)(x))
+    assert not torch.equal(run.model(client="gray")(x), run.model(client="dark")(x))
+    with pytest.raises(FedshiftError, match=r"no global model: 'fedpin'.*0 \('dark'\), 1 \('gray'\)"):
+        run.model()
+    with pytest.raises(FedshiftError, match=r"no client 'grey'; clients by id: 0 \('dark'\), 1 \('gray'\)"):
+        run.model(client="grey")
+    with pytest.raises(FedshiftError, match="no client 7"):
+        run.model(client=7)
+
+
+def test_a_client_that_never_trained_has_no_model(make: Make):
+    run = carried_out(make, {**FEDPIN, "train.participation": 0.5, "train.rounds": 1})
+    trained = {int(name.split(".")[1]) for name in run.weights if name.startswith("client.")}
+    (other,) = {0, 1} - trained
+    with pytest.raises(FedshiftError, match=rf"Client {other} \('.*'\) never trained"):
+        run.model(client=other)
+
+
+def test_an_unfinished_run_has_no_weights_yet(make: Make):
+    experiment = make()
+    with pytest.raises(KeyboardInterrupt):
+        runner.start(experiment, interrupt_after(1))
+    run = Run.open(runner.run_path(experiment))
+    assert not run.finished
+    assert run.notes == []
+    for ask in (run.model, lambda: run.weights, lambda: run.summary):
+        with pytest.raises(FedshiftError, match=r"not finished.*fedshift resume"):
+            ask()
+
+
+def test_a_damaged_folder_says_so(make: Make):
+    run = carried_out(make, {})
+    (run.path / "federation.json").unlink()
+    with pytest.raises(FedshiftError, match=r"federation\.json' is missing"):
+        run.model()
+    run.folder.weights_file.write_bytes(b"short")
+    with pytest.raises(FedshiftError, match=r"weights\.safetensors' cannot be read"):
+        _ = Run(run.folder).weights
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_it_can_be_copied_and_pickled(make: Make, precision: str):
+    model, x = carried_out(make, {"train.precision": precision}).model(), torch.ones(2, 1, 10, 10)
+    for again in (deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(again(x), model(x))
+
+
+def test_gradients_flow(make: Make):
+    model = carried_out(make, {}).model()
+    x: Tensor = torch.ones(2, 1, 10, 10, requires_grad=True)
+    model(x).sum().backward()
+    assert x.grad is not None
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@fedshift.METHODS.register("with-offset")
+@dataclass(frozen=True, kw_only=True)
+class WithOffset(FedAvg):
+    """FedAvg whose prediction reads what only the server changes, and another such part that it does not read."""
+
+    def parts(self, spec: ModelBuilder) -> dict[str, Part]:
+        offset, unread = (nn.Linear(spec.classes, spec.classes) for _ in range(2))
+        nn.init.constant_(offset.bias, 3.0)
+        return {**super().parts(spec), "offset": Part(offset, "down"), "unread": Part(unread, "down")}
+
+    def reads(self) -> tuple[str, ...]:
+        return (*super().reads(), "offset")
+
+    def predict(self, net: Net, x: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
+        return net.offset(super().predict(net, x, noise)).log_softmax(dim=1)
+
+    def merge(self, state: ServerState, replies: Replies) -> ServerState:
+        moved = {name: tensor + 1 for name, tensor in state.down.items()}
+        return replace(super().merge(state, replies), down=moved)
+
+
+def test_down_tensors_that_prediction_reads_are_among_the_weights(make: Make):
+    run = carried_out(make, {"method.name": "with-offset"})
+    assert run.weights["offset.bias"].tolist() == [5.0] * 3
+    assert not any(name.startswith("unread") for name in run.weights)
+    assert torch.equal(run.model().state_dict()["offset.bias"], run.weights["offset.bias"])
+
+
+def test_clients_are_found_by_name_or_id():
+    clients = {4: "a", 7: "b", 9: "b", **dict.fromkeys(range(10, 40), "c")}
+    blueprint = Blueprint((1, 2, 2), ("x", "y"), clients, Inputs(normalise=True, vocabulary=("p", "q")))
+    assert Blueprint.from_table(json.loads(json.dumps(blueprint.table()))) == blueprint
+    assert (blueprint.client("a"), blueprint.client(7)) == (4, 7)
+    with pytest.raises(FedshiftError, match=r"2 clients are called 'b'; give an id: 7, 9\."):
+        blueprint.client("b")
+    with pytest.raises(FedshiftError, match=r"no client '7'; clients by id: 4 \('a'\), .*\.\.\. \(33 in all\)"):
+        blueprint.client("7")
