@@ -64,7 +64,7 @@ KILL_WHEN: dict[str, Callable[[Path], bool]] = {
 }
 
 
-@pytest.mark.parametrize("moment", KILL_WHEN)
+@pytest.mark.parametrize("when", KILL_WHEN)
 def test_killed_and_resumed_equals_uninterrupted(
     document: dict[str, Any], uninterrupted: RunFolder, tmp_path: Path, when: str
 ):
