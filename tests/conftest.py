@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -154,6 +155,13 @@ def exchanged(
 def evaluated(simulation: Simulation, when: Round) -> Record:
     """Score every environment."""
     return simulation.record(when, engine_of(simulation))
+
+
+def models_of(simulation: Simulation, environment: Environment) -> list[Tensors]:
+    """The models with which an environment would be scored now."""
+    coordinator, last = simulation.coordinator, simulation.coordinator.schedule[-1].stage.exchanges[-1]
+    send = partial(coordinator.down, last)
+    return simulation.evaluation.models(environment, coordinator.state, send)
 
 
 def scored(

@@ -40,7 +40,7 @@ def test_every_name_is_there_and_listed():
 
 def test_every_method_can_be_imported():
     for name in METHODS:
-        cls = METHODS.get(name)
+        cls = METHODS.get(name).cls
         if cls.__module__.startswith("fedshift."):
             assert getattr(fedshift, cls.__name__) is cls
 
@@ -196,7 +196,7 @@ def test_a_class_without_a_name_says_how_to_register_it():
     class Mine(FedAvg):
         """A method nobody registered."""
 
-    with pytest.raises(FedshiftError, match=r"Mine has no name: decorate it with @fedshift.METHODS.register"):
+    with pytest.raises(FedshiftError, match=r"Mine has no name: decorate it with @fedshift.methods.METHODS.register"):
         fedshift.grid(TINY, method=Mine())
 
 

@@ -52,7 +52,7 @@ def test_what_a_method_holds_changes_every_round(make: Make, name: str):
     """So that the test above would miss it if it were lost."""
     simulation = Simulation(make({"method.name": name, "train.rounds": 3} | CNN_WITH_BN))
     seen: list[torch.Tensor] = []
-    for _moment in simulation.coordinator.schedule:
+    for _ in simulation.coordinator.schedule:
         go_on(simulation)
         held, *_ = own(simulation, *HELD[name])
         assert held.any()

@@ -17,9 +17,8 @@ import fedshift
 from conftest import CNN_WITH_BN, Make, at, evaluated, go_on, states
 from fedshift.api import index
 from fedshift.core.contract import Batch, ServerState
-from fedshift.core.messages import Up
-from fedshift.core.method import tensor_scopes
 from fedshift.core.net import Net
+from fedshift.core.tensors import Replies, Tensors
 from fedshift.datasets.dataset import Dataset
 from fedshift.errors import FedshiftError
 from fedshift.federation.domains import DomainData
@@ -31,7 +30,7 @@ from fedshift.methods.client2vec.dsa_ign import (
     orthogonality_loss,
     similarity_loss,
 )
-from fedshift.methods.client2vec.index import FEATURE, LABEL, SAMPLES
+from fedshift.methods.client2vec.index import COUNTS, FEATURE, LABEL
 from fedshift.runs.progress import Progress
 from fedshift.simulation.simulation import Simulation
 from fedshift.streams import Streams
@@ -45,9 +44,15 @@ def wrapped(make: Make, changes=None, **settings) -> Simulation:
 
 
 def run(simulation: Simulation, rounds: int | None = None) -> Simulation:
-    for _moment in simulation.coordinator.schedule[simulation.coordinator.position : rounds]:
+    for _ in simulation.coordinator.schedule[simulation.coordinator.position : rounds]:
         go_on(simulation)
     return simulation
+
+
+def assert_same_shared(ours: Simulation, base: Simulation) -> None:
+    """What the base shares is the same bit for bit; ours may share more."""
+    mine = ours.coordinator.state.shared
+    assert all(torch.equal(mine[name], tensor) for name, tensor in base.coordinator.state.shared.items())
 
 
 # The losses of DSA-IGN --------------------------------------------------------------------------
@@ -124,19 +129,15 @@ def test_an_index_without_any_loss_is_refused(make: Make):
 def state_of(feature, label, samples, last=None, since=None, history=None) -> ServerState:
     clients = len(samples)
     zeros = torch.zeros(clients)
-    return ServerState(
-        {},
-        {},
-        {
-            FEATURE: torch.tensor(feature),
-            LABEL: torch.tensor(label),
-            SAMPLES: torch.tensor(samples),
-            HISTORY: zeros if history is None else torch.tensor(history),
-            LAST: zeros if last is None else torch.tensor(last),
-            SINCE: zeros if since is None else torch.tensor(since),
-        },
-        clients=clients,
-    )
+    held = {
+        FEATURE: torch.tensor(feature),
+        LABEL: torch.tensor(label),
+        COUNTS: torch.tensor(samples),
+        HISTORY: zeros if history is None else torch.tensor(history),
+        LAST: zeros if last is None else torch.tensor(last),
+        SINCE: zeros if since is None else torch.tensor(since),
+    }
+    return ServerState(server=Tensors(held), clients=clients)
 
 
 THREE = {
@@ -215,16 +216,15 @@ def test_aggregation_follows_eq_3():
     S_0 = (1/3 * 2 + 2/3 * 1) / 2 = 2/3; S_1 = (1/3 + 2/3 * 2) / 2 = 5/6.
     p_1 / p_0 = 2 exp((5/6 - 2/3) / 2) = 2 e^(1/12).
     """
-    replies = [(client, Up({"w": torch.tensor(1.0)})) for client in (0, 1)]
-    (_, one), (_, other) = Client2Vec(heat=2.0).weighed(state_of(**THREE), replies)
-    assert (other["samples"] / one["samples"]).item() == pytest.approx(2 * math.exp(1 / 12))
-    assert (one["samples"] + other["samples"]).item() == pytest.approx(1)
+    replies = Replies((client, Tensors({"w": torch.tensor(1.0)})) for client in (0, 1))
+    one, other = Client2Vec(heat=2.0).weighed(state_of(**THREE), replies).weights
+    assert other / one == pytest.approx(2 * math.exp(1 / 12))
+    assert one + other == pytest.approx(1)
 
 
 def test_a_large_heat_is_the_sample_weighted_rule():
-    replies = [(client, Up({"w": torch.tensor(1.0)})) for client in (0, 2)]
-    weights = [up["samples"].item() for _, up in Client2Vec(heat=1e9).weighed(state_of(**THREE), replies)]
-    assert weights == pytest.approx([0.25, 0.75])
+    replies = Replies((client, Tensors({"w": torch.tensor(1.0)})) for client in (0, 2))
+    assert Client2Vec(heat=1e9).weighed(state_of(**THREE), replies).weights == pytest.approx([0.25, 0.75])
 
 
 def test_with_a_large_heat_only_it_is_the_base_weighted_by_samples(make: Make):
@@ -232,14 +232,15 @@ def test_with_a_large_heat_only_it_is_the_base_weighted_by_samples(make: Make):
     settings = {"sampling": False, "local_training": False, "heat": 1e12}
     ours = run(wrapped(make, **settings))
     base = run(Simulation(make({"method.weighting": "samples"})))
-    for name, tensor in base.server.shared.items():
-        torch.testing.assert_close(ours.server.shared[name], tensor, rtol=1e-6, atol=1e-7)
+    mine = ours.coordinator.state.shared
+    for name, tensor in base.coordinator.state.shared.items():
+        torch.testing.assert_close(mine[name], tensor, rtol=1e-6, atol=1e-7)
 
 
 def test_with_all_uses_off_it_is_the_base(make: Make):
     ours = run(wrapped(make, sampling=False, aggregation=False, local_training=False, base="fedprox"))
     base = run(Simulation(make({"method.name": "fedprox"})))
-    assert all(torch.equal(ours.server.shared[name], tensor) for name, tensor in base.server.shared.items())
+    assert_same_shared(ours, base)
 
 
 # Eq. 4 ------------------------------------------------------------------------------------------
@@ -272,8 +273,9 @@ def test_local_terms_by_hand():
             "feature_index": Vectors(),
         }
     )
-    batch = Batch(torch.tensor([[1.0, 0.0]]), torch.tensor([0]))
-    terms = Client2Vec(index="dsa-ign").local_terms(net, batch)
+    method = Client2Vec(index="dsa-ign")
+    batch = method.base.encode(net, Batch(torch.tensor([[1.0, 0.0]]), torch.tensor([0])), at())
+    terms = method.local_terms(net, batch)
     assert {name: term.item() for name, term in terms.items()} == pytest.approx(
         {"index_orth": 7.5, "index_dist": 0.6540602}, abs=1e-6
     )
@@ -308,9 +310,9 @@ def test_local_training_runs_the_encoder_once(make: Make, base: str):
 def test_with_all_uses_off_every_base_is_itself(make: Make, base: str):
     ours = run(wrapped(make, CNN_WITH_BN, base=base, sampling=False, aggregation=False, local_training=False))
     plain = run(Simulation(make(CNN_WITH_BN | {"method.name": base})))
-    assert all(torch.equal(ours.server.shared[name], tensor) for name, tensor in plain.server.shared.items())
+    assert_same_shared(ours, plain)
     for client, state in states(plain):
-        kept = ours.store.get(client)
+        kept = ours.site.store.get(client)
         assert kept is not None
         assert all(torch.equal(kept.tensors[name], tensor) for name, tensor in state.tensors.items())
 
@@ -323,7 +325,7 @@ def test_either_term_of_local_training_may_be_left_out(make: Make, local_loss: s
 
 
 def test_the_stages_of_the_index_leave_clients_as_they_were(make: Make):
-    """Local models trained for an index of weights are not kept, nor their moments."""
+    """Local models trained for an index of weights are not kept, nor their optimiser state."""
     base = {"name": "fedsr", "reference_scope": "client"}
     simulation = run(wrapped(make, base=base, index="model-weights"), rounds=1)
     for client in simulation.federation.clients:
@@ -372,7 +374,7 @@ def test_the_feature_index_groups_clients_by_domain_and_the_label_index_by_skew(
     changes = {"data.name": "known-means", "protocol": {"name": "in-domain"}}
     simulation = wrapped(make, changes, index={**SMALL, "feedforward": 64, "batch": 32, **index})
     run(simulation, rounds=len(simulation.coordinator.schedule) - 2)
-    held = simulation.coordinator.state.server | simulation.coordinator.state.down
+    held = simulation.coordinator.state.tensors
     names = [client.name for client in simulation.federation.clients]
 
     def agreement(vectors: torch.Tensor, truth: list[str]) -> float:
@@ -386,39 +388,40 @@ def test_the_feature_index_groups_clients_by_domain_and_the_label_index_by_skew(
 def test_the_label_index_is_the_mean_of_label_embeddings(make: Make):
     simulation = wrapped(make)
     run(simulation, rounds=2)
-    labels = simulation.method.index.encoder.texts([f"A photo of a class {c}" for c in range(3)])
+    labels = simulation.setup.method.index.encoder.texts([f"A photo of a class {c}" for c in range(3)])
+    server = simulation.coordinator.state.server
     for client in simulation.federation.clients:
         expected = labels[client.train.y].mean(dim=0)
-        torch.testing.assert_close(simulation.coordinator.state.server[LABEL][client.id], expected)
-        assert simulation.coordinator.state.server[SAMPLES][client.id] == len(client.train)
+        torch.testing.assert_close(server[LABEL][client.id], expected)
+        assert server[COUNTS][client.id] == len(client.train)
 
 
 def test_what_left_the_clients_is_declared(make: Make):
     """The global strategy uploads embeddings of samples; the record of messages shows how many of which shape."""
     simulation = run(wrapped(make, index={**SMALL, "upload": 20}))
-    assert simulation.coordinator.messages["pairs"]["up"].signature == (("pairs", torch.float32, (20, 2, 64)),)
-    assert set(simulation.coordinator.messages["vectors"]["up"]) == {"feature", "label", "samples"}
-    assert not any(name.startswith("index_network") for name in simulation.coordinator.messages["train"]["down"])
-    assert "label_index.value" not in simulation.coordinator.messages["train"]["down"]
+    messages = simulation.coordinator.messages
+    assert messages["pairs"]["up"].signature == (("pairs", torch.float32, (20, 2, 64)),)
+    assert set(messages["vectors"]["up"]) == {"feature", "label", "samples"}
+    assert not any(name.startswith("index_network") for name in messages["train"]["down"])
+    assert LABEL not in messages["train"]["down"]
     federated = run(wrapped(make, index={**SMALL, "strategy": "federated", "local_epochs": 1}))
-    assert all(name.startswith("index_network.") for name in federated.messages["index"]["up"])
+    assert all(name.startswith("index_network.") for name in federated.coordinator.messages["index"]["up"])
 
 
 def test_the_index_stays_on_the_server_unless_local_training_needs_it(make: Make):
     for local, scope in ((True, "down"), (False, "server")):
         simulation = wrapped(make, local_training=local)
-        parts = simulation.method.parts(simulation.setup.model)
-        assert tensor_scopes(simulation.method, parts)[FEATURE] == scope
-        assert tensor_scopes(simulation.method, parts)[LABEL] == "server"
+        assert simulation.setup.scopes[FEATURE] == scope
+        assert simulation.setup.scopes[LABEL] == "server"
 
 
 @pytest.mark.parametrize("index", ["feature-average", "class-prototypes", "model-weights"])
 def test_other_indices(make: Make, index: str):
     simulation = run(wrapped(make, index=index))
-    vectors = (simulation.coordinator.state.server | simulation.coordinator.state.down)[FEATURE]
+    vectors = simulation.coordinator.state.tensors[FEATURE]
     assert LABEL not in simulation.coordinator.state.server
     clients = simulation.federation.clients
-    method, encoder = simulation.method.index, simulation.method.index.encoder
+    method, encoder = simulation.setup.method.index, simulation.setup.method.index.encoder
     if index == "feature-average":
         for client in clients:
             expected = encoder.samples(client.train.x, simulation.federation.inputs).mean(dim=0)
@@ -429,9 +432,8 @@ def test_other_indices(make: Make, index: str):
             means = [embedded[client.train.y == c].mean(dim=0) for c in range(3)]
             torch.testing.assert_close(vectors[client.id], torch.cat(means), rtol=1e-4, atol=1e-6)
     else:
-        assert vectors.shape[1] == method.feature_dim(
-            simulation.setup.model, simulation.method.base.parts(simulation.setup.model)
-        )
+        model = simulation.setup.model
+        assert vectors.shape[1] == method.feature_dim(model, simulation.setup.method.base.parts(model))
         assert not torch.equal(vectors[0], vectors[1])
 
 
@@ -446,10 +448,8 @@ def test_interrupted_anywhere_equals_uninterrupted(make: Make, strategy: str, tm
         run(first, rounds=stop).save()
         second.attach(tmp_path / str(stop))
         run(second)
-        for name, tensor in (
-            whole.coordinator.state.shared | whole.coordinator.state.down | whole.coordinator.state.server
-        ).items():
-            held = second.server.shared | second.server.down | second.server.server
+        held = second.coordinator.state.tensors
+        for name, tensor in whole.coordinator.state.tensors.items():
             assert torch.equal(tensor, held[name]), (stop, name)
 
 
@@ -539,19 +539,13 @@ def test_the_index_command_writes_vectors_and_a_heat_map(make: Make, tmp_path, t
     assert table["samples"] == [27, 27]
     simulation = wrapped(make)
     run(simulation, rounds=2)
-    assert torch.equal(
-        torch.tensor(table["feature"]),
-        (simulation.coordinator.state.server | simulation.coordinator.state.down)[FEATURE],
-    )
+    assert torch.equal(torch.tensor(table["feature"]), simulation.coordinator.state.tensors[FEATURE])
     with Image.open(folder / "similarity.png") as image:
         assert image.width > 500
     index = {"name": "file", "path": str(folder / "index.parquet")}
     again = run(wrapped(make, index=index))
-    assert [stage.name for stage in again.stages] == ["train"]
-    whole = run(wrapped(make))
-    assert all(
-        torch.equal(again.server.shared[name], whole.coordinator.state.shared[name]) for name in again.server.shared
-    )
+    assert [stage.name for stage in again.setup.stages] == ["train"]
+    assert_same_shared(run(wrapped(make)), again)
 
 
 def test_an_index_of_other_clients_is_refused(make: Make, tmp_path):

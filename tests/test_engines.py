@@ -1,6 +1,6 @@
 """Every engine gives what the reference engine gives, but for rounding, for every method and model.
 
-In float64 that is shown to 1e-9: an engine that trained on another batch, merged another reply or kept another when
+In float64 that is shown to 1e-9: an engine that trained on another batch, merged another reply or kept another moment
 would be off by a part in ten, not in a billion.
 """
 
@@ -73,7 +73,12 @@ UNEQUAL: dict[str, Any] = {
 # calculus, such as that of a bias before batch norm, moves it by whole steps: no such bias may be there.
 OPTIMISERS: dict[str, dict[str, Any]] = {
     "sgd with batch norm": {"train.momentum": 0.9},
-    "adam without": {"train.optimiser": "adam", "model.batch_norm": False},
+    "adam without, clients absent or late": {
+        "train.optimiser": "adam",
+        "model.batch_norm": False,
+        "train.absent": 0.15,
+        "train.late": 0.15,
+    },
 }
 
 
@@ -104,7 +109,7 @@ class Carried:
 def carried(experiments: Sequence[Experiment], engine: Engine) -> list[Carried]:
     """All rounds of some runs, together."""
     runs = [Carried(Simulation(experiment), [], []) for experiment in experiments]
-    for when in runs[0].end.moments():
+    for when in runs[0].end.coordinator.schedule:
         for error in advance([run.end for run in runs], engine).values():
             raise error
         for run in runs:
@@ -134,8 +139,11 @@ def assert_agree(one: Simulation, other: Simulation, relative: float = 1e-9, flo
     assert {name: tensor.dtype for name, tensor in mine.items()} == {name: t.dtype for name, t in theirs.items()}
     assert not [name for name in mine if far(mine[name], theirs[name], relative, floor)]
     assert [state.drawn for _, state in states(one)] == [state.drawn for _, state in states(other)]
-    assert [state.optimisers.keys() for _, state in states(one)] == [s.moments.keys() for _, s in states(other)]
-    assert (one.bytes_down, one.bytes_up, one.position) == (other.bytes_down, other.bytes_up, other.position)
+    assert [state.optimisers.keys() for _, state in states(one)] == [s.optimisers.keys() for _, s in states(other)]
+    mine, theirs = (
+        (end.coordinator.bytes_down, end.coordinator.bytes_up, end.coordinator.position) for end in (one, other)
+    )
+    assert mine == theirs
 
 
 def assert_alike(one: Any, other: Any, relative: float = 1e-9) -> None:
@@ -186,7 +194,7 @@ FEWER_STEPS: dict[str, dict[str, Any]] = {
 def three_runs(document: dict[str, Any], name: str, optimiser: str) -> list[Experiment]:
     """Runs of two seeds, held-out domains, learning rates and values of each of the method's numbers.
 
-    OptimiserState are kept, so that clients that took part more often have counted more of Adam's steps.
+    Moments are kept, so that clients that took part more often have counted more of Adam's steps.
     """
     kept = {"method.base.optimiser_state": "kept"} if name == "client2vec" else {"method.optimiser_state": "kept"}
     changes = {**small(name), **FEWER_STEPS.get(name, {}), **UNEQUAL, **OPTIMISERS[optimiser], **kept}
@@ -339,7 +347,7 @@ def test_a_phase_without_steps_and_one_that_some_clients_leave_early(make: Make,
     class Idle(FedAvg):
         """A phase of no steps before the epoch."""
 
-        def phases(self, round: int, rounds: int) -> Sequence[Phase]:
+        def phases(self) -> tuple[Phase, ...]:
             (phase,) = super().phases()
             return (replace(phase, name="idle", steps=0), replace(phase, name="train"))
 
@@ -365,7 +373,7 @@ def test_each_clients_gradient_is_clipped_by_its_own_norm(make: Make, stacks: li
     with engine_named("vectorised") as engine:
         assert_agree(one, simulate(clipped, engine=engine))
     assert max(stacks) == 4
-    assert far(one.server.shared["head.weight"], simulate(free).server.shared["head.weight"], 1e-2, 0.0)
+    assert far(one.coordinator.state.shared["head.weight"], simulate(free).coordinator.state.shared["head.weight"], 1e-2, 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -384,8 +392,8 @@ def answers(experiment: Experiment, engine: Engine) -> list[Any]:
     """What comes of every client's first work."""
     simulation = Simulation(experiment)
     when = simulation.coordinator.schedule[0]
-    jobs = simulation.jobs(when.stage.exchanges[0], when, simulation.federation.ids)
-    return list(engine.train(jobs))
+    orders = simulation.coordinator.orders(when.stage.exchanges[0], when, simulation.federation.ids)
+    return list(engine.train([simulation.site.job(order) for order in orders]))
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -529,7 +537,7 @@ class Weighted(FedAvg):
     alpha: float = setting(1.0, help="a number")
     how: str = setting("tensor", help="how it is read")
 
-    def phases(self, round: int, rounds: int) -> Sequence[Phase]:
+    def phases(self) -> tuple[Phase, ...]:
         (phase,) = super().phases()
         return (replace(phase, steps=int(self.alpha)),) if self.how == "outside a loss" else (phase,)
 
@@ -597,7 +605,7 @@ def test_a_run_goes_on_with_another_engine(make: Make, tmp_path: Path, first: st
     own = {"reference_scope": "client", "bn": "local", "optimiser_state": "kept"}
     experiment = make({**CNN_WITH_BN, **UNEQUAL, "method": {"name": "fedsr", **own}, "train.rounds": 4})
     with engine_named(first) as engine:
-        assert simulate(experiment, 2, engine, tmp_path).position == 2
+        assert simulate(experiment, 2, engine, tmp_path).coordinator.position == 2
     with engine_named(second) as engine:
         resumed = simulate(experiment, engine=engine, folder=tmp_path)
     assert_agree(simulate(experiment), resumed)
@@ -728,15 +736,16 @@ def test_small_environments_are_predicted_for_together(
     """Each score is what its environment gives alone, and a batch holds several where nothing speaks against it."""
     simulation = simulate(make({"train.precision": "float64", **changes}), rounds=1)
     calls: list[int] = []
-    plain = type(simulation.method).predict
+    plain = type(simulation.setup.method).predict
 
     def counted(self: Any, net: Net, x: Tensor, noise: Any) -> Tensor:
         calls.append(len(x))
         return plain(self, net, x, noise)
 
-    monkeypatch.setattr(type(simulation.method), "predict", counted)
-    model, when = dict(simulation.coordinator.state.shared), simulation.coordinator.schedule[0]
-    questions = [Question(simulation.setup, model, e, when) for e in simulation.federation.environments]
+    monkeypatch.setattr(type(simulation.setup.method), "predict", counted)
+    model, when = simulation.coordinator.state.shared, simulation.coordinator.schedule[0]
+    inputs = simulation.federation.inputs
+    questions = [Question(simulation.setup, model, e, inputs, when) for e in simulation.federation.environments]
     with engine_named("sequential") as engine:
         alone = [next(engine.score([question])) for question in questions]
         calls.clear()

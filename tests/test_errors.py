@@ -131,7 +131,7 @@ def test_an_unreadable_image_is_named_by_its_path(tiny_document: dict[str, Any],
 def test_a_loss_that_is_not_finite_names_its_place_and_keeps_the_checkpoint(make: Make):
     def poison(position: int) -> None:
         if position == 4:
-            simulation.federation = with_inputs(simulation.federation, 1, lambda x: x * float("nan"))
+            simulation.site.federation = with_inputs(simulation.federation, 1, lambda x: x * float("nan"))
 
     experiment = make({"train.rounds": 6, "run.checkpoint_every": 3})
     simulation = Simulation(experiment)
@@ -309,7 +309,7 @@ def test_what_a_kill_before_the_beginning_leaves_is_no_obstacle(make: Make):
 def test_a_blow_up_in_the_last_step_is_seen(make: Make):
     """One step from a sound loss to weights that are not finite any more."""
     simulation = Simulation(make({"train.steps": 1, "train.rounds": 1, "train.lr": 1000.0}))
-    simulation.federation = with_inputs(simulation.federation, 0, lambda x: x * 1e36)
+    simulation.site.federation = with_inputs(simulation.federation, 0, lambda x: x * 1e36)
     with pytest.raises(DivergedError, match="is not finite after the last step of client 'dark'"):
         go_on(simulation)
 

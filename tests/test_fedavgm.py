@@ -10,25 +10,21 @@ import torch
 
 from conftest import CNN_WITH_BN, Make, net_of, simulate
 from fedshift.core.contract import ServerState
-from fedshift.core.messages import Up
+from fedshift.core.tensors import Replies, Tensors
 from fedshift.methods.fedavgm import FedAvgM
 
 
 def state(w: float) -> ServerState:
     """One parameter w, one batch-norm statistic of 10, and no velocity yet."""
-    shared = {"encoder.w": torch.tensor([w]), "encoder.running_mean": torch.tensor([10.0])}
-    return ServerState(shared, server={"velocity.encoder.w": torch.zeros(1)}, clients=2)
+    shared = Tensors({"encoder.w": torch.tensor([w]), "encoder.running_mean": torch.tensor([10.0])})
+    return ServerState(shared, server=Tensors({"velocity.encoder.w": torch.zeros(1)}), clients=2)
 
 
-def replies(*values: float, samples: tuple[int, ...] = ()):
-    ups = [
-        Up(
-            {"encoder.w": torch.tensor([w]), "encoder.running_mean": torch.tensor([w])}
-            | ({"samples": torch.tensor(samples[k])} if samples else {})
-        )
-        for k, w in enumerate(values)
-    ]
-    return list(enumerate(ups))
+def replies(*values: float, samples: tuple[int, ...] = ()) -> Replies:
+    ups = [Tensors({"encoder.w": torch.tensor([w]), "encoder.running_mean": torch.tensor([w])}) for w in values]
+    if samples:
+        ups = [up | {"samples": torch.tensor(count)} for up, count in zip(ups, samples, strict=True)]
+    return Replies(enumerate(ups))
 
 
 def test_two_rounds_by_hand():
@@ -57,9 +53,9 @@ def test_the_mean_is_weighted():
 
 def test_a_tensor_without_velocity_is_averaged():
     """A wrapper's own part, which FedAvgM does not know."""
-    before = state(1.0)
-    before.shared["other.w"] = torch.tensor([5.0])
-    ups = [(k, Up({**up, "other.w": torch.tensor([float(k)])})) for k, up in replies(0.5, 0.7)]
+    known = state(1.0)
+    before = dataclasses.replace(known, shared=known.shared | {"other.w": torch.tensor([5.0])})
+    ups = Replies((k, up | {"other.w": torch.tensor([float(k)])}) for k, up in replies(0.5, 0.7))
     merged = FedAvgM().merge(FedAvgM().merge(before, ups), ups)
     assert merged.shared["other.w"].item() == 0.5
     assert set(merged.server) == {"velocity.encoder.w"}
@@ -68,8 +64,9 @@ def test_a_tensor_without_velocity_is_averaged():
 def test_without_momentum_it_is_fedavg(make: Make):
     changes = {"train.rounds": 3} | CNN_WITH_BN
     plain, ours = simulate(make(changes)), simulate(make(changes | {"method": {"name": "fedavgm", "beta": 0.0}}))
-    assert plain.server.shared.keys() == ours.server.shared.keys()
-    assert all(torch.equal(plain.server.shared[name], ours.server.shared[name]) for name in plain.server.shared)
+    one, other = plain.coordinator.state.shared, ours.coordinator.state.shared
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_a_run_follows_the_equations(make: Make):
@@ -82,16 +79,14 @@ def test_a_run_follows_the_equations(make: Make):
 
         def merge(self, state, replies):
             merged = super().merge(state, replies)
-            rounds.append((state, [up for _, up in replies], merged))
+            rounds.append((state, replies.ups, merged))
             return merged
 
     experiment = make({"train.rounds": 3} | CNN_WITH_BN)
     simulation = simulate(dataclasses.replace(experiment, method=Recorded(beta=0.5)))
-    parameters = {name for name, _ in net_of(simulation).parameters()}
-    assert {f"velocity.{name}" for name in parameters} == set(simulation.coordinator.state.server)
-    velocity = {
-        name: torch.zeros_like(simulation.coordinator.state.shared[name], dtype=torch.float64) for name in parameters
-    }
+    state, parameters = simulation.coordinator.state, {name for name, _ in net_of(simulation).parameters()}
+    assert {f"velocity.{name}" for name in parameters} == set(state.server)
+    velocity = {name: torch.zeros_like(state.shared[name], dtype=torch.float64) for name in parameters}
     for before, (one, other), after in rounds:
         for name, tensor in after.shared.items():
             mean = (one[name].double() + other[name].double()) / 2
@@ -100,6 +95,4 @@ def test_a_run_follows_the_equations(make: Make):
                 mean = before.shared[name].double() - velocity[name]
             torch.testing.assert_close(tensor.double(), mean, rtol=1e-5, atol=1e-6)
     for name, v in velocity.items():
-        torch.testing.assert_close(
-            simulation.coordinator.state.server[f"velocity.{name}"].double(), v, rtol=1e-4, atol=1e-6
-        )
+        torch.testing.assert_close(state.server[f"velocity.{name}"].double(), v, rtol=1e-4, atol=1e-6)

@@ -17,6 +17,7 @@ from fedshift.core.contract import Batch, Objective, Part, Phase, ServerState
 from fedshift.core.messages import Up
 from fedshift.core.method import Method
 from fedshift.core.net import Net
+from fedshift.core.tensors import Replies, Tensors, part_of
 from fedshift.errors import FedshiftError
 from fedshift.methods import METHODS
 from fedshift.methods.fedcir import EstimatedGaussians, FedCiR, Generator, log_mixture
@@ -88,7 +89,7 @@ def test_loss_and_gradient_by_hand():
     """
     net = one_dimensional_net()
     batch, noise = one_image()
-    terms = FedCiR(l_reg=0.5, l_align=0.1).loss(net, batch, at(round=2, noise=noise))
+    terms = FedCiR(l_reg=0.5, l_align=0.1).objective("train").terms(net, batch, at(round=2, noise=noise))
     assert {name: term.item() for name, term in terms.items()} == pytest.approx(
         {"cross_entropy": 0.0181499, "reg": 0.5 * 0.2014133, "align": 0.1 * 14.1137056}, abs=1e-6
     )
@@ -120,7 +121,8 @@ def test_terms_agree_with_torch_distributions_in_float64():
 
     net = Net({"encoder": Table(), "head": head, "generator": g, "gaussians": gaussians})
     draws = {"eps": eps, "labels": labels, "noise": noise}
-    terms = FedCiR(l_reg=2.0, l_align=3.0).loss(net, Batch(torch.zeros(5, 1), y), at(round=7, noise=draws))
+    objective = FedCiR(l_reg=2.0, l_align=3.0).objective("train")
+    terms = objective.terms(net, Batch(torch.zeros(5, 1), y), at(round=7, noise=draws))
 
     def cross_entropy(z, classes):
         probabilities = torch.exp(head(z)) / torch.exp(head(z)).sum(dim=1, keepdim=True)
@@ -147,7 +149,8 @@ def test_a_term_without_weight_is_left_out_and_asks_for_no_noise(make: Make):
         (METHODS.get("fedalign")(), {"cross_entropy", "align"}, {"eps"}),
         (FedCiR(l_reg=0, l_align=0), {"cross_entropy"}, {"eps"}),
     ):
-        assert method.loss(one_dimensional_net(), batch, at(round=2, noise=noise)).keys() == terms
+        given = method.objective("train").terms(one_dimensional_net(), batch, at(round=2, noise=noise))
+        assert given.keys() == terms
         assert method.draws(spec, 4).keys() == draws
     assert FedCiR().draws(spec, 4)["labels"] == Draw((4,), "integers", 3)  # uniform over the tiny data's 3 classes
     assert FedCiR().draws(spec, 4)["noise"] == Draw((4, 2))  # half of d = 4
@@ -159,7 +162,7 @@ def test_the_encoder_runs_once_a_step():
     net = one_dimensional_net()
     net.encoder.register_forward_hook(lambda *_: calls.append(1))
     batch, noise = one_image()
-    FedCiR(l_reg=0.5, l_align=0.1).loss(net, batch, at(round=2, noise=noise))
+    FedCiR(l_reg=0.5, l_align=0.1).objective("train").terms(net, batch, at(round=2, noise=noise))
     assert len(calls) == 1
 
 
@@ -195,7 +198,7 @@ def two_heads(samples=()):
     ups = [{"head.weight": torch.tensor([[slope], [0.0]])} for slope in (torch.log(torch.tensor(9.0)).item(), 0.0)]
     for up, count in zip(ups, samples, strict=False):
         up["samples"] = torch.tensor(count)
-    return tuple((client, Up(up)) for client, up in enumerate(ups))
+    return Replies((client, Up(up)) for client, up in enumerate(ups))
 
 
 def server_net():
@@ -240,7 +243,7 @@ def test_clients_weigh_in_the_mixture_as_in_the_average():
     z, head = torch.ones(1, 1), linear([[5.0], [0.0]])
     assert log_mixture(head, two_heads((3, 1)), z).exp()[0, 0].item() == pytest.approx(0.8)
     one, other = two_heads()
-    assert log_mixture(head, (one, one, other), z).exp()[0, 0].item() == pytest.approx(2.3 / 3)
+    assert log_mixture(head, Replies([one, one, other]), z).exp()[0, 0].item() == pytest.approx(2.3 / 3)
 
 
 def test_the_mixture_agrees_with_a_loop_in_float64():
@@ -249,7 +252,7 @@ def test_the_mixture_agrees_with_a_loop_in_float64():
     for head in heads:
         for parameter in head.parameters():
             parameter.data.normal_(generator=generator)
-    replies = [(k, Up({f"head.{name}": t for name, t in head.state_dict().items()})) for k, head in enumerate(heads)]
+    replies = Replies((k, Tensors(head.state_dict()).under("head")) for k, head in enumerate(heads))
     z = torch.randn(6, 3, generator=generator, dtype=torch.float64, requires_grad=True)
     ours = log_mixture(nn.Linear(3, 4).double(), replies, z)
     theirs = (sum(head(z).softmax(dim=1) for head in heads) / 5).log()
@@ -260,7 +263,7 @@ def test_the_mixture_agrees_with_a_loop_in_float64():
 
 def test_the_mixture_is_finite_where_probabilities_are_not():
     """Logits (-1000, 0) in both heads: class 0 has e^-1000, which is 0 in floating point, yet its log is -1000."""
-    replies = [(k, Up({"head.weight": torch.tensor([[-1000.0], [0.0]])})) for k in range(2)]
+    replies = Replies((k, Up({"head.weight": torch.tensor([[-1000.0], [0.0]])})) for k in range(2))
     mixture = log_mixture(linear([[0.0], [0.0]]), replies, torch.ones(1, 1))
     assert mixture[0].tolist() == pytest.approx([-1000.0, 0.0], abs=1e-4)
 
@@ -297,8 +300,8 @@ def test_the_merge_averages_and_takes_the_estimate():
     """Means of 1 and 3: 2. The generator stays as the server's steps left it."""
     down = {"gaussians.mean": torch.zeros(1, 1), "gaussians.sigma": torch.ones(1, 1), "generator.w": torch.ones(1)}
     measured = {"gaussians.mean": torch.tensor([[7.0]]), "gaussians.sigma": torch.tensor([[0.5]])}
-    state = ServerState({"w": torch.zeros(1)}, down, measured=measured)
-    merged = FedCiR().merge(state, [(0, Up({"w": torch.tensor([1.0])})), (1, Up({"w": torch.tensor([3.0])}))])
+    state = ServerState(Tensors({"w": torch.zeros(1)}), Tensors(down), measured=Tensors(measured))
+    merged = FedCiR().merge(state, Replies(enumerate(Up({"w": torch.tensor([value])}) for value in (1.0, 3.0))))
     assert merged.shared["w"].item() == 2
     assert {name: tensor.item() for name, tensor in merged.down.items()} == {
         "gaussians.mean": 7.0,
@@ -311,32 +314,31 @@ def test_the_merge_averages_and_takes_the_estimate():
 
 
 def first_round(experiment, **settings):
-    """The simulation after its first round, the Ups as the clients gave them, and what the merge was given."""
-    ups, merged = {}, {}
+    """The simulation after its first round, what each client had trained, and what the merge was given."""
+    trained, merged = {}, {}
 
     @dataclass(frozen=True, kw_only=True)
     class Watched(FedCiR):
-        def reply(self, work):
-            up = super().reply(work)
-            ups[len(ups)] = {name: tensor.clone() for name, tensor in up.items()}
-            return up
+        def keep(self, work):
+            trained[len(trained)] = work.trained.map(torch.clone)
+            return super().keep(work)
 
         def merge(self, state, replies):
             merged.update(state=state, replies=replies)
             return super().merge(state, replies)
 
     simulation = simulate(dataclasses.replace(experiment, method=Watched(**settings)), rounds=1)
-    return simulation, ups, merged["state"], merged["replies"]
+    return simulation, trained, merged["state"], merged["replies"]
 
 
 def test_the_server_moves_the_generator_and_nothing_else(make: Make):
     experiment = make({"method.name": "fedcir"} | CNN_WITH_BN)
-    start = Simulation(experiment).server
-    simulation, ups, state, replies = first_round(experiment, generator_steps=1)
-    assert len(replies) == len(ups) == 2
+    start = Simulation(experiment).coordinator.state
+    simulation, trained, state, replies = first_round(experiment, generator_steps=1)
+    assert len(replies) == len(trained) == 2
     for client, up in replies:
-        assert up.keys() == ups[client].keys()
-        assert all(torch.equal(up[name], tensor) for name, tensor in ups[client].items())
+        assert up.keys() == trained[client].keys()
+        assert all(torch.equal(up[name], tensor) for name, tensor in trained[client].items())
     assert all(torch.equal(state.shared[name], tensor) for name, tensor in start.shared.items())
     parameters = {name for name, _ in net_of(simulation).parameters() if name.startswith("generator.")}
     moments = state.optimisers["generator.consensus"]
@@ -349,12 +351,12 @@ def test_the_server_moves_the_generator_and_nothing_else(make: Make):
 def test_the_generator_has_its_own_adam(make: Make):
     """Adam's first step is lr * g / (|g| + 1e-8): lr in size wherever g is not tiny, whatever [train] says.
 
-    Its first when is 0.1 g; with the experiment's weight decay of 100, g would hold 100 times the weight.
+    Its first moment is 0.1 g; with the experiment's weight decay of 100, g would hold 100 times the weight.
     """
     experiment = make({"method.name": "fedcir", "train.weight_decay": 100.0, "train.lr": 1e-4})
     _, _, state, _ = first_round(experiment, generator_steps=1, generator_lr=0.003)
     name = "generator.body.3.weight"
-    start = Simulation(experiment).server.down[name]
+    start = Simulation(experiment).coordinator.state.down[name]
     gradient = state.optimisers["generator.consensus"][name]["exp_avg"] / 0.1
     large = gradient.abs() > 1e-5
     assert large.sum() >= 4
@@ -366,22 +368,13 @@ def test_the_estimate_is_that_of_the_generator_as_clients_see_it(make: Make):
     """20,000 outputs of the new generator in evaluation mode, drawn anew, have the same mean and deviation."""
     experiment = make({"method.name": "fedcir", "method.mle_samples": 20_000, "method.generator_lr": 0.1})
     simulation = simulate(experiment, rounds=1)
-    g = resident(simulation).server.net.generator.eval()
-    g.load_state_dict(
-        {
-            name.removeprefix("generator."): t
-            for name, t in simulation.coordinator.state.down.items()
-            if name.startswith("gen")
-        }
-    )
+    g, down = resident(simulation).server.net.generator.eval(), simulation.coordinator.state.down
+    g.load_state_dict(down.of("generator"))
     for label in range(3):
         noise = torch.randn(20_000, 2, generator=torch.Generator().manual_seed(label))
         with torch.no_grad():
             z = g(torch.full((20_000,), label), noise)
-        mean, sigma = (
-            simulation.coordinator.state.down["gaussians.mean"][label],
-            simulation.coordinator.state.down["gaussians.sigma"][label],
-        )
+        mean, sigma = down["gaussians.mean"][label], down["gaussians.sigma"][label]
         assert ((mean - z.mean(dim=0)).abs() < 0.05 * sigma).all()  # five standard errors of the difference
         torch.testing.assert_close(sigma, z.std(dim=0), rtol=0.05, atol=0)
 
@@ -396,15 +389,15 @@ def test_the_estimate_is_that_of_the_generator_as_clients_see_it(make: Make):
 )
 def test_clients_are_sent_what_they_use_and_send_the_model_only(make: Make, name: str, down: set, server: set):
     simulation = simulate(make({"method.name": name}))
-    message = simulation.coordinator.messages["train"]
+    message, state = simulation.coordinator.messages["train"], simulation.coordinator.state
 
     def parts(names):
-        return {name.partition(".")[0] for name in names}
+        return {part_of(name) for name in names}
 
     assert parts(message["down"]) == {"encoder", "head"} | down
     assert parts(message["up"]) == {"encoder", "head"}
-    assert parts(simulation.coordinator.state.server) == server
-    assert parts(simulation.coordinator.state.optimisers["generator.consensus"]) == {"generator"}
+    assert parts(state.server) == server
+    assert parts(state.optimisers["generator.consensus"]) == {"generator"}
     assert set(net_of(simulation).parts) == {"encoder", "head"} | down
 
 
@@ -418,7 +411,7 @@ def test_the_generator_is_frozen_on_clients(make: Make):
     net_of(simulation).generator.register_forward_hook(lambda *_: calls.append(1))
     ups = exchanged(simulation, exchange, when, simulation.federation.clients)
     assert len(calls) == 4
-    assert {name.partition(".")[0] for name in sent} == {"generator", "gaussians"}
+    assert {part_of(name) for name in sent} == {"generator", "gaussians"}
     assert all(torch.equal(resident(simulation).tensors[name], tensor) for name, tensor in sent.items())
     assert not any(name in up for name in sent for up in ups.values())
 
@@ -442,17 +435,18 @@ class ByHand(Method):
 
 
 def same(one: Simulation, other: Simulation) -> bool:
-    assert one.server.shared.keys() == other.server.shared.keys()
-    return all(torch.equal(tensor, other.server.shared[name]) for name, tensor in one.server.shared.items())
+    mine, theirs = one.coordinator.state.shared, other.coordinator.state.shared
+    assert mine.keys() == theirs.keys()
+    return all(torch.equal(tensor, theirs[name]) for name, tensor in mine.items())
 
 
 def test_without_weights_it_is_fedavg_with_a_probabilistic_encoder(make: Make):
     experiment = make({"method": {"name": "fedcir", "l_reg": 0, "l_align": 0}} | CNN_WITH_BN)
     bare = simulate(experiment)
     assert same(bare, simulate(dataclasses.replace(experiment, method=ByHand())))
-    assert not bare.server.down
-    assert not bare.server.server
-    assert not bare.server.moments
+    assert not bare.coordinator.state.down
+    assert not bare.coordinator.state.server
+    assert not bare.coordinator.state.optimisers
 
 
 @pytest.mark.parametrize("weight", ["l_reg", "l_align"])
@@ -474,15 +468,15 @@ def test_a_restored_run_goes_on_as_if_never_stopped(make: Make, name: str, tmp_p
     for forget in (False, True):
         resumed = Simulation(experiment)
         resumed.attach(tmp_path)
-        moments = resumed.server.moments["generator.consensus"]
+        moments = resumed.coordinator.state.optimisers["generator.consensus"]
         assert all(kinds["step"].item() == 10 for kinds in moments.values())  # five a round
         if forget:
-            resumed.server = dataclasses.replace(resumed.server, moments={})
-        for _moment in resumed.moments()[2:]:
+            resumed.coordinator.state = dataclasses.replace(resumed.coordinator.state, optimisers={})
+        for _ in resumed.coordinator.schedule[2:]:
             go_on(resumed)
         ends.append(resumed)
     for scope in ("shared", "down", "server"):
-        held, expected = getattr(ends[0].server, scope), getattr(whole.coordinator.state, scope)
+        held, expected = getattr(ends[0].coordinator.state, scope), getattr(whole.coordinator.state, scope)
         assert held.keys() == expected.keys()
         assert all(torch.equal(held[name], tensor) for name, tensor in expected.items())
     assert not same(ends[1], whole)  # so the moments matter

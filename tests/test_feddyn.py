@@ -13,6 +13,7 @@ from conftest import CNN_WITH_BN, Make, at, evaluated, simulate, states
 from fedshift.core.contract import Batch, LocalWork, Part, ServerState
 from fedshift.core.messages import Down, Up
 from fedshift.core.net import Net, mirror
+from fedshift.core.tensors import Replies, Tensors
 from fedshift.federation.samples import Samples
 from fedshift.methods.fedavg import FedAvg
 from fedshift.methods.feddyn import FedDyn
@@ -30,27 +31,31 @@ def test_loss_and_gradient_by_hand():
     head.weight.data = torch.tensor([[1.0], [-1.0]])
     modules = {"encoder": nn.Identity(), "head": head}
     dual = mirror(modules)
-    dual["head"].weight.data = torch.tensor([[0.5], [2.0]])
+    own = dual.get_parameter("head.weight")
+    own.data = torch.tensor([[0.5], [2.0]])
     net = Net({**modules, "dual": dual})
     batch = Batch(torch.tensor([[2.0]]), torch.tensor([0]))
-    terms = FedDyn(alpha=0.1).loss(net, batch, at(received={"head.weight": torch.zeros(2, 1)}))
+    terms = FedDyn(alpha=0.1).objective("train").terms(net, batch, at(received={"head.weight": torch.zeros(2, 1)}))
     assert {name: term.item() for name, term in terms.items()} == pytest.approx(
         {"cross_entropy": 0.0181499, "linear": 1.5, "proximal": 0.1}, abs=1e-6
     )
     sum(terms.values()).backward()
     assert head.weight.grad.flatten().tolist() == pytest.approx([-0.4359724, -2.0640276], abs=1e-6)
-    assert dual["head"].weight.grad is None
+    assert own.grad is None
 
 
 def test_the_dual_by_hand():
     """With g = 0.2, w_t = 1, w_k = 0.4, alpha = 0.1: g - 0.1 * (0.4 - 1) = 0.26. What has no dual is left alone."""
     work = LocalWork(
-        {"head.w": torch.tensor(0.4), "head.running_mean": torch.tensor(3.0)},
-        {"dual.head.w": torch.tensor(0.2), "encoder.own": torch.tensor(1.0)},
-        Down({"head.w": torch.tensor(1.0), "head.running_mean": torch.tensor(0.0)}),
-        {},
-        Samples(torch.zeros(5, 1), torch.zeros(5, dtype=torch.int64)),
-        torch.tensor([5, 0]),
+        trained=Tensors({"head.w": torch.tensor(0.4), "head.running_mean": torch.tensor(3.0)}),
+        private=Tensors({"dual.head.w": torch.tensor(0.2), "encoder.own": torch.tensor(1.0)}),
+        received=Down({"head.w": torch.tensor(1.0), "head.running_mean": torch.tensor(0.0)}),
+        measured=Tensors(),
+        snapshot=Tensors(),
+        train=Samples(torch.zeros(5, 1), torch.zeros(5, dtype=torch.int64)),
+        counts=torch.tensor([5, 0]),
+        steps=1,
+        lr=0.1,
     )
     kept = FedDyn(alpha=0.1).keep(work)
     assert kept.keys() == {"dual.head.w"}
@@ -62,6 +67,12 @@ def up(w: float, **more: int) -> Up:
     return Up(tensors | {name: torch.tensor(value) for name, value in more.items()})
 
 
+def start(**shared: float) -> tuple[Tensors, Tensors]:
+    """Shared tensors of the head, and a correction of 0 for w alone."""
+    tensors = {f"head.{name}": torch.tensor(value) for name, value in shared.items()}
+    return Tensors(tensors), Tensors({"correction.head.w": torch.tensor(0.0)})
+
+
 def test_two_merges_by_hand():
     """Four clients, two of them sampled; alpha = 0.1, w_0 = 1, h_0 = 0.
 
@@ -69,13 +80,13 @@ def test_two_merges_by_hand():
     Round 2: mean(0.5, 0.3) = 0.4; h = 0.015 - 0.1 * (1/4) * (-0.05 - 0.25) = 0.0225; w = 0.4 - 0.225 = 0.175.
     The statistic is the mean of what came.
     """
-    start = {"head.w": torch.tensor(1.0), "head.running_mean": torch.tensor(9.0)}
-    state = ServerState(start, server={"correction.head.w": torch.tensor(0.0)}, clients=4)
+    shared, correction = start(w=1.0, running_mean=9.0)
+    state = ServerState(shared, server=correction, clients=4)
     method = FedDyn(alpha=0.1)
-    state = method.merge(state, [(0, up(0.6)), (3, up(0.8))])
+    state = method.merge(state, Replies([(0, up(0.6)), (3, up(0.8))]))
     assert state.server["correction.head.w"].item() == pytest.approx(0.015)
     assert state.shared["head.w"].item() == pytest.approx(0.55)
-    state = method.merge(state, [(1, up(0.5)), (3, up(0.3))])
+    state = method.merge(state, Replies([(1, up(0.5)), (3, up(0.3))]))
     assert state.server["correction.head.w"].item() == pytest.approx(0.0225)
     assert state.shared["head.w"].item() == pytest.approx(0.175)
     assert state.shared["head.running_mean"].item() == pytest.approx(0.4)
@@ -83,8 +94,9 @@ def test_two_merges_by_hand():
 
 def test_a_weighted_merge_by_hand():
     """Counts 1 and 3 of two clients: mean = 0.75, h = -0.1 * (2/2) * (0.75 - 1) = 0.025, w = 0.75 - 0.25 = 0.5."""
-    state = ServerState({"head.w": torch.tensor(1.0)}, server={"correction.head.w": torch.tensor(0.0)}, clients=2)
-    merged = FedDyn(alpha=0.1).merge(state, [(0, up(0.6, samples=1)), (1, up(0.8, samples=3))])
+    shared, correction = start(w=1.0, running_mean=9.0)
+    state = ServerState(shared, server=correction, clients=2)
+    merged = FedDyn(alpha=0.1).merge(state, Replies([(0, up(0.6, samples=1)), (1, up(0.8, samples=3))]))
     assert merged.server["correction.head.w"].item() == pytest.approx(0.025)
     assert merged.shared["head.w"].item() == pytest.approx(0.5)
 
@@ -123,10 +135,10 @@ def test_rounds_end_at_the_federations_optimum_and_those_of_fedavg_do_not(make: 
     """
     experiment = make({"train.rounds": 40, "train.steps": 30, "train.lr": 0.2, "train.momentum": 0.0})
     plain = simulate(dataclasses.replace(experiment, method=Quadratic()))
-    assert plain.server.shared["head.w"].item() == pytest.approx(0, abs=0.01)
+    assert plain.coordinator.state.shared["head.w"].item() == pytest.approx(0, abs=0.01)
     ours = simulate(dataclasses.replace(experiment, method=DynamicQuadratic(alpha=1.0)))
-    assert ours.server.shared["head.w"].item() == pytest.approx(-0.6, abs=1e-4)
-    assert ours.server.server["correction.head.w"].item() == pytest.approx(0, abs=1e-4)
+    assert ours.coordinator.state.shared["head.w"].item() == pytest.approx(-0.6, abs=1e-4)
+    assert ours.coordinator.state.server["correction.head.w"].item() == pytest.approx(0, abs=1e-4)
     duals = [state.tensors["dual.head.w"].item() for _, state in states(ours)]
     assert duals == pytest.approx([-1.6, 1.6], abs=1e-4)
 
@@ -136,14 +148,14 @@ def test_a_tiny_alpha_leaves_local_training_as_it_is(make: Make):
 
     The merge does not vanish: h / alpha = -(mean - w_0), so w_1 = mean + (mean - w_0).
     """
-    start = simulate(make(), rounds=0).server.shared
+    first = simulate(make(), rounds=0).coordinator.state.shared
     plain = simulate(make(), rounds=1)
     ours = simulate(make({"method": {"name": "feddyn", "alpha": 1e-30}}), rounds=1)
-    one, other = (run.messages["train"]["up"] for run in (plain, ours))
+    one, other = (run.coordinator.messages["train"]["up"] for run in (plain, ours))
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
-    for name, mean in plain.server.shared.items():
-        torch.testing.assert_close(ours.server.shared[name], 2 * mean - start[name], rtol=1e-4, atol=1e-6)
+    for name, mean in plain.coordinator.state.shared.items():
+        torch.testing.assert_close(ours.coordinator.state.shared[name], 2 * mean - first[name], rtol=1e-4, atol=1e-6)
 
 
 def test_gradients_are_clipped(make: Make):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Literal
 
 import pytest
 import torch
@@ -12,8 +13,9 @@ from torch.nn import functional as F
 
 from conftest import CNN_WITH_BN, Make, at, net_of, simulate
 from fedshift.core.contract import Batch, LocalWork, ServerState
-from fedshift.core.messages import Down, Up
+from fedshift.core.messages import Down
 from fedshift.core.net import Net
+from fedshift.core.tensors import Replies, Tensors
 from fedshift.errors import FedshiftError
 from fedshift.federation.samples import Samples
 from fedshift.methods.fediir import FedIIR
@@ -36,23 +38,40 @@ def test_the_probe_by_hand():
     batch = Batch(torch.tensor([[2.0], [0.0]]), torch.tensor([0, 1]))
     measured = FedIIR().head_gradient(one_dimensional_net(), batch, at())
     assert measured["gradient.head.weight"].flatten().tolist() == pytest.approx([-GRADIENT, GRADIENT], abs=1e-6)
-    work = LocalWork({}, {}, Down({}), measured, Samples(*batch), torch.tensor([1, 1]))
-    up = FedIIR().reply_probe(work)
+    nothing = Tensors()
+    work = LocalWork(
+        trained=nothing,
+        private=nothing,
+        received=Down(),
+        measured=Tensors(measured),
+        snapshot=nothing,
+        train=Samples(batch.x, batch.y),
+        counts=torch.tensor([1, 1]),
+        steps=0,
+        lr=0.1,
+    )
+    up = FedIIR().mean_gradient(work)
     assert up.keys() == {"gradient.head.weight"}
     assert up["gradient.head.weight"].flatten().tolist() == pytest.approx([-GRADIENT / 2, GRADIENT / 2], abs=1e-6)
-    assert FedIIR(weighting="samples").reply_probe(work)["samples"].item() == 2
 
 
-def gradients(*values: float, **more: list[int]) -> list[tuple[int, Up]]:
-    ups = [{"gradient.head.weight": torch.tensor([value])} for value in values]
+@pytest.mark.parametrize(("weighting", "counted"), [("uniform", False), ("samples", True)])
+def test_gradients_weigh_as_models_do(weighting: Literal["uniform", "samples"], counted: bool):
+    (stage,) = FedIIR(weighting=weighting).stages(1)
+    assert [exchange.counted for exchange in stage.exchanges] == [counted, counted]
+
+
+def gradients(*values: float, **more: list[int]) -> Replies:
+    ups = [Tensors({"gradient.head.weight": torch.tensor([value])}) for value in values]
     for name, each in more.items():
         ups = [up | {name: torch.tensor(number)} for up, number in zip(ups, each, strict=True)]
-    return [(k, Up(up)) for k, up in enumerate(ups)]
+    return Replies(enumerate(ups))
 
 
 def test_the_moving_mean_by_hand():
     """Memory 0.95: g = 0.05 * mean(1, 3) = 0.1, then 0.95 * 0.1 + 0.05 * 4 = 0.295. Other tensors stay."""
-    state = ServerState({"head.weight": torch.tensor([7.0])}, {"invariant.head.weight": torch.zeros(1)}, clients=2)
+    shared, g = Tensors({"head.weight": torch.tensor([7.0])}), Tensors({"invariant.head.weight": torch.zeros(1)})
+    state = ServerState(shared, g, clients=2)
     once = FedIIR().merge_probe(state, gradients(1.0, 3.0))
     assert once.down["invariant.head.weight"].item() == pytest.approx(0.1)
     twice = FedIIR().merge_probe(once, gradients(4.0, 4.0))
@@ -66,11 +85,12 @@ def test_the_penalty_by_hand():
     """One image x = 2, y = 0, lam = 0.5: against g = 0 it is 0.5 * 2 * 0.0359724^2; against the gradient itself 0."""
     batch = Batch(torch.tensor([[2.0]]), torch.tensor([0]))
     method, net = FedIIR(lam=0.5), one_dimensional_net()
-    terms = method.loss(net, batch, at(received={"invariant.head.weight": torch.zeros(2, 1)}))
+    objective = method.objective("train")
+    terms = objective.terms(net, batch, at(received={"invariant.head.weight": torch.zeros(2, 1)}))
     assert terms["cross_entropy"].item() == pytest.approx(0.0181499, abs=1e-6)
     assert terms["invariance"].item() == pytest.approx(GRADIENT**2, rel=1e-4)
     own = {"invariant.head.weight": method.head_gradient(net, batch, at())["gradient.head.weight"]}
-    assert method.loss(net, batch, at(received=own))["invariance"].item() == pytest.approx(0, abs=1e-12)
+    assert objective.terms(net, batch, at(received=own))["invariance"].item() == pytest.approx(0, abs=1e-12)
 
 
 def tiny_net() -> tuple[Net, Batch, dict[str, torch.Tensor]]:
@@ -94,10 +114,10 @@ def test_the_gradient_is_of_second_order():
     Without the graph through the inner gradient the penalty would move nothing.
     """
     net, batch, received = tiny_net()
-    method, step = FedIIR(lam=0.7), 1e-6
+    objective, step = FedIIR(lam=0.7).objective("train"), 1e-6
 
     def total() -> torch.Tensor:
-        return sum(method.loss(net, batch, at(received=received)).values())
+        return sum(objective.terms(net, batch, at(received=received)).values())
 
     parameters = dict(net.parameters())
     exact = torch.autograd.grad(total(), list(parameters.values()))
@@ -121,15 +141,16 @@ def test_the_penalty_in_closed_form():
     error = (net.head(z).softmax(dim=1) - F.one_hot(batch.y, 3)) / 4
     distance = (error.T @ z - received["invariant.head.weight"]).square().sum()
     distance = distance + (error.sum(dim=0) - received["invariant.head.bias"]).square().sum()
-    penalty = FedIIR(lam=0.7).loss(net, batch, at(received=received))["invariance"]
+    penalty = FedIIR(lam=0.7).objective("train").terms(net, batch, at(received=received))["invariance"]
     assert penalty.item() == pytest.approx(0.7 * distance.item(), rel=1e-12)
 
 
 def test_without_its_term_it_is_fedavg(make: Make):
     changes = {"train.rounds": 3} | CNN_WITH_BN
     plain, ours = simulate(make(changes)), simulate(make(changes | {"method": {"name": "fediir", "lam": 0.0}}))
-    assert plain.server.shared.keys() == ours.server.shared.keys()
-    assert all(torch.equal(plain.server.shared[name], ours.server.shared[name]) for name in plain.server.shared)
+    one, other = plain.coordinator.state.shared, ours.coordinator.state.shared
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_a_run_stores_the_moving_mean_and_sends_it_at_once(make: Make):
@@ -137,23 +158,23 @@ def test_a_run_stores_the_moving_mean_and_sends_it_at_once(make: Make):
 
     What is sent to train is g after this round's probe, and g goes on from round to round.
     """
-    sent = []
+    received = []
 
     @dataclass(frozen=True, kw_only=True)
     class Recorded(FedIIR):
-        """Remembers what was sent for training."""
+        """Remembers what had arrived at every step of training."""
 
-        def send(self, state, client):
-            sent.append(super().send(state, client))
-            return sent[-1]
+        def loss(self, net, batch, context):
+            received.append(context.received)
+            return super().loss(net, batch, context)
 
     experiment = make({"train.rounds": 3, "evaluate.batch": 10})
     simulation = simulate(dataclasses.replace(experiment, method=Recorded(ema=0.5)))
     g = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in (("weight", (3, 4)), ("bias", (3,)))}
-    assert len(sent) == 6  # two clients, three rounds
-    for down in sent[::2]:
+    assert len(received) == 12  # three rounds, two clients, two steps
+    for down in received[::4]:
         fresh = net_of(simulation)
-        fresh.encoder.load_state_dict({n[8:]: t for n, t in down.items() if n.startswith("encoder.")})
+        fresh.encoder.load_state_dict(down.of("encoder"))
         encoder, w, b = fresh.encoder.double(), down["head.weight"].double(), down["head.bias"].double()
         means = []
         for client in simulation.federation.clients:
@@ -164,11 +185,11 @@ def test_a_run_stores_the_moving_mean_and_sends_it_at_once(make: Make):
         g = {name: 0.5 * old + 0.5 * (means[0][name] + means[1][name]) / 2 for name, old in g.items()}
         for name, expected in g.items():
             torch.testing.assert_close(down[f"invariant.head.{name}"].double(), expected, rtol=1e-4, atol=1e-6)
-    assert torch.equal(simulation.coordinator.state.down["invariant.head.bias"], sent[-1]["invariant.head.bias"])
+    assert torch.equal(simulation.coordinator.state.down["invariant.head.bias"], received[-1]["invariant.head.bias"])
 
 
 def test_what_each_exchange_carries(make: Make):
-    messages = simulate(make({"method.name": "fediir"}), rounds=1).messages
+    messages = simulate(make({"method.name": "fediir"}), rounds=1).coordinator.messages
     assert set(messages["probe"]["up"]) == {"gradient.head.weight", "gradient.head.bias"}
     model = set(messages["probe"]["down"])
     assert set(messages["train"]["down"]) == model | {"invariant.head.weight", "invariant.head.bias"}

@@ -20,7 +20,8 @@ from fedshift.simulation.simulation import Simulation
 def loss_of(logits: torch.Tensor, y: list[int], counts: list[int], **settings):
     """FedLC's loss where the encoder gives the logits and the head passes them on."""
     net = Net({"encoder": nn.Identity(), "head": nn.Identity()})
-    return FedLC(**settings).loss(net, Batch(logits, torch.tensor(y)), at(counts=counts))["cross_entropy"]
+    objective = FedLC(**settings).objective("train")
+    return objective.terms(net, Batch(logits, torch.tensor(y)), at(counts=counts))["cross_entropy"]
 
 
 @pytest.mark.parametrize(
@@ -84,8 +85,9 @@ def test_a_rare_class_has_the_wider_margin():
 def test_without_calibration_it_is_fedavg_where_every_class_is_present(make: Make):
     changes = {"train.rounds": 3} | CNN_WITH_BN
     plain, ours = simulate(make(changes)), simulate(make(changes | {"method": {"name": "fedlc", "tau": 0.0}}))
-    assert plain.server.shared.keys() == ours.server.shared.keys()
-    assert all(torch.equal(plain.server.shared[name], ours.server.shared[name]) for name in plain.server.shared)
+    one, other = plain.coordinator.state.shared, ours.coordinator.state.shared
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 @pytest.mark.parametrize("name", ["fedlc", "fedavg"])

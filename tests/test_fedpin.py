@@ -11,10 +11,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from conftest import CNN_WITH_BN, Make, at, exchanged, go_on, net_of, resident, scored, simulate, states
+from conftest import CNN_WITH_BN, Make, at, exchanged, go_on, models_of, net_of, resident, scored, simulate, states
 from fedshift.core.contract import Batch, ServerState
-from fedshift.core.messages import Up
 from fedshift.core.net import Net
+from fedshift.core.tensors import Replies, Tensors, part_of
 from fedshift.engines.batches import BatchOrder
 from fedshift.errors import FedshiftError
 from fedshift.methods import METHODS
@@ -122,7 +122,7 @@ def test_a_weight_of_0_leaves_out_its_term_and_what_only_it_needs(make: Make):
     assert [objective.name for objective in game.objectives] == ["global"]
     net = Net({"personal_encoder": linear(2.0), "personal_head": linear(1.0, -1.0)})
     batch = Batch(torch.tensor([[1.0]]), torch.tensor([0]))
-    assert set(personal.objectives[0].loss(net, batch, at())) == {"personal"}
+    assert set(personal.objectives[0].terms(net, batch, at())) == {"personal"}
 
 
 # The global game ------------------------------------------------------------------------------------
@@ -149,12 +149,12 @@ def test_the_game_and_its_signs_by_hand(auxiliary: str):
     """
     method, net = GlobalModel(alpha=3, auxiliary=auxiliary), game_net()
     objectives = {objective.name: objective for objective in method.game()}
-    terms = objectives["global"].loss(net, ONE, at())
+    terms = objectives["global"].terms(net, ONE, at())
     assert {name: term.item() for name, term in terms.items()} == pytest.approx(
         {"cross_entropy": 0.1269280, "invariance": 0.3263343}, abs=1e-6
     )
     parameters = dict(net.parameters())
-    moved = [p for name, p in parameters.items() if name.partition(".")[0] in objectives["global"].moves]
+    moved = [p for name, p in parameters.items() if part_of(name) in objectives["global"].moves]
     torch.autograd.backward(sum(terms.values()), inputs=moved)
     assert parameters["encoder.weight"].grad.item() == pytest.approx(-0.7377888, abs=1e-6)
     assert parameters["head.weight"].grad.flatten().tolist() == pytest.approx([-0.4768117, 0.4768117], abs=1e-6)
@@ -165,7 +165,7 @@ def test_the_game_and_its_signs_by_hand(auxiliary: str):
         assert list(objectives) == ["auxiliary", "global"]
         assert parameters["auxiliary.weight"].grad is None
         before = parameters["encoder.weight"].grad.clone()
-        own = objectives["auxiliary"].loss(net, ONE, at())["auxiliary"]
+        own = objectives["auxiliary"].terms(net, ONE, at())["auxiliary"]
         assert own.item() == pytest.approx(0.0181499, abs=1e-6)
         own.backward()
         assert torch.equal(parameters["encoder.weight"].grad, before)  # stop gradient
@@ -193,7 +193,7 @@ def test_omega_a_gets_better_or_worse_in_a_run(make: Make, auxiliary: str, falls
     simulation = simulate(experiment, rounds=1)
     client = simulation.federation.clients[0]
     tensors = simulation.site.store.get(0).tensors
-    z = net_of(simulation).frozen("encoder", simulation.coordinator.state.shared, client.train.x)
+    z = net_of(simulation).frozen("encoder", simulation.coordinator.state.shared.of("encoder"), client.train.x)
     risks = [
         F.cross_entropy(F.linear(z, held["auxiliary.weight"], held["auxiliary.bias"]), client.train.y).item()
         for held in (simulation.site.initial, tensors)
@@ -213,7 +213,7 @@ def test_proposition_4_2_on_two_clients():
         net = Net({"encoder": linear(1.0), "head": linear(0.0, 0.0), "auxiliary": informed})
         zeros = round(4 * p)
         batch = Batch(torch.ones(4, 1), torch.tensor([0] * zeros + [1] * (4 - zeros)))
-        total += GlobalModel(alpha=1).loss(net, batch, at())["invariance"].item() / 2
+        total += GlobalModel(alpha=1).objective("global").terms(net, batch, at())["invariance"].item() / 2
     assert total == pytest.approx(0.1308120, abs=1e-6)
 
 
@@ -225,7 +225,7 @@ def test_the_difference_of_the_losses_survives_32_bits():
     differences, below 1e-7 each, average out before alpha multiplies them.
     """
     generator = torch.Generator().manual_seed(0)
-    alpha, method = 1e5, GlobalModel(alpha=1e5)
+    alpha, objective = 1e5, GlobalModel(alpha=1e5).objective("global")
     ours_error, naive_error = 0.0, 0.0
     for _ in range(50):
         z = torch.randn(200, 16, generator=generator)
@@ -236,7 +236,7 @@ def test_the_difference_of_the_losses_survives_32_bits():
             head.weight.data = weight + shift * torch.randn(2, 16, generator=generator)
             head.bias.data.zero_()
         with torch.no_grad():
-            ours = sum(method.loss(net, Batch(z, y), at()).values()).double()
+            ours = sum(objective.terms(net, Batch(z, y), at()).values()).double()
             logits = net.head(z), net.auxiliary(z)
             risk, informed = (F.cross_entropy(each, y) for each in logits)
             exact_risk, exact_informed = (F.cross_entropy(each.double(), y) for each in logits)
@@ -251,7 +251,8 @@ def test_alpha_warms_up_linearly_from_0():
     method = GlobalModel(alpha=8, alpha_warmup=4)
     assert [method.alpha_at(round) for round in range(1, 7)] == [0, 2, 4, 6, 8, 8]
     assert [GlobalModel(alpha=8).alpha_at(round) for round in (1, 2)] == [8, 8]
-    terms = [method.loss(game_net(), ONE, at(round=round))["invariance"].item() for round in (1, 2, 5)]
+    objective = method.objective("global")
+    terms = [objective.terms(game_net(), ONE, at(round=round))["invariance"].item() for round in (1, 2, 5)]
     assert terms == pytest.approx([0, 2 * 0.1087781, 8 * 0.1087781], abs=1e-6)  # R_g - R_a, derived above
 
 
@@ -278,8 +279,9 @@ def test_phases_count_in_the_unit(unit: str):
 
 def test_a_clients_own_auxiliary_head_never_leaves(make: Make):
     simulation = simulate(make(PIN))
-    for message in simulation.coordinator.messages["train"].values():
-        assert {name.partition(".")[0] for name in message} == {"encoder", "head"}
+    messages = simulation.coordinator.messages["train"]
+    for direction in ("down", "up"):
+        assert {part_of(name) for name in messages[direction]} == {"encoder", "head"}
     one, other = (state.tensors["auxiliary.weight"] for _, state in states(simulation))
     assert not torch.equal(one, other)
 
@@ -291,11 +293,11 @@ def test_the_mlps_one_hot_columns_are_merged_by_owner():
     (4 | 100, 200, 300). z's column and the bias are means; column 0 is client 0's, 2 client 2's, 1 the server's.
     """
 
-    def sent(*columns: float) -> dict[str, torch.Tensor]:
-        return {"auxiliary.first.weight": torch.tensor([columns]), "auxiliary.first.bias": torch.tensor([columns[0]])}
+    def sent(*columns: float) -> Tensors:
+        return Tensors({"weight": torch.tensor([columns]), "bias": torch.tensor([columns[0]])}).under("auxiliary.first")
 
     state = ServerState(sent(0.0, 1.0, 2.0, 3.0), clients=3)
-    replies = [(0, Up(sent(2.0, 10.0, 20.0, 30.0))), (2, Up(sent(4.0, 100.0, 200.0, 300.0)))]
+    replies = Replies([(0, sent(2.0, 10.0, 20.0, 30.0)), (2, sent(4.0, 100.0, 200.0, 300.0))])
     merged = GlobalModel(auxiliary_head="mlp").merge(state, replies).shared
     assert merged["auxiliary.first.weight"].tolist() == [[3, 10, 2, 300]]
     assert merged["auxiliary.first.bias"].tolist() == [3]
@@ -353,7 +355,7 @@ def test_each_phase_moves_its_own_parts_only(make: Make, phase: int, moves: set[
     when = simulation.coordinator.schedule[0]
     ups = exchanged(simulation, when.stage.exchanges[0], when, simulation.federation.clients)
     after = {**ups[0], **simulation.site.store.get(0).tensors}
-    assert {name.partition(".")[0] for name in before if not torch.equal(before[name], after[name])} == moves
+    assert {part_of(name) for name in before if not torch.equal(before[name], after[name])} == moves
     assert all(name in after for name in before)
 
 
@@ -363,14 +365,15 @@ def test_without_its_terms_it_is_fedavg_beside_local_training(make: Make):
     weightless = {"method.alpha": 0.0, "method.lam": 0.0, "method.gamma": 0.0}
     both = simulate(make({**PIN, **weightless, **whole}))
     federated, alone = simulate(make(whole)), simulate(make({"method.name": "single", **whole}))
-    assert both.server.shared.keys() == federated.server.shared.keys()
-    for name, tensor in federated.server.shared.items():
-        torch.testing.assert_close(both.server.shared[name], tensor, rtol=1e-4, atol=1e-6)
-        assert not torch.allclose(tensor, both.store.get(0).tensors[f"personal_{name}"], rtol=1e-2)
+    mine, theirs = both.coordinator.state.shared, federated.coordinator.state.shared
+    assert mine.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        torch.testing.assert_close(mine[name], tensor, rtol=1e-4, atol=1e-6)
+        assert not torch.allclose(tensor, both.site.store.get(0).tensors[f"personal_{name}"], rtol=1e-2)
     for client, state in states(alone):
         for name, tensor in state.tensors.items():
-            mine = both.store.get(client).tensors[f"personal_{name}"]
-            torch.testing.assert_close(mine, tensor, rtol=1e-4, atol=1e-6)
+            own = both.site.store.get(client).tensors[f"personal_{name}"]
+            torch.testing.assert_close(own, tensor, rtol=1e-4, atol=1e-6)
 
 
 def test_the_personal_model_of_one_round_is_singles_to_the_bit(make: Make):
@@ -378,7 +381,7 @@ def test_the_personal_model_of_one_round_is_singles_to_the_bit(make: Make):
     both = simulate(make({**PIN, **weightless}), rounds=1)
     alone = simulate(make({"method.name": "single"}), rounds=1)
     for client, state in states(alone):
-        mine = both.store.get(client).tensors
+        mine = both.site.store.get(client).tensors
         assert all(torch.equal(mine[f"personal_{name}"], tensor) for name, tensor in state.tensors.items())
 
 
@@ -394,7 +397,7 @@ def test_a_clients_own_encoders_start_as_the_global_one_or_from_their_own_draws(
 
 def test_an_unsampled_clients_personal_parts_stand_still(make: Make):
     simulation = Simulation(make({**PIN, "train.participation": 0.5, "train.rounds": 4}))
-    for _moment in simulation.coordinator.schedule:
+    for _ in simulation.coordinator.schedule:
         before = {client: state.tensors for client, state in states(simulation)}
         go_on(simulation)
         after = {client: state.tensors for client, state in states(simulation)}
@@ -407,7 +410,7 @@ def test_an_unsampled_clients_personal_parts_stand_still(make: Make):
 def test_an_unseen_client_is_predicted_for_with_the_global_model(make: Make, bn: str, name: str):
     simulation = simulate(make({**PIN, "method.name": name, "method.bn": bn} | CNN_WITH_BN))
     target = next(e for e in simulation.federation.environments if e.client is None)
-    (model,) = simulation.models(target)
+    (model,) = models_of(simulation, target)
     when = simulation.coordinator.schedule[-1]
     mine = scored(simulation, model, target, when)
     assert scored(simulation, model, target, when, GlobalModel(alpha=1)) == mine
@@ -420,14 +423,12 @@ def test_an_unseen_client_is_predicted_for_with_the_global_model(make: Make, bn:
 def test_a_client_is_predicted_for_with_its_personal_model(make: Make):
     simulation = simulate(make(PIN))
     environment = next(e for e in simulation.federation.environments if e.client == 0)
-    (model,) = simulation.models(environment)
+    (model,) = models_of(simulation, environment)
     x = environment.samples.x[:5]
     resident(simulation).client.load(0, model)
-    tensors = simulation.site.store.get(0).tensors
-    net = net_of(simulation)
-    own = {name.removeprefix("personal_"): tensor for name, tensor in tensors.items() if name.startswith("personal_")}
-    z = net.frozen("encoder", own, x)
-    logits = F.linear(z, own["head.weight"], own["head.bias"])
+    net, kept = net_of(simulation), Tensors(simulation.site.store.get(0).tensors)
+    z = net.frozen("encoder", kept.of("personal_encoder"), x)
+    logits = F.linear(z, kept["personal_head.weight"], kept["personal_head.bias"])
     torch.testing.assert_close(FedPIN().predict(net, x, {}), logits.log_softmax(dim=1))
 
 
@@ -463,7 +464,7 @@ FT = {"method.name": "fedpin-gm-ft", "method.finetune_steps": 3, "method.finetun
 def test_fine_tuning_keeps_each_clients_copy_and_sends_nothing(make: Make, bn: str):
     simulation = Simulation(make({**FT, "method.bn": bn, "train.participation": 0.5} | CNN_WITH_BN))
     *training, _tuning = simulation.coordinator.schedule
-    for _moment in training:
+    for _ in training:
         go_on(simulation)
     shared, bytes_up = dict(simulation.coordinator.state.shared), simulation.coordinator.bytes_up
     go_on(simulation)
@@ -488,7 +489,7 @@ def test_the_copy_is_plain_sgd_from_the_global_model(make: Make):
         indices = next(order)
         z = torch.func.functional_call(
             net_of(simulation).encoder,
-            {name.removeprefix("encoder."): t for name, t in w.items() if name.startswith("encoder.")},
+            dict(Tensors(w).of("encoder")),
             (client.train.x[indices],),
         )
         loss = F.cross_entropy(F.linear(z, w["head.weight"], w["head.bias"]), client.train.y[indices])
@@ -508,14 +509,14 @@ def test_gm_ft_predicts_with_the_global_model_until_it_is_tuned(make: Make):
 
     def scores(environment):
         """As GM-FT scores it, and as the global model does."""
-        (model,) = simulation.models(environment)
+        (model,) = models_of(simulation, environment)
         when = simulation.coordinator.schedule[-1]
         found = scored(simulation, model, environment, when)
         plain = scored(simulation, model, environment, when, GlobalModel(alpha=1))
         return found.loss, plain.loss
 
     *training, _tuning = simulation.coordinator.schedule
-    for _moment in training:
+    for _ in training:
         go_on(simulation)
         assert len(set(scores(own))) == 1
     go_on(simulation)
@@ -530,10 +531,12 @@ def test_a_run_goes_on_from_any_checkpoint_across_stages(make: Make, tmp_path: P
         simulate(experiment, rounds=stop, folder=tmp_path / str(stop))
         resumed = simulate(experiment, folder=tmp_path / str(stop))
         for client, state in states(whole):
-            mine, theirs = resumed.store.get(client).flat(), state.flat()
+            mine, theirs = resumed.site.store.get(client).flat(), state.flat()
             assert mine.keys() == theirs.keys()
             assert all(torch.equal(mine[name], theirs[name]) for name in mine)
-        assert all(torch.equal(resumed.server.shared[name], t) for name, t in whole.coordinator.state.shared.items())
+        assert all(
+            torch.equal(resumed.coordinator.state.shared[name], t) for name, t in whole.coordinator.state.shared.items()
+        )
 
 
 @pytest.mark.parametrize("name", ["fedpin", "fedpin-gm", "fedpin-gm-ft", "fedpin-gm-l2"])

@@ -58,7 +58,7 @@ def test_loss_and_gradient_by_hand():
     """
     net = one_dimensional_net()
     batch = Batch(torch.zeros(1, 1), torch.tensor([0]))
-    terms = FedSR(l2r=0.1, cmi=0.3).loss(net, batch, context(eps=torch.tensor([[0.5]])))
+    terms = FedSR(l2r=0.1, cmi=0.3).objective("train").terms(net, batch, context(eps=torch.tensor([[0.5]])))
     assert {name: term.item() for name, term in terms.items()} == pytest.approx(
         {"cross_entropy": 0.0181499, "l2r": 0.4, "cmi": 0.3920558}, abs=1e-6
     )
@@ -75,8 +75,8 @@ def test_the_norm_form_by_hand():
     net = Net({"encoder": encoder, "head": nn.Linear(2, 2)})
     batch = Batch(torch.tensor([[3.0, 4.0]]), torch.tensor([1]))
     squared, norm = METHODS.get("fedl2r")(l2r=0.1), METHODS.get("fedl2r")(l2r=0.1, l2r_form="norm")
-    assert squared.loss(net, batch, context())["l2r"].item() == pytest.approx(2.5)
-    assert norm.loss(net, batch, context())["l2r"].item() == pytest.approx(0.5)
+    assert squared.objective("train").terms(net, batch, context())["l2r"].item() == pytest.approx(2.5)
+    assert norm.objective("train").terms(net, batch, context())["l2r"].item() == pytest.approx(0.5)
 
 
 def test_the_scale_of_the_public_code_acts_inside_cmi_only():
@@ -84,7 +84,9 @@ def test_the_scale_of_the_public_code_acts_inside_cmi_only():
     net = one_dimensional_net()
     net.reference.scale = nn.Parameter(torch.tensor(2.0))
     batch = Batch(torch.zeros(1, 1), torch.tensor([0]))
-    terms = FedSR(l2r=0.1, cmi=1.0, cmi_scale=True).loss(net, batch, context(eps=torch.tensor([[0.5]])))
+    terms = (
+        FedSR(l2r=0.1, cmi=1.0, cmi_scale=True).objective("train").terms(net, batch, context(eps=torch.tensor([[0.5]])))
+    )
     assert terms["cmi"].item() == pytest.approx(9.5 - math.log(4))
     assert terms["l2r"].item() == pytest.approx(0.4)
 
@@ -131,8 +133,9 @@ def test_no_samples_means_the_mean():
 
 def test_without_its_weights_fedl2r_is_fedavg(make: Make):
     plain, variant = simulate(make()), simulate(make({"method": {"name": "fedl2r", "l2r": 0.0}}))
-    assert plain.server.shared.keys() == variant.server.shared.keys()
-    assert all(torch.equal(plain.server.shared[name], variant.server.shared[name]) for name in plain.server.shared)
+    one, other = plain.coordinator.state.shared, variant.coordinator.state.shared
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_variants_leave_out_their_term():

@@ -11,10 +11,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from conftest import CNN_WITH_BN, Make, at, exchanged, go_on, net_of, simulate, states
+from conftest import CNN_WITH_BN, Make, at, exchanged, go_on, models_of, net_of, simulate, states
 from fedshift.core.contract import Batch
 from fedshift.core.net import Net
 from fedshift.core.state import ClientState
+from fedshift.core.tensors import Replies
 from fedshift.errors import FedshiftError
 from fedshift.federation.samples import Samples
 from fedshift.methods import METHODS
@@ -86,7 +87,7 @@ def test_the_models_loss_and_gradients_by_hand():
     net = net_of_one_dimension(gain_of_m=3.0)
     method = FRAug(smoothing=False, syn_weight=0.5)
     batch = Batch(column(1.0, -1.0), torch.tensor([0, 1]))
-    terms = method.loss(net, batch, context(column(0.5, -0.25), column(0.25, -0.5)))
+    terms = method.objective("model").terms(net, batch, context(column(0.5, -0.25), column(0.25, -0.5)))
     assert values(terms) == pytest.approx(
         {"cross_entropy": 0.1269280, "synthetic": 0.2403962, "synthetic_classes": 0.1566783}, abs=1e-6
     )
@@ -98,7 +99,7 @@ def test_the_models_loss_and_gradients_by_hand():
 def test_synthetic_terms_alone_reach_the_head_and_not_the_encoder():
     net = net_of_one_dimension()
     batch = Batch(column(1.0, -1.0), torch.tensor([0, 1]))
-    terms = FRAug().loss(net, batch, context(column(0.5, 0.5), column(0.5, 0.5)))
+    terms = FRAug().objective("model").terms(net, batch, context(column(0.5, 0.5), column(0.5, 0.5)))
     (terms["synthetic"] + terms["synthetic_classes"]).backward()
     assert net.encoder.weight.grad is None
     assert net.head.weight.grad.abs().sum() > 0
@@ -108,7 +109,7 @@ def test_a_class_never_seen_takes_no_part():
     """Only class 0 is in the batch: u_0 = (1 + 3) / 2 = 2, z' = 0, m = 0: the sum is log(1 + e^-4) = 0.0181499."""
     net = net_of_one_dimension()
     batch = Batch(column(1.0, 3.0), torch.tensor([0, 0]))
-    terms = FRAug().loss(net, batch, context(column(0.0, 0.0), column(0.0, 0.0)))
+    terms = FRAug().objective("model").terms(net, batch, context(column(0.0, 0.0), column(0.0, 0.0)))
     assert terms["synthetic_classes"].item() == pytest.approx(0.0181499, abs=1e-6)
     assert net.prototypes.seen.tolist() == [True, False]
 
@@ -118,7 +119,8 @@ def test_without_rtnet_the_residual_is_the_generators_own():
     parts = net_of_one_dimension().parts
     del parts["rtnet"]
     batch = Batch(column(1.0, -1.0), torch.tensor([0, 1]))
-    terms = FRAug(rtnet=False).loss(Net(parts), batch, context(column(0.5, -0.25), column(0.0, 0.0)))
+    noise = context(column(0.5, -0.25), column(0.0, 0.0))
+    terms = FRAug(rtnet=False).objective("model").terms(Net(parts), batch, noise)
     assert terms["synthetic"].item() == pytest.approx((0.0181499 + 0.3132617) / 2, abs=1e-6)
 
 
@@ -167,7 +169,7 @@ def test_the_head_meets_the_prototype_that_its_batch_has_moved():
     net.prototypes.seen.copy_(torch.tensor([True, False]))
     batch = Batch(column(12.0, 12.0), torch.tensor([0, 0]))
     method = FRAug(prototype_rate="constant")
-    terms = method.loss(net, batch, context(column(0.0, 0.0), column(0.0, 0.0)))
+    terms = method.objective("model").terms(net, batch, context(column(0.0, 0.0), column(0.0, 0.0)))
     assert net.prototypes.mean[0].item() == pytest.approx(5.0)
     assert terms["synthetic_classes"].item() == pytest.approx(math.log1p(math.exp(-10)), rel=1e-3)
 
@@ -287,7 +289,7 @@ def test_an_ablated_term_leaves_both_losses(flag, of_model, of_rtnet):
     net, method = net_of_one_dimension(), FRAug(**{flag: False})
     batch = Batch(column(1.0, 2.0), torch.tensor([0, 1]))
     noise = context(column(-0.5, -1.0), column(0.5, 0.0))
-    assert set(method.loss(net, batch, noise)) == of_model
+    assert set(method.objective("model").terms(net, batch, noise)) == of_model
     assert set(method.rtnet_loss(net, batch, noise)) == of_rtnet
 
 
@@ -348,15 +350,15 @@ def test_each_step_moves_its_own_parts_only(make: Make, stage2: str):
 
     @dataclass(frozen=True, kw_only=True)
     class Watched(FRAug):
-        """FRAug that remembers every part before each of its losses."""
+        """FRAug that remembers every part before each of its objectives; the model's begins as it encodes."""
 
         def watch(self, name, net):
             held = {part: [t.clone() for t in module.state_dict().values()] for part, module in net.parts.items()}
             seen.append((name, held, {part for part, module in net.parts.items() if module.training}))
 
-        def loss(self, net, batch, context):
+        def encode(self, net, batch, context):
             self.watch("model", net)
-            return super().loss(net, batch, context)
+            return super().encode(net, batch, context)
 
         def generator_loss(self, net, batch, context):
             self.watch("generator", net)
@@ -431,7 +433,7 @@ def test_the_generators_batch_norm_is_the_mean_of_the_clients(make: Make):
     when = simulation.coordinator.schedule[0]
     exchange = when.stage.exchanges[0]
     ups = exchanged(simulation, exchange, when, simulation.federation.clients)
-    merged = exchange.merge(simulation.coordinator.state, sorted(ups.items()))
+    merged = exchange.merge(simulation.coordinator.state, Replies(sorted(ups.items())))
     for name in ("generator.body.1.running_var", "generator.body.4.weight"):
         torch.testing.assert_close(merged.shared[name], (ups[0][name] + ups[1][name]) / 2)
 
@@ -445,7 +447,7 @@ def test_prototypes_are_the_mean_of_the_first_batch(make: Make):
     with torch.no_grad():
         u = encoder(initial.federation.inputs.evaluation(samples.x))
     expected = torch.stack([u[samples.y == c].mean(dim=0) for c in range(3)])
-    trained = simulate(experiment, rounds=1).store.get(0)
+    trained = simulate(experiment, rounds=1).site.store.get(0)
     torch.testing.assert_close(trained.tensors["prototypes.mean"], expected, rtol=1e-4, atol=1e-5)
 
 
@@ -455,23 +457,23 @@ def test_without_residual_and_prototypes_it_is_fedbn_with_the_heads_loss_twice(m
         """CE(h(u), y) + CE(h(sg u), y)."""
 
         def loss(self, net, batch, context):
-            u = self.features(net, batch.x)
             return {
-                "cross_entropy": F.cross_entropy(net.head(u), batch.y),
-                "again": F.cross_entropy(net.head(u.detach()), batch.y),
+                "cross_entropy": F.cross_entropy(net.head(batch.z), batch.y),
+                "again": F.cross_entropy(net.head(batch.z.detach()), batch.y),
             }
 
     experiment = make(CNN_WITH_BN | {"train.rounds": 3})
     fraug = simulate(replace(experiment, method=FRAug(syn_weight=0.0, ema_term=False)))
     fedbn = simulate(replace(experiment, method=HeadTwice()))
-    assert fedbn.server.shared.keys() < fraug.server.shared.keys()
-    assert all(torch.equal(tensor, fraug.server.shared[name]) for name, tensor in fedbn.server.shared.items())
+    smaller, larger = fedbn.coordinator.state.shared, fraug.coordinator.state.shared
+    assert smaller.keys() < larger.keys()
+    assert all(torch.equal(tensor, larger[name]) for name, tensor in smaller.items())
     for client, state in states(fedbn):
-        own = fraug.store.get(client).tensors
+        own = fraug.site.store.get(client).tensors
         assert state.tensors
         assert all(torch.equal(tensor, own[name]) for name, tensor in state.tensors.items())
     once = simulate(replace(experiment, method=FedBN()))
-    assert not torch.equal(once.server.shared["head.weight"], fedbn.server.shared["head.weight"])
+    assert not torch.equal(once.coordinator.state.shared["head.weight"], smaller["head.weight"])
 
 
 def test_parts_that_are_not_used_are_not_made(make: Make):
@@ -483,7 +485,7 @@ def test_parts_that_are_not_used_are_not_made(make: Make):
 def test_an_unseen_client_gets_the_mean_of_the_clients_batch_norms(make: Make):
     simulation = simulate(make(FRAUG), rounds=1)
     (unseen,) = [e for e in simulation.federation.environments if e.client is None]
-    (model,) = simulation.models(unseen)
+    (model,) = models_of(simulation, unseen)
     one, other = (state.tensors["encoder.1.running_mean"] for _, state in states(simulation))
     torch.testing.assert_close(model["encoder.1.running_mean"], (one + other) / 2)
 

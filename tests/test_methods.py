@@ -21,17 +21,18 @@ from conftest import (
     evaluated,
     exchanged,
     go_on,
+    models_of,
     net_of,
     resident,
     scored,
     simulate,
     states,
 )
-from fedshift.core.contract import Part
-from fedshift.core.messages import Down, Up
+from fedshift.core.contract import Batch, Exchange, Part, Phase, Stage, Upload
+from fedshift.core.messages import Up
 from fedshift.core.net import Net
 from fedshift.core.state import ClientState, OptimiserState, flat_optimisers
-from fedshift.core.tensors import weighted_mean
+from fedshift.core.tensors import Replies, Tensors
 from fedshift.datasets.features import Tell
 from fedshift.engines.batches import BatchOrder
 from fedshift.engines.engine import ServerJob
@@ -41,7 +42,10 @@ from fedshift.federation.environments import Environment
 from fedshift.federation.federation import Federation
 from fedshift.federation.samples import Samples
 from fedshift.methods import METHODS
+from fedshift.methods.client2vec.index import Rows
 from fedshift.methods.fedavg import FedAvg
+from fedshift.settings.experiment import Experiment
+from fedshift.simulation import simulation as simulation_module
 from fedshift.simulation.simulation import Simulation
 from fedshift.streams import Streams
 
@@ -64,7 +68,7 @@ def small(name: str) -> dict[str, Any]:
 def tensors_of(simulation: Simulation) -> dict[str, torch.Tensor]:
     """Everything that a run holds, by name."""
     server = simulation.coordinator.state
-    held = {**server.shared, **server.down, **server.server, **flat_optimisers(server.moments)}
+    held = {**server.shared, **server.down, **server.server, **flat_optimisers(server.optimisers)}
     for client, state in states(simulation):
         held |= {f"{client}/{name}": tensor for name, tensor in state.flat().items()}
     return held
@@ -102,9 +106,9 @@ def test_every_trainable_part_receives_a_gradient(make: Make, name: str):
         assert set(moved(state.optimisers)) | on_server == parameters
 
 
-def moved(moments: OptimiserState) -> Iterator[str]:
+def moved(optimisers: OptimiserState) -> Iterator[str]:
     """The parameters whose momentum, of whichever optimiser, is not all zero."""
-    for objective in moments.values():
+    for objective in optimisers.values():
         for parameter, kinds in objective.items():
             momentum = kinds["exp_avg"] if "exp_avg" in kinds else kinds["momentum_buffer"]
             if momentum.abs().sum() > 0:
@@ -118,7 +122,7 @@ def test_a_canary_in_client_state_never_leaves(make: Make, name: str):
     simulation = Simulation(make(small(name) | local))
     canary = 0.7654321
     assert simulation.site.initial
-    firsts = [first for first in simulation.coordinator.schedule if first.round == 1]
+    firsts = [first for first in simulation.coordinator.schedule if first.number == 1]
     for when, exchange in [(first, exchange) for first in firsts for exchange in first.stage.exchanges]:
         kept: set[str] = set()
 
@@ -132,10 +136,10 @@ def test_a_canary_in_client_state_never_leaves(make: Make, name: str):
             simulation.site.store.put(client.id, ClientState(tensors))
         clients = simulation.site.view(when.stage).clients
         ups = exchanged(simulation, dataclasses.replace(exchange, keep=keep), when, clients)
-        replies = sorted(ups.items())
+        replies = Replies(sorted(ups.items()))
         job = ServerJob(simulation.setup, exchange, when, simulation.coordinator.state, replies, lambda steps: None)
         state, _ = engine_of(simulation).serve(job)
-        simulation.coordinator.state = dataclasses.replace(exchange.merge(state, replies), measured={})
+        simulation.coordinator.state = dataclasses.replace(exchange.merge(state, replies), measured=Tensors())
         for client, up in ups.items():
             assert not up.keys() & simulation.site.initial.keys()
             assert not any((tensor == canary).any() for tensor in up.values())
@@ -177,13 +181,13 @@ def test_interrupted_after_any_round_equals_uninterrupted(make: Make, name: str,
 def test_the_order_of_clients_changes_nothing(make: Make, name: str, monkeypatch: pytest.MonkeyPatch):
     experiment = make(small(name))
     forward = simulate(experiment)
-    make_federation = Simulation._federation
+    in_order = simulation_module.make_federation
 
-    def reversed_clients(self: Simulation, tell: Tell) -> Federation:
-        federation = make_federation(self, tell)
+    def reversed_clients(experiment: Experiment, tell: Tell) -> Federation:
+        federation = in_order(experiment, tell)
         return dataclasses.replace(federation, clients=federation.clients[::-1])
 
-    monkeypatch.setattr(Simulation, "_federation", reversed_clients)
+    monkeypatch.setattr(simulation_module, "make_federation", reversed_clients)
     assert_same(forward, simulate(experiment))
 
 
@@ -195,17 +199,16 @@ def test_fedprox_pulls_towards_the_global_model(make: Make):
     """By hand: at w = w_t the term and its gradient are 0; after moving every weight by 1 it is mu/2 * count."""
     method = METHODS.get("fedprox")(mu=0.5)
     simulation = Simulation(make({"method.name": "fedprox"}))
-    net, batch = net_of(simulation), simulation.federation.clients[0].train
+    net, samples = net_of(simulation), simulation.federation.clients[0].train
+    batch = Batch(samples.x, samples.y)
     received = {name: parameter.detach().clone() for name, parameter in net.parameters()}
     count = sum(tensor.numel() for tensor in received.values())
-    from fedshift.core.contract import Batch
-
-    context = at(received=received)
-    assert method.loss(net, Batch(batch.x, batch.y), context)["proximal"].item() == 0
+    objective, context = method.objective("train"), at(received=received)
+    assert objective.terms(net, batch, context)["proximal"].item() == 0
     with torch.no_grad():
         for _, parameter in net.parameters():
             parameter.add_(1.0)
-    term = method.loss(net, Batch(batch.x, batch.y), context)["proximal"]
+    term = objective.terms(net, batch, context)["proximal"]
     assert term.item() == pytest.approx(0.25 * count, rel=1e-5)
 
 
@@ -235,10 +238,10 @@ def test_kept_moments_make_rounds_of_one_step_plain_momentum_sgd(make: Make):
     changes = {"method.name": "centralised", "train.steps": 1, "train.rounds": 6, "train.lr": 0.05}
     kept = simulate(make({**changes, "method.optimiser_state": "kept"}))
     one_round = simulate(make({**changes, "train.steps": 6, "train.rounds": 1}))
-    for name, tensor in kept.server.shared.items():
-        torch.testing.assert_close(tensor, one_round.server.shared[name], rtol=1e-6, atol=1e-7)
+    for name, tensor in kept.coordinator.state.shared.items():
+        torch.testing.assert_close(tensor, one_round.coordinator.state.shared[name], rtol=1e-6, atol=1e-7)
     fresh = simulate(make({**changes, "method.optimiser_state": "fresh"}))
-    assert not torch.allclose(fresh.coordinator.state.shared["head.weight"], kept.server.shared["head.weight"])
+    assert not torch.allclose(fresh.coordinator.state.shared["head.weight"], kept.coordinator.state.shared["head.weight"])
 
 
 @pytest.mark.parametrize(
@@ -268,7 +271,7 @@ def test_batch_norm_buffers_are_averaged_unless_local(make: Make, bn: str):
         return
     one, other = (up[name] for up in ups.values())
     assert not torch.equal(one, other)
-    merged = exchange.merge(simulation.coordinator.state, sorted(ups.items())).shared
+    merged = exchange.merge(simulation.coordinator.state, Replies(sorted(ups.items()))).shared
     torch.testing.assert_close(merged[name], (one + other) / 2)
     assert merged["encoder.1.num_batches_tracked"].item() == 2
     assert merged["encoder.1.num_batches_tracked"].dtype == torch.int64
@@ -280,14 +283,14 @@ def test_the_mean_is_weighted_by_samples_where_they_are_sent():
         Up({"w": torch.tensor([1.0]), "n": torch.tensor(2), "samples": torch.tensor(1)}),
         Up({"w": torch.tensor([5.0]), "n": torch.tensor(4), "samples": torch.tensor(3)}),
     ]
-    merged = weighted_mean(ups, ("w", "n"))
+    merged = Replies(enumerate(ups)).mean(("w", "n"))
     assert merged["w"].item() == 4
     assert merged["n"].item() == 4
 
 
 def test_samples_are_sent_only_where_they_weigh(make: Make):
-    assert "samples" not in simulate(make(), rounds=1).messages["train"]["up"]
-    up = simulate(make({"method.weighting": "samples"}), rounds=1).messages["train"]["up"]
+    assert "samples" not in simulate(make(), rounds=1).coordinator.messages["train"]["up"]
+    up = simulate(make({"method.weighting": "samples"}), rounds=1).coordinator.messages["train"]["up"]
     assert up["samples"].item() == 27  # 3 classes of 10 images, one of each held out
 
 
@@ -323,7 +326,7 @@ def test_centralised_pools_all_training_data(make: Make):
 def test_an_unseen_client_gets_the_mean_of_the_clients_batch_norm(make: Make):
     simulation = simulate(make({"method.name": "fedbn"} | CNN_WITH_BN))
     target = next(e for e in simulation.federation.environments if e.client is None)
-    (model,) = simulation.models(target)
+    (model,) = models_of(simulation, target)
     one, other = (state.tensors["encoder.1.weight"] for _, state in states(simulation))
     torch.testing.assert_close(model["encoder.1.weight"], (one + other) / 2)
 
@@ -389,8 +392,8 @@ def test_a_method_that_would_send_client_tensors_is_stopped(make: Make):
             parts = super().parts(spec)
             return {**parts, "head": Part(parts["head"].module, "client")}
 
-        def reply(self, work):
-            return Up({**work.trained, "head.weight": torch.zeros(3, 4)})
+        def exchange(self, name):
+            return super().exchange(name, upload=lambda work: {"head.weight": torch.zeros(3, 4)})
 
     experiment = dataclasses.replace(make(), method=Leaky())
     with pytest.raises(FedshiftError, match=r"would send 'head.weight', which never leaves the client"):
@@ -406,8 +409,8 @@ def test_what_the_server_keeps_is_never_sent(make: Make):
             parts = super().parts(spec)
             return {**parts, "secret": Part(torch.nn.Linear(2, 2), "server")}
 
-        def send(self, state, client):
-            return Down({**state.shared, **state.server})
+        def exchange(self, name):
+            return super().exchange(name, send=lambda state, client: state.server)
 
     with pytest.raises(FedshiftError, match=r"would send 'secret.bias', which never leaves the server"):
         simulate(dataclasses.replace(make(), method=Telling()))
@@ -420,17 +423,16 @@ def test_two_exchanges_in_a_round_and_a_stage_before(make: Make):
     class Probing(FedAvg):
         """FedAvg with a probe that uploads one number."""
 
-        def stages(self, rounds):
-            from fedshift.core.contract import Exchange, ServerState, Stage
+        def parts(self, model):
+            return {**super().parts(model), "size": Part(Rows(1), "down")}
 
+        def stages(self, rounds):
             probe = Exchange(
                 "probe",
-                lambda round, rounds: (),
-                self.send,
-                lambda work: Up({"probe": torch.tensor(float(work.samples))}),
-                lambda state, replies: ServerState(
-                    state.shared, {"probe": torch.stack([up["probe"] for _, up in replies]).mean()}
-                ),
+                returns=(),
+                uploads=(Upload("probe", (1,)),),
+                upload=lambda work: {"probe": torch.tensor([float(work.samples)])},
+                merge=lambda state, replies: state.updated({"size.value": replies.mean()["probe"]}),
             )
             return (Stage("warm-up", 1, (probe,)), Stage("train", rounds, (probe, self.exchange("train"))))
 
@@ -439,7 +441,7 @@ def test_two_exchanges_in_a_round_and_a_stage_before(make: Make):
     for _moment in simulation.coordinator.schedule:
         go_on(simulation)
     assert set(simulation.coordinator.messages) == {"probe", "train"}
-    assert simulation.coordinator.messages["train"]["down"]["probe"].item() == 27
+    assert simulation.coordinator.messages["train"]["down"]["size.value"].item() == 27
     assert [m.stage.name for m in simulation.coordinator.schedule] == ["warm-up", "train", "train"]
 
 
@@ -470,11 +472,11 @@ def test_each_client_is_scored_with_what_it_would_be_sent(make: Make):
     class OwnHead(FedAvg):
         """Client k is sent a head whose bias is k."""
 
-        def send(self, state, client):
-            return Down({**state.shared, "head.bias": torch.full((3,), float(client))})
+        def exchange(self, name):
+            return super().exchange(name, send=lambda state, client: {"head.bias": torch.full((3,), float(client))})
 
     simulation = Simulation(dataclasses.replace(make(), method=OwnHead()))
-    biases = [simulation.models(e)[0]["head.bias"].mean().item() for e in simulation.federation.environments[:2]]
+    biases = [models_of(simulation, e)[0]["head.bias"].mean().item() for e in simulation.federation.environments[:2]]
     assert biases == [0, 1]
 
 
@@ -487,14 +489,18 @@ def test_objectives_in_turn_move_only_their_own_parts(make: Make):
         """First the head, then the encoder."""
 
         def phases(self):
-            from fedshift.core.contract import Objective, Phase
-
             def watched(net: Net, batch, context):
                 modes.append((net.encoder.training, net.head.training))
                 return self.loss(net, batch, context)
 
             return (
-                Phase("game", (Objective("head", watched, ("head",)), Objective("encoder", self.loss, ("encoder",)))),
+                Phase(
+                    "game",
+                    (
+                        self.objective("head", loss=watched, moves=("head",)),
+                        self.objective("encoder", moves=("encoder",)),
+                    ),
+                ),
             )
 
     experiment = dataclasses.replace(make({"train.steps": 2, "train.rounds": 1, "method.optimiser_state": "kept"}))

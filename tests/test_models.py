@@ -253,4 +253,5 @@ def test_cct_settings_that_do_not_fit():
 )
 def test_they_are_trained_and_can_be_repeated(make: Make, model: dict[str, object]):
     one, other = (simulate(make({"model": model, "train.rounds": 1})) for _ in range(2))
-    assert all(torch.equal(one.server.shared[name], other.server.shared[name]) for name in one.server.shared)
+    shared = other.coordinator.state.shared
+    assert all(torch.equal(tensor, shared[name]) for name, tensor in one.coordinator.state.shared.items())

@@ -15,6 +15,7 @@ from conftest import CNN_WITH_BN, Make, at, exchanged, simulate, states
 from fedshift.core.contract import Batch
 from fedshift.core.net import Net
 from fedshift.core.state import ClientState
+from fedshift.core.tensors import Replies
 from fedshift.methods.moon import MOON, contrast
 from fedshift.simulation.simulation import Simulation
 
@@ -61,7 +62,7 @@ def test_the_loss_reads_the_received_and_the_previous_model():
     net = Net({"encoder": encoder, "head": linear([0.0, 0.0], [0.0, 0.0]), "previous": previous.requires_grad_(False)})
     received = {"encoder.weight": torch.tensor([[0.0], [1.0]])}
     batch = Batch(torch.tensor([[3.0]]), torch.tensor([1]))
-    terms = MOON(mu=2.0, projection="none").loss(net, batch, at(received=received))
+    terms = MOON(mu=2.0, projection="none").objective("train").terms(net, batch, at(received=received))
     assert terms["cross_entropy"].item() == pytest.approx(math.log(2))
     assert terms["contrastive"].item() == pytest.approx(2 * math.log(1 + math.exp(2)), rel=1e-6)
     sum(terms.values()).backward()
@@ -76,12 +77,12 @@ def test_the_projection_is_contrasted_and_read_by_the_head(make: Make):
     head = linear([1.0, 0.0], [0.0, 0.0])
     net = Net({**parts, "head": head, "previous": previous})
     received = {"encoder.weight": torch.tensor([[1.0]]), "projection.weight": torch.tensor([[0.0], [1.0]])}
-    method = MOON(mu=1.0)
-    terms = method.loss(net, Batch(torch.tensor([[3.0]]), torch.tensor([0])), at(received=received))
+    method, batch = MOON(mu=1.0), Batch(torch.tensor([[3.0]]), torch.tensor([0]))
+    terms = method.objective("train").terms(net, batch, at(received=received))
     assert terms["contrastive"].item() == pytest.approx(math.log(1 + math.exp(2)), rel=1e-6)
     assert terms["cross_entropy"].item() == pytest.approx(math.log(1 + math.exp(-3)), rel=1e-5)
     assert method.predict(net, torch.tensor([[3.0]]), {})[0, 0].item() == pytest.approx(-math.log(1 + math.exp(-3)))
-    shared = simulate(make({"method": {"name": "moon", "projection_dim": 5}}), rounds=1).server.shared
+    shared = simulate(make({"method": {"name": "moon", "projection_dim": 5}}), rounds=1).coordinator.state.shared
     assert shared["projection.2.weight"].shape == (5, 4)
     assert shared["head.weight"].shape == (3, 5)
 
@@ -98,8 +99,9 @@ def test_with_local_batch_norm_the_received_weights_meet_the_norms_at_work():
     z = once(x)  # in training mode: the statistics move, once
     norm, z_previous = deepcopy(once[1]).eval(), previous(x)
     z_global = norm(x @ received["encoder.0.weight"].T + received["encoder.0.bias"])
-    loss = MOON(projection="none").loss(net, Batch(x, torch.tensor([0, 1, 0])), at(received=received))
-    assert loss["contrastive"].item() == pytest.approx(contrast(z, z_global, z_previous, 0.5).item(), rel=1e-5)
+    objective = MOON(projection="none").objective("train")
+    terms = objective.terms(net, Batch(x, torch.tensor([0, 1, 0])), at(received=received))
+    assert terms["contrastive"].item() == pytest.approx(contrast(z, z_global, z_previous, 0.5).item(), rel=1e-5)
     assert torch.equal(encoder[1].running_mean, once[1].running_mean)  # no frozen pass moved them again
 
 
@@ -107,8 +109,9 @@ def test_without_its_term_and_projection_it_is_fedavg(make: Make):
     changes = {"train.rounds": 3} | CNN_WITH_BN
     plain = simulate(make(changes))
     ours = simulate(make(changes | {"method": {"name": "moon", "mu": 0.0, "projection": "none"}}))
-    assert plain.server.shared.keys() == ours.server.shared.keys()
-    assert all(torch.equal(plain.server.shared[name], ours.server.shared[name]) for name in plain.server.shared)
+    one, other = plain.coordinator.state.shared, ours.coordinator.state.shared
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 @pytest.mark.parametrize("bn", ["shared", "local"])
@@ -125,7 +128,7 @@ def test_the_previous_model_is_the_clients_last_one(make: Make, bn: str, project
     for when in simulation.coordinator.schedule:
         (exchange,) = when.stage.exchanges
         ups = exchanged(simulation, exchange, when, list(simulation.federation.clients))
-        simulation.coordinator.state = exchange.merge(simulation.coordinator.state, sorted(ups.items()))
+        simulation.coordinator.state = exchange.merge(simulation.coordinator.state, Replies(sorted(ups.items())))
         for client, up in ups.items():
             state = simulation.site.store.get(client)
             assert state is not None

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedshift
-from conftest import Make, evaluated, simulate, states
+from conftest import Make, evaluated, models_of, simulate, states
 from fedshift.datasets.dataset import Dataset
 from fedshift.errors import FedshiftError
 from fedshift.federation.clients import Client
@@ -338,7 +338,7 @@ def test_a_client_that_has_not_trained_is_scored_as_an_unseen_one(make: Make):
     for row in rows:
         assert row["model"] == ("own" if names.index(row["environment"]) == trained else "unseen")
     other = next(e for e in simulation.federation.environments if e.client != trained)
-    (model,) = simulation.models(other)
+    (model,) = models_of(simulation, other)
     assert torch.equal(model["personal_head.weight"], simulation.coordinator.state.shared["head.weight"])
 
 

@@ -34,7 +34,8 @@ def test_the_method_of_the_readme_runs_by_name_and_is_fedprox():
     document = override(TINY, {"plugins": [str(EXAMPLE)], "method": {"name": ["my-prox", "fedprox"], "mu": 0.5}})
     mine, built_in = (simulate(experiment) for experiment in expand(document))
     assert mine.experiment.method_name == "my-prox"
-    assert all(mine.server.shared[name].equal(built_in.server.shared[name]) for name in mine.server.shared)
+    shared = built_in.coordinator.state.shared
+    assert all(tensor.equal(shared[name]) for name, tensor in mine.coordinator.state.shared.items())
 
 
 def test_the_ten_lines_of_python_run(

@@ -1,4 +1,4 @@
-"""A run that is killed at any when and resumed equals one that never stopped, bit for bit."""
+"""A run that is killed at any moment and resumed equals one that never stopped, bit for bit."""
 
 from __future__ import annotations
 
@@ -148,7 +148,8 @@ def test_equal_runs_have_equal_records(document: dict[str, Any], uninterrupted: 
 
 def test_a_seed_changes_the_result(document: dict[str, Any]):
     one, other = (simulate(expand(override(document, {"seed": seed}))[0], rounds=1) for seed in (0, 1))
-    assert any(not one.server.shared[name].equal(other.server.shared[name]) for name in one.server.shared)
+    shared = other.coordinator.state.shared
+    assert any(not tensor.equal(shared[name]) for name, tensor in one.coordinator.state.shared.items())
 
 
 def test_what_left_before_an_interruption_stays_declared(document: dict[str, Any], tmp_path: Path):

@@ -11,8 +11,9 @@ import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from fedshift import files
 from fedshift.core.contract import ServerState
 from fedshift.core.state import ClientState, ClientStore, MemoryStore
+from fedshift.core.tensors import Tensors
 from fedshift.errors import FedshiftError
 from fedshift.simulation.checkpoint import Checkpoint
 from fedshift.site.store import DiskStore
@@ -34,8 +36,8 @@ CPU = torch.device("cpu")
 def the_state(client: int, value: int) -> ClientState:
     """A state that no other client and no other value has."""
     weight = torch.full((2, 3), float(1000 * client + value))
-    moments = {"train": {"own.weight": {"momentum_buffer": weight / 3, "step": torch.tensor(float(value))}}}
-    return ClientState({"own.weight": weight}, moments, {"train": value})
+    optimisers = {"train": {"own.weight": {"momentum_buffer": weight / 3, "step": torch.tensor(float(value))}}}
+    return ClientState({"own.weight": weight}, optimisers, {"train": value})
 
 
 def bits(state: ClientState) -> dict[str, tuple[torch.dtype, tuple[int, ...], bytes]]:
@@ -54,11 +56,25 @@ def files_in(run: Path) -> list[str]:
     return sorted(path.name for path in (run / "clients").iterdir())
 
 
-def checkpoint(store: DiskStore, run: Path, position: int, experiment: str = "x") -> None:
+def a_checkpoint(position: int, server: ServerState, clients: Mapping[int, int]) -> Checkpoint:
+    """Of a run whose counts are told apart."""
+    return Checkpoint(
+        experiment="x",
+        position=position,
+        bytes_down=2**40,
+        bytes_up=5,
+        bytes_telemetry=7,
+        missing=[{"round": 3, "client": "gray", "why": "late"}],
+        server=server,
+        clients=clients,
+    )
+
+
+def checkpoint(store: DiskStore, run: Path, position: int) -> None:
     """What a run does every so many rounds."""
     store.flush()
-    server = ServerState({"w": torch.tensor(float(position))})
-    Checkpoint(experiment, position, 0, 0, server, store.versions()).save(run / "checkpoint")
+    server = ServerState(Tensors({"w": torch.tensor(float(position))}))
+    a_checkpoint(position, server, store.versions()).save(run / "checkpoint")
     store.prune(position)
 
 
@@ -83,7 +99,7 @@ def trained(run: Path, clients: int, keep: int = 2) -> DiskStore:
     return store
 
 
-# Any order, any when -------------------------------------------------------------------------
+# Any order, any moment -----------------------------------------------------------------------
 
 
 class PowerCutError(BaseException):
@@ -149,7 +165,7 @@ CLIENTS = st.integers(0, 5)
 
 
 class Run(RuleBasedStateMachine):
-    """A store beside a dictionary; the power may be cut at any when, and in the midst of going back, too.
+    """A store beside a dictionary; the power may be cut at any moment, and in the midst of going back, too.
 
     Values are never used twice, so a state of a round that was lost cannot pass for the one made again.
     """
@@ -332,16 +348,16 @@ def train_for_ever(run: Path, ticks: int) -> None:
 
 def be_killed(run: Path, kills: int) -> None:
     """Fork a run so often, kill it somewhere, and look at what it left: for a process with one thread."""
-    moments = random.Random(0)
+    chance = random.Random(0)
     for _ in range(kills):
         ticks, end = os.pipe()
         child = os.fork()
         if child == 0:
             train_for_ever(run, end)
         os.close(end)
-        for _ in range(moments.randint(11, 40)):
+        for _ in range(chance.randint(11, 40)):
             assert os.read(ticks, 1), "the run ended by itself"
-        time.sleep(moments.uniform(0, 0.01))
+        time.sleep(chance.uniform(0, 0.01))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         os.close(ticks)
@@ -375,7 +391,7 @@ def test_a_killed_process_loses_nothing_that_its_checkpoint_names(tmp_path: Path
 
 
 def test_memory_holds_the_states_used_last(tmp_path: Path):
-    """20 clients take part, then all are read: three states live at any when, the last three at the end."""
+    """20 clients take part, then all are read: three states live at any moment, the last three at the end."""
     store, _ = resumed(tmp_path, keep=3)
     store.begin(1)
     alive: dict[int, weakref.ref[ClientState]] = {}
@@ -493,12 +509,12 @@ TENSORS = {
     "expanded": torch.tensor([1.5]).expand(3),
     'a "name" / 00000000000000000000000000000000': torch.ones(1),
 }
-MOMENTS = {"train": {"w": {"step": torch.tensor(7.0), "exp_avg": TENSORS["channels last"] / 3}}}
+OPTIMISERS = {"train": {"w": {"step": torch.tensor(7.0), "exp_avg": TENSORS["channels last"] / 3}}}
 
 
 def test_a_state_survives_bit_for_bit(tmp_path: Path):
     """Its order in memory too: a state from the disk must round as the one in memory would."""
-    state = ClientState(TENSORS, MOMENTS, {"train": 3, "index": 0})
+    state = ClientState(TENSORS, OPTIMISERS, {"train": 3, "index": 0})
     store, _ = resumed(tmp_path, keep=0)
     store.begin(1)
     store.put(4, state)
@@ -522,7 +538,7 @@ def test_what_lay_on_the_cpu_beside_a_device_does_so_again(tmp_path: Path):
     folder, elsewhere = tmp_path / "clients", torch.device("meta")
     store = DiskStore(folder, "x", 0, elsewhere)
     store.put(0, ClientState({}, {"train": {"w": {"step": torch.tensor(7.0)}}}))
-    step = store.get(0).moments["train"]["w"]["step"]
+    step = store.get(0).optimisers["train"]["w"]["step"]
     assert (step.device, step.item()) == (CPU, 7)
     on_the_cpu = DiskStore(folder, "x", 0, CPU)  # a run that was begun on the CPU and goes on elsewhere
     on_the_cpu.put(1, ClientState({"w": torch.ones(2)}))
@@ -531,21 +547,22 @@ def test_what_lay_on_the_cpu_beside_a_device_does_so_again(tmp_path: Path):
 
 
 def test_a_checkpoint_survives_bit_for_bit(tmp_path: Path):
-    server = ServerState(TENSORS, {"d": torch.ones(2)}, {"s": torch.zeros(())}, MOMENTS)
-    versions = {7: 3, 2: 9, 10_000: 12}
-    Checkpoint("x", 12, 2**40, 5, server, versions).save(tmp_path / "checkpoint")
+    server = ServerState(
+        Tensors(TENSORS), Tensors({"d": torch.ones(2)}), Tensors({"s": torch.zeros(())}), optimisers=OPTIMISERS
+    )
+    before = a_checkpoint(12, server, {7: 3, 2: 9, 10_000: 12})
+    before.save(tmp_path / "checkpoint")
     back = Checkpoint.load(tmp_path / "checkpoint", "x", CPU)
-    assert (back.experiment, back.position, back.bytes_down, back.bytes_up) == ("x", 12, 2**40, 5)
-    assert back.clients == versions
+    assert replace(back, server=server) == before
     for scope in ("shared", "down", "server"):
         assert bits(ClientState(getattr(back.server, scope))) == bits(ClientState(getattr(server, scope)))
-    assert bits(ClientState({}, back.server.moments)) == bits(ClientState({}, MOMENTS))
+    assert bits(ClientState({}, back.server.optimisers)) == bits(ClientState({}, OPTIMISERS))
 
 
 def test_a_checkpoint_is_the_same_bytes_whatever_the_order(tmp_path: Path):
     for name, order in (("one", (1, 2, 3)), ("other", (3, 1, 2))):
-        server = ServerState({str(key): torch.tensor(key) for key in order})
-        Checkpoint("x", 1, 0, 0, server, dict.fromkeys(order, 1)).save(tmp_path / name)
+        server = ServerState(Tensors({str(key): torch.tensor(key) for key in order}))
+        a_checkpoint(1, server, dict.fromkeys(order, 1)).save(tmp_path / name)
     assert (tmp_path / "one").read_bytes() == (tmp_path / "other").read_bytes()
 
 

@@ -6,7 +6,7 @@ import json
 import pickle
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -200,20 +200,16 @@ def test_gradients_flow(make: Make):
 class WithOffset(FedAvg):
     """FedAvg whose prediction reads what only the server changes, and another such part that it does not read."""
 
-    def parts(self, spec: ModelBuilder) -> dict[str, Part]:
-        offset, unread = (nn.Linear(spec.classes, spec.classes) for _ in range(2))
+    def parts(self, model: ModelBuilder) -> dict[str, Part]:
+        offset, unread = (nn.Linear(model.classes, model.classes) for _ in range(2))
         nn.init.constant_(offset.bias, 3.0)
-        return {**super().parts(spec), "offset": Part(offset, "down"), "unread": Part(unread, "down")}
-
-    def reads(self) -> tuple[str, ...]:
-        return (*super().reads(), "offset")
+        return {**super().parts(model), "offset": Part(offset, "down"), "unread": Part(unread, "down")}
 
     def predict(self, net: Net, x: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
         return net.offset(super().predict(net, x, noise)).log_softmax(dim=1)
 
     def merge(self, state: ServerState, replies: Replies) -> ServerState:
-        moved = {name: tensor + 1 for name, tensor in state.down.items()}
-        return replace(super().merge(state, replies), down=moved)
+        return super().merge(state, replies).updated(state.down + 1)
 
 
 def test_down_tensors_that_prediction_reads_are_among_the_weights(make: Make):

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from conftest import CNN_WITH_BN, Make, simulate
 from fedshift.core.contract import LocalWork
-from fedshift.core.messages import Down, Up
+from fedshift.core.messages import Down
 from fedshift.core.state import ClientState
+from fedshift.core.tensors import Tensors
 from fedshift.engines import workers
 from fedshift.engines.engine import Job, Outcome
 from fedshift.engines.kernels import Kernels
@@ -51,8 +52,9 @@ def engine() -> Iterator[Workers]:
 
 def jobs_of(simulation: Simulation) -> list[Job]:
     """What every client is asked to do in the first round."""
-    when = simulation.coordinator.schedule[0]
-    return simulation.jobs(when.stage.exchanges[0], when, simulation.federation.ids)
+    coordinator, first = simulation.coordinator, simulation.coordinator.schedule[0]
+    orders = coordinator.orders(first.stage.exchanges[0], first, simulation.federation.ids)
+    return [simulation.site.job(order) for order in orders]
 
 
 def processes(engine: Workers) -> list[int]:
@@ -246,10 +248,9 @@ def test_errors_arrive_readable_with_the_place(
             raise make_error()
         return plain(self, net, batch, context)
 
-    jobs = jobs_of(Simulation(make(THREE)))
-    expected = list(Sequential().train(jobs))
-    monkeypatch.setattr(FedAvg, "loss", loss)
-    one, error, other = engine.train(jobs)
+    expected = list(Sequential().train(jobs_of(Simulation(make(THREE)))))
+    monkeypatch.setattr(FedAvg, "loss", loss)  # before the run is made, whose phases hold the loss
+    one, error, other = engine.train(jobs_of(Simulation(make(THREE))))
     assert type(error) is kind
     assert str(error) == text
     place, more = error.__notes__
@@ -268,10 +269,10 @@ def test_a_divergence_arrives_as_in_the_reference(make: Make, engine: Workers):
 
 
 def test_an_answer_that_cannot_be_sent_is_an_error_and_no_death(make: Make, engine: Workers):
-    def sparse(work: LocalWork) -> Up:
-        return Up({"sparse": torch.eye(3).to_sparse()})
+    def sparse(work: LocalWork) -> Tensors:
+        return Tensors({"sparse": torch.eye(3).to_sparse()})
 
-    for answer in engine.train([with_reply(job, sparse) for job in jobs_of(Simulation(make()))]):
+    for answer in engine.train([uploading(job, sparse) for job in jobs_of(Simulation(make()))]):
         assert isinstance(answer, Exception)
         assert "died" not in str(answer)
         assert "In a worker process" in "".join(answer.__notes__)
@@ -286,8 +287,9 @@ def test_processes_that_cannot_be_forked(monkeypatch: pytest.MonkeyPatch):
 # Messages -----------------------------------------------------------------------------------------
 
 
-def with_reply(job: Job, reply: Callable[[LocalWork], Up]) -> Job:
-    return replace(job, exchange=replace(job.exchange, reply=reply))
+def uploading(job: Job, upload: Callable[[LocalWork], Tensors]) -> Job:
+    """A job whose reply carries something besides the parts."""
+    return replace(job, exchange=replace(job.exchange, upload=upload))
 
 
 def odd_tensors() -> dict[str, Tensor]:
@@ -309,10 +311,10 @@ def odd_tensors() -> dict[str, Tensor]:
 def test_every_kind_of_tensor_survives_both_ways(make: Make, engine: Workers):
     odd = odd_tensors()
 
-    def reply(work: LocalWork) -> Up:
-        return Up({name: work.received[name] for name in odd})
+    def upload(work: LocalWork) -> Tensors:
+        return work.received.only(odd)
 
-    jobs = [with_reply(replace(job, down=Down({**job.down, **odd})), reply) for job in jobs_of(Simulation(make()))]
+    jobs = [uploading(replace(job, down=Down(job.down | odd)), upload) for job in jobs_of(Simulation(make()))]
     for outcome in engine.train(jobs):
         assert isinstance(outcome, Outcome)
         for name, tensor in odd.items():
@@ -348,10 +350,10 @@ def test_messages_larger_than_the_memory_for_them(make: Make, engine: Workers, m
     jobs = jobs_of(Simulation(make(THREE)))
     large = torch.arange(1e6)
 
-    def reply(work: LocalWork) -> Up:
-        return Up({**work.trained, "twice": torch.cat([work.received["large"], work.received["large"]])})
+    def upload(work: LocalWork) -> Tensors:
+        return Tensors({"twice": torch.cat([work.received["large"], work.received["large"]])})
 
-    jobs = [with_reply(replace(job, down=Down({**job.down, "large": large})), reply) for job in jobs]
+    jobs = [uploading(replace(job, down=Down(job.down | {"large": large})), upload) for job in jobs]
     mine, theirs = list(engine.train(jobs)), list(Sequential().train(jobs))
     assert_same_outcomes(mine, theirs)
 
@@ -364,14 +366,14 @@ def test_memory_that_was_too_small_is_no_death(
     marker, test = tmp_path / "attempts", os.getpid()
     marker.touch()
 
-    def reply(work: LocalWork) -> Up:
+    def upload(work: LocalWork) -> Tensors:
         if os.getpid() != test:
             marker.write_bytes(marker.read_bytes() + b"x")
             if marker.stat().st_size == 2:
                 os.kill(os.getpid(), signal.SIGKILL)
-        return Up({"large": torch.arange(1e6)})
+        return Tensors({"large": torch.arange(1e6)})
 
-    jobs = [with_reply(job, reply) for job in jobs_of(Simulation(make()))[:1]]
+    jobs = [uploading(job, upload) for job in jobs_of(Simulation(make()))[:1]]
     (outcome,) = engine.train(jobs)
     assert isinstance(outcome, Outcome)
     assert marker.stat().st_size == 3
@@ -406,7 +408,7 @@ def test_a_worker_is_handed_the_state_of_its_client_only(make: Make, engine: Wor
 
 
 def slow(monkeypatch: pytest.MonkeyPatch, client: int) -> None:
-    """Have one client take longer than all others together."""
+    """Have one client of runs that are made afterwards take longer than all others together."""
     plain = FedAvg.loss
 
     def loss(self: FedAvg, net: Any, batch: Any, context: Any) -> Any:
@@ -421,9 +423,9 @@ def test_a_cohort_that_nobody_waits_for_does_not_spoil_the_next(
     make: Make, engine: Workers, monkeypatch: pytest.MonkeyPatch
 ):
     """The second worker still has client 1, whose answer must not be taken for that of client 0, which comes next."""
-    jobs = jobs_of(Simulation(make(THREE)))
-    expected = list(Sequential().train(jobs))
+    expected = list(Sequential().train(jobs_of(Simulation(make(THREE)))))
     slow(monkeypatch, 1)
+    jobs = jobs_of(Simulation(make(THREE)))
     begun = engine.train(jobs)
     assert same_outcome(next(begun), expected[0])
     begun.close()
@@ -479,7 +481,7 @@ def test_one_worker_whose_memory_is_too_small_for_a_later_job(make: Make, monkey
     simulation = Simulation(make(THREE))
     first, *rest = jobs_of(simulation)
     large = {"big": torch.zeros(1 << 14)}
-    jobs = [first, *(replace(job, down=Down({**job.down, **large})) for job in rest)]
+    jobs = [first, *(replace(job, down=Down(job.down | large)) for job in rest)]
     engine = Workers(Kernels(), 1)
     monkeypatch.setattr(engine, "_arena", 1 << 14)
     try:

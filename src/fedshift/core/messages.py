@@ -91,7 +91,7 @@ class Order:
     """What the coordinator sends to a client: what is to be done, and the Down to do it with.
 
     Attributes:
-        run: the run's fingerprint.
+        run: what coordinator and site have agreed to call the run.
         stage: the stage's name.
         round: the round of the stage, from 1.
         exchange: the exchange's name.

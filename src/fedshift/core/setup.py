@@ -25,7 +25,7 @@ class Setup:
     """A run without its data.
 
     Attributes:
-        run: the experiment's fingerprint.
+        run: what orders call the run.
         method: the run's method.
         model: what its modules are made from.
         parts: the method's parts, as they start.

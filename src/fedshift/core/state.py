@@ -1,11 +1,11 @@
-"""What each client keeps between rounds, and the store that holds it."""
+"""What each client keeps between rounds."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -69,65 +69,3 @@ def optimisers_from_flat(flat: Mapping[str, Tensor]) -> OptimiserState:
             case ["optimiser", objective, parameter, kind]:
                 optimisers.setdefault(objective, {}).setdefault(parameter, {})[kind] = tensor
     return optimisers
-
-
-class ClientStore(Protocol):
-    """Client states by client id; a client that never took part has none.
-
-    A state that was put is not changed afterwards, nor is one that was got.
-    """
-
-    def begin(self, position: int) -> None:
-        """A round begins, after which ``position`` rounds will be done."""
-
-    def get(self, client: int) -> ClientState | None:
-        """The state of one client."""
-
-    def peek(self, client: int) -> ClientState | None:
-        """As :meth:`get`, for a look that says nothing of which states will be needed."""
-
-    def put(self, client: int, state: ClientState) -> None:
-        """Replace the state of one client."""
-
-    def ids(self) -> Sequence[int]:
-        """The clients that have a state, sorted; no state is read for that."""
-
-    def __contains__(self, client: int) -> bool:
-        """Whether a client has a state; it is not read for that."""
-
-    def items(self) -> Iterator[tuple[int, ClientState]]:
-        """Every client that has a state, in id order, one at a time."""
-
-
-class MemoryStore:
-    """A store in memory, for runs without a folder."""
-
-    def __init__(self) -> None:
-        self._states: dict[int, ClientState] = {}
-
-    def begin(self, position: int) -> None:
-        """Nothing depends on it."""
-
-    def get(self, client: int) -> ClientState | None:
-        """The state of one client."""
-        return self._states.get(client)
-
-    def peek(self, client: int) -> ClientState | None:
-        """The state of one client."""
-        return self._states.get(client)
-
-    def put(self, client: int, state: ClientState) -> None:
-        """Replace the state of one client."""
-        self._states[client] = state
-
-    def ids(self) -> Sequence[int]:
-        """The clients that have a state, sorted."""
-        return sorted(self._states)
-
-    def __contains__(self, client: int) -> bool:
-        """Whether a client has a state."""
-        return client in self._states
-
-    def items(self) -> Iterator[tuple[int, ClientState]]:
-        """Every client that has a state, in id order."""
-        return iter(sorted(self._states.items()))

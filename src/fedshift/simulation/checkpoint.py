@@ -48,10 +48,10 @@ class Checkpoint:
     clients: Mapping[int, int]
 
     @classmethod
-    def of(cls, coordinator: Coordinator, clients: Mapping[int, int]) -> Checkpoint:
+    def of(cls, experiment: str, coordinator: Coordinator, clients: Mapping[int, int]) -> Checkpoint:
         """A coordinator as it is now, and the versions of its clients' states."""
         counted = {name: getattr(coordinator, name) for name in _COUNTED}
-        return cls(experiment=coordinator.setup.run, server=coordinator.state, clients=clients, **counted)
+        return cls(experiment=experiment, server=coordinator.state, clients=clients, **counted)
 
     def restore(self, coordinator: Coordinator) -> None:
         """Make a coordinator what it was."""

@@ -162,13 +162,14 @@ class Simulation:
         Raises:
             FedshiftError: the checkpoint, or a client's state, is damaged, missing or of another experiment.
         """
-        setup, keep = self.setup, max(1, round(self.experiment.train.participation * len(self.federation.clients)))
+        device, fingerprint = self.setup.device, self.experiment.fingerprint
+        keep = max(1, round(self.experiment.train.participation * len(self.federation.clients)))
         self._folder = folder
-        store = self.site.store = DiskStore(folder / "clients", setup.run, keep, setup.device)
+        store = self.site.store = DiskStore(folder / "clients", fingerprint, keep, device)
         if not (folder / CHECKPOINT).is_file():
             store.rewind(0, {})
             return
-        checkpoint = Checkpoint.load(folder / CHECKPOINT, setup.run, setup.device)
+        checkpoint = Checkpoint.load(folder / CHECKPOINT, fingerprint, device)
         checkpoint.restore(self.coordinator)
         store.rewind(checkpoint.position, checkpoint.clients)
 
@@ -182,7 +183,7 @@ class Simulation:
         assert self._folder is not None
         assert isinstance(store, DiskStore)
         store.flush()
-        Checkpoint.of(self.coordinator, store.versions()).save(self._folder / CHECKPOINT)
+        Checkpoint.of(self.experiment.fingerprint, self.coordinator, store.versions()).save(self._folder / CHECKPOINT)
         store.prune(self.coordinator.position)
 
 
@@ -212,7 +213,7 @@ def make_setup(experiment: Experiment, federation: Federation, device: torch.dev
     classes, clients = len(federation.classes), len(federation.clients)
     model = ModelBuilder(experiment.model, federation.shape, classes, streams, clients)
     parts = experiment.method.parts(model)
-    run = experiment.fingerprint
+    run = f"{experiment.name}-seed{experiment.seed}"
     return Setup(run, experiment.method, model, parts, experiment.train, experiment.evaluate, streams, device)
 
 

@@ -8,10 +8,11 @@ from dataclasses import replace
 from fedshift.core.contract import Round, Stage
 from fedshift.core.messages import Answer, Order, Telemetry
 from fedshift.core.setup import Setup
-from fedshift.core.state import ClientState, ClientStore, MemoryStore
+from fedshift.core.state import ClientState
 from fedshift.engines.engine import Engine, Job, Outcome
 from fedshift.errors import FedshiftError
 from fedshift.federation.federation import Federation
+from fedshift.site.memory import ClientStore, MemoryStore
 
 
 class Site:

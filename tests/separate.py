@@ -1,0 +1,210 @@
+"""A coordinator and sites as processes of their own, which exchange plain bytes through queues.
+
+What a deployment does, in a few lines: the coordinator is given the experiment, the shape of a sample, the number of
+classes and the clients' names, and never sees data; each site has the data of its own clients alone.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import multiprocessing
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedshift.coordinator.coordinator import Coordinator
+from fedshift.core.messages import Answer, Order, pack
+from fedshift.core.model import ModelBuilder
+from fedshift.core.setup import Setup
+from fedshift.engines.engine import ServerJob
+from fedshift.engines.sequential import Sequential
+from fedshift.settings.experiment import Experiment, load_plugins
+from fedshift.streams import Streams
+
+PLUGIN = str(Path(__file__).parent / "tiny.py")
+
+
+def setup_of(experiment: Experiment, shape: Sequence[int], classes: int, clients: int) -> Setup:
+    """What both sides agree on, made without data."""
+    streams = Streams(experiment.seed)
+    model = ModelBuilder(experiment.model, tuple(shape), classes, streams, clients)
+    parts, device = experiment.method.parts(model), torch.device("cpu")
+    return Setup("a run", experiment.method, model, parts, experiment.train, experiment.evaluate, streams, device)
+
+
+def fingerprints(tensors: Sequence[Tensor]) -> set[str]:
+    """Digests of tensors, and of each of their rows, as far as they hold several different numbers."""
+    found = set()
+    for tensor in tensors:
+        for each in (tensor, *(tensor if tensor.ndim > 1 else ())):
+            if each.numel() > 3 and each.is_floating_point() and len(each.unique()) > 3:
+                data = each.detach().float().contiguous().numpy().tobytes()
+                found.add(blake2b(data, digest_size=8).hexdigest())
+    return found
+
+
+def every_tensor() -> list[Tensor]:
+    """Every dense tensor that this process holds."""
+    gc.collect()
+    # Looked at by type: some lazy modules answer isinstance with an import.
+    kinds = (Tensor, torch.nn.Parameter)
+    return [thing for thing in gc.get_objects() if type(thing) in kinds and thing.layout == torch.strided]
+
+
+# The coordinator's process --------------------------------------------------------------------------
+
+
+def coordinate(inbox: Any, sites: Sequence[Any], report: Any) -> None:
+    """Carry out runs, one after the other; ``sites`` are the inboxes of the sites."""
+    torch.set_num_threads(1)
+    load_plugins([PLUGIN])
+    while (text := inbox.get()) is not None:
+        about = json.loads(text)
+        try:
+            report.put(_run(about, inbox, sites))
+        except BaseException as error:
+            report.put(f"{type(error).__name__}: {error}".encode())
+            raise
+
+
+def _run(about: dict[str, Any], inbox: Any, sites: Sequence[Any]) -> bytes:
+    experiment = Experiment.from_table(about["experiment"])
+    names = {int(id): name for id, name in about["names"].items()}
+    setup = setup_of(experiment, about["shape"], about["classes"], len(names))
+    coordinator, engine, seen = Coordinator(setup, names), Sequential(), set[str]()
+
+    def asked(orders: Sequence[Order], what: str) -> list[bytes]:
+        for order in orders:
+            sites[order.client % len(sites)].put((what, order.to_bytes()))
+        given = dict(inbox.get() for _ in orders)  # in the order in which sites are ready
+        return [given[order.client] for order in orders]
+
+    for round in coordinator.schedule:
+        asking = coordinator.round(round, lambda steps: None)
+        request = next(asking)
+        try:
+            while True:
+                if isinstance(request, ServerJob):
+                    request = asking.send(engine.serve(request))
+                else:
+                    answers = [Answer.from_bytes(data) for data in asked(request, "work")]
+                    request = asking.send(list(answers))
+        except StopIteration:
+            pass
+        if round.number == round.stage.rounds:
+            seen |= fingerprints(every_tensor())
+    last = coordinator.schedule[-1]
+    orders = coordinator.orders(last.stage.exchanges[-1], last, list(names))
+    rows = [json.loads(data) for data in asked(orders, "score")]
+    loaded = [name for name in sys.modules if name.startswith(("fedshift.site", "fedshift.simulation"))]
+    told = {
+        "rows": rows,
+        "seen": sorted(seen),
+        "loaded": loaded,
+        "terms": coordinator.terms,
+        "bytes": [coordinator.bytes_down, coordinator.bytes_up, coordinator.bytes_telemetry],
+        "messages": coordinator.declaration(),
+    }
+    return pack(coordinator.state.tensors, {"told": json.dumps(told)})
+
+
+# A site's process ---------------------------------------------------------------------------------
+
+
+def attend(inbox: Any, coordinator: Any, report: Any) -> None:
+    """Carry out orders on the data of some clients alone."""
+    from fedshift.core.contract import Round, ServerState
+    from fedshift.evaluation.evaluation import Evaluation
+    from fedshift.simulation.simulation import make_federation
+    from fedshift.site.site import Site
+
+    torch.set_num_threads(1)
+    load_plugins([PLUGIN])
+    engine = Sequential()
+    while (message := inbox.get()) is not None:
+        what, data = message
+        match what:
+            case "begin":
+                about = json.loads(data)
+                experiment = Experiment.from_table(about["experiment"])
+                mine = set(about["clients"])
+                whole = make_federation(experiment)
+                federation = replace(
+                    whole,
+                    clients=tuple(client for client in whole.clients if client.id in mine),
+                    environments=tuple(each for each in whole.environments if each.client in mine),
+                )
+                setup = setup_of(experiment, about["shape"], about["classes"], len(about["names"]))
+                site = Site(setup, federation)
+                engine = Sequential()
+            case "work":
+                order = Order.from_bytes(data)
+                (answer,) = site.answers([order], engine)
+                if isinstance(answer, Exception):
+                    raise answer
+                coordinator.put((order.client, answer.to_bytes()))
+            case "score":
+                order = Order.from_bytes(data)
+                of_client = [each for each in federation.environments if each.client == order.client]
+                stage, _ = setup.find(order.stage, order.exchange)
+                scored = Evaluation(Site(setup, replace(federation, environments=of_client), site.store))
+                rows = scored.rows(
+                    ServerState(), lambda client, down=order.down: down, Round(stage, order.round), engine
+                )
+                coordinator.put((order.client, json.dumps(rows).encode()))
+            case "states":
+                for client, state in site.store.items():
+                    report.put((client, pack(state.flat())))
+
+
+# All of them --------------------------------------------------------------------------------------
+
+
+class Processes:
+    """A coordinator's process and those of its sites, for one run after the other."""
+
+    def __init__(self, sites: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.report, self._inbox = context.Queue(), context.Queue()
+        self._sites = [context.Queue() for _ in range(sites)]
+        jobs = [(coordinate, (self._inbox, self._sites, self.report))]
+        jobs += [(attend, (inbox, self._inbox, self.report)) for inbox in self._sites]
+        self._processes = [context.Process(target=target, args=arguments, daemon=True) for target, arguments in jobs]
+        for process in self._processes:
+            process.start()
+
+    def run(self, about: dict[str, Any]) -> tuple[bytes, dict[int, bytes]]:
+        """A whole run: the server's tensors at its end, and what each client keeps."""
+        for number, inbox in enumerate(self._sites):
+            clients = [int(id) for id in about["names"] if int(id) % len(self._sites) == number]
+            inbox.put(("begin", json.dumps({**about, "clients": clients}).encode()))
+        self._inbox.put(json.dumps(about))
+        ended: bytes = self.report.get(timeout=60)
+        for inbox in self._sites:
+            inbox.put(("states", b""))
+        return ended, dict(self.report.get(timeout=60) for _ in about["names"])
+
+    def end(self) -> None:
+        """Let every process end."""
+        for inbox in (self._inbox, *self._sites):
+            inbox.put(None)
+        for process in self._processes:
+            process.join(10)
+
+
+@contextmanager
+def processes(sites: int) -> Iterator[Processes]:
+    """Processes that are ended afterwards."""
+    running = Processes(sites)
+    try:
+        yield running
+    finally:
+        running.end()

@@ -1,0 +1,179 @@
+"""Clients that do not answer: absent, late and back again, for every method."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from conftest import CNN_WITH_BN, Make, go_on, simulate, states
+from fedshift.methods.feddyn import FedDyn
+from fedshift.settings.experiment import Experiment
+from fedshift.simulation.simulation import Simulation
+from test_methods import EVERY_METHOD, assert_same, small
+
+DROPPED: dict[str, Any] = {
+    "data.domains": 4,
+    "partition": {"name": "iid", "clients": 2},
+    "train.rounds": 4,
+    "train.lr": 0.02,  # FedPIN diverges at larger rates under plain SGD
+    "train.absent": 0.25,
+    "train.late": 0.25,
+}
+
+
+def dropped(make: Make, name: str, changes: dict[str, Any] | None = None) -> Experiment:
+    """A method on six clients, half of which do not answer in an exchange."""
+    return make({**small(name), **DROPPED, **(changes or {})})
+
+
+@pytest.mark.parametrize("name", EVERY_METHOD)
+def test_every_method_goes_on_and_says_who_is_missing(make: Make, name: str):
+    """A round merges what came, who did not answer is on record, and numbers stay finite."""
+    simulation = Simulation(dropped(make, name))
+    coordinator, answered = simulation.coordinator, 0
+    for round in coordinator.schedule:
+        up = coordinator.bytes_up + coordinator.bytes_telemetry
+        go_on(simulation)
+        answered += coordinator.bytes_up + coordinator.bytes_telemetry > up
+        missing = {entry["client"] for entry in coordinator.missing if entry["round"] == round.number}
+        assert missing <= set(coordinator.names.values())
+        told = set(coordinator.terms) - {"server"}
+        assert not told & {
+            entry["client"]
+            for entry in coordinator.missing
+            if (entry["stage"], entry["round"], entry["exchange"])
+            == (round.stage.name, round.number, round.stage.exchanges[0].name)
+        }
+    assert {entry["why"] for entry in coordinator.missing} <= {"absent", "late"}
+    assert name == "centralised" or coordinator.missing
+    assert answered
+    assert all(tensor.isfinite().all() for tensor in coordinator.state.tensors.values())
+    for _, state in states(simulation):
+        assert all(tensor.isfinite().all() for tensor in state.tensors.values())
+
+
+@pytest.mark.parametrize("name", EVERY_METHOD)
+def test_interrupted_equals_uninterrupted_while_clients_are_missing(make: Make, name: str, tmp_path: Path):
+    experiment = dropped(make, name)
+    whole = simulate(experiment)
+    stop = whole.rounds // 2
+    simulate(experiment, stop, folder=tmp_path)
+    resumed = simulate(experiment, folder=tmp_path)
+    assert_same(whole, resumed)
+    assert whole.coordinator.missing == resumed.coordinator.missing
+
+
+def test_the_mean_is_over_those_who_answered(make: Make):
+    """Round 1 of FedAvg: a late client trains and keeps its state, an absent one does not, and neither is merged."""
+    simulation = Simulation(dropped(make, "fedavg"))
+    site, coordinator = simulation.site, simulation.coordinator
+    ups: dict[int, torch.Tensor] = {}
+    keep = site.keep
+
+    def watched(job, outcome):
+        ups[outcome.client] = outcome.up["head.weight"]
+        return keep(job, outcome)
+
+    site.keep = watched  # type: ignore[method-assign]  # a test's own
+    go_on(simulation)
+    why = {entry["client"]: entry["why"] for entry in coordinator.missing}
+    assert set(why.values()) == {"absent", "late"}
+    by_why = {id: why.get(name) for id, name in coordinator.names.items()}
+    assert set(ups) == {id for id, reason in by_why.items() if reason != "absent"}
+    assert set(site.store.ids()) == set(ups)
+    answered = [ups[id] for id in sorted(ups) if by_why[id] is None]
+    torch.testing.assert_close(coordinator.state.shared["head.weight"], torch.stack(answered).mean(dim=0))
+
+
+def test_a_round_in_which_nobody_answers_merges_nothing(make: Make):
+    """With absent just below 1 nobody comes: the model stays, and rounds go by."""
+    simulation = simulate(dropped(make, "fedavg", {"train.absent": 0.999999, "train.late": 0.0}))
+    assert simulation.coordinator.position == simulation.rounds
+    fresh = Simulation(dropped(make, "fedavg"))
+    for name, tensor in simulation.coordinator.state.shared.items():
+        assert torch.equal(tensor, fresh.coordinator.state.shared[name])
+    assert len(simulation.coordinator.missing) == 4 * 6
+
+
+def test_too_few_answers_merge_nothing(make: Make):
+    """min_answers = 1 asks for the whole cohort, and half of it is missing."""
+    simulation = simulate(dropped(make, "fedavg", {"train.min_answers": 1.0, "train.rounds": 1}))
+    fresh = Simulation(dropped(make, "fedavg"))
+    assert simulation.coordinator.missing
+    for name, tensor in simulation.coordinator.state.shared.items():
+        assert torch.equal(tensor, fresh.coordinator.state.shared[name])
+
+
+def test_who_misses_the_probe_is_not_asked_to_train(make: Make):
+    """FedIIR makes two exchanges a round: whoever misses the first is not in the second."""
+    simulation = Simulation(dropped(make, "fediir"))
+    coordinator = simulation.coordinator
+    missed = 0
+    for round in coordinator.schedule:
+        before = len(coordinator.missing)
+        go_on(simulation)
+        now = coordinator.missing[before:]
+        probe = {entry["client"] for entry in now if entry["exchange"] == "probe"}
+        assert not probe & {entry["client"] for entry in now if entry["exchange"] == "train"}
+        assert not probe & (set(coordinator.terms) - {"server"})
+        missed += len(probe)
+        assert round.stage.name == "train"
+    assert missed
+
+
+def test_feddyns_server_counts_those_who_answered(make: Make):
+    """By hand, one round: h = -alpha/m sum_S (w_k - w_0) over the answers S, and w_1 = mean_S w_k - h/alpha."""
+    experiment = dropped(make, "feddyn", {"train.rounds": 1})
+    method = experiment.method
+    assert isinstance(method, FedDyn)
+    start = Simulation(experiment).coordinator.state.shared["head.weight"]
+    simulation = Simulation(experiment)
+    ups: dict[int, torch.Tensor] = {}
+    keep = simulation.site.keep
+
+    def watched(job, outcome):
+        ups[outcome.client] = outcome.up["head.weight"]
+        return keep(job, outcome)
+
+    simulation.site.keep = watched  # type: ignore[method-assign]  # a test's own
+    go_on(simulation)
+    coordinator = simulation.coordinator
+    missing = {entry["client"] for entry in coordinator.missing}
+    answered = [ups[id] for id in sorted(ups) if coordinator.names[id] not in missing]
+    assert 0 < len(answered) < len(ups) <= 6
+    h = -method.alpha / 6 * sum(w - start for w in answered)
+    torch.testing.assert_close(coordinator.state.server["correction.head.weight"], h)
+    expected = torch.stack(answered).mean(dim=0) - h / method.alpha
+    torch.testing.assert_close(coordinator.state.shared["head.weight"], expected)
+
+
+def test_drops_are_the_same_for_every_method(make: Make):
+    """They are drawn from streams, so that a comparison of methods is fair."""
+    gone = [simulate(dropped(make, name)).coordinator.missing for name in ("fedavg", "fedprox", "fedsr")]
+    assert gone[0] == gone[1] == gone[2]
+
+
+def test_telemetry_is_counted_and_can_be_switched_off(make: Make):
+    """Two loss terms of FedProx and the steps: three scalars of 8 bytes a client and exchange, and their header."""
+    on = simulate(make({"method.name": "fedprox"}), rounds=1)
+    told = on.coordinator.messages["train"]["telemetry"]
+    assert set(told) == {"steps", "term.cross_entropy", "term.proximal"}
+    assert on.coordinator.bytes_telemetry == 2 * len(told.to_bytes())
+    assert set(on.coordinator.declaration()["train"]["telemetry"]["tensors"]) == set(told)
+    off = simulate(make({"method.name": "fedprox", "evaluate.telemetry": False}), rounds=1)
+    assert off.coordinator.bytes_telemetry == 0
+    assert "telemetry" not in off.coordinator.declaration()["train"]
+    assert not off.coordinator.terms
+    assert_same(on, off)
+
+
+def test_a_personal_model_of_the_unseen_says_that_only_a_simulation_can_make_it(make: Make):
+    from conftest import evaluated
+
+    for name, simulated in (("fedbn", True), ("fedpin", False), ("fedavg", False)):
+        simulation = simulate(make({**small(name), **CNN_WITH_BN}))
+        record = evaluated(simulation, simulation.coordinator.schedule[-1])
+        assert record.get("only_in_simulation", False) == simulated, name
