@@ -1,7 +1,5 @@
 from dataclasses import dataclass
 
-import torch
-
 import fedshift
 from fedshift import Batch, Context, FedAvg, Net, Terms, setting
 
@@ -14,5 +12,5 @@ class MyProx(FedAvg):
     mu: float = setting(0.1, help="weight of the proximal term", search=(0.1, 0.5, 0.9))
 
     def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
-        drift = [(w - context.received[name]).square().sum() for name, w in net.parameters(context.received)]
-        return super().loss(net, batch, context) | {"proximal": self.mu / 2 * torch.stack(drift).sum()}
+        drift = net.weights - context.received
+        return super().loss(net, batch, context) | {"proximal": self.mu / 2 * drift.squared_norm()}

@@ -22,6 +22,7 @@ from fedshift.models import MODELS
 from fedshift.runs import runner
 from fedshift.runs.folder import RunFolder
 from fedshift.settings.grid import expand, override
+from fedshift.simulation import simulation as simulation_module
 
 RUNNER = CliRunner()
 
@@ -126,7 +127,7 @@ def test_auto_is_chosen_once_and_a_resumed_run_keeps_it(
     monkeypatch.setenv("FEDSHIFT_CACHE", str(tmp_path / "cache"))
     kernels = Kernels()
     choices = iter([Choice("vectorised", 1, 1, kernels), Choice("sequential", 1, 1, kernels)])
-    monkeypatch.setattr(runner, "choose", lambda jobs, options, tell: next(choices))
+    monkeypatch.setattr(simulation_module, "choose", lambda jobs, options, tell: next(choices))
     (experiment,) = expand(override(tiny_document, {"run.engine": "auto", "train.rounds": 3}))
     with pytest.raises(KeyboardInterrupt):
         runner.start(experiment, interrupt_after(2))

@@ -76,7 +76,7 @@ OPTIMISERS: dict[str, dict[str, Any]] = {
     "adam without, clients absent or late": {
         "train.optimiser": "adam",
         "model.batch_norm": False,
-        "train.absent": 0.15,
+        "train.absent": 0.1,
         "train.late": 0.15,
     },
 }
@@ -373,7 +373,8 @@ def test_each_clients_gradient_is_clipped_by_its_own_norm(make: Make, stacks: li
     with engine_named("vectorised") as engine:
         assert_agree(one, simulate(clipped, engine=engine))
     assert max(stacks) == 4
-    assert far(one.coordinator.state.shared["head.weight"], simulate(free).coordinator.state.shared["head.weight"], 1e-2, 0.0)
+    mine, theirs = (run.coordinator.state.shared["head.weight"] for run in (one, simulate(free)))
+    assert far(mine, theirs, 1e-2, 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -136,7 +136,9 @@ def test_a_loss_that_is_not_finite_names_its_place_and_keeps_the_checkpoint(make
     experiment = make({"train.rounds": 6, "run.checkpoint_every": 3})
     simulation = Simulation(experiment)
     folder = RunFolder.create(experiment, runner.run_path(experiment))
-    (error,) = runner.carry_out([(simulation, folder)], AfterRound(poison)).values()
+    (error,) = runner.carry_out(
+        [(simulation, folder)], simulation.choice(lambda text: None), AfterRound(poison)
+    ).values()
     assert re.search(r"client 'gray', round 5, phase 'train', step 1.*train.lr=0.01", str(error))
     runner.resume(folder, Progress())  # the data are sound again, and the checkpoint of round 3 was kept
     assert folder.finished

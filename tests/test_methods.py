@@ -33,7 +33,7 @@ from fedshift.core.messages import Up
 from fedshift.core.net import Net
 from fedshift.core.state import ClientState, OptimiserState, flat_optimisers
 from fedshift.core.tensors import Replies, Tensors
-from fedshift.datasets.features import Tell
+from fedshift.datasets.features import Embedding
 from fedshift.engines.batches import BatchOrder
 from fedshift.engines.engine import ServerJob
 from fedshift.errors import FedshiftError
@@ -183,7 +183,7 @@ def test_the_order_of_clients_changes_nothing(make: Make, name: str, monkeypatch
     forward = simulate(experiment)
     in_order = simulation_module.make_federation
 
-    def reversed_clients(experiment: Experiment, tell: Tell) -> Federation:
+    def reversed_clients(experiment: Experiment, tell: Embedding) -> Federation:
         federation = in_order(experiment, tell)
         return dataclasses.replace(federation, clients=federation.clients[::-1])
 
@@ -241,7 +241,8 @@ def test_kept_moments_make_rounds_of_one_step_plain_momentum_sgd(make: Make):
     for name, tensor in kept.coordinator.state.shared.items():
         torch.testing.assert_close(tensor, one_round.coordinator.state.shared[name], rtol=1e-6, atol=1e-7)
     fresh = simulate(make({**changes, "method.optimiser_state": "fresh"}))
-    assert not torch.allclose(fresh.coordinator.state.shared["head.weight"], kept.coordinator.state.shared["head.weight"])
+    afresh, going_on = (run.coordinator.state.shared["head.weight"] for run in (fresh, kept))
+    assert not torch.allclose(afresh, going_on)
 
 
 @pytest.mark.parametrize(
@@ -368,7 +369,7 @@ def test_only_the_sampled_clients_take_part_and_all_are_sampled_in_time(make: Ma
     simulation = Simulation(make({"train.participation": 0.5, "train.rounds": 20}))
     assert simulation.coordinator.cohort(simulation.setup.stages[0]) == 1
     seen = []
-    for _moment in simulation.coordinator.schedule:
+    for _ in simulation.coordinator.schedule:
         before = {client: state.drawn["train"] for client, state in states(simulation)}
         go_on(simulation)
         after = {client: state.drawn["train"] for client, state in states(simulation)}
@@ -438,7 +439,7 @@ def test_two_exchanges_in_a_round_and_a_stage_before(make: Make):
 
     simulation = Simulation(dataclasses.replace(make(), method=Probing()))
     assert simulation.rounds == 3
-    for _moment in simulation.coordinator.schedule:
+    for _ in simulation.coordinator.schedule:
         go_on(simulation)
     assert set(simulation.coordinator.messages) == {"probe", "train"}
     assert simulation.coordinator.messages["train"]["down"]["size.value"].item() == 27

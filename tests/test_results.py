@@ -14,7 +14,7 @@ from conftest import TINY, Make
 from fedshift.api import Comparison, compare, load, resume
 from fedshift.errors import FedshiftError
 from fedshift.reporting.curves import environment_curve
-from fedshift.reporting.results import Measured, Results
+from fedshift.reporting.results import MeanStd, Results
 from fedshift.reporting.table import as_text, tables
 from fedshift.reporting.units import bytes_text, clock
 from fedshift.runs.folder import RunFolder
@@ -61,11 +61,11 @@ def test_rules_choose_within_the_last_stage():
 
 def test_mean_and_sample_standard_deviation_over_seeds():
     """0.80, 0.84, 0.88: mean 0.84, deviations -0.04, 0, 0.04, so std = sqrt(0.0032 / 2) = 0.04."""
-    measured = Measured.of([0.80, 0.84, 0.88])
+    measured = MeanStd.of([0.80, 0.84, 0.88])
     assert measured is not None
     assert measured.percent() == "84.0 ± 4.0"
-    assert Measured.of([0.5]).percent() == "50.0"
-    assert Measured.of([]) is None
+    assert MeanStd.of([0.5]).percent() == "50.0"
+    assert MeanStd.of([]) is None
 
 
 def written(root: Path, method: str, seed: int, hold_out: str, accuracy: float, make: Make) -> RunFolder:

@@ -58,7 +58,7 @@ def test_the_same_bits_in_separate_processes(make: Make, running: Processes, nam
 
 def private(simulation: Simulation) -> set[str]:
     """Digests of samples, and of what clients keep and never sent; not of what is public: initial and sent values."""
-    samples = fingerprints([client.train.x for client in simulation.federation.clients])
+    samples = fingerprints([row for client in simulation.federation.clients for row in client.train.x.flatten(1)])
     assert samples
     kept = [tensor for _, state in states(simulation) for tensor in state.tensors.values()]
     return (samples | fingerprints(kept)) - fingerprints(list(public(simulation)))

@@ -24,10 +24,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from fedshift import files
 from fedshift.core.contract import ServerState
-from fedshift.core.state import ClientState, ClientStore, MemoryStore
+from fedshift.core.state import ClientState
 from fedshift.core.tensors import Tensors
 from fedshift.errors import FedshiftError
 from fedshift.simulation.checkpoint import Checkpoint
+from fedshift.site.memory import ClientStore, MemoryStore
 from fedshift.site.store import DiskStore
 
 CPU = torch.device("cpu")
@@ -99,7 +100,7 @@ def trained(run: Path, clients: int, keep: int = 2) -> DiskStore:
     return store
 
 
-# Any order, any moment -----------------------------------------------------------------------
+# Any order, any moment -------------------------------------------------------------------------
 
 
 class PowerCutError(BaseException):

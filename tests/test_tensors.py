@@ -87,9 +87,9 @@ def test_a_or_b_has_the_names_of_both_and_bs_tensors(a: Tensors, b: Tensors):
 
 
 def test_tensors_do_not_change():
-    sent = {"w": torch.zeros(1)}
-    a = Tensors(sent)
-    sent["v"] = torch.ones(1)
+    source = {"w": torch.zeros(1)}
+    a = Tensors(source)
+    source["v"] = torch.ones(1)
     assert list(a) == ["w"]
     with pytest.raises(TypeError):
         a["w"] = torch.ones(1)  # type: ignore[index]  # that it cannot be done is the point

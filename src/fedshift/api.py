@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from fedshift.errors import DivergedError, FedshiftError, UnknownNameError, need
-from fedshift.reporting.results import Measured, Results, Row, flattened, label
+from fedshift.reporting.results import MeanStd, Results, Row, flattened, label
 from fedshift.reporting.table import as_text, tables
 from fedshift.runs import runner
 from fedshift.runs.folder import Record, find
@@ -451,7 +451,7 @@ class Comparison:
         )
 
 
-def _mean(measured: Measured | None) -> float:
+def _mean(measured: MeanStd | None) -> float:
     if measured is None:
         raise FedshiftError("The row has no test environment.")
     return measured.mean

@@ -209,12 +209,12 @@ def _bench(experiments: list[Experiment], dry_run: bool) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from fedshift.engines.calibration import Measured, calibrate, fastest, remember
+    from fedshift.engines.calibration import Timing, calibrate, fastest, remember
     from fedshift.simulation.simulation import Simulation
 
     console = _console()
 
-    def table(title: str, measured: tuple[Measured, ...]) -> Table:
+    def table(title: str, measured: tuple[Timing, ...]) -> Table:
         shown = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
         for column in ("", "ms a client's step", "speed"):
             shown.add_column(column, justify="right" if column else "left")

@@ -11,8 +11,15 @@ from fedshift.core.tensors import Tensors
 from fedshift.errors import DivergedError, FedshiftError
 
 
-def check_scopes(setup: Setup, message: Message, exchange: Exchange, hook: str) -> None:
+def check_scopes(setup: Setup, message: Message, exchange: Exchange, hook: str, where: str = "") -> None:
     """Nothing of client or server scope crosses the wire.
+
+    Args:
+        setup: the run.
+        message: what would cross.
+        exchange: when.
+        hook: what of the exchange made the message.
+        where: a client and a round, for messages.
 
     Raises:
         FedshiftError: the message names such a tensor.
@@ -20,7 +27,8 @@ def check_scopes(setup: Setup, message: Message, exchange: Exchange, hook: str) 
     for name in message:
         if setup.scopes.get(name) in ("client", "server"):
             raise FedshiftError(
-                f"The exchange '{exchange.name}' would send '{name}', which never leaves the {setup.scopes[name]}. "
+                f"The exchange '{exchange.name}'{f' ({where})' if where else ''} would send '{name}', which never "
+                f"leaves the {setup.scopes[name]}. "
                 f"Leave it out of {hook}(), or give its part another scope."
             )
 
@@ -38,7 +46,7 @@ def check_answer(setup: Setup, answer: Answer, exchange: Exchange, where: str) -
         DivergedError: a number is not finite.
         FedshiftError: the reply is not what the exchange declares.
     """
-    check_scopes(setup, answer.up, exchange, "upload")
+    check_scopes(setup, answer.up, exchange, "upload", where)
     declared, up = setup.declared(exchange), answer.up
     about = f"The reply of {where} in the exchange '{exchange.name}'"
     missing, unknown = sorted(declared.keys() - up.keys()), sorted(up.keys() - declared.keys())
@@ -59,8 +67,8 @@ def check_answer(setup: Setup, answer: Answer, exchange: Exchange, where: str) -
             raise FedshiftError(f"{about} has '{name}' as {tensor.dtype} {list(tensor.shape)}, declared as {wanted}.")
     if name := first_not_finite(up):
         raise DivergedError(
-            f"'{name}' is not finite after the last step of {where}. The last checkpoint, if there is one, is kept. "
-            f"A smaller learning rate usually helps: --set train.lr={setup.train.lr / 10:g}"
+            f"'{name}' is not finite after the last step of {where}, exchange '{exchange.name}'. The last checkpoint, "
+            f"if there is one, is kept. A smaller learning rate usually helps: --set train.lr={setup.train.lr / 10:g}"
         )
 
 
@@ -87,4 +95,4 @@ def enough(setup: Setup, asked: int, answered: int) -> bool:
     if not answered:
         return False
     least = setup.train.min_answers
-    return least == "all" or answered >= least * asked
+    return least == "all" or answered / asked >= least  # so rounded, 55 of 100 are 0.55

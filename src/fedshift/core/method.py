@@ -56,6 +56,11 @@ class Method(Spec):
         "on the inputs of whoever is predicted for",
     )
 
+    @property
+    def label(self) -> str:
+        """What notes call it: a variant's name, or the class's."""
+        return self.listed_as or type(self).__name__
+
     # What it is made of -------------------------------------------------------------------------
 
     def parts(self, model: ModelBuilder) -> dict[str, Part]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from fedshift.datasets.features import Tell, embed, frozen_network, silent
+from fedshift.datasets.features import Embedding, embed, frozen_network, silent
 from fedshift.datasets.images import Source, domain_data
 from fedshift.errors import FedshiftError
 from fedshift.federation.domains import DomainData
@@ -28,7 +28,7 @@ class Dataset(Spec):
         """Read every sample into memory; what is random about it comes from the streams."""
         raise NotImplementedError
 
-    def embedded(self, data: DomainData, tell: Tell = silent) -> DomainData:
+    def embedded(self, data: DomainData, tell: Embedding = silent) -> DomainData:
         """What :meth:`load` gave, with images replaced by features where the settings ask for that.
 
         Args:
@@ -93,7 +93,7 @@ class ImageDataset(Dataset):
         """Read the images; what is random about it comes from the streams."""
         raise NotImplementedError
 
-    def embedded(self, data: DomainData, tell: Tell = silent) -> DomainData:
+    def embedded(self, data: DomainData, tell: Embedding = silent) -> DomainData:
         """The data with features (N, F), float32, in the place of images, unless ``frozen`` is 'none'."""
         if self.frozen == "none":
             return data

@@ -34,7 +34,7 @@ VERSION = 1  # of what :func:`embed` computes; raise it whenever features change
 BATCH = 64
 LITE_MEAN, LITE_STD = (127 / 255,) * 3, (128 / 255,) * 3
 Colour = tuple[float, float, float]
-Tell = Callable[[str, int, int], None]  # a network's name, images embedded, images in all
+Embedding = Callable[[str, int, int], None]  # a network's name, images embedded, images in all
 
 
 def silent(network: str, done: int, total: int) -> None:
@@ -79,7 +79,7 @@ def frozen_network(name: str) -> FrozenNetwork:
     return FrozenNetwork(name, commit, partial(_pooled, name, commit))
 
 
-def embed(images: Tensor, network: FrozenNetwork, size: int = 0, tell: Tell = silent) -> Tensor:
+def embed(images: Tensor, network: FrozenNetwork, size: int = 0, tell: Embedding = silent) -> Tensor:
     """The features of images, from the cache or from the network.
 
     Args:
@@ -109,7 +109,7 @@ def embed(images: Tensor, network: FrozenNetwork, size: int = 0, tell: Tell = si
     return features
 
 
-def _computed(images: Tensor, network: FrozenNetwork, sides: tuple[int, ...], tell: Tell) -> Tensor:
+def _computed(images: Tensor, network: FrozenNetwork, sides: tuple[int, ...], tell: Embedding) -> Tensor:
     tell(network.name, 0, len(images))
     with torch.random.fork_rng(devices=[]):  # initial values are drawn, then replaced by the weights
         module = network.load().eval()

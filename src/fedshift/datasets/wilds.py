@@ -31,7 +31,7 @@ from fedshift.federation.domains import DomainData
 from fedshift.settings.spec import Count, Pixels, WholeNumber, setting
 from fedshift.streams import Streams
 
-Record = dict[str, str]
+CsvRow = dict[str, str]
 
 
 class Sample(NamedTuple):
@@ -108,12 +108,12 @@ class Wilds(ImageDataset):
             )
         return root
 
-    def metadata(self) -> list[Record]:
+    def metadata(self) -> list[CsvRow]:
         """The rows of ``metadata.csv``."""
         return read_csv(self.root() / "metadata.csv", self.columns)
 
 
-def read_csv(path: Path, columns: Sequence[str]) -> list[Record]:
+def read_csv(path: Path, columns: Sequence[str]) -> list[CsvRow]:
     """The rows of a table with a header.
 
     Raises:
@@ -244,7 +244,7 @@ class IWildCam(Wilds):
         return Contents(samples, tuple(names[label] for label in sorted(labels, key=_in_order)))
 
 
-def _most(rows: Sequence[Record], column: str, count: int, what: str) -> frozenset[str]:
+def _most(rows: Sequence[CsvRow], column: str, count: int, what: str) -> frozenset[str]:
     """The ``count`` values of a column that occur most, of equal ones the lower number."""
     occurs = Counter(row[column] for row in rows)
     if len(occurs) < count:

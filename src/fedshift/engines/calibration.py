@@ -39,11 +39,11 @@ SECONDS = 0.2  # how long each way is measured, at least, after it was tried onc
 COHORT_SECONDS = 1.0  # a cohort that takes longer is measured in part
 SHORT_RUN = 10.0  # seconds; a run that is shorter is not worth measuring for
 CLEARLY = 0.95  # a way is preferred to a simpler one if it takes no more than this part of its time
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Measured:
+class Timing:
     """What one client's step takes.
 
     Attributes:
@@ -68,8 +68,8 @@ class Calibration:
         engines: a cohort, by engine.
     """
 
-    kernels: tuple[Measured, ...]
-    engines: tuple[Measured, ...]
+    kernels: tuple[Timing, ...]
+    engines: tuple[Timing, ...]
 
     @property
     def choice(self) -> Choice:
@@ -85,7 +85,7 @@ class Calibration:
     def table(self) -> dict[str, Any]:
         """As JSON can hold it."""
 
-        def rows(held: Sequence[Measured]) -> list[Any]:
+        def rows(held: Sequence[Timing]) -> list[Any]:
             return [[one.choice.table(), one.milliseconds, one.steps, one.note] for one in held]
 
         return {"kernels": rows(self.kernels), "engines": rows(self.engines)}
@@ -94,13 +94,13 @@ class Calibration:
     def from_table(cls, table: dict[str, Any]) -> Self:
         """The inverse of :meth:`table`."""
 
-        def held(rows: Sequence[Any]) -> tuple[Measured, ...]:
-            return tuple(Measured(Choice.from_table(choice), *rest) for choice, *rest in rows)
+        def held(rows: Sequence[Any]) -> tuple[Timing, ...]:
+            return tuple(Timing(Choice.from_table(choice), *rest) for choice, *rest in rows)
 
         return cls(held(table["kernels"]), held(table["engines"]))
 
 
-def fastest(measured: Sequence[Measured]) -> Measured:
+def fastest(measured: Sequence[Timing]) -> Timing:
     """The fastest way; of ways that are nearly equal, the first, as the simpler ones come first."""
     possible = [one for one in measured if not one.note]
     best = possible[0]
@@ -110,7 +110,7 @@ def fastest(measured: Sequence[Measured]) -> Measured:
     return best
 
 
-def choose(jobs: Sequence[Job], options: RunOptions, tell: Tell) -> Choice:
+def choose(jobs: Sequence[Job], options: RunOptions, tell: Notify) -> Choice:
     """The engine that a run asks for, or the fastest.
 
     Args:
@@ -163,7 +163,7 @@ def asked_for(setup: Setup, options: RunOptions) -> Choice:
 # Measuring ----------------------------------------------------------------------------------------
 
 
-def calibrate(jobs: Sequence[Job], options: RunOptions, tell: Tell = lambda text: None) -> Calibration:
+def calibrate(jobs: Sequence[Job], options: RunOptions, tell: Notify = lambda text: None) -> Calibration:
     """Measure what a step takes in every way that this machine offers; a few seconds, and nothing is kept of it.
 
     Args:
@@ -175,7 +175,7 @@ def calibrate(jobs: Sequence[Job], options: RunOptions, tell: Tell = lambda text
     setup, threads = short[0].setup, options.threads or cores()
     on_cpu = setup.device.type == "cpu"
 
-    def measured(choice: Choice, some: Sequence[Job]) -> Measured:
+    def measured(choice: Choice, some: Sequence[Job]) -> Timing:
         tell(f"{len(some)} {'client' if len(some) == 1 else 'clients'}: {choice}")
         return _measured(choice, some, SECONDS)
 
@@ -228,7 +228,7 @@ def _shortened(job: Job, steps: int = STEPS) -> Job:
     return replace(job, exchange=replace(job.exchange, phases=tuple(cut(phase) for phase in lane.training)))
 
 
-def _measured(choice: Choice, jobs: Sequence[Job], seconds: float) -> Measured:
+def _measured(choice: Choice, jobs: Sequence[Job], seconds: float) -> Timing:
     """What a client's step takes: the fastest of several goes in so many seconds, after one to warm up."""
     told: list[str] = []
     with open_engine(choice, told.append) as engine:
@@ -236,7 +236,7 @@ def _measured(choice: Choice, jobs: Sequence[Job], seconds: float) -> Measured:
         goes: list[float] = []
         while len(goes) < 2 or sum(goes) < seconds:
             goes.append(_go(engine, jobs)[1])
-    return Measured(choice, 1000 * min(goes) / max(1, steps), steps, told[0] if told else "")
+    return Timing(choice, 1000 * min(goes) / max(1, steps), steps, told[0] if told else "")
 
 
 def _go(engine: Engine, jobs: Sequence[Job]) -> tuple[int, float]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedshift.engines.banks import Given
 
 Step = Callable[[Given], Tensor]
-Record = Callable[[Callable[[], Tensor]], "Recording"]
+Recorder = Callable[[Callable[[], Tensor]], "Recording"]
 
 
 class Recording(Protocol):
@@ -44,7 +44,7 @@ class CudaRecording:
         self._graph.replay()
 
 
-def replayed(step: Step, record: Record = CudaRecording) -> Step:
+def replayed(step: Step, record: Recorder = CudaRecording) -> Step:
     """The same step, recorded when it is called for the second time.
 
     Args:

@@ -133,7 +133,7 @@ class Vectorised:
     def _score(self, block: Sequence[Sequence[Question]]) -> list[Score]:
         """Score groups of questions, each of one model."""
         first = block[0][0]
-        name = (type(first.setup.method).__name__, type(first.setup.model.model).__name__, "prediction")
+        name = (first.setup.method.label, type(first.setup.model.model).__name__, "prediction")
         if len(block) > 1 and name not in self._unstackable:
             bank = Stacked(self._one_by_one.resident(first.setup), len(block))
             for lane, group in enumerate(block):
@@ -173,7 +173,7 @@ def _goes_with(block: Sequence[Sequence[Question]], group: Sequence[Question]) -
 
 
 def _name(job: Job) -> tuple[str, str, str]:
-    return type(job.setup.method).__name__, type(job.setup.model.model).__name__, job.exchange.name
+    return job.setup.method.label, type(job.setup.model.model).__name__, job.exchange.name
 
 
 def _groups(work: Iterable[Work], merge_key: Callable[[Job], object]) -> list[list[Work]]:

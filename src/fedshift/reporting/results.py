@@ -19,14 +19,14 @@ MOST_ENVIRONMENTS = 48  # environments of a role that are shown one by one
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeanStd:
     """A mean over seeds with its sample standard deviation; the latter is None for one seed."""
 
     mean: float
     std: float | None
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Measured | None:
+    def of(cls, values: Sequence[float]) -> MeanStd | None:
         """The mean and standard deviation of values; None of none."""
         if not values:
             return None
@@ -47,14 +47,14 @@ class Row:
 
     def over_seeds(
         self, value: Callable[[Run], Iterable[float]], of_seed: Callable[[Sequence[float]], float] = mean
-    ) -> Measured | None:
+    ) -> MeanStd | None:
         """For each seed one number (the mean) of all values of its runs; then mean and spread over seeds."""
         by_seed: dict[int, list[float]] = {}
         for run in self.runs:
             by_seed.setdefault(run.table["seed"], []).extend(value(run))
-        return Measured.of([of_seed(values) for values in by_seed.values() if values])
+        return MeanStd.of([of_seed(values) for values in by_seed.values() if values])
 
-    def accuracy(self, role: str, rule: str = "last", environment: str | None = None) -> Measured | None:
+    def accuracy(self, role: str, rule: str = "last", environment: str | None = None) -> MeanStd | None:
         """Accuracy of one role at the round a rule selects; on one environment, or the mean over all.
 
         An environment counts once, however many clients are scored on it.
@@ -67,7 +67,7 @@ class Row:
             ]
         )
 
-    def worst(self, role: str = "test", rule: str = "last") -> Measured | None:
+    def worst(self, role: str = "test", rule: str = "last") -> MeanStd | None:
         """Accuracy on each seed's worst environment, of the means over clients, at the round a rule selects.
 
         The environments of a seed are those of all its runs: with domains held out in turn, all of them.

@@ -11,7 +11,7 @@ import rich.table
 from rich.console import Console
 from rich.markup import escape
 
-from fedshift.reporting.results import MOST_ENVIRONMENTS, Measured, Results
+from fedshift.reporting.results import MOST_ENVIRONMENTS, MeanStd, Results
 
 MOST_INLINE = 6  # test environments that the headline table has room for
 MOST_ACROSS = 14  # columns of a table without standard deviations; half as many with them
@@ -92,7 +92,7 @@ def _groups(names: Sequence[str], most: int) -> list[Sequence[str]]:
     return [names[start : start + size] for start in range(0, len(names), size)]
 
 
-def _percent(cells: Sequence[Measured | None]) -> list[str]:
+def _percent(cells: Sequence[MeanStd | None]) -> list[str]:
     return [cell.percent() if cell else "" for cell in cells]
 
 

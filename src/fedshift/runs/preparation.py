@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import takewhile
 
 from fedshift.core.contract import Stage
-from fedshift.engines.calibration import choose
 from fedshift.engines.choice import open_engine
 from fedshift.runs.progress import Outlook, Progress
 from fedshift.settings.experiment import Experiment
@@ -22,7 +21,7 @@ def prepare(experiment: Experiment, label: str, progress: Progress) -> Simulatio
     simulation = Simulation(experiment, progress.embedded)
     coordinator, rounds = simulation.coordinator, sum(stage.rounds for stage in _stages(simulation))
     display = progress.begin(Outlook(f"{label}-seed{experiment.seed}", rounds, 0))
-    choice = choose(simulation.example(), experiment.run, progress.note)
+    choice = simulation.choice(progress.note)
     with open_engine(choice, progress.note) as engine:
         while coordinator.position < rounds:
             for error in advance([simulation], engine, {simulation: display.steps}).values():

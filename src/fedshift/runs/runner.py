@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from fedshift.engines.calibration import choose
 from fedshift.engines.choice import Choice, open_engine
 from fedshift.engines.engine import Engine
+from fedshift.engines.merging import kind
 from fedshift.engines.workers import can_fork
 from fedshift.errors import DivergedError, FedshiftError
 from fedshift.runs.folder import Record, RunFolder
@@ -53,7 +53,8 @@ def resume(folder: RunFolder, progress: Progress) -> None:
 
 
 def _alone(simulation: Simulation, folder: RunFolder, progress: Progress) -> None:
-    for error in carry_out([(simulation, folder)], progress).values():
+    choice = _choice(simulation, folder, progress)
+    for error in carry_out([(simulation, folder)], choice, progress).values():
         raise error
 
 
@@ -103,7 +104,7 @@ class _Grid:
         except FedshiftError as error:
             self._note_failure(experiment, error)
             return
-        if self._waiting and not (choice == self._choice and _alike(self._waiting[0][0].experiment, experiment)):
+        if self._waiting and not (choice == self._choice and _alike(self._waiting[0][0], simulation)):
             self.carry_out()
         self._choice = choice
         self._folders[experiment.run_name] = folder
@@ -114,7 +115,9 @@ class _Grid:
     def carry_out(self) -> None:
         """Carry out all that wait, together."""
         runs, self._waiting = self._waiting, []
-        for simulation, error in (carry_out(runs, self._progress) if runs else {}).items():
+        if not (runs and self._choice):
+            return
+        for simulation, error in carry_out(runs, self._choice, self._progress).items():
             if not isinstance(error, FedshiftError):
                 raise error
             self._note_failure(simulation.experiment, error)
@@ -142,18 +145,9 @@ def _opened(experiment: Experiment, progress: Progress) -> RunFolder | None:
     return folder
 
 
-def _alike(one: Experiment, other: Experiment) -> bool:
-    """Whether two runs may share an engine: they differ in seed, held-out domain or numbers of the method only."""
-
-    def kind(experiment: Experiment) -> Record:
-        table = experiment.table()
-        return {name: table[name] for name in ("data", "model", "partition", "run")} | {
-            "method": experiment.method_name,
-            "protocol": table["protocol"]["name"],
-            "train": {key: value for key, value in table["train"].items() if key not in ("lr", "momentum")},
-        }
-
-    return kind(one) == kind(other)
+def _alike(one: Simulation, other: Simulation) -> bool:
+    """Whether two runs may advance together: what shares a stack, carried out in the same way."""
+    return kind(one.setup) == kind(other.setup) and one.experiment.run == other.experiment.run
 
 
 def _choice(simulation: Simulation, folder: RunFolder, progress: Progress) -> Choice:
@@ -161,7 +155,7 @@ def _choice(simulation: Simulation, folder: RunFolder, progress: Progress) -> Ch
     options, before = simulation.experiment.run, folder.read_json("engine.json")
     if options.engine == "auto" and before and _still_right(before, simulation):
         return Choice.from_table(before)
-    choice = choose(simulation.example(), options, progress.note)
+    choice = simulation.choice(progress.note)
     folder.write_json("engine.json", choice.table())
     return choice
 
@@ -250,7 +244,9 @@ class _Run:
         self.since, self.seconds = position, 0.0
 
 
-def carry_out(runs: Sequence[tuple[Simulation, RunFolder]], progress: Progress) -> dict[Simulation, Exception]:
+def carry_out(
+    runs: Sequence[tuple[Simulation, RunFolder]], choice: Choice, progress: Progress
+) -> dict[Simulation, Exception]:
     """Carry runs to their ends together, each from its folder's last checkpoint if there is one.
 
     Returns:
@@ -258,7 +254,6 @@ def carry_out(runs: Sequence[tuple[Simulation, RunFolder]], progress: Progress) 
     """
     failed: dict[Simulation, Exception] = {}
     with ExitStack() as stack:
-        choice = _choice(*runs[0], progress)
         engine = stack.enter_context(open_engine(choice, progress.note))
         under_way = []
         for simulation, folder in runs:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 
 from fedshift.core.contract import Round, Stage
-from fedshift.engines.calibration import choose
 from fedshift.engines.choice import open_engine
 from fedshift.settings.experiment import Experiment
 from fedshift.simulation.rounds import advance
@@ -58,7 +57,7 @@ def estimate(experiment: Experiment) -> Estimate:
     stage = max(simulation.setup.stages, key=lambda stage: (stage.scored, stage.rounds))
     rounds = stage.rounds
     told: list[str] = []
-    choice = choose(simulation.example(), experiment.run, told.append)
+    choice = simulation.choice(told.append)
     coordinator = simulation.coordinator
     coordinator.skip_to(stage)
     steps: list[int] = []

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fedshift.engines.engine import Engine, Job, Outcome
 from fedshift.simulation.simulation import Done, Simulation, Work
 
-Tell = Callable[[int], None]
+Stepped = Callable[[int], None]
 
 
 @dataclass
@@ -16,7 +16,7 @@ class _Round:
     """A run within its round: what it asks for now, if it is not through."""
 
     asking: Generator[Work, Done, None]
-    tell: Tell
+    tell: Stepped
     request: Work | None = None
     error: Exception | None = None
 
@@ -39,7 +39,7 @@ class _Round:
 
 
 def advance(
-    simulations: Sequence[Simulation], engine: Engine, tells: Mapping[Simulation, Tell] | None = None
+    simulations: Sequence[Simulation], engine: Engine, tells: Mapping[Simulation, Stepped] | None = None
 ) -> dict[Simulation, Exception]:
     """Carry every run forward by its next round.
 

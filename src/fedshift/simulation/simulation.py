@@ -17,7 +17,9 @@ from fedshift.core.model import ModelBuilder
 from fedshift.core.net import batch_norms
 from fedshift.core.setup import Setup
 from fedshift.datasets.dataset import Dataset
-from fedshift.datasets.features import Tell, silent
+from fedshift.datasets.features import Embedding, silent
+from fedshift.engines.calibration import asked_for, choose
+from fedshift.engines.choice import Choice
 from fedshift.engines.engine import Engine, Job, Outcome, ServerJob
 from fedshift.errors import FedshiftError
 from fedshift.evaluation.evaluation import Evaluation
@@ -50,7 +52,7 @@ class Simulation:
         notes: what a reader of the results must know.
     """
 
-    def __init__(self, experiment: Experiment, tell: Tell = silent) -> None:
+    def __init__(self, experiment: Experiment, tell: Embedding = silent) -> None:
         """Load the data and build the model.
 
         Args:
@@ -134,6 +136,11 @@ class Simulation:
         orders = self.coordinator.orders(stage.exchanges[-1], Round(stage, 1), cohort)
         return [self.site.job(order) for order in orders]
 
+    def choice(self, tell: Callable[[str], None]) -> Choice:
+        """The engine that the run asks for, or the fastest; ``tell`` hears which was chosen and why."""
+        options = self.experiment.run
+        return choose(self.example(), options, tell) if options.engine == "auto" else asked_for(self.setup, options)
+
     def record(self, round: Round, engine: Engine) -> Record:
         """Score every environment; the record says which model was used on whose data, and who did not answer."""
         coordinator, last = self.coordinator, round.stage.exchanges[-1]
@@ -195,7 +202,7 @@ def _resume(asking: Generator[Request, Any, None], reply: Any) -> tuple[Request,
         return [], True
 
 
-def make_federation(experiment: Experiment, tell: Tell = silent) -> Federation:
+def make_federation(experiment: Experiment, tell: Embedding = silent) -> Federation:
     """The clients and environments of an experiment, on the CPU.
 
     Raises:
@@ -218,7 +225,7 @@ def make_setup(experiment: Experiment, federation: Federation, device: torch.dev
 
 
 def _notes_on_batch_norm(setup: Setup) -> list[str]:
-    name, method = type(setup.method).__name__, setup.method
+    name, method = setup.method.label, setup.method
     modules = [part.module for part in setup.parts.values() if part.scope != "server"]
     if method.bn != "shared" and not any(True for module in modules for _ in batch_norms(module)):
         return [

@@ -1,0 +1,356 @@
+"""What the coordinator refuses, whom it blames, and how a round goes on without a client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from conftest import CNN_WITH_BN, Make, engine_of, evaluated, go_on, simulate
+from fedshift.coordinator.checks import check_answer, enough, first_not_finite, signature
+from fedshift.coordinator.coordinator import Asking, Received
+from fedshift.core.messages import Answer, Missing, Order, Telemetry, Up
+from fedshift.core.tensors import Tensors
+from fedshift.engines.engine import Job, Outcome, ServerJob
+from fedshift.errors import DivergedError, FedshiftError
+from fedshift.simulation.simulation import Simulation, no_steps
+from test_errors import with_inputs
+from test_methods import small
+
+Harm = Callable[[Up], Tensors]
+
+THREE = {"protocol": {"name": "in-domain"}}  # dark, gray and light
+FOUR = {**THREE, "data.domains": 4}
+HALF = {"train.min_answers": 0.5}
+
+
+def harm_answers(
+    simulation: Simulation,
+    monkeypatch: pytest.MonkeyPatch,
+    harm: Harm,
+    clients: Collection[int] = (1,),
+    exchange: str = "train",
+) -> dict[int, Up]:
+    """Have some clients send something else in an exchange; what each of the others sent last is written down."""
+    keep, sent = simulation.site.keep, dict[int, Up]()
+
+    def keeping(job: Job, outcome: Outcome) -> Answer:
+        answer = keep(job, outcome)
+        if job.client.id in clients and job.exchange.name == exchange:
+            return replace(answer, up=Up(harm(answer.up)))
+        sent[job.client.id] = answer.up
+        return answer
+
+    monkeypatch.setattr(simulation.site, "keep", keeping)
+    return sent
+
+
+def without(*names: str) -> Harm:
+    return lambda up: up.only(up.keys() - set(names))
+
+
+def with_one(name: str, change: Callable[[Tensor], Tensor]) -> Harm:
+    return lambda up: up | {name: change(up[name])}
+
+
+def with_another(name: str) -> Harm:
+    return lambda up: up | {name: torch.ones(1)}
+
+
+def with_value(value: float) -> Callable[[Tensor], Tensor]:
+    """The last number of a tensor is another."""
+    return lambda tensor: torch.cat([tensor[:-1], torch.tensor([value])])
+
+
+WEIGHT, BIAS = "head.weight", "head.bias"
+BAD: dict[str, tuple[Harm, type[FedshiftError], list[str]]] = {
+    "lacks one": (without(BIAS), FedshiftError, [f"lacks '{BIAS}', which the exchange declares"]),
+    "lacks two": (without(BIAS, WEIGHT), FedshiftError, [f"lacks '{BIAS}' (and 1 more), which"]),
+    "is empty": (lambda up: Tensors(), FedshiftError, ["lacks 'encoder.1.bias' (and 5 more)"]),
+    "one too many": (with_another("extra"), FedshiftError, ["holds 'extra', which the exchange does not declare"]),
+    "another type": (
+        with_one(BIAS, Tensor.double),
+        FedshiftError,
+        [f"has '{BIAS}' as torch.float64 [3], declared as torch.float32 [3]"],
+    ),
+    "another shape": (
+        with_one(WEIGHT, lambda weight: weight.T),
+        FedshiftError,
+        [f"has '{WEIGHT}' as torch.float32 [4, 3], declared as torch.float32 [3, 4]"],
+    ),
+    "one dimension more": (
+        with_one(BIAS, lambda bias: bias[None]),
+        FedshiftError,
+        [f"has '{BIAS}' as torch.float32 [1, 3], declared as torch.float32 [3]"],
+    ),
+    "not a number": (
+        with_one(BIAS, with_value(float("nan"))),
+        DivergedError,
+        [f"'{BIAS}' is not finite", "--set train.lr=0.01"],
+    ),
+    "infinite": (with_one(BIAS, with_value(-float("inf"))), DivergedError, [f"'{BIAS}' is not finite"]),
+}
+PLACE = ["client 'gray'", "round 2", "exchange 'train'"]
+bad = pytest.mark.parametrize(("harm", "kind", "words"), BAD.values(), ids=BAD)
+
+
+# What is refused ----------------------------------------------------------------------------------
+
+
+@bad
+def test_a_bad_answer_ends_the_run_with_an_error_that_names_its_place(
+    make: Make, monkeypatch: pytest.MonkeyPatch, harm: Harm, kind: type[FedshiftError], words: list[str]
+):
+    """All answers are asked for unless something else is said; what the coordinator had before stays as it was."""
+    simulation = simulate(make(THREE), rounds=1)
+    coordinator = simulation.coordinator
+    before = coordinator.state
+    harm_answers(simulation, monkeypatch, harm)
+    with pytest.raises(kind) as caught:
+        go_on(simulation)
+    assert type(caught.value) is kind
+    for word in [*words, *PLACE]:
+        assert word in str(caught.value)
+    assert coordinator.state is before
+    assert coordinator.position == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "scope"),
+    [
+        ({**CNN_WITH_BN, "method.bn": "local"}, "encoder.1.running_mean", "client"),
+        ({"method": {"name": "fedpin", "alpha": 0.1}}, "personal_head.weight", "client"),
+        ({"method.name": "feddyn"}, "correction.head.weight", "server"),
+    ],
+)
+def test_an_answer_that_names_what_never_leaves(
+    make: Make, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], name: str, scope: str
+):
+    """Its name alone is refused, whatever lies under it."""
+    simulation = Simulation(make({**THREE, **changes}))
+    assert simulation.setup.scopes[name] == scope
+    harm_answers(simulation, monkeypatch, with_another(name))
+    with pytest.raises(FedshiftError) as caught:
+        go_on(simulation)
+    for word in (f"'{name}', which never leaves the {scope}", "client 'gray'", "round 1", "exchange 'train'"):
+        assert word in str(caught.value)
+
+
+def answered(simulation: Simulation, up: Tensors, stage: int = 0) -> None:
+    """Check a reply to the first exchange of a stage."""
+    exchange = simulation.setup.stages[stage].exchanges[0]
+    check_answer(simulation.setup, Answer(0, Up(up), Telemetry()), exchange, "client 'dark', round 1")
+
+
+def test_a_count_of_samples_is_one_whole_number(make: Make):
+    simulation = Simulation(make({**THREE, "method.weighting": "samples"}))
+    shared = simulation.coordinator.state.shared
+    answered(simulation, shared | {"samples": torch.tensor(9)})
+    for given, words in (
+        ({}, r"lacks 'samples'"),
+        ({"samples": torch.tensor(9.0)}, r"'samples' as torch.float32 \[\], declared as torch.int64 \[\]"),
+        ({"samples": torch.tensor([9])}, r"'samples' as torch.int64 \[1\], declared as torch.int64 \[\]"),
+    ):
+        with pytest.raises(FedshiftError, match=words):
+            answered(simulation, shared | given)
+    with pytest.raises(FedshiftError, match="holds 'samples', which the exchange does not declare"):
+        answered(Simulation(make(THREE)), shared | {"samples": torch.tensor(9)})
+
+
+def test_an_upload_of_any_length(make: Make):
+    """Client2Vec's global index takes as many pairs (2, 64) as a client gives, none too, and nothing else."""
+    simulation = Simulation(make(small("client2vec")))
+    assert [stage.name for stage in simulation.setup.stages] == ["index", "vectors", "train"]
+    for pairs in (0, 1, 30):
+        answered(simulation, Tensors({"pairs": torch.zeros(pairs, 2, 64)}))
+    for shape in ((30, 2, 63), (30, 3, 64), (2, 64)):
+        with pytest.raises(FedshiftError, match=r"'pairs' as .*, declared as torch.float32 \[any, 2, 64\]\."):
+            answered(simulation, Tensors({"pairs": torch.zeros(shape)}))
+
+
+def test_the_vectors_of_a_client_are_as_long_as_a_row(make: Make):
+    simulation = Simulation(make(small("client2vec")))
+    row = torch.zeros(64)
+    answered(simulation, Tensors({"feature": row, "label": row, "samples": torch.tensor(9)}), stage=1)
+    with pytest.raises(FedshiftError, match=r"'label' as torch.float32 \[63\], declared as torch.float32 \[64\]"):
+        answered(simulation, Tensors({"feature": row, "label": row[1:], "samples": torch.tensor(9)}), stage=1)
+
+
+def test_the_first_tensor_that_is_not_finite_is_found():
+    """Four times 3e38 is more than float32 holds, and yet each is finite; +inf and -inf sum to no number."""
+    large, infinite = torch.full((4,), 3e38), torch.tensor([float("inf"), -float("inf")])
+    assert first_not_finite(Tensors()) == ""
+    assert first_not_finite(Tensors({"none": torch.zeros(0), "count": torch.tensor(2**62)})) == ""
+    assert first_not_finite(Tensors({"large": large})) == ""
+    assert first_not_finite(Tensors({"large": large, "one": infinite, "other": infinite})) == "one"
+
+
+def test_a_message_in_words():
+    message = Up({"w": torch.zeros(2, 3), "n": torch.tensor(1)})
+    assert signature(message) == {"n": "int64 []", "w": "float32 [2, 3]"}
+
+
+# Going on without a client ------------------------------------------------------------------------
+
+
+@bad
+def test_with_fewer_answers_asked_for_the_round_goes_on(
+    make: Make, monkeypatch: pytest.MonkeyPatch, harm: Harm, kind: type[FedshiftError], words: list[str]
+):
+    """Two of three are at least a half: they are merged and counted, and the record of the round says who is missing.
+
+    In the round after, everybody answers.
+    """
+    simulation = simulate(make({**THREE, **HALF, "train.rounds": 3}), rounds=1)
+    coordinator = simulation.coordinator
+    first, second, third = coordinator.schedule
+    assert "missing" not in evaluated(simulation, first)
+    before = coordinator.bytes_up
+    with monkeypatch.context() as patch:
+        sent = harm_answers(simulation, patch, harm)
+        go_on(simulation)
+    assert sorted(sent) == [0, 2]
+    for name, tensor in coordinator.state.shared.items():
+        torch.testing.assert_close(tensor, (sent[0][name] + sent[2][name]) / 2)
+    record = evaluated(simulation, second)
+    assert record["bytes_up"] - before == sent[0].nbytes + sent[2].nbytes
+    assert sorted(record["terms"]) == ["dark", "light"]
+    (missing,) = record["missing"]
+    about = {"stage": "train", "round": 2, "exchange": "train", "client": "gray"}
+    assert missing == about | {"why": missing["why"]}
+    assert all(word in missing["why"] for word in [*words, *PLACE])
+    go_on(simulation)
+    record = evaluated(simulation, third)
+    assert "missing" not in record
+    assert sorted(record["terms"]) == ["dark", "gray", "light"]
+
+
+def test_a_client_whose_training_fails_is_missing_too(make: Make):
+    """Its inputs are no numbers, so that its loss is none; the place of that is the engine's to name."""
+
+    def poisoned(changes: dict[str, Any]) -> Simulation:
+        simulation = Simulation(make({**THREE, **changes}))
+        simulation.site.federation = with_inputs(simulation.federation, 1, lambda x: x * float("nan"))
+        return simulation
+
+    with pytest.raises(DivergedError, match="client 'gray', round 1, phase 'train', step 1"):
+        go_on(poisoned({}))
+    simulation = poisoned(HALF)
+    go_on(simulation)
+    (missing,) = evaluated(simulation, simulation.coordinator.schedule[0])["missing"]
+    assert missing["client"] == "gray"
+    assert "client 'gray', round 1, phase 'train', step 1" in missing["why"]
+    assert 1 not in simulation.site.store, "a client that failed keeps what it had"
+
+
+def test_who_fails_in_an_exchange_is_not_in_the_next(make: Make, monkeypatch: pytest.MonkeyPatch):
+    """FedIIR's training merges the two others; the next round asks everyone again."""
+    simulation = Simulation(make({**THREE, **HALF, "method.name": "fediir"}))
+    coordinator = simulation.coordinator
+    with monkeypatch.context() as patch:
+        harm_answers(simulation, patch, with_another("extra"), exchange="probe")
+        go_on(simulation)
+    record = evaluated(simulation, coordinator.schedule[0])
+    assert [(entry["exchange"], entry["client"]) for entry in record["missing"]] == [("probe", "gray")]
+    assert sorted(record["terms"]) == ["dark", "light"]
+    go_on(simulation)
+    assert sorted(evaluated(simulation, coordinator.schedule[1])["terms"]) == ["dark", "gray", "light"]
+
+
+# Too few answers ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("least", "asked", "answered", "expected"),
+    [
+        ("all", 3, 3, True),
+        ("all", 3, 1, True),  # who is absent is not waited for, and an error has ended the run before
+        ("all", 3, 0, False),
+        (0.5, 4, 2, True),
+        (0.5, 4, 1, False),
+        (0.5, 3, 2, True),
+        (0.5, 3, 1, False),
+        (0.55, 100, 55, True),  # though 0.55 * 100 is 55.00000000000001
+        (0.55, 100, 54, False),
+        (1.0, 3, 2, False),
+        (1.0, 3, 3, True),
+        (0.1, 3, 0, False),  # of nothing there is no mean
+    ],
+)
+def test_how_many_are_enough(make: Make, least: Any, asked: int, answered: int, expected: bool):
+    assert enough(Simulation(make({"train.min_answers": least})).setup, asked, answered) == expected
+
+
+def test_exactly_the_part_that_is_asked_for_is_enough(make: Make, monkeypatch: pytest.MonkeyPatch):
+    """Two bad answers of four."""
+    simulation = Simulation(make({**FOUR, **HALF}))
+    sent = harm_answers(simulation, monkeypatch, without(BIAS), clients=(1, 2))
+    go_on(simulation)
+    expected = (sent[0][BIAS] + sent[3][BIAS]) / 2
+    torch.testing.assert_close(simulation.coordinator.state.shared[BIAS], expected)
+    record = evaluated(simulation, simulation.coordinator.schedule[0])
+    assert [entry["client"] for entry in record["missing"]] == ["gray", "light"]
+
+
+@pytest.mark.parametrize("changes", [{}, HALF], ids=["all", "half"])
+def test_with_too_few_the_first_error_is_the_rounds(
+    make: Make, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+):
+    """Three bad answers of four: the run ends with that of the first client, and nothing was merged."""
+    simulation = Simulation(make({**FOUR, **changes}))
+    coordinator = simulation.coordinator
+    before = coordinator.state
+    harm_answers(simulation, monkeypatch, without(BIAS), clients=(1, 2, 3))
+    with pytest.raises(FedshiftError, match=f"client 'gray', round 1 in the exchange 'train' lacks '{BIAS}'"):
+        go_on(simulation)
+    assert coordinator.state is before
+    assert coordinator.position == 0
+
+
+def begun(simulation: Simulation) -> tuple[Asking, list[Order], list[Received]]:
+    """The next round, its first orders, and every client's answer to them."""
+    asking = simulation.coordinator.round(simulation.coordinator.next_round, no_steps)
+    orders = next(asking)
+    assert isinstance(orders, list)
+    return asking, orders, list(simulation.site.answers(orders, engine_of(simulation)))
+
+
+def test_too_few_answers_end_the_round_without_a_merge(make: Make):
+    """One of FedIIR's three answers in time: its probe is not merged, and there is no training in that round."""
+    simulation = Simulation(make({**THREE, **HALF, "method.name": "fediir"}))
+    coordinator = simulation.coordinator
+    before = coordinator.state
+    asking, orders, (answer, *_) = begun(simulation)
+    assert [order.exchange for order in orders] == ["probe"] * 3
+    with pytest.raises(StopIteration):
+        asking.send([answer, Missing(1, "late"), Missing(2, "late")])
+    assert coordinator.state is before
+    assert coordinator.position == 1
+    about = {"stage": "train", "round": 1, "exchange": "probe", "why": "late"}
+    assert coordinator.missing == [about | {"client": name} for name in ("gray", "light")]
+    go_on(simulation)
+    assert coordinator.position == 2
+    assert coordinator.state is not before
+
+
+@pytest.mark.parametrize("late", [[0], [0, 3]], ids=["two answers", "one answer"])
+def test_who_is_late_and_who_fails_count_alike(make: Make, late: list[int]):
+    """Of four, one sends what it should not: with one late, two are a half; with two late, the error is the round's."""
+    simulation = Simulation(make({**FOUR, **HALF}))
+    asking, _, received = begun(simulation)
+    assert isinstance(received[1], Answer)
+    received[1] = replace(received[1], up=Up(with_another("extra")(received[1].up)))
+    for client in late:
+        received[client] = Missing(client, "late")
+    if len(late) == 2:
+        with pytest.raises(FedshiftError, match=r"client 'gray'.*holds 'extra'"):
+            asking.send(received)
+        return
+    job = asking.send(received)
+    assert isinstance(job, ServerJob)
+    assert job.replies.clients == [2, 3]
+    assert [entry["client"] for entry in simulation.coordinator.missing] == ["dark", "gray"]

@@ -1,0 +1,207 @@
+"""A client's own copy: its names, its distance from the global model, what the unseen get, and how it is made once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from conftest import CNN_WITH_BN, Make, exchanged, go_on, models_of, scored, states
+from fedshift.core.contract import LocalWork, ServerState
+from fedshift.core.messages import Down
+from fedshift.core.net import Net
+from fedshift.core.tensors import Tensors, part_of
+from fedshift.federation.samples import Samples
+from fedshift.methods.fedavg import FedAvg
+from fedshift.methods.personal import FineTuning, PersonalCopy, Tuned
+from fedshift.simulation.simulation import Simulation
+
+OWN = PersonalCopy("own")
+
+
+def number(value: float) -> torch.Tensor:
+    return torch.tensor([value])
+
+
+def tensors(**values: float) -> Tensors:
+    """Named numbers; a name's first two underscores stand for dots."""
+    return Tensors({name.replace("__", "."): number(value) for name, value in values.items()})
+
+
+# PersonalCopy ---------------------------------------------------------------------------------------
+
+
+def test_the_parts_stay_on_the_client():
+    encoder, head = nn.Linear(2, 3), nn.Linear(3, 2)
+    parts = OWN.parts(encoder, head)
+    assert OWN.names == tuple(parts) == ("own_encoder", "own_head")
+    assert [part.module for part in parts.values()] == [encoder, head]
+    assert {part.scope for part in parts.values()} == {"client"}
+    net, x = Net({name: part.module for name, part in parts.items()}), torch.randn(4, 2)
+    assert torch.equal(OWN.features(net, x), encoder(x))
+    assert torch.equal(OWN.logits(net, x), head(encoder(x)))
+
+
+def test_named_takes_encoder_and_head_and_leaves_what_only_looks_like_them():
+    given = tensors(encoder__w=1, head__b=2, invariant__head__w=3, own_head__w=4, samples=5)
+    named = OWN.named(given)
+    assert list(named) == ["own_encoder.w", "own_head.b"]
+    assert named["own_encoder.w"] is given["encoder.w"]
+    assert named["own_head.b"] is given["head.b"]
+
+
+def net_with_batch_norm() -> Net:
+    """Everything 0 but the batch norm's own scale, 1, and running variance, 1, in the copy and in the shared parts."""
+    parts: dict[str, nn.Module] = {}
+    for prefix in ("", "own_"):
+        parts[f"{prefix}encoder"] = nn.Sequential(nn.Linear(1, 1, bias=False), nn.BatchNorm1d(1))
+        parts[f"{prefix}head"] = nn.Linear(1, 2, bias=False)
+    for module in parts.values():
+        for layer in module.modules():
+            if isinstance(layer, nn.Linear):
+                layer.weight.data.zero_()
+    return Net(parts)
+
+
+def test_the_distance_is_that_of_trained_weights_that_were_received():
+    """w_t: encoder 2, batch norm (scale 4, shift 1, mean 7, variance 5), head (1, -2); the copy as above.
+
+    2^2 + (1^2 + 2^2) = 9, and with the batch norm's scale and shift (4 - 1)^2 + 1^2 more, 19. Its statistics are not
+    weights. A batch norm that stays on the client is not received, and 9 is all.
+    """
+    net = net_with_batch_norm()
+    local = {"encoder.0.weight": torch.tensor([[2.0]]), "head.weight": torch.tensor([[1.0], [-2.0]])}
+    norm = {"weight": 4.0, "bias": 1.0, "running_mean": 7.0, "running_var": 5.0}
+    shared = local | {f"encoder.1.{name}": number(value) for name, value in norm.items()}
+    shared["encoder.1.num_batches_tracked"] = torch.tensor(3)
+    assert OWN.distance(net, Tensors(local)).item() == 9
+    assert OWN.distance(net, Tensors(shared)).item() == 19
+    OWN.distance(net, Tensors(shared)).backward()
+    moved = {name for name, parameter in net.parameters() if parameter.grad is not None}
+    assert moved == {"own_encoder.0.weight", "own_encoder.1.weight", "own_encoder.1.bias", "own_head.weight"}
+    assert net.own_head.weight.grad.flatten().tolist() == [-2.0, 4.0]  # 2 (v - w)
+
+
+class Unread(Sequence[Tensors]):
+    """What clients keep, which must not be read."""
+
+    def __getitem__(self, place):
+        raise AssertionError("A client's own tensors were read.")
+
+    def __len__(self):
+        return 2
+
+
+@pytest.mark.parametrize("bn", ["shared", "reestimate"])
+def test_the_unseen_are_given_the_global_model_and_nobodys_own_is_read(bn: str):
+    state = ServerState(tensors(encoder__w=1, encoder__running_mean=2, head__w=3), tensors(invariant__head__w=9))
+    (given,) = OWN.of_the_unseen(bn, state, Unread())
+    assert {name: tensor.item() for name, tensor in given.items()} == {
+        "own_encoder.w": 1,
+        "own_encoder.running_mean": 2,
+        "own_head.w": 3,
+    }
+
+
+def test_with_local_batch_norms_the_unseen_are_given_their_mean_beside_the_global_weights():
+    """The statistics 2 and 4 of the clients' shared encoders: 3, for the shared encoder and in the copy's place.
+
+    Those of the copies, 20 and 40, belong to other weights and are not taken; counts of 1 and 4 batches are 2 (2.5).
+    """
+    state = ServerState(tensors(encoder__w=1, head__w=7))
+    clients = [
+        tensors(encoder__mean=mean, own_encoder__mean=10 * mean, own_encoder__w=5, own_head__w=5)
+        | {"encoder.count": torch.tensor(count)}
+        for mean, count in ((2, 1), (4, 4))
+    ]
+    (given,) = OWN.of_the_unseen("local", state, clients)
+    assert {name: tensor.item() for name, tensor in given.items()} == {
+        "encoder.mean": 3,
+        "encoder.count": 2,
+        "own_encoder.w": 1,
+        "own_encoder.mean": 3,
+        "own_encoder.count": 2,
+        "own_head.w": 7,
+    }
+
+
+# FineTuning -----------------------------------------------------------------------------------------
+
+
+def test_promote_makes_the_tuned_model_the_copy_with_the_clients_own_batch_norms():
+    """What was trained and the batch norms that stay; neither other parts, nor the copy of before, nor w_t."""
+    nothing = Tensors()
+    work = LocalWork(
+        trained=tensors(encoder__w=1, head__w=2, invariant__w=3),
+        private=tensors(encoder__mean=4, auxiliary__w=5, tuned__encoder__w=6, tuned__head__w=6, tuned__done=0),
+        received=Down(tensors(encoder__w=8, head__w=8)),
+        measured=nothing,
+        snapshot=nothing,
+        train=Samples(torch.zeros(5, 1), torch.zeros(5, dtype=torch.int64)),
+        counts=torch.tensor([5, 0]),
+        steps=1,
+        lr=0.1,
+    )
+    assert {name: tensor.item() for name, tensor in FineTuning().promote(work).items()} == {
+        "tuned.encoder.w": 1,
+        "tuned.encoder.mean": 4,
+        "tuned.head.w": 2,
+        "tuned.done": 1,
+    }
+
+
+def test_the_copy_answers_once_there_is_one():
+    """Encoder 2x, head (z, -z), x = 1: (2, -2); before that, the logits it is given."""
+    encoder, head = nn.Linear(1, 1, bias=False), nn.Linear(1, 2, bias=False)
+    encoder.weight.data, head.weight.data = torch.tensor([[2.0]]), torch.tensor([[1.0], [-1.0]])
+    tuned, x, otherwise = Tuned(encoder, head), torch.ones(1, 1), torch.tensor([[5.0, 6.0]])
+    assert tuned(x, otherwise).tolist() == [[5, 6]]
+    tuned.done.fill_(1)
+    assert tuned(x, otherwise).tolist() == [[2, -2]]
+    assert not any(parameter.requires_grad for parameter in tuned.parameters())
+
+
+@pytest.mark.parametrize("bn", ["shared", "local"])
+def test_tuning_moves_each_clients_copy_and_predicts_with_it(make: Make, bn: str):
+    """From the global model of the end; the unseen, and everyone before, are predicted for with the global model."""
+    method = FineTuning(finetune_steps=3, bn=bn)
+    simulation = Simulation(replace(make(CNN_WITH_BN), method=method))
+    *training, tuning = simulation.coordinator.schedule
+    assert (len(training), tuning.stage.name) == (2, "finetune")
+
+    def agree() -> list[bool]:
+        """Whether each environment's score is the global model's."""
+        found = []
+        for environment in simulation.federation.environments:
+            (model,) = models_of(simulation, environment)
+            ours, plain = (scored(simulation, model, environment, tuning, each) for each in (None, FedAvg()))
+            found.append(ours == plain)
+        return found
+
+    for _ in training:
+        go_on(simulation)
+        assert all(agree())
+    go_on(simulation)
+    assert agree() == [environment.client is None for environment in simulation.federation.environments]
+    assert all(state.tensors["tuned.done"] == 1 for _, state in states(simulation))
+
+
+def test_with_local_batch_norms_the_copy_is_what_was_tuned_and_nothing_is_sent(make: Make):
+    """The copy's batch norms are those that the client keeps beside it; all else that counts has left w_t."""
+    simulation = Simulation(replace(make(CNN_WITH_BN), method=FineTuning(finetune_steps=3, bn="local")))
+    *training, tuning = simulation.coordinator.schedule
+    for _ in training:
+        go_on(simulation)
+    ups = exchanged(simulation, tuning.stage.exchanges[0], tuning, simulation.federation.clients)
+    assert all(len(up) == 0 for up in ups.values())
+    for _, state in states(simulation):
+        kept = Tensors(state.tensors)
+        copy = kept.of("tuned")
+        norms = [name for name in kept if part_of(name) == "encoder"]
+        assert norms
+        assert all(torch.equal(copy[name], kept[name]) for name in norms)
+        still = {name for name, t in simulation.coordinator.state.shared.items() if torch.equal(copy[name], t)}
+        assert still <= {"encoder.0.bias", "encoder.4.bias"}  # which the batch norm behind them takes away again
