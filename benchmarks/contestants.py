@@ -21,7 +21,7 @@ import time
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib import metadata
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -155,11 +155,10 @@ class Fedshift(Contestant):
         self.simulation = Simulation(experiment(options.workload, options.precision, options.engine, options.threads))
         names = self._parameters()
         values = dict(zip(names, self.workload.model().parameters(), strict=True))
-        shared = {
-            name: torch.empty_like(tensor).copy_(values[name].detach()) if name in values else tensor
-            for name, tensor in self.simulation.coordinator.state.shared.items()
-        }
-        self.simulation.coordinator.state = replace(self.simulation.coordinator.state, shared=shared)
+        coordinator = self.simulation.coordinator
+        coordinator.state = coordinator.state.updated(
+            {name: torch.empty_like(coordinator.state.shared[name]).copy_(values[name].detach()) for name in values}
+        )
         self.count.samples = None
         with ExitStack() as stack:
             self.opened = stack.enter_context(opened(self.simulation))

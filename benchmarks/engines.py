@@ -61,7 +61,8 @@ def entrants() -> list[Entrant]:
         for precision in PRECISIONS
         for engine in ENGINES
     ]
-    return [Entrant(HAND, "hand"), *ours, *(Entrant(label, name) for name, label in OTHERS.items())]
+    before = [Entrant(f"before: {one.label}", "before", one.engine, one.precision) for one in ours]
+    return [Entrant(HAND, "hand"), *ours, *before, *(Entrant(label, name) for name, label in OTHERS.items())]
 
 
 @dataclass
@@ -114,20 +115,23 @@ def _player(
     entrant: Entrant, workload: Workload, interpreters: Mapping[str, str], options: argparse.Namespace
 ) -> Player:
     told = {
-        "name": entrant.name,
+        "name": "fedshift" if entrant.name == "before" else entrant.name,
         "workload": workload.name,
         "threads": options.threads,
         "engine": entrant.engine,
         "precision": PRECISIONS[entrant.precision],
     }
-    python = interpreters.get(entrant.name, sys.executable)
+    python, script = interpreters.get(entrant.name, sys.executable), "contestants.py"
+    if entrant.name == "before":
+        python = str(options.before / ".venv" / "bin" / "python")
+        script = str(options.before / "benchmarks" / script)
 
     def start() -> Child:
         say(f"{entrant.label}: starting")
         environment = dict(os.environ)
-        if entrant.name == "fedshift":
+        if entrant.name in ("fedshift", "before"):
             before_torch(environment)  # as the command `fedshift` does
-        return Child(entrant.label, python, "contestants.py", json.dumps(told), options.timeout, environment)
+        return Child(entrant.label, python, script, json.dumps(told), options.timeout, environment)
 
     return Player(entrant.label, start)
 
@@ -321,6 +325,12 @@ def _arguments() -> argparse.Namespace:
         metavar="NAME=PATH",
         help="the interpreter of pfl, fluke, flower",
     )
+    parser.add_argument(
+        "--before",
+        type=Path,
+        metavar="FOLDER",
+        help="another checkout with an environment in .venv, whose engines take their turns as well",
+    )
     parser.add_argument("--docs", type=Path, metavar="FOLDER", help="write engines.md, .png and .json there")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what was measured there as well")
     parser.add_argument(
@@ -333,6 +343,7 @@ def _measured(options: argparse.Namespace) -> dict[str, Any]:
     import datetime  # noqa: PLC0415
 
     chosen = [e for e in entrants() if e.label == HAND or not options.only or any(w in e.label for w in options.only)]
+    chosen = [e for e in chosen if options.before or e.name != "before"]
     about = {
         "repeats": options.repeats,
         "seconds": options.seconds,

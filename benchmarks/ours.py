@@ -12,7 +12,6 @@ import torch
 
 import fedshift
 from fedshift.datasets.dataset import Dataset
-from fedshift.engines.calibration import choose
 from fedshift.engines.choice import open_engine
 from fedshift.engines.engine import Engine
 from fedshift.federation.domains import DomainData
@@ -161,7 +160,6 @@ class Opened:
 def opened(simulation: Simulation) -> Iterator[Opened]:
     """Open the engine that the simulation's experiment asks for; 'auto' is decided first."""
     told: list[str] = []
-    jobs = next(simulation.round(simulation.coordinator.next_round))
-    choice = choose(jobs, simulation.experiment.run, told.append)
+    choice = simulation.choice(told.append)
     with open_engine(choice) as engine:
         yield Opened(simulation, engine, str(choice))

@@ -1,4 +1,4 @@
-"""What pages to come need of the contract: steps and rate, a snapshot, a cohort of its own, a part with other tensors."""
+"""What coming pages need of the contract: steps and rate, a snapshot, a cohort for an exchange, other tensors."""
 
 from __future__ import annotations
 

@@ -109,11 +109,12 @@ def test_the_unseen_are_given_the_global_model_and_nobodys_own_is_read(bn: str):
 def test_with_local_batch_norms_the_unseen_are_given_their_mean_beside_the_global_weights():
     """The statistics 2 and 4 of the clients' shared encoders: 3, for the shared encoder and in the copy's place.
 
-    Those of the copies, 20 and 40, belong to other weights and are not taken; counts of 1 and 4 batches are 2 (2.5).
+    Those of the copies, 20 and 40, belong to other weights and are not taken, nor is what else clients have.
+    Counts of 1 and 4 batches make 2 (2.5).
     """
     state = ServerState(tensors(encoder__w=1, head__w=7))
     clients = [
-        tensors(encoder__mean=mean, own_encoder__mean=10 * mean, own_encoder__w=5, own_head__w=5)
+        tensors(encoder__mean=mean, own_encoder__mean=10 * mean, own_encoder__w=5, own_head__w=5, auxiliary__w=5)
         | {"encoder.count": torch.tensor(count)}
         for mean, count in ((2, 1), (4, 4))
     ]
