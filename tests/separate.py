@@ -44,10 +44,11 @@ def fingerprints(tensors: Sequence[Tensor]) -> set[str]:
     """Digests of tensors, and of each of their rows, as far as they hold several different numbers."""
     found = set()
     for tensor in tensors:
-        for each in (tensor, *(tensor if tensor.ndim > 1 else ())):
-            if each.numel() > 3 and each.is_floating_point() and len(each.unique()) > 3:
-                data = each.detach().float().contiguous().numpy().tobytes()
-                found.add(blake2b(data, digest_size=8).hexdigest())
+        if tensor.is_floating_point() and tensor.numel() > 3:
+            plain = tensor.detach().float().contiguous().numpy()
+            for each in (plain, *(plain if plain.ndim > 1 else ())):
+                if len(set(each.flat[:64])) > 3:
+                    found.add(blake2b(each.tobytes(), digest_size=8).hexdigest())
     return found
 
 
@@ -56,7 +57,15 @@ def every_tensor() -> list[Tensor]:
     gc.collect()
     # Looked at by type: some lazy modules answer isinstance with an import.
     kinds = (Tensor, torch.nn.Parameter)
-    return [thing for thing in gc.get_objects() if type(thing) in kinds and thing.layout == torch.strided]
+    return [thing for thing in gc.get_objects() if type(thing) in kinds and _readable(thing)]
+
+
+def _readable(tensor: Tensor) -> bool:
+    """Whether it has numbers: not so a tensor of a transform that has ended, which an error keeps alive, say."""
+    try:
+        return tensor.layout == torch.strided and tensor.data_ptr() != 0
+    except RuntimeError:
+        return False
 
 
 # The coordinator's process --------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedshift.api import Comparison, Forecast, compare, estimate, experiment, grid, index, load, resume, run
+    from fedshift.api import Comparison, Forecast, bench, compare, estimate, experiment, grid, index, load, resume, run
     from fedshift.core.contract import (
         Batch,
         Context,
@@ -23,8 +23,10 @@ if TYPE_CHECKING:
         ServerState,
         Stage,
         Terms,
+        Upload,
     )
     from fedshift.core.net import Net
+    from fedshift.core.tensors import Replies, Tensors
     from fedshift.errors import FedshiftError
     from fedshift.federation import PARTITIONS, PROTOCOLS
     from fedshift.methods import METHODS
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from fedshift.methods.fraug import FRAug
     from fedshift.methods.head_retraining import HeadRetraining
     from fedshift.methods.moon import MOON
+    from fedshift.methods.personal import FineTuning, PersonalCopy
     from fedshift.methods.references import Centralised, Single
     from fedshift.models import MODELS
     from fedshift.runs.run import Run
@@ -83,6 +86,7 @@ __all__ = [
     "FedSR",
     "FedshiftError",
     "FineTuned",
+    "FineTuning",
     "Forecast",
     "GlobalModel",
     "HeadRetraining",
@@ -93,13 +97,18 @@ __all__ = [
     "Objective",
     "Optimiser",
     "Part",
+    "PersonalCopy",
     "Phase",
     "Range",
+    "Replies",
     "Run",
     "ServerState",
     "Single",
     "Stage",
+    "Tensors",
     "Terms",
+    "Upload",
+    "bench",
     "compare",
     "estimate",
     "experiment",
@@ -112,7 +121,19 @@ __all__ = [
 ]
 
 _ROOMS = {
-    "api": ("Comparison", "Forecast", "compare", "estimate", "experiment", "grid", "index", "load", "resume", "run"),
+    "api": (
+        "Comparison",
+        "Forecast",
+        "bench",
+        "compare",
+        "estimate",
+        "experiment",
+        "grid",
+        "index",
+        "load",
+        "resume",
+        "run",
+    ),
     "core.contract": (
         "Batch",
         "Context",
@@ -126,9 +147,11 @@ _ROOMS = {
         "ServerState",
         "Stage",
         "Terms",
+        "Upload",
     ),
     "core.method": ("Method",),
     "core.net": ("Net",),
+    "core.tensors": ("Replies", "Tensors"),
     "datasets": ("DATASETS",),
     "errors": ("FedshiftError",),
     "federation": ("PARTITIONS", "PROTOCOLS"),
@@ -149,6 +172,7 @@ _ROOMS = {
     "methods.fraug": ("FRAug",),
     "methods.head_retraining": ("HeadRetraining",),
     "methods.moon": ("MOON",),
+    "methods.personal": ("FineTuning", "PersonalCopy"),
     "methods.references": ("Centralised", "Single"),
     "runs.run": ("Run",),
     "models": ("MODELS",),

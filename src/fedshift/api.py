@@ -7,7 +7,7 @@ options change it and are those of :class:`Options`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import groupby
@@ -30,6 +30,7 @@ from fedshift.simulation import dry_run
 if TYPE_CHECKING:
     import pandas as pd
 
+    from fedshift.engines.calibration import Calibration
     from fedshift.methods.client2vec.vectors import Index
 
 Source = str | Path | Mapping[str, Any] | Experiment
@@ -305,6 +306,29 @@ def estimate(source: Source | Sequence[Source] = DEFAULT, **options: Unpack[Opti
         except DivergedError as error:
             forecasts.append(Forecast(name, len(group), None, str(error)))
     return forecasts
+
+
+def bench(
+    source: Source = DEFAULT, *, tell: Callable[[str], None] = lambda text: None, **options: Unpack[Options]
+) -> Calibration:
+    """Measure which engine is fastest for a run on this machine; ``run.engine = "auto"`` uses it from then on.
+
+    Args:
+        source: exactly one run, as for :func:`run`.
+        tell: hears what is measured.
+        options: what differs from the source.
+
+    Raises:
+        FedshiftError: it describes several runs, or they cannot be carried out.
+    """
+    from fedshift.engines.calibration import calibrate, remember
+    from fedshift.simulation.simulation import Simulation
+
+    asked = experiment(source, **options)
+    jobs = Simulation(asked).example()
+    calibration = calibrate(jobs, asked.run, tell)
+    remember(jobs, asked.run, calibration)
+    return calibration
 
 
 def index(source: Source = DEFAULT, *, progress: Progress | None = None, **options: Unpack[Options]) -> Index:

@@ -209,8 +209,8 @@ def _bench(experiments: list[Experiment], dry_run: bool) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from fedshift.engines.calibration import Timing, calibrate, fastest, remember
-    from fedshift.simulation.simulation import Simulation
+    from fedshift import api
+    from fedshift.engines.calibration import Timing, fastest
 
     console = _console()
 
@@ -225,15 +225,12 @@ def _bench(experiments: list[Experiment], dry_run: bool) -> None:
         return shown
 
     for experiment in {experiment.method_name: experiment for experiment in reversed(experiments)}.values():
-        simulation = Simulation(experiment)
-        jobs = simulation.example()
         about = f"{experiment.method_name}, {type(experiment.model).__name__}, batches of {experiment.train.batch}"
-        console.print(f"{about}, cohorts of {len(jobs)} on {simulation.setup.device}", highlight=False, markup=False)
+        console.print(about, highlight=False, markup=False)
         if dry_run:
             continue
         with console.status("") as status:
-            calibration = calibrate(jobs, experiment.run, status.update)
-        remember(jobs, experiment.run, calibration)
+            calibration = api.bench(experiment, tell=status.update)
         console.print(table("One client, one thread: memory layout and linear layers", calibration.kernels))
         console.print(table("A cohort: engines", calibration.engines))
         console.print(f"{calibration}\n", highlight=False, markup=False)

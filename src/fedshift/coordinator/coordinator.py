@@ -11,9 +11,9 @@ from fedshift.coordinator.checks import check_answer, check_scopes, enough, firs
 from fedshift.core.contract import Exchange, Round, ServerState, Stage
 from fedshift.core.messages import Answer, Down, Message, Missing, Order
 from fedshift.core.setup import Setup
-from fedshift.core.tensors import Replies
+from fedshift.core.tensors import Replies, Tensors
 from fedshift.engines.engine import ServerJob
-from fedshift.errors import DivergedError
+from fedshift.errors import DivergedError, FedshiftError
 
 Received = Answer | Missing | Exception  # what comes of an order
 Request = list[Order] | ServerJob  # what a round asks its host for
@@ -95,7 +95,7 @@ class Coordinator:
             served = yield ServerJob(self.setup, exchange, round, self.state, replies, tell)
             assert isinstance(served, tuple)
             state, terms = served
-            self.state = replace(exchange.merge(state, replies), measured=type(state.measured)())
+            self.state = replace(exchange.merge(state, replies), measured=Tensors())
             if terms:
                 self.terms.setdefault("server", {}).update(terms)
             self._check_finite(round)
@@ -156,8 +156,10 @@ class Coordinator:
     def _problem(self, exchange: Exchange, round: Round, order: Order, came: Received) -> Exception | Missing | None:
         if not isinstance(came, Answer):
             return came
+        where = f"client '{self.names[order.client]}', round {round.number}"
+        if came.client != order.client:
+            return FedshiftError(f"The answer to the order of {where}, is that of client {came.client}.")
         try:
-            where = f"client '{self.names[order.client]}', round {round.number}"
             check_answer(self.setup, came, exchange, where)
         except Exception as error:  # it is this client's, not the round's
             return error

@@ -99,7 +99,8 @@ def no_draws(model: ModelBuilder, batch: int) -> Draws:
 class Optimiser:
     """How an objective is minimised where that differs from the experiment's ``[train]``; None: as there.
 
-    ``clip`` is the largest norm of the gradient, over all that the objective moves.
+    ``clip`` is the largest norm of the gradient, over all that the objective moves; ``decay`` multiplies the rate after
+    every round.
     """
 
     name: Literal["sgd", "adam"] | None = None
@@ -107,6 +108,7 @@ class Optimiser:
     momentum: float | None = None
     weight_decay: float | None = None
     clip: float | None = None
+    decay: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -217,6 +219,10 @@ class ServerState:
     clients: int = 0
     measured: Tensors = field(default_factory=Tensors)
 
+    def __post_init__(self) -> None:
+        for scope in ("shared", "down", "server", "measured"):
+            object.__setattr__(self, scope, Tensors(getattr(self, scope)))
+
     @property
     def tensors(self) -> Tensors:
         """All of them, by full name."""
@@ -241,6 +247,10 @@ class ServerState:
         )
 
 
+Declared = dict[str, tuple[torch.dtype, tuple[int | None, ...]]]
+"""Type and shape of tensors by name; None stands for any length."""
+
+
 @dataclass(frozen=True)
 class Upload:
     """Tensors that a reply carries beside parts, declared so that an answer can be checked.
@@ -256,7 +266,7 @@ class Upload:
 
     @classmethod
     def like(cls, name: str, part: str) -> Self:
-        """Every tensor of a part, named ``name.<its name in the part>``."""
+        """Every tensor of a part that is not kept at home, named ``name.<its name in the part>``."""
         return cls(name, None, part)
 
     @classmethod
@@ -264,14 +274,17 @@ class Upload:
         """A tensor of the shape of a row of a part's ``value``."""
         return cls(name, (), part)
 
-    def signature(
-        self, parts: Mapping[str, Part], floating: torch.dtype
-    ) -> dict[str, tuple[torch.dtype, tuple[int | None, ...]]]:
-        """Type and shape of each tensor by name."""
+    def signature(self, tensors: Tensors, floating: torch.dtype) -> Declared:
+        """Type and shape of each tensor by name.
+
+        Args:
+            tensors: those that everything starts with, by full name, less batch norms that stay on the client.
+            floating: the run's floating type.
+        """
         if self.shape is None:
-            tensors = parts[self.part].module.named_parameters()
-            return {f"{self.name}.{name}": (floating, tuple(tensor.shape)) for name, tensor in tensors}
-        shape = tuple(parts[self.part].module.state_dict()["value"].shape[1:]) if self.part else self.shape
+            like = tensors.of(self.part).under(self.name)
+            return {name: (floating if t.is_floating_point() else t.dtype, tuple(t.shape)) for name, t in like.items()}
+        shape = tuple(tensors[f"{self.part}.value"].shape[1:]) if self.part else self.shape
         return {self.name: (self.dtype or floating, shape)}
 
 
@@ -290,6 +303,11 @@ def send_nothing_else(state: ServerState, client: int) -> Mapping[str, Tensor]:
     return {}
 
 
+def start_as_received(private: Tensors, received: Down) -> Mapping[str, Tensor]:
+    """A client begins with what it received and what it keeps."""
+    return {}
+
+
 def leave(state: ServerState, replies: Replies) -> ServerState:
     """The server keeps what it has."""
     return state
@@ -305,9 +323,10 @@ class Exchange:
         merge: the server's next state.
         sends: the parts whose shared and down tensors a client receives; None: all that are not apart.
         returns: the shared parts among them that a reply carries; None: all.
-        uploads: what a reply carries besides, made by ``upload``.
+        uploads: what a reply carries besides, made by ``upload``, which may also give a returned tensor another value.
         counted: whether a reply says how many samples the client has, by which a mean is then weighted.
         send: tensors that one client receives in the place of the server's.
+        start: tensors with which a client begins instead, from what it keeps and what it received.
         upload: makes the ``uploads``.
         keep: client tensors that are replaced after the phases.
         server: phases of the server between the replies and the merge.
@@ -322,6 +341,7 @@ class Exchange:
     uploads: tuple[Upload, ...] = ()
     counted: bool = False
     send: Callable[[ServerState, int], Mapping[str, Tensor]] = send_nothing_else
+    start: Callable[[Tensors, Down], Mapping[str, Tensor]] = start_as_received
     upload: Callable[[LocalWork], Mapping[str, Tensor]] = no_upload
     keep: Callable[[LocalWork], Mapping[str, Tensor]] = keep_nothing
     server: Phases = ()

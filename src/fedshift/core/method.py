@@ -23,6 +23,7 @@ from fedshift.core.contract import (
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net, batch_norm_tensors
 from fedshift.core.tensors import Replies, Tensors, weighted_mean
+from fedshift.core.training import Train
 from fedshift.federation.federation import Federation
 from fedshift.settings.spec import Spec, setting
 from fedshift.streams import Draws
@@ -78,6 +79,9 @@ class Method(Spec):
     def prediction_draws(self, model: ModelBuilder, batch: int) -> Draws:
         """The noise that :meth:`predict` uses for a batch."""
         return no_draws(model, batch)
+
+    def check(self, train: Train) -> None:
+        """Raise an error if local training is not what the method can work with."""
 
     # How it federates ---------------------------------------------------------------------------
 

@@ -90,6 +90,18 @@ class _Noting(Net):
         self.seen.add(name)
         return part
 
+    def parameters(self, among: Container[str] | None = None) -> Iterator[tuple[str, Tensor]]:
+        self.seen.update(self.parts)
+        return super().parameters(among)
+
+    def of(self, part: str) -> Tensors:
+        self.seen.add(part)
+        return super().of(part)
+
+    def call(self, part: str, tensors: Tensors, *inputs: Tensor) -> Any:
+        self.seen.add(part)
+        return super().call(part, tensors, *inputs)
+
 
 @torch.no_grad()
 def parts_read(net: Net, predict: Callable[[Net], object]) -> frozenset[str]:

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import torch
 
-from fedshift.core.contract import Exchange, Part, Scope, Stage
+from fedshift.core.contract import Declared, Exchange, Part, Scope, Stage
 from fedshift.core.method import Method, tensor_scopes
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net
@@ -17,7 +17,6 @@ from fedshift.core.training import Evaluate, Train
 from fedshift.streams import Streams
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.float32, "float64": torch.float64}
-Declared = dict[str, tuple[torch.dtype, tuple[int | None, ...]]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,12 +105,20 @@ class Setup:
             like = self.shapes[name]
             reply[name] = (self.dtype if like.is_floating_point() else like.dtype, tuple(like.shape))
         for upload in exchange.uploads:
-            reply |= upload.signature(self.parts, self.dtype)
+            reply |= upload.signature(self._uploadable, self.dtype)
         if exchange.counted and reply:
             reply[SAMPLES] = (torch.int64, ())
         return reply
 
     @cached_property
-    def shapes(self) -> dict[str, torch.Tensor]:
+    def shapes(self) -> Tensors:
         """Every tensor as it starts, for its type and shape."""
-        return dict(Net({name: part.module for name, part in self.parts.items()}).tensors())
+        return Tensors(dict(Net({name: part.module for name, part in self.parts.items()}).tensors()))
+
+    @cached_property
+    def _uploadable(self) -> Tensors:
+        """All but the batch norms of shared parts that stay on the client."""
+        local = [
+            n for n, scope in self.scopes.items() if scope == "client" and self.parts[part_of(n)].scope == "shared"
+        ]
+        return self.shapes.only(self.shapes.keys() - set(local))

@@ -332,7 +332,7 @@ class _Descent:
         self._take = replayed(self._go) if bank.on_graph else self._go
         self._shares: list[tuple[slice, dict[str, Tensor], torch.optim.Optimizer]] = []
         settings = [
-            (_settings(course.lane.setup, one), _counted(course.optimisers[one.name]))
+            (_settings(course.lane.setup, one, course.lane.round), _counted(course.optimisers[one.name]))
             for course, one in zip(courses, own, strict=True)
         ]
         start = 0
@@ -439,11 +439,11 @@ class _Descent:
                 }
 
 
-def _settings(setup: Setup, objective: Objective) -> _Settings:
+def _settings(setup: Setup, objective: Objective, round: Round) -> _Settings:
     own, train = objective.optimiser, setup.train
     return _Settings(
         own.name or train.optimiser,
-        train.lr if own.lr is None else own.lr,
+        (train.lr if own.lr is None else own.lr) * own.decay ** (round.number - 1),
         train.momentum if own.momentum is None else own.momentum,
         train.weight_decay if own.weight_decay is None else own.weight_decay,
         fused=setup.device.type in ("cpu", "cuda"),

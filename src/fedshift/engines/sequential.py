@@ -42,8 +42,7 @@ class Sequential:
 
     def _work(self, job: Job) -> Outcome:
         bank, lane = self.resident(job.setup).client, lane_of(job)
-        bank.load(0, job.down)
-        bank.load(0, job.state.tensors)
+        load(bank, 0, job)
         work(bank, [lane])
         return outcome_of(job, lane, bank, 0)
 
@@ -97,6 +96,13 @@ def lane_of(job: Job) -> Lane:
         dict(state.optimisers),
         state.drawn.get(job.round.stage.name, 0),
     )
+
+
+def load(bank: Bank, number: int, job: Job) -> None:
+    """Put what a client begins with into a lane of a bank."""
+    private = Tensors(job.state.tensors)
+    for tensors in (job.down, private, job.exchange.start(private, job.down)):
+        bank.load(number, tensors)
 
 
 def outcome_of(job: Job, lane: Lane, bank: Bank, number: int) -> Outcome:

@@ -14,7 +14,7 @@ from fedshift.engines.kernels import Kernels
 from fedshift.engines.local import Lane, work
 from fedshift.engines.merging import find, kind, merged
 from fedshift.engines.scoring import alike, score_stacked, size_of, stackable
-from fedshift.engines.sequential import Sequential, lane_of, outcome_of
+from fedshift.engines.sequential import Sequential, lane_of, load, outcome_of
 from fedshift.errors import FedshiftError
 
 MODELS = 32  # how many models are scored side by side at most
@@ -89,8 +89,7 @@ class Vectorised:
         first = jobs[0]
         bank = Stacked(self._one_by_one.resident(first.setup), len(jobs), varying)
         for number, job in enumerate(jobs):
-            bank.load(number, job.down)
-            bank.load(number, job.state.tensors)
+            load(bank, number, job)
         phases = first.exchange.phases
         if varying:
             stages = method.stages(first.setup.train.rounds)

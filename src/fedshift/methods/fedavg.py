@@ -5,6 +5,8 @@ Algorithm 1.
 
 Choices: clients weigh the same, as in the five papers this library implements (the paper weighs by
 samples: ``weighting = "samples"``). Batch-norm statistics are averaged like every other tensor.
+
+The mean is over the clients that answered; an absent one counts nothing and receives the newer model when it is back.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ Choices:
 - It is written as w_{t+1} = mean_k w_k - beta v_t, which is the same number and makes beta = 0 FedAvg to the last
   bit.
 - The search holds Client2Vec's grid, which ends at 1 (v never forgets); the paper's ends at 0.997.
+- The mean that the velocity follows is over the clients that answered.
 """
 
 from __future__ import annotations

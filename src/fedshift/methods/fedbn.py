@@ -5,6 +5,8 @@ Algorithm 1: every parameter is averaged but those of the batch-norm layers.
 
 Choices: the statistics stay as well as the scale and shift (as in the paper's code). The paper leaves
 open what a client that never trained is given: ``cold``.
+
+An absent client's batch norm stands still.
 """
 
 from __future__ import annotations

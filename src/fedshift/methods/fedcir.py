@@ -18,6 +18,7 @@ Choices, where the paper leaves something open:
 - In the first round G is untrained and there is no estimate: both regularisers are off.
 - A term whose weight is 0 is left out, and clients are not sent what they then do not use. G keeps its place on
   the server for FedAlign, which needs its Gaussians only; without either term there is no G.
+- The mixture of Eq. 15 and the mean are over the heads and models that came; absent clients are not in them.
 """
 
 from __future__ import annotations

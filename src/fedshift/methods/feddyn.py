@@ -15,6 +15,8 @@ Choices:
 - ``max_norm`` clips the gradient of the whole objective, regularisers included, as the public code does.
 - w_{t+1} does not depend on alpha's scale once the clients' w_k are given, so alpha -> 0 is not FedAvg: after one
   round with every client it is w_0 + 2 (mean w_k - w_0).
+- An absent client's g_k stands still. That of a client whose answer came too late has moved, although h has not;
+  a round in which it answers again does not mend the difference.
 """
 
 from __future__ import annotations

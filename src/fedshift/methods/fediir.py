@@ -16,6 +16,7 @@ Choices:
 - ``weighting = "samples"`` weighs the gradients as well as the models.
 - The model is sent in both exchanges, and both are counted; g is sent in the second only.
 - The paper trains for one local epoch, which is the experiment's: ``train.unit = "epochs"``, ``train.steps = 1``.
+- A client that misses the probe is not asked to train in that round; g is the mean over those that answered.
 """
 
 from __future__ import annotations

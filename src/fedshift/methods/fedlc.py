@@ -11,6 +11,7 @@ Choices:
   receive no gradient. With tau = 0 and every class present it is FedAvg.
 - With "others", a client of a single class has nothing in the sum: its loss is 0, as it is with "all".
 - Prediction takes the logits as they are.
+- Absent clients are not in the mean; nothing of them is kept.
 """
 
 from __future__ import annotations

@@ -24,10 +24,11 @@ Choices, where the paper leaves something open:
 - A client that never trained is predicted for with the global model, and the mean is uniform.
 - A term whose weight is 0 is left out with all that only it needs: with alpha = 0 there is no omega_a, with
   lam = 0 neither Psi_u nor the shortcut phase. With alpha = lam = gamma = 0 it is FedAvg beside local training.
+- Everything private of an absent client stands still, while Phi_g moves on.
 
 The paper trains everything by Adam at one learning rate, 1e-4 (PACS: 1e-2): ``[train] optimiser = "adam"``. Plain SGD
-at usual rates diverges under such an alpha. :class:`Anchored` is the row GM-L2 of Table 2, :class:`WithoutContrast` and
-:class:`WithoutVariance` are its rows lambda = 0 and gamma = 0.
+at usual rates diverges under such an alpha. :class:`Anchored` is the row GM-L2 of Table 2; its rows lambda = 0 and
+gamma = 0 are variants in the list of methods.
 """
 
 from __future__ import annotations

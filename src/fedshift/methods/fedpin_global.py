@@ -20,6 +20,8 @@ Choices, where the paper leaves something open:
 - omega_a learns from Phi_g in evaluation mode, and is read from Phi_g as it trains.
 - ``unit``: K and R are called steps in Algorithm 1, K epochs in E.3.
 - With alpha = 0 there is no omega_a, and it is FedAvg.
+- A client that misses the fine-tuning has no copy and predicts with the global model; an absent client's own omega_a
+  stands still.
 
 The paper trains by Adam at 1e-4 (PACS: 1e-2); plain SGD at usual rates diverges under such an alpha.
 :class:`GlobalModel` and :class:`FineTuned` are the rows GM and GM-FT of Table 2.

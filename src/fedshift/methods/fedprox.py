@@ -5,6 +5,8 @@ h_k(w; w_t) = F_k(w) + mu/2 ||w - w_t||^2.
 
 Choices: the term covers every shared trainable parameter; buffers are not parameters. The clients'
 inexactness (gamma) of the paper is the experiment's number of local steps.
+
+Absent clients are not in the mean; nothing of them is kept.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ Choices, where the paper leaves something open or its public code does otherwise
 - ``cmi_scale``: the public code multiplies mu and sigma by one learnable scalar, inside CMI only.
 - With ``cmi = 0`` the encoder is deterministic (Section 3.3.2: "any variants with the CMI objective"
   are probabilistic), which is FedL2R.
+- Absent clients are not in the mean; r(z|y) of scope ``client`` stands still.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ Choices, where the paper leaves something open or its public code does otherwise
   its sums are left out of Eq. 2 and 6 (Eq. 5 keeps the batch, without which g has no loss); without smoothing
   l_syn = 1.
 - The presets hold what the public code fixes; ramp, stage 2 and the rate of prototypes stay the paper's.
+- An absent client's batch norm, RTNet and prototypes stand still, while the generator moves on.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ Chen, Frikha, Krompass and Tresp, ICCV 2023, Sec. 3.2 and Table 1.
 
 Choices: the part is the same of each class, rounded up; the head goes on from where the first stage left it, with the
 encoder in evaluation mode. Both stages have all the rounds.
+
+Nothing is sent, so an absent client only misses its own steps of that round.
 """
 
 from __future__ import annotations

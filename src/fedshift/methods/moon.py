@@ -15,6 +15,8 @@ Choices:
 - With ``bn = "local"`` the model received has no batch norm, so z_g is the received weights with the client's
   batch norms *as they stand at that step* (this batch's statistics included); the previous model keeps the batch
   norms that it was trained with.
+- z_prev of a client that was absent is that of the last round that it trained in, whether its answer came in time
+  or not.
 """
 
 from __future__ import annotations

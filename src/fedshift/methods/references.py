@@ -1,4 +1,7 @@
-"""The two references every federated result stands between: pooled data, and no federation at all."""
+"""The two references every federated result stands between: pooled data, and no federation at all.
+
+Nothing is merged over clients, so an absent client only misses its own steps of that round.
+"""
 
 from __future__ import annotations
 

@@ -118,6 +118,14 @@ class Results:
                     f"seed {seed}" + (f" with {domain} held out" if domain else "") for seed, domain in lacking
                 )
                 notes[f"{row.label} has no run for {words}; its means are over fewer runs than others."] = None
+        missing = sum(len(record.get("missing", ())) for run in self.runs for record in run.records)
+        if missing:
+            notes[f"{missing} answers of clients are missing from rounds; records.jsonl says whose, and why."] = None
+        if any(record.get("only_in_simulation") for run in self.runs for record in run.records):
+            notes[
+                "The model of a client that never trained is made from what other clients keep, which only a "
+                "simulation can see."
+            ] = None
         if any(row["models"] > 1 for run in self.runs for row in run.records[-1]["environments"]):
             notes["A domain that no client has seen is scored with each client's own model; the mean is shown."] = None
         for role in ("test", "validation"):

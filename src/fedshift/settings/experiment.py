@@ -66,6 +66,15 @@ class Experiment(Spec):
     evaluate: Evaluate
     run: RunOptions
 
+    def __post_init__(self) -> None:
+        """Check the settings.
+
+        Raises:
+            FedshiftError: one is wrong, or the method cannot work with this training.
+        """
+        super().__post_init__()
+        self.method.check(self.train)
+
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> Self:
         """Build and check every table of one run.

@@ -2,7 +2,7 @@
 
 Guo et al., Client2Vec: improving federated learning by distribution shifts aware client indexing, 2024: sampling
 (Eq. 1), aggregation (Eq. 3), local training (Eq. 4). It is a wrapper: ``base`` is any method of the catalogue that
-trains an encoder and a head, and ``index`` says how the vectors are made (:mod:`fedshift.indices`).
+trains an encoder and a head, and ``index`` says how the vectors are made (:mod:`fedshift.methods.client2vec.index`).
 
 Choices, where the paper leaves something open:
 
@@ -20,6 +20,8 @@ Choices, where the paper leaves something open:
   and head; of a probabilistic encoder they read the mean.
 - ``local_weight``: 1 with a federated index and 5 with a global one (Tables 1 and 7), or App. D.2's other rule: the
   weight of the base's own regulariser, 1 if it has none.
+- The cohort that is remembered is the one that answered. A client that missed the index has zeros for vectors and
+  counts as one sample: similar to nobody, it is sampled and weighed as if all were equally far.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ Choices, where the paper leaves something open:
   epochs / local_epochs rounds).
 - Federated training averages uniformly, with fresh Adam moments every round.
 - A batch of one has no other sample to differ from, so its diversity term is 0.
+- The network learns from the pairs, or models, that came; an absent client measures its vectors all the same.
 
 What leaves a client: with ``global``, one batch of embeddings of its own samples and their labels, from which much of
 the samples may be inferred; with ``federated``, network weights only. Both upload the client's vectors at the end.

@@ -5,6 +5,8 @@ Each gives one vector a client, so similarity is a single cosine.
 Choices: a class that a client lacks leaves zeros in its prototypes. The table's "local model weights" are those of the
 classifier; here they are taken once, after one round of the base method's own local training from the initial model,
 of which clients keep nothing.
+
+A client that is absent when vectors are measured has zeros.
 """
 
 from __future__ import annotations
