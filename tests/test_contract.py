@@ -8,13 +8,16 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from conftest import Make, go_on, net_of, simulate, states
-from fedshift.core.contract import Exchange, LocalWork, Measure, Part, Phase, ServerState, Stage, Upload
+import fedshift
+from conftest import Make, evaluated, go_on, net_of, simulate, states
+from fedshift.core.contract import Exchange, LocalWork, Measure, Optimiser, Part, Phase, ServerState, Stage, Upload
 from fedshift.core.net import mirror
 from fedshift.core.tensors import Replies, Tensors
 from fedshift.engines.vectorised import Vectorised
+from fedshift.errors import FedshiftError
 from fedshift.methods.client2vec.index import Rows
 from fedshift.methods.fedavg import FedAvg
+from fedshift.runs.progress import Progress
 from fedshift.simulation.simulation import Simulation
 from test_engines import assert_agree
 
@@ -173,3 +176,104 @@ def test_a_tensor_that_the_server_has_not_is_an_error():
     state = ServerState(Tensors({"w": torch.zeros(1)}))
     with pytest.raises(KeyError, match="The server has no tensor 'v'"):
         state.updated({"v": torch.zeros(1)})
+
+
+@fedshift.METHODS.register("a-head-for-each")
+@dataclass(frozen=True, kw_only=True)
+class HeadForEach(FedAvg):
+    """FedPAC's shape: client k is sent a head whose bias is k + 1, and measures before it trains."""
+
+    def phases(self):
+        return (Measure("size", self.size), *super().phases())
+
+    def size(self, net, batch, context):
+        return {"size": torch.ones_like(net.head.bias.sum()) * len(batch.y)}
+
+    def loss(self, net, batch, context):
+        return super().loss(net, batch, context) | {"size": context.measured["size"] + 0 * net.head.bias.sum()}
+
+    def exchange(self, name):
+        return super().exchange(name, send=lambda state, client: {"head.bias": torch.full((3,), client + 1.0)})
+
+
+def test_a_later_phase_knows_what_an_earlier_one_measured(make: Make):
+    """27 training samples, counted by the measure, are a term of every step; also where clients are stacked."""
+    experiment = make({"method.name": "a-head-for-each", "train.precision": "float64"})
+    simulation = simulate(experiment)
+    assert {terms["size"] for terms in simulation.coordinator.terms.values()} == {27.0}
+    assert_agree(simulation, simulate(experiment, engine=Vectorised()))
+
+
+def test_a_client_that_is_sent_tensors_of_its_own_has_a_model_of_its_own(make: Make):
+    """It is called its own in the records, and a run gives it back."""
+    experiment = make({"method.name": "a-head-for-each"})
+    simulation = simulate(experiment)
+    rows = evaluated(simulation, simulation.coordinator.schedule[-1])["environments"]
+    assert [row["model"] for row in rows if row["role"] == "validation"] == ["own", "own"]
+    run = fedshift.run(experiment, progress=Progress())
+    biases = [run.model(client=client).get_parameter("head.bias").mean().item() for client in (0, 1)]
+    assert biases == [1.0, 2.0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptHead(FedAvg):
+    """PartialFed (Fix) with the head fixed: it is averaged, but a client begins with its last one."""
+
+    def parts(self, model):
+        parts = super().parts(model)
+        return {**parts, "last": Part(model.head("last head"), "client")}
+
+    def exchange(self, name):
+        return super().exchange(name, start=self.begin)
+
+    def begin(self, private, received):
+        return private.of("last").under("head")
+
+    def keep(self, work):
+        return work.trained.of("head").under("last")
+
+
+def test_a_client_may_begin_with_what_it_kept(make: Make):
+    """Without steps of training for the head (its rate is 0) it stays what the client began with in the first round."""
+    experiment = replace(make({**PLAIN, "train.lr": 1e-30}), method=KeptHead())
+    for engine in (None, Vectorised()):
+        simulation = simulate(experiment, engine=engine)
+        initial = simulation.site.initial["last.weight"]
+        assert not torch.equal(initial, Simulation(experiment).coordinator.state.shared["head.weight"])
+        torch.testing.assert_close(simulation.coordinator.state.shared["head.weight"], initial)
+
+
+def test_the_rate_of_an_objective_may_fall_from_round_to_round(make: Make):
+    """Rounds of one plain step at rates 1 and 0.5 of lr are two runs of a round at these rates, one after the other."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Falling(FedAvg):
+        """FedAvg whose rate halves."""
+
+        def phases(self):
+            return (Phase("train", (self.objective("train", optimiser=Optimiser(decay=0.5)),)),)
+
+    changes = {**PLAIN, "train.steps": 1, "train.rounds": 2}
+    falling = simulate(replace(make(changes), method=Falling())).coordinator.state.shared
+    first = Simulation(make(changes))
+    go_on(first)
+    half = Simulation(make({**changes, "train.lr": 0.025}))
+    half.coordinator.state, half.coordinator.position = first.coordinator.state, 1
+    for client, state in states(first):
+        half.site.store.put(client, state)
+    go_on(half)
+    for name, tensor in half.coordinator.state.shared.items():
+        torch.testing.assert_close(tensor, falling[name])
+
+
+def test_a_method_may_refuse_a_training_that_it_cannot_work_with(make: Make):
+    @dataclass(frozen=True, kw_only=True)
+    class Plain(FedAvg):
+        """Only plain SGD, as SCAFFOLD."""
+
+        def check(self, train):
+            if train.momentum:
+                raise FedshiftError(f"train.momentum = {train.momentum}: set it to 0.")
+
+    with pytest.raises(FedshiftError, match=r"train\.momentum = 0\.9: set it to 0"):
+        replace(make(), method=Plain())

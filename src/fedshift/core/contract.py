@@ -62,6 +62,7 @@ class Context:
         noise: the draws the objective asked for.
         client: the client's number, int64 of shape (); -1 on the server.
         counts: how many training samples of each class the client has, (classes,), int64; zeros on the server.
+        measured: the sums of earlier measures of the same exchange.
         replies: on the server, what the clients of this exchange sent back.
     """
 
@@ -71,6 +72,7 @@ class Context:
     noise: Mapping[str, Tensor]
     client: Tensor
     counts: Tensor
+    measured: Tensors = field(default_factory=Tensors)
     replies: Replies = field(default_factory=Replies)
 
 

@@ -10,13 +10,18 @@ import torch
 from torch import Tensor
 
 from fedshift.core.contract import (
+    Batch,
+    Context,
     Exchange,
     LocalWork,
+    Objective,
     Part,
+    Phase,
     Phases,
     Scope,
     ServerState,
     Stage,
+    Terms,
     keep_nothing,
     no_draws,
 )
@@ -68,8 +73,16 @@ class Method(Spec):
         """The named parts, fresh from their initial values."""
         raise NotImplementedError
 
-    def phases(self) -> Phases:
-        """What a sampled client does in a round."""
+    def moves(self) -> tuple[str, ...]:
+        """The parts that local training moves."""
+        raise NotImplementedError
+
+    def features(self, net: Net, x: Tensor) -> Tensor:
+        """The representation (B, d) of inputs x (B, ...)."""
+        raise NotImplementedError
+
+    def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
+        """What a client minimises, as named scalar terms; the batch has its representation ``z``."""
         raise NotImplementedError
 
     def predict(self, net: Net, x: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
@@ -78,6 +91,25 @@ class Method(Spec):
 
     def prediction_draws(self, model: ModelBuilder, batch: int) -> Draws:
         """The noise that :meth:`predict` uses for a batch."""
+        return no_draws(model, batch)
+
+    # Local training -----------------------------------------------------------------------------
+
+    def phases(self) -> Phases:
+        """What a sampled client does in a round: steps on its own loss."""
+        return (Phase("train", (self.objective("train"),)),)
+
+    def objective(self, name: str, **changes: Any) -> Objective:
+        """The method's own loss over what it moves, with changes to it."""
+        own: dict[str, Any] = {"loss": self.loss, "moves": self.moves(), "draws": self.draws, "encode": self.encode}
+        return Objective(name, **{**own, **changes})
+
+    def encode(self, net: Net, batch: Batch, context: Context) -> Batch:
+        """The batch with its representation, which the loss reads."""
+        return batch._replace(z=self.features(net, batch.x))
+
+    def draws(self, model: ModelBuilder, batch: int) -> Draws:
+        """The noise that :meth:`encode` and :meth:`loss` use for a batch."""
         return no_draws(model, batch)
 
     def check(self, train: Train) -> None:

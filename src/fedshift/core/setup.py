@@ -8,7 +8,7 @@ from functools import cached_property
 
 import torch
 
-from fedshift.core.contract import Declared, Exchange, Part, Scope, Stage
+from fedshift.core.contract import Declared, Exchange, Part, Scope, Stage, send_nothing_else
 from fedshift.core.method import Method, tensor_scopes
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net
@@ -17,6 +17,16 @@ from fedshift.core.training import Evaluate, Train
 from fedshift.streams import Streams
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True, eq=False)
+class _Declaration:
+    """What an exchange declares: names of tensors that are sent and returned, and a reply's types and shapes."""
+
+    exchange: Exchange
+    sent: tuple[str, ...]
+    returned: tuple[str, ...]
+    reply: Declared
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +70,11 @@ class Setup:
         )
         return found
 
+    @cached_property
+    def individual(self) -> bool:
+        """Whether a client may be sent other tensors than the others, so that its model is its own."""
+        return any(each.send is not send_nothing_else for stage in self.stages for each in stage.exchanges)
+
     # Tensors ------------------------------------------------------------------------------------
 
     @cached_property
@@ -82,33 +97,42 @@ class Setup:
 
     def sent(self, exchange: Exchange) -> tuple[str, ...]:
         """The names of the tensors that every client receives."""
-        parts = (
-            [name for name, part in self.parts.items() if not part.apart] if exchange.sends is None else exchange.sends
-        )
-        among = frozenset(parts)
-        return tuple(
-            name for name, scope in self.scopes.items() if scope in ("shared", "down") and part_of(name) in among
-        )
+        return self._declaration(exchange).sent
 
     def returned(self, exchange: Exchange) -> tuple[str, ...]:
         """The names of the shared tensors that a reply carries."""
-        return tuple(
-            name
-            for name in self.sent(exchange)
-            if self.scopes[name] == "shared" and (exchange.returns is None or part_of(name) in exchange.returns)
-        )
+        return self._declaration(exchange).returned
 
     def declared(self, exchange: Exchange) -> Declared:
         """Type and shape of every tensor of a reply; None stands for any length."""
+        return self._declaration(exchange).reply
+
+    def _declaration(self, exchange: Exchange) -> _Declaration:
+        """What an exchange declares, worked out when it is first asked for and not for every client."""
+        known = self._declarations.get(id(exchange))
+        if known is None or known.exchange is not exchange:
+            known = self._declarations[id(exchange)] = self._work_out(exchange)
+        return known
+
+    @cached_property
+    def _declarations(self) -> dict[int, _Declaration]:
+        return {}
+
+    def _work_out(self, exchange: Exchange) -> _Declaration:
+        always = (name for name, part in self.parts.items() if not part.apart)
+        parts = frozenset(always if exchange.sends is None else exchange.sends)
+        sent = [n for n, scope in self.scopes.items() if scope in ("shared", "down") and part_of(n) in parts]
+        shared = [name for name in sent if self.scopes[name] == "shared"]
+        returned = [name for name in shared if exchange.returns is None or part_of(name) in exchange.returns]
         reply: Declared = {}
-        for name in self.returned(exchange):
+        for name in returned:
             like = self.shapes[name]
             reply[name] = (self.dtype if like.is_floating_point() else like.dtype, tuple(like.shape))
         for upload in exchange.uploads:
             reply |= upload.signature(self._uploadable, self.dtype)
         if exchange.counted and reply:
             reply[SAMPLES] = (torch.int64, ())
-        return reply
+        return _Declaration(exchange, tuple(sent), tuple(returned), reply)
 
     @cached_property
     def shapes(self) -> Tensors:

@@ -32,7 +32,8 @@ class Given:
 
     Attributes:
         context: a context whose round is everybody's.
-        tensors: ``x`` and ``y`` of the batch, ``noise.<name>``, ``received.<name>``, ``client`` and ``counts``.
+        tensors: ``x`` and ``y`` of the batch, ``noise.<name>``, ``received.<name>``, ``measured.<name>``, ``client`` and
+            ``counts``.
         dims: where each tensor has its lanes; None: all lanes share it.
     """
 
@@ -51,7 +52,8 @@ class Given:
         def below(prefix: str) -> dict[str, Tensor]:
             return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
-        own: dict[str, Any] = {"received": Tensors(below("received.")), "noise": below("noise.")}
+        own: dict[str, Any] = {name: Tensors(below(f"{name}.")) for name in ("received", "measured")}
+        own |= {"noise": below("noise.")}
         own |= {name: tensors[name] for name in ("client", "counts")}
         return Batch(tensors["x"], tensors["y"]), replace(self.context, **own)
 
@@ -187,6 +189,8 @@ class Stacked:
         """Batches and noise side by side; what stays the same from step to step is stacked once."""
         if self._constant is None:
             received, dims = _side_by_side([context.received for context in contexts], "received.")
+            measured, of_measured = _side_by_side([context.measured for context in contexts], "measured.")
+            received, dims = received | measured, dims | of_measured
             received["client"] = torch.stack([context.client for context in contexts])
             received["counts"] = torch.stack([context.counts for context in contexts])
             dims["client"] = dims["counts"] = 0

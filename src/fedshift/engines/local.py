@@ -128,7 +128,7 @@ class Lane:
     def context(self, noise: Mapping[str, Tensor]) -> Context:
         """What an objective may know."""
         when = self.round.number, self.round.stage.rounds
-        return Context(*when, self.received, noise, self.number, self.counts, self.replies)
+        return Context(*when, self.received, noise, self.number, self.counts, Tensors(self.measured), self.replies)
 
     def no_batch(self) -> Batch:
         """The batch of a server without samples."""

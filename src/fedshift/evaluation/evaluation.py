@@ -89,8 +89,7 @@ class Evaluation:
             case "own":
                 assert client is not None
                 kept = self.site.store.peek(client)
-                assert kept is not None
-                return [sent | kept.tensors]
+                return [sent | kept.tensors if kept else sent]
         if not strangers:
             strangers += self.setup.method.unseen(state, self._kept_by_clients())
         return [sent | private for private in strangers]
@@ -98,7 +97,7 @@ class Evaluation:
     def _whose(self, environment: Environment) -> str:
         """Whose model an environment is scored with: the global one, the client's own, or an unseen client's."""
         if not any(part_of(name) in self.read for name in self.site.initial):
-            return "global"
+            return "own" if self.setup.individual and environment.client is not None else "global"
         return "own" if environment.client is not None and environment.client in self.site.store else "unseen"
 
     @cached_property

@@ -13,16 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedshift.core.contract import Batch, Context, Objective, Part, Phase, Phases, Terms, no_draws
+from fedshift.core.contract import Batch, Context, Part, Terms
 from fedshift.core.method import Method
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net
-from fedshift.streams import Draws
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,15 +34,6 @@ class FedAvg(Method):
         """An encoder x -> z and a linear head z -> logits, both shared."""
         return {"encoder": Part(model.encoder()), "head": Part(model.head())}
 
-    def phases(self) -> Phases:
-        """Plain local training of every part."""
-        return (Phase("train", (self.objective("train"),)),)
-
-    def objective(self, name: str, **changes: Any) -> Objective:
-        """The method's own loss over what it moves, with changes to it."""
-        own: dict[str, Any] = {"loss": self.loss, "moves": self.moves(), "draws": self.draws, "encode": self.encode}
-        return Objective(name, **{**own, **changes})
-
     def moves(self) -> tuple[str, ...]:
         """The parts that local training moves."""
         return ("encoder", "head")
@@ -52,14 +42,6 @@ class FedAvg(Method):
         """The representation (B, d) of inputs x (B, ...) that the head reads."""
         z: Tensor = net.encoder(x)
         return z
-
-    def encode(self, net: Net, batch: Batch, context: Context) -> Batch:
-        """The batch with its representation, which the loss reads."""
-        return batch._replace(z=self.features(net, batch.x))
-
-    def draws(self, model: ModelBuilder, batch: int) -> Draws:
-        """The noise that :meth:`encode` and :meth:`loss` use for a batch."""
-        return no_draws(model, batch)
 
     def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         """Cross-entropy, mean over the batch."""

@@ -307,6 +307,12 @@ def _finish(simulation: Simulation, folder: RunFolder) -> None:
     store = simulation.site.store
     likes = sent | {f"client.{client}.{name}": like for client in store.ids() for name, like in private.items()}
     kept = (state.tensors[name] for _, state in store.items() for name in private)  # one client in memory at a time
-    folder.write_weights(likes, chain(sent.values(), kept))
+    last = simulation.coordinator.schedule[-1].stage.exchanges[-1]
+    individual = {
+        f"client.{client}.{name}": tensor
+        for client in simulation.coordinator.names
+        for name, tensor in last.send(state, client).items()
+    }
+    folder.write_weights(likes | individual, chain(sent.values(), kept, individual.values()))
     about = {"experiment": digest(folder.experiment_file), "notes": simulation.notes}
     folder.write_json("summary.json", {**summary(folder.records()), **about})

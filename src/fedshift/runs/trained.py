@@ -108,7 +108,9 @@ def rebuilt(
                 f"{whose}: '{experiment.method_name}' leaves every client with a model. Give client=... by name "
                 f"or id: {blueprint.named(have)}."
             )
-    tensors = {name: weights[f"client.{id}.{name}" if name in kept else name] for name in scopes}
+    # What a client keeps, or is sent in the place of what others are, comes before what all have.
+    names = {name: f"client.{id}.{name}" for name in scopes}
+    tensors = {name: weights[mine if mine in weights else name] for name, mine in names.items()}
     for name, part in parts.items():
         prepare(part.module, Kernels(), experiment.train.precision)
         part.module.load_state_dict({tensor: tensors[f"{name}.{tensor}"] for tensor in part.module.state_dict()})
