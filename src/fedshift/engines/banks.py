@@ -32,8 +32,8 @@ class Given:
 
     Attributes:
         context: a context whose round is everybody's.
-        tensors: ``x`` and ``y`` of the batch, ``noise.<name>``, ``received.<name>``, ``measured.<name>``, ``client`` and
-            ``counts``.
+        tensors: ``x`` and ``y`` of the batch, ``client`` and ``counts``, ``noise.<name>``, ``received.<name>`` and
+            ``measured.<name>``.
         dims: where each tensor has its lanes; None: all lanes share it.
     """
 
