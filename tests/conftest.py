@@ -76,8 +76,8 @@ def at(
     replies: Sequence[tuple[int, Tensors]] = (),
 ) -> Context:
     """What an objective may know, for a test that calls its loss by hand."""
-    given = Tensors(received)
-    return Context(round, rounds, given, noise or {}, torch.tensor(client), torch.tensor(counts), Replies(replies))
+    who = torch.tensor(client), torch.tensor(counts)
+    return Context(round, rounds, Tensors(received), noise or {}, *who, replies=Replies(replies))
 
 
 class AfterRound(Progress):

@@ -17,8 +17,7 @@ from fedshift.errors import DivergedError, FedshiftError
 
 Received = Answer | Missing | Exception  # what comes of an order
 Request = list[Order] | ServerJob  # what a round asks its host for
-Reply = list[Received] | tuple[ServerState, dict[str, float]]
-Asking = Generator[Request, Reply, None]
+Asking = Generator[Request, Any, None]  # it is sent a list of Received, or a server's state and its loss terms
 
 
 class Coordinator:
@@ -85,16 +84,13 @@ class Coordinator:
             cohort = [client for client in self._cohort_of(exchange, round, chosen) if client not in gone]
             orders = self.orders(exchange, round, list(dict.fromkeys(cohort)))
             self.bytes_down += sum(order.down.nbytes for order in orders)
-            received = yield orders
-            assert isinstance(received, list)
+            received: list[Received] = yield orders
             answers = self._collect(exchange, round, orders, received)
             gone |= {order.client for order in orders} - answers.keys()
             if not enough(self.setup, len(orders), len(answers)):
                 break
             replies = Replies((client, answers[client].up) for client in cohort if client in answers)
-            served = yield ServerJob(self.setup, exchange, round, self.state, replies, tell)
-            assert isinstance(served, tuple)
-            state, terms = served
+            state, terms = yield ServerJob(self.setup, exchange, round, self.state, replies, tell)
             self.state = replace(exchange.merge(state, replies), measured=Tensors())
             if terms:
                 self.terms.setdefault("server", {}).update(terms)

@@ -57,8 +57,13 @@ class PersonalCopy:
 
     def of_the_unseen(self, bn: str, state: ServerState, clients: Sequence[Tensors]) -> list[Tensors]:
         """For a client that never trained: the global model, with the mean of the clients' batch norms if local."""
-        local = weighted_mean(clients, Tensors(clients[0]).of_parts(COPIED)) if bn == "local" else Tensors()
+        local = mean_of_local(bn, clients)
         return [local | self.named(state.shared | local)]
+
+
+def mean_of_local(bn: str, clients: Sequence[Tensors]) -> Tensors:
+    """The mean of the clients' batch norms of the shared encoder and head, where those stay on the client."""
+    return weighted_mean(clients, Tensors(clients[0]).of_parts(COPIED)) if bn == "local" else Tensors()
 
 
 class Tuned(nn.Module):
@@ -117,6 +122,4 @@ class FineTuning(FedAvg):
 
     def unseen(self, state: ServerState, clients: Sequence[Tensors]) -> Sequence[Tensors]:
         """The global model: no copy."""
-        private = super().unseen(state, clients) if self.bn == "local" else [Tensors()]
-        none = {"tuned.done": next(iter(state.shared.values())).new_zeros(())}
-        return [given | none for given in private]
+        return [mean_of_local(self.bn, clients) | {"tuned.done": torch.zeros(())}]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import torch
 
-from fedshift.coordinator.coordinator import Coordinator, Received, Request
+from fedshift.coordinator.coordinator import Coordinator, Received
 from fedshift.core.contract import Round, ServerState
 from fedshift.core.messages import Missing, Order
 from fedshift.core.model import ModelBuilder
@@ -93,33 +94,29 @@ class Simulation:
 
     # Rounds -------------------------------------------------------------------------------------
 
-    def round(self, round: Round, tell: Callable[[int], None] = no_steps) -> Generator[Work, Done, None]:
+    def round(self, round: Round, tell: Callable[[int], None] = no_steps) -> Generator[Work, Any, None]:
         """Carry out one round: what the coordinator orders becomes the site's jobs, and their outcomes its answers.
 
         Yields what an engine must do, jobs or a server's job, and is sent what came of it; ``tell`` hears of the
         server's steps.
         """
         self.site.store.begin(self.coordinator.position + 1)
-        asking = self.coordinator.round(round, tell)
-        request: Request = next(asking)
-        while True:
-            if isinstance(request, ServerJob):
-                done = yield request
-                assert isinstance(done, tuple)
-                request, ended = _resume(asking, done)
-            else:
-                orders = request
-                received: list[Received] = [Missing(order.client, "absent") for order in orders]
-                present = [place for place, order in enumerate(orders) if not self._is(order, "absent")]
-                jobs = [self.site.job(orders[place]) for place in present]
-                outcomes = (yield jobs) if jobs else []
-                assert isinstance(outcomes, list)
-                for place, job, outcome in zip(present, jobs, outcomes, strict=True):
-                    answer = self.site.keep(job, outcome) if isinstance(outcome, Outcome) else outcome
-                    received[place] = Missing(job.client.id, "late") if self._is(orders[place], "late") else answer
-                request, ended = _resume(asking, received)
-            if ended:
-                return
+        asking, reply = self.coordinator.round(round, tell), None
+        with suppress(StopIteration):  # the round is over
+            while True:
+                request = asking.send(reply)
+                reply = (yield request) if isinstance(request, ServerJob) else (yield from self._answers(request))
+
+    def _answers(self, orders: Sequence[Order]) -> Generator[Work, Any, list[Received]]:
+        """What comes of orders, some of which may not reach their client, or be answered too late."""
+        present = [order for order in orders if not self._is(order, "absent")]
+        jobs = [self.site.job(order) for order in present]
+        outcomes: list[Outcome | Exception] = (yield jobs) if jobs else []
+        came: dict[int, Received] = {}
+        for order, job, outcome in zip(present, jobs, outcomes, strict=True):
+            answer = self.site.keep(job, outcome) if isinstance(outcome, Outcome) else outcome
+            came[order.client] = Missing(order.client, "late") if self._is(order, "late") else answer
+        return [came.get(order.client, Missing(order.client, "absent")) for order in orders]
 
     def _is(self, order: Order, what: str) -> bool:
         """Whether a client is absent, or late, in an exchange, as a stream decides."""
@@ -192,14 +189,6 @@ class Simulation:
         store.flush()
         Checkpoint.of(self.experiment.fingerprint, self.coordinator, store.versions()).save(self._folder / CHECKPOINT)
         store.prune(self.coordinator.position)
-
-
-def _resume(asking: Generator[Request, Any, None], reply: Any) -> tuple[Request, bool]:
-    """Send a coordinator what came of its request: its next request, and whether the round is over."""
-    try:
-        return asking.send(reply), False
-    except StopIteration:
-        return [], True
 
 
 def make_federation(experiment: Experiment, tell: Embedding = silent) -> Federation:
