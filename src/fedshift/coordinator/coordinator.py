@@ -157,7 +157,7 @@ class Coordinator:
             return FedshiftError(f"The answer to the order of {where}, is that of client {came.client}.")
         try:
             check_answer(self.setup, came, exchange, where)
-        except Exception as error:  # it is this client's, not the round's
+        except FedshiftError as error:  # it is this client's, not the round's
             return error
         return None
 
