@@ -218,10 +218,10 @@ def _bench(experiments: list[Experiment], dry_run: bool) -> None:
         shown = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
         for column in ("", "ms a client's step", "speed"):
             shown.add_column(column, justify="right" if column else "left")
-        for one in measured:
-            ratio = measured[0].milliseconds / one.milliseconds
-            mark = "  <- chosen" if one is fastest(measured) else ""
-            shown.add_row(str(one.choice), escape(one.note) or f"{one.milliseconds:.2f}", f"{ratio:.2f}{mark}")
+        for timing in measured:
+            ratio = measured[0].milliseconds / timing.milliseconds
+            mark = "  <- chosen" if timing is fastest(measured) else ""
+            shown.add_row(str(timing.choice), escape(timing.note) or f"{timing.milliseconds:.2f}", f"{ratio:.2f}{mark}")
         return shown
 
     for experiment in {experiment.method_name: experiment for experiment in reversed(experiments)}.values():

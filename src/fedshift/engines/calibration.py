@@ -78,7 +78,7 @@ class Calibration:
 
     def __str__(self) -> str:
         """One line for people."""
-        took = {one.choice: f"{one.milliseconds:.2f} ms" for one in self.engines if not one.note}
+        took = {timing.choice: f"{timing.milliseconds:.2f} ms" for timing in self.engines if not timing.note}
         rest = ", ".join(f"{choice.short} {time}" for choice, time in took.items() if choice != self.choice)
         return f"Engine: {self.choice}; {took[self.choice]} a client's step{f' ({rest})' if rest else ''}"
 
@@ -86,7 +86,7 @@ class Calibration:
         """As JSON can hold it."""
 
         def rows(held: Sequence[Timing]) -> list[Any]:
-            return [[one.choice.table(), one.milliseconds, one.steps, one.note] for one in held]
+            return [[timing.choice.table(), timing.milliseconds, timing.steps, timing.note] for timing in held]
 
         return {"kernels": rows(self.kernels), "engines": rows(self.engines)}
 
@@ -102,11 +102,11 @@ class Calibration:
 
 def fastest(measured: Sequence[Timing]) -> Timing:
     """The fastest way; of ways that are nearly equal, the first, as the simpler ones come first."""
-    possible = [one for one in measured if not one.note]
+    possible = [timing for timing in measured if not timing.note]
     best = possible[0]
-    for one in possible[1:]:
-        if one.milliseconds <= CLEARLY * best.milliseconds:
-            best = one
+    for timing in possible[1:]:
+        if timing.milliseconds <= CLEARLY * best.milliseconds:
+            best = timing
     return best
 
 
@@ -179,7 +179,9 @@ def calibrate(jobs: Sequence[Job], options: RunOptions, tell: Notify = lambda te
         tell(f"{len(some)} {'client' if len(some) == 1 else 'clients'}: {choice}")
         return _measured(choice, some, SECONDS)
 
-    kernels = [measured(Choice("sequential", 1, 1 if on_cpu else threads, one), short[:1]) for one in _kernels(setup)]
+    kernels = [
+        measured(Choice("sequential", 1, 1 if on_cpu else threads, timing), short[:1]) for timing in _kernels(setup)
+    ]
     best = fastest(kernels)
     ready = int(COHORT_SECONDS * 1000 / max(best.milliseconds * best.steps, 1e-3))
     steps = max(STEPS, int(LONG_ENOUGH / max(best.milliseconds, 1e-3)))

@@ -145,7 +145,7 @@ class Results:
             key = repr([(name, value) for name, value in flattened(run.table).items() if name not in NOT_A_ROW])
             groups.setdefault(key, []).append(run)
         flat = [flattened(runs[0].table) for runs in groups.values()]
-        return [Row(label(one, flat), runs) for one, runs in zip(flat, groups.values(), strict=True)]
+        return [Row(label(entry, flat), runs) for entry, runs in zip(flat, groups.values(), strict=True)]
 
     def environments(self, role: str) -> list[str]:
         """Names of the environments of one role, in the order they come."""

@@ -145,9 +145,9 @@ def _opened(experiment: Experiment, progress: Progress) -> RunFolder | None:
     return folder
 
 
-def _alike(one: Simulation, other: Simulation) -> bool:
+def _alike(current: Simulation, other: Simulation) -> bool:
     """Whether two runs may advance together: what shares a stack, carried out in the same way."""
-    return kind(one.setup) == kind(other.setup) and one.experiment.run == other.experiment.run
+    return kind(current.setup) == kind(other.setup) and current.experiment.run == other.experiment.run
 
 
 def _choice(simulation: Simulation, folder: RunFolder, progress: Progress) -> Choice:
@@ -262,16 +262,16 @@ def carry_out(
                 under_way.append(_begin(simulation, folder, progress, choice))
             except FedshiftError as error:  # one run's failure is not the others'
                 failed[simulation] = error
-        while going := _hindmost(one for one in under_way if one.open and one.simulation not in failed):
+        while going := _hindmost(current for current in under_way if current.open and current.simulation not in failed):
             started = time.perf_counter()
-            tells = {one.simulation: one.display.steps for one in going}
-            errors = advance([one.simulation for one in going], engine, tells)
+            tells = {current.simulation: current.display.steps for current in going}
+            errors = advance([current.simulation for current in going], engine, tells)
             seconds = time.perf_counter() - started
-            for one in going:
-                problem = errors.get(one.simulation) or one.after_round(seconds, len(going), engine)
+            for current in going:
+                problem = errors.get(current.simulation) or current.after_round(seconds, len(going), engine)
                 if problem is not None:
-                    failed[one.simulation] = problem
-                    one.display.failed(str(problem))
+                    failed[current.simulation] = problem
+                    current.display.failed(str(problem))
     return failed
 
 
@@ -294,8 +294,8 @@ def _begin(simulation: Simulation, folder: RunFolder, progress: Progress, choice
 def _hindmost(runs: Iterable[_Run]) -> list[_Run]:
     """The runs that have done the fewest rounds, so that those that were resumed catch up."""
     held = list(runs)
-    least = min((one.simulation.coordinator.position for one in held), default=0)
-    return [one for one in held if one.simulation.coordinator.position == least]
+    least = min((current.simulation.coordinator.position for current in held), default=0)
+    return [current for current in held if current.simulation.coordinator.position == least]
 
 
 def _finish(simulation: Simulation, folder: RunFolder) -> None:

@@ -56,33 +56,35 @@ def advance(
         tell = (tells or {}).get(simulation, lambda steps: None)
         rounds[simulation] = _Round(simulation.round(simulation.coordinator.next_round, tell), tell)
         rounds[simulation].go_on(None)
-    while open_rounds := [one for one in rounds.values() if one.request is not None]:
+    while open_rounds := [under_way for under_way in rounds.values() if under_way.request is not None]:
         _train(open_rounds, engine)
         _serve(open_rounds, engine)
-    return {simulation: one.error for simulation, one in rounds.items() if one.error is not None}
+    return {simulation: under_way.error for simulation, under_way in rounds.items() if under_way.error is not None}
 
 
 def _train(rounds: Sequence[_Round], engine: Engine) -> None:
     """Let all clients of all runs that ask for it work, and answer each run."""
-    asked: list[tuple[_Round, list[Job]]] = [(one, one.request) for one in rounds if isinstance(one.request, list)]
+    asked: list[tuple[_Round, list[Job]]] = [
+        (under_way, under_way.request) for under_way in rounds if isinstance(under_way.request, list)
+    ]
     answers = engine.train([job for _, jobs in asked for job in jobs])
-    for one, jobs in asked:
+    for under_way, jobs in asked:
         outcomes: list[Outcome | Exception] = []
         for _ in jobs:
             outcomes.append(next(answers))
             if isinstance(outcome := outcomes[-1], Outcome):
-                one.tell(outcome.steps)
-        one.go_on(outcomes)
+                under_way.tell(outcome.steps)
+        under_way.go_on(outcomes)
 
 
 def _serve(rounds: Sequence[_Round], engine: Engine) -> None:
     """Let the servers of the runs that ask for it work, one after the other."""
-    for one in rounds:
-        if one.request is None or isinstance(one.request, list):
+    for under_way in rounds:
+        if under_way.request is None or isinstance(under_way.request, list):
             continue
         try:
-            answer = engine.serve(one.request)
+            answer = engine.serve(under_way.request)
         except Exception as error:  # it is this run's
-            one.fail(error)
+            under_way.fail(error)
         else:
-            one.go_on(answer)
+            under_way.go_on(answer)
