@@ -277,3 +277,22 @@ def test_a_method_may_refuse_a_training_that_it_cannot_work_with(make: Make):
 
     with pytest.raises(FedshiftError, match=r"train\.momentum = 0\.9: set it to 0"):
         replace(make(), method=Plain())
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadsByName(FedAvg):
+    """Predicts with a private head that it calls by name, as PartialFed does."""
+
+    def parts(self, model):
+        parts = super().parts(model)
+        return {**parts, "mine": Part(model.head("mine"), "client")}
+
+    def predict(self, net, x, noise):
+        return net.call("head", net.of("mine"), self.features(net, x)).log_softmax(dim=1)
+
+
+def test_a_part_that_prediction_reads_by_name_makes_the_model_a_clients(make: Make):
+    simulation = simulate(replace(make(), method=ReadsByName()))
+    assert simulation.evaluation.read == {"encoder", "head", "mine"}
+    rows = evaluated(simulation, simulation.coordinator.schedule[-1])["environments"]
+    assert {row["model"] for row in rows} == {"own", "unseen"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -45,11 +45,11 @@ class Net:
             for name, tensor in module.state_dict(keep_vars=True).items():
                 yield f"{part}.{name}", tensor
 
-    def parameters(self, among: Container[str] | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Trainable parameters with their full names; only those ``among`` the given names, if any are."""
+    def parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Trainable parameters with their full names."""
         for part, module in self.parts.items():
             for name, parameter in module.named_parameters(prefix=part):
-                if name in self.trainable and (among is None or name in among):
+                if name in self.trainable:
                     yield name, parameter
 
     @property
@@ -90,9 +90,9 @@ class _Noting(Net):
         self.seen.add(name)
         return part
 
-    def parameters(self, among: Container[str] | None = None) -> Iterator[tuple[str, Tensor]]:
+    def parameters(self) -> Iterator[tuple[str, Tensor]]:
         self.seen.update(self.parts)
-        return super().parameters(among)
+        return super().parameters()
 
     def of(self, part: str) -> Tensors:
         self.seen.add(part)
