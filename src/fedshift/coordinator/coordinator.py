@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from fedshift.coordinator.checks import check_answer, check_scopes, enough, first_not_finite, signature
-from fedshift.core.contract import Exchange, Round, ServerState, Stage
+from fedshift.core.contract import Exchange, Round, ServerState, Stage, send_nothing_else
 from fedshift.core.messages import Answer, Down, Message, Missing, Order
 from fedshift.core.setup import Setup
 from fedshift.core.tensors import Replies, Tensors
@@ -45,6 +45,7 @@ class Coordinator:
         self.messages: dict[str, dict[str, Message]] = {}
         self.terms: dict[str, dict[str, float]] = {}
         self.missing: list[dict[str, Any]] = []
+        self._sent: tuple[Exchange, ServerState, Down] | None = None
 
     # The plan -----------------------------------------------------------------------------------
 
@@ -114,10 +115,19 @@ class Coordinator:
 
     def down(self, exchange: Exchange, client: int) -> Down:
         """What a client receives in an exchange: the declared parts, and what is meant for this client alone."""
-        tensors = self.state.shared | self.state.down
-        down = Down(tensors.only(self.setup.sent(exchange)) | exchange.send(self.state, client))
+        everybodys = self._down_of_all(exchange)
+        if exchange.send is send_nothing_else:
+            return everybodys
+        down = Down(everybodys | exchange.send(self.state, client))
         check_scopes(self.setup, down, exchange, "send")
         return down
+
+    def _down_of_all(self, exchange: Exchange) -> Down:
+        """What every client receives, made once for a state of the server."""
+        if self._sent is None or self._sent[0] is not exchange or self._sent[1] is not self.state:
+            names = self.setup.sent(exchange)
+            self._sent = (exchange, self.state, Down((self.state.shared | self.state.down).only(names)))
+        return self._sent[2]
 
     def orders(self, exchange: Exchange, round: Round, cohort: Sequence[int]) -> list[Order]:
         """What each client of a cohort, by id, is asked to do."""

@@ -85,7 +85,7 @@ class Evaluation:
         sent = state.shared | state.down if client is None else send(client)
         match self._whose(environment):
             case "global":
-                return [sent | {}]
+                return [sent]
             case "own":
                 assert client is not None
                 kept = self.site.store.peek(client)
@@ -155,6 +155,6 @@ class _Kept(Sequence[Tensors]):
 def _same_models(models: Sequence[Tensors], others: Sequence[Tensors]) -> bool:
     """Whether two lists of models are the same tensors."""
     return len(models) == len(others) and all(
-        one.keys() == other.keys() and all(same(tensor, other[name]) for name, tensor in one.items())
+        one is other or (one.keys() == other.keys() and all(same(tensor, other[name]) for name, tensor in one.items()))
         for one, other in zip(models, others, strict=True)
     )
