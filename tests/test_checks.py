@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from fedshift.core.messages import Answer, Missing, Order, Telemetry, Up
 from fedshift.core.tensors import Tensors
 from fedshift.engines.engine import Job, Outcome, ServerJob
 from fedshift.errors import DivergedError, FedshiftError
+from fedshift.methods.fedavg import FedAvg
 from fedshift.simulation.simulation import Simulation, no_steps
 from test_errors import with_inputs
 from test_methods import small
@@ -245,6 +246,26 @@ def test_a_client_whose_training_fails_is_missing_too(make: Make):
     assert missing["client"] == "gray"
     assert "client 'gray', round 1, phase 'train', step 1" in missing["why"]
     assert 1 not in simulation.site.store, "a client that failed keeps what it had"
+
+
+def test_an_error_that_was_not_foreseen_is_recorded_with_its_kind(make: Make):
+    """The text of a KeyError is only the key; the others' answers are merged all the same."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Faulty(FedAvg):
+        """Looks for something on one client that is not there."""
+
+        def keep(self, work):
+            if not torch.equal(work.train.x[0], others):
+                return {}
+            raise KeyError("colour")
+
+    simulation = Simulation(make({**THREE, **HALF}))
+    others = simulation.federation.clients[1].train.x[0]
+    simulation = Simulation(replace(simulation.experiment, method=Faulty()))
+    go_on(simulation)
+    (missing,) = simulation.coordinator.missing
+    assert (missing["client"], missing["why"]) == ("gray", "KeyError: 'colour'")
 
 
 def test_who_fails_in_an_exchange_is_not_in_the_next(make: Make, monkeypatch: pytest.MonkeyPatch):

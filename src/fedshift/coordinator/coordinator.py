@@ -152,7 +152,7 @@ class Coordinator:
                 self._count(exchange, order, came)
                 continue
             errors += [problem] if isinstance(problem, Exception) else []
-            why = str(problem) if isinstance(problem, Exception) else problem.why
+            why = problem.why if isinstance(problem, Missing) else _in_words(problem)
             about = {"stage": round.stage.name, "round": round.number, "exchange": exchange.name}
             self.missing.append(about | {"client": self.names[order.client], "why": why})
         if errors and (self.setup.train.min_answers == "all" or not enough(self.setup, len(orders), len(answers))):
@@ -197,3 +197,8 @@ class Coordinator:
             }
             for exchange, seen in self.messages.items()
         }
+
+
+def _in_words(error: Exception) -> str:
+    """What an error says; of one that was not foreseen, its kind as well, since its text alone may say nothing."""
+    return str(error) if isinstance(error, FedshiftError) else f"{type(error).__name__}: {error}"
