@@ -17,6 +17,7 @@ from fedshift.core.contract import Context, Exchange, Round
 from fedshift.core.messages import Up
 from fedshift.core.method import Method
 from fedshift.core.net import Net
+from fedshift.core.sealed import unsealed
 from fedshift.core.state import ClientState
 from fedshift.core.tensors import Replies, Tensors
 from fedshift.engines.banks import Resident
@@ -24,10 +25,13 @@ from fedshift.engines.engine import Engine, Outcome, Question, Score
 from fedshift.engines.sequential import Sequential
 from fedshift.federation.clients import Client
 from fedshift.federation.environments import Environment
-from fedshift.runs.folder import Record
+from fedshift.runs import runner
+from fedshift.runs.folder import RunFolder
 from fedshift.runs.progress import Outlook, Progress, RunProgress
+from fedshift.runs.records import Record
 from fedshift.settings.experiment import Experiment, load_plugins
 from fedshift.settings.grid import expand, override
+from fedshift.simulation.checkpoint import About, Company
 from fedshift.simulation.rounds import advance
 from fedshift.simulation.simulation import Simulation
 
@@ -183,5 +187,50 @@ def simulate(
     for _ in simulation.coordinator.schedule[simulation.coordinator.position : rounds]:
         go_on(simulation, engine)
     if folder is not None:
-        simulation.save()
+        save(simulation)
     return simulation
+
+
+def save(simulation: Simulation) -> None:
+    """A checkpoint in the folder that is attached, of a run that records nothing."""
+    simulation.save("", Company({}, ()))
+    simulation.commit()
+
+
+def resume(folder: RunFolder, progress: Progress | None = None) -> None:
+    """Carry a run on; what goes wrong is raised."""
+    _, failed = runner.resume(runner.below(folder.path), progress or Progress())
+    for error in failed:
+        raise error
+
+
+def results(folder: RunFolder) -> tuple[Any, ...]:
+    """What must be equal of runs that are: records, messages, weights, and all state of the last checkpoint."""
+    tensors, about = unsealed(folder.checkpoint_file, folder.identity.fingerprint, "checkpoint", About)
+    state = {name: tensor.tolist() for name, tensor in tensors.items()}
+    told = about.model_dump(exclude={"engine", "together"})  # which decide nothing but the last bits
+    names = ("records.jsonl", "messages.json", "weights.safetensors")
+    return *((folder.path / name).read_bytes() for name in names), state, told
+
+
+def a_row(environment: str, role: str, accuracy: float, **changes: Any) -> dict[str, Any]:
+    """A row of a record."""
+    row = {"environment": environment, "role": role, "model": "global", "models": 1, "n": 9}
+    return row | {"accuracy": accuracy, "loss": 1.0} | changes
+
+
+def a_record(position: int, rows: Sequence[dict[str, Any]], **changes: Any) -> dict[str, Any]:
+    """A record with made-up rows."""
+    counts = {"bytes_down": 1, "bytes_up": 1, "bytes_telemetry": 0}
+    record = {"position": position, "stage": "train", "round": position, **counts, "terms": {}}
+    return record | {"environments": list(rows)} | changes
+
+
+def a_folder(path: Path, experiment: Experiment, records: Sequence[dict[str, Any]]) -> RunFolder:
+    """A finished run with made-up records."""
+    folder = RunFolder.create(experiment, path)
+    log = folder.recording()
+    for record in records:
+        log.append(record)
+    folder.write_summary([])
+    return folder

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from conftest import CNN_WITH_BN, Make, go_on, interrupt_after, simulate
+from conftest import CNN_WITH_BN, Make, go_on, interrupt_after, resume, simulate
 from fedshift.core.contract import Batch, Context, Terms
 from fedshift.core.net import Net
 from fedshift.engines import calibration
@@ -31,7 +31,6 @@ from fedshift.errors import FedshiftError
 from fedshift.methods.fedavg import FedAvg
 from fedshift.runs import runner
 from fedshift.runs.folder import RunFolder
-from fedshift.runs.progress import Progress
 from fedshift.settings.experiment import RunOptions
 from fedshift.simulation.simulation import Simulation
 from test_methods import assert_same, small, tensors_of
@@ -356,11 +355,10 @@ def test_a_run_goes_on_with_the_engine_it_had(make: Make, machine: Callable[...,
     with pytest.raises(KeyboardInterrupt):
         runner.start(experiment, interrupt_after(1))
     folder = RunFolder.open(runner.run_path(experiment))
-    assert folder.read_json("engine.json")["engine"] == "vectorised"
     other = machine(lambda choice: 2.0 if choice.engine == "vectorised" else 1.0)
-    runner.resume(folder, Progress())
+    resume(folder)
     assert folder.finished
-    assert folder.read_json("engine.json")["engine"] == "vectorised"
+    assert folder.times().engines == ("vectorised on 1 thread",)
     assert not other.measured
 
 

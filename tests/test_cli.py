@@ -9,7 +9,7 @@ import pytest
 import tomli_w
 from typer.testing import CliRunner
 
-from conftest import interrupt_after
+from conftest import interrupt_after, resume
 from fedshift.cli.app import app
 from fedshift.cli.catalogues import shown_names
 from fedshift.datasets import DATASETS
@@ -98,7 +98,7 @@ def test_a_dry_run_counts_and_writes_nothing(experiment_file: Path, tmp_path: Pa
     assert not (tmp_path / "runs").exists()
     (experiment,) = expand(tiny_document)
     folder = runner.start(experiment, runner.Progress())
-    sent = folder.read_json("messages.json")["train"]["up"]["bytes"]
+    sent = folder.messages["train"]["up"]["bytes"]
     row = next(line.split() for line in output.splitlines() if line.startswith("fedavg"))
     assert row[1:5] == ["2", "2", "2", "8"]  # runs, clients, rounds; 2 rounds x 2 clients x 2 steps
     assert f"{2 * sent / 1000:.4g} kB" in output
@@ -128,13 +128,13 @@ def test_auto_is_chosen_once_and_a_resumed_run_keeps_it(
     kernels = Kernels()
     choices = iter([Choice("vectorised", 1, 1, kernels), Choice("sequential", 1, 1, kernels)])
     monkeypatch.setattr(simulation_module, "choose", lambda jobs, options, tell: next(choices))
-    (experiment,) = expand(override(tiny_document, {"run.engine": "auto", "train.rounds": 3}))
+    (experiment,) = expand(
+        override(tiny_document, {"run.engine": "auto", "train.rounds": 3, "run.checkpoint_every": 1})
+    )
     with pytest.raises(KeyboardInterrupt):
         runner.start(experiment, interrupt_after(2))
     folder = RunFolder.open(runner.run_path(experiment))
-    assert folder.read_json("engine.json")["engine"] == "vectorised"
-    runner.resume(folder, runner.Progress())
-    assert folder.read_json("engine.json")["engine"] == "vectorised"
+    resume(folder)
     assert folder.times().engines == ("vectorised on 1 thread",)
     assert next(choices).engine == "sequential"  # nobody asked again
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import fedshift
-from conftest import CNN_WITH_BN, Make, at, evaluated, go_on, states
+from conftest import CNN_WITH_BN, Make, at, evaluated, go_on, save, states
 from fedshift.api import index
 from fedshift.core.contract import Batch, ServerState
 from fedshift.core.net import Net
@@ -445,7 +445,7 @@ def test_interrupted_anywhere_equals_uninterrupted(make: Make, strategy: str, tm
     for stop in range(1, whole.rounds):
         first, second = wrapped(make, index=index), wrapped(make, index=index)
         first.attach(tmp_path / str(stop))
-        run(first, rounds=stop).save()
+        save(run(first, rounds=stop))
         second.attach(tmp_path / str(stop))
         run(second)
         held = second.coordinator.state.tensors

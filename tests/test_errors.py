@@ -17,7 +17,8 @@ from PIL import Image
 from torch import Tensor
 
 import fedshift
-from conftest import CNN_WITH_BN, TINY, AfterRound, Make, go_on
+from conftest import CNN_WITH_BN, TINY, AfterRound, Make, go_on, results, resume
+from fedshift.api import load
 from fedshift.cli import app
 from fedshift.errors import DivergedError, FedshiftError
 from fedshift.federation.federation import Federation
@@ -140,7 +141,7 @@ def test_a_loss_that_is_not_finite_names_its_place_and_keeps_the_checkpoint(make
         [(simulation, folder)], simulation.choice(lambda text: None), AfterRound(poison)
     ).values()
     assert re.search(r"client 'gray', round 5, phase 'train', step 1.*train.lr=0.01", str(error))
-    runner.resume(folder, Progress())  # the data are sound again, and the checkpoint of round 3 was kept
+    resume(folder)  # the data are sound again, and the checkpoint of round 3 was kept
     assert folder.finished
 
 
@@ -153,20 +154,35 @@ def test_a_run_folder_is_never_overwritten(make: Make):
     assert folder.weights_file.read_bytes() == before
 
 
+class Noted(Progress):
+    """Keeps the notes."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
 @pytest.mark.parametrize("keep", [0, 7, 200, -1])
-def test_a_truncated_checkpoint(make: Make, keep: int):
-    experiment = make(CNN_WITH_BN)
-    folder = unfinished(experiment)
-    folder.checkpoint_file.write_bytes(folder.checkpoint_file.read_bytes()[:keep])
-    with pytest.raises(FedshiftError, match=r"checkpoint.safetensors' is damaged or truncated"):
-        runner.resume(folder, Progress())
+def test_a_run_whose_checkpoint_is_damaged_is_made_again(make: Make, keep: int):
+    folder = unfinished(make(CNN_WITH_BN))
+    before, damaged = results(folder), folder.checkpoint_file.read_bytes()[:keep]
+    folder.checkpoint_file.write_bytes(damaged)
+    noted = Noted()
+    resume(folder, noted)
+    (note,) = noted.notes
+    assert re.search(r"made again from its first round: .*checkpoint.safetensors' is damaged or truncated", note)
+    assert (folder.path / "damaged-1" / "checkpoint.safetensors").read_bytes() == damaged
+    assert results(folder) == before
 
 
 def test_a_checkpoint_of_another_experiment(make: Make):
     folder, other = unfinished(make()), unfinished(make({"train.lr": 0.05}))
+    before = results(folder)
     folder.checkpoint_file.write_bytes(other.checkpoint_file.read_bytes())
-    with pytest.raises(FedshiftError, match="belongs to another experiment"):
-        runner.resume(folder, Progress())
+    resume(folder)
+    assert results(folder) == before
 
 
 def with_inputs(federation: Federation, client: int, change: Callable[[Tensor], Tensor]) -> Federation:
@@ -203,7 +219,7 @@ def test_a_full_disk_keeps_the_last_checkpoint(make: Make, monkeypatch: pytest.M
     state["full"] = False
     folder = RunFolder.open(runner.run_path(experiment))
     assert not list(folder.path.glob(".*.new"))
-    runner.resume(folder, Progress())
+    resume(folder)
     assert [record["position"] for record in folder.records()] == [1, 2, 3, 4, 5, 6]
 
 
@@ -271,32 +287,77 @@ def test_an_error_in_a_loss_says_where_it_happened(make: Make):
     ]
 
 
-def test_records_that_were_lost_are_noticed(make: Make):
-    folder = unfinished(make({"train.rounds": 4}))
-    lines = (folder.path / "records.jsonl").read_text().splitlines(keepends=True)
-    (folder.path / "records.jsonl").write_text("".join(lines[:1] + lines[2:]))
-    with pytest.raises(FedshiftError, match=r"lacks the record of round 2"):
-        runner.resume(folder, Progress())
-    (folder.path / "records.jsonl").write_text("5\n")
-    with pytest.raises(FedshiftError, match=r"holds a line that is no record"):
-        runner.resume(folder, Progress())
+Cut = Callable[[list[str]], list[str]]
+CUTS: dict[str, Cut] = {
+    "a line is missing": lambda lines: lines[:1] + lines[2:],
+    "the end is missing": lambda lines: lines[:-1],
+    "all is missing": lambda lines: [],
+    "lines changed places": lambda lines: [lines[1], lines[0], *lines[2:]],
+    "a number was changed": lambda lines: [*lines[:-1], re.sub(r'"accuracy": [0-9.]+', '"accuracy": 0.5', lines[-1])],
+    "a line is no record": lambda lines: ["5\n", *lines[1:]],
+    "a line comes twice": lambda lines: [lines[0], *lines],
+}
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("finished", [True, False])
+def test_records_that_are_not_those_that_were_made(make: Make, cut: str, finished: bool):
+    """They are not reported, and the run is made again."""
+    folder = runner.start(make({"train.rounds": 4}), Progress())
+    before, file = results(folder), folder.path / "records.jsonl"
+    if not finished:
+        (folder.path / "summary.json").unlink()
+    file.write_text("".join(CUTS[cut](file.read_text().splitlines(keepends=True))))
+    folder = RunFolder.open(folder.path)
+    with pytest.raises(FedshiftError, match=r"records\.jsonl.*`fedshift resume .*` makes it again"):
+        load(folder.path)
+    noted = Noted()
+    resume(folder, noted)
+    assert "made again from its first round" in noted.notes[0]
+    assert (results(folder), folder.finished) == (before, True)
+    assert load(folder.path).runs[0].summary["last"]["position"] == 4
+
+
+def test_records_of_another_run_are_not_taken(make: Make):
+    folder, other = (runner.start(make({"seed": seed}), Progress()) for seed in (0, 1))
+    for name in ("records.jsonl", "summary.json"):
+        (folder.path / name).write_bytes((other.path / name).read_bytes())
+    with pytest.raises(FedshiftError, match=r"is not what was (written|recorded)"):
+        load(folder.path)
 
 
 def test_a_flipped_byte_in_a_checkpoint(make: Make):
     folder = unfinished(make())
-    data = bytearray(folder.checkpoint_file.read_bytes())
+    before, data = results(folder), bytearray(folder.checkpoint_file.read_bytes())
     data[-1] ^= 1
     folder.checkpoint_file.write_bytes(data)
-    with pytest.raises(FedshiftError, match="checksum is wrong"):
-        runner.resume(folder, Progress())
+    noted = Noted()
+    resume(folder, noted)
+    assert "checksum is wrong" in noted.notes[0]
+    assert results(folder) == before
 
 
-def test_an_experiment_that_was_changed_after_its_run(make: Make):
-    folder = runner.start(make(), Progress())
+@pytest.mark.parametrize("finished", [True, False])
+def test_an_experiment_that_was_changed_after_its_run_began(make: Make, finished: bool):
+    """Its folder is named after another one; [run] alone may be changed, which decides nothing."""
+    folder = runner.start(make(), Progress()) if finished else unfinished(make())
+    text = folder.experiment_file.read_text()
+    folder.experiment_file.write_text(text.replace("checkpoint_every = 10", "checkpoint_every = 7"))
+    assert folder.table()["run"]["checkpoint_every"] == 7
+    folder.experiment_file.write_text(text.replace("lr = 0.1", "lr = 0.2"))
+    for ask in (folder.table, lambda: load(folder.path), folder.experiment):
+        with pytest.raises(FedshiftError, match=r"says another experiment than the one that was begun.*Undo"):
+            ask()
+
+
+def test_an_experiment_that_was_changed_before_its_first_round(make: Make):
+    experiment = make()
+    folder = RunFolder.create(experiment, runner.run_path(experiment))
     text = folder.experiment_file.read_text()
     folder.experiment_file.write_text(text.replace("lr = 0.1", "lr = 0.2"))
-    with pytest.raises(FedshiftError, match="was changed after the run ended"):
-        folder.table()
+    with pytest.raises(FedshiftError, match="says another experiment"):
+        resume(folder)
+    assert not (folder.path / "records.jsonl").exists()
 
 
 def test_what_a_kill_before_the_beginning_leaves_is_no_obstacle(make: Make):

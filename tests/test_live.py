@@ -15,8 +15,9 @@ from fedshift.api import compare
 from fedshift.reporting.live import LOADING, LiveProgress, LiveRun, shown
 from fedshift.runs.folder import RunFolder, Times
 from fedshift.runs.progress import Outlook, Progress
+from fedshift.runs.schema import Timed
 
-STEPPED = {"from": 0, "to": 5, "seconds": 6.0, "evaluation": 3.0, "together": 3, "engine": "vectorised"}
+STEPPED = Timed(start=0, stop=5, seconds=6.0, evaluation=3.0, together=3, engine="vectorised")
 
 
 @dataclass
@@ -294,12 +295,12 @@ def test_shared_time_is_divided(make: Make, tmp_path: Path):
     folder = RunFolder.create(make(), tmp_path / "run")
     assert folder.times() == Times(0, 0, ())
     folder.timing(STEPPED)
-    folder.timing(STEPPED | {"seconds": 4.0, "evaluation": 1.0, "together": 1, "engine": "sequential"})
-    folder.timing(STEPPED | {"seconds": 2.0, "evaluation": 0.0, "together": 2})
+    folder.timing(STEPPED.model_copy(update={"seconds": 4.0, "evaluation": 1.0, "together": 1, "engine": "sequential"}))
+    folder.timing(STEPPED.model_copy(update={"seconds": 2.0, "evaluation": 0.0, "together": 2}))
     assert folder.times() == Times(7, 2, ("vectorised", "sequential"))
 
 
-@pytest.mark.parametrize("line", ['{"from": 5, "to"', '{"from": 5, "to": 6, "seconds": 1.0}', "[]", ""])
+@pytest.mark.parametrize("line", ['{"start": 5, "stop"', '{"start": 5, "stop": 6, "seconds": 1.0}', "[]", ""])
 def test_a_line_that_is_not_whole_is_left_out(make: Make, tmp_path: Path, line: str):
     folder = RunFolder.create(make(), tmp_path / "run")
     folder.timing(STEPPED)

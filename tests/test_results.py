@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from conftest import TINY, Make
+from conftest import TINY, Make, a_folder, a_record, a_row
 from fedshift.api import Comparison, compare, load, resume
 from fedshift.errors import FedshiftError
 from fedshift.reporting.curves import environment_curve
@@ -19,8 +19,8 @@ from fedshift.reporting.table import as_text, tables
 from fedshift.reporting.units import bytes_text, clock
 from fedshift.runs.folder import RunFolder
 from fedshift.runs.progress import Outlook, Progress, RunProgress
+from fedshift.runs.schema import Timed
 from fedshift.runs.selection import by_environment, summary
-from fedshift.settings.content import digest
 from fedshift.settings.grid import override
 
 
@@ -71,13 +71,9 @@ def test_mean_and_sample_standard_deviation_over_seeds():
 def written(root: Path, method: str, seed: int, hold_out: str, accuracy: float, make: Make) -> RunFolder:
     """A run folder with made-up records."""
     experiment = make({"method.name": method, "seed": seed, "protocol.hold_out": hold_out})
-    folder = RunFolder.create(experiment, root / experiment.run_name)
-    sources = [name for name in ("dark", "gray", "light") if name != hold_out]
-    environments = [{"environment": hold_out, "role": "test", "accuracy": accuracy, "models": 1, "n": 9}]
-    environments += [{"environment": s, "role": "validation", "accuracy": 0.9, "models": 1, "n": 9} for s in sources]
-    folder.record({"position": 2, "stage": "train", "environments": environments, "bytes_down": 1, "bytes_up": 1})
-    folder.write_json("summary.json", {"notes": [], "experiment": digest(folder.experiment_file)})
-    return folder
+    rows = [a_row(hold_out, "test", accuracy)]
+    rows += [a_row(name, "validation", 0.9) for name in ("dark", "gray", "light") if name != hold_out]
+    return a_folder(root / experiment.run_name, experiment, [a_record(2, rows)])
 
 
 def test_the_headline_table_by_hand(make: Make, tmp_path: Path):
@@ -124,16 +120,9 @@ def recorded(
 ) -> RunFolder:
     """A run folder whose clients have made-up accuracies on each test environment."""
     experiment = make({"method.name": method, "seed": seed, "protocol": {"name": protocol}})
-    folder = RunFolder.create(experiment, root / experiment.run_name)
-    environments = [
-        {"environment": name, "role": "test", "model": "own", "accuracy": value, "loss": 1.0, "models": 1, "n": 9}
-        for name, values in tests.items()
-        for value in values
-    ]
-    environments.append({**environments[0], "role": "validation"})
-    folder.record({"position": 2, "stage": "train", "environments": environments, "bytes_down": 1, "bytes_up": 1})
-    folder.write_json("summary.json", {"notes": [], "experiment": digest(folder.experiment_file)})
-    return folder
+    rows = [a_row(name, "test", value, model="own") for name, values in tests.items() for value in values]
+    rows.append({**rows[0], "role": "validation"})
+    return a_folder(root / experiment.run_name, experiment, [a_record(2, rows)])
 
 
 SEEDS = (
@@ -266,7 +255,7 @@ def test_records_hold_no_time_and_count_bytes(comparison: Comparison):
     for run in comparison.results.runs:
         assert [r["position"] for r in run.records] == [1, 2]
         assert not re.search("time|second", json.dumps(run.records))
-        sent = run.folder.read_json("messages.json")["train"]["up"]["bytes"]
+        sent = run.messages["train"]["up"]["bytes"]
         assert run.records[-1]["bytes_up"] == 2 * 2 * sent  # two rounds, two clients
 
 
@@ -344,12 +333,14 @@ def test_units():
 
 def test_the_report_shows_training_and_evaluation_apart(make: Make, tmp_path: Path):
     """Two runs shared 122 s of rounds and 24 s of scoring; one went on alone for 1 s. Nobody timed the third."""
-    shared = {"from": 0, "to": 1, "seconds": 122.0, "evaluation": 24.0, "together": 2, "engine": "vectorised"}
-    alone = {"from": 1, "to": 2, "seconds": 1.0, "evaluation": 0.0, "together": 1, "engine": "sequential"}
+    shared = Timed(start=0, stop=1, seconds=122.0, evaluation=24.0, together=2, engine="vectorised")
+    alone = Timed(start=1, stop=2, seconds=1.0, evaluation=0.0, together=1, engine="sequential")
     first, second, third = (written(tmp_path, "fedavg", seed, "light", 0.5, make) for seed in range(3))
     first.timing(shared)
     second.timing(shared)
     second.timing(alone)
+    for folder in (first, second):
+        folder.write_summary([])
     page = Comparison(Results.read([first, second, third])).report(tmp_path / "report.html").read_text()
     cells = {
         name: re.search(rf"<td>{name}</td>.*</tr>", page)[0] for name in (f.path.name for f in (first, second, third))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,12 +15,14 @@ from typing import Any
 import pytest
 import tomli_w
 
-from conftest import CNN_WITH_BN, interrupt_after, simulate
+from conftest import CNN_WITH_BN, TINY, AfterRound, interrupt_after, results, resume, simulate
 from fedshift.errors import FedshiftError
 from fedshift.runs import runner
 from fedshift.runs.folder import RunFolder
 from fedshift.runs.progress import Progress
+from fedshift.settings.experiment import Experiment
 from fedshift.settings.grid import expand, override
+from fedshift.simulation.simulation import Simulation
 
 # Every kind of state: shared, client (batch norm, r(z|y)), moments of both, batches drawn, a sampled cohort.
 EVERYTHING = CNN_WITH_BN | {
@@ -30,12 +34,6 @@ EVERYTHING = CNN_WITH_BN | {
     "evaluate.every": 2,
     "run.checkpoint_every": 5,
 }
-
-
-def results(folder: RunFolder) -> tuple[bytes, bytes, bytes]:
-    """What must be equal: records, weights, and the last checkpoint with all state."""
-    files = (folder.path / "records.jsonl", folder.weights_file, folder.checkpoint_file)
-    return tuple(file.read_bytes() for file in files)  # type: ignore[return-value]
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +54,7 @@ def lines(path: Path) -> int:
 
 
 KILL_WHEN: dict[str, Callable[[Path], bool]] = {
-    "the run has only begun": lambda run: (run / "experiment.toml").is_file(),
+    "the run has only begun": lambda run: (run / "run.json").is_file(),
     "there are records but no checkpoint": lambda run: lines(run / "records.jsonl") >= 1,
     "there is a checkpoint": lambda run: (run / "checkpoint.safetensors").is_file(),
     "records are ahead of the checkpoint": lambda run: lines(run / "records.jsonl") >= 7,
@@ -87,7 +85,7 @@ def test_killed_and_resumed_equals_uninterrupted(
     child.communicate()
     folder = RunFolder.open(run)
     assert not folder.finished, "the child ended before it was killed"
-    runner.resume(folder, Progress())
+    resume(folder)
     assert results(folder) == results(uninterrupted)
     assert folder.finished
 
@@ -104,7 +102,7 @@ def test_a_half_written_record_and_leftovers_do_no_harm(
     with (folder.path / "records.jsonl").open("a") as file:
         file.write('{"position": 14, "sta')
     (folder.path / ".checkpoint.safetensors.1.new").write_bytes(b"half")
-    runner.resume(folder, Progress())
+    resume(folder)
     assert results(folder) == results(uninterrupted)
     assert not list(folder.path.glob("*.new")) + list(folder.path.glob(".*.new"))
 
@@ -122,13 +120,13 @@ def test_kept_moments_go_on_whatever_their_layout(document: dict[str, Any], tmp_
     with pytest.raises(KeyboardInterrupt):
         runner.start(cut, stop)
     folder = RunFolder.open(runner.run_path(cut))
-    runner.resume(folder, Progress())
+    resume(folder)
     assert results(folder) == results(reference)
 
 
 def test_a_finished_run_is_left_alone(uninterrupted: RunFolder):
     before = {path: path.stat().st_mtime_ns for path in uninterrupted.path.iterdir()}
-    runner.resume(uninterrupted, Progress())
+    resume(uninterrupted)
     assert {path: path.stat().st_mtime_ns for path in uninterrupted.path.iterdir()} == before
 
 
@@ -162,5 +160,115 @@ def test_what_left_before_an_interruption_stays_declared(document: dict[str, Any
     with pytest.raises(KeyboardInterrupt):
         runner.start(experiment, stop)
     folder = RunFolder.open(runner.run_path(experiment))
-    runner.resume(folder, Progress())
-    assert set(folder.read_json("messages.json")) == {"pairs", "vectors", "train"}
+    resume(folder)
+    assert set(folder.messages) == {"pairs", "vectors", "train"}
+
+
+# Groups -------------------------------------------------------------------------------------------
+
+GRID = {
+    "seed": [0, 1, 2, 3, 4],
+    "run.engine": "vectorised",
+    "run.together": 2,
+    "run.checkpoint_every": 2,
+    "train.rounds": 5,
+}
+
+
+@pytest.fixture(scope="module")
+def whole_grid(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Any, ...]]:
+    """Five runs in stacks of two, in float32, whose last bits a stack decides."""
+    folders, failed = runner.run_all(grid_in(tmp_path_factory.mktemp("whole")), Progress())
+    assert not failed
+    return [results(folder) for folder in folders]
+
+
+def grid_in(out: Path, changes: dict[str, Any] | None = None) -> list[Experiment]:
+    return expand(override(TINY, {**GRID, "run.out": str(out), **(changes or {})}))
+
+
+@pytest.mark.parametrize("rounds", [1, 3, 7, 8, 10, 23])
+def test_an_interrupted_grid_is_resumed_as_the_grid_that_it_was(
+    whole_grid: list[tuple[Any, ...]], tmp_path: Path, rounds: int
+):
+    """Ctrl-C after so many rounds of runs, in any of the stacks: the same bits, and all five runs."""
+    with pytest.raises(KeyboardInterrupt):
+        runner.run_all(grid_in(tmp_path), interrupt_after_all(rounds))
+    folders, failed = runner.resume(runner.below(tmp_path), Progress())
+    assert not failed
+    assert [results(folder) for folder in folders] == whole_grid
+
+
+def test_a_run_of_a_stack_takes_the_others_along(whole_grid: list[tuple[Any, ...]], tmp_path: Path):
+    """Resumed by its own folder, or asked for alone, it goes on in the stack that it was in."""
+    with pytest.raises(KeyboardInterrupt):
+        runner.run_all(grid_in(tmp_path), interrupt_after_all(7))
+    first, second = (RunFolder(runner.run_path(experiment)) for experiment in grid_in(tmp_path)[:2])
+    resume(first)
+    assert [results(first), results(second)] == whole_grid[:2]
+
+
+@pytest.mark.parametrize("written", [1, 2])
+@pytest.mark.parametrize("committed", [0, 1])
+def test_a_stack_goes_back_to_a_position_that_all_runs_have(
+    whole_grid: list[tuple[Any, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: int, committed: int
+):
+    """It stops when some runs have written, or committed, the checkpoint of round 4, and others have not."""
+    left = {"save": 2 + written, "commit": 2 + committed}
+
+    def stops(name: str) -> Callable[[Simulation, Any], None]:
+        plain = getattr(Simulation, name)
+
+        def stopping(self: Simulation, *arguments: Any) -> None:
+            if not left[name]:
+                raise KeyboardInterrupt
+            left[name] -= 1
+            plain(self, *arguments)
+
+        return stopping
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        for name in left:
+            patch.setattr(Simulation, name, stops(name))
+        runner.run_all(grid_in(tmp_path), Progress())
+    folders, failed = runner.resume(runner.below(tmp_path), Progress())
+    assert not failed
+    assert [results(folder) for folder in folders] == whole_grid
+
+
+def test_a_run_whose_stack_is_gone_says_so(tmp_path: Path):
+    with pytest.raises(KeyboardInterrupt):
+        runner.run_all(grid_in(tmp_path), interrupt_after_all(7))
+    first, second = (RunFolder(runner.run_path(experiment)) for experiment in grid_in(tmp_path)[:2])
+    shutil.rmtree(second.path)
+    noted: list[str] = []
+    progress = Progress()
+    progress.note = noted.append  # type: ignore[method-assign]  # a test's own
+    resume(first, progress)
+    assert first.finished
+    assert re.search(r"was stacked with 1 runs? .* last digits may differ", "\n".join(noted))
+
+
+def test_a_run_that_was_not_begun_needs_what_the_others_had(tmp_path: Path):
+    """The comparison's file knows it, and that the plugin has changed since."""
+    plugin = tmp_path / "plugin.py"
+    plugin.write_text(Path(__file__).with_name("tiny.py").read_text().replace("slow-fedsr", "other-slow-fedsr"))
+    plugin.write_text(plugin.read_text().replace("slashed", "other-slashed").replace('"tiny"', '"other-tiny"'))
+    changes = {"plugins": [str(plugin)], "data.name": "other-tiny"}
+    with pytest.raises(KeyboardInterrupt):
+        runner.run_all(grid_in(tmp_path / "runs", changes), interrupt_after_all(7))
+    plugin.write_text(plugin.read_text() + "\n# changed\n")
+    with pytest.raises(FedshiftError, match=r"plugin '.*plugin\.py' of the run .* is not what it was"):
+        runner.below(tmp_path / "runs")
+
+
+def interrupt_after_all(last: int) -> Progress:
+    """Ctrl-C after so many rounds of all runs."""
+    left = [last]
+
+    def call(position: int) -> None:
+        left[0] -= 1
+        if not left[0]:
+            raise KeyboardInterrupt
+
+    return AfterRound(call)

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from fedshift.errors import DivergedError, FedshiftError, UnknownNameError, need
-from fedshift.reporting.results import MeanStd, Results, Row, flattened, label
+from fedshift.reporting.results import MeanStd, Results, Row, described, label
 from fedshift.reporting.table import as_text, tables
 from fedshift.runs import runner
-from fedshift.runs.folder import Record, find
+from fedshift.runs.folder import RunFolder
 from fedshift.runs.progress import Progress
+from fedshift.runs.records import Record
 from fedshift.runs.run import Run
 from fedshift.runs.selection import ORACLES, RULES
 from fedshift.settings.experiment import NAMED, Experiment
@@ -239,32 +240,53 @@ def compare(
     experiments = grid(source, **options)
     with _shown(progress, len(experiments)) as shown:
         folders, failed = runner.run_all(experiments, shown)
-    problems = tuple(str(error) for error in failed)
-    if len(failed) == len(experiments):
-        raise type(failed[0])(_failure(problems, len(experiments)))
-    return Comparison(Results.read(folders), problems, len(experiments))
+    return _compared(folders, failed, len(experiments))
 
 
-def resume(path: str | Path, progress: Progress | None = None) -> Comparison:
+def resume(path: str | Path, progress: Progress | None = None, *, trust: bool = False) -> Comparison:
     """Carry on every unfinished run at or below a path, from its last checkpoint to the same bits.
 
-    Raises:
-        FedshiftError: there is none, or what a run needs is damaged.
-    """
-    folders = find(Path(path))
-    with _shown(progress, len(folders)) as shown:
-        for folder in folders:
-            runner.resume(folder, shown)
-    return Comparison(Results.read(folders), asked=len(folders))
+    Runs that advanced together go on together, and those of a comparison that have not begun, begin. A run whose files
+    were damaged is set aside and made again.
 
-
-def load(path: str | Path) -> Comparison:
-    """What the runs at or below a path have recorded so far.
+    Args:
+        path: a run folder, or a folder of them.
+        progress: hears of the progress; by default a live display.
+        trust: whether plugins may be imported that never ran on this machine; read them first.
 
     Raises:
-        FedshiftError: there is none, or none has a record.
+        UntrustedError: a run needs such a plugin.
+        FedshiftError: there is no run, or every run failed; the message names it and the fix.
     """
-    results = Results.at(Path(path))
+    asked = runner.below(Path(path), trust)
+    with _shown(progress, len(asked)) as shown:
+        folders, failed = runner.resume(asked, shown)
+    return _compared(folders, failed, len(asked))
+
+
+def _compared(folders: Sequence[RunFolder], failed: Sequence[FedshiftError], asked: int) -> Comparison:
+    """What came of runs.
+
+    Raises:
+        FedshiftError: all failed.
+    """
+    problems = tuple(str(error) for error in failed)
+    if len(failed) == asked:
+        raise type(failed[0])(_failure(problems, asked))
+    return Comparison(Results.read(folders), problems, asked)
+
+
+def load(path: str | Path, *, trust: bool = False) -> Comparison:
+    """What the runs at or below a path have recorded so far; nothing is imported for that.
+
+    Args:
+        path: a run folder, or a folder of them.
+        trust: whether ``model()`` of these runs may import plugins that never ran on this machine.
+
+    Raises:
+        FedshiftError: there is none, none has a record, or all are damaged.
+    """
+    results = Results.at(Path(path), trust)
     return Comparison(results, asked=len(results.runs))
 
 
@@ -293,11 +315,8 @@ def estimate(source: Source | Sequence[Source] = DEFAULT, **options: Unpack[Opti
     """
     groups: dict[str, list[Experiment]] = {}
     for asked in grid(source, **options):
-        table = asked.table()
-        table["protocol"].pop("hold_out", None)
-        table.pop("seed")
-        groups.setdefault(repr(table), []).append(asked)
-    flat = [flattened(group[0].table()) for group in groups.values()]
+        groups.setdefault(asked.series, []).append(asked)
+    flat = [described(group[0].table(), group[0].contents) for group in groups.values()]
     forecasts = []
     for group, settings in zip(groups.values(), flat, strict=True):
         name = label(settings, flat)

@@ -14,6 +14,10 @@ class DivergedError(FedshiftError):
     """Training blew up; other runs of a grid go on."""
 
 
+class DamagedError(FedshiftError):
+    """A file of a run is not what was written; `fedshift resume` makes it again."""
+
+
 class UnknownNameError(FedshiftError):
     """A name that is not among the known ones."""
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from hashlib import blake2b, file_digest
 from pathlib import Path
 from typing import BinaryIO
 
@@ -58,6 +59,35 @@ def sync(folder: Path, names: Iterable[str]) -> None:
         _sync_folder(folder)
 
 
+def rename(path: Path, to: Path) -> None:
+    """Give a file another name, at once and on the disk, in the place of what had it.
+
+    Raises:
+        FedshiftError: it could not be done; both are as they were.
+    """
+    with _readable(path):
+        path.replace(to)
+        _sync_folder(to.parent)
+
+
+def digest(path: Path) -> str:
+    """A digest of what a file holds; empty if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return file_digest(file, _hash).hexdigest()
+    except OSError:
+        return ""
+
+
+def digest_of(data: bytes) -> str:
+    """The digest of a file that holds these bytes."""
+    return _hash(data).hexdigest()
+
+
+def _hash(data: bytes = b"") -> blake2b:
+    return blake2b(data, digest_size=16)
+
+
 def remove(path: Path) -> None:
     """Remove a file, which may be gone already.
 
@@ -84,6 +114,13 @@ def cache_folder(name: str) -> Path:
     """Where something is kept that could be made again: <name>/ in $FEDSHIFT_CACHE, by default in ~/.cache/fedshift."""
     root = os.environ.get("FEDSHIFT_CACHE")
     return (Path(root).expanduser() if root else Path.home() / ".cache" / "fedshift") / name
+
+
+def remember(path: Path, data: str) -> None:
+    """Write a file of a cache; one that cannot be written is forgotten."""
+    with suppress(FedshiftError):
+        make_folder(path.parent)
+        write(path, data)
 
 
 def make_folder(path: Path) -> None:

@@ -291,13 +291,26 @@ app.command(
 @app.command(
     epilog="Examples:\n\n  fedshift resume runs/rotated-mnist\n\n  fedshift resume runs/mine/fedsr-0-seed0-1a2b3c4d"
 )
-def resume(path: Annotated[Path, typer.Argument(help="A run folder, or a folder of them.")]) -> None:
-    """Carry interrupted runs on, from their last checkpoints to the same bits."""
+def resume(
+    path: Annotated[Path, typer.Argument(help="A run folder, or a folder of them.")],
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Import plugins that never ran on this machine; read them first.")
+    ] = False,
+) -> None:
+    """Carry interrupted runs on, from their last checkpoints to the same bits; begin those that have not begun."""
     from fedshift import api
+    from fedshift.runs.trust import UntrustedError
 
     with _interruptible(_going_on(path)):
-        comparison = api.resume(path)
+        try:
+            comparison = api.resume(path, trust=trust)
+        except UntrustedError as error:
+            if not (sys.stdin.isatty() and typer.confirm(f"{error}\nImport it?", err=True)):
+                raise
+            comparison = api.resume(path, trust=True)
     _report(comparison, path)
+    if comparison.failed:
+        raise FedshiftError(comparison.failure)
 
 
 @app.command(epilog="Examples:\n\n  fedshift report runs/rotated-mnist\n\n  fedshift report runs --to all.html")

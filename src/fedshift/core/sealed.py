@@ -6,60 +6,120 @@ import json
 from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from pydantic import BaseModel, ConfigDict, ValidationError
+from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
 from fedshift.core.messages import pack
-from fedshift.errors import FedshiftError
+from fedshift.errors import DamagedError
 
 _BLANK = b"0" * 32  # stands where the checksum will, while that is computed
+LONGEST_HEADER = 100_000_000  # bytes, the most that safetensors reads
 
 
-def sealed(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> bytes:
+class About(BaseModel):
+    """What a sealed file says beside its tensors; each kind of file says more.
+
+    Attributes:
+        experiment: the fingerprint of the experiment that it belongs to.
+    """
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    experiment: str
+
+
+A = TypeVar("A", bound=About)
+
+
+def sealed(tensors: Mapping[str, Tensor], about: About) -> bytes:
     """A safetensors file with a checksum over all of it.
 
     Args:
         tensors: named tensors of any shape, type, layout and device.
-        about: what JSON can say of them; ``experiment``, the fingerprint, is among it.
+        about: what it says beside them.
     """
     # One entry only, safetensors writes several in no fixed order; it is the first thing in the file.
-    data = pack(tensors, {"run": json.dumps({"checksum": _BLANK.decode(), **about})})
+    data = pack(tensors, {"run": json.dumps({"checksum": _BLANK.decode(), **about.model_dump()})})
     return data.replace(_BLANK, _digest(data), 1)
 
 
-def unsealed(path: Path, experiment: str, what: str, fix: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def unsealed(path: Path, experiment: str, what: str, kind: type[A]) -> tuple[dict[str, Tensor], A]:
     """The tensors of a sealed file, on the CPU, and what it says about them.
 
     Args:
         path: the file.
         experiment: the fingerprint it must carry.
         what: what the file is, for messages.
-        fix: what to do about a damaged one, for messages.
+        kind: what it must say.
 
     Raises:
-        FedshiftError: it is missing, damaged, truncated, or of another experiment.
+        DamagedError: it is missing, damaged or truncated, or of another experiment.
     """
     try:
         data = path.read_bytes()
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-        about = json.loads(header.get("__metadata__", {}).get("run", "{}"))
-        checksum = about.pop("checksum", "").encode()
-        reason = "" if _digest(data.replace(checksum, _BLANK, 1)) == checksum else "its checksum is wrong"
-    except OSError as error:
-        reason = error.strerror or str(error)
-    except ValueError:
-        reason = "its header is no JSON"
-    if reason:
-        raise FedshiftError(f"The {what} '{path}' is damaged or truncated ({reason}). {fix}")
-    if about["experiment"] != experiment:
-        raise FedshiftError(
-            f"The {what} '{path}' belongs to another experiment than the experiment.toml of its run "
-            f"({about['experiment']} is not {experiment}): that file, a plugin or the data has changed. "
-            "Restore it, or start a new run."
+        header = _header(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        _check(data, header.pop("checksum", ""))
+        about, tensors = _of_kind(header, kind), load(data)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise _damaged(path, what, error) from error
+    if about.experiment != experiment:
+        raise DamagedError(
+            f"The {what} '{path}' belongs to another experiment than its run ({about.experiment} is not {experiment})."
         )
-    return load(data), about
+    return tensors, about
+
+
+def said(path: Path, what: str, kind: type[A]) -> A:
+    """What a sealed file says about its tensors; neither they nor the checksum are looked at.
+
+    Raises:
+        DamagedError: that cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = _header(file.read(min(length, LONGEST_HEADER)))
+        return _of_kind(header, kind)
+    except (OSError, ValueError) as error:
+        raise _damaged(path, what, error) from error
+
+
+def _header(text: bytes) -> dict[str, Any]:
+    """What a file's header says beside names and shapes.
+
+    Raises:
+        ValueError: it is no such header.
+    """
+    try:
+        header = json.loads(json.loads(text)["__metadata__"]["run"])
+        return dict(header.items())
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise ValueError("its header is none of fedshift's") from error
+
+
+def _check(data: bytes, checksum: object) -> None:
+    """Raise a ValueError unless the checksum is that of the file."""
+    there = str(checksum).encode()
+    if len(there) != len(_BLANK) or _digest(data.replace(there, _BLANK, 1)) != there:
+        raise ValueError("its checksum is wrong")
+
+
+def _of_kind(header: dict[str, Any], kind: type[A]) -> A:
+    try:
+        return kind.model_validate(header)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(key) for key in first["loc"])
+        raise ValueError(f"its header is wrong at '{where}': {first['msg']}") from error
+
+
+def _damaged(path: Path, what: str, error: Exception) -> DamagedError:
+    reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return DamagedError(f"The {what} '{path}' is damaged or truncated ({reason}).")
 
 
 def _digest(data: bytes) -> bytes:

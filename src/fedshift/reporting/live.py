@@ -17,8 +17,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from fedshift.reporting.units import bytes_text, clock
-from fedshift.runs.folder import Record
 from fedshift.runs.progress import Outlook, Progress, RunProgress
+from fedshift.runs.records import Record
 from fedshift.runs.selection import by_environment
 
 SECONDS_BETWEEN_LINES = 10.0

@@ -35,7 +35,7 @@ def write_report(results: Results, path: Path) -> Path:
         curves=Markup(as_svg(accuracy_curves(results))),  # made by matplotlib, which escapes labels
         by_environment=Markup(as_svg(by_environment)) if by_environment else "",
         runs=[_run(run) for run in results.runs],
-        messages=[(row.label, row.runs[0].folder.read_json("messages.json")) for row in results.rows()],
+        messages=[(row.label, row.runs[0].messages) for row in results.rows()],
     )
     write(path, page)
     return path
@@ -52,5 +52,5 @@ def _run(run: Run) -> dict[str, Any]:
         "evaluation": clock(times.evaluation) if times.engines else "",
         "engine": ", then ".join(times.engines),
         "settings": tomli_w.dumps(run.table),
-        "environment": run.folder.read_json("environment.json"),
+        "environment": run.folder.environment.model_dump(),
     }

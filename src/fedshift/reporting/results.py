@@ -13,8 +13,9 @@ from fedshift.federation import PROTOCOLS
 from fedshift.runs.folder import RunFolder, find
 from fedshift.runs.run import Run
 from fedshift.runs.selection import RULES, by_environment
+from fedshift.settings.experiment import NAMED, OF_ONE_RUN, PLAIN
 
-NOT_A_ROW = frozenset({"name", "seed", "protocol.hold_out", "method.index.path"})  # an index is made for a seed
+NOT_A_ROW = frozenset({"name", "plugins", *(".".join(names) for names in OF_ONE_RUN)})
 MOST_ENVIRONMENTS = 48  # environments of a role that are shown one by one
 
 
@@ -77,26 +78,42 @@ class Row:
 
 @dataclass(frozen=True)
 class Results:
-    """All runs of a comparison."""
+    """All runs of a comparison.
+
+    Attributes:
+        runs: those that can be read and have records.
+        damaged: what is wrong with the others, a message each.
+    """
 
     runs: list[Run]
+    damaged: tuple[str, ...] = ()
 
     @classmethod
-    def read(cls, folders: Sequence[RunFolder]) -> Results:
-        """Read the runs that have records; those without any are left out.
+    def read(cls, folders: Sequence[RunFolder], trust: bool = False) -> Results:
+        """Read the runs that have records; those without any are left out, and those that are damaged are named.
 
         Raises:
             FedshiftError: none has a record.
         """
-        runs = [run for run in map(Run, folders) if run.records]
+        runs, damaged = [], []
+        for run in (Run(folder, trust) for folder in folders):
+            try:
+                run.table  # noqa: B018  # reads it, and checks it
+                if run.records:
+                    runs.append(run)
+            except FedshiftError as error:
+                damaged.append(str(error))
+        if not runs and damaged:
+            raise FedshiftError(damaged[0])
         if not runs:
             raise FedshiftError("None of these runs has a record yet; `fedshift resume` carries them on.")
-        return cls(runs)
+        return cls(runs, tuple(damaged))
 
     @classmethod
-    def at(cls, path: Path) -> Results:
+    def at(cls, path: Path, trust: bool = False) -> Results:
         """Every run at or below a path, sorted by method and then by settings."""
-        return cls(sorted(cls.read(find(path)).runs, key=_order))
+        results = cls.read(find(path), trust)
+        return cls(sorted(results.runs, key=_order), results.damaged)
 
     @property
     def seeds(self) -> list[int]:
@@ -106,7 +123,8 @@ class Results:
     @property
     def notes(self) -> list[str]:
         """What a reader must know, once each; unfinished runs among it."""
-        notes = dict.fromkeys(note for run in self.runs for note in run.notes)
+        notes = dict.fromkeys(f"A run is left out: {problem}" for problem in self.damaged)
+        notes |= dict.fromkeys(note for run in self.runs for note in run.notes)
         for run in self.runs:
             if not run.folder.finished:
                 done, rounds = run.records[-1]["position"], run.table["train"]["rounds"]
@@ -139,12 +157,11 @@ class Results:
         return {(run.table["seed"], str(run.table["protocol"].get("hold_out", ""))) for run in runs}
 
     def rows(self) -> list[Row]:
-        """Runs grouped by all settings but seed and held-out domain, in the order they come."""
+        """Runs grouped by all that decides their results but seed and held-out domain, in the order they come."""
         groups: dict[str, list[Run]] = {}
         for run in self.runs:
-            key = repr([(name, value) for name, value in flattened(run.table).items() if name not in NOT_A_ROW])
-            groups.setdefault(key, []).append(run)
-        flat = [flattened(runs[0].table) for runs in groups.values()]
+            groups.setdefault(run.folder.identity.series, []).append(run)
+        flat = [described(runs[0].table, runs[0].folder.identity.contents) for runs in groups.values()]
         return [Row(label(entry, flat), runs) for entry, runs in zip(flat, groups.values(), strict=True)]
 
     def environments(self, role: str) -> list[str]:
@@ -187,8 +204,12 @@ def label(flat: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _short(name: str) -> str:
-    """A setting's name without its table: "mu" of "method.mu", "base.mu" of "method.base.mu", "base" of its name."""
-    return name.removesuffix(".name").partition(".")[2]
+    """A setting's name without its table: "mu" of "method.mu", "base.mu" of "method.base.mu", "base" of its name.
+
+    A plugin's file keeps its name.
+    """
+    table, _, rest = name.removesuffix(".name").partition(".")
+    return rest if table in (*NAMED, *PLAIN) else name
 
 
 def _shown(value: Any) -> str:
@@ -198,6 +219,22 @@ def _shown(value: Any) -> str:
 def flattened(table: Mapping[str, Any]) -> dict[str, Any]:
     """All settings of an experiment that decide its result, by dotted name."""
     return _flat({key: value for key, value in table.items() if key != "run"})
+
+
+def described(table: Mapping[str, Any], contents: Mapping[str, str]) -> dict[str, Any]:
+    """All that tells a row from others, by dotted name: settings, and digests of files and plugins.
+
+    Args:
+        table: an experiment's settings.
+        contents: digests of what is no setting; a file counts by what it holds, whatever its path.
+    """
+    settings = flattened(table)
+    digests = {
+        what: f"{Path(settings[what]).name} {content[:8]}" if what in settings else content[:8]
+        for what, content in contents.items()
+        if what not in NOT_A_ROW
+    }
+    return settings | digests
 
 
 def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -6,12 +6,13 @@ import json
 import os
 import platform
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import tomli_w
 from filelock import FileLock, Timeout
@@ -19,12 +20,22 @@ from torch import Tensor
 
 from fedshift import files
 from fedshift.core.messages import pack_in_pieces
-from fedshift.errors import FedshiftError
-from fedshift.settings.content import digest
+from fedshift.errors import DamagedError, FedshiftError
+from fedshift.runs.records import Record, Records, read
+from fedshift.runs.schema import Identity, Machine, Summary, Timed, checked, parsed
+from fedshift.runs.selection import summary
+from fedshift.runs.trust import check_plugins, remember_plugins
 from fedshift.settings.experiment import Experiment, check_tables
+from fedshift.simulation.checkpoint import CURRENT, NEXT, saved
 
-Record = dict[str, Any]
-TIMED = frozenset({"from", "to", "seconds", "evaluation", "together", "engine"})  # what a line of times holds
+T = TypeVar("T")
+
+RUN, EXPERIMENT, SUMMARY, WEIGHTS = "run.json", "experiment.toml", "summary.json", "weights.safetensors"
+ENVIRONMENT, FEDERATION, MESSAGES = "environment.json", "federation.json", "messages.json"
+RECORDS, TIMINGS, CLIENTS = "records.jsonl", "timings.jsonl", "clients"
+RESULTS = (ENVIRONMENT, FEDERATION, MESSAGES, RECORDS, TIMINGS, WEIGHTS)  # whose digests the summary has
+MADE = (SUMMARY, CURRENT, NEXT, CLIENTS, RECORDS, MESSAGES, FEDERATION, TIMINGS, WEIGHTS)  # what carrying out makes
+ASIDE = "damaged-"
 
 
 @dataclass(frozen=True)
@@ -46,9 +57,10 @@ class Times:
 class RunFolder:
     """The files of one run.
 
-    experiment.toml is the resolved experiment; records.jsonl has one line for each evaluation and never
-    a time, so that equal runs have equal records; timings.jsonl has the times; messages.json says what crossed
-    the wire; federation.json what modules are made from; summary.json is written last.
+    run.json says which run it is, experiment.toml what was asked for. records.jsonl has a line for each evaluation and
+    never a time, so that equal runs have equal records; timings.jsonl has the times; messages.json says what crossed
+    the wire; federation.json what modules are made from. summary.json is written last, with digests of the others.
+    Every JSON file ends with a ``seal``, a digest of the rest of it.
     """
 
     path: Path
@@ -56,22 +68,40 @@ class RunFolder:
     @property
     def experiment_file(self) -> Path:
         """The resolved experiment."""
-        return self.path / "experiment.toml"
+        return self.path / EXPERIMENT
 
     @property
     def checkpoint_file(self) -> Path:
         """The newest checkpoint."""
-        return self.path / "checkpoint.safetensors"
+        return self.path / CURRENT
 
     @property
     def weights_file(self) -> Path:
         """The final tensors: what is sent by name, each client's under ``client.<id>.``."""
-        return self.path / "weights.safetensors"
+        return self.path / WEIGHTS
 
     @property
     def finished(self) -> bool:
         """Whether the run was carried to its end."""
-        return (self.path / "summary.json").is_file()
+        return (self.path / SUMMARY).exists()
+
+    @property
+    def begun(self) -> bool:
+        """Whether it is a run's: a kill before run.json is written leaves a folder that is nobody's."""
+        return any((self.path / name).exists() for name in (RUN, *MADE))
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether it has begun and was not carried to its end."""
+        return self.begun and not self.finished
+
+    @property
+    def readable(self) -> bool:
+        """Whether it can be told which run it is."""
+        try:
+            return bool(self.identity)
+        except FedshiftError:
+            return False
 
     @classmethod
     def create(cls, experiment: Experiment, path: Path) -> RunFolder:
@@ -81,17 +111,36 @@ class RunFolder:
             FedshiftError: it exists; nothing is ever overwritten.
         """
         folder = cls(path)
-        if path.is_dir() and _begun(path):
-            state = "is finished" if folder.finished else "has begun"
-            fix = "fedshift report" if folder.finished else "fedshift resume"
-            raise FedshiftError(
-                f"The run folder '{path}' exists and is not overwritten; its run {state}. "
-                f"Use `{fix} {path}`, or another --set name=... or run.out=..."
-            )
+        folder.check_new()
         files.make_folder(path)
-        files.write(path / "environment.json", json.dumps(environment(), indent=2))
-        files.write(folder.experiment_file, tomli_w.dumps(experiment.table()))
+        text = tomli_w.dumps(experiment.table())
+        files.write(folder.experiment_file, text)
+        folder.write_environment()
+        identity = Identity(
+            fingerprint=experiment.fingerprint,
+            series=experiment.series,
+            table=_table_digest(tomllib.loads(text)),
+            contents=experiment.contents,
+            plugins=experiment.plugin_digests,
+        )
+        folder.write_json(RUN, identity.model_dump())
+        remember_plugins(identity.plugins)
         return folder
+
+    def check_new(self) -> None:
+        """Raise an error if a run has begun here."""
+        if self.begun:
+            state = "is finished" if self.finished else "has begun"
+            fix = "fedshift report" if self.finished else "fedshift resume"
+            raise FedshiftError(
+                f"The run folder '{self.path}' exists and is not overwritten; its run {state}. "
+                f"Use `{fix} {self.path}`, or another --set name=... or run.out=..."
+            )
+
+    def check_is(self, fingerprint: str) -> None:
+        """Raise an error if another run has begun here."""
+        if self.begun and self.identity.fingerprint != fingerprint:
+            raise FedshiftError(f"The run folder '{self.path}' holds another run; choose another --set name=...")
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
@@ -101,109 +150,190 @@ class RunFolder:
             FedshiftError: it is no run folder.
         """
         folder = cls(path)
-        if not folder.experiment_file.is_file():
-            raise FedshiftError(f"'{path}' is no run folder: it has no experiment.toml.")
+        if not folder.begun:
+            raise FedshiftError(f"'{path}' is no run folder: it has no {RUN}.")
         return folder
 
-    def table(self) -> dict[str, Any]:
-        """The resolved experiment as a table."""
-        try:
-            table = tomllib.loads(self.experiment_file.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise FedshiftError(f"'{self.experiment_file}' cannot be read ({error}).") from error
-        check_tables(table)
-        if self.finished and self.read_json("summary.json").get("experiment") != digest(self.experiment_file):
-            raise FedshiftError(
-                f"'{self.experiment_file}' was changed after the run ended, so it does not say what ran. Restore it."
-            )
-        return table
+    # What was asked for -------------------------------------------------------------------------
 
-    def experiment(self) -> Experiment:
-        """The resolved experiment."""
-        return Experiment.from_table(self.table())
-
-    def records(self) -> list[Record]:
-        """Every whole record; the last line may have been cut off by a crash."""
-        path = self.path / "records.jsonl"
-        if not path.is_file():
-            return []
-        try:
-            *lines, _unfinished = path.read_text(encoding="utf-8").split("\n")
-            records = [json.loads(line) for line in lines]
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise FedshiftError(f"'{path}' holds a line that is no JSON ({error}). Restore the file.") from error
-        if not all(isinstance(record, dict) and "position" in record for record in records):
-            raise FedshiftError(f"'{path}' holds a line that is no record. Restore the file.")
-        return records
-
-    def record(self, record: Record) -> None:
-        """Add a record."""
-        files.append(self.path / "records.jsonl", json.dumps(record))
-
-    def rewind(self, position: int, scored: Sequence[int]) -> None:
-        """Drop the records of rounds after a checkpoint, which will be made again, and half-written files.
+    @cached_property
+    def identity(self) -> Identity:
+        """Which run it is.
 
         Raises:
-            FedshiftError: a record of before the checkpoint is missing.
+            FedshiftError: run.json is damaged.
         """
-        held = {record["position"] for record in self.records()}
-        missing = [due for due in scored if due <= position and due not in held]
-        if missing:
-            raise FedshiftError(
-                f"'{self.path / 'records.jsonl'}' lacks the record of round {missing[0]}, which the checkpoint of "
-                f"round {position} comes after. Restore the file, or remove the checkpoint to start the run again."
-            )
-        for leftover in self.path.glob(".*.new"):
-            leftover.unlink()
-        kept = [record for record in self.records() if record["position"] <= position]
-        files.write(self.path / "records.jsonl", "".join(json.dumps(record) + "\n" for record in kept))
+        fix = f"Restore it, or carry out '{self.experiment_file}' again in another folder (--set run.out=...)."
+        return self._intact(RUN, lambda: checked(unsealed_json(self._bytes(RUN)), Identity), FedshiftError, fix)
 
-    def timing(self, timing: Record) -> None:
-        """Add what a stretch of rounds took.
+    def table(self) -> dict[str, Any]:
+        """The resolved experiment as a table.
+
+        Raises:
+            FedshiftError: it is not what the folder was made for; [run] alone may be changed.
+        """
+        fix = f"Undo the change; to carry out what it says now: fedshift run '{self.experiment_file}'"
+        return self._intact(EXPERIMENT, self._table, FedshiftError, fix)
+
+    def _table(self) -> dict[str, Any]:
+        table = tomllib.loads(self._bytes(EXPERIMENT).decode("utf-8"))
+        if _table_digest(table) != self.identity.table:
+            raise ValueError("it says another experiment than the one that was begun")
+        check_tables(table)
+        return table
+
+    def experiment(self, trust: bool = False) -> Experiment:
+        """The resolved experiment.
 
         Args:
-            timing: ``from`` and ``to``, the rounds done before and after; ``seconds`` of training and of ``evaluation``
-                on the clock; how many runs went on ``together`` in that time (1: alone); the ``engine``, in words.
+            trust: whether its plugins may be imported although they never ran on this machine.
+
+        Raises:
+            FedshiftError: a plugin is not trusted, or a plugin or the data is not what it was.
         """
-        files.append(self.path / "timings.jsonl", json.dumps(timing))
+        table = self.table()
+        check_plugins(self.identity.plugins, self.path, trust)
+        experiment = Experiment.from_table(table)
+        if experiment.fingerprint != self.identity.fingerprint:
+            before, now = self.identity.contents, experiment.contents
+            changed = sorted(what for what in before.keys() | now.keys() if before.get(what) != now.get(what))
+            raise FedshiftError(
+                f"'{self.path}' cannot go on: {', '.join(changed) or 'fedshift itself'} changed since it began. "
+                "Restore what it was, or start a new run."
+            )
+        return experiment
+
+    # What happened ------------------------------------------------------------------------------
+
+    def records(self) -> list[Record]:
+        """Every whole record; the last line of an unfinished run may have been cut off by a crash.
+
+        Raises:
+            DamagedError: a line was cut, changed or moved.
+        """
+        if self.finished:
+            self._bytes_as_summed(RECORDS)
+        try:
+            through = [] if self.finished else [about.records for _, about in saved(self.path).values()]
+            return read(self.path / RECORDS, self.identity.fingerprint, through)
+        except DamagedError as error:
+            raise DamagedError(f"{error} {self._made_again}") from error
+
+    def recording(self) -> Records:
+        """Where a run that goes on writes its records."""
+        return Records(self.path / RECORDS, self.identity.fingerprint)
+
+    def timing(self, timing: Timed) -> None:
+        """Add what a stretch of rounds took."""
+        files.append(self.path / TIMINGS, timing.model_dump_json())
 
     def times(self) -> Times:
         """What its rounds and evaluations took; the time that several runs share is divided equally among them.
 
-        A line that a crash cut short is left out, and so is one without all of :data:`TIMED`.
+        A line that a crash cut short is left out.
         """
-        path = self.path / "timings.jsonl"
-        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-        timed = [timing for timing in map(_timing, lines) if timing is not None]
+        if self.finished:
+            self._bytes_as_summed(TIMINGS)
+        path = self.path / TIMINGS
+        timed = list(_whole_timings(path.read_bytes().split(b"\n"))) if path.is_file() else []
         return Times(
-            training=sum(timing["seconds"] / timing["together"] for timing in timed),
-            evaluation=sum(timing["evaluation"] / timing["together"] for timing in timed),
-            engines=tuple(dict.fromkeys(timing["engine"] for timing in timed)),
+            training=sum(timing.seconds / timing.together for timing in timed),
+            evaluation=sum(timing.evaluation / timing.together for timing in timed),
+            engines=tuple(dict.fromkeys(timing.engine for timing in timed)),
         )
 
-    def write_json(self, name: str, value: Any) -> None:
-        """Write a JSON file."""
-        files.write(self.path / name, json.dumps(value, indent=2) + "\n")
+    @property
+    def messages(self) -> dict[str, Any]:
+        """What crossed the wire, by exchange; empty before a message did."""
+        if not (self.path / MESSAGES).exists():
+            return {}
+        return self._result(MESSAGES)
+
+    @property
+    def federation(self) -> dict[str, Any]:
+        """What modules are made from besides the experiment."""
+        return self._result(FEDERATION)
+
+    @property
+    def environment(self) -> Machine:
+        """The versions and the machine that the run was made with."""
+        table = self._result(ENVIRONMENT)
+        return self._intact(ENVIRONMENT, lambda: checked(table, Machine), DamagedError, self._made_again)
+
+    @cached_property
+    def summary(self) -> Summary:
+        """What each selection rule picks, and digests of the other files.
+
+        Raises:
+            DamagedError: it is damaged.
+        """
+        return self._intact(
+            SUMMARY, lambda: checked(unsealed_json(self._bytes(SUMMARY)), Summary), DamagedError, self._made_again
+        )
+
+    def check_weights(self) -> None:
+        """Raise a DamagedError unless the final tensors are those that were written."""
+        self._bytes_as_summed(WEIGHTS)
+
+    def damage(self) -> str:
+        """What of a finished run is not as it was written; empty if all is."""
+        try:
+            for name in RESULTS:
+                self._bytes_as_summed(name)
+            self.records()
+        except DamagedError as error:
+            return str(error).removesuffix(self._made_again).strip()
+        return ""
+
+    # Writing ------------------------------------------------------------------------------------
+
+    def write_json(self, name: str, table: Mapping[str, Any]) -> None:
+        """Write a JSON file, sealed."""
+        files.write(self.path / name, sealed_json(table))
+
+    def write_environment(self) -> None:
+        """Write down the versions and the machine."""
+        self.write_json(ENVIRONMENT, environment())
 
     def write_weights(self, likes: Mapping[str, Tensor], tensors: Iterable[Tensor]) -> None:
         """Write the final tensors one by one; ``likes`` has their names, types and shapes."""
         files.write(self.weights_file, pack_in_pieces(likes, tensors))
 
-    def read_json(self, name: str) -> Any:
-        """Read a JSON file, or None where there is none yet."""
-        path = self.path / name
-        try:
-            return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise FedshiftError(f"'{path}' is no JSON ({error}). Restore the file.") from error
+    def write_summary(self, notes: list[str]) -> None:
+        """Write the last file: what rules pick, and digests of all others."""
+        selected = summary(self.records())
+        digests = {name: files.digest(self.path / name) for name in RESULTS}
+        self.write_json(SUMMARY, {"selected": selected, "notes": notes, "files": digests})
+        self.__dict__.pop("summary", None)
+
+    def clear(self) -> None:
+        """Remove what a kill in the middle of a write left behind."""
+        for leftover in self.path.glob(".*.new"):
+            files.remove(leftover)
+
+    def set_aside(self) -> Path:
+        """Move all that carrying out made into a folder of its own, so that the run can be made again.
+
+        Returns:
+            The folder.
+        """
+        number = 1 + sum(1 for entry in self.path.iterdir() if entry.name.startswith(ASIDE))
+        aside = self.path / f"{ASIDE}{number}"
+        files.make_folder(aside)
+        for name in MADE:  # the summary first, so that a run of which a part is gone is not finished
+            if (self.path / name).exists():
+                files.rename(self.path / name, aside / name)
+        self.__dict__.pop("summary", None)
+        return aside
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes from running the same run.
+        """Keep other processes from running the same run; the folder is made if there is none.
 
         Raises:
             FedshiftError: one is running it now.
         """
+        files.make_folder(self.path)
         lock = FileLock(self.path / ".lock", timeout=0)
         try:
             lock.acquire()
@@ -216,31 +346,92 @@ class RunFolder:
         finally:
             lock.release()
 
+    # Reading ------------------------------------------------------------------------------------
 
-def _timing(line: str) -> Record | None:
-    """A whole line of times, or None."""
-    try:
-        timing = json.loads(line)
-    except json.JSONDecodeError:
-        return None
-    return timing if isinstance(timing, dict) and timing.keys() >= TIMED else None
+    @property
+    def _made_again(self) -> str:
+        return f"`fedshift resume {self.path}` makes it again."
+
+    def _result(self, name: str) -> dict[str, Any]:
+        """A JSON file that carrying out made; of a finished run it must be the one that the summary knows."""
+        if self.finished:
+            self._bytes_as_summed(name)
+        return self._intact(name, lambda: unsealed_json(self._bytes(name)), DamagedError, self._made_again)
+
+    def _bytes(self, name: str) -> bytes:
+        return (self.path / name).read_bytes()
+
+    def _bytes_as_summed(self, name: str) -> None:
+        """Raise a DamagedError unless a file is the one whose digest the summary has."""
+
+        def check() -> None:
+            recorded = self.summary.files.get(name)
+            if recorded and not (self.path / name).exists():
+                raise FileNotFoundError
+            if files.digest(self.path / name) != recorded:
+                raise ValueError("its digest is another")
+
+        self._intact(name, check, DamagedError, self._made_again)
+
+    def _intact(self, name: str, get: Callable[[], T], kind: type[FedshiftError], fix: str) -> T:
+        """What a reader gives, whose errors become a single one that names the file and the fix."""
+        try:
+            return get()
+        except OSError as error:
+            missing = isinstance(error, FileNotFoundError)
+            reason = "is missing" if missing else f"cannot be read ({error.strerror or error})"
+            raise kind(f"'{self.path / name}' {reason}. {fix}") from error
+        except (ValueError, RecursionError) as error:
+            raise kind(f"'{self.path / name}' is not what was written ({error}). {fix}") from error
 
 
-def _begun(path: Path) -> bool:
-    """Whether a folder holds more than a run that was killed before it began leaves."""
-    return any(not entry.name.startswith(".") and entry.name != "environment.json" for entry in path.iterdir())
+def _whole_timings(lines: Iterable[bytes]) -> Iterator[Timed]:
+    """The lines of times that a crash has not cut."""
+    for line in lines:
+        try:
+            yield checked(parsed(line), Timed)
+        except ValueError:
+            continue
 
 
-def find(path: Path) -> list[RunFolder]:
+def sealed_json(table: Mapping[str, Any]) -> str:
+    """A table as JSON that ends with a digest of the rest, as ``seal``."""
+    return json.dumps({**table, "seal": _seal(table)}, indent=2) + "\n"
+
+
+def unsealed_json(data: bytes) -> dict[str, Any]:
+    """The table of a sealed file.
+
+    Raises:
+        ValueError: it is none, or was changed.
+    """
+    table = parsed(data)
+    if not isinstance(table, dict) or table.pop("seal", "") != _seal(table):
+        raise ValueError("its seal is broken")
+    return table
+
+
+def _seal(table: Mapping[str, Any]) -> str:
+    return files.digest_of(json.dumps(table, sort_keys=True).encode())
+
+
+def _table_digest(table: Mapping[str, Any]) -> str:
+    """A digest of an experiment but for [run], which decides no result and may be changed."""
+    decides = {name: value for name, value in table.items() if name != "run"}
+    return files.digest_of(json.dumps(decides, sort_keys=True, default=str).encode())
+
+
+def find(path: Path, least: int = 1) -> list[RunFolder]:
     """The run folders at or below a path, sorted.
 
     Raises:
-        FedshiftError: there is none.
+        FedshiftError: there are fewer than ``least``.
     """
-    found = [RunFolder(file.parent) for file in sorted(path.rglob("experiment.toml"))] if path.is_dir() else []
-    if not found:
+    marks = [file for name in (RUN, SUMMARY, RECORDS) for file in path.rglob(name)] if path.is_dir() else []
+    found = sorted({file.parent for file in marks if not file.parent.name.startswith(ASIDE)})
+    if len(found) < least:
         raise FedshiftError(f"There is no run folder at or below '{path}'.")
-    return found
+    return [RunFolder(folder) for folder in found]
 
 
 def environment() -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedshift.runs.folder import Record
+from fedshift.runs.records import Record
 
 
 @dataclass(frozen=True)

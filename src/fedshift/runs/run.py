@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedshift.errors import FedshiftError
-from fedshift.runs.folder import Record, RunFolder
+from fedshift.runs.folder import RunFolder
+from fedshift.runs.records import Record
+from fedshift.runs.selection import summary
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,18 +22,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One run; files are read when they are first asked for, and then kept."""
+    """One run; files are read when they are first asked for, and then kept.
+
+    Attributes:
+        folder: its files.
+        trust: whether its plugins may be imported although they never ran on this machine.
+    """
 
     folder: RunFolder
+    trust: bool = False
 
     @classmethod
-    def open(cls, path: str | Path) -> Run:
+    def open(cls, path: str | Path, trust: bool = False) -> Run:
         """The run of a folder.
 
         Raises:
             FedshiftError: it is no run folder.
         """
-        return cls(RunFolder.open(Path(path)))
+        return cls(RunFolder.open(Path(path)), trust)
 
     @property
     def path(self) -> Path:
@@ -51,9 +59,7 @@ class Run:
     @cached_property
     def experiment(self) -> Experiment:
         """The resolved experiment."""
-        from fedshift.settings.experiment import Experiment
-
-        return Experiment.from_table(self.table)
+        return self.folder.experiment(self.trust)
 
     @cached_property
     def records(self) -> list[Record]:
@@ -68,19 +74,17 @@ class Run:
             FedshiftError: the run is not finished.
         """
         self._check_finished("summary")
-        summary: Record = self.folder.read_json("summary.json")
-        return {name: value for name, value in summary.items() if name not in ("experiment", "notes")}
+        return summary(self.records)
 
     @cached_property
     def notes(self) -> list[str]:
         """What a reader of its results must know; none before it is finished."""
-        notes: list[str] = (self.folder.read_json("summary.json") or {}).get("notes", [])
-        return notes
+        return self.folder.summary.notes if self.finished else []
 
     @cached_property
     def messages(self) -> Record:
         """What crossed the wire in each exchange: names, types, shapes and bytes."""
-        return self.folder.read_json("messages.json") or {}
+        return self.folder.messages
 
     @cached_property
     def weights(self) -> Mapping[str, Tensor]:
@@ -90,6 +94,7 @@ class Run:
             FedshiftError: the run is not finished.
         """
         self._check_finished("weights")
+        self.folder.check_weights()
         return _Weights(self.folder.weights_file)
 
     def model(self, client: int | str | None = None) -> Trained:
@@ -109,10 +114,7 @@ class Run:
         from fedshift.runs.trained import Blueprint, rebuilt
 
         self._check_finished("model")
-        table = self.folder.read_json("federation.json")
-        if table is None:
-            raise FedshiftError(f"'{self.path / 'federation.json'}' is missing, of which models are made. Restore it.")
-        return rebuilt(self.experiment, Blueprint.from_table(table), self.weights, client)
+        return rebuilt(self.experiment, Blueprint.from_table(self.folder.federation), self.weights, client)
 
     def _check_finished(self, what: str) -> None:
         if not self.finished:

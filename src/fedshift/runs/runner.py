@@ -1,30 +1,47 @@
-"""Carrying out runs in their folders: finished ones are not repeated, interrupted ones go on.
+"""Carrying out runs in their folders: finished ones are not repeated, interrupted ones go on as they were.
 
-Runs that are alike advance together where that is faster, each with its own folder, records and checkpoints.
+Runs that are alike advance together where that is faster, each with its own folder, records and checkpoints. Runs that
+advanced together go on together. What of a run is damaged is set aside, and the run is made again.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from functools import partial
 from pathlib import Path
 
-from fedshift.engines.choice import Choice, open_engine
-from fedshift.engines.engine import Engine
+from pydantic import TypeAdapter, ValidationError
+
+from fedshift.engines.choice import Choice
 from fedshift.engines.merging import kind
 from fedshift.engines.workers import can_fork
-from fedshift.errors import DivergedError, FedshiftError
-from fedshift.runs.folder import Record, RunFolder
-from fedshift.runs.progress import Outlook, Progress, RunProgress
-from fedshift.runs.selection import summary
-from fedshift.runs.trained import Blueprint
-from fedshift.settings.content import digest
+from fedshift.errors import DamagedError, DivergedError, FedshiftError
+from fedshift.runs.folder import RunFolder, find
+from fedshift.runs.group import carry_out, common_position
+from fedshift.runs.plan import experiment_of, plans, read_plan, write_plan
+from fedshift.runs.progress import Progress
+from fedshift.runs.trust import check_plugins
 from fedshift.settings.experiment import Experiment
-from fedshift.simulation.rounds import advance
+from fedshift.simulation.checkpoint import Company, saved
 from fedshift.simulation.simulation import Simulation
+
+_CHOICES = TypeAdapter(Choice)
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """A run that is asked for.
+
+    Attributes:
+        folder: where it is carried out; it may not be there yet.
+        experiment: gives the experiment, which is not needed where the run is finished.
+        fingerprint: the experiment's; None: whatever the folder says.
+    """
+
+    folder: RunFolder
+    experiment: Callable[[], Experiment]
+    fingerprint: str | None = None
 
 
 def run_path(experiment: Experiment) -> Path:
@@ -38,111 +55,232 @@ def start(experiment: Experiment, progress: Progress) -> RunFolder:
     Raises:
         FedshiftError: its folder exists, or the experiment cannot be run.
     """
+    folder = RunFolder(run_path(experiment))
+    folder.check_new()
     simulation = Simulation(experiment, progress.embedded)
-    folder = RunFolder.create(experiment, run_path(experiment))
-    _alone(simulation, folder, progress)
+    choice = simulation.choice(progress.note)
+    for error in carry_out([(simulation, folder)], choice, progress).values():
+        raise error
     return folder
 
 
-def resume(folder: RunFolder, progress: Progress) -> None:
-    """Carry a run on from its last checkpoint to its end; a finished one is left alone."""
-    if folder.finished:
-        progress.reused(folder.path.name)
-        return
-    _alone(Simulation(folder.experiment(), progress.embedded), folder, progress)
-
-
-def _alone(simulation: Simulation, folder: RunFolder, progress: Progress) -> None:
-    choice = _choice(simulation, folder, progress)
-    for error in carry_out([(simulation, folder)], choice, progress).values():
-        raise error
-
-
-# Many runs ----------------------------------------------------------------------------------------
-
-
 def run_all(experiments: Sequence[Experiment], progress: Progress) -> tuple[list[RunFolder], list[FedshiftError]]:
-    """Carry out every run of a grid; one that fails does not keep the others from theirs.
+    """Carry out every run of a comparison, which is written down so that it can be resumed as a whole.
 
     Returns:
-        The folders of the runs that were carried out, and what went wrong with the others.
+        The folders of the runs that were carried out, and what went wrong with the others: one that fails does not
+        keep the others from theirs.
 
     Raises:
         FedshiftError: the first run cannot be carried out, and has not merely diverged.
     """
-    grid = _Grid(progress)
-    for experiment in experiments:
-        grid.add(experiment)
-    grid.carry_out()
-    return [folder for folder in map(grid.folder, experiments) if folder is not None], grid.failed
+    asked = [Asked(RunFolder(run_path(each)), partial(_given, each), each.fingerprint) for each in experiments]
+    plan = partial(write_plan, experiments, run_path(experiments[0]).parent)
+    return _Grid(progress, plan).carry_out(asked)
+
+
+def resume(asked: Sequence[Asked], progress: Progress) -> tuple[list[RunFolder], list[FedshiftError]]:
+    """Carry on every run that :func:`below` found and that is not finished.
+
+    Returns:
+        As :func:`run_all`.
+
+    Raises:
+        FedshiftError: the first cannot be carried on, and has not merely diverged.
+    """
+    return _Grid(progress).carry_out(asked)
+
+
+def _given(experiment: Experiment) -> Experiment:
+    return experiment
+
+
+def below(path: Path, trust: bool = False) -> list[Asked]:
+    """The runs of comparisons at or below a path, those that have not begun included, and then all other runs there.
+
+    Args:
+        path: a run folder, or a folder of them.
+        trust: whether plugins may be imported that never ran on this machine.
+
+    Raises:
+        UntrustedError: a run needs such a plugin.
+        FedshiftError: there is no run.
+    """
+    asked: dict[Path, Asked] = {}
+    for file in plans(path):
+        for planned in read_plan(file).runs:
+            folder = RunFolder(file.parent / planned.folder)
+            if not folder.begun:
+                check_plugins(planned.plugins, folder.path, trust)
+                begin = partial(experiment_of, planned, file, trust)
+                asked.setdefault(folder.path, Asked(folder, begin, planned.fingerprint))
+            else:
+                asked.setdefault(folder.path, _begun(folder, trust))
+    for folder in find(path, least=0 if asked else 1):
+        asked.setdefault(folder.path, _begun(folder, trust))
+    return list(asked.values())
+
+
+def _begun(folder: RunFolder, trust: bool) -> Asked:
+    """A run that has a folder; nothing is imported yet, but it is known whether it may be."""
+    if not folder.finished and folder.readable:
+        check_plugins(folder.identity.plugins, folder.path, trust)
+    return Asked(folder, partial(folder.experiment, trust))
 
 
 class _Grid:
-    """The runs of a grid that wait for others that are alike."""
+    """Carries out many runs in groups."""
 
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._waiting: list[tuple[Simulation, RunFolder]] = []
+    def __init__(self, progress: Progress, before_first: Callable[[], None] = lambda: None) -> None:
+        """Prepare; ``before_first`` is called before a run begins that has no folder yet."""
+        self._progress, self._before_first = progress, before_first
+        self._waiting: list[tuple[Asked, Simulation]] = []  # for others that are alike
         self._choice: Choice | None = None  # of those that wait
-        self._folders: dict[str, RunFolder] = {}
-        self.failed: list[FedshiftError] = []
+        self._folders: dict[Path, RunFolder] = {}
+        self._damaged: list[Asked] = []
+        self._failed: list[FedshiftError] = []
 
-    def folder(self, experiment: Experiment) -> RunFolder | None:
-        """The folder of a run, unless it could not be begun."""
-        return self._folders.get(experiment.run_name)
+    def carry_out(self, asked: Sequence[Asked]) -> tuple[list[RunFolder], list[FedshiftError]]:
+        """Carry out all; see :func:`run_all`."""
+        unfinished = [each for each in asked if not self._is_finished(each)]
+        fresh = self._go_on_with_groups(unfinished)
+        self._carry_out_fresh(fresh)
+        damaged, self._damaged = self._damaged, []
+        self._carry_out_fresh(damaged)
+        for again in self._damaged:
+            self._note_failure(again, FedshiftError("its files are damaged over and over; look at the disk."))
+        return [self._folders[each.folder.path] for each in asked if each.folder.path in self._folders], self._failed
 
-    def add(self, experiment: Experiment) -> None:
-        """Put a run to those that wait, after carrying these out if it is of another kind or they are enough."""
+    # Runs that have begun -----------------------------------------------------------------------
+
+    def _is_finished(self, asked: Asked) -> bool:
+        """Whether nothing is left to do; a finished run that is damaged is set aside, and made again."""
+        folder = asked.folder
         try:
-            folder = _opened(experiment, self._progress)
-            if folder is not None and folder.finished:
-                self._folders[experiment.run_name] = folder
-                return
-            simulation = Simulation(experiment, self._progress.embedded)
-            folder = folder or RunFolder.create(experiment, run_path(experiment))
-            choice = _choice(simulation, folder, self._progress)
+            if asked.fingerprint is not None:
+                folder.check_is(asked.fingerprint)
+            if not folder.finished:
+                return False
+            if damage := folder.damage():
+                self._set_aside(asked, damage)
+                return False
         except FedshiftError as error:
-            self._note_failure(experiment, error)
+            self._note_failure(asked, error)
+            return True
+        self._folders[folder.path] = folder
+        self._progress.reused(folder.path.name)
+        return True
+
+    def _go_on_with_groups(self, unfinished: Sequence[Asked]) -> list[Asked]:
+        """Carry on the runs that have a checkpoint, with those they went on with; gives back the others."""
+        known = {each.folder.path: each for each in unfinished}
+        companies = {path: company for path, each in known.items() if (company := self._company(each))}
+        groups: dict[tuple[Path, ...], Company] = {}
+        for path, company in companies.items():
+            mates = tuple(path.parent / name for name in company.together)
+            for mate in mates:
+                if mate not in known and RunFolder(mate).unfinished:  # not asked for, but of the same group
+                    known[mate] = _begun(RunFolder(mate), trust=False)
+            there = tuple(mate for mate in mates if mate in known and self._company(known[mate]) == company)
+            together = there if common_position([RunFolder(mate) for mate in there]) else (path,)
+            groups[together] = company
+        for together, company in groups.items():
+            self._go_on(company, [known[path] for path in together])
+        return [each for path, each in known.items() if path not in {path for group in groups for path in group}]
+
+    def _company(self, asked: Asked) -> Company | None:
+        """How a run was carried out; None where it has no checkpoint, or a damaged one, which is set aside."""
+        try:
+            about = saved(asked.folder.path)
+        except DamagedError as error:
+            self._set_aside(asked, str(error))
+            return None
+        return about[max(about)][1].company if about else None
+
+    def _go_on(self, company: Company, members: Sequence[Asked]) -> None:
+        """Carry on runs that went on together."""
+        ready = [(asked, simulation) for asked in members if (simulation := self._simulation(asked)) is not None]
+        if not ready:
             return
-        if self._waiting and not (choice == self._choice and _alike(self._waiting[0][0], simulation)):
-            self.carry_out()
+        try:
+            choice = _choice(company, ready[0][1], self._progress)
+        except DamagedError as error:
+            for asked, _ in ready:
+                self._set_aside(asked, str(error))
+                self._damaged.append(asked)
+            return
+        if len(ready) < len(company.together) and choice.engine == "vectorised":
+            self._progress.note(
+                f"{ready[0][0].folder.path.name} was stacked with {len(company.together) - len(ready)} runs that are "
+                "finished, gone or damaged: its last digits may differ from those of a run that was never interrupted."
+            )
+        self._carry_out(ready, choice)
+
+    # Runs that begin ----------------------------------------------------------------------------
+
+    def _carry_out_fresh(self, asked: Iterable[Asked]) -> None:
+        for each in asked:
+            simulation = self._simulation(each)
+            if simulation is not None:
+                self._add(each, simulation, simulation.choice(self._progress.note))
+        self._carry_out_waiting()
+
+    def _add(self, asked: Asked, simulation: Simulation, choice: Choice) -> None:
+        """Put a run to those that wait, after carrying these out if it is of another kind or they are enough."""
+        if self._waiting and not (choice == self._choice and _alike(self._waiting[0][1], simulation)):
+            self._carry_out_waiting()
         self._choice = choice
-        self._folders[experiment.run_name] = folder
-        self._waiting.append((simulation, folder))
-        if len(self._waiting) >= (experiment.run.together or choice.together):
-            self.carry_out()
+        self._waiting.append((asked, simulation))
+        if len(self._waiting) >= (simulation.experiment.run.together or choice.together):
+            self._carry_out_waiting()
 
-    def carry_out(self) -> None:
-        """Carry out all that wait, together."""
-        runs, self._waiting = self._waiting, []
-        if not (runs and self._choice):
-            return
-        for simulation, error in carry_out(runs, self._choice, self._progress).items():
-            if not isinstance(error, FedshiftError):
+    def _carry_out_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        if waiting and self._choice:
+            self._before_first()
+            self._carry_out(waiting, self._choice)
+
+    # All ----------------------------------------------------------------------------------------
+
+    def _simulation(self, asked: Asked) -> Simulation | None:
+        """Load a run's data and build its model; None if that cannot be done, which is written down."""
+        try:
+            return Simulation(asked.experiment(), self._progress.embedded)
+        except FedshiftError as error:
+            self._note_failure(asked, error)
+            return None
+
+    def _carry_out(self, runs: Sequence[tuple[Asked, Simulation]], choice: Choice) -> None:
+        """Carry out a group."""
+        by_simulation = {simulation: asked for asked, simulation in runs}
+        self._folders |= {asked.folder.path: asked.folder for asked, _ in runs}
+        failed = carry_out([(simulation, asked.folder) for asked, simulation in runs], choice, self._progress)
+        for simulation, error in failed.items():
+            asked = by_simulation[simulation]
+            if isinstance(error, DamagedError):
+                self._set_aside(asked, str(error))
+                self._damaged.append(asked)
+            elif isinstance(error, FedshiftError):
+                self._note_failure(asked, error)
+            else:
                 raise error
-            self._note_failure(simulation.experiment, error)
 
-    def _note_failure(self, experiment: Experiment, error: FedshiftError) -> None:
+    def _set_aside(self, asked: Asked, reason: str) -> None:
+        with asked.folder.locked():
+            aside = asked.folder.set_aside()
+        self._progress.note(
+            f"{asked.folder.path.name} is made again from its first round: {reason} What was there is kept in "
+            f"'{aside.name}'."
+        )
+
+    def _note_failure(self, asked: Asked, error: FedshiftError) -> None:
         """Remember what went wrong with a run; what is wrong with the first is most likely wrong with all."""
         if not isinstance(error, DivergedError):
-            self._folders.pop(experiment.run_name, None)
-            if not (self._folders or self.failed):
+            self._folders.pop(asked.folder.path, None)
+            if not (self._folders or self._failed):
                 raise error
         kind = DivergedError if isinstance(error, DivergedError) else FedshiftError
-        self.failed.append(kind(f"{experiment.run_name}: {error}"))
-
-
-def _opened(experiment: Experiment, progress: Progress) -> RunFolder | None:
-    """The folder of a run that has begun; None of one that has not."""
-    path = run_path(experiment)
-    if not (path / "experiment.toml").is_file():
-        return None
-    folder = RunFolder.open(path)
-    if folder.experiment().fingerprint != experiment.fingerprint:
-        raise FedshiftError(f"The run folder '{path}' holds another run; choose another --set name=...")
-    if folder.finished:
-        progress.reused(folder.path.name)
-    return folder
+        self._failed.append(kind(f"{asked.folder.path.name}: {error}"))
 
 
 def _alike(current: Simulation, other: Simulation) -> bool:
@@ -150,169 +288,26 @@ def _alike(current: Simulation, other: Simulation) -> bool:
     return kind(current.setup) == kind(other.setup) and current.experiment.run == other.experiment.run
 
 
-def _choice(simulation: Simulation, folder: RunFolder, progress: Progress) -> Choice:
-    """The engine of a run; one that goes on keeps the engine it had, unless another is asked for."""
-    options, before = simulation.experiment.run, folder.read_json("engine.json")
-    if options.engine == "auto" and before and _still_right(before, simulation):
-        return Choice.from_table(before)
-    choice = simulation.choice(progress.note)
-    folder.write_json("engine.json", choice.table())
-    return choice
+def _choice(company: Company, simulation: Simulation, progress: Progress) -> Choice:
+    """The engine of a run that goes on: the one it had, unless another is asked for or it cannot be had here.
+
+    Raises:
+        DamagedError: the checkpoint names none.
+    """
+    try:
+        before = _CHOICES.validate_python(dict(company.engine))
+    except ValidationError as error:
+        raise DamagedError(f"The checkpoint names no engine ({error.errors()[0]['msg']}).") from error
+    options = simulation.experiment.run
+    if options.engine == "auto" and _still_right(before, simulation):
+        return before
+    return simulation.choice(progress.note)
 
 
-def _still_right(before: Record, simulation: Simulation) -> bool:
+def _still_right(before: Choice, simulation: Simulation) -> bool:
     """Whether the engine that a run had can be had here, and is what its options ask for."""
     options = simulation.experiment.run
-    if not {"engine", "workers", "threads", "kernels"} <= before.keys():
-        return False
-    if before["engine"] == "workers":
+    if before.engine == "workers":
         here = can_fork() and simulation.setup.device.type == "cpu"
-        return here and options.workers in (0, before["workers"])
-    return options.threads in (0, before["threads"])
-
-
-# One group of runs --------------------------------------------------------------------------------
-
-
-@dataclass(eq=False)
-class _Run:
-    """A run under way: its simulation, folder and display, and the time since its last evaluation."""
-
-    simulation: Simulation
-    folder: RunFolder
-    display: RunProgress
-    engine: str
-    declared: Record
-    scored: frozenset[int]
-    since: int
-    seconds: float = 0.0
-    together: int = 1
-
-    @property
-    def open(self) -> bool:
-        """Whether there are rounds left."""
-        return self.simulation.coordinator.position < self.simulation.rounds
-
-    def after_round(self, seconds: float, together: int, engine: Engine) -> Exception | None:
-        """Tell, score, record and save what is due after a round; returns what went wrong."""
-        try:
-            self._after_round(seconds, together, engine)
-        except Exception as error:  # one run's failure is not the others'
-            return error
-        return None
-
-    def _after_round(self, seconds: float, together: int, engine: Engine) -> None:
-        simulation, folder = self.simulation, self.folder
-        position = simulation.coordinator.position
-        round = simulation.coordinator.schedule[position - 1]
-        if together != self.together:
-            self._write_times(position - 1, 0.0)
-            self.together = together
-        self.seconds += seconds
-        coordinator = simulation.coordinator
-        self.display.round(position, coordinator.bytes_down, coordinator.bytes_up)
-        if not coordinator.messages.keys() <= self.declared.keys():
-            self.declared = {**self.declared, **coordinator.declaration()}
-            folder.write_json("messages.json", self.declared)
-        # Records first, so that no checkpoint is ahead of them.
-        if position in self.scored:
-            started = time.perf_counter()
-            record = simulation.record(round, engine)
-            folder.record(record)
-            self.display.evaluated(record)
-            self._write_times(position, time.perf_counter() - started)
-        every = simulation.experiment.run.checkpoint_every
-        if position % every == 0 or round.number == round.stage.rounds:
-            simulation.save()
-        if not self.open:
-            _finish(simulation, folder)
-            self.display.end()
-
-    def _write_times(self, position: int, evaluation: float) -> None:
-        """Write down what the rounds since the last line took."""
-        if position > self.since:
-            self.folder.timing(
-                {
-                    "from": self.since,
-                    "to": position,
-                    "seconds": round(self.seconds, 3),
-                    "evaluation": round(evaluation * self.together, 3),  # which nobody shares
-                    "together": self.together,
-                    "engine": self.engine,
-                }
-            )
-        self.since, self.seconds = position, 0.0
-
-
-def carry_out(
-    runs: Sequence[tuple[Simulation, RunFolder]], choice: Choice, progress: Progress
-) -> dict[Simulation, Exception]:
-    """Carry runs to their ends together, each from its folder's last checkpoint if there is one.
-
-    Returns:
-        What went wrong, by run; such a run can be resumed from its last checkpoint.
-    """
-    failed: dict[Simulation, Exception] = {}
-    with ExitStack() as stack:
-        engine = stack.enter_context(open_engine(choice, progress.note))
-        under_way = []
-        for simulation, folder in runs:
-            try:
-                stack.enter_context(folder.locked())
-                under_way.append(_begin(simulation, folder, progress, choice))
-            except FedshiftError as error:  # one run's failure is not the others'
-                failed[simulation] = error
-        while going := _hindmost(current for current in under_way if current.open and current.simulation not in failed):
-            started = time.perf_counter()
-            tells = {current.simulation: current.display.steps for current in going}
-            errors = advance([current.simulation for current in going], engine, tells)
-            seconds = time.perf_counter() - started
-            for current in going:
-                problem = errors.get(current.simulation) or current.after_round(seconds, len(going), engine)
-                if problem is not None:
-                    failed[current.simulation] = problem
-                    current.display.failed(str(problem))
-    return failed
-
-
-def _begin(simulation: Simulation, folder: RunFolder, progress: Progress, choice: Choice) -> _Run:
-    """Go back to the last checkpoint of a run and begin to show it."""
-    simulation.attach(folder.path)
-    position = simulation.coordinator.position
-    folder.write_json("federation.json", Blueprint.of(simulation.federation).table())
-    folder.rewind(position, simulation.scored())
-    folder.write_json("engine.json", choice.table())
-    display = progress.begin(Outlook(folder.path.name, simulation.rounds, position))
-    declared = folder.read_json("messages.json") or {}  # what crossed the wire before an interruption counts
-    run = _Run(simulation, folder, display, str(choice), declared, frozenset(simulation.scored()), position)
-    if not run.open:  # it was stopped between its last checkpoint and its summary
-        _finish(simulation, folder)
-        display.end()
-    return run
-
-
-def _hindmost(runs: Iterable[_Run]) -> list[_Run]:
-    """The runs that have done the fewest rounds, so that those that were resumed catch up."""
-    held = list(runs)
-    least = min((current.simulation.coordinator.position for current in held), default=0)
-    return [current for current in held if current.simulation.coordinator.position == least]
-
-
-def _finish(simulation: Simulation, folder: RunFolder) -> None:
-    state, read = simulation.coordinator.state, simulation.evaluation.read
-    # In order of their names, which a checkpoint does not keep as they were.
-    sent, private = (
-        dict(sorted(ts.items())) for ts in (state.shared | state.down.of_parts(read), simulation.site.initial)
-    )
-    store = simulation.site.store
-    likes = sent | {f"client.{client}.{name}": like for client in store.ids() for name, like in private.items()}
-    kept = (state.tensors[name] for _, state in store.items() for name in private)  # one client in memory at a time
-    last = simulation.coordinator.schedule[-1].stage.exchanges[-1]
-    individual = {
-        f"client.{client}.{name}": tensor
-        for client in simulation.coordinator.names
-        for name, tensor in last.send(state, client).items()
-    }
-    folder.write_weights(likes | individual, chain(sent.values(), kept, individual.values()))
-    about = {"experiment": digest(folder.experiment_file), "notes": simulation.notes}
-    folder.write_json("summary.json", {**summary(folder.records()), **about})
+        return here and options.workers in (0, before.workers)
+    return options.threads in (0, before.threads)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fedshift.errors import FedshiftError
-from fedshift.runs.folder import Record
+from fedshift.runs.records import Record
 
 ORACLES = ("target_best",)
 

@@ -29,6 +29,8 @@ from fedshift.settings.catalogue import Catalogue, Entry, From
 from fedshift.settings.content import digest
 from fedshift.settings.spec import Count, FolderName, Spec, Table, WholeInt, WholeNumber, check_names, setting
 
+OF_ONE_RUN = (("seed",), ("protocol", "hold_out"), ("method", "index", "path"))  # what runs of a row may differ in
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(Spec):
@@ -96,24 +98,51 @@ class Experiment(Spec):
     def fingerprint(self) -> str:
         """A digest of all that decides the result: not the label, nor where and how it is run.
 
-        Files count by what they hold, not by where they lie: data, weights, plugins, and the source of classes
-        that are not fedshift's own.
+        Files count by what they hold, not by where they lie (:attr:`contents`).
         """
+        return _digest(self._decides(), self.contents)
+
+    @cached_property
+    def series(self) -> str:
+        """As the fingerprint, but equal for runs that differ only in their seed and held-out domain.
+
+        These are a row of a table. An index of clients is made for a seed, so its file does not count either.
+        """
+        decides = self._decides()
+        for names in OF_ONE_RUN:
+            _put(decides, names, "")
+        there = {what: content for what, content in self.contents.items() if tuple(what.split(".")) not in OF_ONE_RUN}
+        return _digest(decides, there)
+
+    @cached_property
+    def contents(self) -> dict[str, str]:
+        """Digests of what decides the result and is no setting, by what it is called.
+
+        That is what local files hold, by the setting that names them; plugins, by the file's name; and the source of
+        classes from elsewhere (a script, a notebook), by the class's name.
+        """
+        found = {".".join(names): digest(path) for names, path in self.paths() if path}
+        for path in self.plugins:
+            name = Path(path).name
+            found[f"{name} ({list(self.plugins).index(path)})" if name in found else name] = digest(path)
+        for cls in {type(spec) for _, spec in self.specs()}:
+            if cls.__module__.startswith("fedshift.") or _file_of(cls) in self.plugins:
+                continue
+            found[cls.__qualname__] = blake2b(_source(cls).encode(), digest_size=16).hexdigest()
+        return {what: content for what, content in sorted(found.items()) if content}
+
+    @property
+    def plugin_digests(self) -> dict[str, str]:
+        """Digests of the plugins' files, by path."""
+        return {path: digest(path) for path in self.plugins}
+
+    def _decides(self) -> dict[str, Any]:
+        """The settings that decide the result; in the place of a file's path its content counts."""
         decides = {key: value for key, value in self.table().items() if key not in ("name", "run", "plugins")}
         for names, path in self.paths():
             if digest(path):
-                _put(decides, names, "local")  # its content counts instead
-        total = blake2b(json.dumps([decides, self.content], sort_keys=True).encode(), digest_size=16)
-        for _, spec in self.specs():
-            if not type(spec).__module__.startswith("fedshift."):
-                total.update(_source(type(spec)).encode())
-        return total.hexdigest()
-
-    @cached_property
-    def content(self) -> str:
-        """A digest of the local files that it reads."""
-        named = [path for _, path in self.paths()]
-        return " ".join(digest(path) for path in (*named, *self.plugins) if path)
+                _put(decides, names, "local")
+        return decides
 
     @property
     def run_name(self) -> str:
@@ -139,10 +168,16 @@ def check_tables(table: Mapping[str, Any]) -> None:
             raise FedshiftError(f"The experiment lacks the table [{name}]{' with a name' if name in NAMED else ''}.")
 
 
+def _digest(*what: Any) -> str:
+    return blake2b(json.dumps(what, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
 def _put(table: dict[str, Any], names: Sequence[str], value: Any) -> None:
+    """Replace a setting of a nested table, if it is there."""
     for name in names[:-1]:
-        table = table[name]
-    table[names[-1]] = value
+        table = table.get(name, {})
+    if names[-1] in table:
+        table[names[-1]] = value
 
 
 def section(table: str, name: str | None) -> Entry[Any]:
@@ -156,6 +191,11 @@ def section(table: str, name: str | None) -> Entry[Any]:
     if table not in NAMED:
         raise UnknownNameError("table", table, [*NAMED, *PLAIN])
     return NAMED[table].get(str(name))
+
+
+def _file_of(cls: type) -> str | None:
+    """The file that a class was read from; None where there is none, as in a notebook."""
+    return getattr(sys.modules.get(cls.__module__), "__file__", None)
 
 
 def _source(cls: type) -> str:

@@ -1,6 +1,10 @@
 """What a run is between two rounds, in one file that is replaced atomically.
 
 The clients' states lie in files of their own (:mod:`fedshift.site.store`), of which a checkpoint names the versions.
+
+A checkpoint is written beside the one before, as the *next*, and takes its place by :func:`commit`. So runs that
+advance together are saved together: all write their next one before any commits it, and after a crash at any moment
+there is a position that all of them can go back to.
 """
 
 from __future__ import annotations
@@ -11,16 +15,52 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import NonNegativeInt
 from torch import Tensor
 
+from fedshift import files
 from fedshift.coordinator.coordinator import Coordinator
+from fedshift.core import sealed
 from fedshift.core.contract import ServerState
-from fedshift.core.sealed import sealed, unsealed
 from fedshift.core.state import flat_optimisers, optimisers_from_flat
 from fedshift.core.tensors import Tensors
-from fedshift.files import write
+from fedshift.errors import DamagedError
 
+CURRENT = "checkpoint.safetensors"
+NEXT = "checkpoint.next.safetensors"
 _COUNTED = ("position", "bytes_down", "bytes_up", "bytes_telemetry", "missing")
+_SCOPES = ("shared", "down", "server")
+
+
+class About(sealed.About):
+    """What a checkpoint says beside its tensors; see :class:`Checkpoint` and :class:`Company`."""
+
+    position: NonNegativeInt
+    bytes_down: NonNegativeInt
+    bytes_up: NonNegativeInt
+    bytes_telemetry: NonNegativeInt
+    missing: list[dict[str, Any]]
+    records: str
+    engine: dict[str, Any]
+    together: list[str]
+
+    @property
+    def company(self) -> Company:
+        """How the run was carried out."""
+        return Company(self.engine, tuple(self.together))
+
+
+@dataclass(frozen=True)
+class Company:
+    """How a run is carried out, which decides its last bits; a run that goes on is carried out in the same way.
+
+    Attributes:
+        engine: which engine, as a table.
+        together: the runs that advance together, this one among them, in order.
+    """
+
+    engine: Mapping[str, Any]
+    together: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -34,6 +74,8 @@ class Checkpoint:
         bytes_up: bytes sent by clients so far.
         bytes_telemetry: bytes of telemetry so far.
         missing: who did not answer since the last record.
+        records: a digest of all records so far.
+        company: how the run is carried out.
         server: the server's state.
         clients: which version of its state each client has that took part: the position that wrote it.
     """
@@ -44,17 +86,41 @@ class Checkpoint:
     bytes_up: int
     bytes_telemetry: int
     missing: list[dict[str, Any]]
+    records: str
+    company: Company
     server: ServerState
     clients: Mapping[int, int]
 
     @classmethod
-    def of(cls, experiment: str, coordinator: Coordinator, clients: Mapping[int, int]) -> Checkpoint:
-        """A coordinator as it is now, and the versions of its clients' states."""
+    def of(
+        cls, experiment: str, coordinator: Coordinator, clients: Mapping[int, int], records: str, company: Company
+    ) -> Checkpoint:
+        """A coordinator as it is now, the versions of its clients' states, and what was recorded."""
         counted = {name: getattr(coordinator, name) for name in _COUNTED}
-        return cls(experiment=experiment, server=coordinator.state, clients=clients, **counted)
+        return cls(
+            experiment=experiment,
+            server=coordinator.state,
+            clients=clients,
+            records=records,
+            company=company,
+            **counted,
+        )
 
     def restore(self, coordinator: Coordinator) -> None:
-        """Make a coordinator what it was."""
+        """Make a coordinator what it was.
+
+        Raises:
+            DamagedError: it is no checkpoint of such a coordinator.
+        """
+        if self.position > len(coordinator.schedule):
+            raise DamagedError(
+                f"The checkpoint is of round {self.position}, but the run has {len(coordinator.schedule)} rounds."
+            )
+        for scope in _SCOPES:
+            check_alike(getattr(coordinator.state, scope), getattr(self.server, scope), "checkpoint")
+        unknown = self.clients.keys() - coordinator.names.keys()
+        if unknown:
+            raise DamagedError(f"The checkpoint names client {min(unknown)}, which the run does not have.")
         for name in _COUNTED:
             setattr(coordinator, name, getattr(self, name))
         coordinator.state = replace(self.server, clients=coordinator.state.clients)
@@ -63,32 +129,81 @@ class Checkpoint:
         """Write it atomically; when this returns it is on the disk.
 
         Raises:
-            FedshiftError: the disk is full, say; the checkpoint before is kept.
+            FedshiftError: the disk is full, say; what was there before is kept.
         """
         tensors: dict[str, Tensor] = {}
-        for scope in ("shared", "down", "server"):
+        for scope in _SCOPES:
             tensors |= {f"{scope}//{name}": tensor for name, tensor in getattr(self.server, scope).items()}
         tensors |= {f"optimisers//{name}": tensor for name, tensor in flat_optimisers(self.server.optimisers).items()}
         # Two rows of whole numbers: 10,000 clients take 160 kB.
         versions = sorted(self.clients.items())
         tensors["clients//versions"] = torch.tensor(versions, dtype=torch.int64).reshape(-1, 2).T
-        write(path, sealed(tensors, {name: getattr(self, name) for name in ("experiment", *_COUNTED)}))
+        same = {name: getattr(self, name) for name in ("experiment", *_COUNTED, "records")}
+        about = About(**same, engine=dict(self.company.engine), together=list(self.company.together))
+        files.write(path, sealed.sealed(tensors, about))
 
     @classmethod
     def load(cls, path: Path, experiment: str, device: torch.device) -> Checkpoint:
         """Read one back onto a device, bit for bit.
 
         Raises:
-            FedshiftError: it is truncated, or belongs to another experiment.
+            DamagedError: it is truncated, say, or belongs to another experiment.
         """
-        fix = "Remove it, and `fedshift resume` starts the run again from its first round."
-        tensors, about = unsealed(path, experiment, "checkpoint", fix)
-        ids, positions = tensors.pop("clients//versions").tolist()
-        scopes: dict[str, dict[str, Tensor]] = {"shared": {}, "down": {}, "server": {}, "optimisers": {}}
-        for key, tensor in tensors.items():
-            scope, _, name = key.partition("//")
-            scopes[scope][name] = tensor.to(device)
-        optimisers = optimisers_from_flat(scopes.pop("optimisers"))
-        shared, down, server = (Tensors(scopes[scope]) for scope in ("shared", "down", "server"))
-        state = ServerState(shared, down, server, optimisers)
-        return cls(server=state, clients=dict(zip(ids, positions, strict=True)), **about)
+        tensors, about = sealed.unsealed(path, experiment, "checkpoint", About)
+        scopes: dict[str, dict[str, Tensor]] = {scope: {} for scope in (*_SCOPES, "optimisers", "clients")}
+        try:
+            for key, tensor in tensors.items():
+                scope, _, name = key.partition("//")
+                scopes[scope][name] = tensor
+            ids, positions = scopes.pop("clients")["versions"].tolist()
+            optimisers = optimisers_from_flat(
+                {name: tensor.to(device) for name, tensor in scopes.pop("optimisers").items()}
+            )
+        except (LookupError, ValueError, TypeError) as error:
+            raise DamagedError(f"The checkpoint '{path}' lacks a tensor, or has one that is none of it.") from error
+        shared, down, server = (Tensors({n: t.to(device) for n, t in scopes[name].items()}) for name in _SCOPES)
+        return cls(
+            server=ServerState(shared, down, server, optimisers),
+            clients=dict(zip(ids, positions, strict=True)),
+            company=about.company,
+            **{name: getattr(about, name) for name in ("experiment", *_COUNTED, "records")},
+        )
+
+
+def check_alike(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], what: str) -> None:
+    """Raise a DamagedError unless tensors have the names, types and shapes of others."""
+    if different := sorted(wanted.keys() ^ found.keys()):
+        problem = "lacks" if different[0] in wanted else "holds"
+        raise DamagedError(f"The {what} {problem} the tensor '{different[0]}'.")
+    for name, tensor in wanted.items():
+        if (tensor.dtype, tensor.shape) != (found[name].dtype, found[name].shape):
+            raise DamagedError(
+                f"The {what} has '{name}' as {found[name].dtype} {list(found[name].shape)} in the place of "
+                f"{tensor.dtype} {list(tensor.shape)}."
+            )
+
+
+# The checkpoints of a run folder ------------------------------------------------------------------
+
+
+def saved(folder: Path) -> dict[int, tuple[Path, About]]:
+    """What the checkpoints of a run folder say of themselves, by position: none, one, or the next one as well.
+
+    Raises:
+        DamagedError: one cannot be read.
+    """
+    found = {}
+    for name in (CURRENT, NEXT):
+        if (folder / name).exists():
+            about = sealed.said(folder / name, "checkpoint", About)
+            found[about.position] = (folder / name, about)
+    return found
+
+
+def commit(folder: Path) -> None:
+    """Put the next checkpoint in the place of the one before.
+
+    Raises:
+        FedshiftError: it could not be done; both are there.
+    """
+    files.rename(folder / NEXT, folder / CURRENT)

@@ -27,12 +27,11 @@ from fedshift.evaluation.evaluation import Evaluation
 from fedshift.federation.domains import DomainData
 from fedshift.federation.federation import Federation
 from fedshift.settings.experiment import Experiment
-from fedshift.simulation.checkpoint import Checkpoint
+from fedshift.simulation.checkpoint import NEXT, Checkpoint, Company, check_alike, commit, saved
 from fedshift.site.site import Site
 from fedshift.site.store import DiskStore
 from fedshift.streams import Streams
 
-CHECKPOINT = "checkpoint.safetensors"
 Work = list[Job] | ServerJob  # what a round asks an engine for
 Done = list[Outcome | Exception] | tuple[ServerState, dict[str, float]]
 Record = dict[str, Any]
@@ -158,37 +157,63 @@ class Simulation:
 
     # Going on later -----------------------------------------------------------------------------
 
-    def attach(self, folder: Path) -> None:
-        """Keep client states and checkpoints in a run's folder, and go on from the checkpoint there if there is one.
+    def attach(self, folder: Path, position: int | None = None) -> None:
+        """Keep client states and checkpoints in a run's folder, and go on from its checkpoint of a position.
 
         Memory then holds the states of one cohort; the others are read when they are sampled.
 
+        Args:
+            folder: the run's.
+            position: that of one of the :func:`checkpoints <saved>` there; 0: from the start; None: of the newest.
+
         Raises:
-            FedshiftError: the checkpoint, or a client's state, is damaged, missing or of another experiment.
+            DamagedError: the checkpoint, or a client's state, is damaged, missing or of another experiment.
         """
         device, fingerprint = self.setup.device, self.experiment.fingerprint
         keep = max(1, round(self.experiment.train.participation * len(self.federation.clients)))
         self._folder = folder
         store = self.site.store = DiskStore(folder / "clients", fingerprint, keep, device)
-        if not (folder / CHECKPOINT).is_file():
+        there = saved(folder)
+        if position is None:
+            position = max(there, default=0)
+        if not position:
             store.rewind(0, {})
             return
-        checkpoint = Checkpoint.load(folder / CHECKPOINT, fingerprint, device)
+        path, _ = there[position]
+        checkpoint = Checkpoint.load(path, fingerprint, device)
         checkpoint.restore(self.coordinator)
+        if path.name == NEXT:
+            commit(folder)
         store.rewind(checkpoint.position, checkpoint.clients)
+        for client, state in store.items():
+            check_alike(self.site.initial, state.tensors, f"state of client '{self.coordinator.names[client]}'")
 
-    def save(self) -> None:
-        """Write a checkpoint of everything that changes over time into the folder that is attached.
+    def save(self, records: str, company: Company) -> None:
+        """Write the next checkpoint, of everything that changes over time, into the folder that is attached.
+
+        Args:
+            records: a digest of all records so far.
+            company: how the run is carried out.
 
         Raises:
             FedshiftError: the disk is full, say; the checkpoint before is kept.
         """
-        store = self.site.store
+        store, fingerprint = self.site.store, self.experiment.fingerprint
         assert self._folder is not None
         assert isinstance(store, DiskStore)
         store.flush()
-        Checkpoint.of(self.experiment.fingerprint, self.coordinator, store.versions()).save(self._folder / CHECKPOINT)
-        store.prune(self.coordinator.position)
+        Checkpoint.of(fingerprint, self.coordinator, store.versions(), records, company).save(self._folder / NEXT)
+
+    def commit(self) -> None:
+        """Put the next checkpoint in the place of the one before, and remove what only that one named.
+
+        Raises:
+            FedshiftError: it could not be done; the run can go on from either.
+        """
+        assert self._folder is not None
+        assert isinstance(self.site.store, DiskStore)
+        commit(self._folder)
+        self.site.store.prune(self.coordinator.position)
 
 
 def make_federation(experiment: Experiment, tell: Embedding = silent) -> Federation:
@@ -197,7 +222,7 @@ def make_federation(experiment: Experiment, tell: Embedding = silent) -> Federat
     Raises:
         FedshiftError: the data cannot be had, or cannot be divided as asked.
     """
-    data = experiment.data.embedded(load_data(experiment.data, experiment.seed, experiment.content), tell)
+    data = experiment.data.embedded(load_data(experiment.data, experiment.seed, str(experiment.contents)), tell)
     inputs = experiment.data.inputs()
     federation = experiment.protocol.federate(data, experiment.partition, inputs, Streams(experiment.seed))
     return experiment.method.federation(federation.checked())

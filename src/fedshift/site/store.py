@@ -16,19 +16,35 @@ import re
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
+from pydantic import NonNegativeInt
 from torch import Tensor
 
 from fedshift import files
-from fedshift.core.sealed import sealed, unsealed
+from fedshift.core import sealed
 from fedshift.core.state import ClientState
-from fedshift.errors import FedshiftError
+from fedshift.errors import DamagedError
 
 _FILE = re.compile(r"(\d+)@(\d+)\.safetensors")
 _LEFTOVER = re.compile(r"\.\d+@\d+\.safetensors\.\d+\.new")
-_AGAIN = "remove the run's checkpoint.safetensors, and `fedshift resume` starts it again from its first round."
+
+
+class _About(sealed.About):
+    """What a file says beside a state's tensors.
+
+    Attributes:
+        client: whose it is.
+        position: how many rounds were done when it was written.
+        strides: those of tensors that do not lie row by row.
+        cpu: the tensors that stay on the CPU.
+    """
+
+    client: NonNegativeInt
+    position: NonNegativeInt
+    strides: dict[str, list[int]]
+    cpu: list[str]
 
 
 class _Superseded(NamedTuple):
@@ -74,7 +90,8 @@ class DiskStore:
         """The state of one client.
 
         Raises:
-            FedshiftError: its file is missing or damaged, or the disk is full.
+            DamagedError: its file is missing or damaged.
+            FedshiftError: the disk is full.
         """
         if client in self._memory:
             self._memory.move_to_end(client)
@@ -109,7 +126,7 @@ class DiskStore:
         """Every client that has a state, in id order, one at a time; what memory holds does not change by that.
 
         Raises:
-            FedshiftError: a file is missing or damaged.
+            DamagedError: a file is missing or damaged.
         """
         for client in self.ids():
             state = self.peek(client)
@@ -168,16 +185,16 @@ class DiskStore:
             versions: the version of each client's state, by id; empty where there is no checkpoint.
 
         Raises:
-            FedshiftError: a file that the checkpoint names is missing; nothing was removed.
+            DamagedError: a file that the checkpoint names is missing; nothing was removed.
         """
         present = {path.name for path in self._folder.iterdir()}
         named = {_name(client, version) for client, version in versions.items()}
         missing = sorted(named - present)
         if missing:
             more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
-            raise FedshiftError(
+            raise DamagedError(
                 f"The client state '{self._folder / missing[0]}'{more} is missing, which the checkpoint of round "
-                f"{position} comes with. Restore it, or {_AGAIN}"
+                f"{position} comes with."
             )
         for name in sorted(present - named):
             if _FILE.fullmatch(name) or _LEFTOVER.fullmatch(name):
@@ -203,8 +220,8 @@ class DiskStore:
         """Write a state that only memory has; what it supersedes stays if a checkpoint may name it."""
         version, before = self._changed[client], self._written.get(client)
         tensors = self._memory[client].flat()
-        about = {"experiment": self._experiment, "client": client, "position": version, **_lies(tensors, self._device)}
-        files.write_soon(self._folder / _name(client, version), sealed(tensors, about))
+        about = _about(self._experiment, client, version, tensors, self._device)
+        files.write_soon(self._folder / _name(client, version), sealed.sealed(tensors, about))
         self._written[client] = self._changed.pop(client)
         self._unsynced.add(client)
         if before is None or before == version:
@@ -217,27 +234,30 @@ class DiskStore:
     def _read(self, client: int) -> ClientState:
         version = self._written[client]
         path = self._folder / _name(client, version)
-        tensors, about = unsealed(path, self._experiment, "client state", f"Restore it, or {_AGAIN}")
-        if (about["client"], about["position"]) != (client, version):
-            raise FedshiftError(
-                f"The client state '{path}' is that of client {about['client']} after round {about['position']} under "
-                f"another name. Restore the right one, or {_AGAIN}"
+        tensors, about = sealed.unsealed(path, self._experiment, "client state", _About)
+        if (about.client, about.position) != (client, version):
+            raise DamagedError(
+                f"The client state '{path}' is that of client {about.client} after round {about.position} under "
+                "another name."
             )
-        return ClientState.from_flat(_laid(tensors, about, self._device))
+        try:
+            return ClientState.from_flat(_laid(tensors, about, self._device))
+        except (ValueError, RuntimeError) as error:
+            raise DamagedError(f"The client state '{path}' is damaged ({error}).") from error
 
 
 def _name(client: int, version: int) -> str:
     return f"{client}@{version}.safetensors"
 
 
-def _lies(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Any]:
+def _about(experiment: str, client: int, version: int, tensors: Mapping[str, Tensor], device: torch.device) -> _About:
     """What a file of contiguous tensors does not say: strides that are not row by row, and what stays on the CPU.
 
     Whether a state was in memory or on the disk must not show in the last bits of what is computed from it.
     """
-    strides = {name: tensor.stride() for name, tensor in sorted(tensors.items()) if _permuted(tensor)}
+    strides = {name: list(tensor.stride()) for name, tensor in sorted(tensors.items()) if _permuted(tensor)}
     at_home = [name for name, tensor in sorted(tensors.items()) if tensor.device.type == "cpu" != device.type]
-    return {"strides": strides, "cpu": at_home}
+    return _About(experiment=experiment, client=client, position=version, strides=strides, cpu=at_home)
 
 
 def _permuted(tensor: Tensor) -> bool:
@@ -247,12 +267,12 @@ def _permuted(tensor: Tensor) -> bool:
     return tensor.stride() == torch.empty_like(tensor, device="meta").stride()  # which keeps close strides only
 
 
-def _laid(tensors: Mapping[str, Tensor], about: Mapping[str, Any], device: torch.device) -> dict[str, Tensor]:
+def _laid(tensors: Mapping[str, Tensor], about: _About, device: torch.device) -> dict[str, Tensor]:
     """The tensors of a file as they lay."""
-    at_home = set(about["cpu"])
+    at_home = set(about.cpu)
     laid = {}
     for name, tensor in tensors.items():
-        stride = about["strides"].get(name)
+        stride = about.strides.get(name)
         whole = (
             tensor if stride is None else torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
         )

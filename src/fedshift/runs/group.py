@@ -1,0 +1,226 @@
+"""Runs that advance together, each in its own folder: rounds, records and checkpoints, until all are at their ends.
+
+A stack of runs decides the last bits of each, so a checkpoint says which runs advanced together, and they are saved
+together: after a crash they go on as the group that they were.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+
+from fedshift.engines.choice import Choice, open_engine
+from fedshift.engines.engine import Engine
+from fedshift.runs.folder import FEDERATION, MESSAGES, RunFolder
+from fedshift.runs.progress import Outlook, Progress, RunProgress
+from fedshift.runs.records import Records
+from fedshift.runs.schema import Timed
+from fedshift.runs.trained import Blueprint
+from fedshift.simulation.checkpoint import Company, saved
+from fedshift.simulation.rounds import advance
+from fedshift.simulation.simulation import Simulation
+
+Failed = dict[Simulation, Exception]
+
+
+@dataclass(eq=False)
+class _Run:
+    """A run under way: its simulation, folder and display, and the time since its last evaluation."""
+
+    simulation: Simulation
+    folder: RunFolder
+    display: RunProgress
+    records: Records
+    engine: str
+    scored: frozenset[int]
+    since: int
+    seconds: float = 0.0
+    together: int = 1
+    declared: int = -1
+
+    @property
+    def position(self) -> int:
+        """How many rounds are done."""
+        return self.simulation.coordinator.position
+
+    @property
+    def open(self) -> bool:
+        """Whether there are rounds left."""
+        return self.position < self.simulation.rounds
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time for a checkpoint."""
+        round = self.simulation.coordinator.schedule[self.position - 1]
+        return self.position % self.simulation.experiment.run.checkpoint_every == 0 or (
+            round.number == round.stage.rounds
+        )
+
+    def after_round(self, seconds: float, together: int, engine: Engine) -> None:
+        """Show, score and record what is due after a round."""
+        coordinator = self.simulation.coordinator
+        if together != self.together:
+            self._write_times(self.position - 1, 0.0)
+            self.together = together
+        self.seconds += seconds
+        self.display.round(self.position, coordinator.bytes_down, coordinator.bytes_up)
+        self._declare()
+        # Records first, so that no checkpoint is ahead of them.
+        if self.position in self.scored:
+            started = time.perf_counter()
+            record = self.simulation.record(coordinator.schedule[self.position - 1], engine)
+            self.records.append(record)
+            self.display.evaluated(record)
+            self._write_times(self.position, time.perf_counter() - started)
+
+    def save(self, company: Company) -> None:
+        """Write the next checkpoint."""
+        self.simulation.save(self.records.chain, company)
+
+    def commit(self) -> None:
+        """Put it in the place of the one before."""
+        self.simulation.commit()
+
+    def finish(self) -> None:
+        """Write the final tensors and the summary."""
+        self._declare()
+        _write_weights(self.simulation, self.folder)
+        self.folder.write_summary(self.simulation.notes)
+        self.display.end()
+
+    def _declare(self) -> None:
+        """Write down what crossed the wire, whenever that is something new."""
+        messages = self.simulation.coordinator.messages
+        if len(messages) != self.declared:
+            self.declared = len(messages)
+            self.folder.write_json(MESSAGES, self.simulation.coordinator.declaration())
+
+    def _write_times(self, position: int, evaluation: float) -> None:
+        """Write down what the rounds since the last line took."""
+        if position > self.since:
+            self.folder.timing(
+                Timed(
+                    start=self.since,
+                    stop=position,
+                    seconds=round(self.seconds, 3),
+                    evaluation=round(evaluation * self.together, 3),  # which nobody shares
+                    together=self.together,
+                    engine=self.engine,
+                )
+            )
+        self.since, self.seconds = position, 0.0
+
+
+def carry_out(runs: Sequence[tuple[Simulation, RunFolder]], choice: Choice, progress: Progress) -> Failed:
+    """Carry runs to their ends together, from the newest position that all of them have a checkpoint of.
+
+    Folders that are not there yet are made.
+
+    Returns:
+        What went wrong, by run; such a run can be resumed from its last checkpoint.
+    """
+    failed: Failed = {}
+    with ExitStack() as stack:
+        engine = stack.enter_context(open_engine(choice, progress.note))
+        for simulation, folder in runs:
+            with _noting(failed, simulation):
+                stack.enter_context(folder.locked())
+                _make(simulation, folder)
+        there = [(simulation, folder) for simulation, folder in runs if simulation not in failed]
+        position = common_position([folder for _, folder in there])
+        group = []
+        for simulation, folder in there:
+            with _noting(failed, simulation):
+                group.append(_begin(simulation, folder, position, str(choice), progress))
+        _go_on(group, engine, choice, failed)
+    return failed
+
+
+def common_position(folders: Sequence[RunFolder]) -> int:
+    """The newest position that every run has a checkpoint of; 0, where all can begin, if there is none.
+
+    Raises:
+        DamagedError: a checkpoint cannot be read.
+    """
+    return max(set[int].intersection(*({0, *saved(folder.path)} for folder in folders)), default=0) if folders else 0
+
+
+def _go_on(group: Sequence[_Run], engine: Engine, choice: Choice, failed: Failed) -> None:
+    """Round after round, until every run is at its end or has failed."""
+    while going := [run for run in group if run.simulation not in failed]:
+        company = Company(choice.table(), tuple(run.folder.path.name for run in going))
+        if not all(run.open for run in going):
+            _each(going, failed, _Run.finish)
+            return
+        started = time.perf_counter()
+        tells = {run.simulation: run.display.steps for run in going}
+        errors = advance([run.simulation for run in going], engine, tells)
+        seconds = time.perf_counter() - started
+        for run in going:
+            with _noting(failed, run.simulation, run.display):
+                if error := errors.get(run.simulation):
+                    raise error
+                run.after_round(seconds, len(going), engine)
+        if going[0].due:
+            _each(going, failed, partial(_Run.save, company=company))
+            _each(going, failed, _Run.commit)
+
+
+def _each(runs: Sequence[_Run], failed: Failed, act: Callable[[_Run], None]) -> None:
+    """Do something with every run that has not failed."""
+    for run in runs:
+        if run.simulation not in failed:
+            with _noting(failed, run.simulation, run.display):
+                act(run)
+
+
+@contextmanager
+def _noting(failed: Failed, simulation: Simulation, display: RunProgress | None = None) -> Iterator[None]:
+    """What goes wrong with one run is written down, and does not touch the others."""
+    try:
+        yield
+    except Exception as error:
+        failed[simulation] = error
+        if display is not None:
+            display.failed(str(error))
+
+
+def _make(simulation: Simulation, folder: RunFolder) -> None:
+    """Make a run's folder, or check that it is this run's."""
+    if folder.begun:
+        folder.check_is(simulation.experiment.fingerprint)
+    else:
+        RunFolder.create(simulation.experiment, folder.path)
+
+
+def _begin(simulation: Simulation, folder: RunFolder, position: int, engine: str, progress: Progress) -> _Run:
+    """Go back to a checkpoint of a run and begin to show it."""
+    folder.clear()
+    records = folder.recording()
+    records.go_back(position, saved(folder.path)[position][1].records if position else "")
+    simulation.attach(folder.path, position)
+    folder.write_json(FEDERATION, Blueprint.of(simulation.federation).table())
+    display = progress.begin(Outlook(folder.path.name, simulation.rounds, position))
+    return _Run(simulation, folder, display, records, engine, frozenset(simulation.scored()), position)
+
+
+def _write_weights(simulation: Simulation, folder: RunFolder) -> None:
+    state, read = simulation.coordinator.state, simulation.evaluation.read
+    # In order of their names, which a checkpoint does not keep as they were.
+    sent, private = (
+        dict(sorted(ts.items())) for ts in (state.shared | state.down.of_parts(read), simulation.site.initial)
+    )
+    store = simulation.site.store
+    likes = sent | {f"client.{client}.{name}": like for client in store.ids() for name, like in private.items()}
+    kept = (state.tensors[name] for _, state in store.items() for name in private)  # one client in memory at a time
+    last = simulation.coordinator.schedule[-1].stage.exchanges[-1]
+    individual = {
+        f"client.{client}.{name}": tensor
+        for client in simulation.coordinator.names
+        for name, tensor in last.send(state, client).items()
+    }
+    folder.write_weights(likes | individual, chain(sent.values(), kept, individual.values()))

@@ -1,0 +1,78 @@
+"""The runs of a comparison, kept in a file beside their folders, so that those that have not begun are known.
+
+A plan is named by what is in it: the same comparison, asked for again, has the same file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedshift import files
+from fedshift.errors import FedshiftError
+from fedshift.runs.folder import sealed_json, unsealed_json
+from fedshift.runs.schema import Plan, Planned, checked
+from fedshift.runs.trust import check_plugins
+from fedshift.settings.experiment import Experiment, check_tables
+
+
+def write_plan(experiments: Sequence[Experiment], folder: Path) -> None:
+    """Write down a comparison of several runs, unless it is there already.
+
+    Raises:
+        FedshiftError: the folder cannot be written.
+    """
+    runs = [
+        Planned(
+            folder=each.run_name, fingerprint=each.fingerprint, plugins=each.plugin_digests, experiment=each.table()
+        )
+        for each in experiments
+    ]
+    if len(runs) < 2:
+        return
+    name = files.digest_of("\n".join(run.fingerprint for run in runs).encode())[:8]
+    path = folder / f"grid-{name}.json"
+    if not path.is_file():
+        files.make_folder(folder)
+        files.write(path, sealed_json(Plan(runs=runs).model_dump()))
+
+
+def plans(path: Path) -> list[Path]:
+    """The files of comparisons at or below a path, sorted."""
+    return sorted(path.rglob("grid-????????.json")) if path.is_dir() else []
+
+
+def read_plan(path: Path) -> Plan:
+    """A comparison as it was written down.
+
+    Raises:
+        FedshiftError: the file is damaged.
+    """
+    try:
+        return checked(unsealed_json(path.read_bytes()), Plan)
+    except (OSError, ValueError) as error:
+        raise FedshiftError(
+            f"'{path}' is not what was written ({error}). Remove it: runs that have begun can be resumed without it."
+        ) from error
+
+
+def experiment_of(planned: Planned, path: Path, trust: bool) -> Experiment:
+    """The experiment of a run that has not begun.
+
+    Args:
+        planned: the run.
+        path: the plan's file, for messages.
+        trust: whether plugins may be imported that never ran on this machine.
+
+    Raises:
+        FedshiftError: a plugin is not trusted, or a plugin or the data is not what it was.
+    """
+    check_plugins(planned.plugins, path.parent / planned.folder, trust)
+    check_tables(planned.experiment)
+    experiment = Experiment.from_table(planned.experiment)
+    if experiment.fingerprint != planned.fingerprint:
+        raise FedshiftError(
+            f"The run '{planned.folder}' of '{path}' cannot begin: the data or fedshift itself changed since the "
+            "comparison did. Restore what it was, or start a new comparison."
+        )
+    return experiment

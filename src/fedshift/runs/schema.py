@@ -1,0 +1,160 @@
+"""What the files of a run folder hold, and the reader of them all: what is not as described is a single error."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal, TypeVar
+
+from annotated_types import Ge, Le
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, ValidationError
+
+Share = Annotated[float, Ge(0), Le(1)]
+
+
+class File(BaseModel):
+    """A JSON file, or a line of one; what else stands there does no harm."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+
+F = TypeVar("F", bound=File)
+
+
+class Identity(File):
+    """run.json: which run a folder is of; written when it is made and never changed.
+
+    Attributes:
+        format: the version of the folder's layout.
+        fingerprint: a digest of all that decides the result.
+        series: as the fingerprint, but for seed and held-out domain.
+        table: a digest of experiment.toml without [run].
+        contents: digests of what decides the result and is no setting; see :attr:`Experiment.contents`.
+        plugins: digests of the plugins, by path.
+    """
+
+    format: Literal[2] = 2  # raised whenever a file changes its meaning
+    fingerprint: str
+    series: str
+    table: str
+    contents: dict[str, str]
+    plugins: dict[str, str]
+
+
+class Scored(File):
+    """A row of a record: a model's score on an environment; see :class:`Evaluation`."""
+
+    environment: str
+    role: Literal["validation", "test"]
+    model: Literal["global", "own", "unseen"]
+    models: PositiveInt
+    accuracy: Share
+    loss: float
+    n: PositiveInt
+
+
+class Recorded(File):
+    """A line of records.jsonl: an evaluation, and the bytes, loss terms and missing answers up to it."""
+
+    position: NonNegativeInt
+    stage: str
+    round: PositiveInt
+    bytes_down: NonNegativeInt
+    bytes_up: NonNegativeInt
+    bytes_telemetry: NonNegativeInt
+    terms: dict[str, dict[str, float]]
+    missing: list[dict[str, Any]] = []
+    only_in_simulation: bool = False
+    environments: list[Scored]
+
+
+class Timed(File):
+    """A line of timings.jsonl: what a stretch of rounds took.
+
+    Attributes:
+        start: rounds done before.
+        stop: rounds done after.
+        seconds: of training, on the clock.
+        evaluation: seconds of scoring, on the clock.
+        together: how many runs went on in that time.
+        engine: in words.
+    """
+
+    start: NonNegativeInt
+    stop: NonNegativeInt
+    seconds: Annotated[float, Ge(0)]
+    evaluation: Annotated[float, Ge(0)]
+    together: PositiveInt
+    engine: str
+
+
+class Picked(File):
+    """What a selection rule picks: a round and its mean accuracies."""
+
+    position: NonNegativeInt
+    test: Share
+    validation: Share
+    oracle: bool
+
+
+class Summary(File):
+    """summary.json: what each selection rule picks, notes for readers, and digests of the run's other files."""
+
+    selected: dict[str, Picked]
+    notes: list[str]
+    files: dict[str, str]
+
+
+class Machine(File):
+    """environment.json: the versions and the machine that a run was made with."""
+
+    python: str
+    platform: str
+    cores: PositiveInt | None
+    threads: PositiveInt
+    packages: dict[str, str]
+
+
+class Planned(File):
+    """A run of a comparison: its folder's name, its fingerprint, digests of its plugins, its experiment as a table."""
+
+    folder: str
+    fingerprint: str
+    plugins: dict[str, str]
+    experiment: dict[str, Any]
+
+
+class Plan(File):
+    """grid-*.json: every run of a comparison, in order."""
+
+    format: Literal[2] = 2
+    runs: list[Planned]
+
+
+def parsed(text: bytes) -> Any:
+    """What JSON in UTF-8 says.
+
+    Raises:
+        ValueError: it is none; the message says why.
+    """
+    try:
+        return json.loads(text.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"it is not text in UTF-8, at byte {error.start}") from error
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"it is no JSON: {error}") from error
+
+
+def checked(value: Any, kind: type[F]) -> F:
+    """A parsed value as a kind of file.
+
+    Raises:
+        ValueError: it is none; the message says where and why.
+    """
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(key) for key in first["loc"])
+        raise ValueError(f"{where or 'it'}: {first['msg'][:1].lower()}{first['msg'][1:]}") from error

@@ -1,0 +1,55 @@
+"""Which plugins have run on this machine: a run folder from elsewhere may hold Python that nobody here has read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from fedshift import files
+from fedshift.errors import FedshiftError
+from fedshift.settings.content import digest
+
+
+class UntrustedError(FedshiftError):
+    """A run folder's plugin never ran on this machine."""
+
+
+def remember_plugins(plugins: Mapping[str, str]) -> None:
+    """Remember, by their digests, plugins that a user named."""
+    for path, content in plugins.items():
+        files.remember(_mark(content), path)
+
+
+def check_plugins(plugins: Mapping[str, str], folder: Path, trust: bool) -> None:
+    """Raise an error before a plugin is imported that a run folder names and nobody here has used.
+
+    Args:
+        plugins: their digests when the run began, by path.
+        folder: the run's, for the message.
+        trust: whether the user has said that they may be imported.
+
+    Raises:
+        UntrustedError: one has never run here.
+        FedshiftError: one is missing, or is not what it was.
+    """
+    for path, content in plugins.items():
+        now = digest(path)
+        if now != content:
+            state = "is not what it was" if now else "is missing"
+            raise FedshiftError(
+                f"The plugin '{path}' of the run '{folder}' {state} (then {content[:12]}, now {now[:12] or 'none'}). "
+                "Restore it, or start a new run."
+            )
+        if not trust and not _mark(content).is_file():
+            raise UntrustedError(
+                f"The run '{folder}' imports the plugin '{path}' (digest {content[:12]}), which never ran on this "
+                "machine. A plugin can do whatever you can: read it, and if you trust it, add --trust "
+                "(trust=True in Python)."
+            )
+    if trust:
+        remember_plugins(plugins)
+
+
+def _mark(content: str) -> Path:
+    """The file whose being there says that a plugin of a digest ran here."""
+    return files.cache_folder("plugins") / content
