@@ -120,7 +120,7 @@ def _run(about: dict[str, Any], inbox: Any, sites: Sequence[Any]) -> bytes:
         "loaded": loaded,
         "terms": coordinator.terms,
         "bytes": [coordinator.bytes_down, coordinator.bytes_up, coordinator.bytes_telemetry],
-        "messages": coordinator.declaration(),
+        "messages": coordinator.ledger.declaration(),
     }
     return pack(coordinator.state.tensors, {"told": json.dumps(told)})
 

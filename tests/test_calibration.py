@@ -266,7 +266,7 @@ def test_measuring_leaves_no_trace_in_the_run(make: Make, monkeypatch: pytest.Mo
         0,
         0,
     )
-    assert not simulation.coordinator.messages
+    assert not simulation.coordinator.ledger.entries
     assert not simulation.site.store.ids()
     after = tensors_of(simulation)
     assert before.keys() == after.keys()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fedshift
-from conftest import Make, evaluated, go_on, net_of, simulate, states
+from conftest import Make, evaluated, go_on, names_sent, net_of, simulate, states
 from fedshift.core.contract import Exchange, LocalWork, Measure, Optimiser, Part, Phase, ServerState, Stage, Upload
 from fedshift.core.net import mirror
 from fedshift.core.tensors import Replies, Tensors
@@ -70,7 +70,7 @@ def test_a_client_knows_its_steps_and_its_rate(make: Make):
     torch.testing.assert_close(simulation.coordinator.state.down["c.head.weight"], mean)
     drift = start["head.weight"] - simulation.coordinator.state.shared["head.weight"]
     torch.testing.assert_close(mean, drift / (3 * 0.05))
-    assert set(simulation.coordinator.messages["train"]["up"]) == {
+    assert names_sent(simulation, "train", "up") == {
         *start,
         *(f"change.{name}" for name in start),
     }

@@ -266,7 +266,7 @@ def test_records_hold_no_time_and_count_bytes(comparison: Comparison):
     for run in comparison.results.runs:
         assert [r["position"] for r in run.records] == [1, 2]
         assert not re.search("time|second", json.dumps(run.records))
-        sent = run.folder.read_json("messages.json")["train"]["up"]["bytes"]
+        sent = run.folder.read_json("messages.json")["train"]["up"]["largest"]
         assert run.records[-1]["bytes_up"] == 2 * 2 * sent  # two rounds, two clients
 
 

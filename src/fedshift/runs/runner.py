@@ -182,7 +182,7 @@ class _Run:
     folder: RunFolder
     display: RunProgress
     engine: str
-    declared: Record
+    listed: int  # how many kinds of messages are in messages.json
     scored: frozenset[int]
     since: int
     seconds: float = 0.0
@@ -211,9 +211,11 @@ class _Run:
         self.seconds += seconds
         coordinator = simulation.coordinator
         self.display.round(position, coordinator.bytes_down, coordinator.bytes_up)
-        if not coordinator.messages.keys() <= self.declared.keys():
-            self.declared = {**self.declared, **coordinator.declaration()}
-            folder.write_json("messages.json", self.declared)
+        every = simulation.experiment.run.checkpoint_every
+        due = position % every == 0 or round.number == round.stage.rounds
+        if due or len(coordinator.ledger) > self.listed:
+            folder.write_json("messages.json", coordinator.ledger.declaration())
+            self.listed = len(coordinator.ledger)
         # Records first, so that no checkpoint is ahead of them.
         if position in self.scored:
             started = time.perf_counter()
@@ -221,8 +223,7 @@ class _Run:
             folder.record(record)
             self.display.evaluated(record)
             self._write_times(position, time.perf_counter() - started)
-        every = simulation.experiment.run.checkpoint_every
-        if position % every == 0 or round.number == round.stage.rounds:
+        if due:
             simulation.save()
         if not self.open:
             _finish(simulation, folder)
@@ -283,8 +284,8 @@ def _begin(simulation: Simulation, folder: RunFolder, progress: Progress, choice
     folder.rewind(position, simulation.scored())
     folder.write_json("engine.json", choice.table())
     display = progress.begin(Outlook(folder.path.name, simulation.rounds, position))
-    declared = folder.read_json("messages.json") or {}  # what crossed the wire before an interruption counts
-    run = _Run(simulation, folder, display, str(choice), declared, frozenset(simulation.scored()), position)
+    listed = len(simulation.coordinator.ledger)
+    run = _Run(simulation, folder, display, str(choice), listed, frozenset(simulation.scored()), position)
     if not run.open:  # it was stopped between its last checkpoint and its summary
         _finish(simulation, folder)
         display.end()
@@ -314,5 +315,6 @@ def _finish(simulation: Simulation, folder: RunFolder) -> None:
         for name, tensor in last.send(state, client).items()
     }
     folder.write_weights(likes | individual, chain(sent.values(), kept, individual.values()))
+    folder.write_json("messages.json", simulation.coordinator.ledger.declaration())
     about = {"experiment": digest(folder.experiment_file), "notes": simulation.notes}
     folder.write_json("summary.json", {**summary(folder.records()), **about})

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedshift.coordinator.coordinator import Coordinator
+from fedshift.coordinator.ledger import Ledger
 from fedshift.core.contract import ServerState
 from fedshift.core.sealed import sealed, unsealed
 from fedshift.core.state import flat_optimisers, optimisers_from_flat
@@ -34,6 +35,7 @@ class Checkpoint:
         bytes_up: bytes sent by clients so far.
         bytes_telemetry: bytes of telemetry so far.
         missing: who did not answer since the last record.
+        ledger: every kind of message that crossed the wire so far, as :meth:`Ledger.table` says it.
         server: the server's state.
         clients: which version of its state each client has that took part: the position that wrote it.
     """
@@ -44,6 +46,7 @@ class Checkpoint:
     bytes_up: int
     bytes_telemetry: int
     missing: list[dict[str, Any]]
+    ledger: list[dict[str, Any]]
     server: ServerState
     clients: Mapping[int, int]
 
@@ -51,12 +54,14 @@ class Checkpoint:
     def of(cls, experiment: str, coordinator: Coordinator, clients: Mapping[int, int]) -> Checkpoint:
         """A coordinator as it is now, and the versions of its clients' states."""
         counted = {name: getattr(coordinator, name) for name in _COUNTED}
-        return cls(experiment=experiment, server=coordinator.state, clients=clients, **counted)
+        ledger = coordinator.ledger.table()
+        return cls(experiment=experiment, server=coordinator.state, clients=clients, ledger=ledger, **counted)
 
     def restore(self, coordinator: Coordinator) -> None:
         """Make a coordinator what it was."""
         for name in _COUNTED:
             setattr(coordinator, name, getattr(self, name))
+        coordinator.ledger = Ledger.from_table(self.ledger)
         coordinator.state = replace(self.server, clients=coordinator.state.clients)
 
     def save(self, path: Path) -> None:
@@ -72,7 +77,7 @@ class Checkpoint:
         # Two rows of whole numbers: 10,000 clients take 160 kB.
         versions = sorted(self.clients.items())
         tensors["clients//versions"] = torch.tensor(versions, dtype=torch.int64).reshape(-1, 2).T
-        write(path, sealed(tensors, {name: getattr(self, name) for name in ("experiment", *_COUNTED)}))
+        write(path, sealed(tensors, {name: getattr(self, name) for name in ("experiment", "ledger", *_COUNTED)}))
 
     @classmethod
     def load(cls, path: Path, experiment: str, device: torch.device) -> Checkpoint:
