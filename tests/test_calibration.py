@@ -283,7 +283,7 @@ class Branching(FedAvg):
 
     def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         ce = super().loss(net, batch, context)["cross_entropy"]
-        return {"ce": ce if ce > 0 else -ce}
+        return {"cross_entropy": ce if ce > 0 else -ce}
 
 
 def test_a_real_method_that_does_not_stack(make: Make, monkeypatch: pytest.MonkeyPatch):

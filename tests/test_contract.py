@@ -28,6 +28,8 @@ PLAIN = {"train.momentum": 0.0, "train.steps": 3, "train.lr": 0.05, "train.preci
 class Scaffold(FedAvg):
     """SCAFFOLD, option II, as its page could read: c_k+ = c_k - c + (w_t - w_k) / (K eta)."""
 
+    terms = (*FedAvg.terms, "correction")
+
     def parts(self, model):
         parts = super().parts(model)
         modules = {name: part.module for name, part in parts.items()}
@@ -182,6 +184,8 @@ def test_a_tensor_that_the_server_has_not_is_an_error():
 @dataclass(frozen=True, kw_only=True)
 class HeadForEach(FedAvg):
     """FedPAC's shape: client k is sent a head whose bias is k + 1, and measures before it trains."""
+
+    terms = (*FedAvg.terms, "size")
 
     def phases(self):
         return (Measure("size", self.size), *super().phases())

@@ -431,7 +431,7 @@ class ByHand(Method):
             mu, sigma = net.encoder(batch.x)
             return {"loss": F.cross_entropy(net.head(mu + sigma * context.noise["eps"]), batch.y)}
 
-        return (Phase("train", (Objective("train", loss, ("encoder", "head"), draws),)),)
+        return (Phase("train", (Objective("train", loss, ("encoder", "head"), ("loss",), draws),)),)
 
 
 def same(one: Simulation, other: Simulation) -> bool:

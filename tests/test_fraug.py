@@ -456,6 +456,8 @@ def test_without_residual_and_prototypes_it_is_fedbn_with_the_heads_loss_twice(m
     class HeadTwice(FedBN):
         """CE(h(u), y) + CE(h(sg u), y)."""
 
+        terms = (*FedBN.terms, "again")
+
         def loss(self, net, batch, context):
             return {
                 "cross_entropy": F.cross_entropy(net.head(batch.z), batch.y),

@@ -159,9 +159,10 @@ def test_a_canary_in_client_state_never_leaves(make: Make, name: str):
 def test_the_bytes_counted_are_those_of_the_messages(make: Make, name: str):
     simulation = Simulation(make(small(name)))
     coordinator = simulation.coordinator
+    coordinator.ledger = ledger = Remembering()
     for when in coordinator.schedule:
         down, up = coordinator.bytes_down, coordinator.bytes_up
-        coordinator.ledger = ledger = Remembering()
+        ledger.first.clear()
         go_on(simulation)
         clients = len(simulation.federation.clients)
         sizes = {

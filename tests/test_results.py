@@ -296,7 +296,7 @@ def test_the_report_stands_alone_and_holds_the_tables(comparison: Comparison, tm
     svg = page[page.index("<svg") : page.index("</svg>") + 6]
     ElementTree.fromstring(svg)
     assert "encoder.1.weight" in page  # what crosses the wire
-    assert "telemetry: term.cross_entropy" in page
+    assert "<td>telemetry</td><td>term.cross_entropy</td>" in page
     assert "scored with each client&#39;s own model" in page  # single on an unseen domain
 
 

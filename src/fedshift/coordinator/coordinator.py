@@ -7,9 +7,12 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from fedshift.coordinator.checks import check_answer, check_counts, check_scopes, enough, first_not_finite
 from fedshift.coordinator.ledger import Direction, Ledger
-from fedshift.core.contract import Exchange, Round, ServerState, Stage, send_nothing_else
+from fedshift.core.contract import Exchange, Round, Select, ServerState, Stage, send_nothing_else
 from fedshift.core.messages import Answer, Down, Missing, Order
 from fedshift.core.setup import Setup
 from fedshift.core.tensors import Replies, Tensors
@@ -95,7 +98,8 @@ class Coordinator:
                 break
             replies = Replies((client, answers[client].up) for client in cohort if client in answers)
             state, terms = yield ServerJob(self.setup, exchange, round, self.state, replies, tell)
-            self.state = replace(exchange.merge(state, replies), measured=Tensors())
+            with self.setup.lend("merge", *round.key, exchange.name):
+                self.state = replace(exchange.merge(state, replies), measured=Tensors())
             if terms:
                 self.terms.setdefault("server", {}).update(terms)
             self._check_finite(round)
@@ -113,24 +117,32 @@ class Coordinator:
         if round.stage.participation == 1:
             return list(self.names)
         generator = self.setup.streams.generator("selection", *round.key)
-        select = self.setup.method.select
-        return sorted(select(self.state, list(self.names), self.cohort(round.stage), generator))
+        return self._drawn(self.setup.method.select, round, generator)
 
     def _cohort_of(self, exchange: Exchange, round: Round, chosen: list[int]) -> list[int]:
         """The ids that an exchange goes to: the round's, or a cohort of its own."""
         if exchange.select is None:
             return chosen
         generator = self.setup.streams.generator("selection", *round.key, exchange.name)
-        return sorted(exchange.select(self.state, list(self.names), self.cohort(round.stage), generator))
+        return self._drawn(exchange.select, round, generator, exchange.name)
+
+    def _drawn(self, select: Select, round: Round, generator: torch.Generator, *exchange: str) -> list[int]:
+        with self.setup.lend("select", *round.key, *exchange):
+            return sorted(select(self.state, list(self.names), self.cohort(round.stage), generator))
 
     def down(self, exchange: Exchange, client: int) -> Down:
         """What a client receives in an exchange: the declared parts, and what is meant for this client alone."""
         everybodys = self._down_of_all(exchange)
         if exchange.send is send_nothing_else:
             return everybodys
-        down = Down(everybodys | exchange.send(self.state, client))
+        down = Down(everybodys | self.own(exchange, client))
         check_scopes(self.setup, down, exchange, "send")
         return down
+
+    def own(self, exchange: Exchange, client: int) -> Mapping[str, Tensor]:
+        """What one client receives in an exchange in the place of what all do."""
+        with self.setup.lend("send", self.position, exchange.name, client):
+            return exchange.send(self.state, client)
 
     def _down_of_all(self, exchange: Exchange) -> Down:
         """What every client receives, made once for a state of the server."""

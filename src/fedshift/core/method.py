@@ -25,7 +25,7 @@ from fedshift.core.contract import (
     keep_nothing,
     no_draws,
 )
-from fedshift.core.model import ModelBuilder
+from fedshift.core.model import ModelBuilder, refuse_dropout
 from fedshift.core.net import Net, batch_norm_tensors
 from fedshift.core.tensors import Replies, Tensors, weighted_mean
 from fedshift.core.training import Train
@@ -172,6 +172,19 @@ class Method(Spec):
             clients: what each client keeps; each is read when it is asked for.
         """
         return [weighted_mean(clients, clients[0])]
+
+
+def make_parts(method: Method, model: ModelBuilder) -> dict[str, Part]:
+    """The parts of a method, also of one that makes modules plainly, with initial values from the run's streams.
+
+    Raises:
+        FedshiftError: a module has dropout.
+    """
+    with model.streams.as_global("initialisation", "parts"):
+        parts = method.parts(model)
+    for name, part in parts.items():
+        refuse_dropout(part.module, name)
+    return parts
 
 
 def tensor_scopes(method: Method, parts: Mapping[str, Part]) -> dict[str, Scope]:

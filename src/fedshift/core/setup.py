@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -26,7 +27,7 @@ from fedshift.core.net import Net
 from fedshift.core.tensors import SAMPLES, Tensors, part_of
 from fedshift.core.training import Evaluate, Train
 from fedshift.errors import FedshiftError
-from fedshift.streams import Streams
+from fedshift.streams import Key, Streams
 
 MOST_TERMS = 16  # of an objective: telemetry is a few numbers, not data
 DTYPES = {"float32": torch.float32, "bfloat16": torch.float32, "float64": torch.float64}
@@ -87,7 +88,16 @@ class Setup:
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
         """The plan of the run."""
-        return self.method.stages(self.train.rounds)
+        return self.plan(self.method)
+
+    def plan(self, method: Method) -> tuple[Stage, ...]:
+        """The plan that a method makes for the run."""
+        with self.lend("plan"):
+            return method.stages(self.train.rounds)
+
+    def lend(self, purpose: str, *key: Key) -> AbstractContextManager[Callable[[], bool]]:
+        """A stream for code of a page that draws from global generators; see :meth:`Streams.as_global`."""
+        return self.streams.as_global(f"global draws in {purpose}", *key, device=self.device)
 
     def find(self, stage: str, exchange: str) -> tuple[Stage, Exchange]:
         """A stage and one of its exchanges by name."""
@@ -183,9 +193,9 @@ class Setup:
 def check_terms(objective: Objective) -> None:
     """Raise an error unless an objective declares its loss terms: some, each once, and not too many."""
     terms = objective.terms
-    if not terms:
+    if not terms or not isinstance(terms, tuple) or not all(isinstance(term, str) for term in terms):
         raise FedshiftError(
-            f"The objective '{objective.name}' does not declare its loss terms: name those that its loss returns, as "
+            f"The objective '{objective.name}' declares the loss terms {terms!r}: name those that its loss returns, as "
             'terms = ("cross_entropy",) in the method\'s class, or as terms= of the objective.'
         )
     if len(terms) > MOST_TERMS:

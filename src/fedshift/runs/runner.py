@@ -312,7 +312,7 @@ def _finish(simulation: Simulation, folder: RunFolder) -> None:
     individual = {
         f"client.{client}.{name}": tensor
         for client in simulation.coordinator.names
-        for name, tensor in last.send(state, client).items()
+        for name, tensor in simulation.coordinator.own(last, client).items()
     }
     folder.write_weights(likes | individual, chain(sent.values(), kept, individual.values()))
     folder.write_json("messages.json", simulation.coordinator.ledger.declaration())
