@@ -13,8 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedshift.coordinator.ledger import Direction, Ledger
 from fedshift.core.contract import Context, Exchange, Round
-from fedshift.core.messages import Up
+from fedshift.core.messages import Message, Up
 from fedshift.core.method import Method
 from fedshift.core.net import Net
 from fedshift.core.sealed import unsealed
@@ -131,6 +132,32 @@ def go_on(simulation: Simulation, engine: Engine | None = None) -> None:
     """Carry out the next round."""
     for error in advance([simulation], engine or engine_of(simulation)).values():
         raise error
+
+
+def names_sent(simulation: Simulation, exchange: str, direction: str) -> set[str]:
+    """The names of all tensors that ever crossed the wire in one direction of an exchange."""
+    return set(simulation.coordinator.ledger.declaration()[exchange][direction]["tensors"])
+
+
+class Remembering(Ledger):
+    """A ledger that keeps, for tests that look at values, the first message of each exchange and direction."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first: dict[tuple[str, str], Message] = {}
+
+    def add(self, exchange: str, direction: Direction, message: Message, client: int, round: int) -> None:
+        self.first.setdefault((exchange, direction), message)
+        super().add(exchange, direction, message, client, round)
+
+
+def first_messages(experiment: Experiment, rounds: int = 1) -> dict[tuple[str, str], Message]:
+    """The first message of each exchange and direction in a run's first rounds."""
+    simulation = Simulation(experiment)
+    simulation.coordinator.ledger = ledger = Remembering()
+    for _ in range(rounds):
+        go_on(simulation)
+    return ledger.first
 
 
 def states(simulation: Simulation) -> list[tuple[int, ClientState]]:

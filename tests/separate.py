@@ -22,6 +22,7 @@ from torch import Tensor
 
 from fedshift.coordinator.coordinator import Coordinator
 from fedshift.core.messages import Answer, Order, pack
+from fedshift.core.method import make_parts
 from fedshift.core.model import ModelBuilder
 from fedshift.core.setup import Setup
 from fedshift.engines.engine import ServerJob
@@ -36,7 +37,7 @@ def setup_of(experiment: Experiment, shape: Sequence[int], classes: int, clients
     """What both sides agree on, made without data."""
     streams = Streams(experiment.seed)
     model = ModelBuilder(experiment.model, tuple(shape), classes, streams, clients)
-    parts, device = experiment.method.parts(model), torch.device("cpu")
+    parts, device = make_parts(experiment.method, model), torch.device("cpu")
     return Setup("a run", experiment.method, model, parts, experiment.train, experiment.evaluate, streams, device)
 
 
@@ -120,7 +121,7 @@ def _run(about: dict[str, Any], inbox: Any, sites: Sequence[Any]) -> bytes:
         "loaded": loaded,
         "terms": coordinator.terms,
         "bytes": [coordinator.bytes_down, coordinator.bytes_up, coordinator.bytes_telemetry],
-        "messages": coordinator.declaration(),
+        "messages": coordinator.ledger.declaration(),
     }
     return pack(coordinator.state.tensors, {"told": json.dumps(told)})
 

@@ -63,9 +63,7 @@ def test_what_a_method_holds_changes_every_round(make: Make, name: str):
 @pytest.mark.parametrize("name", HELD)
 def test_no_message_names_what_stays(make: Make, name: str):
     simulation = simulate(make({"method.name": name, "method.weighting": "samples"} | CNN_WITH_BN))
-    carried = {
-        tensor for both in simulation.coordinator.messages.values() for message in both.values() for tensor in message
-    }
+    carried = {name for entry in simulation.coordinator.ledger.entries for name, _, _ in entry.signature}
     stays = ("velocity.", "dual.", "correction.", "previous.")
     assert not any(tensor.startswith(stays) for tensor in carried)
     assert "samples" in carried

@@ -265,7 +265,7 @@ def test_measuring_leaves_no_trace_in_the_run(make: Make, monkeypatch: pytest.Mo
         0,
         0,
     )
-    assert not simulation.coordinator.messages
+    assert not simulation.coordinator.ledger.entries
     assert not simulation.site.store.ids()
     after = tensors_of(simulation)
     assert before.keys() == after.keys()
@@ -282,7 +282,7 @@ class Branching(FedAvg):
 
     def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         ce = super().loss(net, batch, context)["cross_entropy"]
-        return {"ce": ce if ce > 0 else -ce}
+        return {"cross_entropy": ce if ce > 0 else -ce}
 
 
 def test_a_real_method_that_does_not_stack(make: Make, monkeypatch: pytest.MonkeyPatch):

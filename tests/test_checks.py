@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from conftest import CNN_WITH_BN, Make, engine_of, evaluated, go_on, simulate
-from fedshift.coordinator.checks import check_answer, enough, first_not_finite, signature
+from fedshift.coordinator.checks import check_answer, enough, first_not_finite
 from fedshift.coordinator.coordinator import Asking, Received
 from fedshift.core.messages import Answer, Missing, Order, Telemetry, Up
 from fedshift.core.tensors import Tensors
@@ -188,11 +188,6 @@ def test_the_first_tensor_that_is_not_finite_is_found():
     assert first_not_finite(Tensors({"none": torch.zeros(0), "count": torch.tensor(2**62)})) == ""
     assert first_not_finite(Tensors({"large": large})) == ""
     assert first_not_finite(Tensors({"large": large, "one": infinite, "other": infinite})) == "one"
-
-
-def test_a_message_in_words():
-    message = Up({"w": torch.zeros(2, 3), "n": torch.tensor(1)})
-    assert signature(message) == {"n": "int64 []", "w": "float32 [2, 3]"}
 
 
 # Going on without a client ------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import fedshift
-from conftest import CNN_WITH_BN, Make, at, evaluated, go_on, save, states
+from conftest import CNN_WITH_BN, Make, at, evaluated, go_on, names_sent, save, states
 from fedshift.api import index
 from fedshift.core.contract import Batch, ServerState
 from fedshift.core.net import Net
@@ -399,13 +399,13 @@ def test_the_label_index_is_the_mean_of_label_embeddings(make: Make):
 def test_what_left_the_clients_is_declared(make: Make):
     """The global strategy uploads embeddings of samples; the record of messages shows how many of which shape."""
     simulation = run(wrapped(make, index={**SMALL, "upload": 20}))
-    messages = simulation.coordinator.messages
-    assert messages["pairs"]["up"].signature == (("pairs", torch.float32, (20, 2, 64)),)
-    assert set(messages["vectors"]["up"]) == {"feature", "label", "samples"}
-    assert not any(name.startswith("index_network") for name in messages["train"]["down"])
-    assert LABEL not in messages["train"]["down"]
+    pairs = simulation.coordinator.ledger.declaration()["pairs"]["up"]["tensors"]["pairs"]
+    assert (pairs["type"], pairs["shape"]) == ("float32", [20, 2, 64])
+    assert names_sent(simulation, "vectors", "up") == {"feature", "label", "samples"}
+    assert not any(name.startswith("index_network") for name in names_sent(simulation, "train", "down"))
+    assert LABEL not in names_sent(simulation, "train", "down")
     federated = run(wrapped(make, index={**SMALL, "strategy": "federated", "local_epochs": 1}))
-    assert all(name.startswith("index_network.") for name in federated.coordinator.messages["index"]["up"])
+    assert all(name.startswith("index_network.") for name in names_sent(federated, "index", "up"))
 
 
 def test_the_index_stays_on_the_server_unless_local_training_needs_it(make: Make):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fedshift
-from conftest import Make, evaluated, go_on, net_of, simulate, states
+from conftest import Make, evaluated, go_on, names_sent, net_of, simulate, states
 from fedshift.core.contract import Exchange, LocalWork, Measure, Optimiser, Part, Phase, ServerState, Stage, Upload
 from fedshift.core.net import mirror
 from fedshift.core.tensors import Replies, Tensors
@@ -27,6 +27,8 @@ PLAIN = {"train.momentum": 0.0, "train.steps": 3, "train.lr": 0.05, "train.preci
 @dataclass(frozen=True, kw_only=True)
 class Scaffold(FedAvg):
     """SCAFFOLD, option II, as its page could read: c_k+ = c_k - c + (w_t - w_k) / (K eta)."""
+
+    terms = (*FedAvg.terms, "correction")
 
     def parts(self, model):
         parts = super().parts(model)
@@ -70,7 +72,7 @@ def test_a_client_knows_its_steps_and_its_rate(make: Make):
     torch.testing.assert_close(simulation.coordinator.state.down["c.head.weight"], mean)
     drift = start["head.weight"] - simulation.coordinator.state.shared["head.weight"]
     torch.testing.assert_close(mean, drift / (3 * 0.05))
-    assert set(simulation.coordinator.messages["train"]["up"]) == {
+    assert names_sent(simulation, "train", "up") == {
         *start,
         *(f"change.{name}" for name in start),
     }
@@ -182,6 +184,8 @@ def test_a_tensor_that_the_server_has_not_is_an_error():
 @dataclass(frozen=True, kw_only=True)
 class HeadForEach(FedAvg):
     """FedPAC's shape: client k is sent a head whose bias is k + 1, and measures before it trains."""
+
+    terms = (*FedAvg.terms, "size")
 
     def phases(self):
         return (Measure("size", self.size), *super().phases())

@@ -46,7 +46,7 @@ def test_the_personal_loss_and_its_gradient_by_hand():
     _, phase = Ditto(lam=0.5).phases()
     (objective,) = phase.objectives
     assert objective.moves == V.names
-    terms = objective.terms(net, batch, at(received=received))
+    terms = objective.evaluate(net, batch, at(received=received))
     assert {name: term.item() for name, term in terms.items()} == pytest.approx(
         {"personal": 0.0181499, "pull": 0.5}, abs=1e-6
     )
@@ -230,7 +230,7 @@ def test_what_is_sent_is_the_shared_model_and_nothing_else(make: Make, bn: str):
         assert ups[0][client].keys() == up.keys()
         assert all(torch.equal(ups[0][client][name], tensor) for name, tensor in up.items())
     (mine, theirs) = (simulation.coordinator for simulation in (ours, plain))
-    assert mine.messages["train"]["down"].signature == theirs.messages["train"]["down"].signature
+    assert mine.ledger.declaration()["train"]["down"] == theirs.ledger.declaration()["train"]["down"]
     assert (mine.bytes_down, mine.bytes_up) == (theirs.bytes_down, theirs.bytes_up)
 
 

@@ -387,7 +387,7 @@ class DivergesFor(FedAvg):
     def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         stepped = (net.head.bias != context.received["head.bias"]).any()
         sick = (context.client == self.client) & stepped
-        return {"ce": super().loss(net, batch, context)["cross_entropy"] / (~sick).to(torch.float64)}
+        return {"cross_entropy": super().loss(net, batch, context)["cross_entropy"] / (~sick).to(torch.float64)}
 
 
 def answers(experiment: Experiment, engine: Engine) -> list[Any]:
@@ -406,7 +406,7 @@ def test_a_client_that_diverges_names_itself_and_no_other(make: Make, stacks: li
         one, failed, other = answers(experiment, engine)
     assert isinstance(error, DivergedError)
     assert isinstance(failed, DivergedError)
-    assert "client 'gray', round 1, phase 'train', step 2, objective 'train': {'ce': inf}" in str(failed)
+    assert "client 'gray', round 1, phase 'train', step 2, objective 'train': {'cross_entropy': inf}" in str(failed)
     assert str(failed) == str(error)
     for mine, theirs in ((healthy, one), (also, other)):
         assert not [key for key in mine.up if far(mine.up[key], theirs.up[key], 1e-9, 1e-12)]
@@ -423,7 +423,7 @@ class Branching(FedAvg):
 
     def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         ce = super().loss(net, batch, context)["cross_entropy"]
-        return {"ce": ce if ce > 0.5 else 2 * ce}
+        return {"cross_entropy": ce if ce > 0.5 else 2 * ce}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -431,7 +431,7 @@ class Rolling(FedAvg):
     """Its loss draws by itself."""
 
     def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
-        return {"ce": super().loss(net, batch, context)["cross_entropy"] * torch.rand(())}
+        return {"cross_entropy": super().loss(net, batch, context)["cross_entropy"] * torch.rand(())}
 
 
 @pytest.mark.parametrize(("method", "reason"), [(Branching(), "data-dependent control flow"), (Rolling(), "random")])
@@ -556,7 +556,7 @@ class Weighted(FedAvg):
                 weight = torch.stack([ce * self.alpha, ce]).detach().sum()
             case _:
                 weight = 1.0
-        return {"ce": weight * ce}
+        return {"cross_entropy": weight * ce}
 
 
 @pytest.mark.parametrize(

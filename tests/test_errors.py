@@ -389,9 +389,9 @@ def test_a_term_that_is_no_scalar(make: Make):
         """Forgets the mean."""
 
         def loss(self, net, batch, context):
-            return {"ce": F.cross_entropy(net.head(net.encoder(batch.x)), batch.y, reduction="none")}
+            return {"cross_entropy": F.cross_entropy(net.head(net.encoder(batch.x)), batch.y, reduction="none")}
 
-    with pytest.raises(FedshiftError, match=r"term 'ce' of the objective 'train' has the shape \(4,\)"):
+    with pytest.raises(FedshiftError, match=r"term 'cross_entropy' of the objective 'train' has the shape \(4,\)"):
         _first_round(replace(make(), method=Vector()))
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributions import Normal, kl_divergence
 from torch.nn import functional as F
 
-from conftest import CNN_WITH_BN, Make, at, exchanged, go_on, net_of, resident, simulate
+from conftest import CNN_WITH_BN, Make, at, exchanged, go_on, names_sent, net_of, resident, simulate
 from fedshift.core.contract import Batch, Objective, Part, Phase, ServerState
 from fedshift.core.messages import Up
 from fedshift.core.method import Method
@@ -89,7 +89,7 @@ def test_loss_and_gradient_by_hand():
     """
     net = one_dimensional_net()
     batch, noise = one_image()
-    terms = FedCiR(l_reg=0.5, l_align=0.1).objective("train").terms(net, batch, at(round=2, noise=noise))
+    terms = FedCiR(l_reg=0.5, l_align=0.1).objective("train").evaluate(net, batch, at(round=2, noise=noise))
     assert {name: term.item() for name, term in terms.items()} == pytest.approx(
         {"cross_entropy": 0.0181499, "reg": 0.5 * 0.2014133, "align": 0.1 * 14.1137056}, abs=1e-6
     )
@@ -122,7 +122,7 @@ def test_terms_agree_with_torch_distributions_in_float64():
     net = Net({"encoder": Table(), "head": head, "generator": g, "gaussians": gaussians})
     draws = {"eps": eps, "labels": labels, "noise": noise}
     objective = FedCiR(l_reg=2.0, l_align=3.0).objective("train")
-    terms = objective.terms(net, Batch(torch.zeros(5, 1), y), at(round=7, noise=draws))
+    terms = objective.evaluate(net, Batch(torch.zeros(5, 1), y), at(round=7, noise=draws))
 
     def cross_entropy(z, classes):
         probabilities = torch.exp(head(z)) / torch.exp(head(z)).sum(dim=1, keepdim=True)
@@ -149,7 +149,7 @@ def test_a_term_without_weight_is_left_out_and_asks_for_no_noise(make: Make):
         (METHODS.get("fedalign")(), {"cross_entropy", "align"}, {"eps"}),
         (FedCiR(l_reg=0, l_align=0), {"cross_entropy"}, {"eps"}),
     ):
-        given = method.objective("train").terms(one_dimensional_net(), batch, at(round=2, noise=noise))
+        given = method.objective("train").evaluate(one_dimensional_net(), batch, at(round=2, noise=noise))
         assert given.keys() == terms
         assert method.draws(spec, 4).keys() == draws
     assert FedCiR().draws(spec, 4)["labels"] == Draw((4,), "integers", 3)  # uniform over the tiny data's 3 classes
@@ -162,7 +162,7 @@ def test_the_encoder_runs_once_a_step():
     net = one_dimensional_net()
     net.encoder.register_forward_hook(lambda *_: calls.append(1))
     batch, noise = one_image()
-    FedCiR(l_reg=0.5, l_align=0.1).objective("train").terms(net, batch, at(round=2, noise=noise))
+    FedCiR(l_reg=0.5, l_align=0.1).objective("train").evaluate(net, batch, at(round=2, noise=noise))
     assert len(calls) == 1
 
 
@@ -389,13 +389,13 @@ def test_the_estimate_is_that_of_the_generator_as_clients_see_it(make: Make):
 )
 def test_clients_are_sent_what_they_use_and_send_the_model_only(make: Make, name: str, down: set, server: set):
     simulation = simulate(make({"method.name": name}))
-    message, state = simulation.coordinator.messages["train"], simulation.coordinator.state
+    state = simulation.coordinator.state
 
     def parts(names):
         return {part_of(name) for name in names}
 
-    assert parts(message["down"]) == {"encoder", "head"} | down
-    assert parts(message["up"]) == {"encoder", "head"}
+    assert parts(names_sent(simulation, "train", "down")) == {"encoder", "head"} | down
+    assert parts(names_sent(simulation, "train", "up")) == {"encoder", "head"}
     assert parts(state.server) == server
     assert parts(state.optimisers["generator.consensus"]) == {"generator"}
     assert set(net_of(simulation).parts) == {"encoder", "head"} | down
@@ -431,7 +431,7 @@ class ByHand(Method):
             mu, sigma = net.encoder(batch.x)
             return {"loss": F.cross_entropy(net.head(mu + sigma * context.noise["eps"]), batch.y)}
 
-        return (Phase("train", (Objective("train", loss, ("encoder", "head"), draws),)),)
+        return (Phase("train", (Objective("train", loss, ("encoder", "head"), ("loss",), draws),)),)
 
 
 def same(one: Simulation, other: Simulation) -> bool:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from conftest import CNN_WITH_BN, Make, at, evaluated, simulate, states
+from conftest import CNN_WITH_BN, Make, at, evaluated, first_messages, simulate, states
 from fedshift.core.contract import Batch, LocalWork, Part, ServerState
 from fedshift.core.messages import Down, Up
 from fedshift.core.net import Net, mirror
@@ -35,7 +35,7 @@ def test_loss_and_gradient_by_hand():
     own.data = torch.tensor([[0.5], [2.0]])
     net = Net({**modules, "dual": dual})
     batch = Batch(torch.tensor([[2.0]]), torch.tensor([0]))
-    terms = FedDyn(alpha=0.1).objective("train").terms(net, batch, at(received={"head.weight": torch.zeros(2, 1)}))
+    terms = FedDyn(alpha=0.1).objective("train").evaluate(net, batch, at(received={"head.weight": torch.zeros(2, 1)}))
     assert {name: term.item() for name, term in terms.items()} == pytest.approx(
         {"cross_entropy": 0.0181499, "linear": 1.5, "proximal": 0.1}, abs=1e-6
     )
@@ -149,9 +149,9 @@ def test_a_tiny_alpha_leaves_local_training_as_it_is(make: Make):
     The merge does not vanish: h / alpha = -(mean - w_0), so w_1 = mean + (mean - w_0).
     """
     first = simulate(make(), rounds=0).coordinator.state.shared
-    plain = simulate(make(), rounds=1)
-    ours = simulate(make({"method": {"name": "feddyn", "alpha": 1e-30}}), rounds=1)
-    one, other = (run.coordinator.messages["train"]["up"] for run in (plain, ours))
+    experiments = make(), make({"method": {"name": "feddyn", "alpha": 1e-30}})
+    plain, ours = (simulate(experiment, rounds=1) for experiment in experiments)
+    one, other = (first_messages(experiment)["train", "up"] for experiment in experiments)
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
     for name, mean in plain.coordinator.state.shared.items():
@@ -161,9 +161,10 @@ def test_a_tiny_alpha_leaves_local_training_as_it_is(make: Make):
 def test_gradients_are_clipped(make: Make):
     """One step of plain SGD moves all weights together by lr * max_norm = 0.1 * 0.01 where the gradient is larger."""
     changes = {"train.steps": 1, "train.momentum": 0.0, "method": {"name": "feddyn", "max_norm": 0.01}}
-    simulation = simulate(make(changes), rounds=1)
-    messages = simulation.coordinator.messages["train"]
-    moved = torch.cat([(messages["up"][name] - messages["down"][name]).flatten() for name in messages["up"]])
+    messages = first_messages(make(changes))
+    moved = torch.cat(
+        [(up - messages["train", "down"][name]).flatten() for name, up in messages["train", "up"].items()]
+    )
     assert moved.norm().item() == pytest.approx(1e-3, rel=1e-3)
 
 

@@ -21,7 +21,7 @@ def loss_of(logits: torch.Tensor, y: list[int], counts: list[int], **settings):
     """FedLC's loss where the encoder gives the logits and the head passes them on."""
     net = Net({"encoder": nn.Identity(), "head": nn.Identity()})
     objective = FedLC(**settings).objective("train")
-    return objective.terms(net, Batch(logits, torch.tensor(y)), at(counts=counts))["cross_entropy"]
+    return objective.evaluate(net, Batch(logits, torch.tensor(y)), at(counts=counts))["cross_entropy"]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,20 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from conftest import CNN_WITH_BN, Make, at, exchanged, go_on, models_of, net_of, resident, scored, simulate, states
+from conftest import (
+    CNN_WITH_BN,
+    Make,
+    at,
+    exchanged,
+    go_on,
+    models_of,
+    names_sent,
+    net_of,
+    resident,
+    scored,
+    simulate,
+    states,
+)
 from fedshift.core.contract import Batch, ServerState
 from fedshift.core.net import Net
 from fedshift.core.tensors import Replies, Tensors, part_of
@@ -122,7 +135,7 @@ def test_a_weight_of_0_leaves_out_its_term_and_what_only_it_needs(make: Make):
     assert [objective.name for objective in game.objectives] == ["global"]
     net = Net({"personal_encoder": linear(2.0), "personal_head": linear(1.0, -1.0)})
     batch = Batch(torch.tensor([[1.0]]), torch.tensor([0]))
-    assert set(personal.objectives[0].terms(net, batch, at())) == {"personal"}
+    assert set(personal.objectives[0].evaluate(net, batch, at())) == {"personal"}
 
 
 # The global game ------------------------------------------------------------------------------------
@@ -149,7 +162,7 @@ def test_the_game_and_its_signs_by_hand(auxiliary: str):
     """
     method, net = GlobalModel(alpha=3, auxiliary=auxiliary), game_net()
     objectives = {objective.name: objective for objective in method.game()}
-    terms = objectives["global"].terms(net, ONE, at())
+    terms = objectives["global"].evaluate(net, ONE, at())
     assert {name: term.item() for name, term in terms.items()} == pytest.approx(
         {"cross_entropy": 0.1269280, "invariance": 0.3263343}, abs=1e-6
     )
@@ -165,7 +178,7 @@ def test_the_game_and_its_signs_by_hand(auxiliary: str):
         assert list(objectives) == ["auxiliary", "global"]
         assert parameters["auxiliary.weight"].grad is None
         before = parameters["encoder.weight"].grad.clone()
-        own = objectives["auxiliary"].terms(net, ONE, at())["auxiliary"]
+        own = objectives["auxiliary"].evaluate(net, ONE, at())["auxiliary"]
         assert own.item() == pytest.approx(0.0181499, abs=1e-6)
         own.backward()
         assert torch.equal(parameters["encoder.weight"].grad, before)  # stop gradient
@@ -213,7 +226,7 @@ def test_proposition_4_2_on_two_clients():
         net = Net({"encoder": linear(1.0), "head": linear(0.0, 0.0), "auxiliary": informed})
         zeros = round(4 * p)
         batch = Batch(torch.ones(4, 1), torch.tensor([0] * zeros + [1] * (4 - zeros)))
-        total += GlobalModel(alpha=1).objective("global").terms(net, batch, at())["invariance"].item() / 2
+        total += GlobalModel(alpha=1).objective("global").evaluate(net, batch, at())["invariance"].item() / 2
     assert total == pytest.approx(0.1308120, abs=1e-6)
 
 
@@ -236,7 +249,7 @@ def test_the_difference_of_the_losses_survives_32_bits():
             head.weight.data = weight + shift * torch.randn(2, 16, generator=generator)
             head.bias.data.zero_()
         with torch.no_grad():
-            ours = sum(objective.terms(net, Batch(z, y), at()).values()).double()
+            ours = sum(objective.evaluate(net, Batch(z, y), at()).values()).double()
             logits = net.head(z), net.auxiliary(z)
             risk, informed = (F.cross_entropy(each, y) for each in logits)
             exact_risk, exact_informed = (F.cross_entropy(each.double(), y) for each in logits)
@@ -252,7 +265,7 @@ def test_alpha_warms_up_linearly_from_0():
     assert [method.alpha_at(round) for round in range(1, 7)] == [0, 2, 4, 6, 8, 8]
     assert [GlobalModel(alpha=8).alpha_at(round) for round in (1, 2)] == [8, 8]
     objective = method.objective("global")
-    terms = [objective.terms(game_net(), ONE, at(round=round))["invariance"].item() for round in (1, 2, 5)]
+    terms = [objective.evaluate(game_net(), ONE, at(round=round))["invariance"].item() for round in (1, 2, 5)]
     assert terms == pytest.approx([0, 2 * 0.1087781, 8 * 0.1087781], abs=1e-6)  # R_g - R_a, derived above
 
 
@@ -279,9 +292,8 @@ def test_phases_count_in_the_unit(unit: str):
 
 def test_a_clients_own_auxiliary_head_never_leaves(make: Make):
     simulation = simulate(make(PIN))
-    messages = simulation.coordinator.messages["train"]
     for direction in ("down", "up"):
-        assert {part_of(name) for name in messages[direction]} == {"encoder", "head"}
+        assert {part_of(name) for name in names_sent(simulation, "train", direction)} == {"encoder", "head"}
     one, other = (state.tensors["auxiliary.weight"] for _, state in states(simulation))
     assert not torch.equal(one, other)
 
@@ -469,7 +481,7 @@ def test_fine_tuning_keeps_each_clients_copy_and_sends_nothing(make: Make, bn: s
     shared, bytes_up = dict(simulation.coordinator.state.shared), simulation.coordinator.bytes_up
     go_on(simulation)
     assert simulation.coordinator.bytes_up == bytes_up
-    assert len(simulation.coordinator.messages["finetune"]["up"]) == 0
+    assert not names_sent(simulation, "finetune", "up")
     assert all(torch.equal(simulation.coordinator.state.shared[name], tensor) for name, tensor in shared.items())
     kept = [state.tensors for _, state in states(simulation)]
     assert len(kept) == 2  # everyone, though half take part in training

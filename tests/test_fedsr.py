@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributions import Normal, kl_divergence
 from torch.nn import functional as F
 
-from conftest import Make, at, simulate, states
+from conftest import Make, at, names_sent, simulate, states
 from fedshift.core.contract import Batch
 from fedshift.core.net import Net
 from fedshift.methods import METHODS
@@ -58,7 +58,7 @@ def test_loss_and_gradient_by_hand():
     """
     net = one_dimensional_net()
     batch = Batch(torch.zeros(1, 1), torch.tensor([0]))
-    terms = FedSR(l2r=0.1, cmi=0.3).objective("train").terms(net, batch, context(eps=torch.tensor([[0.5]])))
+    terms = FedSR(l2r=0.1, cmi=0.3).objective("train").evaluate(net, batch, context(eps=torch.tensor([[0.5]])))
     assert {name: term.item() for name, term in terms.items()} == pytest.approx(
         {"cross_entropy": 0.0181499, "l2r": 0.4, "cmi": 0.3920558}, abs=1e-6
     )
@@ -75,8 +75,8 @@ def test_the_norm_form_by_hand():
     net = Net({"encoder": encoder, "head": nn.Linear(2, 2)})
     batch = Batch(torch.tensor([[3.0, 4.0]]), torch.tensor([1]))
     squared, norm = METHODS.get("fedl2r")(l2r=0.1), METHODS.get("fedl2r")(l2r=0.1, l2r_form="norm")
-    assert squared.objective("train").terms(net, batch, context())["l2r"].item() == pytest.approx(2.5)
-    assert norm.objective("train").terms(net, batch, context())["l2r"].item() == pytest.approx(0.5)
+    assert squared.objective("train").evaluate(net, batch, context())["l2r"].item() == pytest.approx(2.5)
+    assert norm.objective("train").evaluate(net, batch, context())["l2r"].item() == pytest.approx(0.5)
 
 
 def test_the_scale_of_the_public_code_acts_inside_cmi_only():
@@ -85,7 +85,9 @@ def test_the_scale_of_the_public_code_acts_inside_cmi_only():
     net.reference.scale = nn.Parameter(torch.tensor(2.0))
     batch = Batch(torch.zeros(1, 1), torch.tensor([0]))
     terms = (
-        FedSR(l2r=0.1, cmi=1.0, cmi_scale=True).objective("train").terms(net, batch, context(eps=torch.tensor([[0.5]])))
+        FedSR(l2r=0.1, cmi=1.0, cmi_scale=True)
+        .objective("train")
+        .evaluate(net, batch, context(eps=torch.tensor([[0.5]])))
     )
     assert terms["cmi"].item() == pytest.approx(9.5 - math.log(4))
     assert terms["l2r"].item() == pytest.approx(0.4)
@@ -150,7 +152,7 @@ def test_variants_leave_out_their_term():
 @pytest.mark.parametrize("scope", ["shared", "client"])
 def test_the_reference_is_shared_or_stays(make: Make, scope: str):
     simulation = simulate(make({"method.name": "fedsr", "method.reference_scope": scope}))
-    sent = {name for name in simulation.coordinator.messages["train"]["up"] if name.startswith("reference.")}
+    sent = {name for name in names_sent(simulation, "train", "up") if name.startswith("reference.")}
     assert sent == ({"reference.mean", "reference.spread"} if scope == "shared" else set())
     kept = [state.tensors for _, state in states(simulation)]
     assert all(("reference.mean" in tensors) == (scope == "client") for tensors in kept)

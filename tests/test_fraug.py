@@ -87,7 +87,7 @@ def test_the_models_loss_and_gradients_by_hand():
     net = net_of_one_dimension(gain_of_m=3.0)
     method = FRAug(smoothing=False, syn_weight=0.5)
     batch = Batch(column(1.0, -1.0), torch.tensor([0, 1]))
-    terms = method.objective("model").terms(net, batch, context(column(0.5, -0.25), column(0.25, -0.5)))
+    terms = method.objective("model").evaluate(net, batch, context(column(0.5, -0.25), column(0.25, -0.5)))
     assert values(terms) == pytest.approx(
         {"cross_entropy": 0.1269280, "synthetic": 0.2403962, "synthetic_classes": 0.1566783}, abs=1e-6
     )
@@ -99,7 +99,7 @@ def test_the_models_loss_and_gradients_by_hand():
 def test_synthetic_terms_alone_reach_the_head_and_not_the_encoder():
     net = net_of_one_dimension()
     batch = Batch(column(1.0, -1.0), torch.tensor([0, 1]))
-    terms = FRAug().objective("model").terms(net, batch, context(column(0.5, 0.5), column(0.5, 0.5)))
+    terms = FRAug().objective("model").evaluate(net, batch, context(column(0.5, 0.5), column(0.5, 0.5)))
     (terms["synthetic"] + terms["synthetic_classes"]).backward()
     assert net.encoder.weight.grad is None
     assert net.head.weight.grad.abs().sum() > 0
@@ -109,7 +109,7 @@ def test_a_class_never_seen_takes_no_part():
     """Only class 0 is in the batch: u_0 = (1 + 3) / 2 = 2, z' = 0, m = 0: the sum is log(1 + e^-4) = 0.0181499."""
     net = net_of_one_dimension()
     batch = Batch(column(1.0, 3.0), torch.tensor([0, 0]))
-    terms = FRAug().objective("model").terms(net, batch, context(column(0.0, 0.0), column(0.0, 0.0)))
+    terms = FRAug().objective("model").evaluate(net, batch, context(column(0.0, 0.0), column(0.0, 0.0)))
     assert terms["synthetic_classes"].item() == pytest.approx(0.0181499, abs=1e-6)
     assert net.prototypes.seen.tolist() == [True, False]
 
@@ -120,7 +120,7 @@ def test_without_rtnet_the_residual_is_the_generators_own():
     del parts["rtnet"]
     batch = Batch(column(1.0, -1.0), torch.tensor([0, 1]))
     noise = context(column(0.5, -0.25), column(0.0, 0.0))
-    terms = FRAug(rtnet=False).objective("model").terms(Net(parts), batch, noise)
+    terms = FRAug(rtnet=False).objective("model").evaluate(Net(parts), batch, noise)
     assert terms["synthetic"].item() == pytest.approx((0.0181499 + 0.3132617) / 2, abs=1e-6)
 
 
@@ -169,7 +169,7 @@ def test_the_head_meets_the_prototype_that_its_batch_has_moved():
     net.prototypes.seen.copy_(torch.tensor([True, False]))
     batch = Batch(column(12.0, 12.0), torch.tensor([0, 0]))
     method = FRAug(prototype_rate="constant")
-    terms = method.objective("model").terms(net, batch, context(column(0.0, 0.0), column(0.0, 0.0)))
+    terms = method.objective("model").evaluate(net, batch, context(column(0.0, 0.0), column(0.0, 0.0)))
     assert net.prototypes.mean[0].item() == pytest.approx(5.0)
     assert terms["synthetic_classes"].item() == pytest.approx(math.log1p(math.exp(-10)), rel=1e-3)
 
@@ -289,7 +289,7 @@ def test_an_ablated_term_leaves_both_losses(flag, of_model, of_rtnet):
     net, method = net_of_one_dimension(), FRAug(**{flag: False})
     batch = Batch(column(1.0, 2.0), torch.tensor([0, 1]))
     noise = context(column(-0.5, -1.0), column(0.5, 0.0))
-    assert set(method.objective("model").terms(net, batch, noise)) == of_model
+    assert set(method.objective("model").evaluate(net, batch, noise)) == of_model
     assert set(method.rtnet_loss(net, batch, noise)) == of_rtnet
 
 
@@ -455,6 +455,8 @@ def test_without_residual_and_prototypes_it_is_fedbn_with_the_heads_loss_twice(m
     @dataclass(frozen=True, kw_only=True)
     class HeadTwice(FedBN):
         """CE(h(u), y) + CE(h(sg u), y)."""
+
+        terms = (*FedBN.terms, "again")
 
         def loss(self, net, batch, context):
             return {

@@ -16,12 +16,15 @@ from torch.nn import functional as F
 from conftest import (
     CNN_WITH_BN,
     Make,
+    Remembering,
     at,
     engine_of,
     evaluated,
     exchanged,
+    first_messages,
     go_on,
     models_of,
+    names_sent,
     net_of,
     resident,
     scored,
@@ -155,17 +158,21 @@ def test_a_canary_in_client_state_never_leaves(make: Make, name: str):
 @pytest.mark.parametrize("name", EVERY_METHOD)
 def test_the_bytes_counted_are_those_of_the_messages(make: Make, name: str):
     simulation = Simulation(make(small(name)))
-    for when in simulation.coordinator.schedule:
-        down, up = simulation.coordinator.bytes_down, simulation.coordinator.bytes_up
+    coordinator = simulation.coordinator
+    coordinator.ledger = ledger = Remembering()
+    for when in coordinator.schedule:
+        down, up = coordinator.bytes_down, coordinator.bytes_up
+        ledger.first.clear()
         go_on(simulation)
-        exchanges = [simulation.coordinator.messages[exchange.name] for exchange in when.stage.exchanges]
         clients = len(simulation.federation.clients)
-        assert simulation.coordinator.bytes_down - down == clients * sum(
-            len(each["down"].to_bytes()) for each in exchanges
-        )
-        assert simulation.coordinator.bytes_up - up == clients * sum(len(each["up"].to_bytes()) for each in exchanges)
+        sizes = {
+            direction: sum(len(ledger.first[exchange.name, direction].to_bytes()) for exchange in when.stage.exchanges)
+            for direction in ("down", "up")
+        }
+        assert coordinator.bytes_down - down == clients * sizes["down"]
+        assert coordinator.bytes_up - up == clients * sizes["up"]
     shared = {name for name, scope in simulation.setup.scopes.items() if scope == "shared"}
-    assert shared <= set(simulation.coordinator.messages["train"]["up"])
+    assert shared <= names_sent(simulation, "train", "up")
 
 
 @pytest.mark.parametrize("name", EVERY_METHOD)
@@ -204,11 +211,11 @@ def test_fedprox_pulls_towards_the_global_model(make: Make):
     received = {name: parameter.detach().clone() for name, parameter in net.parameters()}
     count = sum(tensor.numel() for tensor in received.values())
     objective, context = method.objective("train"), at(received=received)
-    assert objective.terms(net, batch, context)["proximal"].item() == 0
+    assert objective.evaluate(net, batch, context)["proximal"].item() == 0
     with torch.no_grad():
         for _, parameter in net.parameters():
             parameter.add_(1.0)
-    term = objective.terms(net, batch, context)["proximal"]
+    term = objective.evaluate(net, batch, context)["proximal"]
     assert term.item() == pytest.approx(0.25 * count, rel=1e-5)
 
 
@@ -290,8 +297,8 @@ def test_the_mean_is_weighted_by_samples_where_they_are_sent():
 
 
 def test_samples_are_sent_only_where_they_weigh(make: Make):
-    assert "samples" not in simulate(make(), rounds=1).coordinator.messages["train"]["up"]
-    up = simulate(make({"method.weighting": "samples"}), rounds=1).coordinator.messages["train"]["up"]
+    assert "samples" not in first_messages(make())["train", "up"]
+    up = first_messages(make({"method.weighting": "samples"}))["train", "up"]
     assert up["samples"].item() == 27  # 3 classes of 10 images, one of each held out
 
 
@@ -439,10 +446,9 @@ def test_two_exchanges_in_a_round_and_a_stage_before(make: Make):
 
     simulation = Simulation(dataclasses.replace(make(), method=Probing()))
     assert simulation.rounds == 3
-    for _ in simulation.coordinator.schedule:
-        go_on(simulation)
-    assert set(simulation.coordinator.messages) == {"probe", "train"}
-    assert simulation.coordinator.messages["train"]["down"]["size.value"].item() == 27
+    first = first_messages(simulation.experiment, rounds=3)
+    assert {exchange for exchange, _ in first} == {"probe", "train"}
+    assert first["train", "down"]["size.value"].item() == 27
     assert [m.stage.name for m in simulation.coordinator.schedule] == ["warm-up", "train", "train"]
 
 

@@ -62,7 +62,7 @@ def test_the_loss_reads_the_received_and_the_previous_model():
     net = Net({"encoder": encoder, "head": linear([0.0, 0.0], [0.0, 0.0]), "previous": previous.requires_grad_(False)})
     received = {"encoder.weight": torch.tensor([[0.0], [1.0]])}
     batch = Batch(torch.tensor([[3.0]]), torch.tensor([1]))
-    terms = MOON(mu=2.0, projection="none").objective("train").terms(net, batch, at(received=received))
+    terms = MOON(mu=2.0, projection="none").objective("train").evaluate(net, batch, at(received=received))
     assert terms["cross_entropy"].item() == pytest.approx(math.log(2))
     assert terms["contrastive"].item() == pytest.approx(2 * math.log(1 + math.exp(2)), rel=1e-6)
     sum(terms.values()).backward()
@@ -78,7 +78,7 @@ def test_the_projection_is_contrasted_and_read_by_the_head(make: Make):
     net = Net({**parts, "head": head, "previous": previous})
     received = {"encoder.weight": torch.tensor([[1.0]]), "projection.weight": torch.tensor([[0.0], [1.0]])}
     method, batch = MOON(mu=1.0), Batch(torch.tensor([[3.0]]), torch.tensor([0]))
-    terms = method.objective("train").terms(net, batch, at(received=received))
+    terms = method.objective("train").evaluate(net, batch, at(received=received))
     assert terms["contrastive"].item() == pytest.approx(math.log(1 + math.exp(2)), rel=1e-6)
     assert terms["cross_entropy"].item() == pytest.approx(math.log(1 + math.exp(-3)), rel=1e-5)
     assert method.predict(net, torch.tensor([[3.0]]), {})[0, 0].item() == pytest.approx(-math.log(1 + math.exp(-3)))
@@ -100,7 +100,7 @@ def test_with_local_batch_norm_the_received_weights_meet_the_norms_at_work():
     norm, z_previous = deepcopy(once[1]).eval(), previous(x)
     z_global = norm(x @ received["encoder.0.weight"].T + received["encoder.0.bias"])
     objective = MOON(projection="none").objective("train")
-    terms = objective.terms(net, Batch(x, torch.tensor([0, 1, 0])), at(received=received))
+    terms = objective.evaluate(net, Batch(x, torch.tensor([0, 1, 0])), at(received=received))
     assert terms["contrastive"].item() == pytest.approx(contrast(z, z_global, z_previous, 0.5).item(), rel=1e-5)
     assert torch.equal(encoder[1].running_mean, once[1].running_mean)  # no frozen pass moved them again
 

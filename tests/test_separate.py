@@ -51,7 +51,7 @@ def test_the_same_bits_in_separate_processes(make: Make, running: Processes, nam
     assert sorted(map(json.dumps, rows)) == sorted(map(json.dumps, expected))
     assert told["terms"] == coordinator.terms
     assert told["bytes"] == [coordinator.bytes_down, coordinator.bytes_up, coordinator.bytes_telemetry]
-    assert told["messages"] == coordinator.declaration()
+    assert told["messages"] == coordinator.ledger.declaration()
     assert told["loaded"] == []
     assert not set(told["seen"]) & private(here)
 

@@ -68,6 +68,7 @@ def a_checkpoint(position: int, server: ServerState, clients: Mapping[int, int])
         missing=[{"round": 3, "client": "gray", "why": "late"}],
         records="a chain",
         company=Company({"engine": "sequential"}, ("this", "other")),
+        ledger=[{"exchange": "train", "direction": "up", "messages": 1}],
         server=server,
         clients=clients,
     )

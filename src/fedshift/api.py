@@ -365,7 +365,7 @@ def index(source: Source = DEFAULT, *, progress: Progress | None = None, **optio
     check_makes_index(asked.method, asked.method_name)
     with _shown(progress, 1) as shown:
         done = prepare(asked, "index", shown)
-    return Index.of(done.federation, done.coordinator.state, done.coordinator.declaration())
+    return Index.of(done.federation, done.coordinator.state, done.coordinator.ledger.declaration())
 
 
 def _shown(progress: Progress | None, runs: int) -> AbstractContextManager[Progress]:

@@ -2,16 +2,19 @@
 
 Nothing in fedshift draws from a global generator: a draw is named by (seed, purpose, key), for
 example ("batches", client, epoch), and is the same whichever engine makes it and in which order.
+Code of others that does is lent a stream.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,11 +38,40 @@ class Streams:
         return torch.randperm(n, generator=self.generator(purpose, *key))
 
     @contextmanager
-    def as_global(self, purpose: str, *key: Key) -> Iterator[None]:
-        """Lend a stream to library code that only knows torch's global generator, then restore it."""
-        with torch.random.fork_rng(devices=[]):
-            torch.set_rng_state(self.generator(purpose, *key).get_state())
-            yield
+    def as_global(self, purpose: str, *key: Key, device: torch.device | None = None) -> Iterator[Callable[[], bool]]:
+        """Lend a stream to code that only knows global generators, then restore them: torch's, NumPy's and Python's.
+
+        Args:
+            purpose: what is drawn.
+            key: which of these draws.
+            device: a CUDA device whose generator is lent a stream as well.
+
+        Yields:
+            A function that says whether anything has been drawn, on a device or not.
+        """
+        generator = self.generator(purpose, *key)
+        devices = [device] if device is not None and device.type == "cuda" else []
+        python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002  # the one that is global
+        with torch.random.fork_rng(devices=devices):
+            torch.set_rng_state(generator.get_state())
+            for each in devices:
+                torch.cuda.set_rng_state(torch.Generator(each).manual_seed(generator.initial_seed()).get_state(), each)
+            small = generator.initial_seed() % 2**32  # as NumPy wants it
+            random.seed(small)
+            np.random.seed(small)  # noqa: NPY002
+            before = _global_states(devices)
+            try:
+                yield lambda: _global_states(devices) != before
+            finally:
+                random.setstate(python)
+                np.random.set_state(legacy)  # noqa: NPY002
+
+
+def _global_states(devices: Sequence[torch.device]) -> list[object]:
+    """The states of the global generators, to be compared."""
+    torchs = [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in devices)]
+    numpy = np.random.get_state(legacy=False)["state"]  # noqa: NPY002
+    return [random.getstate(), numpy["pos"], numpy["key"].tobytes(), *(state.numpy().tobytes() for state in torchs)]
 
 
 @dataclass(frozen=True)

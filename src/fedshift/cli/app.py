@@ -268,10 +268,10 @@ def _index(experiments: list[Experiment], dry_run: bool) -> None:
         folder = (
             Path(experiment.run.out) / experiment.name / f"index-seed{experiment.seed}-{experiment.fingerprint[:8]}"
         )
-        sent = sum(message["up"]["bytes"] for message in index.messages.values())
+        sent = [message["up"] for message in index.messages.values()]
         console.print(
-            f"{len(index.clients)} clients of {len(set(index.domains))} domains, {index.feature.shape[1]} features; a "
-            f"client sent {sent} bytes in {len(index.messages)} messages.",
+            f"{len(index.clients)} clients of {len(set(index.domains))} domains, {index.feature.shape[1]} features; "
+            f"clients sent {sum(up['bytes'] for up in sent)} bytes in {sum(up['messages'] for up in sent)} messages.",
             highlight=False,
         )
         for path in write_index(index, folder):

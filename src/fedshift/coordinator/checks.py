@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
-from fedshift.core.contract import Exchange
-from fedshift.core.messages import Answer, Message
+from fedshift.coordinator.ledger import Direction, Ledger, in_ranges
+from fedshift.core.contract import Declared, Exchange, send_nothing_else
+from fedshift.core.messages import Answer, Message, Signature, Telemetry
 from fedshift.core.setup import Setup
 from fedshift.core.tensors import Tensors
 from fedshift.errors import DivergedError, FedshiftError
@@ -36,6 +39,8 @@ def check_scopes(setup: Setup, message: Message, exchange: Exchange, hook: str, 
 def check_answer(setup: Setup, answer: Answer, exchange: Exchange, where: str) -> None:
     """An answer has the names, types and shapes that its exchange declares, and every number is finite.
 
+    Its telemetry has no other names than those of declared loss terms, and is empty where it is switched off.
+
     Args:
         setup: the run.
         answer: what a client sent.
@@ -57,19 +62,41 @@ def check_answer(setup: Setup, answer: Answer, exchange: Exchange, where: str) -
             f"{about} holds '{unknown[0]}'{_more(unknown)}, which the exchange does not declare: name it in its "
             "uploads, or leave it out."
         )
-    for name, (dtype, shape) in declared.items():
-        tensor = up[name]
-        fits = len(shape) == tensor.ndim and all(
-            want in (None, has) for want, has in zip(shape, tensor.shape, strict=False)
-        )
-        if tensor.dtype != dtype or not fits:
-            wanted = f"{dtype} [{', '.join('any' if want is None else str(want) for want in shape)}]"
-            raise FedshiftError(f"{about} has '{name}' as {tensor.dtype} {list(tensor.shape)}, declared as {wanted}.")
+    _check_types(up, declared, about)
+    _check_telemetry(setup, answer.telemetry, exchange, where)
     if name := first_not_finite(up):
         raise DivergedError(
             f"'{name}' is not finite after the last step of {where}, exchange '{exchange.name}'. The last checkpoint, "
             f"if there is one, is kept. A smaller learning rate usually helps: --set train.lr={setup.train.lr / 10:g}"
         )
+
+
+def _check_telemetry(setup: Setup, telemetry: Telemetry, exchange: Exchange, where: str) -> None:
+    about = f"The telemetry of {where} in the exchange '{exchange.name}'"
+    if telemetry and not setup.evaluate.telemetry:
+        raise FedshiftError(f"{about} holds '{min(telemetry)}', though evaluate.telemetry = false: send none.")
+    declared = setup.telemetry(exchange)
+    if unknown := sorted(telemetry.keys() - declared.keys()):
+        raise FedshiftError(
+            f"{about} holds '{unknown[0]}'{_more(unknown)}, which no objective of the exchange declares: name it in "
+            "the terms of one, or leave it out."
+        )
+    _check_types(telemetry, declared, about)
+    if name := first_not_finite(telemetry):
+        raise DivergedError(f"{about} has '{name}', which is not finite.")
+
+
+def _check_types(tensors: Tensors, declared: Declared, about: str) -> None:
+    """Tensors, all of which are declared, have the types and shapes that are."""
+    for name, tensor in tensors.items():
+        dtype, shape = declared[name]
+        if tensor.dtype != dtype or not _fits(tuple(tensor.shape), shape):
+            wanted = f"{dtype} [{', '.join('any' if want is None else str(want) for want in shape)}]"
+            raise FedshiftError(f"{about} has '{name}' as {tensor.dtype} {list(tensor.shape)}, declared as {wanted}.")
+
+
+def _fits(shape: tuple[int, ...], declared: tuple[int | None, ...]) -> bool:
+    return len(shape) == len(declared) and all(want in (None, has) for want, has in zip(declared, shape, strict=True))
 
 
 def _more(names: list[str]) -> str:
@@ -85,9 +112,51 @@ def first_not_finite(tensors: Tensors) -> str:
     return next((name for name, tensor in floating.items() if not tensor.isfinite().all()), "")
 
 
-def signature(message: Message) -> dict[str, str]:
-    """Type and shape of each tensor, in words."""
-    return {name: f"{str(dtype).removeprefix('torch.')} {list(shape)}" for name, dtype, shape in message.signature}
+def check_counts(setup: Setup, ledger: Ledger, counted: Mapping[Direction, int]) -> None:
+    """The bytes counted are those of the messages in the ledger, and these are what exchanges declare.
+
+    A message of a direction that declares its shapes has them all; of a Down that a client gets for itself, and of
+    uploads of any length, nothing more is known beforehand.
+
+    Args:
+        setup: the run.
+        ledger: every kind of message that crossed the wire.
+        counted: the bytes of all messages of each direction, as they were counted one by one.
+
+    Raises:
+        FedshiftError: they differ.
+    """
+    for direction, count in counted.items():
+        if (listed := ledger.bytes(direction)) != count:
+            raise FedshiftError(
+                f"{count} bytes were counted in the direction '{direction}', but the messages that are listed have "
+                f"{listed}: the checkpoint, or what the host of the run counts, is wrong. Start the run again."
+            )
+    declared: dict[tuple[str, Direction], list[Declared | None]] = {}  # None: nothing is known beforehand
+    for exchange in (exchange for stage in setup.stages for exchange in stage.exchanges):
+        declared.setdefault((exchange.name, "up"), []).append(setup.declared(exchange))
+        like = setup.shapes.only(setup.sent(exchange))
+        down: Declared = {
+            n: (setup.dtype if t.is_floating_point() else t.dtype, tuple(t.shape)) for n, t in like.items()
+        }
+        everybodys = exchange.send is send_nothing_else
+        declared.setdefault((exchange.name, "down"), []).append(down if everybodys else None)
+    for entry in ledger.entries:
+        known = declared.get((entry.exchange, entry.direction), [None])
+        if not any(one is None or _is_declared(entry.signature, one) for one in known):
+            raise FedshiftError(
+                f"{entry.messages} messages of {entry.largest} bytes in the exchange '{entry.exchange}' "
+                f"({entry.direction}, clients {in_ranges(entry.clients)}, rounds {in_ranges(entry.rounds)}) are not "
+                "what it declares: the checkpoint is of another version of the method, say. Start the run again."
+            )
+
+
+def _is_declared(signature: Signature, declared: Declared) -> bool:
+    """Whether a message has exactly the tensors that are declared."""
+    found = {name: (dtype, shape) for name, dtype, shape in signature}
+    return found.keys() == declared.keys() and all(
+        dtype == declared[name][0] and _fits(shape, declared[name][1]) for name, (dtype, shape) in found.items()
+    )
 
 
 def enough(setup: Setup, asked: int, answered: int) -> bool:

@@ -7,9 +7,13 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from fedshift.coordinator.checks import check_answer, check_scopes, enough, first_not_finite, signature
-from fedshift.core.contract import Exchange, Round, ServerState, Stage, send_nothing_else
-from fedshift.core.messages import Answer, Down, Message, Missing, Order
+import torch
+from torch import Tensor
+
+from fedshift.coordinator.checks import check_answer, check_counts, check_scopes, enough, first_not_finite
+from fedshift.coordinator.ledger import Direction, Ledger
+from fedshift.core.contract import Exchange, Round, Select, ServerState, Stage, send_nothing_else
+from fedshift.core.messages import Answer, Down, Missing, Order
 from fedshift.core.setup import Setup
 from fedshift.core.tensors import Replies, Tensors
 from fedshift.engines.engine import ServerJob
@@ -31,7 +35,7 @@ class Coordinator:
         bytes_down: bytes of the Downs so far.
         bytes_up: bytes of the Ups so far.
         bytes_telemetry: bytes of telemetry so far.
-        messages: the first Down, Up and telemetry of every exchange.
+        ledger: every kind of message that crossed the wire so far.
         terms: the means of the loss terms in the last round, by client's name.
         missing: who did not answer, and why, since the last record.
     """
@@ -42,7 +46,7 @@ class Coordinator:
             setup.initial("shared"), setup.initial("down"), setup.initial("server"), clients=len(names)
         )
         self.position = self.bytes_down = self.bytes_up = self.bytes_telemetry = 0
-        self.messages: dict[str, dict[str, Message]] = {}
+        self.ledger = Ledger()
         self.terms: dict[str, dict[str, float]] = {}
         self.missing: list[dict[str, Any]] = []
         self._sent: tuple[Exchange, ServerState, Down] | None = None
@@ -84,7 +88,9 @@ class Coordinator:
         for exchange in round.stage.exchanges:
             cohort = [client for client in self._cohort_of(exchange, round, chosen) if client not in gone]
             orders = self.orders(exchange, round, list(dict.fromkeys(cohort)))
-            self.bytes_down += sum(order.down.nbytes for order in orders)
+            for order in orders:
+                self.bytes_down += order.down.nbytes
+                self.ledger.add(exchange.name, "down", order.down, order.client, self.position + 1)
             received: list[Received] = yield orders
             answers = self._collect(exchange, round, orders, received)
             gone |= {order.client for order in orders} - answers.keys()
@@ -92,35 +98,51 @@ class Coordinator:
                 break
             replies = Replies((client, answers[client].up) for client in cohort if client in answers)
             state, terms = yield ServerJob(self.setup, exchange, round, self.state, replies, tell)
-            self.state = replace(exchange.merge(state, replies), measured=Tensors())
+            with self.setup.lend("merge", *round.key, exchange.name):
+                self.state = replace(exchange.merge(state, replies), measured=Tensors())
             if terms:
                 self.terms.setdefault("server", {}).update(terms)
             self._check_finite(round)
         self.position += 1
+        if self.position == len(self.schedule):
+            counted: dict[Direction, int] = {
+                "down": self.bytes_down,
+                "up": self.bytes_up,
+                "telemetry": self.bytes_telemetry,
+            }
+            check_counts(self.setup, self.ledger, counted)
 
     def _select(self, round: Round) -> list[int]:
         """The ids of a round's cohort, in order."""
         if round.stage.participation == 1:
             return list(self.names)
         generator = self.setup.streams.generator("selection", *round.key)
-        select = self.setup.method.select
-        return sorted(select(self.state, list(self.names), self.cohort(round.stage), generator))
+        return self._drawn(self.setup.method.select, round, generator)
 
     def _cohort_of(self, exchange: Exchange, round: Round, chosen: list[int]) -> list[int]:
         """The ids that an exchange goes to: the round's, or a cohort of its own."""
         if exchange.select is None:
             return chosen
         generator = self.setup.streams.generator("selection", *round.key, exchange.name)
-        return sorted(exchange.select(self.state, list(self.names), self.cohort(round.stage), generator))
+        return self._drawn(exchange.select, round, generator, exchange.name)
+
+    def _drawn(self, select: Select, round: Round, generator: torch.Generator, *exchange: str) -> list[int]:
+        with self.setup.lend("select", *round.key, *exchange):
+            return sorted(select(self.state, list(self.names), self.cohort(round.stage), generator))
 
     def down(self, exchange: Exchange, client: int) -> Down:
         """What a client receives in an exchange: the declared parts, and what is meant for this client alone."""
         everybodys = self._down_of_all(exchange)
         if exchange.send is send_nothing_else:
             return everybodys
-        down = Down(everybodys | exchange.send(self.state, client))
+        down = Down(everybodys | self.own(exchange, client))
         check_scopes(self.setup, down, exchange, "send")
         return down
+
+    def own(self, exchange: Exchange, client: int) -> Mapping[str, Tensor]:
+        """What one client receives in an exchange in the place of what all do."""
+        with self.setup.lend("send", self.position, exchange.name, client):
+            return exchange.send(self.state, client)
 
     def _down_of_all(self, exchange: Exchange) -> Down:
         """What every client receives, made once for a state of the server."""
@@ -149,7 +171,7 @@ class Coordinator:
             if problem is None:
                 assert isinstance(came, Answer)
                 answers[order.client] = came
-                self._count(exchange, order, came)
+                self._count(exchange, came)
                 continue
             errors += [problem] if isinstance(problem, Exception) else []
             why = problem.why if isinstance(problem, Missing) else _in_words(problem)
@@ -171,15 +193,14 @@ class Coordinator:
             return error
         return None
 
-    def _count(self, exchange: Exchange, order: Order, answer: Answer) -> None:
+    def _count(self, exchange: Exchange, answer: Answer) -> None:
+        round = self.position + 1
         self.bytes_up += answer.up.nbytes
-        self.bytes_telemetry += answer.telemetry.nbytes
-        seen: dict[str, Message] = {"down": order.down, "up": answer.up, "telemetry": answer.telemetry}
-        self.messages.setdefault(
-            exchange.name, {name: message for name, message in seen.items() if message or name != "telemetry"}
-        )
+        self.ledger.add(exchange.name, "up", answer.up, answer.client, round)
         if answer.telemetry:
-            self.terms.setdefault(self.names[order.client], {}).update(answer.telemetry.terms)
+            self.bytes_telemetry += answer.telemetry.nbytes
+            self.ledger.add(exchange.name, "telemetry", answer.telemetry, answer.client, round)
+            self.terms.setdefault(self.names[answer.client], {}).update(answer.telemetry.terms)
 
     def _check_finite(self, round: Round) -> None:
         if first_not_finite(self.state.shared | self.state.down):
@@ -187,16 +208,6 @@ class Coordinator:
                 f"What round {round.number} merged is not finite, though every client's reply is: look for absurd "
                 "values among the settings of [method] that the server uses."
             )
-
-    def declaration(self) -> dict[str, Any]:
-        """What crossed the wire, for whoever must explain it: names, types, shapes and bytes of each message."""
-        return {
-            exchange: {
-                direction: {"bytes": message.nbytes, "tensors": signature(message)}
-                for direction, message in seen.items()
-            }
-            for exchange, seen in self.messages.items()
-        }
 
 
 def _in_words(error: Exception) -> str:

@@ -113,24 +113,29 @@ class Optimiser:
     decay: float = 1.0
 
 
+Loss = Callable[[Net, Batch, Context], Terms]
+
+
 @dataclass(frozen=True)
 class Objective:
     """A pure loss and the parts it moves.
 
-    ``loss(net, batch, context)`` returns named scalar terms; their sum is minimised, and each is recorded. With
-    ``encode`` the batch is encoded before, once, and the loss reads ``batch.z``. Parts that do not move are fixed and
-    in evaluation mode. It is minimised ``repeats`` times on each batch.
+    ``loss(net, batch, context)`` returns named scalar terms, some or all of ``terms``; their sum is minimised, and the
+    mean of each is told beside a reply and recorded. With ``encode`` the batch is encoded before, once, and the loss
+    reads ``batch.z``. Parts that do not move are fixed and in evaluation mode. It is minimised ``repeats`` times on
+    each batch.
     """
 
     name: str
-    loss: Callable[[Net, Batch, Context], Terms]
+    loss: Loss
     moves: tuple[str, ...]
+    terms: tuple[str, ...] = ()
     draws: Callable[[ModelBuilder, int], Draws] = no_draws
     optimiser: Optimiser = Optimiser()
     repeats: int = 1
     encode: Callable[[Net, Batch, Context], Batch] | None = None
 
-    def terms(self, net: Net, batch: Batch, context: Context) -> Terms:
+    def evaluate(self, net: Net, batch: Batch, context: Context) -> Terms:
         """The loss of a batch, which is encoded first."""
         return self.loss(net, batch if self.encode is None else self.encode(net, batch, context), context)
 
@@ -167,6 +172,24 @@ class Measure:
 
 
 Phases = tuple[Phase | Measure, ...]
+
+
+def term_names(phases: Phases) -> dict[tuple[str, str, str], str]:
+    """What the mean of each loss term is called, by phase, objective and term.
+
+    That is the term's own name, with its objective's or its phase's before it where an earlier one has that name.
+    """
+    names: dict[tuple[str, str, str], str] = {}
+    for phase in phases:
+        if isinstance(phase, Measure):
+            continue
+        earlier, own = set(names.values()), set[str]()
+        for objective in phase.objectives:
+            for term in objective.terms:
+                name = term if term not in own else f"{objective.name}.{term}"
+                own.add(name)
+                names[phase.name, objective.name, term] = name if name not in earlier else f"{phase.name}.{name}"
+    return names
 
 
 @dataclass(frozen=True)

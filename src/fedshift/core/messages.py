@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Self
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedshift.core.tensors import Tensors
 
-_TERM = "term."
+TERM = "term."  # before the name of a loss term in telemetry
 _DTYPES = {  # as safetensors calls them
     torch.float64: "F64",
     torch.float32: "F32",
@@ -39,7 +39,7 @@ class Message(Tensors):
         given = tensors or {}
         super().__init__({name: given[name].detach() for name in sorted(given)})
 
-    @property
+    @cached_property
     def signature(self) -> Signature:
         """Name, type and shape of every tensor: what an auditor reads."""
         return tuple((name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self.items())
@@ -47,7 +47,7 @@ class Message(Tensors):
     @property
     def nbytes(self) -> int:
         """The bytes this message takes on the wire, equal to ``len(self.to_bytes())``."""
-        return _wire_bytes(self.signature) if self else 0
+        return wire_bytes(self.signature)
 
     def to_bytes(self) -> bytes:
         """Serialise to safetensors; an empty message is not sent, so it has no bytes."""
@@ -77,13 +77,13 @@ class Telemetry(Message):
     @classmethod
     def from_numbers(cls, terms: Mapping[str, float], steps: int) -> Self:
         """From numbers."""
-        means = {f"{_TERM}{name}": torch.tensor(value, dtype=torch.float64) for name, value in terms.items()}
+        means = {f"{TERM}{name}": torch.tensor(value, dtype=torch.float64) for name, value in terms.items()}
         return cls({"steps": torch.tensor(steps), **means})
 
     @property
     def terms(self) -> dict[str, float]:
         """The mean of each loss term over the steps."""
-        return {name.removeprefix(_TERM): float(value) for name, value in self.items() if name.startswith(_TERM)}
+        return {name.removeprefix(TERM): float(value) for name, value in self.items() if name.startswith(TERM)}
 
 
 @dataclass(frozen=True)
@@ -179,5 +179,8 @@ def pack_in_pieces(likes: Mapping[str, Tensor], tensors: Iterable[Tensor]) -> It
 
 
 @lru_cache(maxsize=256)
-def _wire_bytes(signature: Signature) -> int:
+def wire_bytes(signature: Signature) -> int:
+    """The bytes that a message of a signature takes on the wire; an empty one is not sent."""
+    if not signature:
+        return 0
     return len(save({name: torch.empty(shape, dtype=dtype) for name, dtype, shape in signature}))

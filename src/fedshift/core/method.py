@@ -25,7 +25,7 @@ from fedshift.core.contract import (
     keep_nothing,
     no_draws,
 )
-from fedshift.core.model import ModelBuilder
+from fedshift.core.model import ModelBuilder, refuse_dropout
 from fedshift.core.net import Net, batch_norm_tensors
 from fedshift.core.tensors import Replies, Tensors, weighted_mean
 from fedshift.core.training import Train
@@ -41,11 +41,13 @@ class Method(Spec):
     Attributes:
         presets: published settings, by the data set's name.
         paper: where the method comes from.
+        terms: the names of the terms that its loss returns.
     """
 
     section: ClassVar[str] = "method"
     presets: ClassVar[dict[str, dict[str, object]]] = {}
     paper: ClassVar[str] = ""
+    terms: ClassVar[tuple[str, ...]] = ()
 
     weighting: Literal["uniform", "samples"] = setting(
         "uniform", help="how clients weigh in the average", source="methods differ; all five papers: uniform"
@@ -82,7 +84,7 @@ class Method(Spec):
         raise NotImplementedError
 
     def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
-        """What a client minimises, as named scalar terms; the batch has its representation ``z``."""
+        """What a client minimises, as scalar terms named in :attr:`terms`; the batch has its representation ``z``."""
         raise NotImplementedError
 
     def predict(self, net: Net, x: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
@@ -101,7 +103,8 @@ class Method(Spec):
 
     def objective(self, name: str, **changes: Any) -> Objective:
         """The method's own loss over what it moves, with changes to it."""
-        own: dict[str, Any] = {"loss": self.loss, "moves": self.moves(), "draws": self.draws, "encode": self.encode}
+        own: dict[str, Any] = {"loss": self.loss, "moves": self.moves(), "terms": self.terms}
+        own |= {"draws": self.draws, "encode": self.encode}
         return Objective(name, **{**own, **changes})
 
     def encode(self, net: Net, batch: Batch, context: Context) -> Batch:
@@ -169,6 +172,19 @@ class Method(Spec):
             clients: what each client keeps; each is read when it is asked for.
         """
         return [weighted_mean(clients, clients[0])]
+
+
+def make_parts(method: Method, model: ModelBuilder) -> dict[str, Part]:
+    """The parts of a method, also of one that makes modules plainly, with initial values from the run's streams.
+
+    Raises:
+        FedshiftError: a module has dropout.
+    """
+    with model.streams.as_global("initialisation", "parts"):
+        parts = method.parts(model)
+    for name, part in parts.items():
+        refuse_dropout(part.module, name)
+    return parts
 
 
 def tensor_scopes(method: Method, parts: Mapping[str, Part]) -> dict[str, Scope]:

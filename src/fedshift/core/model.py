@@ -91,10 +91,15 @@ class ModelBuilder:
         """
         with self.streams.as_global("initialisation", role):
             module = build()
-        for name, layer in module.named_modules():
-            if isinstance(layer, DROPOUT) and layer.p > 0:
-                raise FedshiftError(
-                    f"Layer '{name}' of the {role} is dropout, which draws from a global generator, so the run "
-                    "could not be repeated: set its probability to 0."
-                )
+        refuse_dropout(module, role)
         return module
+
+
+def refuse_dropout(module: nn.Module, role: str) -> None:
+    """Raise an error if a module has dropout, which would draw from a global generator."""
+    for name, layer in module.named_modules():
+        if isinstance(layer, DROPOUT) and layer.p > 0:
+            raise FedshiftError(
+                f"Layer '{name}' of the {role} is dropout, which draws from a global generator, so the run "
+                "could not be repeated: set its probability to 0."
+            )

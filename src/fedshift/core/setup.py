@@ -2,31 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 
-from fedshift.core.contract import Declared, Exchange, Part, Scope, Stage, send_nothing_else
+from fedshift.core.contract import (
+    Declared,
+    Exchange,
+    Objective,
+    Part,
+    Phase,
+    Scope,
+    Stage,
+    send_nothing_else,
+    term_names,
+)
+from fedshift.core.messages import TERM
 from fedshift.core.method import Method, tensor_scopes
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net
 from fedshift.core.tensors import SAMPLES, Tensors, part_of
 from fedshift.core.training import Evaluate, Train
-from fedshift.streams import Streams
+from fedshift.errors import FedshiftError
+from fedshift.streams import Key, Streams
 
+MOST_TERMS = 16  # of an objective: telemetry is a few numbers, not data
 DTYPES = {"float32": torch.float32, "bfloat16": torch.float32, "float64": torch.float64}
 
 
 @dataclass(frozen=True, eq=False)
 class _Declaration:
-    """What an exchange declares: names of tensors that are sent and returned, and a reply's types and shapes."""
+    """What an exchange declares: names of tensors sent and returned, types and shapes of replies and telemetry."""
 
     exchange: Exchange
     sent: tuple[str, ...]
     returned: tuple[str, ...]
     reply: Declared
+    telemetry: Declared
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +68,18 @@ class Setup:
     streams: Streams
     device: torch.device
 
+    def __post_init__(self) -> None:
+        """Check what the method declares.
+
+        Raises:
+            FedshiftError: an objective declares no loss terms, or too many.
+        """
+        for stage in self.stages:
+            for exchange in stage.exchanges:
+                for phase in (*exchange.phases, *exchange.server):
+                    for objective in phase.objectives if isinstance(phase, Phase) else ():
+                        check_terms(objective)
+
     @property
     def dtype(self) -> torch.dtype:
         """The type of floating tensors between steps; with bfloat16 they are float32."""
@@ -61,7 +88,16 @@ class Setup:
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
         """The plan of the run."""
-        return self.method.stages(self.train.rounds)
+        return self.plan(self.method)
+
+    def plan(self, method: Method) -> tuple[Stage, ...]:
+        """The plan that a method makes for the run."""
+        with self.lend("plan"):
+            return method.stages(self.train.rounds)
+
+    def lend(self, purpose: str, *key: Key) -> AbstractContextManager[Callable[[], bool]]:
+        """A stream for code of a page that draws from global generators; see :meth:`Streams.as_global`."""
+        return self.streams.as_global(f"global draws in {purpose}", *key, device=self.device)
 
     def find(self, stage: str, exchange: str) -> tuple[Stage, Exchange]:
         """A stage and one of its exchanges by name."""
@@ -107,6 +143,10 @@ class Setup:
         """Type and shape of every tensor of a reply; None stands for any length."""
         return self._declaration(exchange).reply
 
+    def telemetry(self, exchange: Exchange) -> Declared:
+        """Type and shape of all that a client may tell beside its reply."""
+        return self._declaration(exchange).telemetry
+
     def _declaration(self, exchange: Exchange) -> _Declaration:
         """What an exchange declares, worked out when it is first asked for and not for every client."""
         known = self._declarations.get(id(exchange))
@@ -132,7 +172,9 @@ class Setup:
             reply |= upload.signature(self._uploadable, self.dtype)
         if exchange.counted and reply:
             reply[SAMPLES] = (torch.int64, ())
-        return _Declaration(exchange, tuple(sent), tuple(returned), reply)
+        telemetry: Declared = {"steps": (torch.int64, ())}
+        telemetry |= {f"{TERM}{name}": (torch.float64, ()) for name in term_names(exchange.phases).values()}
+        return _Declaration(exchange, tuple(sent), tuple(returned), reply, telemetry)
 
     @cached_property
     def shapes(self) -> Tensors:
@@ -146,3 +188,21 @@ class Setup:
             n for n, scope in self.scopes.items() if scope == "client" and self.parts[part_of(n)].scope == "shared"
         ]
         return self.shapes.only(self.shapes.keys() - set(local))
+
+
+def check_terms(objective: Objective) -> None:
+    """Raise an error unless an objective declares its loss terms: some, each once, and not too many."""
+    terms = objective.terms
+    if not terms or not isinstance(terms, tuple) or not all(isinstance(term, str) for term in terms):
+        raise FedshiftError(
+            f"The objective '{objective.name}' declares the loss terms {terms!r}: name those that its loss returns, as "
+            'terms = ("cross_entropy",) in the method\'s class, or as terms= of the objective.'
+        )
+    if len(terms) > MOST_TERMS:
+        raise FedshiftError(
+            f"The objective '{objective.name}' declares {len(terms)} loss terms; their means leave the client, so "
+            f"there are at most {MOST_TERMS}: add terms up in its loss."
+        )
+    if len(set(terms)) < len(terms):
+        twice = next(term for term in terms if terms.count(term) > 1)
+        raise FedshiftError(f"The objective '{objective.name}' declares the loss term '{twice}' twice: name it once.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -40,6 +41,10 @@ class Job:
     client: Client
     down: Down
     state: ClientState
+
+    def lend(self, purpose: str) -> AbstractContextManager[Callable[[], bool]]:
+        """A stream of this job's own for code of a page that draws from global generators."""
+        return self.setup.lend(purpose, *self.round.key, self.exchange.name, self.client.id)
 
 
 @dataclass(frozen=True, eq=False)

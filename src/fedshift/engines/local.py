@@ -15,7 +15,7 @@ from operator import add
 import torch
 from torch import Tensor
 
-from fedshift.core.contract import Batch, Context, Measure, Objective, Phase, Phases, Round
+from fedshift.core.contract import Batch, Context, Measure, Objective, Phase, Phases, Round, term_names
 from fedshift.core.net import Net
 from fedshift.core.setup import Setup
 from fedshift.core.state import OptimiserState
@@ -261,7 +261,7 @@ def _of_lane(tables: Sequence[Tensor], lane: int) -> Tensor:
 def _finish(phase: Phase, course: _Course, names: Mapping[str, list[str]], tables: Mapping[str, Tensor]) -> None:
     """Write down a lane's means, after checking that every loss was finite, and what it keeps of its optimisers."""
     lane = course.lane
-    means: dict[str, float] = {}
+    called = term_names(lane.phases)
     for objective in phase.objectives:
         table = tables[objective.name]
         if not len(table):
@@ -276,9 +276,7 @@ def _finish(phase: Phase, course: _Course, names: Mapping[str, list[str]], table
                 f"{advice(lane.setup, objective)}"
             )
         for name, mean in zip(names[objective.name], table.mean(dim=0).tolist(), strict=True):
-            means[name if name not in means else f"{objective.name}.{name}"] = mean
-    for name, mean in means.items():
-        lane.means[name if name not in lane.means else f"{phase.name}.{name}"] = mean
+            lane.means[called[phase.name, objective.name, name]] = mean
     kept, scopes = lane.setup.method.optimiser_state, lane.setup.scopes
     for objective_name, of_objective in course.optimisers.items():
         lane.optimisers[f"{phase.name}.{objective_name}"] = {
@@ -406,11 +404,20 @@ class _Descent:
         return torch.stack([term.detach() for term in terms.values()])
 
     def _checked_loss(self, net: Net, batch: Batch, context: Context) -> Mapping[str, Tensor]:
-        terms = self.objective.terms(net, batch, context)
+        objective = self.objective
+        terms = objective.evaluate(net, batch, context)
+        if not terms:
+            raise FedshiftError(f"The loss of the objective '{objective.name}' returns no term: return one or more.")
+        if undeclared := sorted(terms.keys() - set(objective.terms)):
+            raise FedshiftError(
+                f"The loss of the objective '{objective.name}' returns the term '{undeclared[0]}', which is not "
+                f"declared (there are {', '.join(objective.terms)}): add it to the method's terms, such as terms = "
+                f'(*FedAvg.terms, "{undeclared[0]}"), or to terms= of the objective.'
+            )
         for name, term in terms.items():
             if term.ndim:
                 raise FedshiftError(
-                    f"The term '{name}' of the objective '{self.objective.name}' has the shape {tuple(term.shape)}; "
+                    f"The term '{name}' of the objective '{objective.name}' has the shape {tuple(term.shape)}; "
                     "a term is a scalar, such as the mean over the batch."
                 )
         return terms

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +15,7 @@ from fedshift.core.net import Net, batch_norms
 from fedshift.core.setup import Setup
 from fedshift.core.tensors import Tensors
 from fedshift.engines.banks import Bank
-from fedshift.engines.engine import Question, Score
+from fedshift.engines.engine import SERVER, Question, Score
 from fedshift.engines.local import advice, even_chunks, set_modes
 from fedshift.errors import DivergedError
 from fedshift.streams import sample_draws
@@ -52,6 +53,18 @@ def _limit(question: Question) -> int:
 def score(net: Net, questions: Sequence[Question]) -> list[Score]:
     """Score the model that a net holds on one environment, or on several that fit into one batch."""
     set_modes(net, ())
+    with _lent(questions[0]):
+        return _scores(net, questions)
+
+
+def _lent(question: Question) -> AbstractContextManager[Callable[[], bool]]:
+    """A stream for a prediction that draws from global generators."""
+    environment = question.environment
+    client = SERVER if environment.client is None else environment.client
+    return question.setup.lend("prediction", *question.round.key, environment.role, environment.name, client)
+
+
+def _scores(net: Net, questions: Sequence[Question]) -> list[Score]:
     first = questions[0]
     if len(questions) == 1:
         if first.setup.method.reestimates(unseen=first.environment.client is None):
@@ -92,7 +105,10 @@ def score_stacked(bank: Bank, groups: Sequence[Sequence[Question]]) -> list[Scor
     def predict(net: Net, batch: Batch, context: Context) -> dict[str, Tensor]:
         return {"predicted": setup.method.predict(net, batch.x, context.noise)}
 
-    predicted = bank.evaluate(predict, bank.gather(batches, contexts))["predicted"]
+    with _lent(first) as drawn:
+        predicted = bank.evaluate(predict, bank.gather(batches, contexts))["predicted"]
+        if drawn():
+            raise RuntimeError("a prediction draws from a global generator, which is random for all models at once")
     return [
         score
         for group, rows, one in zip(groups, predicted, asked, strict=True)

@@ -43,7 +43,8 @@ class Sequential:
     def _work(self, job: Job) -> Outcome:
         bank, lane = self.resident(job.setup).client, lane_of(job)
         load(bank, 0, job)
-        work(bank, [lane])
+        with job.lend("work"):
+            work(bank, [lane])
         return outcome_of(job, lane, bank, 0)
 
     def serve(self, job: ServerJob) -> tuple[ServerState, dict[str, float]]:
@@ -63,7 +64,8 @@ class Sequential:
             replies=job.replies,
             tell=job.tell,
         )
-        work(bank, [lane])
+        with job.setup.lend("server phases", *job.round.key, job.exchange.name):
+            work(bank, [lane])
         if lane.error:
             raise lane.error
         state = state.updated(bank.copy(0, [*state.down, *state.server]))
@@ -101,7 +103,9 @@ def lane_of(job: Job) -> Lane:
 def load(bank: Bank, number: int, job: Job) -> None:
     """Put what a client begins with into a lane of a bank."""
     private = Tensors(job.state.tensors)
-    for tensors in (job.down, private, job.exchange.start(private, job.down)):
+    with job.lend("start"):
+        start = job.exchange.start(private, job.down)
+    for tensors in (job.down, private, start):
         bank.load(number, tensors)
 
 
@@ -128,9 +132,11 @@ def outcome_of(job: Job, lane: Lane, bank: Bank, number: int) -> Outcome:
         lane.steps,
         setup.train.lr,
     )
-    kept = {name: tensor.detach().clone() for name, tensor in exchange.keep(work).items()}
+    with job.lend("keep and upload"):
+        kept = {name: tensor.detach().clone() for name, tensor in exchange.keep(work).items()}
+        reply = reply_of(job, work)
     state = ClientState(dict(private | kept), lane.optimisers, {**job.state.drawn, job.round.stage.name: lane.drawn})
-    return Outcome(job.client.id, reply_of(job, work), state, lane.means, lane.steps)
+    return Outcome(job.client.id, reply, state, lane.means, lane.steps)
 
 
 def reply_of(job: Job, work: LocalWork) -> Up:

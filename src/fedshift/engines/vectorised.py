@@ -92,11 +92,13 @@ class Vectorised:
             load(bank, number, job)
         phases = first.exchange.phases
         if varying:
-            stages = method.stages(first.setup.train.rounds)
-            phases = find(stages, first.round.stage.name, first.exchange.name).phases
+            phases = find(first.setup.plan(method), first.round.stage.name, first.exchange.name).phases
         with warnings.catch_warnings():
             warnings.filterwarnings("error", NO_BATCHING_RULE)
-            work(bank, lanes, phases)
+            with first.setup.lend("work of a stack") as drawn:
+                work(bank, lanes, phases)
+                if drawn():
+                    raise RuntimeError("a loss draws from a global generator, which is random for all clients at once")
         answers: dict[Job, Outcome | Exception] = {}
         for number, (job, lane) in enumerate(ordered):
             try:

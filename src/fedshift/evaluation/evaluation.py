@@ -91,7 +91,8 @@ class Evaluation:
                 kept = self.site.store.peek(client)
                 return [sent | kept.tensors if kept else sent]
         if not strangers:
-            strangers += self.setup.method.unseen(state, self._kept_by_clients())
+            with self.setup.lend("unseen"):
+                strangers += self.setup.method.unseen(state, self._kept_by_clients())
         return [sent | private for private in strangers]
 
     def _whose(self, environment: Environment) -> str:
@@ -117,7 +118,8 @@ def parts_predicted(method: Method, model: ModelBuilder, parts: Mapping[str, Par
     draws = method.prediction_draws(model, 1)
     noise = sample_draws(draws, model.streams.generator("parts that are read"), x.device)
     net = Net({name: deepcopy(part.module).to(x.device).eval() for name, part in parts.items()})
-    return parts_read(net, lambda net: method.predict(net, x, noise))
+    with model.streams.as_global("parts that are read"):
+        return parts_read(net, lambda net: method.predict(net, x, noise))
 
 
 def _mean(scores: Sequence[Score]) -> Row:

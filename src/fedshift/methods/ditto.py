@@ -45,7 +45,8 @@ class Ditto(FedAvg):
 
     def phases(self) -> Phases:
         """FedAvg's, then as many steps of v_k."""
-        return (*super().phases(), Phase("personal", (Objective("personal", self.personal_loss, V.names),)))
+        personal = Objective("personal", self.personal_loss, V.names, ("personal", "pull"))
+        return (*super().phases(), Phase("personal", (personal,)))
 
     def personal_loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         """F_k(v) + lam/2 ||v - w_t||^2."""

@@ -29,6 +29,7 @@ class FedAvg(Method):
     """Each client minimises its own cross-entropy; the server averages the models."""
 
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017, Algorithm 1"
+    terms: ClassVar[tuple[str, ...]] = ("cross_entropy",)
 
     def parts(self, model: ModelBuilder) -> dict[str, Part]:
         """An encoder x -> z and a linear head z -> logits, both shared."""

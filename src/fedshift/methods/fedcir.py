@@ -112,6 +112,7 @@ class FedCiR(Probabilistic):
     """FedAvg whose clients learn from, and align with, a generator of representations on the server."""
 
     paper: ClassVar[str] = "Li et al., IEEE TMC 2024, Eq. 12-18"
+    terms: ClassVar[tuple[str, ...]] = (*Probabilistic.terms, "reg", "align")
     presets: ClassVar[dict[str, dict[str, object]]] = {
         "domainnet": {"l_reg": 0.5, "l_align": 1e-6},
         "iwildcam": {"l_reg": 0.5, "l_align": 1e-6},
@@ -199,7 +200,9 @@ class FedCiR(Probabilistic):
     def server_phases(self) -> Phases:
         """Steps on the generator, then the estimate of the class Gaussians; what no term needs is left out."""
         adam = Optimiser("adam", lr=self.generator_lr, weight_decay=self.generator_weight_decay)
-        consensus = Objective("consensus", self.generator_loss, ("generator",), self.generator_draws, adam)
+        consensus = Objective(
+            "consensus", self.generator_loss, ("generator",), ("consensus",), self.generator_draws, adam
+        )
         phases: list[Phase | Measure] = []
         if self.l_reg > 0 or self.l_align > 0:
             phases.append(Phase("generator", (consensus,), steps=self.generator_steps))

@@ -47,6 +47,7 @@ class FedDyn(FedAvg):
     """FedAvg with a dynamic regulariser on each client and its correction on the server."""
 
     paper: ClassVar[str] = "Acar et al., ICLR 2021, Algorithm 1"
+    terms: ClassVar[tuple[str, ...]] = (*FedAvg.terms, "linear", "proximal")
 
     alpha: Positive = setting(
         0.1, help="weight of the dynamic regulariser", source="Eq. 1", search=Range(1e-3, 1, log=True)

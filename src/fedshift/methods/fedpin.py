@@ -76,6 +76,8 @@ def total_variance(z: Tensor) -> Tensor:
 class Personalised(GlobalModel):
     """The global model, and beside it a personal model of each client, which predicts for that client."""
 
+    personal_terms: ClassVar[tuple[str, ...]] = ()  # the names of the terms of personal_loss
+
     personal_steps: Count = setting(10, help="K: steps of each model of the client's own a round", source="Alg. 1, E.3")
     start: Literal["global", "own"] = setting(
         "global", help="a client's own encoders start from the global one's initial values, or draws of their own"
@@ -93,7 +95,7 @@ class Personalised(GlobalModel):
 
     def phases(self) -> Phases:
         """The personal phase, with the global model as received, then the global one."""
-        personal = Objective("personal", self.personal_loss, PERSONAL.names)
+        personal = Objective("personal", self.personal_loss, PERSONAL.names, self.personal_terms)
         return (self.phase("personal", self.personal_steps, personal), *super().phases())
 
     def personal_loss(self, net: Net, batch: Batch, context: Context) -> Terms:
@@ -114,6 +116,7 @@ class FedPIN(Personalised):
     """A personal model near the global invariant features and far from what the client's shortcut model sees."""
 
     paper: ClassVar[str] = "Tang et al., ICML 2024, Algorithm 1"
+    personal_terms: ClassVar[tuple[str, ...]] = ("personal", "contrast", "variance")
     presets: ClassVar[dict[str, dict[str, object]]] = {
         "colored-mnist": {"alpha": 1e5, "lam": 10.0, "gamma": 6e-6},
         "colored-fashion-mnist": {"alpha": 1e5, "lam": 10.0, "gamma": 6e-6},
@@ -138,7 +141,7 @@ class FedPIN(Personalised):
         later = super().phases()
         if self.lam == 0:
             return later
-        objective = Objective("shortcut", self.shortcut_loss, SHORTCUT.names)
+        objective = Objective("shortcut", self.shortcut_loss, SHORTCUT.names, ("shortcut",))
         return (self.phase("shortcut", self.personal_steps, objective), *later)
 
     def shortcut_loss(self, net: Net, batch: Batch, context: Context) -> Terms:
@@ -166,6 +169,7 @@ class Anchored(Personalised):
     """
 
     paper: ClassVar[str] = "Tang et al., ICML 2024, Table 2 (GM-L2)"
+    personal_terms: ClassVar[tuple[str, ...]] = ("personal", "anchor")
 
     mu: NonNegative = setting(
         1.0, help="weight of mu/2 ||theta_u - theta_g||^2; not in the paper", search=Range(1e-3, 10, log=True)

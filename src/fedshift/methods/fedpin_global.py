@@ -79,6 +79,7 @@ class GlobalModel(FedAvg):
     """FedPIN's global invariant model alone (GM): FedAvg whose features tell nothing of the client beyond y."""
 
     paper: ClassVar[str] = "Tang et al., ICML 2024, Eq. 4 and Table 2 (GM)"
+    terms: ClassVar[tuple[str, ...]] = (*FedAvg.terms, "invariance")
     presets: ClassVar[dict[str, dict[str, object]]] = {
         "colored-mnist": {"alpha": 1e5},
         "colored-fashion-mnist": {"alpha": 1e5},
@@ -148,7 +149,12 @@ class GlobalModel(FedAvg):
             return (model,)
         own = Optimiser(lr=self.auxiliary_lr)
         omega_a = Objective(
-            "auxiliary", self.auxiliary_loss, ("auxiliary",), optimiser=own, repeats=self.auxiliary_steps
+            "auxiliary",
+            self.auxiliary_loss,
+            ("auxiliary",),
+            ("auxiliary",),
+            optimiser=own,
+            repeats=self.auxiliary_steps,
         )
         return (omega_a, model)
 

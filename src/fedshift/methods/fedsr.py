@@ -51,6 +51,7 @@ class FedSR(Probabilistic):
     """FedAvg with two regularisers of the representation: its norm, and what it says of x beyond y."""
 
     paper: ClassVar[str] = "Nguyen, Lim and Torr, NeurIPS 2022, Eq. 9"
+    terms: ClassVar[tuple[str, ...]] = (*Probabilistic.terms, "cmi", "l2r")
     presets: ClassVar[dict[str, dict[str, object]]] = {
         "rotated-mnist": {"l2r": 0.1, "cmi": 0.3},
         "pacs": {"l2r": 0.01, "cmi": 0.001, "l2r_form": "norm"},

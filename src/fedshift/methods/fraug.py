@@ -41,7 +41,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedshift.core.contract import Batch, Context, Objective, Optimiser, Part, Phase, Phases, Terms
+from fedshift.core.contract import Batch, Context, Loss, Objective, Optimiser, Part, Phase, Phases, Terms
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net
 from fedshift.errors import FedshiftError
@@ -49,6 +49,9 @@ from fedshift.methods.fedavg import FedAvg
 from fedshift.methods.mmd import bandwidth, mmd, mmd_of_each
 from fedshift.settings.spec import Fraction, NonNegative, Positive, Range, setting
 from fedshift.streams import Draw, Draws
+
+GENERATOR_TERMS = ("generator_cross_entropy", "generator_mmd")
+RTNET_TERMS = ("rtnet_entropy", "rtnet_mmd", "rtnet_entropy_classes", "rtnet_mmd_classes")
 
 
 class Conditional(nn.Module):
@@ -154,6 +157,7 @@ class FRAug(FedAvg):
     """FedBN whose head also learns from representations made by a shared generator and a private RTNet."""
 
     paper: ClassVar[str] = "Chen et al., ICCV 2023, Eq. 1-6"
+    terms: ClassVar[tuple[str, ...]] = (*FedAvg.terms, "synthetic", "synthetic_classes")
     presets: ClassVar[dict[str, dict[str, object]]] = {
         "pacs": {"lr_generator": 0.05, "lr_rtnet": 0.05, "alpha": 10.0, "beta": 1.0, "gamma": 0.01},
         "office-home": {"lr_generator": 0.05, "lr_rtnet": 0.025, "gamma": 0.01},
@@ -224,11 +228,15 @@ class FRAug(FedAvg):
         """On each batch: model, then generator, then RTNet (Algorithm 1)."""
         objectives = [
             self.objective("model"),
-            Objective("generator", self.generator_loss, ("generator",), self.draws, Optimiser(lr=self.lr_generator)),
+            self.step("generator", self.generator_loss, GENERATOR_TERMS, self.lr_generator),
         ]
         if self.rtnet:
-            objectives.append(Objective("rtnet", self.rtnet_loss, ("rtnet",), self.draws, Optimiser(lr=self.lr_rtnet)))
+            objectives.append(self.step("rtnet", self.rtnet_loss, RTNET_TERMS, self.lr_rtnet))
         return (Phase("train", tuple(objectives)),)
+
+    def step(self, part: str, loss: Loss, terms: tuple[str, ...], lr: float) -> Objective:
+        """A step of one part on a loss of its own."""
+        return Objective(part, loss, (part,), terms, self.draws, Optimiser(lr=lr))
 
     def draws(self, model: ModelBuilder, batch: int) -> Draws:
         """Standard normal z for each sample, and z' for each class."""

@@ -49,6 +49,7 @@ class MOON(FedAvg):
     """FedAvg with a contrast of models; mu = 0 without projection is FedAvg."""
 
     paper: ClassVar[str] = "Li, He and Song, CVPR 2021, Eq. 4"
+    terms: ClassVar[tuple[str, ...]] = (*FedAvg.terms, "contrastive")
 
     mu: NonNegative = setting(1.0, help="weight of the contrastive term", source="Eq. 4", search=(0.01, 0.1, 1.0))
     temperature: Positive = setting(0.5, help="temperature tau of the contrast", source="Eq. 3")

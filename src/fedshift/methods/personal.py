@@ -99,7 +99,12 @@ class FineTuning(FedAvg):
     def stages(self, rounds: int) -> tuple[Stage, ...]:
         """Training, then one round of fine-tuning with everyone."""
         plain = Objective(
-            "finetune", self.plain_loss, COPIED, optimiser=Optimiser(lr=self.finetune_lr), encode=self.encode
+            "finetune",
+            self.plain_loss,
+            COPIED,
+            FedAvg.terms,
+            optimiser=Optimiser(lr=self.finetune_lr),
+            encode=self.encode,
         )
         tune = self.exchange("finetune", phases=(self.tuning(plain),), returns=(), merge=leave, keep=self.promote)
         return (*super().stages(rounds), Stage("finetune", 1, (tune,), participation=1.0))

@@ -40,7 +40,7 @@ class _Run:
     since: int
     seconds: float = 0.0
     together: int = 1
-    declared: int = -1
+    listed: int = 0  # how many kinds of messages are in messages.json
 
     @property
     def position(self) -> int:
@@ -68,7 +68,8 @@ class _Run:
             self.together = together
         self.seconds += seconds
         self.display.round(self.position, coordinator.bytes_down, coordinator.bytes_up)
-        self._declare()
+        if self.due or len(coordinator.ledger) > self.listed:
+            self._declare()
         # Records first, so that no checkpoint is ahead of them.
         if self.position in self.scored:
             started = time.perf_counter()
@@ -93,11 +94,10 @@ class _Run:
         self.display.end()
 
     def _declare(self) -> None:
-        """Write down what crossed the wire, whenever that is something new."""
-        messages = self.simulation.coordinator.messages
-        if len(messages) != self.declared:
-            self.declared = len(messages)
-            self.folder.write_json(MESSAGES, self.simulation.coordinator.declaration())
+        """Write down what crossed the wire."""
+        ledger = self.simulation.coordinator.ledger
+        self.listed = len(ledger)
+        self.folder.write_json(MESSAGES, ledger.declaration())
 
     def _write_times(self, position: int, evaluation: float) -> None:
         """Write down what the rounds since the last line took."""
@@ -221,6 +221,6 @@ def _write_weights(simulation: Simulation, folder: RunFolder) -> None:
     individual = {
         f"client.{client}.{name}": tensor
         for client in simulation.coordinator.names
-        for name, tensor in last.send(state, client).items()
+        for name, tensor in simulation.coordinator.own(last, client).items()
     }
     folder.write_weights(likes | individual, chain(sent.values(), kept, individual.values()))

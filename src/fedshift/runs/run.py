@@ -83,7 +83,12 @@ class Run:
 
     @cached_property
     def messages(self) -> Record:
-        """What crossed the wire in each exchange: names, types, shapes and bytes."""
+        """What crossed the wire, by exchange and direction (``down``, ``up``, ``telemetry``).
+
+        Of each: ``messages``, ``clients`` and ``rounds`` (as ranges, rounds from 1 over all stages), ``bytes`` of all
+        and of the ``largest`` message, and ``tensors`` by name, with ``type``, the largest ``shape`` (``varies`` where
+        there were several), ``messages``, ``clients`` and ``rounds``.
+        """
         return self.folder.messages
 
     @cached_property

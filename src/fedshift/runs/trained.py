@@ -10,7 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from fedshift.core.method import tensor_scopes
+from fedshift.core.method import make_parts, tensor_scopes
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net, batch_norms
 from fedshift.core.setup import DTYPES
@@ -93,7 +93,7 @@ def rebuilt(
     method = experiment.method
     shape, classes, clients = blueprint.shape, len(blueprint.classes), len(blueprint.clients)
     model = ModelBuilder(experiment.model, shape, classes, Streams(experiment.seed), clients)
-    parts = method.parts(model)
+    parts = make_parts(method, model)
     sample = torch.zeros(1, *shape, dtype=torch.int64 if blueprint.inputs.vocabulary else torch.float32)
     read = parts_predicted(method, model, parts, blueprint.inputs.evaluation(sample))
     parts = {name: part for name, part in parts.items() if name in read}
@@ -170,13 +170,14 @@ class Trained(nn.Module):
         x = self._typed(self.blueprint.inputs.evaluation(x))
         noise = {name: self._typed(drawn) for name, drawn in noise.items()}
         net = Net(dict(self.named_children()))
-        if not self._reestimates:
-            return self._method.predict(net, x, noise)
-        with _measured_again(self):
-            with torch.no_grad():
-                self._method.predict(net, x, noise)
-            self.eval()
-            return self._method.predict(net, x, noise)
+        with self._model.streams.as_global("global draws in prediction", "model", len(x)):
+            if not self._reestimates:
+                return self._method.predict(net, x, noise)
+            with _measured_again(self):
+                with torch.no_grad():
+                    self._method.predict(net, x, noise)
+                self.eval()
+                return self._method.predict(net, x, noise)
 
     def _typed(self, x: Tensor) -> Tensor:
         return x.to(self._dtype) if x.is_floating_point() else x

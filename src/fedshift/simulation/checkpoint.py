@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fedshift import files
 from fedshift.coordinator.coordinator import Coordinator
+from fedshift.coordinator.ledger import Ledger
 from fedshift.core import sealed
 from fedshift.core.contract import ServerState
 from fedshift.core.state import flat_optimisers, optimisers_from_flat
@@ -41,6 +42,7 @@ class About(sealed.About):
     bytes_telemetry: NonNegativeInt
     missing: list[dict[str, Any]]
     records: str
+    ledger: list[dict[str, Any]]
     engine: dict[str, Any]
     together: list[str]
 
@@ -76,6 +78,7 @@ class Checkpoint:
         missing: who did not answer since the last record.
         records: a digest of all records so far.
         company: how the run is carried out.
+        ledger: every kind of message that crossed the wire so far, as :meth:`Ledger.table` says it.
         server: the server's state.
         clients: which version of its state each client has that took part: the position that wrote it.
     """
@@ -88,6 +91,7 @@ class Checkpoint:
     missing: list[dict[str, Any]]
     records: str
     company: Company
+    ledger: list[dict[str, Any]]
     server: ServerState
     clients: Mapping[int, int]
 
@@ -103,6 +107,7 @@ class Checkpoint:
             clients=clients,
             records=records,
             company=company,
+            ledger=coordinator.ledger.table(),
             **counted,
         )
 
@@ -123,6 +128,10 @@ class Checkpoint:
             raise DamagedError(f"The checkpoint names client {min(unknown)}, which the run does not have.")
         for name in _COUNTED:
             setattr(coordinator, name, getattr(self, name))
+        try:
+            coordinator.ledger = Ledger.from_table(self.ledger)
+        except (LookupError, ValueError, TypeError, AttributeError) as error:
+            raise DamagedError(f"The checkpoint's ledger of messages is none ({error}).") from error
         coordinator.state = replace(self.server, clients=coordinator.state.clients)
 
     def save(self, path: Path) -> None:
@@ -138,7 +147,7 @@ class Checkpoint:
         # Two rows of whole numbers: 10,000 clients take 160 kB.
         versions = sorted(self.clients.items())
         tensors["clients//versions"] = torch.tensor(versions, dtype=torch.int64).reshape(-1, 2).T
-        same = {name: getattr(self, name) for name in ("experiment", *_COUNTED, "records")}
+        same = {name: getattr(self, name) for name in ("experiment", *_COUNTED, "records", "ledger")}
         about = About(**same, engine=dict(self.company.engine), together=list(self.company.together))
         files.write(path, sealed.sealed(tensors, about))
 
@@ -166,7 +175,7 @@ class Checkpoint:
             server=ServerState(shared, down, server, optimisers),
             clients=dict(zip(ids, positions, strict=True)),
             company=about.company,
-            **{name: getattr(about, name) for name in ("experiment", *_COUNTED, "records")},
+            **{name: getattr(about, name) for name in ("experiment", *_COUNTED, "records", "ledger")},
         )
 
 

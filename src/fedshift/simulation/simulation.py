@@ -14,6 +14,7 @@ import torch
 from fedshift.coordinator.coordinator import Coordinator, Received
 from fedshift.core.contract import Round, ServerState
 from fedshift.core.messages import Missing, Order
+from fedshift.core.method import make_parts
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import batch_norms
 from fedshift.core.setup import Setup
@@ -222,10 +223,12 @@ def make_federation(experiment: Experiment, tell: Embedding = silent) -> Federat
     Raises:
         FedshiftError: the data cannot be had, or cannot be divided as asked.
     """
-    data = experiment.data.embedded(load_data(experiment.data, experiment.seed, str(experiment.contents)), tell)
-    inputs = experiment.data.inputs()
-    federation = experiment.protocol.federate(data, experiment.partition, inputs, Streams(experiment.seed))
-    return experiment.method.federation(federation.checked())
+    streams = Streams(experiment.seed)
+    loaded = load_data(experiment.data, experiment.seed, str(experiment.contents))
+    with streams.as_global("global draws in federation"):
+        data, inputs = experiment.data.embedded(loaded, tell), experiment.data.inputs()
+        federation = experiment.protocol.federate(data, experiment.partition, inputs, streams)
+        return experiment.method.federation(federation.checked())
 
 
 def make_setup(experiment: Experiment, federation: Federation, device: torch.device) -> Setup:
@@ -233,7 +236,7 @@ def make_setup(experiment: Experiment, federation: Federation, device: torch.dev
     streams = Streams(experiment.seed)
     classes, clients = len(federation.classes), len(federation.clients)
     model = ModelBuilder(experiment.model, federation.shape, classes, streams, clients)
-    parts = experiment.method.parts(model)
+    parts = make_parts(experiment.method, model)
     run = f"{experiment.name}-seed{experiment.seed}"
     return Setup(run, experiment.method, model, parts, experiment.train, experiment.evaluate, streams, device)
 
@@ -275,4 +278,6 @@ def choose_device(name: str) -> torch.device:
 @lru_cache(maxsize=1)
 def load_data(dataset: Dataset, seed: int, content: str) -> DomainData:
     """A data set in memory; the last one is kept for the next run of a grid while its files' content is the same."""
-    return dataset.load(Streams(seed))
+    streams = Streams(seed)
+    with streams.as_global("global draws in data"):
+        return dataset.load(streams)

@@ -35,7 +35,9 @@ class Site:
         if stage.view is None:
             return self.federation
         if self._viewed is None or self._viewed[0] != stage.view:
-            self._viewed = (stage.view, stage.view(self.federation, self.setup.streams).to(self.setup.device))
+            with self.setup.lend("view", stage.name):
+                viewed = stage.view(self.federation, self.setup.streams)
+            self._viewed = (stage.view, viewed.to(self.setup.device))
         return self._viewed[1]
 
     def state(self, client: int) -> ClientState:

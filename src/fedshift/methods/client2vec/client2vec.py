@@ -61,6 +61,7 @@ from fedshift.settings.catalogue import From
 from fedshift.settings.spec import NonNegative, Positive, setting
 from fedshift.streams import Draws
 
+LOCAL_TERMS = ("orth", "dist")
 PROJECTION = ("projector", "projector_head")  # P and h_P
 REGULARISERS = {
     "fedprox": "mu",
@@ -246,7 +247,8 @@ class Client2Vec(Method):
         def loss(net: Net, batch: Batch, context: Context) -> Terms:
             return objective.loss(net, batch, context) | self.local_terms(net, batch)
 
-        return replace(objective, loss=loss, moves=(*objective.moves, *PROJECTION))
+        own = (f"index_{name}" for name in LOCAL_TERMS if self.local_loss in ("both", name))
+        return replace(objective, loss=loss, moves=(*objective.moves, *PROJECTION), terms=(*objective.terms, *own))
 
     def local_terms(self, net: Net, batch: Batch) -> Terms:
         """Eq. 4 without its first term: ||z_P B_f||_1 and KL(softmax(h(z)) || softmax(h_P(z_P)))."""

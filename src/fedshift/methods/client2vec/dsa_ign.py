@@ -189,7 +189,7 @@ class DSAIGN(ClientIndex):
 
     def _training(self, epochs: int) -> Phase:
         adam = Optimiser("adam", lr=self.lr, weight_decay=0.0)
-        objective = Objective("dsa-ign", self.loss, (NETWORK,), optimiser=adam)
+        objective = Objective("dsa-ign", self.loss, (NETWORK,), ("sim", "orth", "recon", "div"), optimiser=adam)
         return Phase("dsa-ign", (objective,), epochs=epochs, batch=self.batch)
 
     def loss(self, net: Net, batch: Batch, context: Context) -> Terms:

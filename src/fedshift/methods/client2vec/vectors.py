@@ -25,7 +25,7 @@ class Index:
         samples: how many training samples each has.
         feature: feature vectors (K, d).
         label: label vectors (K, d), or None for an index of one part.
-        messages: what crossed the wire to make it: names, types, shapes and bytes.
+        messages: what crossed the wire to make it, by exchange and direction: tensors, clients, rounds and bytes.
     """
 
     clients: tuple[str, ...]

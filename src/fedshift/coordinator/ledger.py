@@ -1,0 +1,175 @@
+"""What crossed the wire: every kind of message that was ever sent, with how many, whose, when and how large.
+
+A message costs a look-up by its signature (names, types and shapes), not a pass over its tensors; what is said of each
+tensor is worked out when the ledger is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self
+
+import torch
+
+from fedshift.core.messages import Message, Signature, wire_bytes
+
+Direction = Literal["down", "up", "telemetry"]
+DIRECTIONS: tuple[Direction, ...] = ("down", "up", "telemetry")
+
+
+@dataclass
+class Entry:
+    """All messages of one signature, in one exchange and direction.
+
+    Attributes:
+        exchange: the exchange's name.
+        direction: ``down`` to clients, ``up`` from them, or ``telemetry`` beside an up.
+        signature: name, type and shape of every tensor.
+        messages: how many there were.
+        clients: the ids of the clients that were sent them, or sent them.
+        rounds: the rounds, counted over all stages from 1.
+    """
+
+    exchange: str
+    direction: Direction
+    signature: Signature
+    messages: int = 0
+    clients: set[int] = field(default_factory=set)
+    rounds: set[int] = field(default_factory=set)
+
+    @property
+    def largest(self) -> int:
+        """The bytes of one of them; all have the same."""
+        return wire_bytes(self.signature)
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of all of them."""
+        return self.messages * self.largest
+
+
+class Ledger:
+    """Every kind of message that crossed the wire, in the order in which it was first seen."""
+
+    def __init__(self, entries: Iterable[Entry] = ()) -> None:
+        self._entries = {(entry.exchange, entry.direction, entry.signature): entry for entry in entries}
+
+    def __len__(self) -> int:
+        """How many kinds of messages there are; it grows when there is something new to be told."""
+        return len(self._entries)
+
+    @property
+    def entries(self) -> Sequence[Entry]:
+        """All of them."""
+        return list(self._entries.values())
+
+    def add(self, exchange: str, direction: Direction, message: Message, client: int, round: int) -> None:
+        """Count a message to or from a client, in a round counted over all stages from 1."""
+        key = exchange, direction, message.signature
+        entry = self._entries.get(key)
+        if entry is None:
+            entry = self._entries[key] = Entry(*key)
+        entry.messages += 1
+        entry.clients.add(client)
+        entry.rounds.add(round)
+
+    def bytes(self, direction: Direction) -> int:
+        """The bytes of all messages of a direction."""
+        return sum(entry.bytes for entry in self._entries.values() if entry.direction == direction)
+
+    # For readers ---------------------------------------------------------------------------------
+
+    def declaration(self) -> dict[str, dict[str, dict[str, Any]]]:
+        """What crossed the wire, for whoever must explain it, by exchange and direction.
+
+        Of each: the number of messages, their bytes, those of the largest one, clients and rounds; and the same of
+        every tensor, by name, with its type and the largest shape it had (``varies`` where it had several).
+        """
+        found: dict[str, dict[str, list[Entry]]] = {}
+        for entry in self._entries.values():
+            found.setdefault(entry.exchange, {}).setdefault(entry.direction, []).append(entry)
+        return {
+            exchange: {direction: _about(by[direction]) for direction in DIRECTIONS if direction in by}
+            for exchange, by in found.items()
+        }
+
+    # For files -----------------------------------------------------------------------------------
+
+    def table(self) -> list[dict[str, Any]]:
+        """As JSON can hold it; :meth:`from_table` reads it back."""
+        return [
+            {
+                "exchange": entry.exchange,
+                "direction": entry.direction,
+                "signature": [[name, _word(dtype), list(shape)] for name, dtype, shape in entry.signature],
+                "messages": entry.messages,
+                "clients": in_ranges(entry.clients),
+                "rounds": in_ranges(entry.rounds),
+            }
+            for entry in self._entries.values()
+        ]
+
+    @classmethod
+    def from_table(cls, table: Iterable[Mapping[str, Any]]) -> Self:
+        """The inverse of :meth:`table`."""
+        return cls(
+            Entry(
+                row["exchange"],
+                row["direction"],
+                tuple((name, getattr(torch, dtype), tuple(shape)) for name, dtype, shape in row["signature"]),
+                row["messages"],
+                from_ranges(row["clients"]),
+                from_ranges(row["rounds"]),
+            )
+            for row in table
+        )
+
+
+def _about(entries: Sequence[Entry]) -> dict[str, Any]:
+    """What is said of one direction of an exchange."""
+    by_name: dict[str, list[tuple[torch.dtype, tuple[int, ...], Entry]]] = {}
+    for entry in entries:
+        for name, dtype, shape in entry.signature:
+            by_name.setdefault(name, []).append((dtype, shape, entry))
+    tensors = {}
+    for name, seen in sorted(by_name.items()):
+        shapes = {shape for _, shape, _ in seen}
+        tensors[name] = {
+            "type": " or ".join(sorted({_word(dtype) for dtype, _, _ in seen})),
+            "shape": list(max(shapes, key=lambda shape: (torch.Size(shape).numel(), shape))),
+            **({"varies": True} if len(shapes) > 1 else {}),
+            **_who([entry for _, _, entry in seen]),
+        }
+    sizes = {"bytes": sum(entry.bytes for entry in entries), "largest": max(entry.largest for entry in entries)}
+    return {**_who(entries), **sizes, "tensors": tensors}
+
+
+def _who(entries: Sequence[Entry]) -> dict[str, Any]:
+    """How many messages, of which clients, in which rounds."""
+    return {
+        "messages": sum(entry.messages for entry in entries),
+        "clients": in_ranges(set().union(*(entry.clients for entry in entries))),
+        "rounds": in_ranges(set().union(*(entry.rounds for entry in entries))),
+    }
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def in_ranges(numbers: Iterable[int]) -> str:
+    """Whole numbers from 0, as text such as ``0-9,12``."""
+    ranges: list[list[int]] = []
+    for number in sorted(numbers):
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
+
+
+def from_ranges(text: str) -> set[int]:
+    """The inverse of :func:`in_ranges`."""
+    ends = [[int(end) for end in word.split("-")] for word in text.split(",") if word]
+    return {number for each in ends for number in range(each[0], each[-1] + 1)}
