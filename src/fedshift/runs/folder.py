@@ -215,9 +215,14 @@ class RunFolder:
             self._bytes_as_summed(RECORDS)
         try:
             through = [] if self.finished else [about.records for _, about in saved(self.path).values()]
-            return read(self.path / RECORDS, self.identity.fingerprint, through)
+            records = read(self.path / RECORDS, self.identity.fingerprint, through)
         except DamagedError as error:
             raise DamagedError(f"{error} {self._made_again}") from error
+        if self.finished and summary(records) != {
+            name: picked.model_dump() for name, picked in self.summary.selected.items()
+        }:
+            raise DamagedError(f"'{self.path / SUMMARY}' says another result than the records. {self._made_again}")
+        return records
 
     def recording(self) -> Records:
         """Where a run that goes on writes its records."""

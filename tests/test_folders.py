@@ -1,0 +1,353 @@
+"""Run folders: what tells runs apart, what is noticed, who may run, and whose code is imported."""
+
+from __future__ import annotations
+
+import multiprocessing
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+import fedshift
+from conftest import TINY, Make, a_folder, a_record, a_row, interrupt_after, resume
+from fedshift import api
+from fedshift.cli.app import app
+from fedshift.errors import FedshiftError
+from fedshift.reporting.results import Results
+from fedshift.runs import runner
+from fedshift.runs.folder import RESULTS, RunFolder, sealed_json, unsealed_json
+from fedshift.runs.progress import Progress
+from fedshift.runs.records import read
+from fedshift.runs.run import Run
+from fedshift.runs.trust import UntrustedError
+from fedshift.settings import experiment as experiment_module
+from fedshift.settings.experiment import Experiment
+from fedshift.settings.grid import expand, override
+
+PLUGIN = '''
+import fedshift
+from dataclasses import dataclass
+
+@fedshift.METHODS.register("mine")
+@dataclass(frozen=True, kw_only=True)
+class Mine(fedshift.FedAvg):
+    """FedAvg, {version}."""
+'''
+
+
+def plugged(plugin: Path, out: Path, version: int = 1, **changes: Any) -> Experiment:
+    """An experiment whose method stands in a plugin."""
+    plugin.parent.mkdir(parents=True, exist_ok=True)
+    plugin.write_text(PLUGIN.replace("{version}", str(version)))
+    fedshift.METHODS._listed.pop("mine", None)  # as in another process
+    experiment_module._load_plugin.cache_clear()
+    changes = {"plugins": [str(plugin)], "method.name": "mine", "run.out": str(out), **changes}
+    (experiment,) = expand(override(TINY, changes))
+    return experiment
+
+
+def judged(domain: str, accuracy: float) -> dict[str, Any]:
+    """A record of a single test environment."""
+    return a_record(2, [a_row(domain, "test", accuracy), a_row("gray", "validation", 0.9)])
+
+
+# What tells runs apart ----------------------------------------------------------------------------
+
+
+def test_runs_that_differ_in_a_plugin_are_rows_of_their_own(tmp_path: Path):
+    """The same settings, seed 0 with one text of the plugin and seed 1 with another: 71.7 and 11.7, not 41.7 ± 42.4."""
+    for seed, accuracy in ((0, 0.717), (1, 0.117)):
+        experiment = plugged(tmp_path / "mine.py", tmp_path, version=seed, seed=seed)
+        a_folder(runner.run_path(experiment), experiment, [judged("light", accuracy)])
+    rows = api.load(tmp_path).results.rows()
+    assert [row.accuracy("test").percent() for row in rows] == ["71.7", "11.7"]
+    labels = [row.label for row in rows]
+    assert len(set(labels)) == 2
+    assert all(label.startswith("mine (mine.py=") for label in labels)
+
+
+def test_runs_that_differ_in_the_content_of_the_data_are_rows_of_their_own(tmp_path: Path):
+    for seed, accuracy in ((0, 0.717), (1, 0.117)):
+        data = tmp_path / "photos"
+        data.mkdir(exist_ok=True)
+        (data / "text").write_text(f"version {seed}")
+        changes = {"seed": seed, "data": {"name": "folder", "path": str(data)}, "protocol.hold_out": "a"}
+        (experiment,) = expand(override(TINY, changes))
+        a_folder(tmp_path / experiment.run_name, experiment, [judged("a", accuracy)])
+    rows = api.load(tmp_path).results.rows()
+    assert [row.accuracy("test").percent() for row in rows] == ["71.7", "11.7"]
+    assert all(row.label.startswith("fedavg (path=photos ") for row in rows)
+
+
+def test_the_same_content_elsewhere_is_the_same_row(tmp_path: Path):
+    """A plugin under another path, with the same text: two seeds of one row."""
+    for seed in (0, 1):
+        experiment = plugged(tmp_path / str(seed) / "mine.py", tmp_path / "runs", seed=seed)
+        a_folder(runner.run_path(experiment), experiment, [judged("light", 0.5)])
+    (row,) = api.load(tmp_path / "runs").results.rows()
+    assert (row.label, len(row.runs)) == ("mine", 2)
+
+
+CHANGES: dict[str, list[Any]] = {
+    "seed": [0, 1, 2],
+    "protocol.hold_out": ["dark", "light"],
+    "train.lr": [0.1, 0.2],
+    "method.weighting": ["uniform", "samples"],
+    "model.dim": [8, 9],
+    "data.per_class": [10, 11],
+    "evaluate.every": [1, 2],
+    "name": ["a", "b"],
+    "run.checkpoint_every": [1, 2],
+}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.fixed_dictionaries({name: st.sampled_from(values) for name, values in CHANGES.items()}), st.data())
+def test_rows_tell_apart_what_fingerprints_do_but_for_seed_and_held_out_domain(chosen: dict[str, Any], data: Any):
+    other = {name: data.draw(st.sampled_from(values)) for name, values in CHANGES.items()}
+    (one,), (two,) = (expand(override(TINY, changes)) for changes in (chosen, other))
+    free = {"name", "run.checkpoint_every"}
+    same = all(chosen[name] == other[name] for name in CHANGES if name not in free)
+    assert (one.fingerprint == two.fingerprint) == same
+    rows = {"seed", "protocol.hold_out"} | free
+    assert (one.series == two.series) == all(chosen[name] == other[name] for name in CHANGES if name not in rows)
+
+
+def test_a_dry_run_tells_them_apart_as_well(tmp_path: Path):
+    one = plugged(tmp_path / "mine.py", tmp_path, version=1)
+    one.series  # noqa: B018  # is worked out before the file changes
+    one.contents  # noqa: B018
+    two = plugged(tmp_path / "mine.py", tmp_path, version=2, seed=1)
+    assert one.series != two.series
+    assert len(api.estimate([one, two])) == 2
+
+
+# What is noticed ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    out = tmp_path_factory.mktemp("finished")
+    (experiment,) = expand(override(TINY, {"run.out": str(out)}))
+    return runner.start(experiment, Progress())
+
+
+@pytest.fixture
+def folder(finished: RunFolder, tmp_path: Path) -> RunFolder:
+    """A copy of a finished run."""
+    shutil.copytree(finished.path, tmp_path / finished.path.name)
+    return RunFolder(tmp_path / finished.path.name)
+
+
+def reading(folder: RunFolder) -> list[Any]:
+    """All that can be asked of a run."""
+    run = Run.open(folder.path)
+    asked = (run.summary, run.records, run.notes, run.messages, run.table, folder.times(), folder.environment)
+    return [*asked, {name: tensor.tolist() for name, tensor in run.weights.items()}, run.model()]
+
+
+JSON_VALUES = st.one_of(
+    st.none(), st.booleans(), st.integers(-3, 2**70), st.floats(), st.text(max_size=5), st.just([]), st.just({})
+)
+
+
+@pytest.mark.parametrize("name", [*RESULTS, "summary.json", "run.json", "experiment.toml"])
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_a_change_to_any_byte_of_any_file_is_noticed(finished: RunFolder, name: str, data: Any):
+    """A flipped bit, a cut, or random bytes: whoever reads all of the run is told, with the file's name."""
+    whole = (finished.path / name).read_bytes()
+    place = data.draw(st.integers(0, len(whole) - 1))
+    damage = data.draw(st.sampled_from(["flip", "cut", "noise", "empty"]))
+    match damage:
+        case "flip":
+            changed = bytearray(whole)
+            changed[place] ^= 1 << data.draw(st.integers(0, 7))
+        case "cut":
+            changed = bytearray(whole[:place])
+        case "noise":
+            changed = bytearray(data.draw(st.binary(min_size=1, max_size=64)))
+        case _:
+            changed = bytearray()
+    same_settings = name == "experiment.toml" and _decides(bytes(changed)) == _decides(whole)
+    try:
+        (finished.path / name).write_bytes(changed)
+        if same_settings:  # white space, a comment, or [run]
+            reading(RunFolder(finished.path))
+            return
+        with pytest.raises(FedshiftError, match=name.replace(".", r"\.")):
+            reading(RunFolder(finished.path))
+    finally:
+        (finished.path / name).write_bytes(whole)
+
+
+def _decides(text: bytes) -> Any:
+    import tomllib
+
+    try:
+        return {key: value for key, value in tomllib.loads(text.decode()).items() if key != "run"}
+    except (ValueError, RecursionError):
+        return None
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_a_summary_that_was_sealed_again_is_still_checked(finished: RunFolder, data: Any):
+    """Whoever changes what it says and seals it again is refused: it must fit the records and the other files."""
+    path = finished.path / "summary.json"
+    whole = path.read_bytes()
+    table = unsealed_json(whole)
+    key = data.draw(st.sampled_from(["selected", "files"]))
+    if data.draw(st.booleans()):
+        del table[key]
+    else:
+        table[key] = data.draw(JSON_VALUES)
+    try:
+        path.write_text(sealed_json(table))
+        with pytest.raises(FedshiftError):
+            reading(RunFolder(finished.path))
+    finally:
+        path.write_bytes(whole)
+
+
+def test_a_damaged_run_is_left_out_of_a_report_and_named(folder: RunFolder, make: Make, tmp_path: Path):
+    other = runner.start(make({"seed": 5, "run.out": str(tmp_path / "more")}), Progress())
+    (folder.path / "records.jsonl").write_text("")
+    comparison = api.load(tmp_path)
+    assert comparison.folders == [other.path]
+    assert any("A run is left out" in note and "records.jsonl" in note for note in comparison.results.notes)
+
+
+def test_a_damaged_run_is_made_again_by_a_comparison_too(make: Make):
+    experiment = make()
+    folder = runner.start(experiment, Progress())
+    before = (folder.path / "records.jsonl").read_bytes()
+    (folder.path / "records.jsonl").write_bytes(before[:-40])
+    runner.run_all([experiment], Progress())
+    assert (folder.path / "records.jsonl").read_bytes() == before
+    assert (folder.path / "damaged-1" / "records.jsonl").read_bytes() == before[:-40]
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    accuracies=st.lists(st.floats(0, 1), min_size=1, max_size=6),
+    data=st.data(),
+)
+def test_a_chain_of_records_breaks_wherever_it_is_cut(tmp_path_factory: Any, accuracies: list[float], data: Any):
+    """Any line removed but the last ones, moved or doubled: no reading gives records that were not made."""
+    path = tmp_path_factory.mktemp("chain") / "records.jsonl"
+    from fedshift.runs.records import Records
+
+    log = Records(path, "a fingerprint")
+    made = [a_record(place, [a_row("e", "test", value)]) for place, value in enumerate(accuracies, 1)]
+    for record in made:
+        log.append(record)
+    assert read(path, "a fingerprint", [log.chain]) == made
+    lines = path.read_bytes().splitlines(keepends=True)
+    mixed = data.draw(st.lists(st.sampled_from(lines), max_size=7))
+    path.write_bytes(b"".join(mixed))
+    try:
+        found = read(path, "a fingerprint")
+    except FedshiftError:
+        return
+    assert found == made[: len(found)]
+
+
+# Who may run --------------------------------------------------------------------------------------
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_a_refused_process_changes_nothing(make: Make):
+    experiment = make({"train.rounds": 4, "run.checkpoint_every": 1})
+    with pytest.raises(KeyboardInterrupt):
+        runner.start(experiment, interrupt_after(2))
+    folder = RunFolder(runner.run_path(experiment))
+    before = contents(folder.path)
+    context = multiprocessing.get_context("fork")
+    locked, done = context.Event(), context.Event()
+
+    def hold() -> None:
+        with folder.locked():
+            locked.set()
+            done.wait(60)
+
+    other = context.Process(target=hold)
+    other.start()
+    try:
+        assert locked.wait(60)
+        for refused in (lambda: resume(folder), lambda: runner.run_all([experiment], Progress())):
+            with pytest.raises(FedshiftError, match="Another process is running"):
+                refused()
+        assert contents(folder.path) == before
+    finally:
+        done.set()
+        other.join()
+    resume(folder)
+    assert folder.finished
+
+
+# Whose code is imported ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def from_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[RunFolder, Path]:
+    """An interrupted run whose plugin leaves a mark when it is imported; and that mark. This machine never ran it."""
+    monkeypatch.setenv("FEDSHIFT_CACHE", str(tmp_path / "their cache"))
+    experiment = plugged(tmp_path / "mine.py", tmp_path / "runs", **{"train.rounds": 3, "run.checkpoint_every": 1})
+    with pytest.raises(KeyboardInterrupt):
+        runner.start(experiment, interrupt_after(2))
+    folder = RunFolder(runner.run_path(experiment))
+    monkeypatch.setenv("FEDSHIFT_CACHE", str(tmp_path / "our cache"))
+    return folder, tmp_path
+
+
+def test_a_plugin_that_never_ran_here_needs_trust(from_elsewhere: tuple[RunFolder, Path]):
+    folder, _ = from_elsewhere
+    digest = folder.identity.plugins[folder.table()["plugins"][-1]]
+    with pytest.raises(UntrustedError, match=rf"mine\.py' \(digest {digest[:12]}\), which never ran .* --trust"):
+        api.resume(folder.path, Progress())
+    with pytest.raises(UntrustedError):
+        api.load(folder.path).runs[0].experiment  # noqa: B018
+    assert "never ran on this machine" in CliRunner().invoke(app, ["resume", str(folder.path)]).exception.args[0]
+    assert not folder.finished
+    assert not api.resume(folder.path, Progress(), trust=True).failed
+    assert folder.finished
+    api.load(folder.path).runs[0].experiment  # noqa: B018  # it is known now
+
+
+def test_who_ran_a_plugin_here_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FEDSHIFT_CACHE", str(tmp_path / "cache"))
+    experiment = plugged(tmp_path / "mine.py", tmp_path / "runs", **{"train.rounds": 3})
+    with pytest.raises(KeyboardInterrupt):
+        runner.start(experiment, interrupt_after(1))
+    assert not api.resume(tmp_path / "runs", Progress()).failed
+
+
+def test_a_plugin_that_changed_is_named(from_elsewhere: tuple[RunFolder, Path]):
+    folder, there = from_elsewhere
+    (there / "mine.py").write_text("raise SystemExit('imported')")
+    with pytest.raises(FedshiftError, match=r"mine\.py' of the run .* is not what it was"):
+        api.resume(folder.path, Progress(), trust=True)
+    (there / "mine.py").unlink()
+    with pytest.raises(FedshiftError, match=r"mine\.py' of the run .* is missing"):
+        api.resume(folder.path, Progress(), trust=True)
+
+
+def test_reports_import_nothing(from_elsewhere: tuple[RunFolder, Path]):
+    folder, there = from_elsewhere
+    (there / "mine.py").write_text("raise SystemExit('imported')")
+    assert [row.label for row in Results.read([folder]).rows()] == ["mine"]
+
+
+def test_a_cache_that_cannot_be_written_remembers_no_plugin(from_elsewhere: Any, monkeypatch: pytest.MonkeyPatch):
+    folder, there = from_elsewhere
+    (there / "a file").write_text("")
+    monkeypatch.setenv("FEDSHIFT_CACHE", str(there / "a file"))
+    assert not api.resume(folder.path, Progress(), trust=True).failed
