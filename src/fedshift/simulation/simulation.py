@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -24,6 +25,7 @@ from fedshift.engines.choice import Choice
 from fedshift.engines.engine import Engine, Job, Outcome, ServerJob
 from fedshift.errors import FedshiftError
 from fedshift.evaluation.evaluation import Evaluation
+from fedshift.federation.checks import check_data
 from fedshift.federation.domains import DomainData
 from fedshift.federation.federation import Federation
 from fedshift.settings.experiment import Experiment
@@ -200,7 +202,8 @@ def make_federation(experiment: Experiment, tell: Embedding = silent) -> Federat
     data = experiment.data.embedded(load_data(experiment.data, experiment.seed, experiment.content), tell)
     inputs = experiment.data.inputs()
     federation = experiment.protocol.federate(data, experiment.partition, inputs, Streams(experiment.seed))
-    return experiment.method.federation(federation.checked())
+    checked = federation.checked()
+    return experiment.method.federation(replace(checked, notes=(*data.notes, *checked.notes)))
 
 
 def make_setup(experiment: Experiment, federation: Federation, device: torch.device) -> Setup:
@@ -249,5 +252,12 @@ def choose_device(name: str) -> torch.device:
 
 @lru_cache(maxsize=1)
 def load_data(dataset: Dataset, seed: int, content: str) -> DomainData:
-    """A data set in memory; the last one is kept for the next run of a grid while its files' content is the same."""
-    return dataset.load(Streams(seed))
+    """A data set in memory, checked; the last one is kept for the next run of a grid while its files are the same.
+
+    Raises:
+        FedshiftError: it cannot be read, or numbers made from it would be wrong.
+    """
+    inputs = dataset.inputs()
+    data = dataset.load(Streams(seed))
+    check_data(data, inputs)
+    return data
