@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from fedshift.datasets.dataset import SourceDataset
-from fedshift.datasets.images import Row, image_files, left_out, subfolders
+from fedshift.datasets.images import DICOM, Row, image_files, left_out, subfolders, unread
 from fedshift.errors import FedshiftError
 from fedshift.federation.names import check_names
 from fedshift.settings.spec import setting
@@ -37,8 +37,8 @@ class FolderSource:
 
     def notes(self) -> tuple[str, ...]:
         """The files that are not read, counted by suffix."""
-        unread = left_out(self._root(), (file for file, _, _ in self._found))
-        return (unread,) if unread else ()
+        note = left_out(self._root(), (file for file, _, _ in self._found))
+        return (note,) if note else ()
 
     def rows(self) -> Iterator[Row]:
         """Every image file, domain by domain and class by class."""
@@ -55,13 +55,17 @@ class FolderSource:
         found: list[tuple[Path, str, str]] = []
         places: dict[str, str] = {}
         for domain in subfolders(self._root()):
-            own = [(file, domain.name, label.name) for label in subfolders(domain) for file in image_files(label)]
+            labels = {label: image_files(label) for label in subfolders(domain)}
+            own = [(file, domain.name, label.name) for label, files in labels.items() for file in files]
             if not own:
                 raise FedshiftError(
-                    f"The domain folder '{domain}' holds no image (domain/class/file). {left_out(domain, ())}".rstrip()
+                    f"The domain folder '{domain}' holds no image (domain/class/file). {left_out(domain)}".rstrip()
                 )
-            for _, _, label in own:
-                places.setdefault(label, f"folder '{domain / label}'")
+            for label, files in labels.items():
+                if not files and DICOM in unread(label):  # it would be no class at all
+                    raise FedshiftError(f"The class folder '{label}' holds no image. {left_out(label)}")
+            for _, _, name in own:
+                places.setdefault(name, f"folder '{domain / name}'")
             found += own
         check_names("class", places)
         return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import BytesIO
@@ -22,6 +23,8 @@ from fedshift.federation.domains import DomainData
 MOST_PIXELS = 89_478_485
 BYTES_PER_PIXEL = 16  # an image of four channels, and the copies of it while transparency is made white
 LARGE = 2**24  # pixels from which the memory is looked at before decoding; that takes as long as decoding a small image
+
+DICOM = "DICOM (convert to PNG or TIFF)"
 
 Encoded = bytes | Path | None
 Row = tuple[str, Encoded, str, str]
@@ -102,29 +105,31 @@ def _listed(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def left_out(root: Path, read: Iterable[Path]) -> str:
-    """What lies below a folder beside the files that are read, as a sentence; empty if nothing does.
-
-    Hidden files, and what lies in hidden folders, do not count.
-    """
+def unread(root: Path, read: Iterable[Path] = ()) -> Counter[str]:
+    """What lies below a folder beside the files that are read, counted by kind, without hidden files and folders."""
     known = set(read)
-    kinds: dict[str, int] = {}
-    for file in files_below(root):
-        if file not in known and not any(part.startswith(".") for part in file.relative_to(root).parts):
-            kind = _kind(file)
-            kinds[kind] = kinds.get(kind, 0) + 1
-    words = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+    return Counter(
+        _kind(file)
+        for file in files_below(root)
+        if file not in known and not any(part.startswith(".") for part in file.relative_to(root).parts)
+    )
+
+
+def left_out(root: Path, read: Iterable[Path] = ()) -> str:
+    """What is :func:`unread`, as a sentence; empty if nothing is."""
+    words = ", ".join(f"{count} {kind}" for kind, count in sorted(unread(root, read).items()))
     return f"Not read in '{root}': {words}." if words else ""
 
 
 def _kind(file: Path) -> str:
     """What a file that is not read is called when such files are counted."""
     suffix = file.suffix.lower()
-    if suffix in (".dcm", ".dicom") or ((not suffix or suffix[1:].isdigit()) and _is_dicom(file)):
-        return "DICOM (convert to PNG or TIFF)"
+    bare = not suffix or suffix[1:].isdigit()  # names of DICOM files are often numbers between dots
+    if suffix in (".dcm", ".dicom") or (bare and _is_dicom(file)):
+        return DICOM
     if is_image(file):
         return f"{suffix} (images outside of a class's folder)"
-    return suffix if suffix and not suffix[1:].isdigit() else "without a suffix"
+    return "without a suffix" if bare else suffix
 
 
 def _is_dicom(file: Path) -> bool:

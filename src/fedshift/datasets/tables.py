@@ -206,8 +206,8 @@ class ParquetSource(TableSource):
     def notes(self) -> tuple[str, ...]:
         """The files beside Parquet, counted by suffix."""
         path = Path(self.path).expanduser()
-        unread = left_out(path, parquet_files(path)) if path.is_dir() else ""
-        return (unread,) if unread else ()
+        note = left_out(path, parquet_files(path)) if path.is_dir() else ""
+        return (note,) if note else ()
 
 
 @dataclass(frozen=True)
