@@ -14,11 +14,11 @@ Choices:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -33,17 +33,17 @@ from fedshift.datasets.images import (
     image_files,
     picture,
     pixels,
+    read_all,
     resized,
     subfolders,
 )
 from fedshift.datasets.mnist import read_mnist
 from fedshift.datasets.tables import ONE_DOMAIN, Columns, HubSource, ParquetSource, TableSource, parquet_files
-from fedshift.errors import FedshiftError, Problems
+from fedshift.errors import FedshiftError
 from fedshift.federation.domains import DomainData
 from fedshift.settings.spec import Fraction, Pixels, setting
 from fedshift.streams import Streams
 
-T = TypeVar("T")
 Domain = Literal["mnist", "mnist-m", "usps", "svhn"]
 Labelled = tuple[str, Encoded, int]  # where it is, for an error; the image; its digit
 
@@ -98,7 +98,7 @@ class Digits(Dataset):
             source = self._mnist() if name in ("mnist", "mnist-m") else self._other(name)
             kept = self._kept(name, source.labels, streams)
             check_fits(len(kept), self.size, 3, "Choose a smaller data.size or data.fraction.")
-            pictures = torch.stack(_all(source.read, kept.tolist()))
+            pictures = torch.stack(read_all(source.read, kept.tolist()))
             images.append(self._before_photographs(pictures, streams) if name == "mnist-m" else pictures)
             labels.append(source.labels[kept])
             groups.append(kept * len(MADE_FROM) + MADE_FROM[name])
@@ -165,27 +165,13 @@ class Digits(Dataset):
             )
         parquet = path.is_file() or parquet_files(path)
         found = _parquet_photographs(self.photographs) if parquet else [(str(file), file) for file in image_files(path)]
-        photographs = _all(lambda item: pixels(picture(*item).convert("RGB")), found)
+        photographs = read_all(lambda item: pixels(picture(*item).convert("RGB")), found)
         if not photographs:
             raise FedshiftError(f"data.photographs = '{self.photographs}' holds no image.")
         for (where, _), photograph in zip(found, photographs, strict=True):
             if min(photograph.shape[1:]) < self.size:
                 raise FedshiftError(f"The photograph {where} is smaller than {self.size} pixels; remove it.")
         return photographs
-
-
-def _all(read: Callable[[T], Tensor], items: Sequence[T]) -> list[Tensor]:
-    """What is read of each item.
-
-    Raises:
-        FedshiftError: images cannot be read; the message names them.
-    """
-    images, problems = [], Problems("images cannot be read")
-    for item in items:
-        with problems.gathered():
-            images.append(read(item))
-    problems.check()
-    return images
 
 
 def difference(digit: Tensor, crop: Tensor) -> Tensor:

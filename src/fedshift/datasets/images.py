@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ LARGE = 2**24  # pixels from which the memory is looked at before decoding; that
 
 DICOM = "DICOM (convert to PNG or TIFF)"
 
+T = TypeVar("T")
 Encoded = bytes | Path | None
 Row = tuple[str, Encoded, str, str]
 
@@ -56,13 +57,15 @@ def subfolders(folder: Path) -> list[Path]:
     """The folders in a folder, sorted, but not the hidden ones.
 
     Raises:
-        FedshiftError: the folder cannot be read, or holds a link that leads nowhere.
+        FedshiftError: the folder cannot be read, or holds a link that leads nowhere or back.
     """
     with _listed(folder):
         found = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
         for entry in found:
             if entry.is_symlink() and not entry.exists():
                 raise FedshiftError(f"The link '{entry}' leads nowhere; remove or mend it.")
+            if entry.is_symlink() and folder.resolve().is_relative_to(entry.resolve()):
+                raise FedshiftError(f"The link '{entry}' leads back to a folder that it lies in; remove it.")
         return [entry for entry in found if entry.is_dir()]
 
 
@@ -166,18 +169,20 @@ def domain_data(
             images.
     """
     check_fits(count, size, channels)
-    images, domain_of, class_of = [], [], []
     known = None if classes is None else frozenset(classes)
-    problems = Problems("images cannot be read")
-    for where, image, domain, label in rows:
-        with problems.gathered():
-            if known is not None and label not in known:
-                names = ", ".join(sorted(known))
-                raise FedshiftError(f"The image {where} has the label '{label}', which is not among {names}.")
-            images.append(decode(where, image, size, channels))
-            domain_of.append(domain)
-            class_of.append(label)
-    problems.check()
+    domain_of, class_of = [], []
+
+    def read(row: Row) -> Tensor:
+        where, image, domain, label = row
+        if known is not None and label not in known:
+            names = ", ".join(sorted(known))
+            raise FedshiftError(f"The image {where} has the label '{label}', which is not among {names}.")
+        decoded = decode(where, image, size, channels)
+        domain_of.append(domain)
+        class_of.append(label)
+        return decoded
+
+    images = read_all(read, rows)
     if not images:
         raise FedshiftError("The data set holds no image.")
     domains = tuple(sorted(set(domain_of)))
@@ -193,6 +198,20 @@ def domain_data(
         group=torch.arange(len(domain_of)),
         notes=notes,
     )
+
+
+def read_all(read: Callable[[T], Tensor], items: Iterable[T]) -> list[Tensor]:
+    """What is read of each item.
+
+    Raises:
+        FedshiftError: images cannot be read; the message names them.
+    """
+    images, problems = [], Problems("images cannot be read")
+    for item in items:
+        with problems.gathered():
+            images.append(read(item))
+    problems.check()
+    return images
 
 
 def check_fits(count: int, size: int, channels: int, fix: str = "") -> None:
