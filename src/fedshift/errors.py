@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
+
+# Control characters but for the line end, as text that a terminal shows and does not obey.
+_ESCAPED = {code: f"\\x{code:02x}" for code in (*range(10), *range(11, 32), *range(127, 160))}
 
 
 class FedshiftError(Exception):
     """Something the user gave or the machine lacks; the command line prints it and exits with 2."""
+
+    def __init__(self, message: str = "") -> None:
+        """Keep a message that can be printed, though a file's name in it may hold anything but "/"."""
+        super().__init__(message.encode(errors="backslashreplace").decode().translate(_ESCAPED))
 
 
 class DivergedError(FedshiftError):
@@ -35,6 +43,47 @@ class UnknownNameError(FedshiftError):
         guess = f" Did you mean '{near[0]}'?" if near else ""
         tail = f" {hint}" if hint else ""
         super().__init__(f"Unknown {kind} '{name}'.{guess} Known: {', '.join(names) or 'none'}.{tail}")
+
+
+class Problems:
+    """Errors gathered over many items, and raised as one, so that a user can mend all of them at once."""
+
+    SHOWN = 10
+
+    def __init__(self, what: str) -> None:
+        """Begin with none.
+
+        Args:
+            what: what several of them are, after their number, such as "images cannot be read".
+        """
+        self.count, self._what, self._shown = 0, what, list[FedshiftError]()
+
+    def add(self, problem: FedshiftError) -> None:
+        """Count a problem, and keep it if it is among the first."""
+        self.count += 1
+        if self.count <= self.SHOWN:
+            self._shown.append(problem)
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Add whatever is raised within, and go on."""
+        try:
+            yield
+        except FedshiftError as error:
+            self.add(error)
+
+    def check(self) -> None:
+        """Raise what was gathered.
+
+        Raises:
+            FedshiftError: the only problem, or a list of the first ones that says how many more there are.
+        """
+        if self.count == 1:
+            raise self._shown[0]
+        if self.count:
+            lines = [f"{self.count} {self._what}:", *(f"- {problem}" for problem in self._shown)]
+            more = self.count - len(self._shown)
+            raise FedshiftError("\n".join([*lines, f"- and {more} more"] if more else lines))
 
 
 def need(extra: str, feature: str, error: ImportError) -> FedshiftError:

@@ -19,6 +19,7 @@ from typing import ClassVar
 
 import torch
 
+from fedshift.datasets.images import check_fits
 from fedshift.datasets.mnist import FASHION, MNIST, MNIST_HELP, read_mnist
 from fedshift.datasets.shortcuts import Probability, ShortcutDataset
 from fedshift.federation.domains import DomainData
@@ -50,6 +51,7 @@ class ColoredMNIST(ShortcutDataset):
         plan = self.plan(kind, WINDOWS, streams)
         flipped = torch.rand(len(kind), generator=streams.generator("label noise")) < self.label_noise
         y = ((kind >= 5) ^ flipped).long()[plan.original]
+        check_fits(len(y), images.shape[1], 3, "Give fewer data.test_p or data.originals.")  # gray, red and green
         gray = torch.from_numpy(images)[plan.original]
         x = gray.new_zeros(len(gray), 2, *gray.shape[1:])
         green = plan.agrees == (y == 0)

@@ -25,7 +25,10 @@ class Dataset(Spec):
         raise NotImplementedError
 
     def load(self, streams: Streams) -> DomainData:
-        """Read every sample into memory; what is random about it comes from the streams."""
+        """Read every sample into memory; what is random about it comes from the streams.
+
+        A run checks what this gives by :func:`fedshift.federation.checks.check_data`.
+        """
         raise NotImplementedError
 
     def embedded(self, data: DomainData, tell: Embedding = silent) -> DomainData:
@@ -79,6 +82,8 @@ class ImageDataset(Dataset):
 
     def load(self, streams: Streams) -> DomainData:
         """Read the images and check that every domain has every class."""
+        if self.frozen != "none":
+            frozen_network(self.frozen)  # whether there is one is known before the images are read, which takes longer
         data = self.read(streams)
         missing = data.missing()
         if missing and self.missing_classes == "error":
@@ -121,4 +126,5 @@ class SourceDataset(ImageDataset):
     def read(self, streams: Streams) -> DomainData:
         """Read every image."""
         source = self.source()
-        return domain_data(source.rows(), self.size, self.channels, source.classes())
+        count = sum(source.sizes().values())
+        return domain_data(source.rows(), self.size, self.channels, source.classes(), count, source.notes())

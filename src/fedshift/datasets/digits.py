@@ -26,7 +26,17 @@ from PIL import Image
 from torch import Tensor
 
 from fedshift.datasets.dataset import Dataset
-from fedshift.datasets.images import decode, image_files, picture, pixels, resized, subfolders
+from fedshift.datasets.images import (
+    Encoded,
+    check_fits,
+    decode,
+    image_files,
+    picture,
+    pixels,
+    read_all,
+    resized,
+    subfolders,
+)
 from fedshift.datasets.mnist import read_mnist
 from fedshift.datasets.tables import ONE_DOMAIN, Columns, HubSource, ParquetSource, TableSource, parquet_files
 from fedshift.errors import FedshiftError
@@ -35,7 +45,7 @@ from fedshift.settings.spec import Fraction, Pixels, setting
 from fedshift.streams import Streams
 
 Domain = Literal["mnist", "mnist-m", "usps", "svhn"]
-Encoded = tuple[str, bytes | Path, int]  # where it is, for an error; the image; its digit
+Labelled = tuple[str, Encoded, int]  # where it is, for an error; the image; its digit
 
 SOURCE_HELP = "'hub', a Parquet file (image, label), or a folder digit/file"
 HUB: dict[Domain, tuple[str, str | None]] = {
@@ -87,7 +97,8 @@ class Digits(Dataset):
         for name in self.domains:
             source = self._mnist() if name in ("mnist", "mnist-m") else self._other(name)
             kept = self._kept(name, source.labels, streams)
-            pictures = torch.stack([source.read(index) for index in kept.tolist()])
+            check_fits(len(kept), self.size, 3, "Choose a smaller data.size or data.fraction.")
+            pictures = torch.stack(read_all(source.read, kept.tolist()))
             images.append(self._before_photographs(pictures, streams) if name == "mnist-m" else pictures)
             labels.append(source.labels[kept])
             groups.append(kept * len(MADE_FROM) + MADE_FROM[name])
@@ -154,7 +165,7 @@ class Digits(Dataset):
             )
         parquet = path.is_file() or parquet_files(path)
         found = _parquet_photographs(self.photographs) if parquet else [(str(file), file) for file in image_files(path)]
-        photographs = [pixels(picture(where, image).convert("RGB")) for where, image in found]
+        photographs = read_all(lambda item: pixels(picture(*item).convert("RGB")), found)
         if not photographs:
             raise FedshiftError(f"data.photographs = '{self.photographs}' holds no image.")
         for (where, _), photograph in zip(found, photographs, strict=True):
@@ -168,12 +179,12 @@ def difference(digit: Tensor, crop: Tensor) -> Tensor:
     return (digit.short() - crop.short()).abs().to(torch.uint8)
 
 
-def _parquet_photographs(path: str) -> list[tuple[str, bytes | Path]]:
+def _parquet_photographs(path: str) -> list[tuple[str, Encoded]]:
     columns = Columns(label="", domain="")
     return [(where, image) for where, image, _, _ in ParquetSource(path, columns).rows()]
 
 
-def _local_rows(path: Path) -> list[Encoded]:
+def _local_rows(path: Path) -> list[Labelled]:
     """The images of a Parquet file or a folder of them, or else of a folder digit/file."""
     if path.is_file() or parquet_files(path):
         return _table_rows(ParquetSource(str(path), ONE_DOMAIN))
@@ -182,7 +193,7 @@ def _local_rows(path: Path) -> list[Encoded]:
     ]
 
 
-def _hub_rows(name: Domain) -> list[Encoded]:
+def _hub_rows(name: Domain) -> list[Labelled]:
     hub_id, configuration = HUB[name]
     without = 'give a Parquet file of it, or leave it out: --set data.domains=["mnist","mnist-m"]'
     return _table_rows(
@@ -190,7 +201,7 @@ def _hub_rows(name: Domain) -> list[Encoded]:
     )
 
 
-def _table_rows(source: TableSource) -> list[Encoded]:
+def _table_rows(source: TableSource) -> list[Labelled]:
     return [(where, image, _digit(where, label)) for where, image, _, label in source.rows()]
 
 
@@ -200,8 +211,13 @@ def _matlab(path: Path, size: int) -> Pictures:
     try:
         held = matlab.loadmat(path)
         images, labels = held["X"], held["y"].reshape(-1).astype(np.int64) % 10
-    except (OSError, ValueError, KeyError, NotImplementedError, matlab.MatReadError) as error:
+    except Exception as error:  # the reader raises nearly anything on damaged bytes
         raise FedshiftError(f"'{path}' cannot be read as SVHN's cropped digits ({error}).") from error
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[2:] != (3, len(labels)):
+        raise FedshiftError(
+            f"'{path}' does not hold SVHN's cropped digits: X is {images.dtype} of shape {images.shape}, not uint8 of "
+            f"(32, 32, 3, {len(labels)})."
+        )
     return Pictures(torch.from_numpy(labels), lambda index: resized(Image.fromarray(images[..., index]), size, 3))
 
 

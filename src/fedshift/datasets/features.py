@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -24,14 +25,17 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedshift import memory
 from fedshift.core.messages import pack
-from fedshift.errors import FedshiftError, need
+from fedshift.errors import FedshiftError, UnknownNameError, need
 from fedshift.federation.inputs import IMAGENET_MEAN, IMAGENET_STD
 from fedshift.files import cache_folder, make_folder, write
+from fedshift.hub import hub
 from fedshift.settings.content import digest
 
 VERSION = 1  # of what :func:`embed` computes; raise it whenever features change
 BATCH = 64
+KNOWN = ("none", "efficientnet-lite0")
 LITE_MEAN, LITE_STD = (127 / 255,) * 3, (128 / 255,) * 3
 Colour = tuple[float, float, float]
 Embedding = Callable[[str, int, int], None]  # a network's name, images embedded, images in all
@@ -75,6 +79,8 @@ def frozen_network(name: str) -> FrozenNetwork:
         return FrozenNetwork(name, digest(file), partial(_lite0, file), LITE_MEAN, LITE_STD)
     if Path(name).expanduser().is_dir():
         return FrozenNetwork(name, digest(name), partial(_pooled, str(Path(name).expanduser()), None))
+    if "/" not in name and get_close_matches(name.lower(), KNOWN, cutoff=0.6):
+        raise UnknownNameError("data.frozen", name, KNOWN, "A folder of this machine, or a hub id, is right as well.")
     commit = _hub_commit(name)
     return FrozenNetwork(name, commit, partial(_pooled, name, commit))
 
@@ -111,6 +117,11 @@ def embed(images: Tensor, network: FrozenNetwork, size: int = 0, tell: Embedding
 
 def _computed(images: Tensor, network: FrozenNetwork, sides: tuple[int, ...], tell: Embedding) -> Tensor:
     tell(network.name, 0, len(images))
+    memory.check(
+        3 * 4 * min(BATCH, len(images)) * sides[0] * sides[1] * 3,  # three channels of four bytes, in three copies
+        f"A batch of {min(BATCH, len(images))} images of {sides[0]} x {sides[1]} pixels for '{network.name}'",
+        "Choose a smaller data.frozen_size, or data.size.",
+    )
     with torch.random.fork_rng(devices=[]):  # initial values are drawn, then replaced by the weights
         module = network.load().eval()
     mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (network.mean, network.std))
@@ -126,6 +137,11 @@ def _computed(images: Tensor, network: FrozenNetwork, sides: tuple[int, ...], te
             raise FedshiftError(
                 f"The frozen network '{network.name}' gives {tuple(features.shape)} for {len(batch)} images, "
                 "not one vector each."
+            )
+        if not features.isfinite().all():
+            raise FedshiftError(
+                f"The frozen network '{network.name}' gives numbers that are not finite for images {done} to "
+                f"{done + len(batch) - 1}, or some of them; take another network, or check its weights."
             )
         parts.append(features.float())
         done += len(batch)
@@ -212,7 +228,8 @@ def _hub_commit(name: str) -> str:
         if not isinstance(config, str):
             from transformers.utils.hub import cached_file
 
-            config = cached_file(name, "config.json")
+            with hub(name):
+                config = cached_file(name, "config.json")
     except (OSError, ValueError, HFValidationError) as error:
         raise _unreadable(name, error) from error
     return Path(str(config)).parent.name
@@ -240,7 +257,8 @@ def _pooled(name: str, commit: str | None) -> nn.Module:
         raise need("images", f"data.frozen = '{name}'", error) from error
     pinned = {"revision": commit} if commit else {}
     try:
-        network, about = transformers.AutoModel.from_pretrained(name, output_loading_info=True, **pinned)
+        with hub(name):
+            network, about = transformers.AutoModel.from_pretrained(name, output_loading_info=True, **pinned)
     except (OSError, ValueError, SafetensorError) as error:
         raise _unreadable(name, error) from error
     if about["missing_keys"]:

@@ -2,41 +2,73 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from fedshift.datasets.dataset import SourceDataset
-from fedshift.datasets.images import Row, image_files, subfolders
+from fedshift.datasets.images import DICOM, Row, image_files, left_out, subfolders, unread
 from fedshift.errors import FedshiftError
+from fedshift.federation.names import check_names
 from fedshift.settings.spec import setting
 
 
 @dataclass(frozen=True)
 class FolderSource:
-    """Images in root/domain/class/file, or deeper below the class; other files are left alone."""
+    """Images in root/domain/class/file, or deeper below the class; other files are counted, but not read."""
 
     path: str
 
     def domains(self) -> tuple[str, ...]:
         """The names of the first-level folders."""
-        return tuple(folder.name for folder in subfolders(self._root()))
+        folders = subfolders(self._root())
+        check_names("domain", {folder.name: f"folder '{folder}'" for folder in folders})
+        return tuple(folder.name for folder in folders)
 
     def classes(self) -> tuple[str, ...]:
         """The names of the second-level folders that hold an image."""
-        return tuple(sorted({label for _, _, _, label in self.rows()}))
+        return tuple(sorted(self.sizes()))
+
+    def sizes(self) -> Counter[str]:
+        """How many images each class has."""
+        return Counter(label for _, _, label in self._found)
+
+    def notes(self) -> tuple[str, ...]:
+        """The files that are not read, counted by suffix."""
+        note = left_out(self._root(), (file for file, _, _ in self._found))
+        return (note,) if note else ()
 
     def rows(self) -> Iterator[Row]:
-        """Every image file, domain by domain and class by class.
+        """Every image file, domain by domain and class by class."""
+        return ((str(file), file, domain, label) for file, domain, label in self._found)
+
+    @cached_property
+    def _found(self) -> list[tuple[Path, str, str]]:
+        """Every image file with its domain and class.
 
         Raises:
-            FedshiftError: the folder is none, is laid out otherwise, or a domain in it has no image.
+            FedshiftError: the folder is none, cannot be read, is laid out otherwise, or a domain in it has no image.
         """
+        self.domains()
+        found: list[tuple[Path, str, str]] = []
+        places: dict[str, str] = {}
         for domain in subfolders(self._root()):
-            found = [(file, label.name) for label in subfolders(domain) for file in image_files(label)]
-            if not found:
-                raise FedshiftError(f"The domain folder '{domain}' holds no image (domain/class/file).")
-            yield from ((str(file), file, domain.name, label) for file, label in found)
+            labels = {label: image_files(label) for label in subfolders(domain)}
+            own = [(file, domain.name, label.name) for label, files in labels.items() for file in files]
+            if not own:
+                raise FedshiftError(
+                    f"The domain folder '{domain}' holds no image (domain/class/file). {left_out(domain)}".rstrip()
+                )
+            for label, files in labels.items():
+                if not files and DICOM in unread(label):  # it would be no class at all
+                    raise FedshiftError(f"The class folder '{label}' holds no image. {left_out(label)}")
+            for _, _, name in own:
+                places.setdefault(name, f"folder '{domain / name}'")
+            found += own
+        check_names("class", places)
+        return found
 
     def _root(self) -> Path:
         root = Path(self.path).expanduser()

@@ -80,7 +80,8 @@ class NamedImages(SourceDataset):
             for where, image, domain, label in source.rows()
             if label in kept
         )
-        return domain_data(rows, self.size, self.channels, classes)
+        count = sum(size for label, size in source.sizes().items() if label in kept)
+        return domain_data(rows, self.size, self.channels, classes, count, source.notes())
 
     def source(self) -> Source:
         """The reader of whatever ``path`` names."""

@@ -14,8 +14,10 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
-from fedshift.datasets.images import decode
+from fedshift.datasets.images import Row, decode, read_all
 from fedshift.datasets.tables import ONE_DOMAIN, HubSource
 from fedshift.errors import FedshiftError
 
@@ -85,11 +87,15 @@ def _from_hub(hub_id: str, which: Which, setting: str) -> tuple[Images, Labels]:
         instead=f"'{_OFFLINE[hub_id]}' needs no download: --set {setting}={_OFFLINE[hub_id]}",
     )
     label_of = {name: label for label, name in enumerate(source.classes())}
-    images, labels = [], []
-    for where, image, _, name in source.rows():
-        images.append(decode(where, image, 28, 1)[0].numpy())
+    labels = []
+
+    def read(row: Row) -> Tensor:
+        where, image, _, name = row
         labels.append(label_of[name])
-    return np.stack(images), np.asarray(labels, np.int64)
+        return decode(where, image, 28, 1)[0]
+
+    images = read_all(read, source.rows())
+    return torch.stack(images).numpy(), np.asarray(labels, np.int64)
 
 
 def _from_idx(folder: Path, which: Which) -> tuple[Images, Labels]:

@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 
 from fedshift.datasets.dataset import Dataset
+from fedshift.datasets.images import check_fits
 from fedshift.datasets.mnist import MNIST_HELP, Labels, read_mnist
 from fedshift.errors import FedshiftError
 from fedshift.federation.domains import DomainData
@@ -46,6 +47,10 @@ class RotatedMNIST(Dataset):
         domains = self.domain_names()
         images, labels = read_mnist(self.path)
         chosen = np.concatenate([self._draw(labels, digit, streams) for digit in range(10)])
+        made = len(self.angles) * len(chosen)
+        check_fits(
+            made, images.shape[1], 6, "Give fewer data.angles or data.images_per_class."
+        )  # bytes, twice, and floats
         resampling = Image.Resampling[self.interpolation.upper()]
         turned = [
             np.asarray(Image.fromarray(image).rotate(angle, resample=resampling))

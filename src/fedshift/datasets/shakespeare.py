@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedshift import memory
 from fedshift.datasets.dataset import Dataset
 from fedshift.errors import FedshiftError
 from fedshift.federation.domains import DomainData
@@ -76,6 +77,7 @@ class Shakespeare(Dataset):
         drawn = sorted(names[i] for i in streams.permutation(len(names), "shakespeare roles")[:count].tolist())
         vocabulary = _vocabulary(self._texts())
         token = {character: i for i, character in enumerate(vocabulary)}
+        self._check_fits([pieces[name] for name in drawn])
         windows, domain, group, blocks = [], [], [], 0
         for index, name in enumerate(drawn):
             cut = [self._windows(torch.tensor([token[character] for character in piece])) for piece in pieces[name]]
@@ -123,6 +125,17 @@ class Shakespeare(Dataset):
             )
         return pieces
 
+    def _check_fits(self, roles: Sequence[Sequence[str]]) -> None:
+        """Refuse windows that do not fit into memory: eight bytes a character, in two copies."""
+        counts = [sum(max(0, len(piece) - self.length - 1) // self.stride + 1 for piece in cut) for cut in roles]
+        most = self.samples_per_role or max(counts)
+        windows = sum(min(count, most) for count in counts)
+        memory.check(
+            windows * (self.length + 1) * 8 * 2,
+            f"The data set, {windows} windows of {self.length} characters,",
+            "Lower data.fraction or data.samples_per_role, or raise data.stride.",
+        )
+
     def _windows(self, tokens: Tensor) -> Tensor:
         """Tokens (L,) of a block as windows with their next character, (n, length + 1)."""
         return tokens.unfold(0, self.length + 1, self.stride)
@@ -150,7 +163,7 @@ def _read(path: str, length: int, content: str) -> Texts:
         try:
             text = file.read_text(encoding="utf-8")
             parsed = _leaf(json.loads(text), file, length) if file.suffix == ".json" else _plays(text)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, TypeError, RecursionError) as error:
             raise FedshiftError(f"'{file}' cannot be read as text in UTF-8 or as JSON ({error}).") from error
         for role, own in parsed.items():
             texts[role] += own

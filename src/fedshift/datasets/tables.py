@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import glob
 import logging
+import math
+import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from fedshift.datasets.images import Row
-from fedshift.errors import FedshiftError, need
+from fedshift.datasets.images import Encoded, Row, files_below, left_out
+from fedshift.errors import FedshiftError, Problems, need
+from fedshift.federation.names import check_names
+from fedshift.hub import hub
 
 BATCH = 256
 
@@ -87,6 +93,18 @@ class Part(NamedTuple):
                 return
             yield batch
 
+    def rows(self, columns: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Its rows: where each is, for errors, and its values."""
+        row = 0
+        for batch in self.batches(columns):
+            try:
+                rows = batch.to_pylist()
+            except UnicodeDecodeError as error:
+                raise _no_text(batch, row, self.where) from error
+            for values in rows:
+                yield f"in row {row} of {self.where}", values
+                row += 1
+
 
 @dataclass(frozen=True)
 class TableSource:
@@ -102,28 +120,35 @@ class TableSource:
 
     def domains(self) -> tuple[str, ...]:
         """The values of the domain column, without reading an image."""
-        return self._values(self.columns.domain)
+        return tuple(sorted(self._seen[self.columns.domain]))
 
     def classes(self) -> tuple[str, ...]:
         """The names that the hub's format keeps of the label column, or else its values."""
         names = self._checked[0].names(self.columns.label)
-        return tuple(names) if names is not None else self._values(self.columns.label)
+        return tuple(names) if names is not None else tuple(sorted(self.sizes()))
+
+    def sizes(self) -> Counter[str]:
+        """How many images each class has."""
+        return self._seen[self.columns.label]
+
+    def notes(self) -> tuple[str, ...]:
+        """Nothing lies beside the rows."""
+        return ()
 
     def rows(self) -> Iterator[Row]:
         """Every row of every part."""
-        row = 0
+        _ = self._seen  # every name is checked before the first image is read
         for part in self._checked:
             image = self.columns.image_among(list(part.features), self.path)
             names = {column: part.names(column) for column in self.columns.others()}
-            for batch in part.batches([image, *names]):
-                for values in batch.to_pylist():
-                    where = f"in row {row} of {self.path}"
-                    domain, label = (
-                        _name(where, column, values[column], names[column]) if column else ""
-                        for column in (self.columns.domain, self.columns.label)
-                    )
-                    yield where, _image(where, values[image]), domain, label
-                    row += 1
+            for where, values in part.rows([image, *names]):
+                domain, label = (
+                    _name(where, column, values[column], names[column], whole=column == self.columns.label)
+                    if column
+                    else ""
+                    for column in (self.columns.domain, self.columns.label)
+                )
+                yield where, _image(values[image]), domain, label
 
     def parts(self) -> list[Part]:
         """What the table is made of, in order; nothing but its columns is read yet.
@@ -141,15 +166,27 @@ class TableSource:
             self.columns.image_among(list(part.features), self.path)
         return parts
 
-    def _values(self, column: str) -> tuple[str, ...]:
-        found: set[str] = set()
-        for part in self._checked:
-            names = part.names(column)
-            for batch in part.batches([column]):
-                found |= {
-                    _name(f"in {self.path}", column, value, names) for value in batch[column].unique().to_pylist()
-                }
-        return tuple(sorted(found))
+    @cached_property
+    def _seen(self) -> dict[str, Counter[str]]:
+        """How often each name occurs in the columns of names, of which every cell is checked."""
+        columns = self.columns.others()
+        seen: dict[str, Counter[str]] = {column: Counter() for column in columns}
+        places: dict[str, dict[str, str]] = {column: {} for column in columns}
+        problems = Problems("cells hold no name that can be used")
+        for part in self._checked if columns else []:
+            names = {column: part.names(column) for column in columns}
+            for where, values in part.rows(columns):
+                for column, value in values.items():
+                    with problems.gathered():
+                        name = _name(where, column, value, names[column], whole=column == self.columns.label)
+                        seen[column][name] += 1
+                        places[column].setdefault(name, where)
+        problems.check()
+        for column in columns:
+            kept = self._checked[0].names(column) or ()
+            everywhere = dict.fromkeys(kept, f"a name of the column '{column}' of {self.path}")
+            check_names("domain" if column == self.columns.domain else "class", everywhere | places[column])
+        return seen
 
 
 @dataclass(frozen=True)
@@ -165,6 +202,12 @@ class ParquetSource(TableSource):
         if not files:
             raise FedshiftError(f"data.path = '{self.path}': no file below it ends in .parquet.")
         return [Part(str(file), _streamed(file).features, partial(_streamed, file)) for file in files]
+
+    def notes(self) -> tuple[str, ...]:
+        """The files beside Parquet, counted by suffix."""
+        path = Path(self.path).expanduser()
+        note = left_out(path, parquet_files(path)) if path.is_dir() else ""
+        return (note,) if note else ()
 
 
 @dataclass(frozen=True)
@@ -187,7 +230,8 @@ class HubSource(TableSource):
         """The split, as a whole."""
         datasets = _library("A data set of the hub")
         try:
-            table = datasets.load_dataset(self.path, self.configuration, split=self.split)
+            with hub(self.path):
+                table = datasets.load_dataset(self.path, self.configuration, split=self.split)
         except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
             raise FedshiftError(
                 f"{self.given}: {self.path} could not be loaded from the hub ({error}). Where the hub cannot be "
@@ -198,7 +242,9 @@ class HubSource(TableSource):
 
 def parquet_files(path: Path) -> list[Path]:
     """The file itself, or every Parquet file below a folder, sorted."""
-    return [path] if path.is_file() else sorted(path.rglob("*.parquet"))
+    if path.is_file():
+        return [path]
+    return [file for file in files_below(path) if file.match("*.parquet")] if path.is_dir() else []
 
 
 def _library(feature: str) -> Any:
@@ -244,24 +290,57 @@ def _reading(where: str) -> Iterator[None]:
         log.disabled = silent
 
 
-def _image(where: str, image: Any) -> bytes | Path:
-    """The encoded image of a row: bytes, or a struct with bytes, or with the path of a file that is there."""
+def _no_text(batch: Any, start: int, where: str) -> FedshiftError:
+    """The error for a batch with text that is no UTF-8, of which Arrow does not say where it is."""
+    for column in batch.column_names:
+        for row, cell in enumerate(batch[column]):
+            try:
+                cell.as_py()
+            except UnicodeDecodeError as error:
+                return FedshiftError(
+                    f"Row {start + row} of {where} has {error.object!r} in the column '{column}', which is no UTF-8; "
+                    "write it as UTF-8."
+                )
+    raise AssertionError("every cell can be read")
+
+
+def _image(image: Any) -> Encoded:
+    """The encoded image of a row: bytes, or a struct with bytes, or with the path of a file that is there; or None."""
     data, path = (image.get("bytes"), image.get("path")) if isinstance(image, dict) else (image, None)
     if isinstance(data, bytes):
         return data
-    if data is None and path and Path(path).is_file():
-        return Path(path)
-    raise FedshiftError(f"The image {where} holds no bytes. Write the encoded image into its column.")
+    return Path(path) if data is None and isinstance(path, str) and os.path.isfile(path) else None  # noqa: PTH113
 
 
-def _name(where: str, column: str, value: Any, names: list[str] | None) -> str:
+def _name(where: str, column: str, value: Any, names: list[str] | None, *, whole: bool) -> str:
     """The name behind a value of the domain or label column.
 
+    A whole number that is kept as a float, as pandas does, is that number: 1.0 in a label column is the class "1".
+
+    Args:
+        where: the row.
+        column: what its column is called.
+        value: what it holds.
+        names: the names behind numbers, where there are any.
+        whole: whether numbers have to be whole, as those of classes do.
+
     Raises:
-        FedshiftError: it is missing, or no number of a known name.
+        FedshiftError: it is missing, no name or whole number, or no number of a known name.
     """
-    if value is None:
-        raise FedshiftError(f"The image {where} has no {column}; fill it in or remove the row.")
+    number = isinstance(value, float | Decimal)
+    if value is None or value == "" or (number and not math.isfinite(value)):
+        shown = "" if value is None else f" (it is {str(value) or 'empty'} in the column '{column}')"
+        raise FedshiftError(f"The image {where} has no {column}{shown}; fill it in or remove the row.")
+    if number and (whole or names is not None):
+        if value != int(value):
+            raise FedshiftError(
+                f"The image {where} has {value} in the column '{column}'; a {column} is a name or a whole number."
+            )
+        value = int(value)
+    if isinstance(value, bytes | list | dict):
+        raise FedshiftError(
+            f"The image {where} has a {type(value).__name__} in the column '{column}'; a {column} is text or a number."
+        )
     if names is None or not isinstance(value, int):
         return str(value)
     if not 0 <= value < len(names):

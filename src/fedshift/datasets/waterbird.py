@@ -27,7 +27,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedshift.datasets.images import decode, image_files, subfolders
+from fedshift.datasets.images import check_fits, decode, image_files, subfolders
 from fedshift.datasets.shortcuts import Plan, Probability, ShortcutDataset
 from fedshift.errors import FedshiftError
 from fedshift.federation.domains import DomainData
@@ -113,6 +113,7 @@ class WaterBird(ShortcutDataset):
 
     def _compose(self, birds: list[Path], plan: Plan, y: Tensor, streams: Streams) -> Tensor:
         """Every sample's image, uint8 (N, 3, size, size); each bird is read once."""
+        check_fits(len(y), self.size, 3, "Choose a smaller data.size, or fewer data.test_p or data.originals.")
         x = torch.empty(len(y), 3, self.size, self.size, dtype=torch.uint8)
         behind = self._black() if self.oracle else self._drawn(plan, (plan.agrees == (y == 1)).long(), streams)
         order = torch.argsort(plan.original, stable=True)
@@ -132,7 +133,8 @@ class WaterBird(ShortcutDataset):
         files: list[Path] = []
         chosen = torch.empty_like(place)
         for number, name in enumerate(PLACES):
-            found = image_files(Path(self.backgrounds).expanduser() / name)
+            place_folder = Path(self.backgrounds).expanduser() / name
+            found = image_files(place_folder) if place_folder.is_dir() else []
             if len(found) < 2:
                 raise FedshiftError(
                     f"'{self.backgrounds}/{name}' (data.backgrounds) holds {len(found)} images; training and tests "

@@ -7,6 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedshift.errors import FedshiftError, Problems
+
+KINDS = (torch.uint8, torch.int64, torch.float32)
+
 
 @dataclass(frozen=True)
 class DomainData:
@@ -23,6 +27,11 @@ class DomainData:
         environment: for a data set that brings its own environments, which one each sample is of, (N,); 0 is what
             clients train on. None: a protocol holds samples out.
         environments: the environments' names; the first is what clients train on.
+        notes: what a reader of the results must know of how the data were read.
+
+    Raises:
+        FedshiftError: a field has another type, shape or length, or a number that stands for no name; the message names
+            each such field.
     """
 
     x: Tensor
@@ -33,9 +42,70 @@ class DomainData:
     group: Tensor
     environment: Tensor | None = None
     environments: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        problems = Problems("fields of the data set (DomainData) are wrong")
+        with problems.gathered():
+            _check_inputs(self.x)
+        for name in ("domains", "classes", "environments"):
+            with problems.gathered():
+                _check_words(name, getattr(self, name))
+        problems.check()  # the others are checked against these
+        numbered = {"y": self.classes, "domain": self.domains, "group": None}
+        if self.environment is not None:
+            numbered["environment"] = self.environments
+        for name, names in numbered.items():
+            with problems.gathered():
+                _check_numbers(name, getattr(self, name), len(self.x), names)
+        problems.check()
 
     def missing(self) -> list[tuple[str, str]]:
         """Every (domain, class) without a sample."""
         counts = torch.zeros(len(self.domains), len(self.classes), dtype=torch.int64)
         counts.index_put_((self.domain, self.y), torch.ones_like(self.y), accumulate=True)
         return [(self.domains[d], self.classes[c]) for d, c in (counts == 0).nonzero().tolist()]
+
+
+def _check_inputs(x: object) -> None:
+    if not isinstance(x, Tensor):
+        raise FedshiftError(f"x is of type {type(x).__name__}; give a tensor (N, ...).")
+    if x.dtype not in KINDS:
+        raise FedshiftError(f"x is {x.dtype}; give uint8 (images), int64 (tokens) or float32.")
+    if x.ndim == 0 or not x.numel():
+        raise FedshiftError(f"x has the shape {tuple(x.shape)}, so there is no sample; give (N, ...).")
+
+
+def _check_words(name: str, words: object) -> None:
+    if not isinstance(words, tuple) or not all(isinstance(word, str) for word in words):
+        raise FedshiftError(f"{name} = {words!r:.200}; give a tuple of strings.")
+    twice = next((word for word in words if words.count(word) > 1), None) if len(set(words)) < len(words) else None
+    if twice is not None:
+        raise FedshiftError(f"{name} holds {twice!r} twice; give each name once.")
+
+
+def _check_numbers(name: str, numbers: object, samples: int, names: tuple[str, ...] | None) -> None:
+    """A number for each sample, which stands for a name, where there are names."""
+    if not isinstance(numbers, Tensor):
+        raise FedshiftError(f"{name} is of type {type(numbers).__name__}; give an int64 tensor ({samples},).")
+    if numbers.dtype != torch.int64:
+        wrong = (numbers != numbers.round()).nonzero() if numbers.is_floating_point() else numbers.new_zeros(0)
+        first = f", and sample {_place(wrong[0])} is {numbers[tuple(wrong[0])].item():g}" if len(wrong) else ""
+        raise FedshiftError(f"{name} is {numbers.dtype}{first}; give int64.")
+    if tuple(numbers.shape) != (samples,):
+        raise FedshiftError(
+            f"{name} has the shape {tuple(numbers.shape)}; x holds {samples} samples, so give ({samples},)."
+        )
+    if names is None:
+        return
+    wrong = ((numbers < 0) | (numbers >= len(names))).nonzero()
+    if len(wrong):
+        more = f", as {len(wrong) - 1} more are out of range" if len(wrong) > 1 else ""
+        raise FedshiftError(
+            f"{name} is {numbers[wrong[0, 0]].item()} of sample {_place(wrong[0])}{more}, but there are {len(names)} "
+            f"names, so it should be from 0 to {len(names) - 1}."
+        )
+
+
+def _place(index: Tensor) -> str:
+    return ", ".join(map(str, index.tolist()))

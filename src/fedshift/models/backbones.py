@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fedshift.core.model import Model, Shape
 from fedshift.errors import FedshiftError, need
+from fedshift.hub import hub
 from fedshift.settings.spec import Count, setting
 
 
@@ -69,7 +70,8 @@ class Backbone(Model):
     def _read(self, transformers: Any) -> Any:
         source = self.hub_id if self.weights == "pretrained" else self.weights
         try:
-            backbone = transformers.AutoModel.from_pretrained(source)
+            with hub(source):
+                backbone = transformers.AutoModel.from_pretrained(source)
         except (OSError, ValueError, SafetensorError) as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise FedshiftError(

@@ -149,7 +149,7 @@ class Experiment(Spec):
         """The name of the run's folder."""
         held_out = getattr(self.protocol, "hold_out", None)
         words = [self.method_name, *([held_out] if held_out is not None else []), f"seed{self.seed}"]
-        return "-".join([*(word.replace("/", "_") for word in words), self.fingerprint[:8]])
+        return "-".join([*map(_file_name, words), self.fingerprint[:8]])
 
 
 NAMED: dict[str, Catalogue[Any]] = {
@@ -170,6 +170,14 @@ def check_tables(table: Mapping[str, Any]) -> None:
 
 def _digest(*what: Any) -> str:
     return blake2b(json.dumps(what, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def _file_name(name: str) -> str:
+    """A name as a part of a file's name on any system; what is lost of it, the fingerprint tells apart."""
+    plain = "".join(
+        "_" if character in '/\\:*?"<>|' or not character.isprintable() else character for character in name
+    )
+    return plain.encode()[:80].decode(errors="ignore").lstrip(".")
 
 
 def _put(table: dict[str, Any], names: Sequence[str], value: Any) -> None:

@@ -166,8 +166,16 @@ class Spec:
         changes: dict[str, Any] = {name: getattr(self, name).with_absolute_paths() for name in self.nested()}
         for name, about in self.settings().items():
             named = getattr(self, name)
-            if about.metadata.get("path") and named and (there := Path(named).expanduser()).exists():
-                changes[name] = str(there.resolve())
+            if not about.metadata.get("path") or not named:
+                continue
+            try:
+                named.encode()  # as TOML it has to be UTF-8
+                if (there := Path(named).expanduser()).exists():
+                    changes[name] = str(there.resolve())
+            except (OSError, RuntimeError, ValueError) as error:  # too long; ~ of a user who is not there; a zero byte
+                raise FedshiftError(
+                    f"{self._where(name)} = {named!r:.200} cannot be a path ({error!s:.200})."
+                ) from error
         return replace(self, **changes) if changes else self
 
     def table(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -25,6 +26,7 @@ from fedshift.engines.choice import Choice
 from fedshift.engines.engine import Engine, Job, Outcome, ServerJob
 from fedshift.errors import FedshiftError
 from fedshift.evaluation.evaluation import Evaluation
+from fedshift.federation.checks import check_data
 from fedshift.federation.domains import DomainData
 from fedshift.federation.federation import Federation
 from fedshift.settings.experiment import Experiment
@@ -227,8 +229,9 @@ def make_federation(experiment: Experiment, tell: Embedding = silent) -> Federat
     loaded = load_data(experiment.data, experiment.seed, str(experiment.contents))
     with streams.as_global("global draws in federation"):
         data, inputs = experiment.data.embedded(loaded, tell), experiment.data.inputs()
-        federation = experiment.protocol.federate(data, experiment.partition, inputs, streams)
-        return experiment.method.federation(federation.checked())
+        federation = experiment.protocol.federate(data, experiment.partition, inputs, streams).checked()
+        noted = replace(federation, notes=(*data.notes, *federation.notes))
+        return experiment.method.federation(noted)
 
 
 def make_setup(experiment: Experiment, federation: Federation, device: torch.device) -> Setup:
@@ -277,7 +280,13 @@ def choose_device(name: str) -> torch.device:
 
 @lru_cache(maxsize=1)
 def load_data(dataset: Dataset, seed: int, content: str) -> DomainData:
-    """A data set in memory; the last one is kept for the next run of a grid while its files' content is the same."""
-    streams = Streams(seed)
+    """A data set in memory, checked; the last one is kept for the next run of a grid while its files are the same.
+
+    Raises:
+        FedshiftError: it cannot be read, or numbers made from it would be wrong.
+    """
+    inputs, streams = dataset.inputs(), Streams(seed)
     with streams.as_global("global draws in data"):
-        return dataset.load(streams)
+        data = dataset.load(streams)
+    check_data(data, inputs)
+    return data

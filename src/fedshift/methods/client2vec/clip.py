@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from fedshift.datasets.features import embed, frozen_network
 from fedshift.errors import FedshiftError, need
 from fedshift.federation.inputs import Inputs
+from fedshift.hub import hub
 from fedshift.methods.client2vec.encoder import Encoder, of_norm_one
 from fedshift.settings.spec import setting
 
@@ -100,8 +101,9 @@ def _read(path: str) -> tuple[Any, Any]:
     except ImportError as error:
         raise need("images", "CLIP", error) from error
     try:
-        model = transformers.CLIPModel.from_pretrained(path).eval().requires_grad_(False)
-        return model, transformers.AutoTokenizer.from_pretrained(path)
+        with hub(path):
+            model = transformers.CLIPModel.from_pretrained(path).eval().requires_grad_(False)
+            return model, transformers.AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise FedshiftError(

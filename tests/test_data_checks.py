@@ -1,0 +1,842 @@
+"""Data that are wrong are refused before anything is made of them, and the message names what is wrong and where."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import random
+import struct
+import time
+import warnings
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unicodedata import normalize
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import HealthCheck, assume, example, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from rich.console import Console
+
+import fedshift
+from conftest import Make, simulate
+from fedshift import memory
+from fedshift.datasets.dataset import Dataset
+from fedshift.datasets.features import FrozenNetwork, embed, frozen_network
+from fedshift.datasets.folder import ImageFolder
+from fedshift.datasets.hub import HubDataset
+from fedshift.datasets.images import MOST_PIXELS, decode
+from fedshift.datasets.parquet import ParquetFile
+from fedshift.errors import FedshiftError, Problems, UnknownNameError
+from fedshift.federation.checks import check_data
+from fedshift.federation.domains import DomainData
+from fedshift.federation.inputs import Inputs
+from fedshift.federation.names import check_names
+from fedshift.reporting.table import tables
+from fedshift.settings.content import digest
+from fedshift.simulation.simulation import Simulation, load_data
+from fedshift.streams import Streams
+
+many = settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few = settings(many, max_examples=15)
+
+
+def png(shade: int = 0, side: int = 4) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (side, side), (shade, 0, 0)).save(buffer, "png")
+    return buffer.getvalue()
+
+
+PNG = png()
+
+
+def rows(count: int = 12) -> dict[str, list[Any]]:
+    """A table of two domains and two classes."""
+    names = [("oslo", "cat"), ("oslo", "dog"), ("rome", "cat"), ("rome", "dog")]
+    picked = [names[i % 4] for i in range(count)]
+    return {"image": [PNG] * count, "domain": [d for d, _ in picked], "label": [c for _, c in picked]}
+
+
+def table(path: Path, columns: dict[str, Any]) -> ParquetFile:
+    pq.write_table(pa.table(columns), path)
+    return ParquetFile(path=str(path), size=4)
+
+
+def images(root: Path, names: Sequence[tuple[str, str]], count: int = 2) -> ImageFolder:
+    for domain, label in names:
+        (root / domain / label).mkdir(parents=True, exist_ok=True)
+        for number in range(count):
+            (root / domain / label / f"{number}.png").write_bytes(PNG)
+    return ImageFolder(path=str(root), size=4)
+
+
+FOUR = (("oslo", "cat"), ("oslo", "dog"), ("rome", "cat"), ("rome", "dog"))
+
+
+def refusal(dataset: Dataset) -> str:
+    """What a run says of a data set; anything but the one error fails the test, so do warnings."""
+    with pytest.raises(FedshiftError) as caught:
+        load_data.__wrapped__(dataset, 0, "")
+    message = str(caught.value)
+    message.encode()
+    assert not any(ord(character) < 32 and character != "\n" for character in message)
+    return message
+
+
+# Names ------------------------------------------------------------------------------------------
+
+letters = st.text(st.characters(exclude_categories=("C", "Z")) | st.sampled_from("aßéÅǅﬁΣς한"), min_size=1, max_size=12)
+SPACES = ("", " ", "  ", "\u00a0", "\t", "\u2003")
+
+
+@st.composite
+def twins(draw: st.DrawFn) -> tuple[str, str]:
+    """A name, and another spelling of it: other case, white space, form of Unicode, or an invisible character."""
+    words = draw(st.lists(letters, min_size=1, max_size=3))
+    one = " ".join(words)
+    other = draw(st.sampled_from(SPACES[1:])).join(words)
+    other = draw(st.sampled_from(("NFC", "NFD"))) and normalize(draw(st.sampled_from(("NFC", "NFD"))), other)
+    swap = draw(st.sampled_from((str, str.casefold, str.lower)))
+    other = swap(other)
+    other = draw(st.sampled_from(SPACES)) + other + draw(st.sampled_from((*SPACES, "\u200b")))
+    assume(one != other and "\t" not in one)
+    return one, other
+
+
+@many
+@given(pair=twins(), kind=st.sampled_from(("domain", "class")))
+@example(pair=("Berlin", "berlin"), kind="domain")
+@example(pair=("Berlin", "BERLIN "), kind="domain")
+@example(pair=("New York", "NewYork"), kind="domain")
+@example(pair=("Malmo\u0308", "Malm\u00f6"), kind="class")
+@example(pair=("Straße", "STRASSE"), kind="class")
+def test_two_spellings_of_one_name_are_refused_with_both_and_their_places(pair: tuple[str, str], kind: str):
+    one, other = pair
+    with pytest.raises(FedshiftError) as caught:
+        check_names(kind, {one: "row 3", "somewhere else": "row 4", other: "row 5"})
+    message = str(caught.value)
+    if any(not character.isprintable() and character in "\t" for character in other):
+        assert repr(other) in message  # a control character, which is refused for itself
+        return
+    shown = ascii if normalize("NFC", one) == normalize("NFC", other) else repr
+    assert f"{shown(one)} (row 3) and {shown(other)} (row 5)" in message
+    assert shown(one) != shown(other)
+
+
+@many
+@given(st.sets(st.integers(0, 200), min_size=2, max_size=10), letters)
+@example({1, 2}, "plate")
+def test_names_that_differ_in_more_are_kept(numbers: set[int], word: str):
+    assume(not word[-1].isdigit() and not word[0].isdigit())
+    check_names("domain", {f"{word} {number}": "" for number in numbers})
+
+
+def test_white_space_between_digits_tells_numbers_apart():
+    check_names("domain", {"plate 1 11": "", "plate 11 1": ""})
+
+
+@many
+@given(before=letters, bad=st.characters(categories=("Cc", "Cs", "Zl", "Zp")), after=letters)
+@example("line", "\n", "end")
+@example("caf", "\udce9", "s")
+def test_names_that_cannot_be_shown_are_refused(before: str, bad: str, after: str):
+    name = before + bad + after
+    with pytest.raises(FedshiftError) as caught:
+        check_names("domain", {"fine": "row 1", name: "row 2"})
+    assert f"{name!r} (row 2) holds control characters" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    str(caught.value).encode()
+
+
+@pytest.mark.parametrize("name", ["", " ", "\u00a0\t"])
+def test_an_empty_name_is_refused(name: str):
+    with pytest.raises(FedshiftError, match=r"\(row 1\) is empty"):
+        check_names("class", {name: "row 1"})
+
+
+@pytest.mark.parametrize("column", ["domain", "label"])
+@pytest.mark.parametrize("kind", ["folder", "parquet"])
+def test_twins_are_found_before_an_image_is_read(
+    tmp_path: Path, column: str, kind: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("fedshift.datasets.images.decode", lambda *_: pytest.fail("an image was read"))
+    if kind == "folder":
+        names = [*FOUR, ("OSLO", "cat") if column == "domain" else ("rome", "Cat")]
+        message = refusal(images(tmp_path, names))
+        first, second = ("OSLO", "oslo") if column == "domain" else ("oslo/cat", "rome/Cat")
+        assert f"(folder '{tmp_path / first}')" in message
+        assert f"(folder '{tmp_path / second}')" in message
+    else:
+        columns = rows()
+        columns[column][7] = columns[column][7].upper() + " "
+        message = refusal(table(tmp_path / "x.parquet", columns))
+        assert f"'{columns[column][7]}' (in row 7 of {tmp_path / 'x.parquet'})" in message
+        assert f"(in row {2 if column == 'domain' else 1} of " in message
+
+
+def test_the_characters_of_a_text_are_classes_that_differ_in_case():
+    y = torch.tensor([0, 1, 2, 3])
+    names = ("a", "A", " ", "\n")
+    data = DomainData(y.view(4, 1), y, y % 2, ("one", "two"), names, y)
+    check_data(data, Inputs(vocabulary=names))
+    with pytest.raises(FedshiftError, match="class names"):
+        check_data(data, Inputs())
+
+
+LEGAL = (
+    *(
+        r"a$\frac$",
+        "a/b",
+        ".hidden",
+        "..",
+        "x" * 300,
+        "[/red]",
+        "[bold]",
+        "{x}",
+        "a,b",
+        "all",
+        "1e3",
+        "<b>&amp;",
+        "日本",
+    ),
+    *("'\"`", "C:\\a?*", "%s %(x)s", "$HOME", "-", "--seed", "é" * 200, "#1", "~", "\\begin", "$$", "_^"),
+)
+
+
+@pytest.mark.parametrize("name", LEGAL)
+def test_any_legal_domain_name_survives_a_whole_run(
+    name: str, make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """Folder names, TOML, tables, records and the command line's output take it."""
+    path = tmp_path / "images.parquet"
+    columns = rows(24) | {"image": [png(10 * i) for i in range(24)]}
+    table(path, columns | {"domain": [name if domain == "oslo" else domain for domain in columns["domain"]]})
+    held_out = "rome" if name == "all" else name  # hold_out = "all" is every domain
+    experiment = make({"data": {"name": "parquet", "path": str(path), "size": 4}, "protocol.hold_out": held_out})
+    assert len(experiment.run_name.encode()) < 255
+    assert not set(experiment.run_name) & set('/\\:*?"<>|\n')
+    comparison = fedshift.compare(experiment)
+    (run,) = fedshift.load(comparison.folders[0]).runs
+    assert run.table["protocol"]["hold_out"] == held_out
+    assert {row["environment"] for row in comparison.measurements()} >= {name}
+    console = Console(width=1000)
+    for shown in tables(comparison.results):
+        console.print(shown.rich())
+    for text in (str(comparison), capsys.readouterr().out):
+        assert len(name) > 100 or held_out in text  # a long one is broken into lines
+
+
+# Cells ------------------------------------------------------------------------------------------
+
+BAD_LABELS = (math.nan, None, 0.5, -0.25, math.inf, -math.inf, 1e-9)
+
+
+@few
+@given(row=st.integers(0, 599), bad=st.sampled_from(BAD_LABELS))
+@example(row=0, bad=math.nan)
+@example(row=257, bad=0.5)
+def test_a_bad_label_is_named_by_file_row_and_column(tmp_path: Path, row: int, bad: float | None):
+    columns = rows(600)
+    labels: list[float | None] = [float(i % 2) for i in range(600)]
+    labels[row] = bad
+    message = refusal(table(tmp_path / "x.parquet", columns | {"label": labels}))
+    assert f"in row {row} of {tmp_path / 'x.parquet'}" in message
+    assert "label" in message
+    assert bad is None or str(bad) in message
+    assert "missing_classes" not in message
+
+
+@few
+@given(bad=st.sets(st.integers(0, 39), min_size=1, max_size=20))
+def test_all_bad_cells_are_counted_and_ten_are_named(tmp_path: Path, bad: set[int]):
+    labels = [None if i in bad else i % 2 for i in range(40)]
+    message = refusal(table(tmp_path / "x.parquet", rows(40) | {"label": pa.array(labels, pa.int64())}))
+    for row in sorted(bad)[:10]:
+        assert f"in row {row} of " in message
+    assert (f"and {len(bad) - 10} more" in message) == (len(bad) > 10)
+    assert len(bad) == 1 or str(len(bad)) in message
+
+
+@pytest.mark.parametrize("bad", [None, math.nan, ""])
+def test_a_domain_that_is_missing(tmp_path: Path, bad: float | str | None):
+    columns = rows()
+    domains: list[Any] = ["1"] * 6 + ["2"] * 6 if bad == "" else [1.0] * 6 + [2.0] * 6
+    domains[9] = bad
+    message = refusal(table(tmp_path / "x.parquet", columns | {"domain": domains}))
+    assert f"in row 9 of {tmp_path / 'x.parquet'} has no domain" in message
+
+
+def test_a_row_is_counted_in_its_own_file(tmp_path: Path):
+    table(tmp_path / "a.parquet", rows())
+    table(tmp_path / "b.parquet", rows() | {"label": [None, *rows()["label"][1:]]})
+    assert f"in row 0 of {tmp_path / 'b.parquet'}" in refusal(ParquetFile(path=str(tmp_path)))
+
+
+def test_whole_floats_are_whole_numbers(tmp_path: Path):
+    labels = [float(i) for i in (0, 1, 2, 10)] * 3
+    data = table(tmp_path / "x.parquet", rows() | {"label": labels, "domain": ["a"] * 12}).load(Streams(0))
+    assert data.classes == ("0", "1", "10", "2")
+    whole = table(tmp_path / "y.parquet", rows() | {"label": [int(i) for i in labels], "domain": ["a"] * 12})
+    assert torch.equal(whole.load(Streams(0)).y, data.y)
+
+
+def test_a_column_of_bytes_is_no_column_of_names(tmp_path: Path):
+    message = refusal(table(tmp_path / "x.parquet", rows() | {"label": [b"cat", b"dog"] * 6}))
+    assert "in row 0 of" in message
+    assert "bytes in the column 'label'" in message
+
+
+def test_text_that_is_no_utf8_is_named(tmp_path: Path):
+    raw = pa.array([b"oslo"] * 7 + [b"caf\xe9"] + [b"rome"] * 4, pa.binary())
+    text = pa.Array.from_buffers(pa.string(), 12, raw.buffers())
+    message = refusal(table(tmp_path / "x.parquet", rows() | {"domain": text}))
+    assert f"Row 7 of {tmp_path / 'x.parquet'} has b'caf\\xe9' in the column 'domain'" in message
+
+
+def test_classes_of_files_that_do_not_agree(tmp_path: Path):
+    import json
+
+    for number, names in enumerate((["red", "blue"], ["red", "green"])):
+        features = json.dumps({"info": {"features": {"label": {"names": names, "_type": "ClassLabel"}}}})
+        held = pa.table({"image": [PNG] * 2, "domain": ["a"] * 2, "label": [0, 1]})
+        pq.write_table(held.replace_schema_metadata({"huggingface": features}), tmp_path / f"{number}.parquet")
+    message = refusal(ParquetFile(path=str(tmp_path), size=4))
+    assert f"in row 1 of {tmp_path / '1.parquet'} has the label 'green', which is not among blue, red" in message
+
+
+@pytest.mark.parametrize("kind", ["folder", "parquet"])
+def test_a_single_class_is_no_task(tmp_path: Path, kind: str):
+    if kind == "folder":
+        dataset: Dataset = images(tmp_path, [("oslo", "cat"), ("rome", "cat")])
+    else:
+        dataset = table(tmp_path / "x.parquet", rows() | {"label": ["cat"] * 12})
+    assert "Every sample is of the class 'cat'" in refusal(dataset)
+
+
+# Data of a plugin -------------------------------------------------------------------------------
+
+
+def fields(**changes: Any) -> dict[str, Any]:
+    number = torch.arange(12)
+    return {
+        "x": torch.zeros(12, 2, 3),
+        "y": number % 3,
+        "domain": number // 6,
+        "domains": ("oslo", "rome"),
+        "classes": ("ant", "bee", "cat"),
+        "group": number,
+        "environment": None,
+        "environments": (),
+    } | changes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given(Dataset):
+    """A data set of the fields that a test gives."""
+
+    fields: Any = None
+
+    def load(self, streams: Streams) -> DomainData:
+        return DomainData(**self.fields) if isinstance(self.fields, dict) else self.fields
+
+
+def given_data(value: Any) -> Given:
+    dataset = Given()
+    object.__setattr__(dataset, "fields", value)
+    return dataset
+
+
+def test_good_fields_are_taken():
+    data = load_data.__wrapped__(given_data(fields()), 0, "")
+    assert len(data.y) == 12
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"x": [[0.0]] * 12}, ["x is of type list"]),
+        ({"x": torch.zeros(12, 2, dtype=torch.float64)}, ["x is torch.float64"]),
+        ({"x": torch.zeros(12, 2, dtype=torch.complex64)}, ["x is torch.complex64"]),
+        ({"x": torch.zeros(0, 2)}, ["x has the shape (0, 2)", "no sample"]),
+        ({"x": torch.zeros(12, 0)}, ["x has the shape (12, 0)"]),
+        ({"x": torch.tensor(0.0)}, ["x has the shape ()"]),
+        ({"y": [0] * 12}, ["y is of type list"]),
+        ({"y": torch.zeros(12, dtype=torch.int32)}, ["y is torch.int32; give int64"]),
+        ({"y": torch.tensor([0.0] * 7 + [math.nan] + [1.0] * 4)}, ["y is torch.float32, and sample 7 is nan"]),
+        ({"y": torch.zeros(12, 1, dtype=torch.int64)}, ["y has the shape (12, 1)", "(12,)"]),
+        ({"y": torch.zeros(11, dtype=torch.int64)}, ["y has the shape (11,)", "12 samples"]),
+        ({"domain": torch.zeros(3, dtype=torch.int64)}, ["domain has the shape (3,)"]),
+        ({"group": torch.zeros(13, dtype=torch.int64)}, ["group has the shape (13,)"]),
+        ({"group": None}, ["group is of type NoneType"]),
+        ({"domains": ["oslo", "rome"]}, ["domains = ['oslo', 'rome']", "tuple of strings"]),
+        ({"domains": "ab"}, ["domains = 'ab'"]),
+        ({"classes": ("ant", 1, None)}, ["classes = ('ant', 1, None)"]),
+        ({"classes": ("ant", "bee", "ant")}, ["classes holds 'ant' twice"]),
+        ({"environment": torch.ones(12, dtype=torch.int64), "environments": ("e",)}, ["environment is 1 of sample 0"]),
+        ({"environment": torch.zeros(12)}, ["environment is torch.float32"]),
+        ({"y": torch.full((12,), 9), "domain": torch.full((12,), -1)}, ["y is 9 of sample 0", "domain is -1 of"]),
+        ({"domains": ("Oslo", "oslo")}, ["'Oslo' (first of sample 0) and 'oslo' (first of sample 6)"]),
+        ({"classes": ("bee", "bee ", "cat")}, ["'bee' (first of sample 0) and 'bee ' (first of sample 1)"]),
+        ({"y": torch.zeros(12, dtype=torch.int64)}, ["Every sample is of the class 'ant'"]),
+        ({"x": torch.tensor([[1, -1]] * 12)}, ["x holds -1 at [1] of sample 0", "and 11 more samples"]),
+    ],
+)
+def test_a_wrong_field_is_named(changes: dict[str, Any], words: list[str]):
+    message = refusal(given_data(fields(**changes)))
+    for word in words:
+        assert word in message
+
+
+@pytest.mark.parametrize("value", [None, 3, (torch.zeros(2), torch.zeros(2))])
+def test_what_is_no_data_at_all(value: Any):
+    assert "should return a DomainData" in refusal(given_data(value))
+
+
+@many
+@given(
+    field=st.sampled_from(("y", "domain")),
+    row=st.integers(0, 11),
+    bad=st.integers(-(2**62), 2**62).filter(lambda number: not 0 <= number < 3),
+)
+def test_a_number_without_a_name_is_named_with_its_sample(field: str, row: int, bad: int):
+    numbers = fields()[field].clone()
+    numbers[row] = bad
+    assert f"{field} is {bad} of sample {row}" in refusal(given_data(fields(**{field: numbers})))
+
+
+@many
+@given(
+    row=st.integers(0, 11),
+    place=st.tuples(st.integers(0, 1), st.integers(0, 2)),
+    bad=st.sampled_from((math.nan, math.inf, -math.inf)),
+    piece=st.sampled_from((1, 7, 1 << 22)),
+)
+def test_what_is_not_finite_is_named_with_its_place(row: int, place: tuple[int, int], bad: float, piece: int):
+    x = torch.zeros(12, 2, 3)
+    x[row][place] = bad
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedshift.federation.checks.PIECE", piece)
+        message = refusal(given_data(fields(x=x)))
+    assert f"x holds {bad} at {list(place)} of sample {row} (domain '{'rome' if row > 5 else 'oslo'}'" in message
+
+
+def test_every_run_is_checked(make: Make, monkeypatch: pytest.MonkeyPatch):
+    from fedshift.simulation import simulation
+
+    simulation.load_data.cache_clear()
+    experiment = make()
+    loaded = type(experiment.data).load
+
+    def load(self: Dataset, streams: Streams) -> DomainData:
+        data = loaded(self, streams)
+        data.x[5, 0, 0, 0] = math.nan
+        return data
+
+    monkeypatch.setattr(type(experiment.data), "load", load)
+    try:
+        with pytest.raises(FedshiftError, match=r"x holds nan at \[0, 0, 0\] of sample 5"):
+            Simulation(experiment)
+    finally:
+        simulation.load_data.cache_clear()
+
+
+def test_features_that_are_not_finite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FEDSHIFT_CACHE", str(tmp_path))
+
+    class Broken(torch.nn.Module):
+        def forward(self, x):
+            return x.mean(dim=(2, 3)) / 0
+
+    network = FrozenNetwork("broken", "0", Broken)
+    with pytest.raises(FedshiftError, match=r"'broken' gives numbers that are not finite"):
+        embed(torch.zeros(3, 3, 4, 4, dtype=torch.uint8), network)
+
+
+# Files ------------------------------------------------------------------------------------------
+
+
+def damaged(data: bytes, how: str, seed: int) -> bytes:
+    drawn = random.Random(seed)
+    at = drawn.randrange(len(data))
+    if how == "cut":
+        return data[:at]
+    if how == "noise":
+        return drawn.randbytes(drawn.randrange(300))
+    return data[:at] + drawn.randbytes(8) + data[at + 8 :]
+
+
+def encoded(form: str) -> bytes:
+    buffer = io.BytesIO()
+    mode = {"GIF": "P", "PPM": "L"}.get(form, "RGB")
+    Image.effect_noise((40, 40), 50).convert(mode).save(buffer, form)
+    return buffer.getvalue()
+
+
+@many
+@given(
+    form=st.sampled_from(("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM", "ICO", "TGA", "DDS", "SGI", "PCX")),
+    how=st.sampled_from(("cut", "noise", "change")),
+    seed=st.integers(0, 2**32),
+)
+def test_a_damaged_image_is_read_or_named(tmp_path: Path, form: str, how: str, seed: int):
+    file = tmp_path / "damaged"
+    file.write_bytes(damaged(encoded(form), how, seed))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow warns of what it reads nevertheless
+            decode(str(file), file, 4, 3)
+    except FedshiftError as error:
+        assert str(file) in str(error)
+
+
+@many
+@given(how=st.sampled_from(("cut", "noise", "change")), seed=st.integers(0, 2**32))
+@example(how="cut", seed=0)
+def test_damaged_parquet_is_read_or_named(tmp_path: Path, how: str, seed: int):
+    file = tmp_path / "x.parquet"
+    table(file, rows())
+    sound = ParquetFile(path=str(file), size=4)
+    file.write_bytes(damaged(file.read_bytes(), how, seed))
+    try:
+        load_data.__wrapped__(sound, 0, "")
+    except FedshiftError as error:
+        assert "x.parquet" in str(error) or "class" in str(error)
+        str(error).encode()
+
+
+@many
+@given(stem=st.text(st.characters(exclude_characters="/\0", exclude_categories=()), min_size=1, max_size=40))
+@example("\udce9")
+@example("a\nb")
+def test_a_file_may_have_any_name(tmp_path_factory: pytest.TempPathFactory, stem: str):
+    """It is read, and counts in the fingerprint; where it cannot be read, the message that says so can be printed."""
+    root = tmp_path_factory.mktemp("data")
+    assume(stem not in ("0", "1"))
+    dataset = images(root, FOUR)
+    file = root / "oslo" / "cat" / f"{stem}.png"
+    try:
+        file.write_bytes(PNG)
+    except ValueError:  # no bytes of a file's name stand for such text
+        assume(False)
+    assert len(dataset.load(Streams(0)).y) == (8 if stem.startswith(".") else 9)
+    before = digest(root)
+    file.write_bytes(b"no image")
+    assert digest(root) != before
+    if not stem.startswith("."):
+        assert "no image" not in refusal(dataset)
+
+
+def spoil(root: Path, how: str) -> str:
+    """Something in a folder of images that cannot be read; answers what the message has to name."""
+    place = root / "oslo" / "cat" / "9.png"
+    if how == "empty file":
+        place.write_bytes(b"")
+    elif how == "link to itself":
+        place.symlink_to(place)
+    elif how == "link to nothing":
+        place.symlink_to(root / "nothing")
+    elif how == "domain that links to itself":
+        place = root / "paris"
+        place.symlink_to(place)
+    elif how == "class that links to nothing":
+        place = root / "oslo" / "fox"
+        place.symlink_to(root / "nothing")
+    elif how == "domain with a line end":
+        place = root / "a\nb"
+        images(root, [("a\nb", "cat"), ("a\nb", "dog")])
+    elif how == "domain that is no UTF-8":
+        place = root / os.fsdecode(b"caf\xe9")
+        images(root, [(place.name, "cat"), (place.name, "dog")])
+    elif how == "class with an escape":
+        place = root / "oslo" / "\x1b[31m"
+        images(root, [("oslo", place.name), ("rome", place.name)])
+    elif how == "class that leads back":
+        place = root / "oslo" / "fox"
+        place.symlink_to(root)
+    return repr(place.name)[1:-1]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        *("empty file", "link to itself", "link to nothing", "domain that links to itself"),
+        *("class that links to nothing", "domain with a line end", "domain that is no UTF-8", "class with an escape"),
+        "class that leads back",
+    ],
+)
+def test_what_cannot_be_read_in_a_folder_is_named(tmp_path: Path, how: str, make: Make):
+    dataset = images(tmp_path / "data", FOUR)
+    named = spoil(tmp_path / "data", how)
+    assert named in refusal(dataset)
+    with pytest.raises(FedshiftError):
+        simulate(make({"data": {"name": "folder", "path": str(tmp_path / "data")}, "protocol.hold_out": "rome"}))
+
+
+@pytest.mark.parametrize("depth", ["", "oslo", "oslo/cat"])
+def test_a_folder_without_permission_is_named(tmp_path: Path, depth: str, monkeypatch: pytest.MonkeyPatch):
+    dataset = images(tmp_path, FOUR)
+    closed, listdir, scandir = str(tmp_path / depth), os.listdir, os.scandir
+
+    def refuse(path: Any) -> None:
+        if str(path) == closed:
+            raise PermissionError(13, "Permission denied", closed)
+
+    monkeypatch.setattr(os, "listdir", lambda path=".": (refuse(path), listdir(path))[1])
+    monkeypatch.setattr(os, "scandir", lambda path=".": (refuse(path), scandir(path))[1])
+    assert f"The folder '{closed}' cannot be read (Permission denied)" in refusal(dataset)
+
+
+@pytest.mark.parametrize("name", ["oslo/cat/1.png", "x.parquet"])
+def test_a_file_without_permission_is_named(tmp_path: Path, name: str, make: Make, monkeypatch: pytest.MonkeyPatch):
+    """Already where its content is looked at for the fingerprint."""
+    images(tmp_path, FOUR)
+    (tmp_path / "x.parquet").write_bytes(b"")
+    opened = Path.open
+
+    def refuse(path: Path, *args: Any, **options: Any) -> Any:
+        if path == tmp_path / name:
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, *args, **options)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(FedshiftError, match=rf"{name}' cannot be read \(Permission denied\)"):
+        _ = make({"data": {"name": "folder", "path": str(tmp_path)}}).fingerprint
+
+
+@pytest.mark.parametrize("what", ["folder", "link", "nothing"])
+def test_where_a_parquet_file_belongs(tmp_path: Path, what: str):
+    path = tmp_path / "data" / "x.parquet"
+    path.parent.mkdir()
+    if what == "folder":
+        path.mkdir()
+    elif what == "link":
+        path.symlink_to(path)
+    message = refusal(ParquetFile(path=str(path.parent)))
+    assert ("x.parquet" if what == "link" else str(path.parent)) in message
+
+
+@pytest.mark.parametrize("path", ["x" * 5000, "~nobody-of-this-name/x", "a\0b", "caf\udce9"])
+def test_what_cannot_be_a_path(path: str, make: Make):
+    with pytest.raises(FedshiftError) as caught:
+        load_data.__wrapped__(make({"data": {"name": "folder", "path": path}}).data, 0, "")
+    assert "data.path" in str(caught.value)
+
+
+@few
+@given(bad=st.sets(st.integers(0, 39), min_size=1, max_size=20), kind=st.sampled_from(("folder", "parquet")))
+def test_all_images_that_cannot_be_read_are_counted_and_ten_are_named(
+    tmp_path_factory: pytest.TempPathFactory, bad: set[int], kind: str
+):
+    root = tmp_path_factory.mktemp("data")
+    if kind == "folder":
+        dataset: Dataset = images(root, FOUR, count=10)
+        files = sorted(root.rglob("*.png"))
+        for number in bad:
+            files[number].write_bytes(b"no image")
+        places = [str(files[number]) for number in sorted(bad)]
+    else:
+        held: list[bytes | None] = [None if i in bad and i % 2 else b"x" if i in bad else PNG for i in range(40)]
+        dataset = table(root / "x.parquet", rows(40) | {"image": held})
+        places = [f"in row {number} of " for number in sorted(bad)]
+    message = refusal(dataset)
+    for place in places[:10]:
+        assert f"The image {place}" in message
+    assert message.count("The image ") == min(len(bad), 10)
+    if len(bad) > 1:
+        assert message.startswith(f"{len(bad)} images cannot be read")
+    assert (f"and {len(bad) - 10} more" in message) == (len(bad) > 10)
+
+
+def test_problems_are_raised_as_one():
+    none, one, twelve = Problems("things"), Problems("things"), Problems("things")
+    none.check()
+    one.add(UnknownNameError("method", "x", ["y"]))
+    with pytest.raises(UnknownNameError):
+        one.check()
+    for number in range(12):
+        with twelve.gathered():
+            raise FedshiftError(f"problem {number}")
+    with pytest.raises(FedshiftError, match=r"^12 things:\n- problem 0\n(.*\n)+- problem 9\n- and 2 more$"):
+        twelve.check()
+
+
+@many
+@given(st.text(st.characters(exclude_categories=())))
+@example("\x1b[31m\udce9\n")
+def test_any_message_can_be_printed(text: str):
+    message = str(FedshiftError(text))
+    message.encode()
+    assert not any(ord(character) < 32 and character != "\n" for character in message)
+
+
+# What is left out -------------------------------------------------------------------------------
+
+DICOM = bytes(128) + b"DICM" + bytes(20)
+
+
+def test_what_is_not_read_is_said(tmp_path: Path, make: Make):
+    root = tmp_path / "data"
+    images(root, FOUR, count=6)
+    for name in ("oslo/cat/a.dcm", "oslo/cat/1.2.840.113619.78", "rome/dog/IM0001"):
+        (root / name).write_bytes(DICOM)
+    for name in ("oslo/cat/x.txt", "labels.csv", "oslo/.hidden", "rome/cat/README"):
+        (root / name).write_bytes(b"text")
+    (root / "oslo" / "misplaced.png").write_bytes(PNG)
+    simulation = Simulation(
+        make({"data": {"name": "folder", "path": str(root), "size": 4}, "protocol.hold_out": "rome"})
+    )
+    (note,) = (note for note in simulation.notes if "Not read" in note)
+    assert note == (
+        f"Not read in '{root}': 1 .csv, 1 .png (images outside of a class's folder), 1 .txt, "
+        "3 DICOM (convert to PNG or TIFF), 1 without a suffix."
+    )
+
+
+def test_nothing_is_said_where_all_is_read(tmp_path: Path):
+    assert images(tmp_path, FOUR).load(Streams(0)).notes == ()
+
+
+def test_what_lies_beside_parquet_is_said(tmp_path: Path):
+    table(tmp_path / "a.parquet", rows())
+    (tmp_path / "b.csv").write_text("image,label")
+    assert ParquetFile(path=str(tmp_path), size=4).load(Streams(0)).notes == (f"Not read in '{tmp_path}': 1 .csv.",)
+
+
+def test_a_domain_of_dicom_alone_is_refused(tmp_path: Path):
+    dataset = images(tmp_path, FOUR)
+    (tmp_path / "paris" / "cat").mkdir(parents=True)
+    (tmp_path / "paris" / "cat" / "IM1").write_bytes(DICOM)
+    message = refusal(dataset)
+    assert f"'{tmp_path / 'paris'}' holds no image" in message
+    assert "1 DICOM (convert to PNG or TIFF)" in message
+
+
+def test_a_class_of_dicom_alone_is_refused(tmp_path: Path):
+    """It would otherwise be no class at all."""
+    dataset = images(tmp_path, FOUR)
+    for domain in ("oslo", "rome"):
+        (tmp_path / domain / "fox").mkdir()
+        (tmp_path / domain / "fox" / "1.dcm").write_bytes(DICOM)
+    message = refusal(dataset)
+    assert "fox' holds no image" in message
+    assert "DICOM (convert to PNG or TIFF)" in message
+
+
+# Sizes ------------------------------------------------------------------------------------------
+
+
+def claimed(width: int, height: int) -> bytes:
+    """A PNG of a few bytes that says it has so many pixels."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(9))) + chunk(b"IEND", b"")
+
+
+@many
+@given(width=st.integers(1, 2**31 - 1), height=st.integers(1, 2**31 - 1))
+@example(12000, 12000)
+@example(9460, 9460)
+@example(2**31 - 1, 2**31 - 1)
+def test_an_image_of_too_many_pixels_is_refused_before_it_is_decoded(width: int, height: int):
+    assume(width * height > MOST_PIXELS)
+    limit = Image.MAX_IMAGE_PIXELS
+    with pytest.raises(FedshiftError, match=rf"The image huge has {width} x {height} pixels, more than 89,478,485"):
+        decode("huge", claimed(width, height), 4, 3)
+    assert limit == Image.MAX_IMAGE_PIXELS
+
+
+def test_an_image_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(memory, "available", lambda: 10**9)
+    with pytest.raises(FedshiftError, match=r"huge of 9000 x 9000 pixels takes 1\.3 GB, but only 1\.0 GB"):
+        decode("huge", claimed(9000, 9000), 4, 3)
+
+
+@pytest.mark.parametrize("kind", ["folder", "parquet"])
+def test_a_data_set_that_does_not_fit_is_refused_before_it_is_decoded(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("fedshift.datasets.images.decode", lambda *_: pytest.fail("an image was read"))
+    monkeypatch.setattr(memory, "available", lambda: 12 * 3 * 100 * 100 - 1)
+    images(tmp_path / "data", FOUR, count=3)
+    table(tmp_path / "x.parquet", rows())
+    path = tmp_path / ("data" if kind == "folder" else "x.parquet")
+    dataset = (ImageFolder if kind == "folder" else ParquetFile)(path=str(path), size=100)
+    message = refusal(dataset)
+    assert "12 images of 100 x 100 pixels in 3 channels, takes 360.0 kB, but only 360.0 kB" in message
+    assert "data.size" in message
+
+
+def test_a_batch_for_a_frozen_network_that_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FEDSHIFT_CACHE", str(tmp_path))
+    network = FrozenNetwork("any", "0", lambda: pytest.fail("the network was loaded"))
+    with pytest.raises(FedshiftError, match=r"2 images of 1000000 x 1000000 pixels for 'any' takes .* TB"):
+        embed(torch.zeros(2, 3, 4, 4, dtype=torch.uint8), network, size=10**6)
+
+
+# The hub ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """A machine without a network; a list of what was asked of it."""
+    import socket
+
+    asked: list[object] = []
+
+    def refuse(*about: object, **_: object) -> None:
+        asked.append(about)
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    return asked
+
+
+@pytest.mark.parametrize("what", ["frozen", "data", "weights", "clip"])
+def test_a_hub_that_cannot_be_reached_is_asked_once(what: str, no_network: list[object]):
+    transformers = pytest.importorskip("transformers")
+    assert transformers.AutoModel, "imported, so that only the question is waited for"
+    import datasets
+    from huggingface_hub import constants
+
+    from fedshift.methods.client2vec.clip import CLIP
+    from fedshift.models.backbones import ResNet18
+
+    asks = {
+        "frozen": lambda: frozen_network("nobody/nothing"),
+        "data": lambda: HubDataset(path="nobody/nothing").load(Streams(0)),
+        "weights": lambda: ResNet18(weights="nobody/nothing").encoder((3, 32, 32), 4),
+        "clip": lambda: CLIP(path="nobody/nothing").dim,
+    }
+    slept: list[float] = []
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(FedshiftError, match="nobody/nothing"):
+        patch.setattr(time, "sleep", slept.append)
+        asks[what]()
+    assert sum(slept) == 0
+    assert len(no_network) <= 1
+    assert not constants.HF_HUB_OFFLINE
+    assert not datasets.config.HF_HUB_OFFLINE
+
+
+@pytest.mark.parametrize("name", ["efficientnet-lite", "efficientnet_lite0", "EfficientNet-Lite0", "nonne"])
+def test_a_typo_of_a_known_network_is_not_looked_for(name: str, no_network: list[object]):
+    with pytest.raises(UnknownNameError, match=r"Did you mean '(efficientnet-lite0|none)'\?"):
+        frozen_network(name)
+    assert not no_network
+
+
+def test_an_unknown_network_is_said_before_images_are_read(tmp_path: Path, no_network: list[object]):
+    images(tmp_path, FOUR)
+    (tmp_path / "oslo" / "cat" / "0.png").write_bytes(b"no image")
+    pytest.importorskip("transformers")
+    message = refusal(ImageFolder(path=str(tmp_path), frozen="nobody/nothing"))
+    assert "data.frozen = 'nobody/nothing'" in message
