@@ -247,6 +247,9 @@ def environment() -> dict[str, Any]:
     """The versions and the machine that a run was made with."""
     import torch
 
+    from fedshift.engines.machine import processor
+
+    used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch's; a GPU that is not used stays so
     packages = ("fedshift", "torch", "numpy", "safetensors", "transformers", "kornia", "mlxtend")
     versions = {}
     for package in packages:
@@ -257,6 +260,8 @@ def environment() -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
+        "processor": processor(),
+        "accelerator": torch.cuda.get_device_name() if used else None,
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "packages": versions,

@@ -279,7 +279,7 @@ def _begin(simulation: Simulation, folder: RunFolder, progress: Progress, choice
     """Go back to the last checkpoint of a run and begin to show it."""
     simulation.attach(folder.path)
     position = simulation.coordinator.position
-    folder.write_json("federation.json", Blueprint.of(simulation.federation).table())
+    folder.write_json("federation.json", Blueprint.of(simulation.federation).table() | simulation.federation.sizes())
     folder.rewind(position, simulation.scored())
     folder.write_json("engine.json", choice.table())
     display = progress.begin(Outlook(folder.path.name, simulation.rounds, position))
