@@ -39,15 +39,15 @@ def write_report(results: Results, path: Path) -> Path:
     Raises:
         FedshiftError: it cannot be written.
     """
-    path = path / "report.html" if path.is_dir() else path
-    if blocking := next((above for above in path.parents if above.exists() and not above.is_dir()), None):
-        raise FedshiftError(f"The report cannot be written to '{path}': '{blocking}' is no folder. Name another file.")
     content = page(results, datetime.now().astimezone()).encode()
     try:
+        path = path / "report.html" if path.is_dir() else path
         make_folder(path.parent)
         write(path, content)
-    except FedshiftError as error:
-        reason = getattr(error.__cause__, "strerror", None) or error
+    except (FedshiftError, OSError) as error:
+        cause = error if isinstance(error, OSError) else error.__cause__
+        in_a_file = isinstance(cause, FileExistsError | NotADirectoryError)
+        reason = "its folder would be a file" if in_a_file else getattr(cause, "strerror", None) or error
         raise FedshiftError(
             f"The report cannot be written to '{path}': {reason}. Write it elsewhere: `fedshift report RUNS --to FILE`."
         ) from error
@@ -77,9 +77,9 @@ def page(results: Results, now: datetime) -> str:
         runs=_runs(results.runs),
         several=len(results.runs) > 1,
         common=tomli_w.dumps(settings.common),
-        differing=_differing("By row of the tables; several values are those of its runs.", rows, settings),
+        differing=_differing("For each row of the tables above; several values are those of its runs.", rows, settings),
         machine=tomli_w.dumps(machine.common),
-        machines=_differing("Versions and machines that differ", rows, machine),
+        machines=_differing("What differs between the rows of the tables above, or between their runs", rows, machine),
     )
 
 
