@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from fedshift.errors import DivergedError, FedshiftError, UnknownNameError, need
 from fedshift.reporting.results import MeanStd, Results, Row, described, label
-from fedshift.reporting.table import as_text, tables
+from fedshift.reporting.table import as_text
 from fedshift.runs import runner
 from fedshift.runs.folder import RunFolder
 from fedshift.runs.progress import Progress
@@ -411,7 +411,11 @@ class Comparison:
         return _failure(self.failed, self.asked) if self.failed else ""
 
     def report(self, path: str | Path) -> Path:
-        """Write the self-contained HTML report and return its path."""
+        """Write the self-contained HTML report, into a folder that is made if need be, and return its path.
+
+        Raises:
+            FedshiftError: it cannot be written.
+        """
         from fedshift.reporting.page import write_report
 
         return write_report(self.results, Path(path))
@@ -481,17 +485,9 @@ class Comparison:
         return as_text(self.results)
 
     def _repr_html_(self) -> str:
-        from html import escape
+        from fedshift.reporting.page import tables_html
 
-        def line(cells: list[str], tag: str) -> str:
-            return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
-
-        return "".join(
-            f"<table><caption>{escape(table.title)}</caption>{line(table.columns, 'th')}"
-            + "".join(line(row, "td") for row in table.rows)
-            + "</table>"
-            for table in tables(self.results)
-        )
+        return tables_html(self.results)
 
 
 def _mean(measured: MeanStd | None) -> float:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from fedshift.settings.experiment import Experiment
 
 INTERRUPTED = 130
+BROKEN_PIPE = 141  # what a shell makes of SIGPIPE, which ends other commands
 WIDTH_OF_FILES = 160
 
 app = typer.Typer(
@@ -336,13 +339,16 @@ def _console() -> Console:
 
 def _report(comparison: Comparison, folder: Path, to: Path | None = None) -> None:
     from fedshift.reporting.table import tables
+    from fedshift.reporting.units import printable
 
     console = _console()
-    for table in tables(comparison.results):
-        console.print(table.rich())
-    for note in comparison.results.notes:
-        console.print(f"Note: {note}", highlight=False, markup=False)
-    written = comparison.report(to or folder / "report.html")
+    try:
+        written = comparison.report(to or folder / "report.html")  # first, as printing may end with the reader's pipe
+    finally:
+        for table in tables(comparison.results):
+            console.print(table.rich())
+        for note in comparison.results.notes:
+            console.print(f"Note: {printable(note)}", highlight=False, markup=False)
     console.print(f"Run folders: {folder}\nReport: {written}", highlight=False, markup=False, soft_wrap=True)
 
 
@@ -458,11 +464,45 @@ def options(
     """Options of every command; they are acted on before and around it."""
 
 
+class _Output:
+    """Standard output that ends the process quietly when nobody reads it any more, as ``| head -1`` does."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write a text."""
+        with self._readable():
+            return self._stream.write(text)
+
+    def flush(self) -> None:
+        """Pass on what was written."""
+        with self._readable():
+            self._stream.flush()
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            # What is still in the buffer goes nowhere, or the interpreter would fail on it when it ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+            if isinstance(error, BrokenPipeError):
+                raise SystemExit(BROKEN_PIPE) from None
+            raise FedshiftError(f"Standard output cannot be written: {error.strerror or error}.") from error
+
+
 def main() -> None:
     """The command ``fedshift``: a user's error is one message and exit code 2."""
     before_torch()
     debug = "--debug" in sys.argv
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    if isinstance(sys.stdout, TextIOWrapper):  # there is none where it was closed
+        sys.stdout.reconfigure(errors="backslashreplace")
+        sys.stdout = _Output(sys.stdout)  # all that is written goes through it
     try:
         app(arguments)
     except FedshiftError as error:

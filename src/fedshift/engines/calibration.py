@@ -9,7 +9,6 @@ with the engine it had.
 from __future__ import annotations
 
 import json
-import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +26,7 @@ from fedshift.core.setup import Setup
 from fedshift.engines.choice import Choice, open_engine
 from fedshift.engines.engine import Engine, Job
 from fedshift.engines.kernels import Kernels, onednn_available
-from fedshift.engines.machine import cores
+from fedshift.engines.machine import cores, processor
 from fedshift.engines.sequential import lane_of
 from fedshift.engines.workers import can_fork
 from fedshift.errors import DivergedError, FedshiftError
@@ -280,7 +279,7 @@ def _file(jobs: Sequence[Job], options: RunOptions) -> Path:
     # A weight changes nothing but whether its term is there.
     settings = {name: value > 0 if isinstance(value, float) else value for name, value in setup.method.table().items()}
     about = {
-        "machine": [_processor(), cores(), str(setup.device), torch.__version__],
+        "machine": [processor(), cores(), str(setup.device), torch.__version__],
         "model": [type(setup.model.model).__name__, setup.model.model.table(), setup.model.shape, setup.model.classes],
         "method": [type(setup.method).__name__, settings],
         "batch": [setup.train.batch, setup.train.precision, setup.train.optimiser, len(jobs)],
@@ -288,13 +287,3 @@ def _file(jobs: Sequence[Job], options: RunOptions) -> Path:
     }
     key = blake2b(json.dumps(about, sort_keys=True).encode(), digest_size=12).hexdigest()
     return files.cache_folder("engines") / f"{key}.json"
-
-
-def _processor() -> str:
-    """The processor's name."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()

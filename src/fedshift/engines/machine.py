@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import sys
 from collections.abc import MutableMapping
+from pathlib import Path
 
 # mallopt's parameters and values (malloc.h of the GNU C library), in bytes: from how much unused memory at the end of
 # the heap some is given back, and from what size (this is the most) a tensor gets pages of its own, cleared each time.
@@ -18,6 +20,16 @@ def cores() -> int:
 
     count: int = joblib.cpu_count()
     return count
+
+
+def processor() -> str:
+    """The processor's name."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def before_torch(environment: MutableMapping[str, str] = os.environ) -> None:

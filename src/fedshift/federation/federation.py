@@ -58,6 +58,13 @@ class Federation:
         """The shape of one input."""
         return tuple(self.clients[0].train.pool.x.shape[1:])
 
+    def sizes(self) -> dict[str, dict[int, str | int]]:
+        """Each client's domain and number of training samples, by id, for readers of results."""
+        return {
+            "domains": {client.id: client.domain for client in self.clients},
+            "samples": {client.id: len(client.train) for client in self.clients},
+        }
+
     def checked(self) -> Federation:
         """The same federation without the empty environments of single clients, which a note then tells of.
 

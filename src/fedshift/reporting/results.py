@@ -127,8 +127,11 @@ class Results:
         notes |= dict.fromkeys(note for run in self.runs for note in run.notes)
         for run in self.runs:
             if not run.folder.finished:
-                done, rounds = run.records[-1]["position"], run.table["train"]["rounds"]
-                notes[f"{run.folder.path.name} is not finished: round {done} of {rounds}"] = None
+                last, rounds = run.records[-1], run.table["train"]["rounds"]
+                notes[
+                    f"{run.folder.path.name} is not finished: it was last scored after round {last['round']} of its "
+                    f"stage '{last['stage']}' (train.rounds = {rounds})."
+                ] = None
         for row in self.rows():
             lacking = sorted(self._cases(self.runs) - self._cases(row.runs))
             if lacking:
@@ -218,7 +221,7 @@ def _shown(value: Any) -> str:
 
 def flattened(table: Mapping[str, Any]) -> dict[str, Any]:
     """All settings of an experiment that decide its result, by dotted name."""
-    return _flat({key: value for key, value in table.items() if key != "run"})
+    return flat({key: value for key, value in table.items() if key != "run"})
 
 
 def described(table: Mapping[str, Any], contents: Mapping[str, str]) -> dict[str, Any]:
@@ -237,9 +240,9 @@ def described(table: Mapping[str, Any], contents: Mapping[str, str]) -> dict[str
     return settings | digests
 
 
-def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """The values of nested tables by dotted name."""
-    flat: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, value in table.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
+        values |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return values

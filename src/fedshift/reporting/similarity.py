@@ -16,7 +16,9 @@ from fedshift.errors import need
 from fedshift.files import make_folder, write
 from fedshift.methods.client2vec.index import similarity
 from fedshift.methods.client2vec.vectors import Index
+from fedshift.reporting.units import printable
 
+MOST_LETTERS = 24  # of a name beside a heat map
 MOST_NUMBERS = 8  # rows of a heat map whose cells show their numbers
 
 
@@ -100,6 +102,18 @@ def by_domain(cosines: Tensor, domains: tuple[str, ...]) -> Tensor:
     return (sums - torch.diag(inside)) / pairs
 
 
+def drawable(name: str) -> str:
+    """A name as a figure can show it: letters that the font lacks as escapes, and the middle of a long one left out."""
+    from matplotlib.font_manager import FontProperties, findfont, get_font
+
+    known = get_font(findfont(FontProperties())).get_charmap()
+    text = "".join(
+        letter if ord(letter) in known else letter.encode("unicode_escape").decode() for letter in printable(name)
+    )
+    half = MOST_LETTERS // 2
+    return text if len(text) <= MOST_LETTERS else f"{text[:half]}…{text[-half:]}"
+
+
 def _heat(figure: Figure, axis: Axes, cosines: Tensor, title: str, rows: list[str]) -> None:
     """One heat map; ``rows`` names the domain of each row."""
     values = np.asarray(cosines)
@@ -109,9 +123,9 @@ def _heat(figure: Figure, axis: Axes, cosines: Tensor, title: str, rows: list[st
     starts = [place for place, name in enumerate(rows) if place == 0 or rows[place - 1] != name]
     ends = [*starts[1:], len(rows)]
     middles = [(start + end - 1) / 2 for start, end in zip(starts, ends, strict=True)]
-    names = [rows[start] for start in starts]
-    axis.set_xticks(middles, names, rotation=40, ha="right")
-    axis.set_yticks(middles, names)
+    names = [drawable(rows[start]) for start in starts]
+    axis.set_xticks(middles, names, rotation=40, ha="right", parse_math=False)
+    axis.set_yticks(middles, names, parse_math=False)
     for start in starts[1:]:
         axis.axhline(start - 0.5, color="white", linewidth=1)
         axis.axvline(start - 0.5, color="white", linewidth=1)

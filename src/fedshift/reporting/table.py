@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import StringIO
+from typing import Literal
 
 import rich.box
 import rich.table
@@ -12,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from fedshift.reporting.results import MOST_ENVIRONMENTS, MeanStd, Results
+from fedshift.reporting.units import printable
 
 MOST_INLINE = 6  # test environments that the headline table has room for
 MOST_ACROSS = 14  # columns of a table without standard deviations; half as many with them
@@ -27,14 +29,19 @@ class Table:
 
     def rich(self) -> rich.table.Table:
         """For a terminal."""
-        table = rich.table.Table(title=escape(self.title), title_justify="left", box=rich.box.SIMPLE_HEAD)
+        table = rich.table.Table(title=_cell(self.title), title_justify="left", box=rich.box.SIMPLE_HEAD)
         for number, column in enumerate(self.columns):
             # Headings and labels may wrap; a number is never cut.
             width = max((len(row[number]) for row in self.rows), default=0) if number else None
-            table.add_column(escape(column), justify="right" if number else "left", overflow="fold", min_width=width)
+            side: Literal["left", "right"] = "right" if number else "left"
+            table.add_column(_cell(column), justify=side, overflow="fold", min_width=width)
         for row in self.rows:
-            table.add_row(*(escape(cell) for cell in row))
+            table.add_row(*map(_cell, row))
         return table
+
+
+def _cell(text: str) -> str:
+    return escape(printable(text))
 
 
 def tables(results: Results) -> list[Table]:
@@ -102,6 +109,6 @@ def as_text(results: Results, width: int = 120) -> str:
     for table in tables(results):
         console.print(table.rich())
     for note in results.notes:
-        console.print(f"Note: {note}", markup=False)
+        console.print(f"Note: {printable(note)}", markup=False)
     text: str = console.file.getvalue()  # type: ignore[attr-defined]  # the StringIO given above
     return text

@@ -1,6 +1,10 @@
-"""Numbers with units, for a reader."""
+"""Numbers with units, and texts that users gave, for a reader."""
 
 from __future__ import annotations
+
+from unicodedata import category
+
+SHAPELESS = frozenset({"Cc", "Cn", "Cs", "Zl", "Zp"})  # controls, what is no letter at all, half letters, line ends
 
 
 def bytes_text(count: int) -> str:
@@ -18,3 +22,10 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def printable(text: str) -> str:
+    """A text in one line that every terminal and page can hold: a line feed in a name, say, becomes an escape."""
+    return "".join(
+        letter.encode("unicode_escape").decode() if category(letter) in SHAPELESS else letter for letter in text
+    )

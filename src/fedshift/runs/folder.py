@@ -250,13 +250,15 @@ class RunFolder:
     @property
     def messages(self) -> dict[str, Any]:
         """What crossed the wire, by exchange; empty before a message did."""
-        if not (self.path / MESSAGES).exists():
+        if not (self.finished or (self.path / MESSAGES).exists()):
             return {}
         return self._result(MESSAGES)
 
     @property
     def federation(self) -> dict[str, Any]:
-        """What modules are made from besides the experiment."""
+        """What modules are made from besides the experiment, and how many samples clients have; empty at first."""
+        if not (self.finished or (self.path / FEDERATION).exists()):
+            return {}
         return self._result(FEDERATION)
 
     @property
@@ -443,6 +445,9 @@ def environment() -> dict[str, Any]:
     """The versions and the machine that a run was made with."""
     import torch
 
+    from fedshift.engines.machine import processor
+
+    used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch's; a GPU that is not used stays so
     packages = ("fedshift", "torch", "numpy", "safetensors", "transformers", "kornia", "mlxtend")
     versions = {}
     for package in packages:
@@ -453,6 +458,8 @@ def environment() -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
+        "processor": processor(),
+        "accelerator": torch.cuda.get_device_name() if used else None,
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "packages": versions,

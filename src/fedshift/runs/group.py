@@ -203,7 +203,7 @@ def _begin(simulation: Simulation, folder: RunFolder, position: int, engine: str
     records = folder.recording()
     records.go_back(position, saved(folder.path)[position][1].records if position else "")
     simulation.attach(folder.path, position)
-    folder.write_json(FEDERATION, Blueprint.of(simulation.federation).table())
+    folder.write_json(FEDERATION, Blueprint.of(simulation.federation).table() | simulation.federation.sizes())
     display = progress.begin(Outlook(folder.path.name, simulation.rounds, position))
     return _Run(simulation, folder, display, records, engine, frozenset(simulation.scored()), position)
 

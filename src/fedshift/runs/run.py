@@ -92,6 +92,16 @@ class Run:
         return self.folder.messages
 
     @cached_property
+    def federation(self) -> dict[str, Any]:
+        """Classes, clients and how many samples they have; empty before the run has begun."""
+        return self.folder.federation
+
+    @cached_property
+    def environment(self) -> dict[str, Any]:
+        """The versions and the machine that it was made with."""
+        return self.folder.environment.model_dump()
+
+    @cached_property
     def weights(self) -> Mapping[str, Tensor]:
         """The final tensors, each read when it is asked for: shared ones by name, a client's under ``client.<id>.``.
 
@@ -119,7 +129,7 @@ class Run:
         from fedshift.runs.trained import Blueprint, rebuilt
 
         self._check_finished("model")
-        return rebuilt(self.experiment, Blueprint.from_table(self.folder.federation), self.weights, client)
+        return rebuilt(self.experiment, Blueprint.from_table(self.federation), self.weights, client)
 
     def _check_finished(self, what: str) -> None:
         if not self.finished:

@@ -109,6 +109,8 @@ class Machine(File):
 
     python: str
     platform: str
+    processor: str
+    accelerator: str | None
     cores: PositiveInt | None
     threads: PositiveInt
     packages: dict[str, str]

@@ -1,0 +1,511 @@
+"""The page is right whatever is compared: any number of environments, rows and seeds, whatever they are called."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import subprocess
+import sys
+from base64 import b64decode
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matplotlib.collections import PolyCollection
+from matplotlib.text import Text
+from typer.testing import CliRunner
+
+from conftest import TINY
+from fedshift.api import Comparison, compare
+from fedshift.cli.app import app
+from fedshift.errors import FedshiftError
+from fedshift.methods.client2vec.vectors import Index
+from fedshift.reporting.curves import MOST_PANELS, by_place, by_round, colours, figures
+from fedshift.reporting.page import page
+from fedshift.reporting.results import Results, flat
+from fedshift.reporting.settings import merged
+from fedshift.reporting.similarity import MOST_LETTERS, drawable, heat_maps
+from fedshift.reporting.stages import in_words, spans, unscored_before
+from fedshift.reporting.table import as_text, tables
+from fedshift.reporting.units import printable
+from fedshift.runs.folder import RunFolder, Times
+from fedshift.runs.progress import Progress
+from fedshift.runs.records import Record
+from fedshift.runs.run import Run
+from fedshift.runs.schema import Identity
+
+NOW = datetime(2026, 1, 2, 3, 4, tzinfo=UTC)
+AWKWARD = (
+    r"a$\frac$",
+    "$",
+    "_hidden",
+    "<script>alert(1)</script>",
+    "&amp;",
+    '"',
+    "'",
+    "a\nb",
+    "\x1b[31mred",
+    "角度",
+    "زاوية",
+)
+AWKWARD += (
+    "हिन्दी",
+    "🙂",
+    "\udcff",
+    "\x00",
+    "{{ 7 * 7 }}",
+    "]]>",
+    "p=0.5",
+    "\u2028",
+    "x" * 60,
+    "y " * 30,
+    "%",
+    "  ",
+    "-->",
+)
+
+
+# Runs in memory ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Made(RunFolder):
+    """A run folder without files."""
+
+    done: bool = True
+
+    @property
+    def finished(self) -> bool:
+        return self.done
+
+    def times(self) -> Times:
+        return Times(0.0, 0.0, ())
+
+
+def made(table: Mapping[str, Any], records: list[Record], done: bool = True, **json: Any) -> Run:
+    name = f"{table['method']['name']}-{table['protocol'].get('hold_out', '')}-seed{table['seed']}"
+    run = Run(Made(Path(name), done))
+    decides = {**table, "seed": 0, "protocol": {**table["protocol"], "hold_out": ""}}
+    identity = Identity(fingerprint=name, series=repr(decides), table="", contents={}, plugins={})
+    vars(run.folder).update(identity=identity)
+    vars(run).update(table=dict(table), records=records, notes=[], messages=json.get("messages", {}))
+    vars(run).update(federation=json.get("federation", {}), environment=json.get("environment", {}))
+    return run
+
+
+def table_of(method: str, seed: int = 0, hold_out: str | None = None, lr: float = 0.1) -> dict[str, Any]:
+    protocol = {"name": "in-domain"} if hold_out is None else {"name": "leave-one-domain-out", "hold_out": hold_out}
+    return {
+        "name": "made",
+        "seed": seed,
+        "data": {"name": "folder", "path": "photos"},
+        "protocol": protocol,
+        "model": {"name": "mlp"},
+        "method": {"name": method},
+        "train": {"rounds": 4, "lr": lr},
+    }
+
+
+def record(
+    position: int, stage: str, round: int, tests: Mapping[str, float], validations: Mapping[str, float]
+) -> Record:
+    shared = {"model": "global", "models": 1, "loss": float("nan"), "n": 9}
+    rows = [{"environment": name, "role": "test", "accuracy": value, **shared} for name, value in tests.items()]
+    rows += [
+        {"environment": name, "role": "validation", "accuracy": value, **shared} for name, value in validations.items()
+    ]
+    sent = {"bytes_down": 1000, "bytes_up": 10}
+    return {"position": position, "stage": stage, "round": round, **sent, "environments": rows}
+
+
+PLANS = {  # the stages of a method, and whether they are scored
+    "fedavg": [("train", 4, True)],
+    "client2vec": [("index", 2, False), ("train", 4, True)],
+    "fedpin-gm-ft": [("train", 4, True), ("finetune", 1, True)],
+    "head-retraining": [("part", 4, True), ("head", 4, True)],
+}
+
+
+def positions(method: str) -> Iterator[tuple[int, str, int]]:
+    """Position, stage and round of every evaluation of a method that is scored each round."""
+    position = 0
+    for stage, rounds, scored in PLANS[method]:
+        for round in range(1, rounds + 1):
+            position += 1
+            if scored:
+                yield position, stage, round
+
+
+names = st.one_of(st.sampled_from(AWKWARD), st.text(min_size=1, max_size=60))
+
+
+@st.composite
+def comparisons(draw: st.DrawFn) -> Results:
+    """Results of 1 to 8 rows, 1 to 20 seeds and 1 to 60 test environments, finished or not, of awkward names."""
+    in_turn = draw(st.booleans())
+    environments = draw(st.lists(names, min_size=1, max_size=5 if in_turn else 60, unique=True))
+    methods = draw(st.lists(st.sampled_from([*PLANS]), min_size=1, max_size=8))
+    seeds = draw(st.integers(1, 20 // len(methods) if in_turn or len(environments) > 20 else 20))
+    evaluations = draw(st.integers(1, 4))
+    validated = draw(st.booleans())
+    chance = random.Random(draw(st.integers(0, 9)))
+
+    def accuracies(of: list[str]) -> dict[str, float]:
+        return {name: chance.choice([0.0, 1.0, 1 / 3, chance.random()]) for name in of}
+
+    runs = []
+    for place, method in enumerate(methods):
+        for seed in range(seeds):
+            for held_out in environments if in_turn else [None]:
+                tests = environments if held_out is None else [held_out]
+                validations = [name for name in environments if name != held_out] or ["other"]
+                done = chance.random() < 0.8
+                every = [*positions(method)][-evaluations:]
+                kept = every if done else every[: chance.randint(1, len(every))]
+                records = [
+                    record(*where, accuracies(tests), accuracies(validations if validated else tests)) for where in kept
+                ]
+                runs.append(made(table_of(method, seed, held_out, lr=0.1 + place), records, done))
+    return Results(runs)
+
+
+class Strict(HTMLParser):
+    """Reads a page, and fails where an element is not closed, or not open, where it should be."""
+
+    VOID = frozenset({"meta", "img", "br"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: dict[str, list[str]] = {}
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert len({name for name, _ in attrs}) == len(attrs)
+        self.seen.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+            self.texts.setdefault(tag, []).append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        for tag in set(self.open):
+            self.texts[tag][-1] += data
+
+
+def one_line(text: str) -> str:
+    """A text as a page shows it."""
+    return " ".join("\n".join(printable(line) for line in text.split("\n")).split())
+
+
+# Whatever is compared ----------------------------------------------------------------------------
+
+
+@settings(max_examples=15, deadline=None)
+@given(comparisons())
+def test_every_environment_has_its_axes_and_every_line_its_place(results: Results):
+    environments = results.environments("test")
+    panels = by_round(results)
+    drawn = figures(panels)
+    visible = [axis for figure in drawn for axis in figure.axes if axis.get_visible()]
+    assert len(visible) == len(panels) == (len(environments) if len(environments) <= MOST_PANELS else 1)
+    labels = [row.label for row in results.rows()]
+    for axis in visible:
+        (low, high), (left, right) = axis.get_ylim(), axis.get_xlim()
+        assert axis.get_lines()
+        for line in axis.get_lines():
+            assert any(line.get_label().startswith(f"{label}, ") for label in labels)
+            assert all(0 <= y <= 100 and low < y < high for y in line.get_ydata())
+            assert all(left < x < right for x in line.get_xdata())
+            assert len(line.get_xdata()) > 1 or line.get_marker() == "o"
+        bands = [band for band in axis.collections if isinstance(band, PolyCollection)]
+        assert all(0 <= y <= 100 for band in bands for path in band.get_paths() for _, y in path.vertices)
+        written = {text.get_text() for text in axis.findobj(Text)} - {"", "accuracy (%)"}
+        assert all(re.fullmatch(r"[−\d.]+", text) for text in written)
+
+
+@settings(max_examples=8, deadline=None)
+@given(comparisons())
+def test_every_page_is_well_formed_and_shows_names_as_they_are(results: Results):
+    text = page(results, NOW)
+    read = Strict(text)
+    assert "script" not in read.texts
+    text.encode()
+    assert not {letter for letter in text if ord(letter) < 32} - {"\n"}
+    images = [attributes["src"] for tag, attributes in read.seen if tag == "img"]
+    for image in images:
+        ElementTree.fromstring(b64decode(image.removeprefix("data:image/svg+xml;base64,")))
+    environments = results.environments("test")
+    captions = [" ".join(caption.split()) for caption in read.texts["figcaption"]]
+    if len(environments) <= MOST_PANELS:
+        assert [captions.count(one_line(results.heading("test", name))) for name in environments] >= [1] * len(
+            environments
+        )
+    keys = [item.strip() for item in read.texts["li"]]
+    assert {row.label for row in results.rows()} == set(keys)
+    Strict(Comparison(results)._repr_html_())
+    lines = as_text(results, width=10_000).split("\n")
+    first, *_ = tables(results)
+    assert all(any(printable(column).strip() in line for line in lines) for column in first.columns)
+
+
+@given(st.integers(1, 200))
+def test_no_two_rows_have_the_same_colour(count: int):
+    assert len(set(colours(count))) == count
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.lists(names, min_size=1, max_size=12))
+def test_a_heat_map_shows_whatever_domains_are_called(domains: list[str]):
+    feature = torch.arange(len(domains) * 3.0).reshape(-1, 3).sin()
+    figure = heat_maps(Index(tuple(domains), tuple(domains), (1,) * len(domains), feature, None, {}))
+    figure.savefig(os.devnull, format="png", dpi=30)
+    assert not any(text.get_parse_math() for axis in figure.axes[:2] for text in axis.get_xticklabels())
+    assert all(0 < len(drawable(name)) <= MOST_LETTERS + 1 for name in domains)
+
+
+# By hand -----------------------------------------------------------------------------------------
+
+
+def one_run(method: str, seed: int = 0, accuracy: float = 0.5) -> Run:
+    records = [record(*where, {"t": accuracy}, {"v": accuracy}) for where in positions(method)]
+    return made(table_of(method, seed), records)
+
+
+def test_methods_are_compared_by_training_round():
+    """After two rounds of an index the first accuracy is that of round 1; what comes after training follows it."""
+    results = Results([one_run(method) for method in ("fedavg", "client2vec", "fedpin-gm-ft")])
+    (panel,) = by_round(results)
+    places = {line.label: line.places for line in panel.lines if not line.dashed}
+    assert places == {
+        "fedavg, test": [1, 2, 3, 4],
+        "client2vec, test": [1, 2, 3, 4],
+        "fedpin-gm-ft, test": [1, 2, 3, 4, 5],
+    }
+    assert panel.across == "training round"
+    text = page(results, NOW)
+    assert "client2vec: 2 rounds before training are not scored, and not counted on the axis." in text
+    assert "fedpin-gm-ft: of the rounds on the axis, 1 to 4 are &#39;train&#39;, 5 is &#39;finetune&#39;." in text
+    assert "fedavg: " not in text
+
+
+def test_rounds_are_told_by_stage():
+    records = {method: one_run(method).records for method in PLANS}
+    assert {method: in_words(found) for method, found in records.items()} == {
+        "fedavg": "4",
+        "client2vec": "2 not scored + 4 train",
+        "fedpin-gm-ft": "4 train + 1 finetune",
+        "head-retraining": "4 part + 4 head",
+    }
+    assert [unscored_before(found) for found in records.values()] == [0, 2, 0, 0]
+    assert spans(records["head-retraining"]) == "1 to 4 are 'part', 5 to 8 are 'head'"
+    assert spans(records["client2vec"]) == ""
+
+
+def test_an_unfinished_run_of_several_stages_is_not_beyond_its_rounds():
+    run = one_run("client2vec")
+    unfinished = made(run.table, run.records[:3], done=False)
+    (note,) = Results([unfinished]).notes
+    assert "was last scored after round 3 of its stage 'train' (train.rounds = 4)" in note
+
+
+def test_a_band_ends_at_100_percent():
+    """0.9 and 1.0: mean 95, standard deviation 7.1, so 87.9 to 102.1."""
+    (panel,) = by_round(Results([one_run("fedavg", 0, 0.9), one_run("fedavg", 1, 1.0)]))
+    line = panel.lines[0]
+    assert line.middle == pytest.approx([95] * 4)
+    assert line.low == pytest.approx([95 - 50**0.5] * 4)
+    assert line.high == [100] * 4
+
+
+def test_a_band_is_over_seeds_where_many_domains_are_held_out_in_turn():
+    """Seed 0: 0 and 1 in turn, mean 0.5; seed 1: 0.5 throughout. Seeds do not differ, so there is no band."""
+    domains = [f"d{number}" for number in range(MOST_PANELS + 2)]
+    runs = [
+        made(table_of("fedavg", seed, domain), [record(1, "train", 1, {domain: (n % 2, 0.5)[seed]}, {})])
+        for seed in (0, 1)
+        for n, domain in enumerate(domains)
+    ]
+    (panel,) = by_round(Results(runs))
+    (line,) = panel.lines
+    assert (line.middle, line.banded) == ([50.0], False)
+    assert panel.title == "target, mean over 14 environments"
+
+
+def test_the_page_says_what_solid_dashed_and_shaded_mean():
+    text = " ".join(page(Results([one_run("fedavg", 0, 0.4), one_run("fedavg", 1, 0.5)]), NOW).split())
+    assert "Solid lines: test accuracy. Dashed lines: validation accuracy, the mean over its environments" in text
+    assert "Shaded: one standard deviation over seeds" in text
+    assert "Shaded" not in page(Results([one_run("fedavg")]), NOW)
+
+
+def test_a_quantity_of_any_script_is_an_axis():
+    runs = [made(table_of("fedavg"), [record(1, "train", 1, {"角度=0": 0.5, "角度=15": 0.7}, {"v": 0.5})])]
+    panel = by_place(Results(runs))
+    assert panel.across == "角度"
+    assert "角度</div>" in page(Results(runs), NOW)
+
+
+MACHINE = {"processor": "A fast one", "cores": 8, "platform": "Linux", "python": "3.12", "accelerator": None}
+VERSIONS = {"packages": {"fedshift": "1.2", "torch": "2.9"}}
+
+
+def test_the_head_of_the_page_says_what_was_run():
+    federation = {
+        "classes": ["x", "y", "z"],
+        "clients": {"0": "a/0", "1": "a/1", "2": "b"},
+        "domains": {"0": "a", "1": "a", "2": "b"},
+        "samples": {"0": 10, "1": 20, "2": 1000},
+    }
+    runs = [
+        made(
+            table,
+            [record(4, "train", 4, {"c": 0.5}, {"a": 0.5, "b": 0.5})],
+            done,
+            federation=federation,
+            environment=MACHINE | VERSIONS,
+        )
+        for table, done in [(table_of("fedavg", 0, "c"), True), (table_of("fedsr", 3, "c"), False)]
+    ]
+    read = Strict(page(Results(runs), NOW))
+    assert read.texts["h1"] == ["fedavg and fedsr on folder"]
+    assert dict(zip(read.texts["dt"], read.texts["dd"], strict=True)) == {
+        "Experiment": "made",
+        "Data": "folder (photos)",
+        "Domains": "3",
+        "Held out": "c",
+        "Protocol": "leave-one-domain-out",
+        "Classes": "3",
+        "Clients": "3",
+        "Training samples": "1,030",
+        "Samples of a client": "10 to 1,000",
+        "Scored on": "target: 9 samples a run, 1 environment; source: 18 samples a run, 2 environments",
+        "Model": "mlp",
+        "Rounds": "4",
+        "Seeds": "0 and 3",
+        "Runs": "2, of which 1 not finished",
+        "Versions": "fedshift 1.2, torch 2.9, Python 3.12",
+        "Machine": "A fast one, 8 cores, Linux",
+        "Written": "2026-01-02 03:04 UTC",
+    }
+
+
+def test_a_real_run_leaves_what_the_head_of_the_page_needs(tmp_path: Path):
+    comparison = compare(TINY, out=tmp_path, progress=Progress())
+    read = Strict(comparison.report(tmp_path / "report.html").read_text())
+    head = dict(zip(read.texts["dt"], read.texts["dd"], strict=True))
+    assert (head["Domains"], head["Clients"], head["Training samples"], head["Samples of a client"]) == (
+        "3",
+        "2",
+        "54",
+        "27",
+    )
+    assert "cores" in head["Machine"]
+    assert "torch" in head["Versions"]
+    raw = [text for text in read.texts["summary"] if re.search(r"\d{4,}|\d bytes", text)]
+    assert raw == []
+
+
+def test_fourteen_runs_have_one_list_of_settings():
+    runs = [made(table_of("fedavg", seed, lr=lr), one_run("fedavg").records) for lr in (0.1, 0.2) for seed in range(7)]
+    read = Strict(page(Results(runs), NOW))
+    (common,) = (text for text in read.texts["pre"] if "[train]" in text)
+    assert "lr" not in common
+    assert "seed" not in common
+    assert "rounds = 4" in common
+    found = merged([[run.table for run in row.runs] for row in Results(runs).rows()])
+    assert found.differing == {"seed": ["0, 1, 2, 3, 4, 5, 6"] * 2, "train.lr": ["0.1", "0.2"]}
+
+
+values = st.one_of(
+    st.booleans(), st.integers(-2, 2), st.sampled_from([0.5, 1.0, "1", "a"]), st.lists(st.integers(0, 1))
+)
+nested = st.dictionaries(st.sampled_from("abc"), values | st.dictionaries(st.sampled_from("xyz"), values), max_size=3)
+
+
+@given(st.lists(st.lists(nested, min_size=1, max_size=3), min_size=1, max_size=4))
+def test_no_setting_is_lost_when_settings_are_merged(groups: list[list[dict[str, Any]]]):
+    found = merged(groups)
+    common = flat(found.common)
+    for number, group in enumerate(groups):
+        for table in group:
+            values = flat(table)
+            assert values.items() >= common.items()
+            assert values.keys() <= common.keys() | found.differing.keys()
+        for name, texts in found.differing.items():
+            assert (texts[number] == "") == all(name not in flat(table) for table in group)
+    assert not common.keys() & found.differing.keys()
+
+
+# Where it is written -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs")
+    compare(TINY, out=out, progress=Progress())
+    return out
+
+
+def test_a_missing_folder_is_made(runs: Path, tmp_path: Path):
+    to = tmp_path / "new" / "deep" / "all.html"
+    result = CliRunner().invoke(app, ["report", str(runs), "--to", str(to)])
+    assert result.exit_code == 0, result.output
+    Strict(to.read_text())
+    assert Comparison(Results.at(runs)).report(tmp_path / "new") == tmp_path / "new" / "report.html"
+
+
+def test_where_no_report_can_be_the_error_says_so_and_the_tables_are_printed(runs: Path, tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    for to, why in [
+        (tmp_path / "file" / "x.html", "its folder would be a file"),
+        (tmp_path / ("x" * 300), "File name too long"),
+    ]:
+        result = CliRunner().invoke(app, ["report", str(runs), "--to", str(to)])
+        assert "Accuracy in %" in result.output
+        assert isinstance(result.exception, FedshiftError)
+        assert why in str(result.exception)
+        assert "room" not in str(result.exception)
+
+
+def child(*arguments: str, **streams: Any) -> subprocess.CompletedProcess[str]:
+    code = "from fedshift.cli.app import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], stderr=subprocess.PIPE, text=True, check=False, **streams
+    )
+
+
+def test_a_reader_that_closes_the_pipe_ends_the_command_quietly_after_the_report_is_written(runs: Path, tmp_path: Path):
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = child("report", str(runs), "--to", str(tmp_path / "report.html"), stdout=writing)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")
+    Strict((tmp_path / "report.html").read_text())
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full device")
+def test_standard_output_on_a_full_disk_is_one_error():
+    with Path("/dev/full").open("w") as full:
+        done = child("list", stdout=full)
+    assert done.returncode == 2
+    assert done.stderr.strip() == "Error: Standard output cannot be written: No space left on device."
+
+
+def test_a_report_is_the_same_each_time_but_for_its_date():
+    results = Results([one_run("fedavg"), one_run("client2vec")])
+    assert page(results, NOW) == page(results, NOW)
