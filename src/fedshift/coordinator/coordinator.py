@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from fedshift.coordinator.checks import check_answer, check_scopes, enough, first_not_finite, signature
+from fedshift.coordinator.schedule import Schedule
 from fedshift.core.contract import Exchange, Round, ServerState, Stage, send_nothing_else
 from fedshift.core.messages import Answer, Down, Message, Missing, Order
 from fedshift.core.setup import Setup
@@ -50,9 +51,9 @@ class Coordinator:
     # The plan -----------------------------------------------------------------------------------
 
     @cached_property
-    def schedule(self) -> list[Round]:
+    def schedule(self) -> Schedule:
         """Every round of the run, in order."""
-        return [Round(stage, number) for stage in self.setup.stages for number in range(1, stage.rounds + 1)]
+        return Schedule(self.setup.stages)
 
     @property
     def next_round(self) -> Round:
@@ -61,7 +62,7 @@ class Coordinator:
 
     def skip_to(self, stage: Stage) -> None:
         """Leave out what comes before a stage."""
-        self.position = next(place for place, round in enumerate(self.schedule) if round.stage is stage)
+        self.position = self.schedule.start(stage)
 
     def cohort(self, stage: Stage) -> int:
         """How many clients take part in a round of a stage."""

@@ -140,14 +140,18 @@ class RunFolder:
         """Add a record."""
         files.append(self.path / "records.jsonl", json.dumps(record))
 
-    def rewind(self, position: int, scored: Sequence[int]) -> None:
+    def rewind(self, position: int, scored: Iterable[int]) -> None:
         """Drop the records of rounds after a checkpoint, which will be made again, and half-written files.
+
+        Args:
+            position: the checkpoint's.
+            scored: the positions up to it that have records.
 
         Raises:
             FedshiftError: a record of before the checkpoint is missing.
         """
         held = {record["position"] for record in self.records()}
-        missing = [due for due in scored if due <= position and due not in held]
+        missing = [due for due in scored if due not in held]
         if missing:
             raise FedshiftError(
                 f"'{self.path / 'records.jsonl'}' lacks the record of round {missing[0]}, which the checkpoint of "

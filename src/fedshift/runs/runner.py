@@ -183,7 +183,6 @@ class _Run:
     display: RunProgress
     engine: str
     declared: Record
-    scored: frozenset[int]
     since: int
     seconds: float = 0.0
     together: int = 1
@@ -215,7 +214,7 @@ class _Run:
             self.declared = {**self.declared, **coordinator.declaration()}
             folder.write_json("messages.json", self.declared)
         # Records first, so that no checkpoint is ahead of them.
-        if position in self.scored:
+        if simulation.scored(position):
             started = time.perf_counter()
             record = simulation.record(round, engine)
             folder.record(record)
@@ -280,11 +279,11 @@ def _begin(simulation: Simulation, folder: RunFolder, progress: Progress, choice
     simulation.attach(folder.path)
     position = simulation.coordinator.position
     folder.write_json("federation.json", Blueprint.of(simulation.federation).table())
-    folder.rewind(position, simulation.scored())
+    folder.rewind(position, filter(simulation.scored, range(1, position + 1)))
     folder.write_json("engine.json", choice.table())
     display = progress.begin(Outlook(folder.path.name, simulation.rounds, position))
     declared = folder.read_json("messages.json") or {}  # what crossed the wire before an interruption counts
-    run = _Run(simulation, folder, display, str(choice), declared, frozenset(simulation.scored()), position)
+    run = _Run(simulation, folder, display, str(choice), declared, position)
     if not run.open:  # it was stopped between its last checkpoint and its summary
         _finish(simulation, folder)
         display.end()
