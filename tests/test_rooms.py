@@ -19,7 +19,7 @@ ROOT = Path(fedshift.__file__).parent
 # From low to high. A module may import its own room and rooms of lower layers; a name with a dot is a single module.
 LAYERS: list[set[str]] = [
     {"errors"},
-    {"files", "streams"},
+    {"files", "memory", "streams"},
     {"settings", "settings.spec", "settings.content"},
     {"settings.catalogue"},
     {"federation"},

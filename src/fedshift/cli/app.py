@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +21,8 @@ if TYPE_CHECKING:
     from fedshift.api import Comparison
     from fedshift.settings.experiment import Experiment
 
-INTERRUPTED = 130
+INTERRUPTED = 130  # exit codes as shells have them: 128 and the signal
+TERMINATED = 143
 WIDTH_OF_FILES = 160
 
 app = typer.Typer(
@@ -131,7 +134,8 @@ def _experiment_command(act: Callable[[list[Experiment], bool], None], about: st
             plugins=plugin or None,
             settings=dict(parse_assignment(text) for text in set_ or []),
         )
-        act(experiments, dry_run)
+        with _interruptible("."):
+            act(experiments, dry_run)
 
     return command
 
@@ -143,14 +147,28 @@ def _parsed(text: str | None) -> Any:
     return None if text is None else parse_value(text)
 
 
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends a command as Ctrl-C does."""
+
+
+def _terminate(number: int, frame: object) -> None:
+    raise _Terminated
+
+
 @contextmanager
 def _interruptible(message: str) -> Iterator[None]:
-    """After Ctrl-C say so, and how to go on."""
+    """After Ctrl-C or SIGTERM say so, and how to go on."""
+    listening = threading.current_thread() is threading.main_thread()  # no other may set a handler
+    before = signal.signal(signal.SIGTERM, _terminate) if listening else None
     try:
         yield
-    except KeyboardInterrupt:
-        typer.echo(f"\nInterrupted{message}", err=True)
-        raise typer.Exit(INTERRUPTED) from None
+    except KeyboardInterrupt as interrupt:
+        terminated = isinstance(interrupt, _Terminated)
+        typer.echo(f"\n{'Terminated' if terminated else 'Interrupted'}{message}", err=True)
+        raise typer.Exit(TERMINATED if terminated else INTERRUPTED) from None
+    finally:
+        if listening:
+            signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
 def _going_on(path: Path) -> str:

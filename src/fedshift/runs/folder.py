@@ -167,7 +167,8 @@ class RunFolder:
 
         Args:
             timing: ``from`` and ``to``, the rounds done before and after; ``seconds`` of training and of ``evaluation``
-                on the clock; how many runs went on ``together`` in that time (1: alone); the ``engine``, in words.
+                on the clock; how many runs went on ``together`` in that time (1: alone); the ``engine``, in words; and
+                ``notes``, what the engine said meanwhile, such as that a worker process died.
         """
         files.append(self.path / "timings.jsonl", json.dumps(timing))
 

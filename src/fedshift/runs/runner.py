@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 
@@ -176,7 +176,7 @@ def _still_right(before: Record, simulation: Simulation) -> bool:
 
 @dataclass(eq=False)
 class _Run:
-    """A run under way: its simulation, folder and display, and the time since its last evaluation."""
+    """A run under way: its simulation, folder and display; the time, and what the engine said, since its last line."""
 
     simulation: Simulation
     folder: RunFolder
@@ -186,6 +186,7 @@ class _Run:
     since: int
     seconds: float = 0.0
     together: int = 1
+    notes: list[str] = field(default_factory=list)
 
     @property
     def open(self) -> bool:
@@ -238,8 +239,10 @@ class _Run:
                     "evaluation": round(evaluation * self.together, 3),  # which nobody shares
                     "together": self.together,
                     "engine": self.engine,
+                    **({"notes": self.notes} if self.notes else {}),
                 }
             )
+            self.notes = []
         self.since, self.seconds = position, 0.0
 
 
@@ -252,9 +255,15 @@ def carry_out(
         What went wrong, by run; such a run can be resumed from its last checkpoint.
     """
     failed: dict[Simulation, Exception] = {}
+    under_way: list[_Run] = []
+
+    def tell(text: str) -> None:
+        progress.note(text)
+        for current in under_way:
+            current.notes.append(text)
+
     with ExitStack() as stack:
-        engine = stack.enter_context(open_engine(choice, progress.note))
-        under_way = []
+        engine = stack.enter_context(open_engine(choice, tell))
         for simulation, folder in runs:
             try:
                 stack.enter_context(folder.locked())

@@ -1,0 +1,88 @@
+"""How much memory this process may still use, and refusing what cannot fit before it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from fedshift.errors import FedshiftError
+
+MEMINFO = Path("/proc/meminfo")
+GROUPS = Path("/proc/self/cgroup")
+MOUNT = Path("/sys/fs/cgroup")
+
+# A hierarchy of control groups, by version: its limit, what is used, and what of that is cached files, in bytes.
+_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_V2 = ("memory.max", "memory.current", "inactive_file")
+
+
+def available() -> int | None:
+    """Bytes that this process may still use: the machine's, or fewer under a container's limit; None if unknown."""
+    known = [count for count in (_machine(), *_containers()) if count is not None]
+    return max(min(known), 0) if known else None
+
+
+def check(nbytes: int, what: str, fix: str) -> None:
+    """Refuse what cannot fit, before it is made; where the memory is unknown, nothing is refused.
+
+    Args:
+        nbytes: how many bytes it takes.
+        what: what takes them, as the subject of a sentence, such as "A batch of 512 images of 224 x 224 pixels".
+        fix: what to do instead, a sentence.
+
+    Raises:
+        FedshiftError: it takes more than is available.
+    """
+    free = available()
+    if free is not None and nbytes > free:
+        raise FedshiftError(f"{what} takes {_readable(nbytes)}, but only {_readable(free)} of memory is free. {fix}")
+
+
+def _machine() -> int | None:
+    """What the kernel can hand out without swapping."""
+    for line in _text(MEMINFO).splitlines():
+        name, _, value = line.partition(":")
+        if name == "MemAvailable" and value.split()[:1] and value.split()[0].isdigit():
+            return int(value.split()[0]) * 1024
+    return None
+
+
+def _containers() -> Iterator[int | None]:
+    """What each control group that this process is in, and every group above it, has left."""
+    for line in _text(GROUPS).splitlines():
+        _, controllers, path = (line.split(":", 2) + ["", ""])[:3]
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        mount, files = (MOUNT / "memory", _V1) if controllers else (MOUNT, _V2)
+        folder = mount / path.lstrip("/")
+        # A container may see its own group mounted at the root, under another path than the kernel names.
+        for group in dict.fromkeys((folder, *(above for above in folder.parents if above.is_relative_to(mount)))):
+            yield _left(group, *files)
+
+
+def _left(group: Path, limit: str, used: str, cached: str) -> int | None:
+    """A group's limit less what it uses; files that are only cached do not count, since they are given up first."""
+    most, now = _text(group / limit).strip(), _text(group / used).strip()
+    if not (most.isdigit() and now.isdigit()):  # "max": no limit
+        return None
+    statistics = dict(line.split(" ", 1) for line in _text(group / "memory.stat").splitlines() if " " in line)
+    reclaimable = statistics.get(cached, "0").strip()
+    return int(most) - int(now) + (int(reclaimable) if reclaimable.isdigit() else 0)
+
+
+def _text(path: Path) -> str:
+    """A file's text; empty where there is none to read, as on other systems."""
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _readable(nbytes: int) -> str:
+    """Bytes in the unit in which they are a short number."""
+    amount, unit = float(nbytes), "B"
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if amount < 1000:
+            break
+        amount /= 1000
+    return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:,.1f} {unit}"
