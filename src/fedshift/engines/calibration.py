@@ -39,6 +39,7 @@ SECONDS = 0.2  # how long each way is measured, at least, after it was tried onc
 COHORT_SECONDS = 1.0  # a cohort that takes longer is measured in part
 SHORT_RUN = 10.0  # seconds; a run that is shorter is not worth measuring for
 CLEARLY = 0.95  # a way is preferred to a simpler one if it takes no more than this part of its time
+CACHE = "engines"
 Notify = Callable[[str], None]
 
 
@@ -256,8 +257,11 @@ def _go(engine: Engine, jobs: Sequence[Job]) -> tuple[int, float]:
 
 def remembered(jobs: Sequence[Job], options: RunOptions) -> Calibration | None:
     """What was measured before for such jobs on this machine; None if nothing was, or it cannot be read."""
+    folder = files.cache_folder(CACHE)
+    if folder is None:
+        return None
     try:
-        held = Calibration.from_table(json.loads(_file(jobs, options).read_text(encoding="utf-8")))
+        held = Calibration.from_table(json.loads((folder / _file(jobs, options)).read_text(encoding="utf-8")))
         str(held)  # which needs all that is read of it later
     except (OSError, ValueError, LookupError, TypeError):
         return None  # it is measured again, and written anew
@@ -265,17 +269,12 @@ def remembered(jobs: Sequence[Job], options: RunOptions) -> Calibration | None:
 
 
 def remember(jobs: Sequence[Job], options: RunOptions, calibration: Calibration) -> None:
-    """Keep what was measured.
-
-    Raises:
-        FedshiftError: the cache cannot be written.
-    """
-    file = _file(jobs, options)
-    files.make_folder(file.parent)
-    files.write(file, json.dumps(calibration.table(), indent=2) + "\n")
+    """Keep what was measured, if there is a place for it."""
+    files.cache(CACHE, _file(jobs, options), json.dumps(calibration.table(), indent=2) + "\n")
 
 
-def _file(jobs: Sequence[Job], options: RunOptions) -> Path:
+def _file(jobs: Sequence[Job], options: RunOptions) -> str:
+    """The name of the file for such jobs on this machine."""
     setup = jobs[0].setup
     # A weight changes nothing but whether its term is there.
     settings = {name: value > 0 if isinstance(value, float) else value for name, value in setup.method.table().items()}
@@ -287,7 +286,7 @@ def _file(jobs: Sequence[Job], options: RunOptions) -> Path:
         "options": [options.workers, options.threads],
     }
     key = blake2b(json.dumps(about, sort_keys=True).encode(), digest_size=12).hexdigest()
-    return files.cache_folder("engines") / f"{key}.json"
+    return f"{key}.json"
 
 
 def _processor() -> str:
