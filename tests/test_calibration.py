@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from conftest import CNN_WITH_BN, Make, go_on, interrupt_after, simulate
 from fedshift.core.contract import Batch, Context, Terms
@@ -23,7 +25,7 @@ from fedshift.engines.calibration import Calibration, calibrate, choose, remembe
 from fedshift.engines.choice import Choice, open_engine
 from fedshift.engines.engine import Job
 from fedshift.engines.kernels import Kernels, onednn_available
-from fedshift.engines.machine import cores
+from fedshift.engines.machine import LIMITS, cores
 from fedshift.engines.sequential import Sequential
 from fedshift.engines.vectorised import Vectorised
 from fedshift.engines.workers import Workers, can_fork
@@ -368,6 +370,57 @@ def test_a_run_that_diverges_while_it_is_measured_is_left_to_say_so_itself(make:
     monkeypatch.setattr(calibration, "SHORT_RUN", 0.0)
     jobs = Simulation(make({"train.lr": 1000.0, "train.steps": 40})).example()
     assert choose(jobs, AUTO, nobody).engine == "sequential"
+
+
+@pytest.fixture
+def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine of eight cores, on which nothing limits the threads."""
+    monkeypatch.setattr("joblib.cpu_count", lambda: 8)
+    for name in LIMITS:
+        monkeypatch.delenv(name, raising=False)
+
+
+VALUES = st.one_of(
+    st.none(),
+    st.integers(0, 20).map(str),
+    st.lists(st.integers(1, 20), min_size=2, max_size=3).map(lambda counts: ", ".join(map(str, counts))),
+    st.sampled_from(["", " ", "many", "-1", "2.5", "1e3", "\u00b2", "0x4"]),
+)
+
+
+@given(values=st.fixed_dictionaries(dict.fromkeys(LIMITS, VALUES)))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_what_the_user_limits_threads_to_is_the_limit_of_everything(
+    eight_cores: None, values: dict[str, str | None]
+):
+    """The smallest limit counts, of a list its first number; what is no number of threads limits nothing."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in values.items():
+            patch.delenv(name, raising=False) if value is None else patch.setenv(name, value)
+        counts = [(value or "").split(",")[0].strip() for value in values.values()]
+        known = [int(count) for count in counts if count.isascii() and count.isdigit() and int(count)]
+        assert cores() == min([8, *known])
+
+
+@forks
+@pytest.mark.parametrize("name", LIMITS)
+def test_engines_keep_to_the_limit_unless_the_experiment_says_otherwise(
+    make: Make, machine: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch, eight_cores: None, name: str
+):
+    monkeypatch.setenv(name, "2")
+    monkeypatch.setattr(calibration, "cores", cores)
+    machine(lambda choice: 1.0)
+
+    def tried(**options: int) -> set[tuple[str, int, int]]:
+        ways = calibrate(example(make), RunOptions(**options)).engines
+        return {(one.choice.engine, one.choice.workers, one.choice.threads) for one in ways}
+
+    two = {("sequential", 1, 1), ("sequential", 1, 2), ("vectorised", 1, 2), ("workers", 2, 1)}
+    assert tried() == two
+    assert tried(workers=3) == two - {("workers", 2, 1)} | {("workers", 3, 1)}
+    assert ("vectorised", 1, 5) in tried(threads=5)
+    assert choose(example(make), RunOptions(engine="workers"), nobody).workers == 2
+    assert choose(example(make), RunOptions(engine="sequential"), nobody).threads == 2
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no affinity")
