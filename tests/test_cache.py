@@ -60,7 +60,7 @@ def a_failing_disk(monkeypatch: pytest.MonkeyPatch, folder: Path, number: int) -
     plain = os.fsync
 
     def fsync(descriptor: int) -> None:
-        if str(folder / "cache") in os.readlink(f"/proc/self/fd/{descriptor}"):
+        if str(folder / "cache") in str(Path(f"/proc/self/fd/{descriptor}").readlink()):
             raise OSError(number, os.strerror(number))
         plain(descriptor)
 

@@ -235,7 +235,7 @@ def test_a_command_that_is_asked_to_end_says_how_to_go_on(
     code: int,
     word: str,
 ):
-    """A real process, in the middle of its work: a message, the exit code of the signal, no worker left, no traceback."""
+    """A real process at work: a message, the exit code of the signal, no worker left, no traceback."""
     file = tmp_path / "slow.toml"
     changes = {"method.name": "slow-fedsr", "train.rounds": 1000, "run.checkpoint_every": 1, "run.workers": 2}
     document = override(tiny_document, {**changes, "run.engine": engine})

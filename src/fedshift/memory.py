@@ -50,7 +50,7 @@ def _machine() -> int | None:
 def _containers() -> Iterator[int | None]:
     """What each control group that this process is in, and every group above it, has left."""
     for line in _text(GROUPS).splitlines():
-        _, controllers, path = (line.split(":", 2) + ["", ""])[:3]
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
         if controllers and "memory" not in controllers.split(","):
             continue
         mount, files = (MOUNT / "memory", _V1) if controllers else (MOUNT, _V2)
@@ -80,9 +80,7 @@ def _text(path: Path) -> str:
 
 def _readable(nbytes: int) -> str:
     """Bytes in the unit in which they are a short number."""
-    amount, unit = float(nbytes), "B"
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if amount < 1000:
-            break
-        amount /= 1000
-    return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:,.1f} {unit}"
+    for power, unit in ((4, "TB"), (3, "GB"), (2, "MB"), (1, "kB")):
+        if nbytes >= 1000**power:
+            return f"{nbytes / 1000**power:,.1f} {unit}"
+    return f"{nbytes} B"

@@ -24,7 +24,8 @@ def cores() -> int:
     """
     import joblib
 
-    return min([joblib.cpu_count(), *(limit for name in LIMITS if (limit := _limit(name)))])
+    here: int = joblib.cpu_count()
+    return min([here, *(limit for name in LIMITS if (limit := _limit(name)))])
 
 
 def _limit(name: str) -> int:
