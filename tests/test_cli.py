@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +22,7 @@ from fedshift.datasets import DATASETS
 from fedshift.engines import calibration
 from fedshift.engines.choice import Choice
 from fedshift.engines.kernels import Kernels
+from fedshift.engines.workers import can_fork
 from fedshift.federation import PROTOCOLS
 from fedshift.methods import METHODS
 from fedshift.models import MODELS
@@ -207,3 +214,51 @@ def test_everything_can_be_shown(name: str):
     assert result.exit_code == 0, result.output
     assert " at 0x" not in result.output
     assert ":class:" not in result.output
+
+
+@pytest.mark.skipif(not can_fork(), reason="processes cannot be forked here")
+@pytest.mark.parametrize(
+    ("sent", "end", "engine", "code", "word"),
+    [
+        (signal.SIGTERM, os.kill, "sequential", 143, "Terminated."),
+        (signal.SIGTERM, os.kill, "workers", 143, "Terminated."),
+        (signal.SIGTERM, os.killpg, "workers", 143, "Terminated."),  # as a service manager does
+        (signal.SIGINT, os.killpg, "workers", 130, "Interrupted."),  # as a terminal does
+    ],
+)
+def test_a_command_that_is_asked_to_end_says_how_to_go_on(
+    tiny_document: dict[str, Any],
+    tmp_path: Path,
+    sent: signal.Signals,
+    end: Callable[[int, int], None],
+    engine: str,
+    code: int,
+    word: str,
+):
+    """A real process at work: a message, the exit code of the signal, no worker left, no traceback."""
+    file = tmp_path / "slow.toml"
+    changes = {"method.name": "slow-fedsr", "train.rounds": 1000, "run.checkpoint_every": 1, "run.workers": 2}
+    document = override(tiny_document, {**changes, "run.engine": engine})
+    file.write_text(tomli_w.dumps(document))
+    plugin = Path(__file__).parent / "tiny.py"
+    child = subprocess.Popen(
+        [sys.executable, "-c", "from fedshift.cli.app import main; main()", "run", str(file), "--plugin", str(plugin)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    last = time.monotonic() + 120
+    while not list(tmp_path.glob("runs/tiny/*/checkpoint.safetensors")):
+        assert child.poll() is None, child.communicate()
+        assert time.monotonic() < last, "it does not begin"
+        time.sleep(0.01)
+    end(child.pid, sent)
+    _, errors = child.communicate(timeout=60)
+    (folder,) = (tmp_path / "runs" / "tiny").iterdir()
+    assert child.returncode == code, errors
+    assert word in errors
+    assert f"`fedshift resume {folder}` carries on" in errors.replace("\n", "")
+    assert "Traceback" not in errors
+    with pytest.raises(ProcessLookupError):  # nobody of its group is left
+        os.killpg(child.pid, 0)

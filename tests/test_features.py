@@ -171,13 +171,6 @@ def test_where_the_cache_lies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     assert cache_folder("features") == tmp_path / "elsewhere" / "features"
 
 
-def test_a_cache_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("FEDSHIFT_CACHE", str(tmp_path / "file"))
-    with pytest.raises(FedshiftError, match=r"Not a directory.*FEDSHIFT_CACHE"):
-        embed(random_images(), PLAIN)
-
-
 # Who is told ------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -129,6 +130,29 @@ def test_a_killed_worker_loses_nothing(make: Make, tmp_path: Path, monkeypatch: 
         resume(folder)
     assert marker.stat().st_size == times
     assert results(folder) == results(whole)
+
+
+class Listening(Progress):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def test_a_replaced_worker_is_told_of_and_written_down(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """On the display as it happens, and in the line of times of the rounds in which it did."""
+    kill_workers(monkeypatch, tmp_path / "killed", times=1)
+    progress = Listening()
+    folder = runner.start(make({**THREE, "run.engine": "workers", "run.workers": 2}), progress)
+    (note,) = progress.notes
+    assert note.startswith("A worker process died in round 3 (killed by signal 9), at work for client 'gray'")
+    assert "1 so far" in note
+    times = [json.loads(line) for line in (folder.path / "timings.jsonl").read_text().splitlines()]
+    assert [(line["stop"], line["notes"]) for line in times if line["notes"]] == [(3, [note])]
+    assert folder.times().engines  # such a line counts as any other
 
 
 def test_a_worker_that_dies_while_it_has_nothing_to_do_is_replaced(make: Make, engine: Workers):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from functools import lru_cache
 from hashlib import blake2b, file_digest
 from pathlib import Path
 from typing import BinaryIO
@@ -110,17 +112,39 @@ def append(path: Path, line: str) -> None:
         os.fsync(file.fileno())
 
 
-def cache_folder(name: str) -> Path:
-    """Where something is kept that could be made again: <name>/ in $FEDSHIFT_CACHE, by default in ~/.cache/fedshift."""
+def cache_folder(name: str) -> Path | None:
+    """Where something is kept that could be made again: <name>/ in $FEDSHIFT_CACHE, by default in ~/.cache/fedshift.
+
+    None where the user has no home folder and sets no other.
+    """
     root = os.environ.get("FEDSHIFT_CACHE")
-    return (Path(root).expanduser() if root else Path.home() / ".cache" / "fedshift") / name
+    try:
+        return (Path(root).expanduser() if root else Path.home() / ".cache" / "fedshift") / name
+    except RuntimeError:  # what pathlib raises where there is no home
+        return None
 
 
-def remember(path: Path, data: str) -> None:
-    """Write a file of a cache; one that cannot be written is forgotten."""
-    with suppress(FedshiftError):
-        make_folder(path.parent)
-        write(path, data)
+def cache(name: str, file: str, data: bytes | str) -> None:
+    """Keep something that could be made again; where that is impossible it is logged, once for each reason."""
+    folder = cache_folder(name)
+    if folder is None:
+        _log_uncached(name, "there is no home folder")
+        return
+    try:
+        make_folder(folder)
+        write(folder / file, data)
+    except FedshiftError as error:
+        _log_uncached(name, str(error.__cause__))
+
+
+@lru_cache
+def _log_uncached(name: str, reason: str) -> None:
+    logging.getLogger(__name__).warning(
+        "Nothing is kept in the cache of %s (%s), so every run makes it anew. To change that, set the environment "
+        "variable FEDSHIFT_CACHE to a folder that can be written.",
+        name,
+        reason,
+    )
 
 
 def make_folder(path: Path) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedshift.coordinator.checks import check_answer, check_counts, check_scopes, enough, first_not_finite
 from fedshift.coordinator.ledger import Direction, Ledger
+from fedshift.coordinator.schedule import Schedule
 from fedshift.core.contract import Exchange, Round, Select, ServerState, Stage, send_nothing_else
 from fedshift.core.messages import Answer, Down, Missing, Order
 from fedshift.core.setup import Setup
@@ -54,9 +55,9 @@ class Coordinator:
     # The plan -----------------------------------------------------------------------------------
 
     @cached_property
-    def schedule(self) -> list[Round]:
+    def schedule(self) -> Schedule:
         """Every round of the run, in order."""
-        return [Round(stage, number) for stage in self.setup.stages for number in range(1, stage.rounds + 1)]
+        return Schedule(self.setup.stages)
 
     @property
     def next_round(self) -> Round:
@@ -65,7 +66,7 @@ class Coordinator:
 
     def skip_to(self, stage: Stage) -> None:
         """Leave out what comes before a stage."""
-        self.position = next(place for place, round in enumerate(self.schedule) if round.stage is stage)
+        self.position = self.schedule.start(stage)
 
     def cohort(self, stage: Stage) -> int:
         """How many clients take part in a round of a stage."""

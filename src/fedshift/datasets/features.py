@@ -29,7 +29,7 @@ from fedshift import memory
 from fedshift.core.messages import pack
 from fedshift.errors import FedshiftError, UnknownNameError, need
 from fedshift.federation.inputs import IMAGENET_MEAN, IMAGENET_STD
-from fedshift.files import cache_folder, make_folder, write
+from fedshift.files import cache, cache_folder
 from fedshift.hub import hub
 from fedshift.settings.content import digest
 
@@ -98,7 +98,7 @@ def embed(images: Tensor, network: FrozenNetwork, size: int = 0, tell: Embedding
         float32 (N, F), on the CPU.
 
     Raises:
-        FedshiftError: these are no images, the network gives no features, or the cache cannot be written.
+        FedshiftError: these are no images, or the network gives no features.
     """
     if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] not in (1, 3):
         raise FedshiftError(
@@ -107,11 +107,11 @@ def embed(images: Tensor, network: FrozenNetwork, size: int = 0, tell: Embedding
         )
     sides = (size, size) if size else tuple(images.shape[-2:])
     about = (VERSION, network.name, network.weights, network.mean, network.std, sides, tuple(images.shape))
-    file = cache_folder("features") / f"{_checksum(images, about)}.safetensors"
-    features = _read(file)
+    folder, file = cache_folder("features"), f"{_checksum(images, about)}.safetensors"
+    features = _read(folder / file) if folder else None
     if features is None:
         features = _computed(images, network, sides, tell)
-        _keep(file, features)
+        cache("features", file, pack({"features": features}, {"checksum": _checksum(features)}))
     return features
 
 
@@ -167,17 +167,6 @@ def _read(file: Path) -> Tensor | None:
     except (SafetensorError, OSError):
         return None
     return features if sound else None
-
-
-def _keep(file: Path, features: Tensor) -> None:
-    try:
-        make_folder(file.parent)
-        write(file, pack({"features": features}, {"checksum": _checksum(features)}))
-    except FedshiftError as error:
-        raise FedshiftError(
-            f"Features could not be kept in '{file.parent}' ({error.__cause__}). Make room, or set the environment "
-            "variable FEDSHIFT_CACHE to another folder."
-        ) from error
 
 
 # Networks ---------------------------------------------------------------------------------------

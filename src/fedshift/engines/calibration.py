@@ -1,9 +1,14 @@
 """Which engine is fastest for a run on this machine: measured briefly, remembered, and explained.
 
-First one client takes a few steps with each way to prepare its modules (memory layout, library of the linear layers),
-on one thread. Then a cohort takes them with each engine, prepared in the best of these ways. The fastest is chosen, and
-kept in a file, by model, batch and machine. Results do not depend on it but for rounding; a run that is resumed goes on
-with the engine it had.
+First one client works with each way to prepare its modules (memory layout, library of the linear layers), on one
+thread. Then a cohort does whole rounds with each engine, prepared in the best of these ways, and engines of several
+threads or lanes in each layout that is not far behind. All ways are open at once and take turns (:mod:`fedshift.engines.race`);
+the fastest is chosen, and of ways that noise hides from each other the simplest. What was measured is kept in a file,
+by model, batch and machine. Results do not depend on it but for rounding; a run that is resumed goes on with the engine
+it had.
+
+A round is what an engine does for it: loading what clients receive and kept, their steps, their replies. Evaluation,
+and several runs that advance together, are not measured.
 """
 
 from __future__ import annotations
@@ -11,51 +16,87 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import blake2b
 from itertools import product
-from pathlib import Path
+from statistics import median
 from typing import Any, Literal, Self
 
 import torch
 from torch import nn
 
 from fedshift import files
-from fedshift.core.contract import Phase
 from fedshift.core.setup import Setup
 from fedshift.engines.choice import Choice, open_engine
 from fedshift.engines.engine import Engine, Job
 from fedshift.engines.kernels import Kernels, onednn_available
 from fedshift.engines.machine import cores, processor
-from fedshift.engines.sequential import lane_of
+from fedshift.engines.race import Ratio, chosen, race, ratio
+from fedshift.engines.shortened import Shortener, steps_of
 from fedshift.engines.workers import can_fork
 from fedshift.errors import DivergedError, FedshiftError
 from fedshift.settings.experiment import RunOptions
 
-STEPS = 2  # steps of each phase that a client takes while it is measured alone
-LONG_ENOUGH = 30.0  # milliseconds of a client's work in a cohort, so that what a message costs is not all
-SECONDS = 0.2  # how long each way is measured, at least, after it was tried once
-COHORT_SECONDS = 1.0  # a cohort that takes longer is measured in part
-SHORT_RUN = 10.0  # seconds; a run that is shorter is not worth measuring for
-CLEARLY = 0.95  # a way is preferred to a simpler one if it takes no more than this part of its time
+SECONDS = 12.0  # that a calibration measures, about; a fifth of them one client, the rest a cohort
+TURN = 0.02  # part of this time that a turn takes at least, and a round on one thread at most: longer ones are cut
+FIRST = 2  # steps of each phase that a client takes to see how long a step is
+SHORT_RUN = 30.0  # seconds; a run that is shorter is not worth measuring for
+WORTH = 0.2  # of a run's time that is spent on measuring for it, at most
+OPEN = 1.25  # a layout is tried with all engines unless another is surely so many times as fast on one thread
+DAY = 86_400.0  # seconds after which an unsure result is measured again
+CACHE = "engines"
+VERSION = 2  # of what a file holds
 Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Timing:
-    """What one client's step takes.
+    """What a way takes.
 
     Attributes:
         choice: with what.
-        milliseconds: a step of one client, the cohort's time divided by its steps.
-        steps: how many steps were taken in a go.
+        turns: seconds a round, turn by turn; those of all ways with one number were taken side by side.
+        steps: steps of all clients in a round.
         note: why it is out of the question, if it is.
     """
 
     choice: Choice
-    milliseconds: float
+    turns: tuple[float, ...]
     steps: int
     note: str = ""
+
+    @property
+    def milliseconds(self) -> float:
+        """A step of one client: the median round, divided by its steps."""
+        return 1000 * median(self.turns) / max(1, self.steps)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Ways that took turns, in order of simplicity."""
+
+    timings: tuple[Timing, ...]
+
+    @property
+    def possible(self) -> list[Timing]:
+        """Those that are not out of the question."""
+        return [timing for timing in self.timings if not timing.note]
+
+    @property
+    def best(self) -> Timing:
+        """The fastest; a simpler one if it is not surely faster."""
+        return self.possible[chosen([timing.turns for timing in self.possible])]
+
+    def compared(self, timing: Timing) -> Ratio:
+        """How many times as fast a way is as the best."""
+        return ratio(timing.turns, self.best.turns)
+
+    @property
+    def sure(self) -> bool:
+        """Whether no way may be faster than the best, by more than simplicity is worth."""
+        return all(self.compared(timing).negligible for timing in self.possible if timing is not self.best)
 
 
 @dataclass(frozen=True)
@@ -67,25 +108,33 @@ class Calibration:
         engines: a cohort, by engine.
     """
 
-    kernels: tuple[Timing, ...]
-    engines: tuple[Timing, ...]
+    kernels: Measured
+    engines: Measured
 
     @property
     def choice(self) -> Choice:
         """The fastest engine."""
-        return fastest(self.engines).choice
+        return self.engines.best.choice
 
     def __str__(self) -> str:
         """One line for people."""
-        took = {timing.choice: f"{timing.milliseconds:.2f} ms" for timing in self.engines if not timing.note}
-        rest = ", ".join(f"{choice.short} {time}" for choice, time in took.items() if choice != self.choice)
-        return f"Engine: {self.choice}; {took[self.choice]} a client's step{f' ({rest})' if rest else ''}"
+        best = self.engines.best
+        others = "; ".join(
+            f"{timing.choice} {self.engines.compared(timing)}" for timing in self.engines.possible if timing is not best
+        )
+        if not others:
+            why = "there is no other"
+        elif self.engines.sure:
+            why = f"surely the fastest, or as fast and simpler (speed of the others: {others})"
+        else:
+            why = f"the simplest of those that noise hides from each other (speed of the others: {others})"
+        return f"Engine: {best.choice}, {best.milliseconds:.2f} ms a client's step; {why}"
 
     def table(self) -> dict[str, Any]:
         """As JSON can hold it."""
 
-        def rows(held: Sequence[Timing]) -> list[Any]:
-            return [[timing.choice.table(), timing.milliseconds, timing.steps, timing.note] for timing in held]
+        def rows(held: Measured) -> list[Any]:
+            return [[timing.choice.table(), timing.turns, timing.steps, timing.note] for timing in held.timings]
 
         return {"kernels": rows(self.kernels), "engines": rows(self.engines)}
 
@@ -93,20 +142,12 @@ class Calibration:
     def from_table(cls, table: dict[str, Any]) -> Self:
         """The inverse of :meth:`table`."""
 
-        def held(rows: Sequence[Any]) -> tuple[Timing, ...]:
-            return tuple(Timing(Choice.from_table(choice), *rest) for choice, *rest in rows)
+        def held(rows: Sequence[Any]) -> Measured:
+            return Measured(
+                tuple(Timing(Choice.from_table(choice), tuple(turns), *rest) for choice, turns, *rest in rows)
+            )
 
         return cls(held(table["kernels"]), held(table["engines"]))
-
-
-def fastest(measured: Sequence[Timing]) -> Timing:
-    """The fastest way; of ways that are nearly equal, the first, as the simpler ones come first."""
-    possible = [timing for timing in measured if not timing.note]
-    best = possible[0]
-    for timing in possible[1:]:
-        if timing.milliseconds <= CLEARLY * best.milliseconds:
-            best = timing
-    return best
 
 
 def choose(jobs: Sequence[Job], options: RunOptions, tell: Notify) -> Choice:
@@ -126,9 +167,10 @@ def choose(jobs: Sequence[Job], options: RunOptions, tell: Notify) -> Choice:
     if calibration is None:
         plain = asked_for(jobs[0].setup, replace(options, engine="sequential"))
         try:
-            if _estimate(plain, jobs) < SHORT_RUN:
+            run = _estimate(plain, jobs)
+            if run < SHORT_RUN:
                 return plain
-            calibration = calibrate(jobs, options)
+            calibration = calibrate(jobs, options, seconds=min(SECONDS, WORTH * run))
         except DivergedError:
             return plain  # which will say so, where it belongs
         remember(jobs, options, calibration)
@@ -138,10 +180,11 @@ def choose(jobs: Sequence[Job], options: RunOptions, tell: Notify) -> Choice:
 
 def _estimate(choice: Choice, jobs: Sequence[Job]) -> float:
     """How many seconds the training of a whole run takes, as a few steps of one client tell."""
-    first = _measured(choice, [_shortened(jobs[0])], seconds=0.0)
-    lanes = [lane_of(job) for job in jobs]
-    steps = sum(lane.count(phase, lane.order(phase, lane.samples)) for lane in lanes for phase in lane.training)
-    return first.milliseconds / 1000 * steps * jobs[0].setup.train.rounds
+    first = Shortener(FIRST)(jobs[0])
+    with open_engine(choice) as engine:
+        seconds = min(_go(engine, [first]) for _ in range(3))
+    steps = sum(map(steps_of, jobs))
+    return seconds / max(1, steps_of(first)) * steps * jobs[0].setup.train.rounds
 
 
 def asked_for(setup: Setup, options: RunOptions) -> Choice:
@@ -162,43 +205,113 @@ def asked_for(setup: Setup, options: RunOptions) -> Choice:
 # Measuring ----------------------------------------------------------------------------------------
 
 
-def calibrate(jobs: Sequence[Job], options: RunOptions, tell: Notify = lambda text: None) -> Calibration:
-    """Measure what a step takes in every way that this machine offers; a few seconds, and nothing is kept of it.
+def calibrate(
+    jobs: Sequence[Job], options: RunOptions, tell: Notify = lambda text: None, seconds: float | None = None
+) -> Calibration:
+    """Measure what a round takes in every way that this machine offers; nothing is kept of it.
 
     Args:
         jobs: what a cohort is asked to do.
         options: workers and threads.
         tell: hears what is measured.
+        seconds: about how long it measures; by default SECONDS.
     """
-    short = [_shortened(job) for job in jobs]
-    setup, threads = short[0].setup, options.threads or cores()
-    on_cpu = setup.device.type == "cpu"
+    seconds, setup = SECONDS if seconds is None else seconds, jobs[0].setup
+    threads = 1 if setup.device.type == "cpu" else options.threads or cores()
+    alone = [Choice("sequential", 1, threads, way) for way in _kernels(setup)]
+    kernels = _raced(alone, [Shortener(FIRST)(jobs[0])], 0.2 * seconds, 0.2 * TURN * seconds, tell)
+    best = kernels.best
+    left = [timing.choice.kernels for timing in kernels.timings if kernels.compared(timing).high * OPEN > 1]
+    # Of each layout one way, the best's library where it is the best's.
+    layouts = {way.channels_last: way for way in (*reversed(left), best.choice.kernels)}
+    some = _in_part(jobs, best.milliseconds / 1000, options.workers or cores(), TURN * seconds)
+    ways = _ways(setup, options, best.choice.kernels, list(layouts.values()), len(some))
+    return Calibration(kernels, _raced(ways, some, 0.8 * seconds, TURN * seconds, tell))
 
-    def measured(choice: Choice, some: Sequence[Job]) -> Timing:
-        tell(f"{len(some)} {'client' if len(some) == 1 else 'clients'}: {choice}")
-        return _measured(choice, some, SECONDS)
 
-    kernels = [
-        measured(Choice("sequential", 1, 1 if on_cpu else threads, timing), short[:1]) for timing in _kernels(setup)
-    ]
-    best = fastest(kernels)
-    ready = int(COHORT_SECONDS * 1000 / max(best.milliseconds * best.steps, 1e-3))
-    steps = max(STEPS, int(LONG_ENOUGH / max(best.milliseconds, 1e-3)))
-    cohort = [_shortened(job, steps) for job in jobs[: max(2 * cores(), ready)]]
-    return Calibration(
-        tuple(kernels), tuple(measured(way, cohort) for way in _ways(setup, options, best.choice.kernels, len(cohort)))
+def _raced(ways: Sequence[Choice], jobs: Sequence[Job], seconds: float, turn: float, tell: Notify) -> Measured:
+    """Let ways take turns at the same jobs, each after a round to warm up.
+
+    Args:
+        ways: the simplest first.
+        jobs: a round.
+        seconds: how long the race is, about.
+        turn: how long a turn is, at least.
+        tell: hears what is measured.
+    """
+    clients = f"{len(jobs)} {'client' if len(jobs) == 1 else 'clients'}"
+    notes: list[list[str]] = [[] for _ in ways]
+    with ExitStack() as stack:
+        # Before the race; threads are set for each turn, and given back by the first to be opened.
+        engines = [stack.enter_context(open_engine(way, note.append)) for way, note in zip(ways, notes, strict=True)]
+
+        def take(number: int, least: float) -> float:
+            tell(f"{clients}: {ways[number]}")
+            torch.set_num_threads(ways[number].threads)
+            rounds, taken = 0, 0.0
+            while not rounds or taken < least:
+                taken += _go(engines[number], jobs)
+                rounds += 1
+            return taken / rounds
+
+        for number in range(len(ways)):
+            take(number, turn)
+        able = [number for number, note in enumerate(notes) if not note]
+        turns = dict(zip(able, race([partial(take, number, turn) for number in able], seconds), strict=True))
+    steps = sum(map(steps_of, jobs))
+    return Measured(
+        tuple(
+            Timing(way, tuple(turns.get(number, ())), steps, next(iter(notes[number]), ""))
+            for number, way in enumerate(ways)
+        )
     )
 
 
-def _ways(setup: Setup, options: RunOptions, kernels: Kernels, clients: int) -> list[Choice]:
-    """The engines that can be had for so many clients."""
+def _go(engine: Engine, jobs: Sequence[Job]) -> float:
+    """How many seconds the jobs take."""
+    began = time.perf_counter()
+    for answer in engine.train(jobs):
+        if isinstance(answer, Exception):
+            raise answer
+    return time.perf_counter() - began
+
+
+def _in_part(jobs: Sequence[Job], step: float, workers: int, seconds: float) -> list[Job]:
+    """A whole round, or what of it one thread does in about so many seconds: fewer steps, and then fewer clients.
+
+    Args:
+        jobs: a whole round.
+        step: how many seconds a step takes on one thread.
+        seconds: how long the round may be.
+        workers: processes among which clients are divided. A cohort that is not much larger keeps the rest that is left
+            over when they are, during which some processes have nothing to do.
+    """
+    steps = int(seconds / max(step, 1e-9))
+    if sum(map(steps_of, jobs)) <= steps:
+        return list(jobs)
+    rest = len(jobs) % workers if len(jobs) <= 4 * workers else 0
+    some = jobs[: max(2 * workers + rest, steps // FIRST)]
+    return list(map(Shortener(max(1, steps // len(some))), some))
+
+
+def _ways(setup: Setup, options: RunOptions, best: Kernels, left: Sequence[Kernels], clients: int) -> list[Choice]:
+    """The engines that can be had for so many clients, the simplest first.
+
+    Args:
+        setup: the run.
+        options: workers and threads.
+        best: the kernels that are best on one thread.
+        left: the kernels that may be best on several, or where clients are stacked.
+        clients: how many there are.
+    """
     on_cpu, threads, workers = setup.device.type == "cpu", options.threads or cores(), options.workers or cores()
-    counts = sorted({1, threads} if on_cpu else {threads})
-    ways = [Choice("sequential", 1, count, kernels) for count in counts]
+    ways = [Choice("sequential", 1, 1, best)] if on_cpu else []
+    if threads > 1 or not on_cpu:
+        ways += [Choice("sequential", 1, threads, way) for way in (left if on_cpu else [best])]
     if clients > 1:
-        ways.append(Choice("vectorised", 1, threads, kernels))
+        ways += [Choice("vectorised", 1, threads, way) for way in (left if on_cpu else [best])]
     if clients > 1 and on_cpu and workers > 1 and can_fork():
-        ways.append(Choice("workers", workers, 1, kernels))
+        ways.append(Choice("workers", workers, 1, best))
     return ways
 
 
@@ -219,66 +332,39 @@ def _has(setup: Setup, kind: type[nn.Module]) -> bool:
     return any(isinstance(layer, kind) for part in setup.parts.values() for layer in part.module.modules())
 
 
-def _shortened(job: Job, steps: int = STEPS) -> Job:
-    """The same job with so many steps of each phase at most, and without what is measured over all samples."""
-    lane = lane_of(job)
-
-    def cut(phase: Phase) -> Phase:
-        return replace(phase, steps=min(steps, lane.count(phase, lane.order(phase, lane.samples))), epochs=None)
-
-    return replace(job, exchange=replace(job.exchange, phases=tuple(cut(phase) for phase in lane.training)))
-
-
-def _measured(choice: Choice, jobs: Sequence[Job], seconds: float) -> Timing:
-    """What a client's step takes: the fastest of several goes in so many seconds, after one to warm up."""
-    told: list[str] = []
-    with open_engine(choice, told.append) as engine:
-        steps, _ = _go(engine, jobs)
-        goes: list[float] = []
-        while len(goes) < 2 or sum(goes) < seconds:
-            goes.append(_go(engine, jobs)[1])
-    return Timing(choice, 1000 * min(goes) / max(1, steps), steps, told[0] if told else "")
-
-
-def _go(engine: Engine, jobs: Sequence[Job]) -> tuple[int, float]:
-    """How many steps the jobs take, and how long."""
-    began, steps = time.perf_counter(), 0
-    for answer in engine.train(jobs):
-        if isinstance(answer, Exception):
-            raise answer
-        steps += answer.steps
-    return steps, time.perf_counter() - began
-
-
 # Remembering --------------------------------------------------------------------------------------
 
 
 def remembered(jobs: Sequence[Job], options: RunOptions) -> Calibration | None:
-    """What was measured before for such jobs on this machine; None if nothing was, or it cannot be read."""
+    """What was measured before for such jobs on this machine.
+
+    None if nothing was, if it cannot be read, or if it was not sure and is a day old.
+    """
+    folder = files.cache_folder(CACHE)
+    if folder is None:
+        return None
+    file = folder / _file(jobs, options)
     try:
-        held = Calibration.from_table(json.loads(_file(jobs, options).read_text(encoding="utf-8")))
+        held = Calibration.from_table(json.loads(file.read_text(encoding="utf-8")))
         str(held)  # which needs all that is read of it later
+        stale = not held.engines.sure and time.time() - file.stat().st_mtime > DAY
     except (OSError, ValueError, LookupError, TypeError):
         return None  # it is measured again, and written anew
-    return held
+    return None if stale else held
 
 
 def remember(jobs: Sequence[Job], options: RunOptions, calibration: Calibration) -> None:
-    """Keep what was measured.
-
-    Raises:
-        FedshiftError: the cache cannot be written.
-    """
-    file = _file(jobs, options)
-    files.make_folder(file.parent)
-    files.write(file, json.dumps(calibration.table(), indent=2) + "\n")
+    """Keep what was measured, if there is a place for it."""
+    files.cache(CACHE, _file(jobs, options), json.dumps(calibration.table(), indent=2) + "\n")
 
 
-def _file(jobs: Sequence[Job], options: RunOptions) -> Path:
+def _file(jobs: Sequence[Job], options: RunOptions) -> str:
+    """The name of the file for such jobs on this machine."""
     setup = jobs[0].setup
     # A weight changes nothing but whether its term is there.
     settings = {name: value > 0 if isinstance(value, float) else value for name, value in setup.method.table().items()}
     about = {
+        "measured": VERSION,
         "machine": [processor(), cores(), str(setup.device), torch.__version__],
         "model": [type(setup.model.model).__name__, setup.model.model.table(), setup.model.shape, setup.model.classes],
         "method": [type(setup.method).__name__, settings],
@@ -286,4 +372,4 @@ def _file(jobs: Sequence[Job], options: RunOptions) -> Path:
         "options": [options.workers, options.threads],
     }
     key = blake2b(json.dumps(about, sort_keys=True).encode(), digest_size=12).hexdigest()
-    return files.cache_folder("engines") / f"{key}.json"
+    return f"{key}.json"

@@ -65,7 +65,7 @@ def open_engine(choice: Choice, tell: Callable[[str], None] = lambda text: None)
 
     Args:
         choice: which engine.
-        tell: hears what a user should know, such as that clients could not be stacked.
+        tell: hears what a user should know, such as that clients could not be stacked, or a worker died.
     """
     keep_memory()
     before = torch.get_num_threads()
@@ -89,4 +89,4 @@ def _make(choice: Choice, tell: Callable[[str], None]) -> Engine:
         case "vectorised":
             return Vectorised(choice.kernels, tell)
         case "workers":
-            return Workers(choice.kernels, choice.workers)
+            return Workers(choice.kernels, choice.workers, tell)

@@ -94,6 +94,10 @@ class Lane:
         """Where it is, for a message."""
         return self.name if self.key == SERVER else f"client '{self.name}'"
 
+    def drawn_from(self, phase: Phase) -> Samples | None:
+        """The samples that a phase draws its batches from: the lane's own, or those it makes of the replies."""
+        return self.samples if phase.samples is None else phase.samples(self.replies)
+
     def order(self, phase: Phase, samples: Samples | None) -> BatchOrder | None:
         """The sequence of batches that a phase draws from; None for a server without samples."""
         if samples is None:
@@ -180,7 +184,7 @@ class _Course:
     def __init__(self, lane: Lane, phase: Phase | Measure) -> None:
         assert isinstance(phase, Phase)
         self.lane, self.phase = lane, phase
-        self.samples = lane.samples if phase.samples is None else phase.samples(lane.replies)
+        self.samples = lane.drawn_from(phase)
         order = lane.order(phase, self.samples)
         self.steps = lane.count(phase, order)
         self.start = lane.drawn

@@ -14,12 +14,26 @@ from pathlib import Path
 _KEEP = {-1: 2**28, -3: 2**25}
 
 
+# What users limit the threads of numerical programs with; fedshift takes it for the cores that it may use in all.
+LIMITS = ("OMP_NUM_THREADS", "OMP_THREAD_LIMIT", "MKL_NUM_THREADS")
+
+
 def cores() -> int:
-    """How many cores this process may use: by its affinity, its container's quota, and ``LOKY_MAX_CPU_COUNT``."""
+    """How many cores this process may use, for threads or for worker processes.
+
+    By its affinity, its container's quota, ``LOKY_MAX_CPU_COUNT``, and :data:`LIMITS`. What an experiment says itself
+    (``run.threads``, ``run.workers``) is taken as it is.
+    """
     import joblib
 
-    count: int = joblib.cpu_count()
-    return count
+    here: int = joblib.cpu_count()
+    return min([here, *(limit for name in LIMITS if (limit := _limit(name)))])
+
+
+def _limit(name: str) -> int:
+    """What a variable limits threads to; 0 if it limits nothing. Of a list, for nested threads, the first counts."""
+    value = os.environ.get(name, "").partition(",")[0].strip()
+    return int(value) if value.isascii() and value.isdecimal() else 0  # as OpenMP ignores what is no number
 
 
 def processor() -> str:

@@ -49,21 +49,12 @@ class Sequential:
 
     def serve(self, job: ServerJob) -> tuple[ServerState, dict[str, float]]:
         """Let the server work; returns its state and each term's mean."""
-        state, phases = job.state, job.exchange.server
-        if not phases:
+        state = job.state
+        if not job.exchange.server:
             return state, {}
         bank = self.resident(job.setup).server
         bank.load(0, state.tensors)
-        lane = Lane(
-            job.setup,
-            job.round,
-            "the server",
-            SERVER,
-            phases,
-            optimisers=dict(state.optimisers),
-            replies=job.replies,
-            tell=job.tell,
-        )
+        lane = server_lane(job)
         with job.setup.lend("server phases", *job.round.key, job.exchange.name):
             work(bank, [lane])
         if lane.error:
@@ -97,6 +88,20 @@ def lane_of(job: Job) -> Lane:
         job.down,
         dict(state.optimisers),
         state.drawn.get(job.round.stage.name, 0),
+    )
+
+
+def server_lane(job: ServerJob) -> Lane:
+    """A server's job as the local loop sees it."""
+    return Lane(
+        job.setup,
+        job.round,
+        "the server",
+        SERVER,
+        job.exchange.server,
+        optimisers=dict(job.state.optimisers),
+        replies=job.replies,
+        tell=job.tell,
     )
 
 

@@ -21,7 +21,7 @@ import sys
 import traceback
 import warnings
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import cycle
@@ -57,8 +57,13 @@ def can_fork() -> bool:
 class Workers:
     """Gives each client of a cohort to the next worker that is free."""
 
-    def __init__(self, kernels: Kernels, count: int) -> None:
+    def __init__(self, kernels: Kernels, count: int, tell: Callable[[str], None] = lambda text: None) -> None:
         """Workers start when there is work.
+
+        Args:
+            kernels: how modules are prepared.
+            count: how many processes.
+            tell: hears of a worker that died and was replaced.
 
         Raises:
             FedshiftError: processes cannot be forked here.
@@ -66,7 +71,8 @@ class Workers:
         if not can_fork():
             raise FedshiftError("run.engine = 'workers' needs a system that forks processes, such as Linux; try auto.")
         self._here = Sequential(kernels)
-        self._kernels, self._count = kernels, count
+        self._kernels, self._count, self._tell = kernels, count, tell
+        self._deaths = 0
         self._known: dict[int, object] = {}  # by id(): what workers find in their own memory
         self._pool: list[_Worker] = []
         self._arena = SMALLEST_ARENA
@@ -131,6 +137,11 @@ class Workers:
             answer = worker.answer()
         except EOFError:
             code = self._replace(worker)
+            self._deaths += 1
+            self._tell(
+                f"A worker process died in round {jobs[number].round.number} ({_ending(code)}), at work for client "
+                f"'{jobs[number].client.name}', and was replaced; {self._deaths} so far. The results do not change."
+            )
             waiting.extendleft(reversed(unbegun))
             if attempt < ATTEMPTS:
                 waiting.appendleft((number, attempt + 1))
@@ -192,10 +203,15 @@ def _ready(pool: Sequence[_Worker]) -> list[_Worker]:
     return [by_connection[connection] for connection in wait(list(by_connection))]  # type: ignore[index]  # what went in comes out
 
 
+def _ending(code: int | None) -> str:
+    """How a process ended, for a message."""
+    return f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+
+
 def _died(job: Job, code: int | None) -> FedshiftError:
-    how = f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
     return FedshiftError(
-        f"The worker process of client '{job.client.name}' died twice in round {job.round.number} ({how}): most often "
+        f"The worker process of client '{job.client.name}' died twice in round {job.round.number} ({_ending(code)}): "
+        "most often "
         "the machine is out of memory. The last checkpoint, if there is one, is kept. Fewer processes need less: "
         "workers = 1, or engine = 'sequential', in [run] of the run folder's experiment.toml"
     )
@@ -349,6 +365,7 @@ def _live(
     """A worker's life: one job after the other, until the pipe is closed."""
     _die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other process hears of Ctrl-C and ends this one
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # whatever the other process does when it is asked to end
     for other in closing:
         other.close()
     torch.set_num_threads(1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 
@@ -29,17 +29,17 @@ Failed = dict[Simulation, Exception]
 
 @dataclass(eq=False)
 class _Run:
-    """A run under way: its simulation, folder and display, and the time since its last evaluation."""
+    """A run under way: its simulation, folder and display; the time, and what the engine said, since its last line."""
 
     simulation: Simulation
     folder: RunFolder
     display: RunProgress
     records: Records
     engine: str
-    scored: frozenset[int]
     since: int
     seconds: float = 0.0
     together: int = 1
+    notes: list[str] = field(default_factory=list)
     listed: int = 0  # how many kinds of messages are in messages.json
 
     @property
@@ -71,7 +71,7 @@ class _Run:
         if self.due or len(coordinator.ledger) > self.listed:
             self._declare()
         # Records first, so that no checkpoint is ahead of them.
-        if self.position in self.scored:
+        if self.simulation.scored(self.position):
             started = time.perf_counter()
             record = self.simulation.record(coordinator.schedule[self.position - 1], engine)
             self.records.append(record)
@@ -110,8 +110,10 @@ class _Run:
                     evaluation=round(evaluation * self.together, 3),  # which nobody shares
                     together=self.together,
                     engine=self.engine,
+                    notes=self.notes,
                 )
             )
+            self.notes = []
         self.since, self.seconds = position, 0.0
 
 
@@ -124,15 +126,21 @@ def carry_out(runs: Sequence[tuple[Simulation, RunFolder]], choice: Choice, prog
         What went wrong, by run; such a run can be resumed from its last checkpoint.
     """
     failed: Failed = {}
+    group: list[_Run] = []
+
+    def tell(text: str) -> None:
+        progress.note(text)
+        for run in group:
+            run.notes.append(text)
+
     with ExitStack() as stack:
-        engine = stack.enter_context(open_engine(choice, progress.note))
+        engine = stack.enter_context(open_engine(choice, tell))
         for simulation, folder in runs:
             with _noting(failed, simulation):
                 stack.enter_context(folder.locked())
                 _make(simulation, folder)
         there = [(simulation, folder) for simulation, folder in runs if simulation not in failed]
         position = common_position([folder for _, folder in there])
-        group = []
         for simulation, folder in there:
             with _noting(failed, simulation):
                 group.append(_begin(simulation, folder, position, str(choice), progress))
@@ -205,7 +213,7 @@ def _begin(simulation: Simulation, folder: RunFolder, position: int, engine: str
     simulation.attach(folder.path, position)
     folder.write_json(FEDERATION, Blueprint.of(simulation.federation).table() | simulation.federation.sizes())
     display = progress.begin(Outlook(folder.path.name, simulation.rounds, position))
-    return _Run(simulation, folder, display, records, engine, frozenset(simulation.scored()), position)
+    return _Run(simulation, folder, display, records, engine, position)
 
 
 def _write_weights(simulation: Simulation, folder: RunFolder) -> None:

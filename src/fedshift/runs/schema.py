@@ -77,6 +77,7 @@ class Timed(File):
         evaluation: seconds of scoring, on the clock.
         together: how many runs went on in that time.
         engine: in words.
+        notes: what the engine said meanwhile, such as that a worker process died.
     """
 
     start: NonNegativeInt
@@ -85,6 +86,7 @@ class Timed(File):
     evaluation: Annotated[float, Ge(0)]
     together: PositiveInt
     engine: str
+    notes: list[str] = []
 
 
 class Picked(File):

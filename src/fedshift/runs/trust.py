@@ -9,6 +9,8 @@ from fedshift import files
 from fedshift.errors import FedshiftError
 from fedshift.settings.content import digest
 
+PLUGINS = "plugins"  # what the cache's folder is called
+
 
 class UntrustedError(FedshiftError):
     """A run folder's plugin never ran on this machine."""
@@ -17,7 +19,7 @@ class UntrustedError(FedshiftError):
 def remember_plugins(plugins: Mapping[str, str]) -> None:
     """Remember, by their digests, plugins that a user named."""
     for path, content in plugins.items():
-        files.remember(_mark(content), path)
+        files.cache(PLUGINS, content, path)
 
 
 def check_plugins(plugins: Mapping[str, str], folder: Path, trust: bool) -> None:
@@ -40,7 +42,7 @@ def check_plugins(plugins: Mapping[str, str], folder: Path, trust: bool) -> None
                 f"The plugin '{path}' of the run '{folder}' {state} (then {content[:12]}, now {now[:12] or 'none'}). "
                 "Restore it, or start a new run."
             )
-        if not trust and not _mark(content).is_file():
+        if not trust and not _known(content):
             raise UntrustedError(
                 f"The run '{folder}' imports the plugin '{path}' (digest {content[:12]}), which never ran on this "
                 "machine. A plugin can do whatever you can: read it, and if you trust it, add --trust "
@@ -50,6 +52,7 @@ def check_plugins(plugins: Mapping[str, str], folder: Path, trust: bool) -> None
         remember_plugins(plugins)
 
 
-def _mark(content: str) -> Path:
-    """The file whose being there says that a plugin of a digest ran here."""
-    return files.cache_folder("plugins") / content
+def _known(content: str) -> bool:
+    """Whether a plugin of a digest ran here, which a file of that name says."""
+    folder = files.cache_folder(PLUGINS)
+    return folder is not None and (folder / content).is_file()

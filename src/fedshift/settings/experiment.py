@@ -45,8 +45,12 @@ class RunOptions(Spec):
         "auto",
         help="what runs clients: 'auto' measures briefly and picks; one after the other; stacked; or in processes",
     )
-    workers: WholeNumber = setting(0, help="processes of the engine 'workers'; 0: one for each core")
-    threads: WholeNumber = setting(0, help="threads of the engines without processes; 0: one for each core")
+    workers: WholeNumber = setting(
+        0, help="processes of the engine 'workers'; 0: one for each core, at most OMP_NUM_THREADS"
+    )
+    threads: WholeNumber = setting(
+        0, help="threads of the engines without processes; 0: one for each core, at most OMP_NUM_THREADS"
+    )
     together: WholeNumber = setting(
         0, help="runs of a table that advance together; 0: as many as the engine gains from (sequential: 1)"
     )

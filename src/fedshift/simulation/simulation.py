@@ -85,14 +85,11 @@ class Simulation:
         """All rounds, over all stages."""
         return len(self.coordinator.schedule)
 
-    def scored(self) -> list[int]:
-        """The positions after which models are evaluated: every so many rounds, and after a stage's last."""
-        every = self.experiment.evaluate.every
-        return [
-            position
-            for position, round in enumerate(self.coordinator.schedule, start=1)
-            if round.stage.scored and (round.number % every == 0 or round.number == round.stage.rounds)
-        ]
+    def scored(self, position: int) -> bool:
+        """Whether models are evaluated after so many rounds: every so many of a stage, and after its last."""
+        round = self.coordinator.schedule[position - 1]
+        due = round.number % self.experiment.evaluate.every == 0 or round.number == round.stage.rounds
+        return round.stage.scored and due
 
     # Rounds -------------------------------------------------------------------------------------
 

@@ -1,0 +1,74 @@
+"""The plan of a run against the list of its rounds written out, at any length and at no cost."""
+
+from __future__ import annotations
+
+import tracemalloc
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conftest import Make
+from fedshift.coordinator.schedule import Schedule
+from fedshift.core.contract import Round, Stage
+from fedshift.simulation.simulation import Simulation
+
+LENGTHS = st.lists(st.integers(0, 12), min_size=1, max_size=5)
+
+
+def stages(lengths: list[int], scored: list[bool] | None = None) -> list[Stage]:
+    told = scored or [True] * len(lengths)
+    return [Stage(f"stage {n}", rounds, (), scored=told[n]) for n, rounds in enumerate(lengths)]
+
+
+def written_out(plan: list[Stage]) -> list[Round]:
+    return [Round(stage, number) for stage in plan for number in range(1, stage.rounds + 1)]
+
+
+@given(lengths=LENGTHS, start=st.none() | st.integers(-70, 70), stop=st.none() | st.integers(-70, 70))
+def test_a_schedule_is_the_list_of_its_rounds(lengths: list[int], start: int | None, stop: int | None):
+    plan = stages(lengths)
+    expected, schedule = written_out(plan), Schedule(plan)
+    assert len(schedule) == len(expected)
+    assert list(schedule) == expected
+    assert schedule[start:stop] == expected[start:stop]
+    assert [schedule[place] for place in range(-len(expected), len(expected))] == expected * 2
+    for place in (len(expected), -len(expected) - 1):
+        with pytest.raises(IndexError):
+            schedule[place]
+    for number, stage in enumerate(plan):
+        assert schedule.start(stage) == sum(lengths[:number])
+
+
+@given(data=st.data(), lengths=LENGTHS, every=st.integers(1, 15))
+def test_models_are_scored_every_so_many_rounds_and_after_a_stage(data: st.DataObject, lengths: list[int], every: int):
+    scored = data.draw(st.lists(st.booleans(), min_size=len(lengths), max_size=len(lengths)))
+    plan = stages(lengths, scored)
+    simulation: Any = SimpleNamespace(
+        coordinator=SimpleNamespace(schedule=Schedule(plan)),
+        experiment=SimpleNamespace(evaluate=SimpleNamespace(every=every)),
+    )
+    total = sum(lengths)
+    found = [position for position in range(1, total + 1) if Simulation.scored(simulation, position)]
+    assert found == [
+        position
+        for position, round in enumerate(written_out(plan), start=1)
+        if round.stage.scored and (round.number % every == 0 or round.number == round.stage.rounds)
+    ]
+
+
+def test_a_plan_of_any_length_costs_nothing(make: Make):
+    simulation = Simulation(make({"train.rounds": 10**12, "evaluate.every": 10**6}))
+    tracemalloc.start()
+    try:
+        schedule = simulation.coordinator.schedule
+        assert simulation.rounds == 10**12
+        assert schedule[10**11].number == 10**11 + 1
+        assert simulation.coordinator.next_round.number == 1
+        assert simulation.scored(10**12)
+        assert not simulation.scored(10**12 - 1)
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
