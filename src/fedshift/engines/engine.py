@@ -31,6 +31,7 @@ class Job:
         client: who works.
         down: what it received.
         state: what it kept from before.
+        tell: hears of steps, where the engine can say while the client works.
     """
 
     setup: Setup
@@ -40,6 +41,7 @@ class Job:
     client: Client
     down: Down
     state: ClientState
+    tell: Callable[[int], None] = lambda steps: None
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,6 +23,7 @@ from fedshift.runs.selection import summary
 from fedshift.runs.trained import Blueprint
 from fedshift.settings.content import digest
 from fedshift.settings.experiment import Experiment
+from fedshift.simulation.plan import planned_stages
 from fedshift.simulation.rounds import advance
 from fedshift.simulation.simulation import Simulation
 
@@ -264,8 +265,8 @@ def carry_out(
                 failed[simulation] = error
         while going := _hindmost(current for current in under_way if current.open and current.simulation not in failed):
             started = time.perf_counter()
-            tells = {current.simulation: current.display.steps for current in going}
-            errors = advance([current.simulation for current in going], engine, tells)
+            displays = {current.simulation: current.display for current in going}
+            errors = advance([current.simulation for current in going], engine, displays)
             seconds = time.perf_counter() - started
             for current in going:
                 problem = errors.get(current.simulation) or current.after_round(seconds, len(going), engine)
@@ -282,7 +283,7 @@ def _begin(simulation: Simulation, folder: RunFolder, progress: Progress, choice
     folder.write_json("federation.json", Blueprint.of(simulation.federation).table())
     folder.rewind(position, simulation.scored())
     folder.write_json("engine.json", choice.table())
-    display = progress.begin(Outlook(folder.path.name, simulation.rounds, position))
+    display = progress.begin(Outlook(folder.path.name, simulation.rounds, position, planned_stages(simulation)))
     declared = folder.read_json("messages.json") or {}  # what crossed the wire before an interruption counts
     run = _Run(simulation, folder, display, str(choice), declared, frozenset(simulation.scored()), position)
     if not run.open:  # it was stopped between its last checkpoint and its summary
