@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import sys
+import traceback
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 
 class FedshiftError(Exception):
     """Something the user gave or the machine lacks; the command line prints it and exits with 2."""
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows: the message alone where the error is raised, and the traceback where ``%tb`` asks for it.
+
+        IPython renders an uncaught error while it handles it, and ``%tb`` when nothing is handled any more.
+        """
+        if sys.exc_info()[1] is not self:
+            return traceback.format_exception(self)
+        return [f"{type(self).__name__}: {self}", "(%tb shows where it was raised.)"]
 
 
 class DivergedError(FedshiftError):

@@ -7,11 +7,11 @@ from importlib import import_module
 from io import StringIO
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, RenderableType
 from rich.text import Text
 
 WIDTH = 110  # columns
-FORMAT = '<pre style="font-family: monospace; line-height: 1.3; white-space: pre; margin: 0">{code}</pre>'
+FORMAT = '<pre style="font-family: monospace; line-height: 1.3; white-space: pre-wrap; margin: 0">{code}</pre>'
 
 
 def in_notebook() -> bool:
@@ -42,8 +42,9 @@ class NotebookOutput:
 
     def drawn(self, view: RenderableType) -> dict[str, str]:
         """What a notebook shows, by MIME type."""
-        lines = [Text(line) for line in self._lines]
-        self.console.print(Group(*lines, view))
+        for line in self._lines:
+            self.console.print(Text(line), soft_wrap=True)
+        self.console.print(view)
         html = self.console.export_html(code_format=FORMAT, inline_styles=True, clear=False)
         plain = self.console.export_text()
         self.console.file = StringIO()  # which would grow

@@ -24,6 +24,9 @@ class Run:
 
     folder: RunFolder
 
+    def __repr__(self) -> str:
+        return f"Run('{self.path}'{'' if self.finished else ', not finished'})"
+
     @classmethod
     def open(cls, path: str | Path) -> Run:
         """The run of a folder.
