@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from functools import cache
+from numbers import Real
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
@@ -203,7 +204,9 @@ def plain(value: Any) -> Any:
         return os.fspath(value)
     if hasattr(value, "tolist") and not isinstance(value, type):  # a float64 is a float, but TOML cannot hold it
         python = value.tolist()
-        return python if type(python) is type(value) else plain(python)
+        if type(python) is not type(value):
+            return plain(python)
+        return float(python) if isinstance(python, Real) else python  # a longdouble, which Python has not
     if isinstance(value, Mapping):
         return {plain(key): plain(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
