@@ -30,13 +30,13 @@ def test_the_hooks_by_hand() -> None:
 
 
 FEW = {"data.images_per_class": 10, "train.steps": 4, "train.batch": 8, "train.lr": 0.1, "train.momentum": 0.0}
-FIXED = {"run.engine": "sequential", "run.device": "cpu", "evaluate.every": 1000, "train.precision": "float64"}
+FIXED = {"run.engine": "sequential", "run.threads": 1, "run.device": "cpu", "train.precision": "float64"}
 SMALL = {"name": "mlp", "dim": 4, "hidden": [8]}
 
 
 def weights(method: FedAvg, rounds: int, out: Path) -> Tensors:
     """The final tensors of a run on few images of five clients."""
-    settings = FEW | FIXED
+    settings = FEW | FIXED | {"evaluate.every": 1000}
     options = {"method": method, "model": SMALL, "hold_out": "0", "rounds": rounds, "out": out, "settings": settings}
     return Tensors(fedshift.run("rotated-mnist", **options).weights)
 

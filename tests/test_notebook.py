@@ -202,6 +202,15 @@ def test_every_exported_class_is_among_them(values: list[Any]):
     assert lacking == []
 
 
+def test_a_comparison_is_a_text_in_a_kernel_too(make: Make, monkeypatch: pytest.MonkeyPatch):
+    """Where rich knows that it is in a notebook, it shows there whatever is printed to a console."""
+    comparison = fedshift.compare(make(), progress=Progress())
+    expected = str(comparison)
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    assert repr(comparison) == str(comparison) == expected
+    assert "fedavg" in expected
+
+
 def test_texts_say_what_matters(make: Make):
     assert repr(fedshift.FedSR()) == "FedSR()"
     assert repr(fedshift.FedSR(l2r=0.05, bn="local")) == "FedSR(bn='local', l2r=0.05)"
