@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -20,9 +22,11 @@ from fedshift.datasets.rotated_mnist import RotatedMNIST
 from fedshift.federation.partitions import IID
 from fedshift.federation.protocols import LeaveOneDomainOut
 from fedshift.methods import METHODS
+from fedshift.methods.client2vec import ENCODERS, INDICES
 from fedshift.models.mlp import MLP
 from fedshift.runs import runner
 from fedshift.runs.progress import Progress
+from fedshift.settings.experiment import NAMED
 from fedshift.settings.grid import expand, override
 
 SILENT = Progress()
@@ -43,6 +47,33 @@ def test_every_method_can_be_imported():
         cls = METHODS.get(name).cls
         if cls.__module__.startswith("fedshift."):
             assert getattr(fedshift, cls.__name__) is cls
+
+
+def test_what_a_page_needs_is_exported():
+    """Whatever pages of methods/ import from below, so that a method of one's own needs ``fedshift`` alone."""
+    rooms = ("core", "errors", "federation", "settings", "streams")
+    pages = Path(fedshift.__file__).parent / "methods"
+    needed: dict[str, str] = {}
+    for page in pages.rglob("*.py"):
+        for node in ast.walk(ast.parse(page.read_text(encoding="utf-8"))):
+            if page.name == "__init__.py" or not isinstance(node, ast.ImportFrom) or node.module is None:
+                continue
+            package, _, room = node.module.partition(".")
+            if package == "fedshift" and room.partition(".")[0] in rooms:
+                needed |= {alias.name: node.module for alias in node.names}
+    del needed["need"]  # of fedshift's own extras
+    assert len(needed) > 30
+    assert [name for name in needed if name not in fedshift.__all__] == []
+    for name, module in needed.items():
+        assert getattr(fedshift, name) is getattr(import_module(module), name)
+
+
+def test_whatever_an_experiment_names_can_be_made_and_registered():
+    """Every list, and the class that its entries derive from."""
+    for catalogue in (*NAMED.values(), INDICES, ENCODERS):
+        name = catalogue.base().__name__
+        assert getattr(fedshift, name) is catalogue.base()
+        assert any(getattr(fedshift, listed) is catalogue for listed in fedshift.__all__)
 
 
 def test_names_are_imported_when_they_are_used():

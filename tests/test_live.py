@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from rich.console import Console
 
 from conftest import Make
 from fedshift.api import compare
+from fedshift.core.contract import Round, Stage
 from fedshift.reporting.live import LOADING, LiveProgress, LiveRun, shown
 from fedshift.runs.folder import RunFolder, Times
 from fedshift.runs.progress import Outlook, Progress
 from fedshift.runs.schema import Timed
+from fedshift.simulation.listener import Task
+from fedshift.simulation.plan import PlannedStage
 
 STEPPED = Timed(start=0, stop=5, seconds=6.0, evaluation=3.0, together=3, engine="vectorised")
 
@@ -60,9 +66,14 @@ def scores(test: float, *validation: float) -> dict[str, Any]:
     return {"environments": rows}
 
 
-def begun(progress: Progress, *names: str, rounds: int = 10) -> list[LiveRun]:
+def outlook(name: str, rounds: int = 10, done: int = 0) -> Outlook:
+    """A run of one stage, of 5 steps a round."""
+    return Outlook(name, rounds, done, (PlannedStage("train", rounds, 5),))
+
+
+def begun(progress: LiveProgress, *names: str, rounds: int = 10) -> list[LiveRun]:
     """Runs that begin together."""
-    return [progress.begin(Outlook(name, rounds, 0)) for name in names]
+    return [progress.begin(outlook(name, rounds)) for name in names]
 
 
 def advance(clock: Clock, *runs: LiveRun, rounds: int, seconds: float = 1.0, steps: int = 5) -> None:
@@ -71,31 +82,35 @@ def advance(clock: Clock, *runs: LiveRun, rounds: int, seconds: float = 1.0, ste
         clock.now += seconds
         for run in runs:
             run.steps(steps)
-            run.round(int(run.task.completed) + 1, 1000, 500)
+            run.round(run.done + 1, 1000, 500)
 
 
 # A terminal -------------------------------------------------------------------------------------
 
 
 def test_a_run_alone(clock: Clock):
-    """5 steps a second, and a second for each of the 4 rounds that are left; its title is no markup."""
+    """5 steps a second, and a second for each of the 4 rounds that are left; its title is no markup.
+
+    Both runs take 10 s, of which 4 and 10 are left.
+    """
     progress = display(2, clock)
     assert seen(progress) == [LOADING]
-    run = progress.begin(Outlook("[red]first", 10, 2))
+    run = progress.begin(outlook("[red]first", 10, 2))
     advance(clock, run, rounds=4)
     run.evaluated(scores(0.5, 0.25, 0.35))
-    bar, pace, _heading, *table = seen(progress)
-    assert bar == "1/2 [red]first round 6 of 10 test 50.0 validation 30.0 0:00:04"
-    assert pace == "5 steps a second, 1 kB down, 500 B up"
+    bar, doing, pace, _heading, *table = seen(progress)
+    assert bar == "1/2 [red]first 6 of 10 rounds test 50.0 validation 30.0 0:04 left"
+    assert doing == "train, 6 of 10 rounds done: scoring and saving"
+    assert pace == "5 steps a second, 1 kB down, 500 B up, all 2 runs: 0:14 left"
     assert table == [
         "light test global 50.0 1.000",
         "v0 validation global 25.0 0.500",
         "v1 validation global 35.0 0.700",
     ]
     run.end()
-    assert seen(progress) == [LOADING]
+    assert seen(progress) == [f"{LOADING}, all 2 runs: 0:10 left"]
     (second,) = begun(progress, "second")
-    assert "? steps a second" in seen(progress)[1]
+    assert "? steps a second" in seen(progress)[2]
     second.failed("The loss is not finite.")
     assert not any(seen(progress))
 
@@ -108,25 +123,26 @@ def test_runs_that_advance_together(clock: Clock):
     advance(clock, a, b, rounds=4, seconds=2.0)
     a.evaluated(scores(0.5, 0.25))
     assert seen(progress) == [
-        "2/4 a round 4 of 10 test 50.0 validation 25.0 0:00:12",
-        "3/4 b round 4 of 10 0:00:12",
-        "6 steps a second, 2 kB down, 1 kB up",
+        "2/4 a 4 of 10 rounds test 50.0 validation 25.0 0:12 left",
+        "3/4 b 4 of 10 rounds 0:12 left",
+        "train, 4 of 10 rounds done: scoring and saving",
+        "5 steps a second, 2 kB down, 1 kB up, all 4 runs: 0:22 left",
     ]
     b.failed("The loss is not finite.")
     assert seen(progress)[-1] == "v0 validation global 25.0 0.500"
 
 
-@pytest.mark.parametrize(("height", "most"), [(40, 12), (9, 6), (2, 1)])
+@pytest.mark.parametrize(("height", "most"), [(40, 12), (10, 6), (2, 1)])
 def test_many_runs_are_shown_as_far_as_there_is_room(clock: Clock, height: int, most: int):
     """When some end, others move up."""
     progress = display(18, clock, height=height)
     runs = begun(progress, *(f"run{i}" for i in range(1, 19)))
 
     def bars() -> list[str]:
-        return [line.split()[1] for line in seen(progress)[:-1]]
+        return [line.split()[1] for line in seen(progress)[:-2]]
 
     assert bars() == [f"run{number}" for number in range(1, most + 1)]
-    assert seen(progress)[-1].endswith(f"and {18 - most} more")
+    assert seen(progress)[-1].endswith(f"and {18 - most} more runs")
     for run in runs[:6]:
         run.end()
     assert bars() == [f"run{number}" for number in range(7, most + 7)]
@@ -139,9 +155,9 @@ def test_a_long_name_is_shortened_rather_than_a_number(clock: Clock, width: int)
     for run in runs:
         run.evaluated(scores(0.5, 0.25))
     advance(clock, *runs, rounds=2)
-    first, second, _ = seen(progress)
-    assert first.endswith("a… round 2 of 500 test 50.0 validation 25.0 0:08:18")
-    assert second == "2/2 b round 2 of 500 test 50.0 validation 25.0 0:08:18"
+    first, second, *_ = seen(progress)
+    assert first.endswith("a… 2 of 500 rounds test 50.0 validation 25.0 8:18 left")
+    assert second == "2/2 b 2 of 500 rounds test 50.0 validation 25.0 8:18 left"
 
 
 @pytest.mark.parametrize(("width", "height"), [(60, 10), (20, 5), (5, 1), (1, 1)])
@@ -166,8 +182,133 @@ def test_a_terminal_shows_runs_and_keeps_lines(tiny_document: dict[str, Any]):
         (run,) = begun(progress, "a")
         run.evaluated(scores(0.125))
     text = terminal.file.getvalue()  # type: ignore[attr-defined]  # it is a StringIO
-    for word in ("round 0 of 10", "steps a second", "down", "up", "light", "12.5"):
+    for word in ("0 of 10 rounds", "steps a second", "down", "up", "light", "12.5"):
         assert word in text
+
+
+# Within a round and over all runs ---------------------------------------------------------------
+
+
+def task(stage: Stage, round: int, clients: int, steps: int, exchange: str = "train") -> Task:
+    """Work of a round, after 2 kB down and 1 kB up."""
+    return Task(Round(stage, round), exchange, clients, steps, 2000, 1000)
+
+
+def test_a_single_long_round_shows_where_it_is(clock: Clock):
+    """An index as Client2Vec makes it: pairs of 3 clients, 1000 steps of the server, vectors, then 2 x 50 steps."""
+    index, vectors, train = (Stage(name, rounds, ()) for name, rounds in (("index", 1), ("vectors", 1), ("train", 2)))
+    plan = PlannedStage("index", 1, 0), PlannedStage("vectors", 1, 0), PlannedStage("train", 2, 50)
+    progress = display(1, clock)
+    run = progress.begin(Outlook("c2v", 4, 0, plan))
+    assert seen(progress)[1] == "index: loading"
+    run.begin_round(Round(index, 1))
+    assert seen(progress)[1] == "index, round 1 of 1: preparing"
+    run.begin_task(task(index, 1, 3, 0, "pairs"))
+    assert seen(progress)[:3] == [
+        "1/1 c2v 0 of 4 rounds ? left",
+        "index, round 1 of 1 (pairs): 3 clients, 0 done, ? left",
+        "? steps a second, 2 kB down, 1 kB up",
+    ]
+    clock.now += 2
+    run.answered()
+    assert seen(progress)[1] == "index, round 1 of 1 (pairs): 3 clients, 1 done, 0:04 left"
+    run.begin_task(task(index, 1, 0, 1000, "pairs"))
+    clock.now += 8
+    run.steps(200)
+    # 10 s for 200 of 1000 steps: 40 s of the stage, and 100 steps of training at the same pace, 5 s.
+    assert seen(progress)[:3] == [
+        "1/1 c2v 0 of 4 rounds 0:45 left",
+        "index, round 1 of 1 (pairs): server, step 200 of 1000, 0:40 left",
+        "20 steps a second, 2 kB down, 1 kB up",
+    ]
+    assert run.progress() == pytest.approx(0.2)
+    run.steps(800)
+    clock.now += 40
+    run.round(1, 2000, 1000)
+    assert seen(progress)[1] == "index, 1 of 1 rounds done: scoring and saving"
+    run.begin_round(Round(vectors, 1))
+    run.begin_task(task(vectors, 1, 3, 0, "vectors"))
+    clock.now += 1
+    run.answered()
+    assert seen(progress)[1] == "vectors, round 1 of 1: 3 clients, 1 done, 0:02 left"
+    run.round(2, 3000, 2000)
+    run.begin_round(Round(train, 1))
+    run.begin_task(task(train, 1, 1, 50))
+    clock.now += 5
+    run.steps(10)
+    assert seen(progress)[:2] == [
+        "1/1 c2v 2 of 4 rounds 0:45 left",  # 90 steps at 2 a second
+        "train, round 1 of 2: 1 client, step 10 of 50, 0:45 left",
+    ]
+
+
+def test_what_runs_do_together_is_added_up(clock: Clock):
+    stage, progress = Stage("train", 10, ()), display(2, clock)
+    for number, run in enumerate(begun(progress, "a", "b")):
+        run.begin_round(Round(stage, 1))
+        run.begin_task(task(stage, 1, 3, 30))
+        clock.now += 1
+        run.steps(4 + number)
+    assert seen(progress)[2].startswith("train, round 1 of 10: 6 clients, step 9 of 60, ")
+
+
+@given(
+    plan=st.lists(st.tuples(st.integers(1, 4), st.lists(st.integers(1, 9), min_size=1, max_size=3)), min_size=1),
+    pace=st.floats(0.01, 100),
+    runs=st.integers(1, 3),
+)
+@settings(max_examples=20, deadline=None)
+def test_at_a_steady_pace_the_time_left_is_right(plan: list[tuple[int, list[int]]], pace: float, runs: int):
+    """Any stages, rounds and exchanges that were planned well: after every step, of a run and of all of them."""
+    clock = Clock()
+    progress = LiveProgress(runs, Console(file=io.StringIO()), clock)
+    stages = tuple(PlannedStage(f"s{i}", rounds, sum(steps)) for i, (rounds, steps) in enumerate(plan))
+    whole = sum(stage.rounds * stage.steps for stage in stages)
+    rounds = sum(stage.rounds for stage in stages)
+    for number in range(runs):
+        run, done, position = progress.begin(Outlook("a", rounds, 0, stages)), 0, 0
+        for stage, (_, exchanges) in zip(stages, plan, strict=True):
+            contract_stage = Stage(stage.name, stage.rounds, ())
+            for round in range(1, stage.rounds + 1):
+                run.begin_round(Round(contract_stage, round))
+                for steps in exchanges:
+                    run.begin_task(task(contract_stage, round, 1, steps))
+                    for _ in range(steps):
+                        clock.now += pace
+                        done += 1
+                        run.steps(1)
+                        assert run.left() == pytest.approx(pace * (whole - done), rel=1e-6, abs=1e-6 * pace * whole)
+                        all_left = pace * ((runs - number) * whole - done)
+                        assert progress.left() == pytest.approx(all_left, rel=1e-6, abs=1e-6 * pace * whole)
+                position += 1
+                run.round(position, 1, 1)
+        assert run.left() == 0
+        assert run.progress() == rounds
+        run.end()
+
+
+class Ticking(Clock):
+    """A clock that goes on by a second whenever it is read."""
+
+    def __call__(self) -> float:
+        self.now += 1
+        return self.now
+
+
+def test_an_index_says_what_it_does(make: Make):
+    """Client2Vec's index on real clients, in plain lines: stages, steps of the server, bytes and time left."""
+    index = {"epochs": 30, "width": 8, "heads": 2, "layers": 1, "feedforward": 8, "upload": 8, "batch": 4}
+    encoder = {"name": "offline", "size": 16}
+    changes = {"method": {"name": "client2vec", "index": {"name": "dsa-ign", "encoder": encoder, **index}}}
+    progress = display(1, Ticking())
+    compare(make({**changes, "train.steps": 20, "train.lr": 0.001}), progress=progress)
+    lines = written(progress)
+    # Two clients upload 8 pairs each, so an epoch has 4 batches.
+    ours = [line for line in lines if "index, round 1 of 1 (pairs): server, step " in line]
+    assert len(ours) > 3
+    assert "step 0 of 120, ? left  ? steps a second, " in ours[0]
+    assert all(re.search(r"step \d+ of 120, [\d:]+ left  .* kB up  run: [\d:]+ left$", line) for line in ours[1:])
+    assert any("train, round 1 of 2: 2 clients, step " in line for line in lines)
 
 
 # No terminal ------------------------------------------------------------------------------------
@@ -185,14 +326,18 @@ def test_a_run_alone_without_a_terminal(clock: Clock):
     run.failed("The loss is not finite.")
     lines = written(progress)
     assert len(lines) == 5
-    assert lines[0].startswith("1/1 [i]only  round 4 of 30  2 steps a second, 1 kB down, 500 B up, 0:52 left")
-    assert lines[2].startswith("1/1 [i]only  round 14 of 30  2 steps a second, 1 kB down, 500 B up, 0:32 left")
+    done = "rounds done: scoring and saving  2.5 steps a second, 1 kB down, 500 B up"
+    assert lines[0].startswith(f"1/1 [i]only  4 of 30 rounds  train, 4 of 30 {done}  run: 0:52 left")
+    assert lines[2].startswith(f"1/1 [i]only  14 of 30 rounds  train, 14 of 30 {done}  run: 0:32 left")
     assert lines[2].endswith("light test 50.0  v0 validation 25.0")
     assert lines[4] == "1/1 [i]only  failed after round 15 of 30, 0:40: The loss is not finite."
 
 
 def test_runs_together_without_a_terminal(clock: Clock):
-    """A line of all, with the newest accuracies, then one of each; c needs 4 s for each of its last 8 rounds."""
+    """A line of all, with the newest accuracies, then one of each.
+
+    After 22 s c has taken 15 steps and done 2 rounds; 8 rounds of 5 steps take 40 * 22 / 15 = 58.7 s.
+    """
     progress = display(3, clock)
     a, b, c = begun(progress, "a", "b", "c")
     advance(clock, a, b, rounds=4)
@@ -201,11 +346,11 @@ def test_runs_together_without_a_terminal(clock: Clock):
     clock.now += 6.0
     c.steps(0)
     (line,) = written(progress)
-    assert line.startswith("3 of 3 runs together  round 8 of 30  ")
-    assert "2 kB down, 1 kB up, ? left" in line
+    assert line.startswith("3 of 3 runs together  8 of 30 rounds  ")
+    assert "2 kB down, 1 kB up  these runs: ? left" in line
     assert line.endswith("2/3 b  light test 75.0")
     advance(clock, c, rounds=3, seconds=4.0)
-    assert "0:32 left" in written(progress)[1]
+    assert "  these runs: 0:59 left  " in written(progress)[1]
     a.end()
     b.end()
     c.end()  # it was never scored
@@ -229,7 +374,7 @@ def test_what_is_loaded_between_runs_is_no_part_of_the_pace(clock: Clock):
     for name in ("a", "b"):
         (run,) = begun(progress, name)
         advance(clock, run, rounds=3)
-        assert "5 steps a second" in seen(progress)[1]
+        assert "5 steps a second" in seen(progress)[2]
         run.end()
         clock.now += 50
 
@@ -246,7 +391,7 @@ def test_what_is_told_beside_runs(clock: Clock):
     assert seen(progress)[0].startswith("Embedding images with means image 64 of 130")
     progress.embedded("means", 130, 130)
     assert seen(progress) == [LOADING]
-    progress.begin(Outlook("b", 10, 5))
+    progress.begin(outlook("b", 10, 5))
     assert written(progress) == [
         "[i] x",
         "y",
@@ -262,7 +407,7 @@ def test_all_are_silent_by_default(capsys: pytest.CaptureFixture[str]):
     progress.embedded("means", 0, 1)
     progress.note("A word.")
     progress.reused("a")
-    run = progress.begin(Outlook("b", 2, 0))
+    run = progress.begin(outlook("b", 2))
     run.steps(1)
     run.round(1, 1, 1)
     run.evaluated(scores(0.5))

@@ -20,17 +20,42 @@ if TYPE_CHECKING:
         Optimiser,
         Part,
         Phase,
+        Phases,
+        Round,
+        Scope,
         ServerState,
         Stage,
         Terms,
         Upload,
+        keep_nothing,
+        leave,
+        no_draws,
+        no_upload,
+        send_nothing_else,
+        start_as_received,
     )
-    from fedshift.core.net import Net
-    from fedshift.core.tensors import Replies, Tensors
+    from fedshift.core.messages import Down, Up
+    from fedshift.core.method import Method
+    from fedshift.core.model import Model, ModelBuilder
+    from fedshift.core.net import Net, mirror
+    from fedshift.core.tensors import SAMPLES, Replies, Tensors, weighted_mean
+    from fedshift.core.training import Train
+    from fedshift.datasets import DATASETS
+    from fedshift.datasets.dataset import Dataset, ImageDataset
     from fedshift.errors import FedshiftError
     from fedshift.federation import PARTITIONS, PROTOCOLS
+    from fedshift.federation.clients import Client
+    from fedshift.federation.domains import DomainData
+    from fedshift.federation.federation import Federation
+    from fedshift.federation.inputs import Inputs
+    from fedshift.federation.partitions import Partition
+    from fedshift.federation.protocols import Protocol
+    from fedshift.federation.samples import Samples
     from fedshift.methods import METHODS
+    from fedshift.methods.client2vec import ENCODERS, INDICES
     from fedshift.methods.client2vec.client2vec import Client2Vec
+    from fedshift.methods.client2vec.encoder import Encoder
+    from fedshift.methods.client2vec.index import ClientIndex
     from fedshift.methods.ditto import Ditto
     from fedshift.methods.fedavg import FedAvg
     from fedshift.methods.fedavgm import FedAvgM
@@ -50,27 +75,49 @@ if TYPE_CHECKING:
     from fedshift.methods.references import Centralised, Single
     from fedshift.models import MODELS
     from fedshift.runs.run import Run
+    from fedshift.settings.catalogue import From
     from fedshift.settings.experiment import Experiment
-    from fedshift.settings.spec import Range, setting
-    from fedshift.streams import Draw
+    from fedshift.settings.spec import (
+        Count,
+        Fraction,
+        NonNegative,
+        Positive,
+        ProperFraction,
+        Range,
+        Spec,
+        WholeNumber,
+        setting,
+    )
+    from fedshift.streams import Draw, Draws, Streams
 
 __version__ = "0.1.0"
 
 __all__ = [
     "DATASETS",
+    "ENCODERS",
+    "INDICES",
     "METHODS",
     "MODELS",
     "MOON",
     "PARTITIONS",
     "PROTOCOLS",
+    "SAMPLES",
     "Anchored",
     "Batch",
     "Centralised",
+    "Client",
     "Client2Vec",
+    "ClientIndex",
     "Comparison",
     "Context",
+    "Count",
+    "Dataset",
     "Ditto",
+    "DomainData",
+    "Down",
     "Draw",
+    "Draws",
+    "Encoder",
     "Exchange",
     "Experiment",
     "FRAug",
@@ -84,40 +131,69 @@ __all__ = [
     "FedPIN",
     "FedProx",
     "FedSR",
+    "Federation",
     "FedshiftError",
     "FineTuned",
     "FineTuning",
     "Forecast",
+    "Fraction",
+    "From",
     "GlobalModel",
     "HeadRetraining",
+    "ImageDataset",
+    "Inputs",
     "LocalWork",
     "Measure",
     "Method",
+    "Model",
+    "ModelBuilder",
     "Net",
+    "NonNegative",
     "Objective",
     "Optimiser",
     "Part",
+    "Partition",
     "PersonalCopy",
     "Phase",
+    "Phases",
+    "Positive",
+    "ProperFraction",
+    "Protocol",
     "Range",
     "Replies",
+    "Round",
     "Run",
+    "Samples",
+    "Scope",
     "ServerState",
     "Single",
+    "Spec",
     "Stage",
+    "Streams",
     "Tensors",
     "Terms",
+    "Train",
+    "Up",
     "Upload",
+    "WholeNumber",
     "bench",
     "compare",
     "estimate",
     "experiment",
     "grid",
     "index",
+    "keep_nothing",
+    "leave",
     "load",
+    "mirror",
+    "no_draws",
+    "no_upload",
     "resume",
     "run",
+    "send_nothing_else",
     "setting",
+    "start_as_received",
+    "weighted_mean",
 ]
 
 _ROOMS = {
@@ -144,24 +220,47 @@ _ROOMS = {
         "Optimiser",
         "Part",
         "Phase",
+        "Phases",
+        "Round",
+        "Scope",
         "ServerState",
         "Stage",
         "Terms",
         "Upload",
+        "keep_nothing",
+        "leave",
+        "no_draws",
+        "no_upload",
+        "send_nothing_else",
+        "start_as_received",
     ),
+    "core.messages": ("Down", "Up"),
     "core.method": ("Method",),
-    "core.net": ("Net",),
-    "core.tensors": ("Replies", "Tensors"),
+    "core.model": ("Model", "ModelBuilder"),
+    "core.net": ("Net", "mirror"),
+    "core.tensors": ("Replies", "SAMPLES", "Tensors", "weighted_mean"),
+    "core.training": ("Train",),
     "datasets": ("DATASETS",),
+    "datasets.dataset": ("Dataset", "ImageDataset"),
     "errors": ("FedshiftError",),
     "federation": ("PARTITIONS", "PROTOCOLS"),
+    "federation.clients": ("Client",),
+    "federation.domains": ("DomainData",),
+    "federation.federation": ("Federation",),
+    "federation.inputs": ("Inputs",),
+    "federation.partitions": ("Partition",),
+    "federation.protocols": ("Protocol",),
+    "federation.samples": ("Samples",),
     "methods": ("METHODS",),
+    "methods.client2vec": ("ENCODERS", "INDICES"),
     "methods.client2vec.client2vec": ("Client2Vec",),
+    "methods.client2vec.encoder": ("Encoder",),
+    "methods.client2vec.index": ("ClientIndex",),
+    "methods.ditto": ("Ditto",),
     "methods.fedavg": ("FedAvg",),
     "methods.fedavgm": ("FedAvgM",),
     "methods.fedbn": ("FedBN",),
     "methods.fedcir": ("FedCiR",),
-    "methods.ditto": ("Ditto",),
     "methods.feddyn": ("FedDyn",),
     "methods.fediir": ("FedIIR",),
     "methods.fedlc": ("FedLC",),
@@ -174,11 +273,22 @@ _ROOMS = {
     "methods.moon": ("MOON",),
     "methods.personal": ("FineTuning", "PersonalCopy"),
     "methods.references": ("Centralised", "Single"),
-    "runs.run": ("Run",),
     "models": ("MODELS",),
+    "runs.run": ("Run",),
+    "settings.catalogue": ("From",),
     "settings.experiment": ("Experiment",),
-    "settings.spec": ("Range", "setting"),
-    "streams": ("Draw",),
+    "settings.spec": (
+        "Count",
+        "Fraction",
+        "NonNegative",
+        "Positive",
+        "ProperFraction",
+        "Range",
+        "Spec",
+        "WholeNumber",
+        "setting",
+    ),
+    "streams": ("Draw", "Draws", "Streams"),
 }
 _HOMES = {name: room for room, names in _ROOMS.items() for name in names}
 

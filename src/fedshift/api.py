@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 from fedshift.errors import DivergedError, FedshiftError, UnknownNameError, need
 from fedshift.reporting.results import MeanStd, Results, Row, described, label
 from fedshift.reporting.table import as_text
+from fedshift.reporting.units import clock
 from fedshift.runs import runner
 from fedshift.runs.folder import RunFolder
 from fedshift.runs.progress import Progress
@@ -25,7 +26,7 @@ from fedshift.runs.run import Run
 from fedshift.runs.selection import ORACLES, RULES
 from fedshift.settings.experiment import NAMED, Experiment
 from fedshift.settings.grid import expand, override, read
-from fedshift.settings.spec import Spec
+from fedshift.settings.spec import Spec, plain
 from fedshift.simulation import dry_run
 
 if TYPE_CHECKING:
@@ -103,12 +104,13 @@ def grid(source: Source | Sequence[Source] = DEFAULT, **options: Unpack[Options]
         if option not in (*FIELDS, "settings"):
             hint = 'Any field of an experiment can be given as settings={"train.lr": 0.1}.'
             raise UnknownNameError("option", option, [*FIELDS, "settings"], hint=hint)
-    given: dict[str, Any] = {option: value for option, value in options.items() if value is not None}
+    source = plain(source)
+    given: dict[str, Any] = {option: plain(value) for option, value in options.items() if value is not None}
     settings = given.pop("settings", {})
     if not isinstance(settings, Mapping):
         raise FedshiftError(f'settings = {settings!r}: give dotted fields and values, as in {{"method.l2r": 0.05}}.')
-    kinds = (str, Path, Mapping, Experiment)
-    sources = [source] if isinstance(source, kinds) else _as_list(source)
+    kinds = (str, Mapping, Experiment)
+    sources = [source] if isinstance(source, kinds) else source
     if not isinstance(sources, list) or not sources or not all(isinstance(item, kinds) for item in sources):
         raise FedshiftError(f"{source!r} is no experiment; give a TOML file, a name, a table, or Experiments.")
     found = [
@@ -150,7 +152,7 @@ def _methods(value: Any) -> list[dict[str, Any]]:
     """The option ``method`` in pieces that a document can hold: names in a row, or a table."""
     if value is None:
         return [{}]
-    if not isinstance(value, list | tuple):
+    if not isinstance(value, list):
         return [{"method": value}]
     if not value:
         raise FedshiftError("method is an empty list; give a name or an instance.")
@@ -164,7 +166,7 @@ def _expanded(source: Source, given: Mapping[str, Any], settings: Mapping[str, A
         return [source]
     changes: dict[str, Any] = {}
     for option in (option for option in FIELDS if option in given):
-        value = _chosen(option, given[option]) if option in NAMED else _as_list(given[option])
+        value = _chosen(option, given[option]) if option in NAMED else given[option]
         if isinstance(value, Mapping):
             changes[option] = value
         elif isinstance(source, Experiment) and option == "method":
@@ -176,7 +178,7 @@ def _expanded(source: Source, given: Mapping[str, Any], settings: Mapping[str, A
         changes["name"] = data["name"]
     if isinstance(changes.get("plugins"), str):
         changes["plugins"] = [changes["plugins"]]
-    changes |= {field: _as_list(value) for field, value in settings.items()}
+    changes |= settings
     if isinstance(source, Experiment):
         source = source.table()
     return expand(override(source if isinstance(source, Mapping) else read(source), changes))
@@ -196,13 +198,6 @@ def _chosen(option: str, value: Any) -> Any:
         f"{option} = {value!r}: give the name of a {catalogue.kind} ({', '.join(catalogue)}), an instance, or a table "
         f"with a name{several}."
     )
-
-
-def _as_list(value: Any) -> Any:
-    """As a document holds it: lists, and paths as text."""
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_as_list(item) for item in value]
-    return str(value) if isinstance(value, Path) else value
 
 
 # Carrying out -------------------------------------------------------------------------------------
@@ -306,6 +301,12 @@ class Forecast:
     cost: dry_run.Estimate | None
     problem: str = ""
 
+    def __repr__(self) -> str:
+        if self.cost is None:
+            return f"Forecast({self.label!r}, runs: {self.runs}, problem: {self.problem})"
+        each = f"each {self.cost.rounds} rounds, {self.cost.steps} steps, about {clock(self.cost.seconds)}"
+        return f"Forecast({self.label!r}, runs: {self.runs}, {each})"
+
 
 def estimate(source: Source | Sequence[Source] = DEFAULT, **options: Unpack[Options]) -> list[Forecast]:
     """What a comparison would cost, measured on two rounds and one evaluation of each row; nothing is written.
@@ -381,7 +382,7 @@ def _failure(failed: Sequence[str], asked: int) -> str:
 # What came of it ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """Runs and what was measured; prints as its tables.
 
@@ -483,6 +484,8 @@ class Comparison:
 
     def __str__(self) -> str:
         return as_text(self.results)
+
+    __repr__ = __str__
 
     def _repr_html_(self) -> str:
         from fedshift.reporting.page import tables_html

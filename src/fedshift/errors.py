@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -16,6 +18,15 @@ class FedshiftError(Exception):
     def __init__(self, message: str = "") -> None:
         """Keep a message that can be printed, though a file's name in it may hold anything but "/"."""
         super().__init__(message.encode(errors="backslashreplace").decode().translate(_ESCAPED))
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows: the message alone where the error is raised, and the traceback where ``%tb`` asks for it.
+
+        IPython renders an uncaught error while it handles it, and ``%tb`` when nothing is handled any more.
+        """
+        if sys.exc_info()[1] is not self:
+            return traceback.format_exception(self)
+        return [f"{type(self).__name__}: {self}", "(%tb shows where it was raised.)"]
 
 
 class DivergedError(FedshiftError):

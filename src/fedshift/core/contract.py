@@ -19,7 +19,7 @@ from fedshift.core.messages import Down
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net
 from fedshift.core.state import OptimiserState
-from fedshift.core.tensors import Replies, Tensors
+from fedshift.core.tensors import Replies, Tensors, counted
 from fedshift.federation.federation import Federation
 from fedshift.federation.samples import Samples
 from fedshift.streams import Draws, Streams
@@ -50,6 +50,10 @@ class Batch(NamedTuple):
         """The representation without its noise: the mean of a probabilistic encoder, else z."""
         return self.z if self.mean is None else self.mean
 
+    def __repr__(self) -> str:
+        given = {name: tensor for name, tensor in self._asdict().items() if tensor is not None}
+        return f"Batch({', '.join(f'{name} {tuple(tensor.shape)}' for name, tensor in given.items())})"
+
 
 @dataclass(frozen=True, slots=True)
 class Context:
@@ -75,6 +79,10 @@ class Context:
     measured: Tensors = field(default_factory=Tensors)
     replies: Replies = field(default_factory=Replies)
 
+    def __repr__(self) -> str:
+        received, noise = counted(self.received, "tensor"), ", ".join(self.noise) or "none"
+        return f"Context(round {self.round} of {self.rounds}, received {received}, noise: {noise})"
+
 
 @dataclass(frozen=True)
 class Part:
@@ -90,6 +98,10 @@ class Part:
     scope: Scope = "shared"
     follows_bn: bool = True
     apart: bool = False
+
+    def __repr__(self) -> str:
+        tensors = counted(self.module.state_dict(), "tensor")
+        return f"Part({type(self.module).__name__} of {tensors}, {self.scope!r}{', apart' * self.apart})"
 
 
 def no_draws(model: ModelBuilder, batch: int) -> Draws:
@@ -135,6 +147,9 @@ class Objective:
     repeats: int = 1
     encode: Callable[[Net, Batch, Context], Batch] | None = None
 
+    def __repr__(self) -> str:
+        return f"Objective({self.name!r}, moves {', '.join(self.moves)})"
+
     def evaluate(self, net: Net, batch: Batch, context: Context) -> Terms:
         """The loss of a batch, which is encoded first."""
         return self.loss(net, batch if self.encode is None else self.encode(net, batch, context), context)
@@ -158,6 +173,9 @@ class Phase:
     samples: Callable[[Replies], Samples] | None = None
     snapshot: bool = False
 
+    def __repr__(self) -> str:
+        return f"Phase({self.name!r}, objectives: {', '.join(one.name for one in self.objectives)})"
+
 
 @dataclass(frozen=True)
 class Measure:
@@ -169,6 +187,9 @@ class Measure:
     name: str
     measure: Callable[[Net, Batch, Context], Mapping[str, Tensor]]
     draws: Callable[[ModelBuilder, int], Draws] = no_draws
+
+    def __repr__(self) -> str:
+        return f"Measure({self.name!r})"
 
 
 Phases = tuple[Phase | Measure, ...]
@@ -218,6 +239,10 @@ class LocalWork:
     steps: int
     lr: float
 
+    def __repr__(self) -> str:
+        trained, private = counted(self.trained, "trained tensor"), counted(self.private, "private tensor")
+        return f"LocalWork({self.steps} steps on {counted(self.train, 'sample')}, {trained}, {private})"
+
     @property
     def samples(self) -> int:
         """How many training samples the client has."""
@@ -247,6 +272,10 @@ class ServerState:
     def __post_init__(self) -> None:
         for scope in ("shared", "down", "server", "measured"):
             object.__setattr__(self, scope, Tensors(getattr(self, scope)))
+
+    def __repr__(self) -> str:
+        scopes = (f"{scope}: {counted(getattr(self, scope), 'tensor')}" for scope in ("shared", "down", "server"))
+        return f"ServerState({', '.join(scopes)}, clients: {self.clients})"
 
     @property
     def tensors(self) -> Tensors:
@@ -372,6 +401,13 @@ class Exchange:
     server: Phases = ()
     select: Select | None = None
 
+    def __repr__(self) -> str:
+        words = [f"{what}: {', '.join(one.name for one in named)}" for what, named in self._named().items() if named]
+        return f"Exchange({', '.join([repr(self.name), *words])})"
+
+    def _named(self) -> dict[str, Sequence[Phase | Measure | Upload]]:
+        return {"phases": self.phases, "uploads": self.uploads, "server": self.server}
+
 
 Select = Callable[[ServerState, Sequence[int], int, torch.Generator], Sequence[int]]
 
@@ -398,6 +434,11 @@ class Stage:
     scored: bool = True
     keeps: bool = True
 
+    def __repr__(self) -> str:
+        return (
+            f"Stage({self.name!r}, rounds: {self.rounds}, exchanges: {', '.join(one.name for one in self.exchanges)})"
+        )
+
 
 @dataclass(frozen=True)
 class Round:
@@ -405,6 +446,9 @@ class Round:
 
     stage: Stage
     number: int
+
+    def __repr__(self) -> str:
+        return f"Round({self.number} of {self.stage.rounds} of the stage {self.stage.name!r})"
 
     @property
     def key(self) -> tuple[str, int]:

@@ -33,6 +33,9 @@ class Net:
             if parameter.requires_grad
         )
 
+    def __repr__(self) -> str:
+        return f"Net({', '.join(self.parts)})"
+
     def __getattr__(self, name: str) -> nn.Module:
         try:
             return self.__dict__["parts"][name]  # type: ignore[no-any-return]  # __dict__ holds Any

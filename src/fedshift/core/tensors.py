@@ -5,12 +5,13 @@ Names are full ones, a part's name and a tensor's within it: ``encoder.conv1.wei
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import overload
 
 import torch
 from torch import Tensor
 
+MOST_SHOWN = 4  # tensors that a text names
 SAMPLES = "samples"  # in a reply: how many training samples the client has
 
 
@@ -34,8 +35,9 @@ class Tensors(Mapping[str, Tensor]):
         return len(self._tensors)
 
     def __repr__(self) -> str:
-        shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in self.items())
-        return f"{type(self).__name__}({shapes})"
+        shapes = [f"{name} {tuple(tensor.shape)}" for name, tensor in self.items()]
+        more = [f"and {len(shapes) - MOST_SHOWN} more"] if len(shapes) > MOST_SHOWN else []
+        return f"{type(self).__name__}({', '.join([*shapes[:MOST_SHOWN], *more])})"
 
     # Names --------------------------------------------------------------------------------------
 
@@ -121,6 +123,9 @@ class Replies(Sequence[tuple[int, Tensors]]):
     def __len__(self) -> int:
         return len(self.clients)
 
+    def __repr__(self) -> str:
+        return f"Replies({counted(self, 'client')}, each {self.ups[0]!r})" if self.clients else "Replies()"
+
     @overload
     def __getitem__(self, place: int) -> tuple[int, Tensors]: ...
     @overload
@@ -167,6 +172,11 @@ def weighted_mean(
             for name, value in sums.items()
         }
     )
+
+
+def counted(things: Sized, name: str) -> str:
+    """How many things there are, in words."""
+    return f"{len(things)} {name}{'' if len(things) == 1 else 's'}"
 
 
 def part_of(name: str) -> str:

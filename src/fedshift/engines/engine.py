@@ -32,6 +32,7 @@ class Job:
         client: who works.
         down: what it received.
         state: what it kept from before.
+        tell: hears of steps, where the engine can say while the client works.
     """
 
     setup: Setup
@@ -41,6 +42,7 @@ class Job:
     client: Client
     down: Down
     state: ClientState
+    tell: Callable[[int], None] = lambda steps: None
 
     def lend(self, purpose: str) -> AbstractContextManager[Callable[[], bool]]:
         """A stream of this job's own for code of a page that draws from global generators."""

@@ -20,6 +20,7 @@ from fedshift.core.net import Net
 from fedshift.core.setup import Setup
 from fedshift.core.state import OptimiserState
 from fedshift.core.tensors import Replies, Tensors
+from fedshift.core.training import Train
 from fedshift.engines.banks import Bank, Given
 from fedshift.engines.batches import BatchOrder
 from fedshift.engines.engine import SERVER
@@ -106,12 +107,7 @@ class Lane:
 
     def count(self, phase: Phase, order: BatchOrder | None) -> int:
         """How many steps a phase has."""
-        if phase.steps is not None:
-            return phase.steps
-        train, per_epoch = self.setup.train, order.per_epoch if order else 1
-        if phase.epochs is not None:
-            return phase.epochs * per_epoch
-        return train.steps * (per_epoch if train.unit == "epochs" else 1)
+        return steps_of(phase, self.setup.train, order.per_epoch if order else 1)
 
     def shape(self) -> tuple[object, ...]:
         """What lanes that go together must have in common: the length of the batches of each phase."""
@@ -147,6 +143,15 @@ class Lane:
         for rows in even_chunks(len(self.samples), self.setup.evaluate.batch):
             x, y = self.samples.batch(rows)
             yield Batch(self.typed(self.inputs.evaluation(x)), y)
+
+
+def steps_of(phase: Phase, train: Train, per_epoch: int) -> int:
+    """How many steps a phase has, where an epoch has so many."""
+    if phase.steps is not None:
+        return phase.steps
+    if phase.epochs is not None:
+        return phase.epochs * per_epoch
+    return train.steps * (per_epoch if train.unit == "epochs" else 1)
 
 
 def advice(setup: Setup, objective: Objective | None = None) -> str:

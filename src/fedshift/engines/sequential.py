@@ -88,6 +88,7 @@ def lane_of(job: Job) -> Lane:
         job.down,
         dict(state.optimisers),
         state.drawn.get(job.round.stage.name, 0),
+        tell=job.tell,
     )
 
 

@@ -60,6 +60,10 @@ class DomainData:
                 _check_numbers(name, getattr(self, name), len(self.x), names)
         problems.check()
 
+    def __repr__(self) -> str:
+        shape = tuple(self.x.shape[1:])
+        return f"DomainData({len(self.y)} of shape {shape}, domains: {len(self.domains)}, classes: {len(self.classes)})"
+
     def missing(self) -> list[tuple[str, str]]:
         """Every (domain, class) without a sample."""
         counts = torch.zeros(len(self.domains), len(self.classes), dtype=torch.int64)

@@ -39,6 +39,10 @@ class Federation:
     inputs: Inputs
     notes: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        counts = f"clients: {len(self.clients)}, environments: {len(self.environments)}, classes: {len(self.classes)}"
+        return f"Federation({counts})"
+
     @cached_property
     def places(self) -> dict[int, int]:
         """The place of each client among the clients, by id; ids are in order."""

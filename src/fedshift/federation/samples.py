@@ -39,6 +39,9 @@ class Samples:
     def __len__(self) -> int:
         return len(self.pool.y if self.rows is None else self.rows)
 
+    def __repr__(self) -> str:
+        return f"Samples({len(self)} of shape {tuple(self.pool.x.shape[1:])})"
+
     def __eq__(self, other: object) -> bool:
         """The same rows of the same pool."""
         if not isinstance(other, Samples) or not self.shares_pool(other):

@@ -46,6 +46,9 @@ class Row:
     label: str
     runs: list[Run]
 
+    def __repr__(self) -> str:
+        return f"Row({self.label!r}, runs: {len(self.runs)})"
+
     def over_seeds(
         self, value: Callable[[Run], Iterable[float]], of_seed: Callable[[Sequence[float]], float] = mean
     ) -> MeanStd | None:
@@ -87,6 +90,10 @@ class Results:
 
     runs: list[Run]
     damaged: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        rows = ", ".join(row.label for row in self.rows())
+        return f"Results(runs: {len(self.runs)}, rows: {rows}, seeds: {', '.join(map(str, self.seeds))})"
 
     @classmethod
     def read(cls, folders: Sequence[RunFolder], trust: bool = False) -> Results:

@@ -105,7 +105,8 @@ def _percent(cells: Sequence[MeanStd | None]) -> list[str]:
 
 def as_text(results: Results, width: int = 120) -> str:
     """The tables and notes as plain text."""
-    console = Console(file=StringIO(), width=width, force_terminal=False, color_system=None)
+    # In a notebook rich would otherwise show the tables there and leave the text empty.
+    console = Console(file=StringIO(), width=width, force_terminal=False, force_jupyter=False, color_system=None)
     for table in tables(results):
         console.print(table.rich())
     for note in results.notes:

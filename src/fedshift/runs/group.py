@@ -21,6 +21,7 @@ from fedshift.runs.records import Records
 from fedshift.runs.schema import Timed
 from fedshift.runs.trained import Blueprint
 from fedshift.simulation.checkpoint import Company, saved
+from fedshift.simulation.plan import planned_stages
 from fedshift.simulation.rounds import advance
 from fedshift.simulation.simulation import Simulation
 
@@ -165,8 +166,8 @@ def _go_on(group: Sequence[_Run], engine: Engine, choice: Choice, failed: Failed
             _each(going, failed, _Run.finish)
             return
         started = time.perf_counter()
-        tells = {run.simulation: run.display.steps for run in going}
-        errors = advance([run.simulation for run in going], engine, tells)
+        displays = {run.simulation: run.display for run in going}
+        errors = advance([run.simulation for run in going], engine, displays)
         seconds = time.perf_counter() - started
         for run in going:
             with _noting(failed, run.simulation, run.display):
@@ -212,7 +213,7 @@ def _begin(simulation: Simulation, folder: RunFolder, position: int, engine: str
     records.go_back(position, saved(folder.path)[position][1].records if position else "")
     simulation.attach(folder.path, position)
     folder.write_json(FEDERATION, Blueprint.of(simulation.federation).table() | simulation.federation.sizes())
-    display = progress.begin(Outlook(folder.path.name, simulation.rounds, position))
+    display = progress.begin(Outlook(folder.path.name, simulation.rounds, position, planned_stages(simulation)))
     return _Run(simulation, folder, display, records, engine, position)
 
 

@@ -8,6 +8,7 @@ from fedshift.core.contract import Stage
 from fedshift.engines.choice import open_engine
 from fedshift.runs.progress import Outlook, Progress
 from fedshift.settings.experiment import Experiment
+from fedshift.simulation.plan import planned_stages
 from fedshift.simulation.rounds import advance
 from fedshift.simulation.simulation import Simulation
 
@@ -19,12 +20,13 @@ def prepare(experiment: Experiment, label: str, progress: Progress) -> Simulatio
         FedshiftError: the experiment cannot be run.
     """
     simulation = Simulation(experiment, progress.embedded)
-    coordinator, rounds = simulation.coordinator, sum(stage.rounds for stage in _stages(simulation))
-    display = progress.begin(Outlook(f"{label}-seed{experiment.seed}", rounds, 0))
+    coordinator, stages = simulation.coordinator, planned_stages(simulation)[: len(_stages(simulation))]
+    rounds = sum(stage.rounds for stage in stages)
+    display = progress.begin(Outlook(f"{label}-seed{experiment.seed}", rounds, 0, stages))
     choice = simulation.choice(progress.note)
     with open_engine(choice, progress.note) as engine:
         while coordinator.position < rounds:
-            for error in advance([simulation], engine, {simulation: display.steps}).values():
+            for error in advance([simulation], engine, {simulation: display}).values():
                 raise error
             display.round(coordinator.position, coordinator.bytes_down, coordinator.bytes_up)
     display.end()

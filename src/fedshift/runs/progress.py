@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedshift.runs.records import Record
+from fedshift.simulation.listener import Listener
+from fedshift.simulation.plan import PlannedStage
 
 
 @dataclass(frozen=True)
@@ -15,18 +17,17 @@ class Outlook:
         name: the run's name.
         rounds: all rounds.
         done: rounds that a checkpoint already holds.
+        stages: what these rounds are, with about how many steps each has.
     """
 
     name: str
     rounds: int
     done: int
+    stages: tuple[PlannedStage, ...]
 
 
-class RunProgress:
+class RunProgress(Listener):
     """Hears of one run that is under way, until ``end`` or ``failed``; this one is silent."""
-
-    def steps(self, count: int) -> None:
-        """A client took local steps."""
 
     def round(self, position: int, bytes_down: int, bytes_up: int) -> None:
         """A round is done; bytes are totals since the start."""

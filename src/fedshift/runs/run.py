@@ -32,6 +32,9 @@ class Run:
     folder: RunFolder
     trust: bool = False
 
+    def __repr__(self) -> str:
+        return f"Run('{self.path}'{'' if self.finished else ', not finished'})"
+
     @classmethod
     def open(cls, path: str | Path, trust: bool = False) -> Run:
         """The run of a folder.

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from hashlib import blake2b
+from html import escape
 from importlib import util
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -27,7 +28,7 @@ from fedshift.methods import METHODS
 from fedshift.models import MODELS
 from fedshift.settings.catalogue import Catalogue, Entry, From
 from fedshift.settings.content import digest
-from fedshift.settings.spec import Count, FolderName, Spec, Table, WholeInt, WholeNumber, check_names, setting
+from fedshift.settings.spec import Count, FolderName, Spec, Table, WholeInt, WholeNumber, check_names, plain, setting
 
 OF_ONE_RUN = (("seed",), ("protocol", "hold_out"), ("method", "index", "path"))  # what runs of a row may differ in
 
@@ -81,6 +82,15 @@ class Experiment(Spec):
         super().__post_init__()
         self.method.check(self.train)
 
+    def _repr_html_(self) -> str:
+        named = (("settings", self._plain()), *((name, getattr(self, name)) for name in self.nested()))
+        rows = "".join(f"<tr><th>{name}</th><td>{escape(str(about))}</td></tr>" for name, about in named)
+        return f"<table><caption>{escape(self.run_name)}</caption>{rows}</table>"
+
+    def _plain(self) -> str:
+        """The settings outside of tables, in words."""
+        return ", ".join(f"{name} = {getattr(self, name)!r}" for name in self.settings() if name not in self.nested())
+
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> Self:
         """Build and check every table of one run.
@@ -88,6 +98,7 @@ class Experiment(Spec):
         Raises:
             FedshiftError: a name, field or value is wrong; the message says which and what is right.
         """
+        table = plain(table)
         check_names(table, cls.settings(), "experiment")
         check_tables(table)
         load_plugins(table.get("plugins", ()))

@@ -6,10 +6,12 @@ from TOML, checking their values and writing them back is written once.
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from functools import cache
+from numbers import Real
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
@@ -121,7 +123,19 @@ class Spec:
 
     listed_as: str = field(default="", repr=False)
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.__repr__ = Spec.__repr__  # type: ignore[method-assign]  # or dataclass would write one with every field
+
+    def __repr__(self) -> str:
+        """The class, and the settings that are not at their defaults."""
+        values = {name: (getattr(self, name), about.default) for name, about in self.settings().items()}
+        changed = (f"{name}={value!r}" for name, (value, default) in values.items() if value != default)
+        return f"{type(self).__name__}({', '.join(changed)})"
+
     def __post_init__(self) -> None:
+        for name in self.settings():
+            object.__setattr__(self, name, plain(getattr(self, name)))
         for name, nested in self.nested().items():
             built = nested.build(getattr(self, name), self.settings()[name].default, self._where(name))
             object.__setattr__(self, name, built)
@@ -187,6 +201,25 @@ class Spec:
             for name, value in values.items()
             if value is not None
         }
+
+
+def plain(value: Any) -> Any:
+    """A value as TOML can hold it: paths as text, NumPy's numbers and arrays as Python's, also within lists and tables.
+
+    What is none of these comes back as it is.
+    """
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if hasattr(value, "tolist") and not isinstance(value, type):  # a float64 is a float, but TOML cannot hold it
+        python = value.tolist()
+        if type(python) is not type(value):
+            return plain(python)
+        return float(python) if isinstance(python, Real) else python  # a longdouble, which Python has not
+    if isinstance(value, Mapping):
+        return {plain(key): plain(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [plain(item) for item in value]
+    return value
 
 
 def check_names(names: Iterable[str], known: Mapping[str, Any], where: str) -> None:

@@ -11,6 +11,7 @@ import torch
 from fedshift.core.contract import Round, Stage
 from fedshift.engines.choice import open_engine
 from fedshift.settings.experiment import Experiment
+from fedshift.simulation.listener import Listener
 from fedshift.simulation.rounds import advance
 from fedshift.simulation.simulation import Simulation
 
@@ -47,6 +48,15 @@ class Estimate:
         return self.training + self.evaluation
 
 
+class _Steps(Listener):
+    """Counts steps."""
+
+    taken = 0
+
+    def steps(self, count: int) -> None:
+        self.taken += count
+
+
 def estimate(experiment: Experiment) -> Estimate:
     """Build the run, carry out its first two rounds and one evaluation in memory, and extrapolate.
 
@@ -60,19 +70,19 @@ def estimate(experiment: Experiment) -> Estimate:
     choice = simulation.choice(told.append)
     coordinator = simulation.coordinator
     coordinator.skip_to(stage)
-    steps: list[int] = []
+    heard = _Steps()
     with open_engine(choice, told.append) as engine:
 
         def go_on() -> float:
             started = time.perf_counter()
-            for error in advance([simulation], engine, {simulation: steps.append}).values():
+            for error in advance([simulation], engine, {simulation: heard}).values():
                 raise error
             return time.perf_counter() - started
 
         training = go_on()
         down, up = coordinator.bytes_down, coordinator.bytes_up
         if rounds > 1:  # the first one warmed up
-            steps.clear()
+            heard.taken = 0
             training = go_on()
         started = time.perf_counter()
         simulation.record(Round(stage, min(2, rounds)), engine)
@@ -80,7 +90,7 @@ def estimate(experiment: Experiment) -> Estimate:
     return Estimate(
         clients=(len(simulation.federation.clients), coordinator.cohort(stage)),
         rounds=rounds,
-        steps=sum(steps) * rounds,
+        steps=heard.taken * rounds,
         bytes_down=down,
         bytes_up=up,
         memory=_peak_memory(simulation.setup.device),

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from fedshift.engines.engine import Engine, Job, Outcome
+from fedshift.engines.engine import Engine, Job, Outcome, ServerJob
+from fedshift.simulation.listener import Listener, Task
+from fedshift.simulation.plan import steps_of_job
 from fedshift.simulation.simulation import Done, Simulation, Work
-
-Stepped = Callable[[int], None]
 
 
 @dataclass
 class _Round:
     """A run within its round: what it asks for now, if it is not through."""
 
+    simulation: Simulation
+    listener: Listener
     asking: Generator[Work, Done, None]
-    tell: Stepped
     request: Work | None = None
     error: Exception | None = None
 
@@ -28,6 +29,14 @@ class _Round:
         """Tell it what went wrong with its request."""
         self._resume(lambda: self.asking.throw(error))
 
+    def tell_of(self, jobs: Sequence[Job | ServerJob]) -> None:
+        """Say that these jobs, of its request, are begun."""
+        first, coordinator = jobs[0], self.simulation.coordinator
+        clients = 0 if isinstance(first, ServerJob) else len(jobs)
+        steps = sum(map(steps_of_job, jobs))
+        sent = coordinator.bytes_down, coordinator.bytes_up
+        self.listener.begin_task(Task(first.round, first.exchange.name, clients, steps, *sent))
+
     def _resume(self, step: Callable[[], Work]) -> None:
         self.request = None
         try:
@@ -38,23 +47,40 @@ class _Round:
             self.error = error
 
 
+class _Steps:
+    """Tells of a client's steps while it works, as far as its engine does, and of the rest when it has answered."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener, self._told = listener, 0
+
+    def __call__(self, count: int) -> None:
+        self._told += count
+        self._listener.steps(count)
+
+    def answered(self, answer: Outcome | Exception) -> None:
+        if isinstance(answer, Outcome):
+            self._listener.steps(answer.steps - self._told)
+        self._listener.answered()
+
+
 def advance(
-    simulations: Sequence[Simulation], engine: Engine, tells: Mapping[Simulation, Stepped] | None = None
+    simulations: Sequence[Simulation], engine: Engine, listeners: Mapping[Simulation, Listener] | None = None
 ) -> dict[Simulation, Exception]:
     """Carry every run forward by its next round.
 
     Args:
         simulations: runs that are not at their end.
         engine: does the work of all of them together.
-        tells: who hears of each run's steps.
+        listeners: who hears of what each run does.
 
     Returns:
         What went wrong, by run; such a run has not moved on, and its state is to be thrown away.
     """
     rounds = {}
     for simulation in simulations:
-        tell = (tells or {}).get(simulation, lambda steps: None)
-        rounds[simulation] = _Round(simulation.round(simulation.coordinator.next_round, tell), tell)
+        listener, coming = (listeners or {}).get(simulation, Listener()), simulation.coordinator.next_round
+        listener.begin_round(coming)
+        rounds[simulation] = _Round(simulation, listener, simulation.round(coming, listener.steps))
         rounds[simulation].go_on(None)
     while open_rounds := [under_way for under_way in rounds.values() if under_way.request is not None]:
         _train(open_rounds, engine)
@@ -67,13 +93,21 @@ def _train(rounds: Sequence[_Round], engine: Engine) -> None:
     asked: list[tuple[_Round, list[Job]]] = [
         (under_way, under_way.request) for under_way in rounds if isinstance(under_way.request, list)
     ]
-    answers = engine.train([job for _, jobs in asked for job in jobs])
+    tells = [[_Steps(under_way.listener) for _ in jobs] for under_way, jobs in asked]
     for under_way, jobs in asked:
+        under_way.tell_of(jobs)
+    answers = engine.train(
+        [
+            replace(job, tell=tell)
+            for (_, jobs), of_run in zip(asked, tells, strict=True)
+            for job, tell in zip(jobs, of_run, strict=True)
+        ]
+    )
+    for (under_way, _), of_run in zip(asked, tells, strict=True):
         outcomes: list[Outcome | Exception] = []
-        for _ in jobs:
+        for tell in of_run:
             outcomes.append(next(answers))
-            if isinstance(outcome := outcomes[-1], Outcome):
-                under_way.tell(outcome.steps)
+            tell.answered(outcomes[-1])
         under_way.go_on(outcomes)
 
 
@@ -83,6 +117,8 @@ def _serve(rounds: Sequence[_Round], engine: Engine) -> None:
         if under_way.request is None or isinstance(under_way.request, list):
             continue
         try:
+            if under_way.request.exchange.server:
+                under_way.tell_of([under_way.request])
             answer = engine.serve(under_way.request)
         except Exception as error:  # it is this run's
             under_way.fail(error)

@@ -35,6 +35,10 @@ class Index:
     label: Tensor | None
     messages: dict[str, Any]
 
+    def __repr__(self) -> str:
+        label = "" if self.label is None else f", label {tuple(self.label.shape)}"
+        return f"Index(clients: {len(self.clients)}, feature {tuple(self.feature.shape)}{label})"
+
     @classmethod
     def of(cls, federation: Federation, state: ServerState, messages: dict[str, Any]) -> Index:
         """What the stages before training left on the server."""

@@ -1,0 +1,226 @@
+"""What a notebook shows: one output that moves, one message for an error, and a short text for every value."""
+
+from __future__ import annotations
+
+import io
+import sys
+import traceback
+from html.parser import HTMLParser
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from torch import nn
+
+import fedshift
+from conftest import Make, at, simulate
+from fedshift.errors import DivergedError, FedshiftError, UnknownNameError
+from fedshift.reporting.live import LiveProgress
+from fedshift.reporting.notebook import NotebookOutput, in_notebook
+from fedshift.runs.progress import Progress
+from fedshift.settings.spec import Spec
+from fedshift.simulation.simulation import make_federation
+
+LONGEST = 700  # characters; an experiment's changed settings are the most there is
+
+
+# One display --------------------------------------------------------------------------------------
+
+
+class Cell:
+    """A notebook's cell as IPython's display functions see it: outputs by display id, each replaced by its updates."""
+
+    def __init__(self) -> None:
+        self.outputs: list[list[dict[str, str]]] = []
+
+    def display(self, data: dict[str, str], raw: bool, display_id: bool) -> SimpleNamespace:
+        assert raw
+        assert display_id
+        versions = [data]
+        self.outputs.append(versions)
+        return SimpleNamespace(update=lambda data, raw: versions.append(data))
+
+
+@pytest.fixture
+def cell(monkeypatch: pytest.MonkeyPatch) -> Cell:
+    """This process as a kernel."""
+    cell = Cell()
+    kernel = SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=None), display=cell)
+    monkeypatch.setitem(sys.modules, "IPython", kernel)  # type: ignore[arg-type]  # it stands for the module
+    monkeypatch.setitem(sys.modules, "IPython.display", cell)  # type: ignore[arg-type]  # it stands for the module
+    return cell
+
+
+class Text(HTMLParser):
+    """The text of a piece of HTML."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.text = ""
+        self.feed(html)
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_a_cell_has_one_output_that_moves_and_ends_with_lines(make: Make, cell: Cell, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("fedshift.reporting.live.SECONDS_BETWEEN_UPDATES", 0.0)
+    comparison = fedshift.compare([make(), make({"seed": 1})])
+    (versions,) = cell.outputs
+    shown = [version["text/plain"] for version in versions]
+    assert [Text(version["text/html"]).text.strip() for version in versions] == [text.strip() for text in shown]
+    assert any("1 of 2 rounds" in text and "train, round 2 of 2: 2 clients, step 3 of 4" in text for text in shown)
+    first, second = shown[-1].splitlines()
+    assert first.startswith(f"1/2 {comparison.runs[0].path.name}  done: 8 steps in ")
+    assert second.startswith(f"2/2 {comparison.runs[1].path.name}  done: 8 steps in ")
+
+
+def test_a_cell_is_not_drawn_for_every_step(make: Make, cell: Cell):
+    """Twice a second at most, besides the lines that are left."""
+    fedshift.compare(make({"train.steps": 100}))
+    (versions,) = cell.outputs
+    assert len(versions) < 20
+
+
+def test_without_a_kernel_nothing_changes(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delitem(sys.modules, "IPython", raising=False)
+    assert not in_notebook()
+    shell = SimpleNamespace(get_ipython=lambda: None)
+    monkeypatch.setitem(sys.modules, "IPython", shell)  # type: ignore[arg-type]  # it stands for the module
+    assert not in_notebook()
+    assert LiveProgress(1).notebook is None
+
+
+def test_lines_are_text_and_not_markup(cell: Cell):
+    output = NotebookOutput()
+    output.leave("a <b> [red]c")
+    assert Text(output.drawn("")["text/html"]).text.strip() == "a <b> [red]c"
+
+
+def test_a_place_that_is_given_is_used_in_a_notebook_too(cell: Cell):
+    console = Console(file=io.StringIO())
+    with LiveProgress(1, console) as progress:
+        progress.note("A word.")
+    assert console.file.getvalue() == "A word.\n"  # type: ignore[attr-defined]  # it is a StringIO
+    assert cell.outputs == []
+
+
+# Errors -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "error", [FedshiftError("x = 3: no."), DivergedError("NaN."), UnknownNameError("method", "a", ["b"])], ids=str
+)
+def test_an_error_is_its_message_and_the_traceback_is_there_when_asked_for(error: FedshiftError):
+    """IPython calls _render_traceback_ while it handles the error, and %tb calls it again afterwards."""
+    try:
+        raise error
+    except FedshiftError as caught:
+        assert caught._render_traceback_() == [
+            f"{type(error).__name__}: {error}",
+            "(%tb shows where it was raised.)",
+        ]
+    later = error._render_traceback_()
+    assert later == traceback.format_exception(error)
+    assert "raise error" in "".join(later)
+
+
+# Texts of values ----------------------------------------------------------------------------------
+
+
+class Block(nn.Module):
+    """Many tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(50))
+
+
+@pytest.fixture
+def values(make: Make, tmp_path: Any) -> list[Any]:
+    """One of everything that a session in a notebook may come across."""
+    experiment = make({"method.name": "client2vec", "method.base": "fediir", "train.lr": 1e-4})
+    comparison = fedshift.compare(make(), progress=Progress())
+    index = {"name": "dsa-ign", "epochs": 1, "feedforward": 8, "encoder": {"name": "offline", "size": 16}}
+    indexed = make({"method": {"name": "client2vec", "index": {**index, "width": 8, "heads": 2}}})
+    simulation = simulate(indexed)
+    stages = simulation.setup.stages
+    exchanges = [exchange for stage in stages for exchange in stage.exchanges]
+    phases = [phase for exchange in exchanges for phase in exchange.phases]
+    objectives = [one for phase in phases if isinstance(phase, fedshift.Phase) for one in phase.objectives]
+    samples = simulation.federation.clients[0].train
+    state = simulation.coordinator.state
+    ups = [(0, fedshift.Tensors(state.shared)), (1, fedshift.Tensors(state.shared))]
+    received = fedshift.Down(state.shared)
+    work = fedshift.LocalWork(
+        state.shared, state.shared, received, state.shared, state.shared, samples, torch.tensor([3, 4]), 5, 0.1
+    )
+    streams = simulation.setup.streams
+    return [
+        *(simulation.setup.model, streams, simulation.federation, simulation.federation.clients[0], samples),
+        simulation.federation.environments[0],
+        *(
+            experiment,
+            indexed,
+            *comparison.runs,
+            comparison.results,
+            *comparison.results.rows(),
+            comparison.runs[0].folder,
+        ),
+        *(fedshift.estimate(make()) + fedshift.estimate(make({"method": {"name": "fedpin", "alpha": 1e30}}))),
+        *(stages, *stages, *exchanges, *phases, *objectives, *simulation.coordinator.schedule),
+        *(state, state.shared, fedshift.Up(state.shared), received, work, fedshift.Replies(ups), fedshift.Replies()),
+        *(at(received=state.shared), fedshift.Batch(samples.x, samples.y), fedshift.Part(Block(), "down", apart=True)),
+        *(exchanges[0].uploads[0], fedshift.Optimiser(clip=1.0), fedshift.Draw((2, 3)), simulation.federation.inputs),
+        *(fedshift.index(indexed, progress=Progress()), make_federation(indexed), fedshift.Range(0.1, 1.0)),
+        *(indexed.data.load(streams), fedshift.Net({"a": Block()})),
+    ]
+
+
+def test_every_value_has_a_short_text(values: list[Any]):
+    """No tensor's numbers, no address, no line break; of containers, how many there are of what."""
+    for value in values:
+        text = repr(value)
+        assert 0 < len(text) < LONGEST, (type(value), text)
+        assert "\n" not in text, text
+        assert "tensor(" not in text, text
+        assert " at 0x" not in text, text
+
+
+def test_every_exported_class_is_among_them(values: list[Any]):
+    """So that a new one gets a short text as well."""
+    seen = {kind for value in values for kind in type(value).__mro__}
+    without_values = {fedshift.From, fedshift.FedshiftError, fedshift.PersonalCopy, fedshift.Comparison}
+    classes = [getattr(fedshift, name) for name in fedshift.__all__]
+    lacking = [
+        one.__name__
+        for one in classes
+        if isinstance(one, type) and not issubclass(one, Spec) and one not in seen | without_values
+    ]
+    assert lacking == []
+
+
+def test_a_comparison_is_a_text_in_a_kernel_too(make: Make, monkeypatch: pytest.MonkeyPatch):
+    """Where rich knows that it is in a notebook, it shows there whatever is printed to a console."""
+    comparison = fedshift.compare(make(), progress=Progress())
+    expected = str(comparison)
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    assert repr(comparison) == str(comparison) == expected
+    assert "fedavg" in expected
+
+
+def test_texts_say_what_matters(make: Make):
+    assert repr(fedshift.FedSR()) == "FedSR()"
+    assert repr(fedshift.FedSR(l2r=0.05, bn="local")) == "FedSR(bn='local', l2r=0.05)"
+    assert eval(repr(fedshift.FedSR(l2r=0.05)), {"FedSR": fedshift.FedSR}) == fedshift.FedSR(l2r=0.05)
+    stage = fedshift.Stage("train", 9, (fedshift.Exchange("train"),))
+    assert repr(fedshift.Round(stage, 3)) == "Round(3 of 9 of the stage 'train')"
+    comparison = fedshift.compare(make(), progress=Progress())
+    assert repr(comparison) == str(comparison)
+    assert "fedavg" in repr(comparison)
+    assert repr(comparison.runs[0]) == f"Run('{comparison.runs[0].path}')"
+    html = make({"name": "<i>", "method": {"name": "fedsr", "l2r": 0.5}})._repr_html_()
+    assert "FedSR(l2r=0.5)" in html
+    assert "&lt;i&gt;" in html

@@ -1,0 +1,109 @@
+"""The tutorial's code is what the repository holds, it runs, and it does what it says."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import indent
+from types import ModuleType
+
+import pytest
+import torch
+
+from conftest import CNN_WITH_BN, Make, simulate, states
+from fedshift.engines.kernels import Kernels
+from fedshift.engines.vectorised import Vectorised
+from fedshift.engines.workers import Workers
+from fedshift.methods import METHODS
+
+ROOT = Path(__file__).parents[1]
+TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+FILES = {"plugin": "my_scaffold", "check": "test_my_scaffold"}
+PLAIN = {"train.momentum": 0.0}
+
+
+@pytest.fixture
+def examples(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, ModuleType]]:
+    """The tutorial's two files, imported as in their folder, and forgotten afterwards."""
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    monkeypatch.setattr(METHODS, "_listed", dict(METHODS._listed))
+    yield {marker: importlib.import_module(name) for marker, name in FILES.items()}
+    for name in FILES.values():
+        sys.modules.pop(name, None)
+
+
+def blocks(marker: str) -> list[str]:
+    return re.findall(rf"<!-- {marker} -->\n```python\n(.*?)```", TUTORIAL, re.DOTALL)
+
+
+def held(name: str) -> str:
+    return (ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8")
+
+
+def test_the_blocks_together_are_the_files():
+    methods = [re.sub(r"\n{3,}", "\n\n", indent(block, "    ")) for block in blocks("method")]
+    assert held(FILES["plugin"]) == "\n".join([*blocks("plugin"), *methods])
+    assert held(FILES["check"]) == "\n\n".join(blocks("check"))
+    assert TUTORIAL.count("```python") == len([*blocks("plugin"), *methods, *blocks("check")])
+
+
+def test_its_method_needs_fedshift_alone():
+    imports = re.findall(r"^(?:from|import) (\S+)", held(FILES["plugin"]), re.MULTILINE)
+    assert set(imports) == {"dataclasses", "typing", "fedshift"}
+
+
+def test_its_tests_pass(examples: dict[str, ModuleType], tmp_path: Path):
+    checks = [getattr(examples["check"], name) for name in dir(examples["check"]) if name.startswith("test_")]
+    assert len(checks) == 3
+    for number, check in enumerate(checks):
+        folder = tmp_path / str(number)
+        check(folder) if check.__code__.co_argcount else check()
+
+
+@pytest.mark.parametrize("bn", ["shared", "local", "reestimate"])
+def test_it_is_sound(examples: dict[str, ModuleType], make: Make, bn: str):
+    """Engines agree; c is the mean of all c_k while clients are only absent, and is not where they are late."""
+    method = examples["plugin"].MyScaffold(bn=bn)
+    changes = {**PLAIN, **CNN_WITH_BN, "train.precision": "float64", "train.rounds": 3, "data.fewer": 2}
+    here = dataclasses.replace(make(changes), method=method)
+    reference = simulate(here)
+    for engine in (Vectorised(), Workers(Kernels(), 2)):
+        other = simulate(here, engine=engine)
+        engine.close()
+        for name, tensor in reference.coordinator.state.tensors.items():
+            torch.testing.assert_close(other.coordinator.state.tensors[name], tensor, rtol=1e-9, atol=1e-9)
+    up, down = (reference.coordinator.messages["train"][way] for way in ("up", "down"))
+    assert {name.partition(".")[0] for name in up} == {"encoder", "head", "change"}
+    assert {name.partition(".")[0] for name in down} == {"encoder", "head", "c"}
+
+
+def off(make: Make, method: object, **changes: float) -> float:
+    """How far c is from the mean of all c_k after some rounds."""
+    settings = {**PLAIN, "train.rounds": 6, "train.precision": "float64", "data.domains": 4}
+    settings |= {name.replace("__", "."): value for name, value in changes.items()}
+    simulation = simulate(dataclasses.replace(make(settings), method=method))
+    kept = [state.tensors for _, state in states(simulation)]
+    c = simulation.coordinator.state.down.of("c")
+    mean = {name: sum(one[f"c_k.{name}"] for one in kept) / 3 for name in c}
+    assert any(float(tensor.abs().max()) > 1e-3 for tensor in c.values())
+    return max(float((c[name] - mean[name]).abs().max()) for name in c)
+
+
+def test_absent_and_late_clients_are_as_the_page_says(examples: dict[str, ModuleType], make: Make):
+    method = examples["plugin"].MyScaffold()
+    assert off(make, method) < 1e-12
+    assert off(make, method, train__participation=0.67) < 1e-12
+    assert off(make, method, train__absent=0.4) < 1e-12
+    assert off(make, method, train__late=0.4) > 1e-3
+
+
+@pytest.mark.parametrize("changes", [{"train.momentum": 0.5}, {**PLAIN, "train.optimiser": "adam"}], ids=str)
+def test_it_refuses_what_its_equations_do_not_cover(examples: dict[str, ModuleType], make: Make, changes: dict):
+    from fedshift import FedshiftError
+
+    with pytest.raises(FedshiftError, match=r"train\.optimiser=sgd --set train\.momentum=0"):
+        dataclasses.replace(make(changes), method=examples["plugin"].MyScaffold())
