@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -50,6 +51,26 @@ class Secret:
     rows: Tensor
     correlated: bool = False
     reordered: bool = False
+
+    @cached_property
+    def numbers(self) -> Tensor:
+        """The numbers of the rows that say something."""
+        return _varied(self.rows).nonzero()[:, 0]
+
+    @cached_property
+    def told(self) -> Tensor:
+        """These rows."""
+        return self.rows[self.numbers]
+
+    @cached_property
+    def windows(self) -> tuple[Tensor, Tensor]:
+        """Where in each of these rows a window varies most, and the window itself, with mean 0 and norm 1."""
+        width = min(self.rows.shape[1], ENOUGH)
+        centred = (self.told - self.told.mean(dim=1, keepdim=True))[:, None]
+        spread = F.avg_pool1d(centred.square(), width, 1) - F.avg_pool1d(centred, width, 1).square()
+        starts = spread[:, 0].argmax(dim=1)
+        window = self.told.gather(1, starts[:, None] + torch.arange(width, device=starts.device))
+        return starts, _normed(window).float()
 
 
 def audit(job: Job, outcome: Outcome, train: Samples, inputs: Inputs, initial: Tensors) -> None:
@@ -130,17 +151,14 @@ def _found(tensor: Tensor, secret: Secret) -> int | None:
     if tensor.numel() < length:
         return None
     rounding = max(1e-5, 8 * torch.finfo(tensor.dtype).eps) if tensor.is_floating_point() else 1e-5
-    numbers = torch.arange(len(secret.rows), device=secret.rows.device)
-    told = _varied(secret.rows)
-    rows, numbers = secret.rows[told], numbers[told]
-    if not len(rows):
+    if not len(secret.numbers):
         return None
-    for view in _views(tensor.to(rows.device).double()):
-        place = _along(view, rows, secret.correlated, rounding)
+    for view in _views(tensor.to(secret.rows.device).double()):
+        place = _along(view, secret, rounding)
         if place is None and secret.reordered and not len(view) % length:
-            place = _in_another_order(view.view(-1, length), rows, rounding)
+            place = _in_another_order(view.view(-1, length), secret.told, rounding)
         if place is not None:
-            return int(numbers[place])
+            return int(secret.numbers[place])
     return None
 
 
@@ -160,15 +178,10 @@ def _views(tensor: Tensor) -> Iterator[Tensor]:
         yield tensor.movedim(-1, 0).flatten()
 
 
-def _along(numbers: Tensor, rows: Tensor, correlated: bool, rounding: float) -> int | None:
-    """Which of the rows (n, length) the numbers (m,) contain in one piece, whose most telling window is found first."""
-    length = rows.shape[1]
-    width = min(length, ENOUGH)
-    centred = rows - rows.mean(dim=1, keepdim=True)
-    spread = F.avg_pool1d(centred.square()[:, None], width, 1) - F.avg_pool1d(centred[:, None], width, 1).square()
-    starts = spread[:, 0].argmax(dim=1)
-    steps = torch.arange(width, device=rows.device)
-    probes = _normed(rows.gather(1, starts[:, None] + steps)).float()
+def _along(numbers: Tensor, secret: Secret, rounding: float) -> int | None:
+    """Which row of a secret the numbers (m,) contain in one piece; its most telling window is looked for first."""
+    rows, (starts, probes) = secret.told, secret.windows
+    length, width = rows.shape[1], probes.shape[1]
     windows = numbers.unfold(0, width, 1)
     chunk, block = max(1, AT_ONCE // max(width, len(rows))), max(1, AT_ONCE // length)
     for start in range(0, len(windows), chunk):
@@ -179,7 +192,7 @@ def _along(numbers: Tensor, rows: Tensor, correlated: bool, rounding: float) -> 
         for first in range(0, len(inside), block):
             some = inside[first : first + block]
             pieces = numbers[offset[some, None] + torch.arange(length, device=rows.device)]
-            fits = _agree(pieces, rows[row[some]], correlated, rounding)
+            fits = _agree(pieces, rows[row[some]], secret.correlated, rounding)
             if fits.any():
                 return int(row[some][fits][0])
     return None
