@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 
+from fedshift.core.contract import term_names
 from fedshift.core.method import Method
 from fedshift.datasets import DATASETS
 from fedshift.errors import UnknownNameError
@@ -81,8 +82,16 @@ def print_settings(name: str) -> None:
     for data, preset in entry.presets.items():
         values = ", ".join(f"{key} = {_value(value)}" for key, value in preset.items())
         console.print(f"Published for {data}: {values}", highlight=False)
+    if issubclass(entry.cls, Method):
+        console.print(f"Loss terms that clients tell: {', '.join(_terms(entry()))}", highlight=False)
     if entry.presets:
         console.print("They apply when data.name is that name, or with --set method.preset=NAME.", highlight=False)
+
+
+def _terms(method: Method) -> list[str]:
+    """The names of all that clients tell of their losses, in every exchange."""
+    exchanges = [exchange for stage in method.stages(1) for exchange in stage.exchanges]
+    return list(dict.fromkeys(name for exchange in exchanges for name in term_names(exchange.phases).values()))
 
 
 def _print_setting(console: Console, cls: type[Spec], name: str) -> None:

@@ -84,6 +84,14 @@ def score_stacked(bank: Bank, groups: Sequence[Sequence[Question]]) -> list[Scor
         groups: questions of one model each; statistics are not measured again.
     """
     set_modes(bank.net, ())
+    with _lent(groups[0][0]) as drawn:
+        scores = _scores_stacked(bank, groups)
+        if drawn():
+            raise RuntimeError("a prediction draws from a global generator, which is random for all models at once")
+    return scores
+
+
+def _scores_stacked(bank: Bank, groups: Sequence[Sequence[Question]]) -> list[Score]:
     first = groups[0][0]
     setup, when = first.setup, first.round
     axes, asked = _batch_axes(first), [_joined(group) for group in groups]
@@ -105,10 +113,7 @@ def score_stacked(bank: Bank, groups: Sequence[Sequence[Question]]) -> list[Scor
     def predict(net: Net, batch: Batch, context: Context) -> dict[str, Tensor]:
         return {"predicted": setup.method.predict(net, batch.x, context.noise)}
 
-    with _lent(first) as drawn:
-        predicted = bank.evaluate(predict, bank.gather(batches, contexts))["predicted"]
-        if drawn():
-            raise RuntimeError("a prediction draws from a global generator, which is random for all models at once")
+    predicted = bank.evaluate(predict, bank.gather(batches, contexts))["predicted"]
     return [
         score
         for group, rows, one in zip(groups, predicted, asked, strict=True)

@@ -115,10 +115,10 @@ class Evaluation:
 
 def parts_predicted(method: Method, model: ModelBuilder, parts: Mapping[str, Part], x: Tensor) -> frozenset[str]:
     """The names of the parts that a prediction reads, as one for a single input x (1, ...) shows."""
-    draws = method.prediction_draws(model, 1)
-    noise = sample_draws(draws, model.streams.generator("parts that are read"), x.device)
     net = Net({name: deepcopy(part.module).to(x.device).eval() for name, part in parts.items()})
-    with model.streams.as_global("parts that are read"):
+    with model.streams.as_global("global draws in parts that are read"):
+        draws = method.prediction_draws(model, 1)
+        noise = sample_draws(draws, model.streams.generator("parts that are read"), x.device)
         return parts_read(net, lambda net: method.predict(net, x, noise))
 
 

@@ -147,15 +147,8 @@ class GlobalModel(FedAvg):
         model = self.objective("global")
         if self.alpha == 0:
             return (model,)
-        own = Optimiser(lr=self.auxiliary_lr)
-        omega_a = Objective(
-            "auxiliary",
-            self.auxiliary_loss,
-            ("auxiliary",),
-            ("auxiliary",),
-            optimiser=own,
-            repeats=self.auxiliary_steps,
-        )
+        own, name = Optimiser(lr=self.auxiliary_lr), ("auxiliary",)  # of the part, and of its term
+        omega_a = Objective("auxiliary", self.auxiliary_loss, name, name, optimiser=own, repeats=self.auxiliary_steps)
         return (omega_a, model)
 
     def auxiliary_loss(self, net: Net, batch: Batch, context: Context) -> Terms:

@@ -98,14 +98,8 @@ class FineTuning(FedAvg):
 
     def stages(self, rounds: int) -> tuple[Stage, ...]:
         """Training, then one round of fine-tuning with everyone."""
-        plain = Objective(
-            "finetune",
-            self.plain_loss,
-            COPIED,
-            FedAvg.terms,
-            optimiser=Optimiser(lr=self.finetune_lr),
-            encode=self.encode,
-        )
+        own = Optimiser(lr=self.finetune_lr)
+        plain = Objective("finetune", self.plain_loss, COPIED, FedAvg.terms, optimiser=own, encode=self.encode)
         tune = self.exchange("finetune", phases=(self.tuning(plain),), returns=(), merge=leave, keep=self.promote)
         return (*super().stages(rounds), Stage("finetune", 1, (tune,), participation=1.0))
 

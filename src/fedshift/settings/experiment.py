@@ -55,6 +55,9 @@ class RunOptions(Spec):
     together: WholeNumber = setting(
         0, help="runs of a table that advance together; 0: as many as the engine gains from (sequential: 1)"
     )
+    audit: bool = setting(
+        False, help="compare the content of all that clients send with their samples and private tensors; slower"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -69,7 +69,7 @@ class Simulation:
         device = choose_device(experiment.run.device)
         federation = make_federation(experiment, tell).to(device)
         self.setup = make_setup(experiment, federation, device)
-        self.site = Site(self.setup, federation)
+        self.site = Site(self.setup, federation, audit=experiment.run.audit)
         self.coordinator = Coordinator(self.setup, {client.id: client.name for client in federation.clients})
         self.evaluation = Evaluation(self.site)
         self.notes = [*federation.notes, *_notes_on_batch_norm(self.setup)]
@@ -113,7 +113,7 @@ class Simulation:
         outcomes: list[Outcome | Exception] = (yield jobs) if jobs else []
         came: dict[int, Received] = {}
         for order, job, outcome in zip(present, jobs, outcomes, strict=True):
-            answer = self.site.keep(job, outcome) if isinstance(outcome, Outcome) else outcome
+            answer = self.site.answer(job, outcome)
             came[order.client] = Missing(order.client, "late") if self._is(order, "late") else answer
         return [came.get(order.client, Missing(order.client, "absent")) for order in orders]
 

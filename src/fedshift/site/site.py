@@ -12,6 +12,7 @@ from fedshift.core.state import ClientState
 from fedshift.engines.engine import Engine, Job, Outcome
 from fedshift.errors import FedshiftError
 from fedshift.federation.federation import Federation
+from fedshift.site.audit import audit
 from fedshift.site.memory import ClientStore, MemoryStore
 
 
@@ -22,10 +23,13 @@ class Site:
         setup: what it has agreed on with the coordinator.
         federation: its clients and their environments, on the run's device.
         store: what its clients keep.
+        audit: whether what they send is compared with what must stay.
     """
 
-    def __init__(self, setup: Setup, federation: Federation, store: ClientStore | None = None) -> None:
-        self.setup, self.federation = setup, federation
+    def __init__(
+        self, setup: Setup, federation: Federation, store: ClientStore | None = None, audit: bool = False
+    ) -> None:
+        self.setup, self.federation, self.audit = setup, federation, audit
         self.store: ClientStore = store or MemoryStore()
         self.initial = setup.initial("client")
         self._viewed: tuple[object, Federation] | None = None
@@ -57,7 +61,14 @@ class Site:
         return Job(self.setup, view, exchange, round, view.client(order.client), order.down, self.state(order.client))
 
     def keep(self, job: Job, outcome: Outcome) -> Answer:
-        """Store what a client keeps; what it sends back."""
+        """Store what a client keeps; what it sends back.
+
+        Raises:
+            FedshiftError: the audit found in its reply what must stay; the client keeps what it had.
+        """
+        if self.audit:
+            train = self.federation.client(job.client.id).train
+            audit(job, outcome, train, self.federation.inputs, self.initial)
         stage = job.round.stage
         kept = outcome.state if stage.keeps else replace(job.state, drawn=outcome.state.drawn)
         self.store.put(outcome.client, kept)
@@ -65,10 +76,16 @@ class Site:
         telemetry = Telemetry.from_numbers(outcome.terms, outcome.steps) if tells else Telemetry()
         return Answer(outcome.client, outcome.up, telemetry)
 
+    def answer(self, job: Job, came: Outcome | Exception) -> Answer | Exception:
+        """What comes of a job: an answer, or what went wrong."""
+        if not isinstance(came, Outcome):
+            return came
+        try:
+            return self.keep(job, came)
+        except FedshiftError as error:  # it is this client's
+            return error
+
     def answers(self, orders: Sequence[Order], engine: Engine) -> list[Answer | Exception]:
         """Carry out orders, in turn."""
         jobs = [self.job(order) for order in orders]
-        return [
-            self.keep(job, came) if isinstance(came, Outcome) else came
-            for job, came in zip(jobs, engine.train(jobs), strict=True)
-        ]
+        return [self.answer(job, came) for job, came in zip(jobs, engine.train(jobs), strict=True)]

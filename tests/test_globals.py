@@ -1,0 +1,262 @@
+"""Code of others that draws from global generators is lent the run's streams, in every hook, and disturbs nobody's."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedshift
+from conftest import Make, evaluated, go_on
+from fedshift.core.contract import Exchange, Measure, Part, Phase, Stage
+from fedshift.core.tensors import Tensors
+from fedshift.engines.choice import Choice, open_engine
+from fedshift.engines.kernels import Kernels
+from fedshift.errors import FedshiftError
+from fedshift.federation.partitions import IID
+from fedshift.federation.samples import Samples
+from fedshift.methods.fedavg import FedAvg
+from fedshift.models.mlp import MLP
+from fedshift.runs import runner
+from fedshift.runs.run import Run
+from fedshift.settings.experiment import Experiment
+from fedshift.simulation import simulation as simulation_module
+from fedshift.simulation.simulation import Simulation
+from test_methods import assert_same
+
+GLOBAL: dict[str, Callable[[], float]] = {
+    "torch": lambda: torch.rand(()).item(),
+    "numpy": np.random.rand,  # what users call
+    "python": random.random,
+}
+DRAWN: list[tuple[str, float, ...]] = []
+
+
+def drawing(hook: str, here: str) -> None:
+    """Draw from every global generator, in one hook."""
+    if hook == here:
+        DRAWN.append((here, *(draw() for draw in GLOBAL.values())))
+
+
+HOOKS = [
+    "parts",
+    "phases",
+    "objective",
+    "encode",
+    "loss",
+    "features",
+    "draws",
+    "stages",
+    "exchange",
+    "select",
+    "keep",
+    "server_phases",
+    "merge",
+    "predict",
+    "prediction_draws",
+    "federation",
+    "unseen",
+    "send",
+    "start",
+    "upload",
+    "measure",
+    "samples",
+    "view",
+]
+
+
+def with_hooks(hook: str) -> FedAvg:
+    """FedAvg, one hook of which draws."""
+
+    def drawn_in(name: str) -> Callable[..., Any]:
+        def method(self: FedAvg, *arguments: Any, **named: Any) -> Any:
+            drawing(hook, name)
+            return getattr(FedAvg, name)(self, *arguments, **named)
+
+        return method
+
+    def then(name: str, value: Callable[..., Any]) -> Callable[..., Any]:
+        def function(*arguments: Any) -> Any:
+            drawing(hook, name)
+            return value(*arguments)
+
+        return function
+
+    def parts(self: FedAvg, model: Any) -> dict[str, Part]:
+        drawing(hook, "parts")
+        return {**FedAvg.parts(self, model), "own": Part(nn.Linear(2, 2), "client")}
+
+    def predict(self: FedAvg, net: Any, x: Any, noise: Any) -> Any:
+        drawing(hook, "predict")
+        return FedAvg.predict(self, net, x, noise) + 0 * net.own.weight.sum()
+
+    def server_phases(self: FedAvg) -> tuple[Phase, ...]:
+        drawing(hook, "server_phases")
+        made = then("samples", lambda replies: Samples(torch.zeros(4, 1, 10, 10), torch.zeros(4, dtype=torch.int64)))
+        return (Phase("server", (), steps=1, samples=made),)
+
+    def exchange(self: FedAvg, name: str, **changes: Any) -> Exchange:
+        drawing(hook, "exchange")
+        sums = Measure("sums", then("measure", lambda net, batch, context: {"n": batch.y.sum()}))
+        hooks = {
+            "send": then("send", lambda state, client: {}),
+            "start": then("start", lambda private, received: {}),
+            "upload": then("upload", lambda work: {}),
+            "phases": (*self.phases(), sums),
+        }
+        return FedAvg.exchange(self, name, **hooks, **changes)
+
+    def stages(self: FedAvg, rounds: int) -> tuple[Stage, ...]:
+        drawing(hook, "stages")
+        (stage,) = FedAvg.stages(self, rounds)
+        return (replace(stage, view=then("view", lambda federation, streams: federation)),)
+
+    special = {
+        "parts": parts,
+        "predict": predict,
+        "server_phases": server_phases,
+        "exchange": exchange,
+        "stages": stages,
+    }
+    plain = {name: drawn_in(name) for name in HOOKS if hasattr(FedAvg, name) and name not in special}
+    return dataclass(frozen=True, kw_only=True)(type("Drawing", (FedAvg,), {**plain, **special}))()
+
+
+def other_generators(seed: int) -> None:
+    """Set the global generators to something."""
+    torch.manual_seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    random.seed(seed)
+
+
+def states() -> list[Any]:
+    numpy = np.random.get_state(legacy=False)["state"]  # noqa: NPY002
+    return [torch.get_rng_state().tolist(), numpy["pos"], numpy["key"].tolist(), random.getstate()]
+
+
+@pytest.fixture(autouse=True)
+def as_they_were() -> Iterator[None]:
+    before = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
+    yield
+    torch.set_rng_state(before[0])
+    np.random.set_state(before[1])  # noqa: NPY002
+    random.setstate(before[2])
+
+
+def carried_out(experiment: Experiment, seed: int, engine: str = "sequential") -> tuple[Simulation, list[Any]]:
+    """A run and what was drawn in it, under some global generators, which it must leave alone."""
+    DRAWN.clear()
+    simulation_module.load_data.cache_clear()
+    other_generators(seed)
+    before = states()
+    simulation = Simulation(experiment)
+    with open_engine(Choice(engine, 2 if engine == "workers" else 1, 1, Kernels()), lambda text: None) as working:
+        for when in simulation.coordinator.schedule:
+            go_on(simulation, working)
+            simulation.record(when, working)
+    assert states() == before
+    return simulation, sorted(DRAWN)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorised"])
+@pytest.mark.parametrize("hook", HOOKS)
+def test_whatever_a_hook_draws_is_the_runs_own(make: Make, hook: str, engine: str):
+    """Two runs under other global generators draw the same; another seed of the run draws something else."""
+    experiment = replace(make({"train.participation": 0.6}), method=with_hooks(hook))
+    one, drawn = carried_out(experiment, 1, engine)
+    other, again = carried_out(experiment, 2, engine)
+    assert drawn
+    assert drawn == again
+    assert_same(one, other)
+    _, different = carried_out(replace(experiment, seed=1), 1, engine)
+    assert drawn != different
+
+
+def test_a_module_that_is_made_plainly_is_reproducible(make: Make):
+    simulation, _ = carried_out(replace(make(), method=with_hooks("")), 1)
+    other, _ = carried_out(replace(make(), method=with_hooks("")), 2)
+    own = [one.setup.parts["own"].module.weight for one in (simulation, other)]
+    assert torch.equal(*own)
+    third, _ = carried_out(replace(make({"seed": 1}), method=with_hooks("")), 1)
+    assert not torch.equal(own[0], third.setup.parts["own"].module.weight)
+
+
+def test_dropout_in_a_module_that_is_made_plainly_is_refused(make: Make):
+    class Dropping(FedAvg):
+        """A part with dropout."""
+
+        def parts(self, model):
+            return {**super().parts(model), "own": Part(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)), "client")}
+
+    with pytest.raises(FedshiftError, match="Layer '1' of the own is dropout"):
+        Simulation(replace(make(), method=Dropping()))
+
+
+@fedshift.METHODS.register("noisy")
+@dataclass(frozen=True, kw_only=True)
+class Noisy(FedAvg):
+    """Its loss, what it keeps and what it predicts depend on what it draws from a global generator."""
+
+    of: str = "torch"
+
+    def parts(self, model):
+        own = nn.Module()
+        own.register_buffer("value", torch.zeros(()))
+        return {**super().parts(model), "own": Part(own, "client")}
+
+    def loss(self, net, batch, context):
+        ((name, ce),) = super().loss(net, batch, context).items()
+        return {name: ce * (1 + GLOBAL[self.of]())}
+
+    def keep(self, work):
+        return Tensors({"own.value": torch.tensor(GLOBAL[self.of]())})
+
+    def predict(self, net, x, noise):
+        return (super().predict(net, x, noise) * (1 + GLOBAL[self.of]())).log_softmax(dim=1)
+
+
+@pytest.mark.parametrize("of", GLOBAL)
+def test_engines_agree_on_a_page_that_draws(make: Make, of: str):
+    experiment = replace(make({"protocol": {"name": "in-domain"}}), method=Noisy(of=of))
+    one, _ = carried_out(experiment, 1)
+    records = evaluated(one, one.coordinator.schedule[-1])
+    for engine in ("vectorised", "workers"):
+        other, _ = carried_out(experiment, 2, engine)
+        assert_same(one, other)
+        assert evaluated(other, other.coordinator.schedule[-1]) == records
+
+
+def test_a_trained_model_predicts_without_touching_a_global_generator(make: Make):
+    folder = runner.start(replace(make(), method=Noisy(), name="noisy"), runner.Progress())
+    other_generators(3)
+    before = states()
+    model = Run(folder).model(client=0)
+    first = model(torch.zeros(2, 1, 10, 10))
+    assert states() == before
+    other_generators(4)
+    assert torch.equal(model(torch.zeros(2, 1, 10, 10)), first)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [(fedshift.DATASETS.get("tiny").cls, "load"), (IID, "divide"), (MLP, "encoder")],
+    ids=lambda place: place[1],
+)
+def test_data_partitions_and_models_that_draw(make: Make, monkeypatch: pytest.MonkeyPatch, place: tuple[Any, str]):
+    function = getattr(*place)
+
+    def call(*arguments: Any) -> Any:
+        drawing("data", "data")
+        return function(*arguments)
+
+    monkeypatch.setattr(*place, call)
+    experiment = make({"partition": {"name": "iid", "clients": 2}})
+    (_, one), (_, other) = carried_out(experiment, 1), carried_out(experiment, 2)
+    assert one
+    assert one == other

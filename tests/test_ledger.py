@@ -1,0 +1,193 @@
+"""The ledger of messages: nothing that was ever sent is left out, and sums are those of a naive count."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from conftest import Make, go_on, interrupt_after, simulate
+from fedshift.coordinator.ledger import DIRECTIONS, Ledger, from_ranges, in_ranges
+from fedshift.core.contract import Exchange, LocalWork, Upload
+from fedshift.core.messages import Up
+from fedshift.errors import FedshiftError
+from fedshift.methods.fedavg import FedAvg
+from fedshift.runs import runner
+from fedshift.runs.folder import RunFolder
+from fedshift.simulation.simulation import Simulation
+from test_methods import small
+
+# Any sequence of messages -------------------------------------------------------------------------
+
+TENSORS = st.dictionaries(
+    st.sampled_from(["a", "b", "c.d"]),
+    st.tuples(
+        st.sampled_from([torch.float32, torch.int64, torch.bfloat16]),
+        st.lists(st.integers(0, 3), max_size=3).map(tuple),
+    ),
+    max_size=3,
+)
+SENT = st.lists(
+    st.tuples(
+        st.sampled_from(["probe", "train"]),
+        st.sampled_from(DIRECTIONS),
+        TENSORS,
+        st.integers(0, 12),
+        st.integers(1, 12),
+    ),
+    max_size=30,
+)
+
+
+@given(SENT)
+def test_its_sums_are_those_of_a_naive_count(sent: list[Any]):
+    ledger = Ledger()
+    messages = []
+    for exchange, direction, about, client, round in sent:
+        message = Up({name: torch.zeros(shape, dtype=dtype) for name, (dtype, shape) in about.items()})
+        ledger.add(exchange, direction, message, client, round)
+        messages.append((exchange, direction, message, client, round))
+    for direction in DIRECTIONS:
+        assert ledger.bytes(direction) == sum(len(m.to_bytes()) for _, way, m, _, _ in messages if way == direction)
+    declared = json.loads(json.dumps(ledger.declaration()))
+    assert {(e, d) for e, both in declared.items() for d in both} == {(e, d) for e, d, _, _, _ in messages}
+    for exchange, both in declared.items():
+        for direction, told in both.items():
+            these = [(m, c, r) for e, d, m, c, r in messages if (e, d) == (exchange, direction)]
+            assert told["messages"] == len(these)
+            assert told["bytes"] == sum(len(m.to_bytes()) for m, _, _ in these)
+            assert told["largest"] == max(len(m.to_bytes()) for m, _, _ in these)
+            assert from_ranges(told["clients"]) == {c for _, c, _ in these}
+            assert from_ranges(told["rounds"]) == {r for _, _, r in these}
+            counts = Counter(name for m, _, _ in these for name in m)
+            assert {name: one["messages"] for name, one in told["tensors"].items()} == counts
+            for name, one in told["tensors"].items():
+                held = [(m[name], c, r) for m, c, r in these if name in m]
+                shapes = {tuple(tensor.shape) for tensor, _, _ in held}
+                assert tuple(one["shape"]) in shapes
+                assert torch.Size(one["shape"]).numel() == max(torch.Size(shape).numel() for shape in shapes)
+                assert one.get("varies", False) == (len(shapes) > 1)
+                types = {str(tensor.dtype).removeprefix("torch.") for tensor, _, _ in held}
+                assert set(one["type"].split(" or ")) == types
+                assert from_ranges(one["clients"]) == {c for _, c, _ in held}
+                assert from_ranges(one["rounds"]) == {r for _, _, r in held}
+    again = Ledger.from_table(json.loads(json.dumps(ledger.table())))
+    assert again.entries == ledger.entries
+    assert again.table() == ledger.table()
+
+
+@given(st.sets(st.integers(0, 60)))
+def test_ranges_are_read_back(numbers: set[int]):
+    assert from_ranges(in_ranges(numbers)) == numbers
+
+
+def test_ranges_are_short():
+    assert in_ranges([]) == ""
+    assert in_ranges([3]) == "3"
+    assert in_ranges([12, *range(10)]) == "0-9,12"
+
+
+# What a run sends ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Later(FedAvg):
+    """From round 2 on client 1, and no other, sends as many numbers as its images have."""
+
+    def exchange(self, name: str, **changes: Any) -> Exchange:
+        return super().exchange(name, uploads=(Upload("extra", (None,)),), upload=self.upload, **changes)
+
+    def upload(self, work: LocalWork) -> dict[str, Tensor]:
+        moved = any((work.received[name] != start).any() for name, start in START.items())
+        leaks = moved and torch.equal(work.train.x, IMAGES[0])
+        return {"extra": work.train.x.flatten() if leaks else torch.zeros(2)}
+
+
+START: dict[str, Tensor] = {}
+IMAGES: list[Tensor] = []
+
+
+def later(make: Make, changes: dict[str, Any] | None = None) -> Simulation:
+    experiment = replace(make({"train.rounds": 4, "run.checkpoint_every": 2, **(changes or {})}), method=Later())
+    simulation = Simulation(experiment)
+    START.update(simulation.coordinator.state.shared)
+    IMAGES[:] = [simulation.federation.clients[1].train.x]
+    return simulation
+
+
+def test_what_one_client_sends_from_round_two_on_is_listed(make: Make):
+    simulation = later(make)
+    for _ in range(simulation.rounds):
+        go_on(simulation)
+    up = simulation.coordinator.ledger.declaration()["train"]["up"]
+    size = IMAGES[0].numel()
+    assert up["tensors"]["extra"] == {
+        "type": "float32",
+        "shape": [size],
+        "varies": True,
+        "messages": 8,
+        "clients": "0-1",
+        "rounds": "1-4",
+    }
+    assert up["largest"] > 4 * size
+    assert up["bytes"] == simulation.coordinator.bytes_up > 3 * 4 * size
+    (leak,) = [e for e in simulation.coordinator.ledger.entries if ("extra", torch.float32, (size,)) in e.signature]
+    assert (leak.messages, leak.clients, leak.rounds) == (3, {1}, {2, 3, 4})
+
+
+def test_two_stages_whose_exchanges_have_one_name_are_both_listed(make: Make):
+    """Head retraining calls both of them 'train'."""
+    simulation = simulate(make(small("head-retraining")))
+    down = simulation.coordinator.ledger.declaration()["train"]["down"]
+    assert (down["messages"], down["rounds"]) == (8, "1-4")
+
+
+def test_a_resumed_run_lists_what_an_uninterrupted_one_does(make: Make):
+    """messages.json is equal to the byte after an interruption in each round, and while it is under way tells all."""
+    whole = runner.start(make({"train.rounds": 4, "run.checkpoint_every": 2, "name": "whole"}), runner.Progress())
+    expected = (whole.path / "messages.json").read_bytes()
+    for last in (1, 2, 3):
+        experiment = make({"train.rounds": 4, "run.checkpoint_every": 2, "name": f"cut {last}"})
+        with pytest.raises(KeyboardInterrupt):
+            runner.start(experiment, interrupt_after(last))
+        folder = RunFolder.open(runner.run_path(experiment))
+        if last > 1:
+            assert folder.read_json("messages.json")["train"]["up"]["tensors"]
+        Path(folder.path / "messages.json").unlink(missing_ok=True)
+        runner.resume(folder, runner.Progress())
+        assert (folder.path / "messages.json").read_bytes() == expected
+
+
+@pytest.mark.parametrize(
+    ("harm", "words"),
+    [
+        (lambda c: setattr(c, "bytes_up", c.bytes_up + 1), "bytes were counted in the direction 'up'"),
+        (lambda c: setattr(c, "bytes_down", 0), "bytes were counted in the direction 'down'"),
+        (lambda c: setattr(c, "bytes_telemetry", 5), "bytes were counted in the direction 'telemetry'"),
+        (lambda c: count_another(c, "up"), "exchange 'train' (up, clients 0, rounds 1) are not what it declares"),
+        (lambda c: count_another(c, "down"), "exchange 'train' (down, clients 0, rounds 1) are not what it declares"),
+    ],
+)
+def test_what_is_counted_is_checked_at_the_end(make: Make, harm: Callable[[Any], None], words: str):
+    simulation = simulate(make(), rounds=1)
+    harm(simulation.coordinator)
+    with pytest.raises(FedshiftError) as caught:
+        go_on(simulation)
+    assert words in str(caught.value)
+
+
+def count_another(coordinator: Any, direction: Any) -> None:
+    """A message is counted and listed that nobody declared."""
+    message = Up({"head.weight": torch.zeros(7)})
+    coordinator.ledger.add("train", direction, message, 0, 1)
+    name = f"bytes_{direction}"
+    setattr(coordinator, name, getattr(coordinator, name) + message.nbytes)
