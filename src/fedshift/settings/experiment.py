@@ -27,7 +27,18 @@ from fedshift.methods import METHODS
 from fedshift.models import MODELS
 from fedshift.settings.catalogue import Catalogue, Entry, From
 from fedshift.settings.content import digest
-from fedshift.settings.spec import Count, FolderName, Spec, Table, WholeInt, WholeNumber, check_names, setting
+from fedshift.settings.spec import (
+    AtMost,
+    FolderName,
+    Processors,
+    Rounds,
+    Spec,
+    Table,
+    WholeInt,
+    WholeNumber,
+    check_names,
+    setting,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,14 +49,14 @@ class RunOptions(Spec):
 
     device: str = setting("auto", help="'auto' (an accelerator if there is one), 'cpu', 'cuda', 'cuda:1', 'mps'")
     out: str = setting("runs", help="the folder that holds run folders")
-    checkpoint_every: Count = setting(10, help="rounds between checkpoints")
+    checkpoint_every: Rounds = setting(10, help="rounds between checkpoints")
     engine: Literal["auto", "sequential", "vectorised", "workers"] = setting(
         "auto",
         help="what runs clients: 'auto' measures briefly and picks; one after the other; stacked; or in processes",
     )
-    workers: WholeNumber = setting(0, help="processes of the engine 'workers'; 0: one for each core")
-    threads: WholeNumber = setting(0, help="threads of the engines without processes; 0: one for each core")
-    together: WholeNumber = setting(
+    workers: Processors = setting(0, help="processes of the engine 'workers'; 0: one for each core")
+    threads: Processors = setting(0, help="threads of the engines without processes; 0: one for each core")
+    together: Annotated[WholeNumber, AtMost(10_000, "they are in memory at the same time")] = setting(
         0, help="runs of a table that advance together; 0: as many as the engine gains from (sequential: 1)"
     )
 
