@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     )
     from fedshift.core.net import Net
     from fedshift.core.tensors import Replies, Tensors
-    from fedshift.errors import FedshiftError
+    from fedshift.errors import FedshiftError, FedshiftWarning
     from fedshift.federation import PARTITIONS, PROTOCOLS
     from fedshift.methods import METHODS
     from fedshift.methods.client2vec.client2vec import Client2Vec
@@ -85,6 +85,7 @@ __all__ = [
     "FedProx",
     "FedSR",
     "FedshiftError",
+    "FedshiftWarning",
     "FineTuned",
     "FineTuning",
     "Forecast",
@@ -153,7 +154,7 @@ _ROOMS = {
     "core.net": ("Net",),
     "core.tensors": ("Replies", "Tensors"),
     "datasets": ("DATASETS",),
-    "errors": ("FedshiftError",),
+    "errors": ("FedshiftError", "FedshiftWarning"),
     "federation": ("PARTITIONS", "PROTOCOLS"),
     "methods": ("METHODS",),
     "methods.client2vec.client2vec": ("Client2Vec",),

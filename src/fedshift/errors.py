@@ -10,6 +10,10 @@ class FedshiftError(Exception):
     """Something the user gave or the machine lacks; the command line prints it and exits with 2."""
 
 
+class FedshiftWarning(UserWarning):
+    """Something the user gave has no effect; the command line prints it as a note."""
+
+
 class DivergedError(FedshiftError):
     """Training blew up; other runs of a grid go on."""
 

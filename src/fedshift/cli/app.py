@@ -74,7 +74,14 @@ DataOption = Annotated[
     typer.Option("--data", help="Data set (its path: --set data.path=...).", autocompletion=_names("DATASETS")),
 ]
 ModelOption = Annotated[str | None, typer.Option("--model", help="Model.", autocompletion=_names("MODELS"))]
-HoldOutOption = Annotated[str | None, typer.Option("--hold-out", help="Domain held out, several (0,75), or all.")]
+HoldOutOption = Annotated[
+    str | None,
+    typer.Option(
+        "--hold-out",
+        help="Domain held out, several (0,75), or all. Quotes keep a name with commas together: "
+        """'"Berlin, Mitte"'; a domain that is called all is '["all"]'.""",
+    ),
+]
 SeedOption = Annotated[str | None, typer.Option("--seed", help="Seed, or several: 0,1,2.")]
 RoundsOption = Annotated[int | None, typer.Option("--rounds", help="Communication rounds.", min=1)]
 DeviceOption = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1 or mps.")]
@@ -86,7 +93,11 @@ PluginOption = Annotated[
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", help="Override any field: method.l2r=0.05. A list makes a run for each: train.lr=0.1,0.01."),
+    typer.Option(
+        "--set",
+        help="Override any field: method.l2r=0.05. A list makes a run for each: train.lr=0.1,0.01. Text is taken as "
+        "typed; quotes keep commas: data.path='\"a,b\"'.",
+    ),
 ]
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Say what would run and what it would cost; write nothing.")
@@ -115,32 +126,48 @@ def _experiment_command(act: Callable[[list[Experiment], bool], None], about: st
         dry_run: DryRunOption = False,
     ) -> None:
         from fedshift import api
-        from fedshift.settings.grid import parse_assignment
+        from fedshift.settings.grid import parse_assignments
+        from fedshift.settings.written import Written
 
-        experiments = api.grid(
-            experiment,
-            method=_parsed(method or about),
-            data=data,
-            model=model,
-            hold_out=_parsed(hold_out),
-            seed=_parsed(seed),
-            rounds=rounds,
-            device=device,
-            out=out,
-            name=name,
-            plugins=plugin or None,
-            settings=dict(parse_assignment(text) for text in set_ or []),
-        )
+        chosen = method or about
+        options: dict[str, Any] = {
+            "method": Written(chosen).names() if chosen else None,
+            "data": data,
+            "model": model,
+            "hold_out": None if hold_out is None else Written(hold_out),
+            "seed": None if seed is None else Written(seed),
+            "rounds": rounds,
+            "device": device,
+            "out": out,
+            "name": name,
+            "plugins": plugin or None,
+        }
+        with _warnings_as_notes():
+            experiments = api.grid(experiment, settings=parse_assignments(set_ or []), **options)
         act(experiments, dry_run)
 
     return command
 
 
-def _parsed(text: str | None) -> Any:
-    """A value, or several between commas; None of none."""
-    from fedshift.settings.grid import parse_value
+@contextmanager
+def _warnings_as_notes() -> Iterator[None]:
+    """Print what of an experiment has no effect as notes, beside the output."""
+    import warnings
 
-    return None if text is None else parse_value(text)
+    from fedshift.errors import FedshiftWarning
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", FedshiftWarning)
+        default = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+            if issubclass(category, FedshiftWarning):
+                typer.echo(f"Note: {message}", err=True)
+            else:
+                default(message, category, *where, **more)
+
+        warnings.showwarning = show
+        yield
 
 
 @contextmanager

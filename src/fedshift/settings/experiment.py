@@ -38,6 +38,7 @@ from fedshift.settings.spec import (
     WholeNumber,
     check_names,
     setting,
+    shown,
 )
 
 
@@ -137,6 +138,13 @@ class Experiment(Spec):
 NAMED: dict[str, Catalogue[Any]] = {
     name: nested.catalogue for name, nested in Experiment.nested().items() if isinstance(nested, From)
 }
+DEFAULT_NAMES = {
+    "data": "rotated-mnist",
+    "partition": "domains",
+    "protocol": "leave-one-domain-out",
+    "model": "cnn",
+    "method": "fedavg",
+}
 PLAIN: dict[str, type[Spec]] = {
     name: nested.cls for name, nested in Experiment.nested().items() if isinstance(nested, Table)
 }
@@ -183,8 +191,8 @@ def load_plugins(paths: Sequence[str]) -> None:
     Raises:
         FedshiftError: a file is missing or fails when imported.
     """
-    if isinstance(paths, str) or not all(isinstance(path, str) for path in paths):
-        raise FedshiftError(f'plugins = {paths!r}: give a list of paths, such as ["my_method.py"].')
+    if not isinstance(paths, list | tuple) or not all(isinstance(path, str) for path in paths):
+        raise FedshiftError(f'plugins = {shown(paths)}: give a list of paths, such as ["my_method.py"].')
     for path in paths:
         _load_plugin(str(Path(path).expanduser().resolve()), digest(path))
 

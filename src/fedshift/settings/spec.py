@@ -242,12 +242,17 @@ def check_names(names: Iterable[str], known: Mapping[str, Any], where: str) -> N
 
 def setting_type(cls: type[Spec], name: str) -> Any:
     """The type of a setting, with its limits."""
-    return get_type_hints(cls, include_extras=True)[name]
+    return _hints(cls)[name]  # type: ignore[arg-type]  # classes are hashable
+
+
+@cache
+def _hints(cls: type[Spec]) -> dict[str, Any]:
+    return get_type_hints(cls, include_extras=True)
 
 
 @cache
 def _nested(cls: type[Spec]) -> dict[str, Nested]:
-    hints = get_type_hints(cls, include_extras=True)
+    hints = _hints(cls)  # type: ignore[arg-type]  # classes are hashable
     found: dict[str, Nested] = {}
     for name in cls.settings():
         marks = [mark for mark in getattr(hints[name], "__metadata__", ()) if isinstance(mark, Nested)]
