@@ -27,7 +27,7 @@ LAYERS: list[set[str]] = [
     {"models", "datasets", "methods"},
     {"settings.experiment", "experiments"},
     {"settings.change"},
-    {"settings.grid"},
+    {"settings.grid", "settings.schema"},
     {"engines"},
     {"site", "coordinator"},
     {"evaluation"},

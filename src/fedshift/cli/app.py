@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 WIDTH_OF_FILES = 160
+FORMS = ("text", "markdown", "json")
 
 app = typer.Typer(
     name="fedshift",
@@ -48,7 +49,8 @@ def _all_names(incomplete: str) -> list[str]:
     """Tab completion of whatever ``show`` shows."""
     from fedshift.cli.catalogues import shown_names
 
-    return [name for name in shown_names() if name.startswith(incomplete)]
+    files = [str(path) for path in Path().glob("*.toml")]
+    return [name for name in [*shown_names(), *files] if name.startswith(incomplete)]
 
 
 def _experiments(incomplete: str) -> list[str]:
@@ -435,23 +437,62 @@ def list_(
     print_list(kind)
 
 
-@app.command(epilog="Examples:\n\n  fedshift show fedsr\n\n  fedshift show rotated-mnist\n\n  fedshift show train")
+@app.command(
+    epilog="Examples:\n\n"
+    "  fedshift show fedsr\n\n"
+    "  fedshift show train\n\n"
+    "  fedshift show pacs-features --set train.lr=0.1\n\n"
+    "  fedshift show my-experiment.toml"
+)
 def show(
     name: Annotated[
         str,
         typer.Argument(
-            help="A method, data set, partition, model, protocol, index or encoder; or train, evaluate, run.",
+            help="A method, data set, partition, model, protocol, index or encoder; train, evaluate or run; or an "
+            "experiment, by its name or its TOML file.",
             autocompletion=_all_names,
         ),
     ],
     plugin: PluginOption = None,
+    set_: SetOption = None,
 ) -> None:
-    """Show the settings of a method (or data set, model, ...): defaults, search ranges, source."""
-    from fedshift.cli.catalogues import print_settings
+    """Show the settings of a method (or data set, model, ...), or with which settings an experiment would run."""
+    from fedshift.cli.catalogues import print_named
     from fedshift.settings.experiment import load_plugins
+    from fedshift.settings.grid import parse_assignments
 
     load_plugins([str(path) for path in plugin or []])
-    print_settings(name)
+    print_named(name, parse_assignments(set_ or []))
+
+
+@app.command(
+    epilog="Examples:\n\n"
+    "  fedshift schema\n\n"
+    "  fedshift schema --format markdown > settings.md\n\n"
+    "  fedshift schema --json > fedshift.schema.json\n\n"
+    "An editor with TOML support checks and completes a file that begins with: #:schema ./fedshift.schema.json"
+)
+def schema(
+    form: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            help="text, markdown, or json: the JSON Schema for editors.",
+            autocompletion=lambda incomplete: [form for form in FORMS if form.startswith(incomplete)],
+        ),
+    ] = "text",
+    json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
+    plugin: PluginOption = None,
+) -> None:
+    """Show every table and setting that an experiment can have, with its limits and default, on one page."""
+    from fedshift.cli.schema import print_schema
+    from fedshift.errors import UnknownNameError
+    from fedshift.settings.experiment import load_plugins
+
+    if form not in FORMS:
+        raise UnknownNameError("format", form, FORMS)
+    load_plugins([str(path) for path in plugin or []])
+    print_schema("json" if json else form)
 
 
 def _version(asked: bool) -> None:

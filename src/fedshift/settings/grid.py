@@ -31,7 +31,7 @@ def read(source: str | Path) -> Table:
             raise FedshiftError(
                 f"The experiment '{source}' does not exist; give a TOML file or one of {', '.join(shipped())}."
             )
-        text = _text(path)
+        text = text_of(path)
     elif str(source) in shipped():
         text = shipped_text(str(source))
     else:
@@ -39,7 +39,12 @@ def read(source: str | Path) -> Table:
     return parse_toml(text, f"'{source}'")
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """The text of an experiment's file.
+
+    Raises:
+        FedshiftError: it cannot be read.
+    """
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

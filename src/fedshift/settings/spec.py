@@ -227,7 +227,7 @@ class Spec:
         nested = self.nested()
         values = {name: getattr(self, name) for name in self.settings()}
         return {
-            name: nested[name].table(value) if name in nested else _as_toml(value)
+            name: nested[name].table(value) if name in nested else as_toml(value)
             for name, value in values.items()
             if value is not None
         }
@@ -278,6 +278,12 @@ def leaf_types(hint: Any) -> set[Any]:
     return {hint}
 
 
+def is_text(hint: Any) -> bool:
+    """Whether a setting's values are free text, so that a number given for one can only mean its digits."""
+    kinds = leaf_types(hint)
+    return str in kinds and not kinds & {int, float, bool}
+
+
 def limits(hint: Any) -> Iterator[Any]:
     """What is said of a setting's numbers, in lists and alternatives as well: Ge, Gt, Le, Lt, Interval, AtMost."""
     for mark in getattr(hint, "__metadata__", ()):
@@ -299,10 +305,9 @@ def shown(value: Any) -> str:
 
 def _prepared(value: Any, hint: Any) -> Any:
     """A value as its type has it: a tuple for lists and single values, Python's numbers for NumPy's, 0 for -0."""
-    kinds = leaf_types(hint)
-    if kinds == {Any} or get_origin(hint) is dict:
+    if leaf_types(hint) == {Any} or get_origin(hint) is dict:
         return value
-    as_text = str in kinds and not kinds & {int, float}
+    as_text = is_text(hint)
 
     def plain(value: Any) -> Any:
         if isinstance(value, np.generic | np.ndarray):
@@ -329,5 +334,6 @@ def _problem(error: ValidationError, hint: Any) -> str:
     return f"{problem} ({reasons[-1]})" if reasons else problem
 
 
-def _as_toml(value: Any) -> Any:
-    return [_as_toml(item) for item in value] if isinstance(value, tuple) else value
+def as_toml(value: Any) -> Any:
+    """A value as TOML can hold it."""
+    return [as_toml(item) for item in value] if isinstance(value, tuple) else value

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import tomllib
 from dataclasses import dataclass
-from typing import Any, get_origin
+from typing import Any
 
 from fedshift.errors import FedshiftError
-from fedshift.settings.spec import leaf_types
+from fedshift.settings.spec import is_text, leaf_types
 
 # A word between commas: in quotes, where it may hold commas, or as it stands.
 WORD = re.compile(r"""\s*("(?:\\.|[^"\\])*"|'[^']*'|[^,]*?)\s*(?:,|\Z)""", re.DOTALL)
@@ -29,10 +29,9 @@ class Written:
         value = _toml(self.text)
         if isinstance(value, list):
             return value
-        kinds = leaf_types(hint)
-        if kinds == {bool} and self.text.lower() in ("true", "false"):  # as Python writes them, too
+        if leaf_types(hint) == {bool} and self.text.lower() in ("true", "false"):  # as Python writes them, too
             return self.text.lower() == "true"
-        if str in kinds and not kinds & {int, float, bool} and get_origin(hint) is not dict:
+        if is_text(hint):
             return self.names()
         return _anything(self.text)
 
