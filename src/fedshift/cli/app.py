@@ -53,6 +53,10 @@ def _all_names(incomplete: str) -> list[str]:
     return [name for name in [*shown_names(), *files] if name.startswith(incomplete)]
 
 
+def _forms(incomplete: str) -> list[str]:
+    return [form for form in FORMS if form.startswith(incomplete)]
+
+
 def _experiments(incomplete: str) -> list[str]:
     from fedshift.experiments import shipped
 
@@ -478,7 +482,7 @@ def schema(
         typer.Option(
             "--format",
             help="text, markdown, or json: the JSON Schema for editors.",
-            autocompletion=lambda incomplete: [form for form in FORMS if form.startswith(incomplete)],
+            autocompletion=_forms,
         ),
     ] = "text",
     json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,

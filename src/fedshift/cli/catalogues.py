@@ -130,7 +130,9 @@ def plain(text: str) -> str:
 def value_in_words(value: Any) -> str:
     """A default or published value, short."""
     if isinstance(value, tuple):
-        return ", ".join(value_in_words(item) for item in value)
+        return ", ".join(value_in_words(item) for item in value) or "[]"
+    if isinstance(value, bool):
+        return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

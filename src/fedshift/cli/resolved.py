@@ -52,7 +52,7 @@ def print_resolved(console: Console, name: str, changes: Mapping[str, Written]) 
                 if key not in shared and value not in own.setdefault(key, []):
                     own[key].append(value)
         if own:
-            show(f"{method}: {len(its)} of them, with", {method: None}, own)
+            show(f"{method}, {'1 run' if len(its) == 1 else f'{len(its)} runs'}, with", {method: None}, own)
 
 
 def _settings(experiment: Experiment) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import MISSING, dataclass
 from typing import Any
 
+import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.padding import Padding
@@ -47,9 +48,9 @@ class Part:
 def print_schema(form: str) -> None:
     """Print the schema as text, Markdown or JSON Schema."""
     if form == "json":
-        Console().print(json.dumps(json_schema(), indent=1), markup=False, highlight=False, soft_wrap=True)
+        typer.echo(json.dumps(json_schema(), indent=1, ensure_ascii=False))
     elif form == "markdown":
-        Console().print("\n".join(_markdown()), markup=False, highlight=False, soft_wrap=True)
+        typer.echo("\n".join(_markdown()))
     else:
         _print_text(Console())
 

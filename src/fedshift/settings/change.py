@@ -314,17 +314,14 @@ class _Change:
             return
         for entry in self._methods():
             given = {**held, **opened(held.get(entry.name))}
-            after = {field: about.default for field, about in entry.settings().items()} | dict(
-                entry.presets.get(new, {})
-            )
+            defaults = {field: about.default for field, about in entry.settings().items()}
             before = {field: value for field, value in entry.presets.get(old, {}).items() if field not in given}
-            lost = {field: value for field, value in before.items() if value != after[field]}
-            if lost:
+            lost = {field: value for field, value in before.items() if value != defaults[field]}
+            if lost and new not in entry.presets:
                 values = ", ".join(f"{field} = {_written(value)}" for field, value in lost.items())
-                instead = "those published for it apply" if entry.presets.get(new) else "defaults apply"
                 self.left_out[
                     f"The settings of {entry.name} that are published for {old} ({values}) are left out, as the data "
-                    f"set is {new}: {instead}. method.preset = {_written(old)} keeps them."
+                    f"set is {new}: defaults apply. method.preset = {_written(old)} keeps them."
                 ] = None
 
 

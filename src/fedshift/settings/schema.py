@@ -127,20 +127,24 @@ def _method() -> Schema:
     tables = []
     for name in METHODS:
         entry = METHODS.get(name)
-        settings = {**common, **{field: _setting(entry.cls, field) for field in entry.settings()}}
+        settings = {**common, **{field: _reference(name, field) for field in entry.settings()}}
         table = _methods_table({"const": name, "description": entry.help.splitlines()[0]}, [entry], settings, own)
         tables.append({"title": name, **table, **({} if name == DEFAULT_NAMES["method"] else {"required": ["name"]})})
     entries = [METHODS.get(name) for name in METHODS]
-    found: dict[str, list[Schema]] = {}
+    found: dict[str, list[tuple[Schema, Schema]]] = {}  # by a setting's name, each meaning it has and a reference to it
     for entry in entries:
         for field in entry.settings():
             described = _setting(entry.cls, field)
-            if described not in found.setdefault(field, []):
-                found[field].append(described)
-    settings = {field: any_[0] if len(any_) == 1 else {"anyOf": any_} for field, any_ in found.items()}
+            if all(described != other for other, _ in found.setdefault(field, [])):
+                found[field].append((described, _reference(entry.name, field)))
+    settings = {field: {"anyOf": [reference for _, reference in meanings]} for field, meanings in found.items()}
     names = {"type": "array", "items": {"enum": [*METHODS]}, "minItems": 1, "uniqueItems": True}
     several = {"title": "several methods", **_methods_table(names, entries, settings, own), "required": ["name"]}
     return {"description": "a method by its name, or a list of them", "anyOf": [*tables, several]}
+
+
+def _reference(method: str, field: str) -> Schema:
+    return {"$ref": f"#/$defs/method.{method}/properties/{field}"}
 
 
 def _methods_table(

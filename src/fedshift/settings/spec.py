@@ -12,7 +12,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, ClassVar, Self, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 from annotated_types import Ge, GroupedMetadata, Gt, Interval, Le, Lt
@@ -308,6 +308,7 @@ def _prepared(value: Any, hint: Any) -> Any:
     if leaf_types(hint) == {Any} or get_origin(hint) is dict:
         return value
     as_text = is_text(hint)
+    of_literals = any(get_origin(kind) is Literal for kind in leaf_types(hint))
 
     def plain(value: Any) -> Any:
         if isinstance(value, np.generic | np.ndarray):
@@ -316,6 +317,8 @@ def _prepared(value: Any, hint: Any) -> Any:
             return tuple(plain(item) for item in value)
         if as_text and (isinstance(value, Path) or (isinstance(value, int) and not isinstance(value, bool))):
             return str(value)
+        if of_literals and isinstance(value, bool):
+            return None  # Python takes True for 1, which a Literal may have
         return value + 0.0 if isinstance(value, float) else value
 
     value = plain(value)
