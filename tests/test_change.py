@@ -169,6 +169,14 @@ def test_methods_keep_the_settings_that_they_share():
     assert "'fedbn' refuses it" in change.left_out[0]
 
 
+def test_a_wrong_value_of_a_method_that_stays_is_an_error():
+    document = {**TINY, "method": {"name": ["fedavg", "fedprox"], "mu": -1.0}}
+    change = changed(document, {"method.name": "fedprox"})
+    assert change.left_out == ()
+    with pytest.raises(FedshiftError, match=r"method\.mu = -1\.0"):
+        expand(change.document)
+
+
 def test_a_preset_that_no_method_has_is_left_out():
     document = {"method": {"name": ["fedavg", "fedsr"], "preset": "pacs"}}
     assert changed(document, {"method.name": "fedsr"}).left_out == ()

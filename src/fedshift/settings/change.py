@@ -220,23 +220,17 @@ class _Change:
         """Methods share the settings of a table: each of the new ones keeps what it takes."""
         before = self._methods()
         new = [name for name in (names if isinstance(names, list) else [names]) if isinstance(name, str)]
-        if not {*new} - {entry.name for entry in before} and {*new} >= {entry.name for entry in before}:
-            return
         entries = {name: METHODS.get(name) for name in new}
+        ran = {entry.name for entry in before}
         known = {field for entry in before for field in entry.settings()}
         fields = [field for field in table if field in known and field not in self._given(place)]
-        carried = {
-            name: self._carried(
-                place,
-                before[0].name if before else name,
-                name,
-                {field: table[field] for field in fields},
-            )
-            for name in new
-        }
+        carried: dict[str, tuple[Table, dict[str, str]]] = {}
+        for name, entry in entries.items():
+            its = {field: table[field] for field in fields if field in entry.settings()}
+            carried[name] = (its, {}) if name in ran or not before else self._carried(place, before[0].name, name, its)
         for field in fields:
             takers = [name for name in new if field in carried[name][0]]
-            refusing = [name for name in new if field in entries[name].settings() and name not in takers]
+            refusing = [name for name in new if field in carried[name][1]]
             if takers and not refusing:
                 continue
             value = table.pop(field)
