@@ -52,7 +52,7 @@ def ok(*arguments: str) -> str:
     return result.output
 
 
-@pytest.mark.parametrize("command", ["run", "compare", "resume", "report", "list", "show"])
+@pytest.mark.parametrize("command", ["run", "compare", "resume", "report", "list", "show", "schema"])
 def test_every_command_helps_with_examples(command: str):
     assert f"fedshift {command}" in ok(command, "--help").split("Examples:")[1]
 
@@ -170,7 +170,10 @@ def test_a_plugin_is_listed_and_shown():
 
 def test_show_gives_default_search_range_and_source():
     lines = " ".join(ok("show", "fedsr").split())
-    assert "l2r = 0.1 weight of the norm of z number >= 0; search: 0.0001 to 1 (log); source: Eq. 9, 10-11" in lines
+    assert (
+        "l2r = 0.1 weight of the norm of z number >= 0, <= 3e+38; search: 0.0001 to 1 (log); source: Eq. 9, 10-11"
+        in lines
+    )
 
 
 def test_help_does_not_wait_for_torch():
@@ -197,6 +200,16 @@ def test_names_complete_after_the_last_comma():
 
     assert _names("METHODS")("fedavg,feds") == ["fedavg,fedsr"]
     assert _experiments("rot") == ["rotated-mnist", "rotated-mnist-in-domain"]
+
+
+def test_names_and_files_complete_for_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from fedshift.cli.app import _all_names, _forms
+
+    (tmp_path / "mine.toml").write_text("")
+    monkeypatch.chdir(tmp_path)
+    assert _all_names("pacs-f") == ["pacs-features", "pacs-features-in-domain"]
+    assert _all_names("min") == ["mine.toml"]
+    assert _forms("j") == ["json"]
 
 
 def test_every_spec_documents_its_settings():

@@ -15,7 +15,7 @@ from fedshift.errors import FedshiftError
 from fedshift.federation.domains import DomainData
 from fedshift.federation.partitions import IID, ByClass, Dirichlet, Domains, FlowerPartitioner, Partition, shuffled
 from fedshift.federation.protocols import Division, divide
-from fedshift.settings.grid import expand, override, parse_assignment
+from fedshift.settings.grid import expand, override, parse_assignments
 from fedshift.streams import Streams
 
 PACS = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
@@ -247,7 +247,7 @@ def test_an_experiment_without_the_table_means_domains():
 
 def test_partitions_are_set_like_everything_else():
     texts = ["partition.name=dirichlet", "partition.clients=3,4", "partition.beta=0.1"]
-    experiments = expand(override(TINY, dict(parse_assignment(text) for text in texts)))
+    experiments = expand(override(TINY, parse_assignments(texts)))
     assert [e.partition for e in experiments] == [Dirichlet(clients=3, beta=0.1), Dirichlet(clients=4, beta=0.1)]
     assert len({e.fingerprint for e in experiments} | {expand(TINY)[0].fingerprint}) == 3
 

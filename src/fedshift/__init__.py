@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from fedshift.core.training import Train
     from fedshift.datasets import DATASETS
     from fedshift.datasets.dataset import Dataset, ImageDataset
-    from fedshift.errors import FedshiftError
+    from fedshift.errors import FedshiftError, FedshiftWarning
     from fedshift.federation import PARTITIONS, PROTOCOLS
     from fedshift.federation.clients import Client
     from fedshift.federation.domains import DomainData
@@ -134,6 +134,7 @@ __all__ = [
     "FedSR",
     "Federation",
     "FedshiftError",
+    "FedshiftWarning",
     "FineTuned",
     "FineTuning",
     "Forecast",
@@ -245,7 +246,7 @@ _ROOMS = {
     "core.training": ("Train",),
     "datasets": ("DATASETS",),
     "datasets.dataset": ("Dataset", "ImageDataset"),
-    "errors": ("FedshiftError",),
+    "errors": ("FedshiftError", "FedshiftWarning"),
     "federation": ("PARTITIONS", "PROTOCOLS"),
     "federation.clients": ("Client",),
     "federation.domains": ("DomainData",),

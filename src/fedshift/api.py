@@ -7,6 +7,8 @@ options change it and are those of :class:`Options`.
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -14,7 +16,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
-from fedshift.errors import DivergedError, FedshiftError, UnknownNameError, need
+from fedshift.errors import DivergedError, FedshiftError, FedshiftWarning, UnknownNameError, need
 from fedshift.reporting.results import MeanStd, Results, Row, described, label
 from fedshift.reporting.table import as_text
 from fedshift.reporting.units import clock
@@ -24,8 +26,9 @@ from fedshift.runs.progress import Progress
 from fedshift.runs.records import Record
 from fedshift.runs.run import Run
 from fedshift.runs.selection import ORACLES, RULES
+from fedshift.settings.change import Changed, changed
 from fedshift.settings.experiment import NAMED, Experiment
-from fedshift.settings.grid import expand, override, read
+from fedshift.settings.grid import EVERY_DOMAIN, expand, read
 from fedshift.settings.spec import Spec, plain
 from fedshift.simulation import dry_run
 
@@ -60,12 +63,15 @@ class Options(TypedDict, total=False):
 
     Attributes:
         method: a name, an instance such as ``FedSR(l2r=0.05)``, or a table with a name; or a list of these, each a run.
-            An instance or table takes the place of all that the source says of methods.
-        data: the data set, as a name, instance or table; so are the partition, the protocol and the model.
+            A name keeps the settings of the source that the method has as well. An instance or table takes the place
+            of all that the source says of methods. What is left out is said by a :class:`FedshiftWarning`.
+        data: the data set, as a name, instance or table; so are the partition, the protocol and the model. Paths of
+            files of another data set are not kept.
         partition: how domains are divided among clients.
         protocol: what is held out, and who is scored on what.
         model: the network.
-        hold_out: the domain that is held out, a list of them, or "all".
+        hold_out: the domain that is held out, a list of them, or "all" for each in turn; in a list "all" is the name
+            of a domain.
         seed: the seed, or a list.
         rounds: communication rounds.
         device: "auto", "cpu", "cuda", "cuda:1" or "mps".
@@ -97,6 +103,9 @@ class Options(TypedDict, total=False):
 def grid(source: Source | Sequence[Source] = DEFAULT, **options: Unpack[Options]) -> list[Experiment]:
     """Every run that a source describes with these options; a list where one value is expected makes a run for each.
 
+    Warns:
+        FedshiftWarning: a setting of the source is left out, as the options replace what it belongs to.
+
     Raises:
         FedshiftError: something in it is wrong, or two runs are the same; the message names it and the fix.
     """
@@ -113,12 +122,20 @@ def grid(source: Source | Sequence[Source] = DEFAULT, **options: Unpack[Options]
     sources = [source] if isinstance(source, kinds) else source
     if not isinstance(sources, list) or not sources or not all(isinstance(item, kinds) for item in sources):
         raise FedshiftError(f"{source!r} is no experiment; give a TOML file, a name, a table, or Experiments.")
-    found = [
-        experiment
-        for item in sources
-        for method in _methods(given.get("method"))
-        for experiment in _expanded(item, {**given, **method}, settings)
-    ]
+    found: list[Experiment] = []
+    said: set[str] = set()
+    for item in sources:
+        for method in _methods(given.get("method")):
+            changes = {**given, **method}
+            if isinstance(item, Experiment) and not (changes or settings):
+                found.append(item)
+                continue
+            document = _document(item, changes, settings)
+            for note in document.left_out:
+                if note not in said:
+                    warnings.warn(note, FedshiftWarning, stacklevel=_callers())
+                said.add(note)
+            found += expand(document.document)
     if len({experiment.fingerprint for experiment in found}) < len(found):
         raise FedshiftError("The grid holds the same run twice; give every experiment and every method once.")
     return found
@@ -161,27 +178,51 @@ def _methods(value: Any) -> list[dict[str, Any]]:
     return [{"method": group if isinstance(group[0], str) else group[0]} for group in groups]
 
 
-def _expanded(source: Source, given: Mapping[str, Any], settings: Mapping[str, Any]) -> list[Experiment]:
-    if isinstance(source, Experiment) and not (given or settings):
-        return [source]
+def _document(source: Source, given: Mapping[str, Any], settings: Mapping[str, Any]) -> Changed:
+    """What a source says, changed by options and settings."""
     changes: dict[str, Any] = {}
     for option in (option for option in FIELDS if option in given):
         value = _chosen(option, given[option]) if option in NAMED else given[option]
-        if isinstance(value, Mapping):
-            changes[option] = value
-        elif isinstance(source, Experiment) and option == "method":
-            changes["method"] = {"name": value}  # the settings it has are another method's
-        else:
-            changes[FIELDS[option]] = value
+        changes[option if isinstance(value, Mapping) else FIELDS[option]] = value
     if source == DEFAULT and "data" in given and "name" not in given:  # other data are another experiment
         data = changes.get("data", {"name": changes.get("data.name")})
         changes["name"] = data["name"]
     if isinstance(changes.get("plugins"), str):
         changes["plugins"] = [changes["plugins"]]
+    twice = [field for field in settings if field in changes and field != "name"]
+    if twice or ("name" in settings and "name" in given):
+        field = (twice or ["name"])[0]
+        raise FedshiftError(f"{field} is given twice, as an option and among the settings; give it once.")
     changes |= settings
     if isinstance(source, Experiment):
-        source = source.table()
-    return expand(override(source if isinstance(source, Mapping) else read(source), changes))
+        return changed(_stated(source, changes), changes)
+    return changed(source if isinstance(source, Mapping) else read(source), changes)
+
+
+def _stated(source: Experiment, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """An experiment as a document; of what is replaced only what differs from the defaults, which are another's."""
+    document = source.table()
+    for name, catalogue in NAMED.items():
+        spec = getattr(source, name)
+        entry = catalogue.entry_of(spec)
+        if changes.get(f"{name}.name", entry.name) != entry.name:
+            defaults = {field: about.default for field, about in entry.settings().items()}
+            document[name] = {
+                field: value
+                for field, value in document[name].items()
+                if field == "name" or field in spec.nested() or getattr(spec, field) != defaults[field]
+            }
+    if document["protocol"].get("hold_out") == EVERY_DOMAIN:  # here the name of a domain
+        document["protocol"]["hold_out"] = [EVERY_DOMAIN]
+    return document
+
+
+def _callers() -> int:
+    """How far up the call that entered fedshift is, for a warning to point at it."""
+    frame, depth = sys._getframe(1), 1
+    while frame.f_back and frame.f_globals.get("__name__", "").startswith("fedshift."):
+        frame, depth = frame.f_back, depth + 1
+    return depth
 
 
 def _chosen(option: str, value: Any) -> Any:

@@ -29,6 +29,10 @@ class FedshiftError(Exception):
         return [f"{type(self).__name__}: {self}", "(%tb shows where it was raised.)"]
 
 
+class FedshiftWarning(UserWarning):
+    """Something the user gave has no effect; the command line prints it as a note."""
+
+
 class DivergedError(FedshiftError):
     """Training blew up; other runs of a grid go on."""
 

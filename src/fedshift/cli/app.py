@@ -27,6 +27,7 @@ INTERRUPTED = 130  # exit codes as shells have them: 128 and the signal
 TERMINATED = 143
 BROKEN_PIPE = 141
 WIDTH_OF_FILES = 160
+FORMS = ("text", "markdown", "json")
 
 app = typer.Typer(
     name="fedshift",
@@ -54,7 +55,12 @@ def _all_names(incomplete: str) -> list[str]:
     """Tab completion of whatever ``show`` shows."""
     from fedshift.cli.catalogues import shown_names
 
-    return [name for name in shown_names() if name.startswith(incomplete)]
+    files = [str(path) for path in Path().glob("*.toml")]
+    return [name for name in [*shown_names(), *files] if name.startswith(incomplete)]
+
+
+def _forms(incomplete: str) -> list[str]:
+    return [form for form in FORMS if form.startswith(incomplete)]
 
 
 def _experiments(incomplete: str) -> list[str]:
@@ -80,7 +86,14 @@ DataOption = Annotated[
     typer.Option("--data", help="Data set (its path: --set data.path=...).", autocompletion=_names("DATASETS")),
 ]
 ModelOption = Annotated[str | None, typer.Option("--model", help="Model.", autocompletion=_names("MODELS"))]
-HoldOutOption = Annotated[str | None, typer.Option("--hold-out", help="Domain held out, several (0,75), or all.")]
+HoldOutOption = Annotated[
+    str | None,
+    typer.Option(
+        "--hold-out",
+        help="Domain held out, several (0,75), or all. Quotes keep a name with commas together: "
+        """'"Berlin, Mitte"'; a domain that is called all is '["all"]'.""",
+    ),
+]
 SeedOption = Annotated[str | None, typer.Option("--seed", help="Seed, or several: 0,1,2.")]
 RoundsOption = Annotated[int | None, typer.Option("--rounds", help="Communication rounds.", min=1)]
 DeviceOption = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1 or mps.")]
@@ -92,7 +105,11 @@ PluginOption = Annotated[
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", help="Override any field: method.l2r=0.05. A list makes a run for each: train.lr=0.1,0.01."),
+    typer.Option(
+        "--set",
+        help="Override any field: method.l2r=0.05. A list makes a run for each: train.lr=0.1,0.01. Text is taken as "
+        "typed; quotes keep commas: data.path='\"a,b\"'.",
+    ),
 ]
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Say what would run and what it would cost; write nothing.")
@@ -121,33 +138,49 @@ def _experiment_command(act: Callable[[list[Experiment], bool], None], about: st
         dry_run: DryRunOption = False,
     ) -> None:
         from fedshift import api
-        from fedshift.settings.grid import parse_assignment
+        from fedshift.settings.grid import parse_assignments
+        from fedshift.settings.written import Written
 
-        experiments = api.grid(
-            experiment,
-            method=_parsed(method or about),
-            data=data,
-            model=model,
-            hold_out=_parsed(hold_out),
-            seed=_parsed(seed),
-            rounds=rounds,
-            device=device,
-            out=out,
-            name=name,
-            plugins=plugin or None,
-            settings=dict(parse_assignment(text) for text in set_ or []),
-        )
+        chosen = method or about
+        options: dict[str, Any] = {
+            "method": Written(chosen).names() if chosen else None,
+            "data": data,
+            "model": model,
+            "hold_out": None if hold_out is None else Written(hold_out),
+            "seed": None if seed is None else Written(seed),
+            "rounds": rounds,
+            "device": device,
+            "out": out,
+            "name": name,
+            "plugins": plugin or None,
+        }
+        with _warnings_as_notes():
+            experiments = api.grid(experiment, settings=parse_assignments(set_ or []), **options)
         with _interruptible("."):
             act(experiments, dry_run)
 
     return command
 
 
-def _parsed(text: str | None) -> Any:
-    """A value, or several between commas; None of none."""
-    from fedshift.settings.grid import parse_value
+@contextmanager
+def _warnings_as_notes() -> Iterator[None]:
+    """Print what of an experiment has no effect as notes, beside the output."""
+    import warnings
 
-    return None if text is None else parse_value(text)
+    from fedshift.errors import FedshiftWarning
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", FedshiftWarning)
+        default = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+            if issubclass(category, FedshiftWarning):
+                typer.echo(f"Note: {message}", err=True)
+            else:
+                default(message, category, *where, **more)
+
+        warnings.showwarning = show
+        yield
 
 
 class _Terminated(KeyboardInterrupt):
@@ -452,23 +485,62 @@ def list_(
     print_list(kind)
 
 
-@app.command(epilog="Examples:\n\n  fedshift show fedsr\n\n  fedshift show rotated-mnist\n\n  fedshift show train")
+@app.command(
+    epilog="Examples:\n\n"
+    "  fedshift show fedsr\n\n"
+    "  fedshift show train\n\n"
+    "  fedshift show pacs-features --set train.lr=0.1\n\n"
+    "  fedshift show my-experiment.toml"
+)
 def show(
     name: Annotated[
         str,
         typer.Argument(
-            help="A method, data set, partition, model, protocol, index or encoder; or train, evaluate, run.",
+            help="A method, data set, partition, model, protocol, index or encoder; train, evaluate or run; or an "
+            "experiment, by its name or its TOML file.",
             autocompletion=_all_names,
         ),
     ],
     plugin: PluginOption = None,
+    set_: SetOption = None,
 ) -> None:
-    """Show the settings of a method (or data set, model, ...): defaults, search ranges, source."""
-    from fedshift.cli.catalogues import print_settings
+    """Show the settings of a method (or data set, model, ...), or with which settings an experiment would run."""
+    from fedshift.cli.catalogues import print_named
     from fedshift.settings.experiment import load_plugins
+    from fedshift.settings.grid import parse_assignments
 
     load_plugins([str(path) for path in plugin or []])
-    print_settings(name)
+    print_named(name, parse_assignments(set_ or []))
+
+
+@app.command(
+    epilog="Examples:\n\n"
+    "  fedshift schema\n\n"
+    "  fedshift schema --format markdown > settings.md\n\n"
+    "  fedshift schema --json > fedshift.schema.json\n\n"
+    "An editor with TOML support checks and completes a file that begins with: #:schema ./fedshift.schema.json"
+)
+def schema(
+    form: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            help="text, markdown, or json: the JSON Schema for editors.",
+            autocompletion=_forms,
+        ),
+    ] = "text",
+    json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
+    plugin: PluginOption = None,
+) -> None:
+    """Show every table and setting that an experiment can have, with its limits and default, on one page."""
+    from fedshift.cli.schema import print_schema
+    from fedshift.errors import UnknownNameError
+    from fedshift.settings.experiment import load_plugins
+
+    if form not in FORMS:
+        raise UnknownNameError("format", form, FORMS)
+    load_plugins([str(path) for path in plugin or []])
+    print_schema("json" if json else form)
 
 
 def _version(asked: bool) -> None:

@@ -1,39 +1,33 @@
-"""What ``fedshift list`` and ``fedshift show`` print."""
+"""What ``fedshift list`` prints, and ``fedshift show`` of a catalogue's entry."""
 
 from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import MISSING
+from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from rich.console import Console
+from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
 from fedshift.core.contract import term_names
 from fedshift.core.method import Method
-from fedshift.datasets import DATASETS
-from fedshift.errors import UnknownNameError
+from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.experiments import shipped, shipped_text
-from fedshift.federation import PARTITIONS, PROTOCOLS
 from fedshift.methods import METHODS
-from fedshift.methods.client2vec import ENCODERS, INDICES
-from fedshift.models import MODELS
-from fedshift.settings.catalogue import Catalogue, Entry, From
+from fedshift.settings.catalogue import Entry, From
 from fedshift.settings.experiment import PLAIN
-from fedshift.settings.spec import Spec, setting_type
+from fedshift.settings.grid import text_of
+from fedshift.settings.schema import CATALOGUES
+from fedshift.settings.spec import Spec, limits, setting_type
+from fedshift.settings.written import Written
 
-KINDS: dict[str, Catalogue[Any]] = {
-    "methods": METHODS,
-    "datasets": DATASETS,
-    "partitions": PARTITIONS,
-    "models": MODELS,
-    "protocols": PROTOCOLS,
-    "indices": INDICES,
-    "encoders": ENCODERS,
-}
+KINDS = CATALOGUES
 TYPES = {
     "NoneType": "none",
     "int": "whole number",
@@ -63,29 +57,52 @@ def print_list(kind: str) -> None:
         console.print()
 
 
-def print_settings(name: str) -> None:
-    """Print what one named thing is and every setting it has."""
+def print_named(name: str, changes: Mapping[str, Written]) -> None:
+    """Print whatever has a name: entries and tables with every setting, an experiment with what it would run.
+
+    Raises:
+        UnknownNameError: nothing has that name.
+        FedshiftError: there are changes, and no experiment that they could change.
+    """
     console = Console()
-    if name in shipped() and all(name not in catalogue for catalogue in KINDS.values()):
-        console.print(shipped_text(name), highlight=False, markup=False, soft_wrap=True)
-        return
-    entry = _find(name)
+    entries = [(catalogue.table, catalogue.get(name)) for catalogue in KINDS.values() if name in catalogue]
+    entries += [(name, Entry(PLAIN[name]))] if name in PLAIN else []
+    is_experiment = name in shipped() or Path(name).suffix == ".toml" or Path(name).is_file()
+    if not entries and not is_experiment:
+        raise UnknownNameError("name", name, shown_names(), hint="`fedshift list` shows them with a line each.")
+    if changes and not is_experiment:
+        raise FedshiftError(
+            f"--set changes an experiment, and '{name}' is none; `fedshift list experiments` names them."
+        )
+    for table, entry in entries:
+        _print_entry(console, name, table, entry)
+    if is_experiment:
+        from fedshift.cli.resolved import print_resolved
+
+        text = shipped_text(name) if name in shipped() else text_of(Path(name))
+        console.print(f"[bold]The experiment {escape(name)}[/bold]\n", highlight=False)
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+        print_resolved(console, name, changes)
+
+
+def _print_entry(console: Console, name: str, prefix: str, entry: Entry[Any]) -> None:
+    """What an entry or a table is, and every setting it has."""
     page = sys.modules[entry.cls.__module__].__doc__ or ""
-    console.print(f"[bold]{name}[/bold]: {_plain(entry.help)}\n", highlight=False, soft_wrap=True)
+    console.print(f"[bold]{name}[/bold]: {plain(entry.help)}\n", highlight=False, soft_wrap=True)
     if "Choices" in page:
-        console.print(_plain(page.strip()) + "\n", highlight=False, markup=False, soft_wrap=True)
-    prefix = next((catalogue.table for catalogue in KINDS.values() if name in catalogue), name)
+        console.print(plain(page.strip()) + "\n", highlight=False, markup=False, soft_wrap=True)
     console.print(f"Settings, with defaults (--set {prefix}.NAME=VALUE):\n", highlight=False)
     inherited = Method.settings() if issubclass(entry.cls, Method) else {}
     for setting in sorted(entry.settings(), key=lambda setting: setting in inherited):
         _print_setting(console, entry.cls, setting)
     for data, preset in entry.presets.items():
-        values = ", ".join(f"{key} = {_value(value)}" for key, value in preset.items())
+        values = ", ".join(f"{key} = {value_in_words(value)}" for key, value in preset.items())
         console.print(f"Published for {data}: {values}", highlight=False)
     if issubclass(entry.cls, Method):
         console.print(f"Loss terms that clients tell: {', '.join(_terms(entry()))}", highlight=False)
     if entry.presets:
         console.print("They apply when data.name is that name, or with --set method.preset=NAME.", highlight=False)
+    console.print()
 
 
 def _terms(method: Method) -> list[str]:
@@ -98,60 +115,58 @@ def _print_setting(console: Console, cls: type[Spec], name: str) -> None:
     """Three lines: name and default; what it means; values, search range and source."""
     field = cls.settings()[name]
     about = field.metadata
-    default = "(required)" if field.default is MISSING else f"= {_value(field.default)}"
+    default = "(required)" if field.default is MISSING else f"= {value_in_words(field.default)}"
     console.print(f"  [bold]{name}[/bold] {default}", highlight=False)
     console.print(Padding(about.get("help", ""), (0, 0, 0, 6)), highlight=False, markup=False)
-    facts = [_type(setting_type(cls, name))]
+    facts = [type_in_words(setting_type(cls, name))]
     if search := about.get("search"):
-        facts.append(f"search: {_value(search) if isinstance(search, tuple) else search}")
+        facts.append(f"search: {value_in_words(search) if isinstance(search, tuple) else search}")
     if about.get("source"):
         facts.append(f"source: {about['source']}")
     console.print(Padding("; ".join(facts), (0, 0, 0, 6)), style="dim", highlight=False, markup=False)
 
 
 def shown_names() -> list[str]:
-    """Every name that :func:`print_settings` knows."""
+    """Every name that :func:`print_named` knows."""
     return [*dict.fromkeys([*(entry for catalogue in KINDS.values() for entry in catalogue), *PLAIN, *shipped()])]
 
 
-def _find(name: str) -> Entry[Any]:
-    for catalogue in KINDS.values():
-        if name in catalogue:
-            return catalogue.get(name)
-    if name in PLAIN:
-        return Entry(PLAIN[name])
-    raise UnknownNameError("name", name, shown_names(), hint="`fedshift list` shows them with a line each.")
-
-
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """A docstring without the marks that only a documentation tool reads."""
     return re.sub(r"(?::\w+:)?`+~?([^`]+)`+", r"\1", text).replace("*Choices", "Choices").replace("Choices*", "Choices")
 
 
-def _value(value: Any) -> str:
+def value_in_words(value: Any) -> str:
+    """A default or published value, short."""
     if isinstance(value, tuple):
-        return ", ".join(_value(item) for item in value)
+        return ", ".join(value_in_words(item) for item in value) or "[]"
+    if isinstance(value, bool):
+        return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _type(hint: Any) -> str:
+def type_in_words(hint: Any) -> str:
     """A type and its limits, for a reader."""
     if get_origin(hint) is Literal:
         return " | ".join(str(value) for value in get_args(hint))
     if get_origin(hint) is tuple:
-        return f"list of {_type(get_args(hint)[0])}" if get_args(hint) else "list"
+        return f"list of {type_in_words(get_args(hint)[0])}" if get_args(hint) else "list"
     if metadata := getattr(hint, "__metadata__", None):
         for mark in metadata:
             if isinstance(mark, From):
                 return f"{mark.catalogue.kind}: a name (`fedshift list`), or a table with a name and its settings"
-        limits = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
-        bounds = [
-            f"{sign} {getattr(limit, name):g}"
-            for limit in metadata
-            for name, sign in limits.items()
+        signs = {"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "limit": "<="}
+        bounds = {
+            sign: f"{sign} {_number(getattr(limit, name))}"
+            for limit in limits(hint)
+            for name, sign in signs.items()
             if getattr(limit, name, None) is not None
-        ]
-        return f"{_type(get_args(hint)[0])} {', '.join(bounds)}"
+        }
+        return " ".join([type_in_words(get_args(hint)[0]), *([", ".join(bounds.values())] if bounds else [])])
     if get_origin(hint) in (Union, UnionType):
-        return " | ".join(_type(option) for option in get_args(hint))
+        return " | ".join(type_in_words(option) for option in get_args(hint))
     return TYPES.get(getattr(hint, "__name__", ""), str(hint))
+
+
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:g}"

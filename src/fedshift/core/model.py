@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedshift.errors import FedshiftError
-from fedshift.settings.spec import Count, Spec, setting
+from fedshift.settings.spec import Spec, Width, setting
 from fedshift.streams import Streams
 
 Shape = tuple[int, ...]
@@ -23,7 +23,7 @@ class Model(Spec):
 
     section: ClassVar[str] = "model"
 
-    dim: Count = setting(64, help="dimension d of the representation z")
+    dim: Width = setting(64, help="dimension d of the representation z")
 
     def encoder(self, shape: Shape, out: int) -> nn.Module:
         """A network from inputs (B, *shape) to (B, out).

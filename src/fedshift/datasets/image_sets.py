@@ -58,7 +58,7 @@ class NamedImages(SourceDataset):
     columns: ClassVar[Columns] = Columns()
     paper: ClassVar[str]
 
-    path: str = setting("hub", help=PATH_HELP, path=True)
+    path: str = setting("hub", help=PATH_HELP, path=True, words=("hub",))
     split: str = setting("train", help="which split of the hub's copy; 'train+test' joins two")
 
     def domain_names(self) -> tuple[str, ...]:

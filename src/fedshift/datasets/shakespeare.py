@@ -34,7 +34,7 @@ from fedshift.errors import FedshiftError
 from fedshift.federation.domains import DomainData
 from fedshift.federation.inputs import Inputs
 from fedshift.settings.content import digest
-from fedshift.settings.spec import Count, Fraction, WholeNumber, setting
+from fedshift.settings.spec import Count, Fraction, WholeNumber, Width, setting
 from fedshift.streams import Streams
 
 Texts = Mapping[str, Sequence[str]]  # each role's texts, in order
@@ -49,7 +49,7 @@ class Shakespeare(Dataset):
         "(all_data), a file or a folder of them",
         path=True,
     )
-    length: Count = setting(80, help="characters of a window", source="LEAF")
+    length: Width = setting(80, help="characters of a window", source="LEAF")
     stride: Count = setting(1, help="characters from one window to the next", source="LEAF")
     block: Count = setting(
         400, help="characters of a block, which a split keeps whole; block - length windows of it are used"

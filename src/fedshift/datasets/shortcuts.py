@@ -16,19 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Annotated
 
 import torch
-from annotated_types import Interval
-from pydantic import AllowInfNan, Strict
 from torch import Tensor
 
 from fedshift.datasets.dataset import Dataset
 from fedshift.errors import FedshiftError
-from fedshift.settings.spec import Count, ProperFraction, WholeNumber, setting
+from fedshift.settings.spec import Clients, Probability, ProperFraction, WholeNumber, setting
 from fedshift.streams import Streams
-
-Probability = Annotated[float, Strict(), AllowInfNan(False), Interval(ge=0, le=1)]
 
 
 @dataclass(frozen=True)
@@ -52,7 +47,7 @@ class Plan:
 class ShortcutDataset(Dataset):
     """Clients that hold a few kinds each, one training environment a client, and common test environments."""
 
-    clients: Count = setting(8, help="clients; the windows of kinds repeat", source="FedPIN, E.1: 8; in part 80")
+    clients: Clients = setting(8, help="clients; the windows of kinds repeat", source="FedPIN, E.1: 8; in part 80")
     train_p: tuple[Probability, ...] = setting(
         (0.9, 0.8), help="a client's training p is drawn from these", source="FedPIN, Sec. 5.1"
     )

@@ -28,11 +28,11 @@ import torch
 from torch import Tensor
 
 from fedshift.datasets.images import check_fits, decode, image_files, subfolders
-from fedshift.datasets.shortcuts import Plan, Probability, ShortcutDataset
+from fedshift.datasets.shortcuts import Plan, ShortcutDataset
 from fedshift.errors import FedshiftError
 from fedshift.federation.domains import DomainData
 from fedshift.federation.inputs import Inputs
-from fedshift.settings.spec import Count, Pixels, setting
+from fedshift.settings.spec import Count, Pixels, Probability, setting
 from fedshift.streams import Streams
 
 # The families of seabirds and waterfowl among CUB's species (Sagawa et al., in the release's script).

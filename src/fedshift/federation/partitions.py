@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fedshift.errors import FedshiftError, UnknownNameError, need
 from fedshift.federation.domains import DomainData
-from fedshift.settings.spec import Count, Positive, Range, Spec, WholeNumber, setting
+from fedshift.settings.spec import Clients, Positive, Range, Spec, WholeNumber, setting
 from fedshift.streams import Key, Streams
 
 NOBODY = -1
@@ -105,7 +105,7 @@ class Domains(Partition):
 class IID(Partition):
     """Each domain is dealt out to clients in equal parts, class by class."""
 
-    clients: Count = setting(help="clients of each domain")
+    clients: Clients = setting(help="clients of each domain")
 
     def divide(self, originals: Originals, streams: Streams) -> Tensor:
         """Parts of equal size, stratified by class."""
@@ -122,7 +122,7 @@ class Dirichlet(Partition):
     The division is flwr-datasets' ``DirichletPartitioner`` without balancing of sizes.
     """
 
-    clients: Count = setting(help="clients of each domain")
+    clients: Clients = setting(help="clients of each domain")
     beta: Positive = setting(
         0.5,
         help="concentration; the smaller, the more the labels are skewed",
@@ -162,7 +162,7 @@ class ByClass(Partition):
     groups: tuple[tuple[str, ...], ...] = setting(
         help='lists of class names, one a group: [["dog", "elephant"], ["guitar", "house"]]'
     )
-    clients: Count = setting(1, help="clients of each group in a domain")
+    clients: Clients = setting(1, help="clients of each group in a domain")
 
     def divide(self, originals: Originals, streams: Streams) -> Tensor:
         """``clients`` parts for each group, group after group."""

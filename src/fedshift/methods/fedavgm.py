@@ -23,7 +23,7 @@ from fedshift.core.model import ModelBuilder
 from fedshift.core.net import mirror
 from fedshift.core.tensors import Replies
 from fedshift.methods.fedavg import FedAvg
-from fedshift.settings.spec import NonNegative, setting
+from fedshift.settings.spec import Momentum, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class FedAvgM(FedAvg):
 
     paper: ClassVar[str] = "Hsu, Qi and Brown, arXiv:1909.06335, 2019"
 
-    beta: NonNegative = setting(0.9, help="server momentum", source="the momentum update of v", search=(0.1, 0.5, 1.0))
+    beta: Momentum = setting(0.9, help="server momentum", source="the momentum update of v", search=(0.1, 0.5, 1.0))
 
     def parts(self, model: ModelBuilder) -> dict[str, Part]:
         """FedAvg's parts, and the velocity v of each parameter on the server."""

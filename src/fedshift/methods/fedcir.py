@@ -29,7 +29,6 @@ from typing import Annotated, ClassVar
 
 import torch
 from annotated_types import Ge
-from pydantic import Strict
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional as F
@@ -51,10 +50,10 @@ from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net
 from fedshift.core.tensors import Replies
 from fedshift.methods.gaussian import Probabilistic, gaussian_kl
-from fedshift.settings.spec import Count, NonNegative, Positive, Range, WholeNumber, setting
+from fedshift.settings.spec import IN_MEMORY, LearningRate, NonNegative, OptionalWidth, Positive, Range, Steps, setting
 from fedshift.streams import Draw, Draws
 
-BatchNormSize = Annotated[int, Strict(), Ge(2)]  # one sample has no variance
+BatchNormSize = Annotated[int, Ge(2), IN_MEMORY]  # one sample has no variance
 
 
 class Generator(nn.Module):
@@ -133,14 +132,14 @@ class FedCiR(Probabilistic):
         source="Eq. 14, 16-17, App. E (Table 2: 5e-6)",
         search=(5e-7, 1e-6, 5e-6, 5e-5),
     )
-    generator_steps: Count = setting(5, help="server steps on the generator a round", source="Algorithm 1, E_g")
+    generator_steps: Steps = setting(5, help="server steps on the generator a round", source="Algorithm 1, E_g")
     generator_batch: BatchNormSize = setting(32, help="labels and noise vectors a server step", source="Section 5.4, B")
-    generator_lr: Positive = setting(
+    generator_lr: LearningRate = setting(
         1e-3, help="learning rate of the generator's Adam", source="ours", search=Range(1e-5, 1e-2, log=True)
     )
     generator_weight_decay: NonNegative = setting(0.0, help="weight decay of the generator's Adam", source="ours")
-    generator_hidden: WholeNumber = setting(0, help="width of the generator's hidden layer; 0: d", source="ours")
-    generator_noise: WholeNumber = setting(0, help="dimension of the generator's noise; 0: d/2", source="ours")
+    generator_hidden: OptionalWidth = setting(0, help="width of the generator's hidden layer; 0: d", source="ours")
+    generator_noise: OptionalWidth = setting(0, help="dimension of the generator's noise; 0: d/2", source="ours")
     mle_samples: BatchNormSize = setting(
         256, help="generated representations of each class in the estimate of its Gaussian", source="ours"
     )

@@ -27,7 +27,6 @@ from typing import Annotated, ClassVar
 
 import torch
 from annotated_types import Interval
-from pydantic import Strict
 from torch import Tensor
 from torch.func import functional_call, grad_and_value
 from torch.nn import functional as F
@@ -50,7 +49,7 @@ from fedshift.core.tensors import Replies, Tensors
 from fedshift.methods.fedavg import FedAvg
 from fedshift.settings.spec import NonNegative, setting
 
-Memory = Annotated[float, Strict(), Interval(ge=0, lt=1)]
+Memory = Annotated[float, Interval(ge=0, lt=1)]
 
 
 def head_gradients(net: Net, z: Tensor, y: Tensor, reduction: str = "mean") -> tuple[dict[str, Tensor], Tensor]:

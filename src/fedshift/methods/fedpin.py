@@ -47,7 +47,7 @@ from fedshift.core.net import Net
 from fedshift.core.tensors import Tensors
 from fedshift.methods.fedpin_global import GlobalModel
 from fedshift.methods.personal import PersonalCopy
-from fedshift.settings.spec import Count, NonNegative, Positive, Range, setting
+from fedshift.settings.spec import NonNegative, Positive, Range, Steps, setting
 
 PERSONAL, SHORTCUT = PersonalCopy("personal"), PersonalCopy("shortcut")
 
@@ -78,7 +78,7 @@ class Personalised(GlobalModel):
 
     personal_terms: ClassVar[tuple[str, ...]] = ()  # the names of the terms of personal_loss
 
-    personal_steps: Count = setting(10, help="K: steps of each model of the client's own a round", source="Alg. 1, E.3")
+    personal_steps: Steps = setting(10, help="K: steps of each model of the client's own a round", source="Alg. 1, E.3")
     start: Literal["global", "own"] = setting(
         "global", help="a client's own encoders start from the global one's initial values, or draws of their own"
     )

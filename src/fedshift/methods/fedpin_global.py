@@ -53,7 +53,7 @@ from fedshift.core.tensors import Replies, Tensors
 from fedshift.errors import FedshiftError
 from fedshift.methods.fedavg import FedAvg
 from fedshift.methods.personal import FineTuning
-from fedshift.settings.spec import Count, NonNegative, Positive, Range, WholeNumber, setting
+from fedshift.settings.spec import LearningRate, NonNegative, Range, Steps, WholeNumber, Width, setting
 
 BY_OWNER = "auxiliary.first.weight"  # its last columns are the clients' own
 
@@ -93,7 +93,7 @@ class GlobalModel(FedAvg):
     alpha_warmup: WholeNumber = setting(
         0, help="rounds until alpha, rising linearly from 0 in round 1, is reached; 0: at once"
     )
-    global_steps: Count = setting(10, help="R: local steps of the global model a round", source="Alg. 1, E.3")
+    global_steps: Steps = setting(10, help="R: local steps of the global model a round", source="Alg. 1, E.3")
     unit: Literal["steps", "epochs"] = setting("steps", help="what a phase's steps count", source="Alg. 1; E.3")
     auxiliary: Literal["minimise", "literal"] = setting(
         "minimise",
@@ -103,9 +103,9 @@ class GlobalModel(FedAvg):
     auxiliary_head: Literal["per_client", "mlp"] = setting(
         "per_client", help="omega_a: a linear head of each client, which stays there, or an MLP on z and the client"
     )
-    auxiliary_hidden: Count = setting(64, help="hidden units of omega_a as an MLP")
-    auxiliary_steps: Count = setting(1, help="steps of omega_a on each batch before Phi_g moves")
-    auxiliary_lr: Positive | None = setting(None, help="learning rate of omega_a; by default that of [train]")
+    auxiliary_hidden: Width = setting(64, help="hidden units of omega_a as an MLP")
+    auxiliary_steps: Steps = setting(1, help="steps of omega_a on each batch before Phi_g moves")
+    auxiliary_lr: LearningRate | None = setting(None, help="learning rate of omega_a; by default that of [train]")
 
     def __post_init__(self) -> None:
         """Refuse settings of omega_a's own descent where it has none.
@@ -196,7 +196,7 @@ class FineTuned(FineTuning, GlobalModel):
 
     paper: ClassVar[str] = "Tang et al., ICML 2024, Table 2 (GM-FT)"
 
-    finetune_steps: Count = setting(50, help="steps of fine-tuning, as 'unit' counts them; not in the paper")
+    finetune_steps: Steps = setting(50, help="steps of fine-tuning, as 'unit' counts them; not in the paper")
 
     def tuning(self, objective: Objective) -> Phase:
         """``finetune_steps``, as ``unit`` counts them."""

@@ -47,7 +47,7 @@ from fedshift.core.net import Net
 from fedshift.errors import FedshiftError
 from fedshift.methods.fedavg import FedAvg
 from fedshift.methods.mmd import bandwidth, mmd, mmd_of_each
-from fedshift.settings.spec import Fraction, NonNegative, Positive, Range, setting
+from fedshift.settings.spec import Fraction, LearningRate, NonNegative, Range, setting
 from fedshift.streams import Draw, Draws
 
 GENERATOR_TERMS = ("generator_cross_entropy", "generator_mmd")
@@ -171,10 +171,10 @@ class FRAug(FedAvg):
     beta: NonNegative = setting(
         1.0, help="weight of the MMD that RTNet minimises", source="Eq. 6", search=(0.1, 0.75, 1.0, 1.5, 10.0)
     )
-    lr_generator: Positive = setting(
+    lr_generator: LearningRate = setting(
         0.05, help="learning rate of the generator", source="appendix", search=(0.025, 0.05)
     )
-    lr_rtnet: Positive = setting(0.05, help="learning rate of RTNet", source="appendix", search=(0.025, 0.05))
+    lr_rtnet: LearningRate = setting(0.05, help="learning rate of RTNet", source="appendix", search=(0.025, 0.05))
     syn_weight: NonNegative = setting(1.0, help="l_syn at the end of its ramp", source="Eq. 3")
     ramp: Literal["sigmoid", "exponential"] = setting(
         "sigmoid", help="how weights rise: exp(-5 (1 - t/T)^2) or exp(gamma (t - T)) (public code)", source="Sec. 3.3.2"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from torch import Tensor
 
@@ -19,7 +19,7 @@ from fedshift.core.contract import Batch, Context, Part
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net
 from fedshift.methods.fedavg import FedAvg
-from fedshift.settings.spec import WholeNumber, setting
+from fedshift.settings.spec import AtMost, WholeNumber, setting
 from fedshift.streams import Draw, Draws
 
 
@@ -38,7 +38,7 @@ class Probabilistic(FedAvg):
 
     paper: ClassVar[str] = "Nguyen, Lim and Torr, NeurIPS 2022, Eq. 5"
 
-    test_samples: WholeNumber = setting(
+    test_samples: Annotated[WholeNumber, AtMost(10_000, "each is another prediction of all samples")] = setting(
         20, help="samples of z whose softmax is averaged in prediction; 0: z = mu", source="FedSR Eq. 5"
     )
 

@@ -34,7 +34,7 @@ from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net
 from fedshift.core.tensors import Tensors
 from fedshift.methods.fedavg import FedAvg
-from fedshift.settings.spec import Count, NonNegative, Positive, setting
+from fedshift.settings.spec import NonNegative, Positive, Width, setting
 
 
 def contrast(z: Tensor, positive: Tensor, negative: Tensor, temperature: float) -> Tensor:
@@ -59,7 +59,7 @@ class MOON(FedAvg):
         source="Sec. 3.2",
         search=("mlp", "none"),
     )
-    projection_dim: Count = setting(256, help="outputs of the projection 'mlp'", source="Sec. 4.1")
+    projection_dim: Width = setting(256, help="outputs of the projection 'mlp'", source="Sec. 4.1")
 
     def parts(self, model: ModelBuilder) -> dict[str, Part]:
         """Encoder, projection and head, shared; the client's previous encoder and projection, never moved."""

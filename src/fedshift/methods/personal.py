@@ -17,7 +17,7 @@ from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net
 from fedshift.core.tensors import Tensors, weighted_mean
 from fedshift.methods.fedavg import FedAvg
-from fedshift.settings.spec import Count, Positive, setting
+from fedshift.settings.spec import LearningRate, Steps, setting
 
 COPIED = ("encoder", "head")
 
@@ -89,8 +89,8 @@ class FineTuning(FedAvg):
     Nothing is sent back. A client predicts with its copy once it has one, and with the global model before.
     """
 
-    finetune_steps: Count = setting(50, help="steps of fine-tuning; not in the paper")
-    finetune_lr: Positive | None = setting(None, help="learning rate of fine-tuning; by default that of [train]")
+    finetune_steps: Steps = setting(50, help="steps of fine-tuning; not in the paper")
+    finetune_lr: LearningRate | None = setting(None, help="learning rate of fine-tuning; by default that of [train]")
 
     def parts(self, model: ModelBuilder) -> dict[str, Part]:
         """The shared parts and the place of the client's copy."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedshift.core.model import Model, Shape
 from fedshift.errors import FedshiftError, need
 from fedshift.hub import hub
-from fedshift.settings.spec import Count, setting
+from fedshift.settings.spec import Width, setting
 
 
 class Pooled(nn.Module):
@@ -45,6 +45,7 @@ class Backbone(Model):
         help="'random'; 'pretrained' (ImageNet, from the Hugging Face hub); a hub id; or a local folder that "
         "save_pretrained wrote",
         path=True,
+        words=("random", "pretrained"),
     )
 
     def encoder(self, shape: Shape, out: int) -> nn.Module:
@@ -99,7 +100,7 @@ class ResNet18(Backbone):
     """ResNet-18 (He et al., CVPR 2016)."""
 
     hub_id: ClassVar[str] = "microsoft/resnet-18"
-    dim: Count = setting(512, help="dimension d of the representation z")
+    dim: Width = setting(512, help="dimension d of the representation z")
 
     def _random(self, transformers: Any, channels: int) -> Any:
         config = transformers.ResNetConfig(
@@ -117,7 +118,7 @@ class ResNet50(Backbone):
     """ResNet-50 (He et al., CVPR 2016)."""
 
     hub_id: ClassVar[str] = "microsoft/resnet-50"
-    dim: Count = setting(2048, help="dimension d of the representation z")
+    dim: Width = setting(2048, help="dimension d of the representation z")
 
     def _random(self, transformers: Any, channels: int) -> Any:
         return transformers.ResNetModel(transformers.ResNetConfig(num_channels=channels))
@@ -129,7 +130,7 @@ class MobileNetV2(Backbone):
 
     hub_id: ClassVar[str] = "google/mobilenet_v2_1.0_224"
     architecture: ClassVar[str] = "MobileNetV2Model"
-    dim: Count = setting(1280, help="dimension d of the representation z")
+    dim: Width = setting(1280, help="dimension d of the representation z")
 
     def _random(self, transformers: Any, channels: int) -> Any:
         return transformers.MobileNetV2Model(transformers.MobileNetV2Config(num_channels=channels))

@@ -16,7 +16,7 @@ memory for heads x tokens x tokens weights an image and layer, 16 MiB at 64x64 i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from fedshift.core.model import Model, Shape
 from fedshift.errors import FedshiftError
-from fedshift.settings.spec import Count, setting
+from fedshift.settings.spec import AtMost, Count, Layers, Width, setting
 
 Positions = Literal["learnable", "sinusoidal"]
 
@@ -116,14 +116,16 @@ def sinusoids(tokens: int, width: int) -> Tensor:
 class CCT7(Model):
     """CCT-7/3x1 from scratch: a small transformer on tokens of a convolution (Hassani et al., 2021)."""
 
-    layers: Count = setting(7, help="transformer layers", source="Hassani et al., 2021")
-    heads: Count = setting(4, help="attention heads", source="Hassani et al., 2021")
-    width: Count = setting(256, help="width of a token, a multiple of the heads", source="Hassani et al., 2021")
-    ratio: Count = setting(2, help="hidden width of the feed-forward part, in widths", source="Hassani et al., 2021")
+    layers: Layers = setting(7, help="transformer layers", source="Hassani et al., 2021")
+    heads: Width = setting(4, help="attention heads", source="Hassani et al., 2021")
+    width: Width = setting(256, help="width of a token, a multiple of the heads", source="Hassani et al., 2021")
+    ratio: Annotated[Count, AtMost(256, "the widest token then has a feed-forward layer of 17 million")] = setting(
+        2, help="hidden width of the feed-forward part, in widths", source="Hassani et al., 2021"
+    )
     positions: Positions = setting(
         "learnable", help="positions that are trained, or fixed sines and cosines", source="Hassani et al., 2021"
     )
-    dim: Count = setting(256, help="dimension d of the representation z")
+    dim: Width = setting(256, help="dimension d of the representation z")
 
     def encoder(self, shape: Shape, out: int) -> nn.Module:
         """Inputs (B, channels, height, width) of one fixed size to (B, out)."""

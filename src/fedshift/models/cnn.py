@@ -8,7 +8,7 @@ from torch import nn
 
 from fedshift.core.model import Model, Shape
 from fedshift.errors import FedshiftError
-from fedshift.settings.spec import Count, WholeNumber, setting
+from fedshift.settings.spec import OptionalPixels, Width, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,8 +18,8 @@ class CNN(Model):
     Choices: the paper gives neither channels, padding nor pooling; ours are 32 and 64, none, and 2x2.
     """
 
-    channels: tuple[Count, Count] = setting((32, 64), help="channels of the two convolutions")
-    padding: WholeNumber = setting(0, help="zero padding of the convolutions, in pixels")
+    channels: tuple[Width, Width] = setting((32, 64), help="channels of the two convolutions")
+    padding: OptionalPixels = setting(0, help="zero padding of the convolutions, in pixels")
     batch_norm: bool = setting(False, help="batch norm after each convolution")
 
     def encoder(self, shape: Shape, out: int) -> nn.Module:
@@ -54,9 +54,9 @@ class DigitsCNN(Model):
     (2d outputs) has no batch norm and ReLU after its last layer, as half of mu would be cut off.
     """
 
-    channels: tuple[Count, Count, Count] = setting((64, 64, 128), help="channels of the three convolutions")
-    hidden: Count = setting(2048, help="width of the first fully connected layer", source="FRAug, appendix")
-    dim: Count = setting(512, help="dimension d of the representation z", source="FRAug, appendix")
+    channels: tuple[Width, Width, Width] = setting((64, 64, 128), help="channels of the three convolutions")
+    hidden: Width = setting(2048, help="width of the first fully connected layer", source="FRAug, appendix")
+    dim: Width = setting(512, help="dimension d of the representation z", source="FRAug, appendix")
 
     def encoder(self, shape: Shape, out: int) -> nn.Module:
         """Inputs (B, channels, height, width) to (B, out)."""

@@ -9,7 +9,7 @@ from math import prod
 from torch import nn
 
 from fedshift.core.model import Model, Shape
-from fedshift.settings.spec import Count, setting
+from fedshift.settings.spec import Width, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,7 @@ class MLP(Model):
     layer of 390.
     """
 
-    hidden: tuple[Count, ...] = setting((390,), help="widths of the hidden layers")
+    hidden: tuple[Width, ...] = setting((390,), help="widths of the hidden layers")
     final_relu: bool = setting(
         False, help="ReLU on z as well; a probabilistic encoder's mu and sigma both go through it"
     )

@@ -11,7 +11,7 @@ from inspect import getdoc
 from typing import Any, Generic, TypeVar
 
 from fedshift.errors import FedshiftError, UnknownNameError
-from fedshift.settings.spec import Nested, Spec, check_names
+from fedshift.settings.spec import Nested, Spec, check_names, shown
 
 T = TypeVar("T", bound=Spec)
 C = TypeVar("C", bound=Spec)
@@ -228,8 +228,8 @@ class From(Nested):
             built: Spec = self.catalogue.build({"name": default, **table}, where)
             return built
         raise FedshiftError(
-            f"{where} = {value!r}: give the name of a {self.catalogue.kind} ({', '.join(self.catalogue)}), or a table "
-            'such as { name = "..." }.'
+            f"{where} = {shown(value)}: give the name of a {self.catalogue.kind} ({', '.join(self.catalogue)}), or a "
+            'table such as { name = "..." }.'
         )
 
     def table(self, spec: Spec) -> dict[str, Any]:

@@ -28,7 +28,20 @@ from fedshift.methods import METHODS
 from fedshift.models import MODELS
 from fedshift.settings.catalogue import Catalogue, Entry, From
 from fedshift.settings.content import digest
-from fedshift.settings.spec import Count, FolderName, Spec, Table, WholeInt, WholeNumber, check_names, plain, setting
+from fedshift.settings.spec import (
+    AtMost,
+    FolderName,
+    Processors,
+    Rounds,
+    Spec,
+    Table,
+    WholeInt,
+    WholeNumber,
+    check_names,
+    plain,
+    setting,
+    shown,
+)
 
 OF_ONE_RUN = (("seed",), ("protocol", "hold_out"), ("method", "index", "path"))  # what runs of a row may differ in
 
@@ -41,18 +54,18 @@ class RunOptions(Spec):
 
     device: str = setting("auto", help="'auto' (an accelerator if there is one), 'cpu', 'cuda', 'cuda:1', 'mps'")
     out: str = setting("runs", help="the folder that holds run folders")
-    checkpoint_every: Count = setting(10, help="rounds between checkpoints")
+    checkpoint_every: Rounds = setting(10, help="rounds between checkpoints")
     engine: Literal["auto", "sequential", "vectorised", "workers"] = setting(
         "auto",
         help="what runs clients: 'auto' measures briefly and picks; one after the other; stacked; or in processes",
     )
-    workers: WholeNumber = setting(
+    workers: Processors = setting(
         0, help="processes of the engine 'workers'; 0: one for each core, at most OMP_NUM_THREADS"
     )
-    threads: WholeNumber = setting(
+    threads: Processors = setting(
         0, help="threads of the engines without processes; 0: one for each core, at most OMP_NUM_THREADS"
     )
-    together: WholeNumber = setting(
+    together: Annotated[WholeNumber, AtMost(10_000, "they are in memory at the same time")] = setting(
         0, help="runs of a table that advance together; 0: as many as the engine gains from (sequential: 1)"
     )
     audit: bool = setting(
@@ -173,6 +186,13 @@ class Experiment(Spec):
 NAMED: dict[str, Catalogue[Any]] = {
     name: nested.catalogue for name, nested in Experiment.nested().items() if isinstance(nested, From)
 }
+DEFAULT_NAMES = {
+    "data": "rotated-mnist",
+    "partition": "domains",
+    "protocol": "leave-one-domain-out",
+    "model": "cnn",
+    "method": "fedavg",
+}
 PLAIN: dict[str, type[Spec]] = {
     name: nested.cls for name, nested in Experiment.nested().items() if isinstance(nested, Table)
 }
@@ -238,8 +258,8 @@ def load_plugins(paths: Sequence[str]) -> None:
     Raises:
         FedshiftError: a file is missing or fails when imported.
     """
-    if isinstance(paths, str) or not all(isinstance(path, str) for path in paths):
-        raise FedshiftError(f'plugins = {paths!r}: give a list of paths, such as ["my_method.py"].')
+    if not isinstance(paths, list | tuple) or not all(isinstance(path, str) for path in paths):
+        raise FedshiftError(f'plugins = {shown(paths)}: give a list of paths, such as ["my_method.py"].')
     for path in paths:
         _load_plugin(str(Path(path).expanduser().resolve()), digest(path))
 

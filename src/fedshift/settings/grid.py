@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any
 
 from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.experiments import shipped, shipped_text
 from fedshift.methods import METHODS
 from fedshift.settings.catalogue import Entry, From
-from fedshift.settings.experiment import NAMED, PLAIN, Experiment, load_plugins, section
-from fedshift.settings.spec import check_names, setting_type
+from fedshift.settings.change import Table, changed, copied, is_list_of_choices
+from fedshift.settings.experiment import DEFAULT_NAMES, NAMED, PLAIN, Experiment, load_plugins, section
+from fedshift.settings.spec import check_names, setting_type, shown
+from fedshift.settings.written import Written, parse_toml
 
-Table = dict[str, Any]
-DEFAULT_NAMES = {
-    "data": "rotated-mnist",
-    "partition": "domains",
-    "protocol": "leave-one-domain-out",
-    "model": "cnn",
-    "method": "fedavg",
-}
+EVERY_DOMAIN = "all"
 
 
 def read(source: str | Path) -> Table:
@@ -37,18 +31,20 @@ def read(source: str | Path) -> Table:
             raise FedshiftError(
                 f"The experiment '{source}' does not exist; give a TOML file or one of {', '.join(shipped())}."
             )
-        text = _text(path)
+        text = text_of(path)
     elif str(source) in shipped():
         text = shipped_text(str(source))
     else:
         raise UnknownNameError("experiment", str(source), shipped(), hint="Or give the path of a TOML file.")
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise FedshiftError(f"'{source}' is not TOML: {error}.") from error
+    return parse_toml(text, f"'{source}'")
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """The text of an experiment's file.
+
+    Raises:
+        FedshiftError: it cannot be read.
+    """
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -56,57 +52,29 @@ def _text(path: Path) -> str:
 
 
 def override(document: Mapping[str, Any], changes: Mapping[str, Any]) -> Table:
-    """A copy of the document with dotted keys such as ``method.l2r`` set.
+    """A copy of the document with dotted keys such as ``method.l2r`` set, as :func:`fedshift.settings.change.changed`.
 
-    Naming another data set, partition, protocol or model drops the settings of the one it replaces.
+    For changes of which nobody needs to hear what they leave out.
     """
-    result = _copy(document)
-    for key, value in changes.items():
-        first, _, second = key.partition(".")
-        held = result.get(first)
-        if (
-            second == "name"
-            and first in NAMED
-            and first != "method"
-            and isinstance(held, dict)
-            and held.get("name") != value
-        ):
-            result[first] = {}
-    for key, value in changes.items():
-        *path, last = key.split(".")
-        table = result
-        for name in path:
-            if isinstance(table.get(name), str) and table is not result:
-                table[name] = {"name": table[name]}  # an entry of a catalogue, given by its name so far
-            table = table.setdefault(name, {})
-            if not isinstance(table, dict):
-                raise FedshiftError(f"'{key}' cannot be set: '{name}' is a value, not a table.")
-        table[last] = _copy(value) if isinstance(value, Mapping) else value
-    return result
+    return changed(document, changes).document
 
 
-def _copy(table: Mapping[str, Any]) -> Table:
-    """The table and the tables in it anew."""
-    return {key: _copy(value) if isinstance(value, Mapping) else value for key, value in table.items()}
+def parse_assignments(texts: Iterable[str]) -> dict[str, Written]:
+    """The keys and values of texts such as ``method.l2r=0.05``.
 
-
-def parse_assignment(text: str) -> tuple[str, Any]:
-    """``key=value`` with a TOML value; a bare word is a string, and commas make a list."""
-    key, equals, value = text.partition("=")
-    if not equals or not key:
-        raise FedshiftError(f"'{text}' is no assignment; write for example --set method.l2r=0.05")
-    return key.strip(), parse_value(value.strip())
-
-
-def parse_value(text: str) -> Any:
-    """A TOML value; a bare word is a string; ``a,b`` is a list."""
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-        return value if isinstance(value, bool | int | float | str | list | dict) else text
-    except tomllib.TOMLDecodeError:
-        if "," in text and not text.startswith(("[", '"', "'")):
-            return [parse_value(word.strip()) for word in text.split(",") if word.strip()]
-        return text
+    Raises:
+        FedshiftError: one is no assignment, or gives a key again.
+    """
+    found: dict[str, Written] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        key = key.strip()
+        if not equals or not key:
+            raise FedshiftError(f"'{text}' is no assignment; write for example --set method.l2r=0.05")
+        if key in found:
+            raise FedshiftError(f"--set gives {key} twice ({found[key].text} and {value.strip()}); give it once.")
+        found[key] = Written(value.strip())
+    return found
 
 
 def expand(document: Mapping[str, Any]) -> list[Experiment]:
@@ -118,10 +86,14 @@ def expand(document: Mapping[str, Any]) -> list[Experiment]:
         FedshiftError: something in it is wrong, or two runs are the same.
     """
     check_names(document, Experiment.settings(), "experiment")
+    document = {
+        key: value.read(setting_type(Experiment, key)) if isinstance(value, Written) else value
+        for key, value in document.items()
+    }
     for name in (*NAMED, *PLAIN):
         if not isinstance(document.get(name, {}), Mapping):
             example = f'{name} = {{ name = "..." }}' if name in NAMED else f"[{name}]"
-            raise FedshiftError(f"{name} = {document[name]!r} is a value where a table belongs; write {example}")
+            raise FedshiftError(f"{name} = {shown(document[name])} is a value where a table belongs; write {example}")
     load_plugins(document.get("plugins", ()))
     tables = [table for method in _method_tables(document) for table in _product(_with_method(document, method))]
     experiments = [Experiment.from_table(table) for table in tables]
@@ -151,11 +123,11 @@ def _absolute(path: str) -> str:
 def _method_tables(document: Mapping[str, Any]) -> Iterable[Table]:
     """One table for each method: its own sub-table over common fields over the data set's preset."""
     given = dict(document.get("method", {}))
-    names = _as_list(given.pop("name", DEFAULT_NAMES["method"]))
+    names = [str(name) for name in _as_list(given.pop("name", DEFAULT_NAMES["method"]))]
     if not names or len(set(names)) < len(names):
-        raise FedshiftError(f"method.name = {names}: give at least one method, each once.")
+        raise FedshiftError(f"method.name = {shown(names)}: give at least one method, each once.")
     preset = given.pop("preset", None)
-    entries = {str(name): METHODS.get(str(name)) for name in names}
+    entries = {name: METHODS.get(name) for name in names}
     # What all methods have may stand there for those that take it: a method on top of another has its base's.
     known = set(METHODS.base().settings()).union(*(entry.settings() for entry in entries.values()))
     own = {key: given.pop(key) for key in list(given) if isinstance(given[key], Mapping) and key not in known}
@@ -178,14 +150,17 @@ def _method_tables(document: Mapping[str, Any]) -> Iterable[Table]:
 
 def _product(table: Table) -> Iterable[Table]:
     """The table once for each choice from the lists that stand where one value is expected."""
-    table = _with_all_domains(table)
+    table = _with_all_domains(_read_by_type(table))
     axes = {path: values for path, values in _leaves(table) if _is_axis(table, path, values)}
     empty = [".".join(path) for path, values in axes.items() if not values]
     if empty:
         raise FedshiftError(f"{empty[0]} is an empty list; give at least one value.")
     slow_first = sorted(axes, key=lambda path: (path == ("protocol", "hold_out")) + 2 * (path == ("seed",)))
     for choice in product(*(axes[path] for path in slow_first)):
-        yield override(table, {".".join(path): value for path, value in zip(slow_first, choice, strict=True)})
+        chosen = copied(table)
+        for path, value in zip(slow_first, choice, strict=True):
+            _put(chosen, path, value)
+        yield chosen
 
 
 def _leaves(table: Table) -> Iterable[tuple[tuple[str, ...], Any]]:
@@ -196,15 +171,38 @@ def _leaves(table: Table) -> Iterable[tuple[tuple[str, ...], Any]]:
             yield (key,), value
 
 
+def _read_by_type(table: Table) -> Table:
+    """The table with every value that was written on a command line read as its setting's type has it."""
+    result = copied(table)
+    for path, value in _leaves(table):
+        if isinstance(value, Written):
+            owner = _owner(result, path)
+            known = owner is not None and path[-1] in owner.settings()
+            _put(result, path, value.read(setting_type(owner.cls, path[-1]) if owner and known else Any))
+    return result
+
+
+def _put(table: Table, path: Sequence[str], value: Any) -> None:
+    for name in path[:-1]:
+        table = table[name]
+    table[path[-1]] = value
+
+
 def _is_axis(table: Table, path: tuple[str, ...], value: Any) -> bool:
     if not isinstance(value, list):
         return False
-    if path[-1] == "name" and len(path) > 1:
+    if path[-1] == "name" and len(path) > 1 and (len(path) == 2 or _is_nested(table, path[:-1])):
         raise FedshiftError(f"{'.'.join(path)} takes one name; only method.name may be a list.")
     owner = _owner(table, path)
     if owner is None or path[-1] not in owner.settings():
         return False
-    return _depth_of(value) > _depth_of_type(setting_type(owner.cls, path[-1]))
+    return is_list_of_choices(value, setting_type(owner.cls, path[-1]))
+
+
+def _is_nested(table: Table, path: tuple[str, ...]) -> bool:
+    """Whether a path leads to an entry of a catalogue that is a setting itself."""
+    owner = _owner(table, path)
+    return owner is not None and isinstance(owner.cls.nested().get(path[-1]), From)
 
 
 def _owner(table: Table, path: tuple[str, ...]) -> Entry[Any] | None:
@@ -222,24 +220,17 @@ def _owner(table: Table, path: tuple[str, ...]) -> Entry[Any] | None:
     return owner
 
 
-def _depth_of(value: Any) -> int:
-    """How many lists lie in one another: 0 for a value, 2 for a list of lists."""
-    if not isinstance(value, list):
-        return 0
-    return 1 + max((_depth_of(item) for item in value[:1]), default=0)
-
-
-def _depth_of_type(hint: Any) -> int:
-    """How many lists a setting takes in one another."""
-    return 1 + _depth_of_type(get_args(hint)[0]) if get_origin(hint) is tuple else 0
-
-
 def _with_all_domains(table: Table) -> Table:
-    """``hold_out = "all"`` means every domain of the data set."""
-    if table["protocol"].get("hold_out") != "all":
+    """``hold_out = "all"`` means every domain of the data set; in a list it is the name of one."""
+    if table["protocol"].get("hold_out") != EVERY_DOMAIN:
         return table
-    dataset = NAMED["data"].build(table["data"])
-    return override(table, {"protocol.hold_out": list(dataset.domain_names())})
+    names = list(NAMED["data"].build(table["data"]).domain_names())
+    if EVERY_DOMAIN in names:
+        raise FedshiftError(
+            "protocol.hold_out = \"all\" is every domain in turn, and the data have a domain called 'all': write "
+            'hold_out = ["all"] for that one, or a list of all names.'
+        )
+    return {**table, "protocol": {**table["protocol"], "hold_out": names}}
 
 
 def _as_list(value: Any) -> Sequence[Any]:

@@ -13,19 +13,53 @@ from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from functools import cache
 from numbers import Real
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin, get_type_hints
 
-from annotated_types import Ge, Gt, Interval, Le
-from pydantic import AfterValidator, AllowInfNan, ConfigDict, Strict, TypeAdapter, ValidationError
+import numpy as np
+from annotated_types import Ge, GroupedMetadata, Gt, Interval, Le, Lt
+from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
 
 from fedshift.errors import FedshiftError, UnknownNameError
 
-NonNegative = Annotated[float, Strict(), AllowInfNan(False), Ge(0)]
-Positive = Annotated[float, Strict(), AllowInfNan(False), Gt(0)]
-WholeInt = Annotated[int, Strict()]
-Count = Annotated[int, Strict(), Ge(1)]
-Pixels = Annotated[int, Strict(), Ge(1), Le(4096)]
-WholeNumber = Annotated[int, Strict(), Ge(0)]
+
+@dataclass(frozen=True)
+class AtMost(GroupedMetadata):
+    """The upper limit of a number, and the reason for it, which the error gives."""
+
+    limit: float
+    reason: str
+
+    def __iter__(self) -> Iterator[object]:
+        yield Le(self.limit)
+
+
+A_BILLION = AtMost(10**9, "more than any data set here has samples")
+IN_MEMORY = AtMost(2**20, "a batch is in memory as a whole")
+FLOAT32 = AtMost(3e38, "float32 holds no larger number")
+SIDE = AtMost(4096, "a colour image of 4096 by 4096 pixels takes 200 MB as numbers")
+
+WholeInt = Annotated[int, Ge(-(2**63)), AtMost(2**63 - 1, "a whole number of TOML has 64 bits")]
+Count = Annotated[int, Ge(1), A_BILLION]
+WholeNumber = Annotated[int, Ge(0), A_BILLION]
+Rounds = Annotated[int, Ge(1), AtMost(10**9, "at a thousand rounds a second, so many take eleven days")]
+Steps = Annotated[int, Ge(1), AtMost(10**7, "nothing is recorded or saved until a round has ended")]
+BatchSize = Annotated[int, Ge(1), IN_MEMORY]
+Clients = Annotated[int, Ge(1), AtMost(10**6, "each client has a name and files of its own")]
+Processors = Annotated[int, Ge(0), AtMost(1024, "a machine has fewer cores")]
+Width = Annotated[int, Ge(1), AtMost(2**16, "a layer with so many inputs and outputs takes 17 GB")]
+OptionalWidth = Annotated[int, Ge(0), AtMost(2**16, "a layer with so many inputs and outputs takes 17 GB")]
+Layers = Annotated[int, Ge(1), AtMost(1000, "networks of this kind are not so deep")]
+Pixels = Annotated[int, Ge(1), SIDE]
+OptionalPixels = Annotated[int, Ge(0), SIDE]
+NonNegative = Annotated[float, Ge(0), FLOAT32]
+Positive = Annotated[float, Gt(0), FLOAT32]
+LearningRate = Annotated[float, Gt(0), AtMost(1000, "a step of a thousand gradients leads nowhere")]
+Momentum = Annotated[float, Ge(0), AtMost(1, "beyond that every step is larger than the one before")]
+Fraction = Annotated[float, Interval(gt=0, le=1)]
+ProperFraction = Annotated[float, Interval(gt=0, lt=1)]
+Probability = Annotated[float, Interval(ge=0, le=1)]
+Degrees = Annotated[float, Ge(-360), AtMost(360, "a full turn")]
 
 
 def _folder_name(name: str) -> str:
@@ -35,8 +69,6 @@ def _folder_name(name: str) -> str:
 
 
 FolderName = Annotated[str, AfterValidator(_folder_name)]
-Fraction = Annotated[float, Interval(gt=0, le=1)]
-ProperFraction = Annotated[float, Interval(gt=0, lt=1)]
 
 
 @dataclass(frozen=True)
@@ -52,10 +84,18 @@ class Range:
 
 
 Search = Range | tuple[Any, ...]
+LONGEST_SHOWN = 100  # characters of a value in a message
 
 
 def setting(
-    default: Any = MISSING, *, help: str, source: str = "", search: Search | None = None, path: bool = False
+    default: Any = MISSING,
+    *,
+    help: str,
+    source: str = "",
+    search: Search | None = None,
+    path: bool = False,
+    words: tuple[str, ...] = (),
+    portable: bool = False,
 ) -> Any:
     """A documented field of a :class:`Spec`.
 
@@ -65,8 +105,11 @@ def setting(
         source: the paper's equation or section it comes from.
         search: where a hyper-parameter search should look.
         path: it may name a file or folder of this machine, whose content then counts, not where it lies.
+        words: values of such a path that name no file, as "hub" does.
+        portable: the file or folder of such a path serves other entries of the catalogue just as well.
     """
-    return field(default=default, metadata={"help": help, "source": source, "search": search, "path": path})
+    about = {"help": help, "source": source, "search": search, "path": path, "words": words, "portable": portable}
+    return field(default=default, metadata=about)
 
 
 class Nested(ABC):
@@ -101,7 +144,7 @@ class Table(Nested):
         if isinstance(value, self.cls):
             return value
         if not isinstance(value, Mapping):
-            raise FedshiftError(f"{where} = {value!r} is a value where a table belongs; write [{where}]")
+            raise FedshiftError(f"{where} = {shown(value)} is a value where a table belongs; write [{where}]")
         check_names(value, self.cls.settings(), where)
         return self.cls(**value)
 
@@ -139,13 +182,22 @@ class Spec:
         for name, nested in self.nested().items():
             built = nested.build(getattr(self, name), self.settings()[name].default, self._where(name))
             object.__setattr__(self, name, built)
-        for name, adapter in _adapters(type(self)).items():  # type: ignore[arg-type]  # classes are hashable
-            value = getattr(self, name)
-            try:
-                checked = adapter.validate_python(_as_list(value, setting_type(type(self), name)))
-            except ValidationError as error:
-                raise FedshiftError(f"{self._where(name)} = {value!r}: {_problem(error)}.") from None
-            object.__setattr__(self, name, checked)
+        for name in self.settings():
+            if name not in self.nested():
+                object.__setattr__(self, name, self.checked(name, getattr(self, name)))
+
+    @classmethod
+    def checked(cls, name: str, value: Any) -> Any:
+        """The value of a setting that is no spec, as it is kept.
+
+        Raises:
+            FedshiftError: the setting does not take it; the message says what it takes.
+        """
+        hint = setting_type(cls, name)
+        try:
+            return adapter(hint).validate_python(_prepared(value, hint))
+        except ValidationError as error:
+            raise FedshiftError(f"{cls._where(name)} = {shown(value)}: {_problem(error, hint)}.") from None
 
     @classmethod
     def settings(cls) -> dict[str, Field[Any]]:
@@ -197,7 +249,7 @@ class Spec:
         nested = self.nested()
         values = {name: getattr(self, name) for name in self.settings()}
         return {
-            name: nested[name].table(value) if name in nested else _as_toml(value)
+            name: nested[name].table(value) if name in nested else as_toml(value)
             for name, value in values.items()
             if value is not None
         }
@@ -231,12 +283,17 @@ def check_names(names: Iterable[str], known: Mapping[str, Any], where: str) -> N
 
 def setting_type(cls: type[Spec], name: str) -> Any:
     """The type of a setting, with its limits."""
-    return get_type_hints(cls, include_extras=True)[name]
+    return _hints(cls)[name]  # type: ignore[arg-type]  # classes are hashable
+
+
+@cache
+def _hints(cls: type[Spec]) -> dict[str, Any]:
+    return get_type_hints(cls, include_extras=True)
 
 
 @cache
 def _nested(cls: type[Spec]) -> dict[str, Nested]:
-    hints = get_type_hints(cls, include_extras=True)
+    hints = _hints(cls)  # type: ignore[arg-type]  # classes are hashable
     found: dict[str, Nested] = {}
     for name in cls.settings():
         marks = [mark for mark in getattr(hints[name], "__metadata__", ()) if isinstance(mark, Nested)]
@@ -248,25 +305,79 @@ def _nested(cls: type[Spec]) -> dict[str, Nested]:
 
 
 @cache
-def _adapters(cls: type[Spec]) -> dict[str, TypeAdapter[Any]]:
-    hints = get_type_hints(cls, include_extras=True)
-    config = ConfigDict(coerce_numbers_to_str=True)
-    return {name: TypeAdapter(hints[name], config=config) for name in cls.settings() if name not in cls.nested()}
+def adapter(hint: Any) -> TypeAdapter[Any]:
+    """What checks values of a type: nothing is converted but a whole number where any number may stand."""
+    return TypeAdapter(hint, config=ConfigDict(strict=True, allow_inf_nan=False))
 
 
-def _as_list(value: Any, hint: Any) -> Any:
-    """A single value where a list of values is expected is a list of one."""
-    if get_origin(hint) is not tuple or isinstance(value, tuple | list):
+def leaf_types(hint: Any) -> set[Any]:
+    """The types that a setting's values have, in lists as well; the values of a Literal are not among them."""
+    if get_origin(hint) is Annotated:
+        return leaf_types(get_args(hint)[0])
+    if get_origin(hint) in (Union, UnionType, tuple):
+        return set().union(*(leaf_types(option) for option in get_args(hint) if option is not ...))
+    return {hint}
+
+
+def is_text(hint: Any) -> bool:
+    """Whether a setting's values are free text, so that a number given for one can only mean its digits."""
+    kinds = leaf_types(hint)
+    return str in kinds and not kinds & {int, float, bool}
+
+
+def limits(hint: Any) -> Iterator[Any]:
+    """What is said of a setting's numbers, in lists and alternatives as well: Ge, Gt, Le, Lt, Interval, AtMost."""
+    for mark in getattr(hint, "__metadata__", ()):
+        if isinstance(mark, Ge | Gt | Le | Lt | Interval | AtMost):
+            yield mark
+    for part in get_args(hint):
+        if not isinstance(part, Ge | Gt | Le | Lt | Interval | AtMost):
+            yield from limits(part)
+
+
+def shown(value: Any) -> str:
+    """A value in a message, however long it is."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python does not write out whole numbers of thousands of digits
+        return "a number of thousands of digits"
+    return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 10]}...{text[-5:]}"
+
+
+def _prepared(value: Any, hint: Any) -> Any:
+    """A value as its type has it: a tuple for lists and single values, Python's numbers for NumPy's, 0 for -0."""
+    if leaf_types(hint) == {Any} or get_origin(hint) is dict:
         return value
-    return value if get_origin(get_args(hint)[0]) is tuple else (value,)
+    as_text = is_text(hint)
+    of_literals = any(get_origin(kind) is Literal for kind in leaf_types(hint))
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, np.generic | np.ndarray):
+            value = value.tolist()
+        if isinstance(value, tuple | list):
+            return tuple(plain(item) for item in value)
+        if as_text and (isinstance(value, Path) or (isinstance(value, int) and not isinstance(value, bool))):
+            return str(value)
+        if of_literals and isinstance(value, bool):
+            return None  # Python takes True for 1, which a Literal may have
+        return value + 0.0 if isinstance(value, float) else value
+
+    value = plain(value)
+    if get_origin(hint) is not tuple or isinstance(value, tuple) or get_origin(get_args(hint)[0]) is tuple:
+        return value
+    return (value,)
 
 
-def _problem(error: ValidationError) -> str:
+def _problem(error: ValidationError, hint: Any) -> str:
     """What is wrong, in the words of a user; several kinds of value may be right."""
     found = [str(one["msg"]).removeprefix("Value error, ").replace("a valid tuple", "a list") for one in error.errors()]
     expected = [message.removeprefix("Input should be ") for message in found if message.startswith("Input should be ")]
-    return f"it should be {' or '.join(dict.fromkeys(expected))}" if expected else found[0]
+    reached = {one["ctx"]["le"] for one in error.errors() if one["type"] == "less_than_equal"}
+    reasons = [mark.reason for mark in limits(hint) if isinstance(mark, AtMost) and mark.limit in reached]
+    problem = f"it should be {' or '.join(dict.fromkeys(expected))}" if expected else found[0]
+    return f"{problem} ({reasons[-1]})" if reasons else problem
 
 
-def _as_toml(value: Any) -> Any:
-    return [_as_toml(item) for item in value] if isinstance(value, tuple) else value
+def as_toml(value: Any) -> Any:
+    """A value as TOML can hold it."""
+    return [as_toml(item) for item in value] if isinstance(value, tuple) else value

@@ -54,7 +54,7 @@ from fedshift.core.tensors import Replies, Tensors
 from fedshift.errors import FedshiftError
 from fedshift.federation.samples import Samples
 from fedshift.methods.client2vec.index import NETWORK, ClientIndex
-from fedshift.settings.spec import Count, Fraction, Positive, setting
+from fedshift.settings.spec import BatchSize, Count, Fraction, Layers, LearningRate, Steps, Width, setting
 
 
 class Decomposition(nn.Module):
@@ -111,22 +111,22 @@ class DSAIGN(ClientIndex):
     strategy: Literal["global", "federated"] = setting(
         "global", help="trained on the server from a batch of pairs of every client, or by FedAvg", source="Sec. 3.2"
     )
-    epochs: Count = setting(500, help="epochs of training in all", source="App. D.3", search=(100, 500, 1000))
-    local_epochs: Count = setting(10, help="federated: local epochs a round", source="Sec. 3.2")
+    epochs: Steps = setting(500, help="epochs of training in all", source="App. D.3", search=(100, 500, 1000))
+    local_epochs: Steps = setting(10, help="federated: local epochs a round", source="Sec. 3.2")
     participation: Fraction = setting(0.1, help="federated: part of the clients in a round", source="Sec. 3.2")
     upload: Count = setting(128, help="global: pairs that every client uploads", source="Sec. 3.2")
-    batch: Count = setting(128, help="pairs in a batch")
-    lr: Positive = setting(1e-3, help="Adam's learning rate")
+    batch: BatchSize = setting(128, help="pairs in a batch")
+    lr: LearningRate = setting(1e-3, help="Adam's learning rate")
     sim: bool = setting(True, help="Z matches the label: 1 - cos(Z, L)", source="Sec. 3.2")
     orth: bool = setting(True, help="U is orthogonal to Z: ||Z U^T||_1", source="Sec. 3.2")
     recon: bool = setting(True, help="Z and U reconstruct D", source="Sec. 3.2")
     div: bool = setting(True, help="U differs within a batch", source="Sec. 3.2")
     orth_form: Literal["mean", "sum"] = setting("mean", help="mean or sum of the absolute entries of Z U^T")
     projection: Literal["linear", "mlp"] = setting("linear", help="what reconstructs D", source="App. D.3")
-    width: Count = setting(32, help="size of a patch and of the transformer", source="App. D.2")
-    layers: Count = setting(3, help="transformer layers", source="App. D.2")
-    heads: Count = setting(8, help="attention heads", source="App. D.2")
-    feedforward: Count = setting(2048, help="width of the feed-forward layers", source="App. D.2")
+    width: Width = setting(32, help="size of a patch and of the transformer", source="App. D.2")
+    layers: Layers = setting(3, help="transformer layers", source="App. D.2")
+    heads: Width = setting(8, help="attention heads", source="App. D.2")
+    feedforward: Width = setting(2048, help="width of the feed-forward layers", source="App. D.2")
 
     def label_dim(self) -> int:
         """The length of a label vector."""

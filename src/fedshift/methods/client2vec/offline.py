@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from fedshift.federation.inputs import Inputs
 from fedshift.methods.client2vec.encoder import Encoder, of_norm_one
-from fedshift.settings.spec import Count, setting
+from fedshift.settings.spec import Width, setting
 from fedshift.streams import Streams
 
 SIDE, FILTERS, KERNEL = 32, 64, 5
@@ -36,7 +36,7 @@ SIDE, FILTERS, KERNEL = 32, 64, 5
 class Offline(Encoder):
     """Fixed random features of samples and hashed words of sentences: no download, and not CLIP."""
 
-    size: Count = setting(512, help="dimensions of the embeddings")
+    size: Width = setting(512, help="dimensions of the embeddings")
 
     @property
     def dim(self) -> int:

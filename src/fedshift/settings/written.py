@@ -1,0 +1,94 @@
+"""Values as they are written on a command line, which the type of their setting reads."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import dataclass
+from typing import Any
+
+from fedshift.errors import FedshiftError
+from fedshift.settings.spec import is_text, leaf_types
+
+# A word between commas: in quotes, where it may hold commas, or as it stands.
+WORD = re.compile(r"""\s*("(?:\\.|[^"\\])*"|'[^']*'|[^,]*?)\s*(?:,|\Z)""", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Written:
+    """A value as it was typed, until it is known which setting it is for.
+
+    A text is taken as typed: ``1e3`` stays ``1e3``. Commas make a list. Quotes, as TOML has them, hold a text with
+    commas together, and a TOML list such as ``["a", "b"]`` is a list. Anything else is a TOML value, or a bare word.
+    """
+
+    text: str
+
+    def read(self, hint: Any) -> Any:
+        """The value for a setting of this type; ``Any`` where the type is not known."""
+        value = _toml(self.text)
+        if isinstance(value, list):
+            return value
+        if leaf_types(hint) == {bool} and self.text.lower() in ("true", "false"):  # as Python writes them, too
+            return self.text.lower() == "true"
+        if is_text(hint):
+            return self.names()
+        return _anything(self.text)
+
+    def names(self) -> str | list[str]:
+        """The text, or several between commas."""
+        listed = _toml(self.text)
+        if isinstance(listed, list):
+            return listed
+        words = self._words()
+        return _unquoted(words[0]) if len(words) == 1 else [_unquoted(word) for word in words]
+
+    def table(self) -> dict[str, Any] | None:
+        """The table that it is, such as ``{ name = "clip" }``; None of anything else."""
+        value = _toml(self.text)
+        return value if isinstance(value, dict) else None
+
+    def _words(self) -> list[str]:
+        text = self.text.strip()
+        if "," not in text or text.startswith("["):
+            return [text]
+        return [word for match in WORD.finditer(text) if (word := match[1])] or [text]
+
+
+def parse_toml(text: str, what: str) -> dict[str, Any]:
+    """The tables of a TOML text; ``what`` is its name in messages.
+
+    Raises:
+        FedshiftError: it is not TOML, or its numbers or lists have no end.
+    """
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise FedshiftError(f"{what} is not TOML: {error}.") from error
+    except RecursionError as error:
+        raise FedshiftError(f"{what} has lists or tables in one another to a depth that no experiment has.") from error
+    except ValueError as error:  # Python reads no whole number of thousands of digits
+        raise FedshiftError(f"{what} has a number of thousands of digits; no setting takes it.") from error
+
+
+def _toml(text: str) -> Any:
+    """The value that a text is in TOML; None if it is none."""
+    try:
+        tables = parse_toml(f"value = {text}", "the value")
+    except FedshiftError:
+        return None
+    return tables["value"] if tables.keys() == {"value"} else None
+
+
+def _anything(text: str) -> Any:
+    value = _toml(text)
+    if isinstance(value, bool | int | float | str | list | dict):
+        return value
+    words = Written(text)._words()
+    return _unquoted(text.strip()) if len(words) == 1 else [_anything(word) for word in words]
+
+
+def _unquoted(word: str) -> str:
+    """The text in quotes, or the word as it stands."""
+    inner = _toml(word) if word[:1] in ("'", '"') else None
+    return inner if isinstance(inner, str) else word

@@ -1,0 +1,239 @@
+"""The whole schema of an experiment: on one page, and as JSON Schema that says what the checks say."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import tomli_w
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from conftest import TINY, Make
+from fedshift.cli.app import app
+from fedshift.cli.catalogues import KINDS
+from fedshift.errors import FedshiftError
+from fedshift.experiments import shipped, shipped_text
+from fedshift.settings.experiment import NAMED, PLAIN, Experiment
+from fedshift.settings.schema import json_schema
+from fedshift.settings.spec import Spec
+from test_limits import CLASSES
+
+ROOT = Path(__file__).parents[1]
+SCHEMA = json_schema()
+CHECK = jsonschema.Draft202012Validator(SCHEMA)
+
+
+def problems(document: dict[str, Any]) -> list[str]:
+    return [f"{error.json_path}: {error.message[:200]}" for error in CHECK.iter_errors(document)]
+
+
+def printed(*arguments: str) -> str:
+    done = CliRunner().invoke(app, list(arguments), catch_exceptions=False, env={"COLUMNS": "160"})
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def toml_examples() -> list[str]:
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    blocks = [block for page in pages for block in re.findall(r"```toml\n(.*?)```", page.read_text(), re.DOTALL)]
+    return [block for block in blocks if "[" in block]
+
+
+def test_it_is_a_json_schema_and_the_command_prints_it():
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    text = printed("schema", "--json")
+    assert text == printed("schema", "--format", "json")
+    assert json.loads(text)["$schema"].endswith("draft/2020-12/schema")
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_every_shipped_experiment_is_valid(name: str):
+    assert problems(tomllib.loads(shipped_text(name))) == []
+
+
+def test_every_example_of_the_documentation_is_valid():
+    assert toml_examples()
+    for text in toml_examples():
+        assert problems(tomllib.loads(text)) == [], text
+
+
+def test_a_resolved_experiment_is_valid(make: Make):
+    for changes in ({}, {"method": {"name": "client2vec"}}, {"method.name": "fedreg"}, {"partition.name": "domains"}):
+        table = make(changes).table()
+        del table["data"]  # a plugin's, which was registered after the schema was made
+        assert problems(tomllib.loads(tomli_w.dumps(table))) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "trian = 1",
+        "[train]\nround = 3",
+        "[train]\nlr = 0",
+        "[train]\nlr = 'fast'",
+        "[train]\nrounds = 10_000_000_000",
+        "[train]\nlr = []",
+        "[model]\nname = 'cnnn'",
+        "[model]\nname = 'cnn'\nhidden = 3",
+        "[model]\nhidden = [8]",
+        "[model]\nname = ['cnn', 'mlp']",
+        "[method]\nname = 'fedavg'\nmu = 0.1",
+        "[method]\nname = 'fedreg'\nl_align = 0.1",
+        "[method]\nname = ['fedavg', 'fedsrr']",
+        "[method.fedsr]\nl3r = 1",
+        "[method]\nname = 'client2vec'\nindex = { name = 'dsa-ign', encoder = { name = 'clip', size = 3 } }",
+        "[method]\nname = 'fedsr'\npreset = 'pasc'",
+        "data = 'folder'",
+    ],
+)
+def test_what_is_refused_is_no_valid_file(text: str):
+    assert problems(tomllib.loads(text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "seed = [0, 1]\n[train]\nlr = [0.1, 0.01]\nmin_answers = ['all', 0.5]",
+        "[protocol]\nhold_out = [0, '15']",
+        "[model]\nname = 'mlp'\nhidden = [[8], [4, 4]]",
+        "[model]\nname = 'mlp'\nhidden = 8",
+        "[partition]\nname = 'classes'\ngroups = [['a'], ['b']]",
+        "[partition]\nname = 'flwr'\narguments = { num_partitions = 3 }",
+        "[method]\nname = 'client2vec'\nbase = 'moon'\nindex = ['dsa-ign', { name = 'file', path = 'x' }]",
+        "[method]\nname = 'client2vec'\nindex = { epochs = [1, 2], encoder = 'clip' }",
+        "[method]\nname = ['fedavg', 'fedsr']\nl2r = 0.1\npreset = 'pacs'\n[method.fedprox]\nmu = 0.2",
+    ],
+)
+def test_what_is_taken_is_a_valid_file(text: str):
+    assert problems(tomllib.loads(text)) == []
+
+
+SCALARS = [(where, cls, name) for where, cls in CLASSES.items() for name in cls.settings() if name not in cls.nested()]
+NUMBERS = st.integers(-5, 5) | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False)
+LEAVES = NUMBERS | st.booleans() | st.sampled_from(["all", "steps", "x", "error", "unseen", "", "local", "hub"])
+VALUES = LEAVES | st.lists(LEAVES, max_size=3) | st.lists(st.lists(LEAVES, max_size=2), max_size=2)
+
+
+def described(where: str, cls: type[Spec], name: str) -> dict[str, Any]:
+    """What the schema says of one value of a setting: without the list that makes several runs."""
+    kind, _, entry = where.partition(".")
+    if entry and kind == "methods":
+        table = SCHEMA["$defs"][f"method.{entry}"]
+    elif entry:
+        title = next(title for title, catalogue in NAMED.items() if catalogue is KINDS[kind]) if kind in LISTED else ""
+        anyof = SCHEMA["properties"][title]["anyOf"] if title else SCHEMA["$defs"][kind]["anyOf"][1]["anyOf"]
+        table = next(table for table in anyof if table["title"] == entry)
+    else:
+        table = SCHEMA if kind == "experiment" else SCHEMA["properties"][kind]
+    found = table["properties"].get(name)
+    if found is None:  # fixed in a variant
+        return {}
+    return {"anyOf": found["anyOf"][:-1]} if "anyOf" in found else found
+
+
+LISTED = {"methods", "datasets", "partitions", "models", "protocols"}
+
+
+@settings(max_examples=800, deadline=None)
+@given(st.sampled_from(SCALARS), VALUES)
+def test_the_schema_takes_what_the_checks_take(where: tuple[str, type[Spec], str], value: Any):
+    one = described(*where)
+    if not one:
+        return
+    says = jsonschema.Draft202012Validator({**one, "$defs": SCHEMA["$defs"]}).is_valid(value)
+    try:
+        where[1].checked(where[2], value)
+        takes = True
+    except FedshiftError:
+        takes = False
+    if where[2] in ("name", "plugins") and where[0] == "experiment":
+        assert says or not takes or where[2] == "plugins"  # what makes a name of a folder is not said
+    elif any(isinstance(leaf, float) and leaf.is_integer() for leaf in leaves(value)):
+        assert says or not takes  # 1.0 is a whole number in JSON, and none in TOML
+    else:
+        assert says == takes
+
+
+def leaves(value: Any) -> list[Any]:
+    return [leaf for item in value for leaf in leaves(item)] if isinstance(value, list) else [value]
+
+
+def test_every_setting_is_described_with_its_default():
+    text = json.dumps(SCHEMA)
+    for where, cls, name in SCALARS:
+        assert not described(where, cls, name) or json.dumps(cls.settings()[name].metadata["help"])[1:-1] in text
+    assert SCHEMA["properties"]["train"]["properties"]["rounds"]["default"] == 300
+
+
+@pytest.mark.parametrize("form", ["text", "markdown"])
+def test_the_page_has_every_table_entry_and_setting(form: str):
+    page = printed("schema", "--format", form)
+    for catalogue in KINDS.values():
+        for name in catalogue:
+            assert name in page
+            assert all(setting in page for setting in catalogue.get(name).settings())
+    for table in (*PLAIN, *NAMED):
+        assert f"[{table}]" in page
+    assert "learning rate" in page
+    assert "> 0, <= 1000" in page
+    assert all(name in page for name in Experiment.settings())
+
+
+def test_an_unknown_format_is_named():
+    with pytest.raises(FedshiftError, match=r"Unknown format 'jsn'. Did you mean 'json'\?"):
+        CliRunner().invoke(app, ["schema", "--format", "jsn"], catch_exceptions=False)
+
+
+# What an experiment would run -------------------------------------------------------------------------
+
+
+def shown(*arguments: str) -> dict[str, list[str]]:
+    """The rows that `show` prints, by the setting: value and origin of each."""
+    rows: dict[str, list[str]] = {}
+    for line in printed("show", *arguments).splitlines():
+        cells = re.split(r"\s{2,}", line.strip())
+        if len(cells) == 3 and cells[0] != "setting":
+            rows[cells[0]] = cells[1:]
+    return rows
+
+
+def test_show_resolves_an_experiment_and_says_where_values_are_from():
+    rows = shown("rotated-mnist", "--set", "train.lr=0.5", "--set", "seed=0,1")
+    assert rows["train.lr"] == ["0.5", "command line"]
+    assert rows["seed"] == ["0 | 1", "command line"]
+    assert rows["train.rounds"] == ["300", "file"]
+    assert rows["train.weight_decay"] == ["0.0", "default"]
+    assert rows["method.l2r"] == ["0.1", "published for rotated-mnist"]
+    assert rows["method.optimiser_state"] == ["kept", "file"]
+    assert rows["run.engine"] == ["auto", "default"]
+
+
+def test_show_still_shows_the_text_and_the_data_set_of_the_same_name():
+    output = printed("show", "rotated-mnist")
+    assert shipped_text("rotated-mnist") in output
+    assert "MNIST digits turned by each of several angles." in output
+
+
+def test_show_of_a_file_shows_what_each_method_has(tmp_path: Path):
+    file = tmp_path / "mine.toml"
+    method = {"name": ["fedavg", "client2vec"], "client2vec": {"index": {"epochs": [3, 4], "encoder": "offline"}}}
+    file.write_text(tomli_w.dumps({**TINY, "method": method}))
+    rows = shown(str(file), "--set", "method.client2vec.index.heads=4")
+    assert rows["method.index.epochs"] == ["3 | 4", "file"]
+    assert rows["method.index.heads"] == ["4", "command line"]
+    assert rows["method.index.encoder.name"] == ["offline", "file"]
+    assert rows["method.index.encoder.size"] == ["512", "default"]
+    file.write_text(tomli_w.dumps({**TINY, "model": {"name": "mlp", "dim": 0}}))
+    assert "it cannot run: model.dim = 0" in printed("show", str(file))
+
+
+def test_show_changes_only_experiments():
+    with pytest.raises(FedshiftError, match=r"--set changes an experiment, and 'fedsr' is none"):
+        CliRunner().invoke(app, ["show", "fedsr", "--set", "train.lr=1"], catch_exceptions=False)
