@@ -1,0 +1,65 @@
+"""What a case may do beside commands, from Python: each prints what came of it, or ends with one FedshiftError."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+
+def run(source: str) -> None:
+    """As the command, without its report, whose figures take twice the time of the run."""
+    import fedshift
+
+    print(fedshift.load(fedshift.run(source).path))
+
+
+def compare(source: str) -> None:
+    """As the command, without its report."""
+    import fedshift
+    from fedshift.errors import FedshiftError
+
+    comparison = fedshift.compare(source)
+    print(comparison)
+    if comparison.failure:
+        raise FedshiftError(comparison.failure)
+
+
+def resume(path: str) -> None:
+    """As the command, without its report."""
+    import fedshift
+
+    print(fedshift.resume(path))
+
+
+def load(path: str) -> None:
+    """Print all that is reported of the runs at a path."""
+    import fedshift
+
+    comparison = fedshift.load(path)
+    runs = {
+        run.path.name: {"finished": run.finished, "records": run.records, "messages": run.messages}
+        for run in comparison.runs
+    }
+    print(json.dumps({"runs": runs, "measurements": comparison.measurements(), "notes": comparison.results.notes}))
+
+
+def model(path: str) -> None:
+    """Print a digest of what a run's models answer, the global one (where there is one) and each client's."""
+    import torch
+
+    from fedshift.runs.run import Run
+
+    run = Run.open(path)
+    x = torch.linspace(-1, 1, 5 * 100).view(5, 1, 10, 10)
+    answers = {}
+    for client in ("dark", "gray"):
+        with torch.no_grad():
+            answer = run.model(client)(x)
+        answers[client] = hashlib.blake2b(answer.numpy().tobytes(), digest_size=8).hexdigest()
+    print(json.dumps(answers))
+
+
+def python(code: str) -> None:
+    """Carry out a script's text."""
+    exec(compile(code, "script.py", "exec"), {"__name__": "__main__", "Path": Path})
