@@ -309,7 +309,7 @@ def _tensor_renamed(header: dict[str, Any], draw: random.Random) -> Any:
 
 def _tensor_reshaped(header: dict[str, Any], draw: random.Random) -> Any:
     name = _tensor(header, draw)
-    header[name]["shape"] = draw.choice([[1, *header[name]["shape"]], header[name]["shape"][::-1] + [1], [-1], [2**40]])
+    header[name]["shape"] = draw.choice([[1, *header[name]["shape"]], [*header[name]["shape"][::-1], 1], [-1], [2**40]])
     return header
 
 

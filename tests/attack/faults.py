@@ -102,7 +102,7 @@ class Interception:
     def _path(self, path: Any) -> str:
         if isinstance(path, int):
             try:
-                return os.readlink(f"/proc/self/fd/{path}")
+                return str(Path(f"/proc/self/fd/{path}").readlink())
             except OSError:
                 return ""
         return os.fsdecode(os.path.realpath(path))

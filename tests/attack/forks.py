@@ -50,7 +50,7 @@ class Outcome:
     @property
     def refused(self) -> bool:
         """Whether it ended with one clear error: exit code 2, a single short message and no traceback."""
-        usage = self.err.startswith("Usage: ")  # of the command line's own parser
+        usage = self.err.startswith(("Usage: ", "╭─ Error"))  # of the command line's own parser
         messages = len(re.findall("^Error: ", self.err, re.MULTILINE))
         return self.code == 2 and "Traceback" not in self.err and (usage or messages == 1) and len(self.err) < 3000
 
@@ -81,7 +81,8 @@ class Child:
         for index, step in enumerate(self.steps):
             files = {ending: self.output / f"{index}.{ending}" for ending in ("out", "err", "code")}
             out, err = (
-                files[ending].read_text(errors="replace") if files[ending].is_file() else "" for ending in ("out", "err")
+                files[ending].read_text(errors="replace") if files[ending].is_file() else ""
+                for ending in ("out", "err")
             )
             if files["code"].is_file():
                 outcomes.append(Outcome(step, int(files["code"].read_text()), out, err))
@@ -107,7 +108,7 @@ class Forks:
         """Start the server; it is ready when it answers."""
         self._folder = folder
         self._numbers = itertools.count()
-        threads = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+        threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         environment = {**os.environ, **threads, "FEDSHIFT_CACHE": str(folder / "cache"), "COLUMNS": "160"}
         self._server = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("server.py"))],

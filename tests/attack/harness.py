@@ -13,10 +13,10 @@ from typing import Any
 
 import tomli_w
 
-from conftest import CNN_WITH_BN, TINY
 from attack.faults import Fault
-from fedshift.settings.grid import override
 from attack.forks import Forks, Outcome, Step
+from conftest import CNN_WITH_BN, TINY
+from fedshift.settings.grid import override
 
 RESUME: Step = ("resume", "runs")
 # What must be equal to the byte, whatever happened on the way; the other files say when and on what machine.
@@ -67,7 +67,15 @@ SCENARIOS: dict[str, Scenario] = {
         "compare", {**ABSENT, **FOUR_CLIENTS, "seed": [0, 1, 2], "run.engine": "vectorised", "run.together": 3}
     ),
     "workers": Scenario(
-        "run", {**CNN_WITH_BN, **FOUR_CLIENTS, "method": LOCAL_STATE, "run.engine": "workers", "run.workers": 2, "train.rounds": 3}
+        "run",
+        {
+            **CNN_WITH_BN,
+            **FOUR_CLIENTS,
+            "method": LOCAL_STATE,
+            "run.engine": "workers",
+            "run.workers": 2,
+            "train.rounds": 3,
+        },
     ),
     "client2vec": Scenario("run", {"method": {"name": "client2vec", "index": INDEX}, "train.rounds": 3}),
 }
@@ -103,10 +111,11 @@ class Reference:
         assert outcome.fine, outcome
         return cls(scenario, folder, results(folder), trace.read_text().splitlines(), table(outcome.out))
 
-    def differences(self, folder: Path) -> list[str]:
-        """Each run whose files differ from these, and which they are."""
+    def differences(self, folder: Path, aside: Iterable[str] = ()) -> list[str]:
+        """Each run whose files differ from these, and which they are; patterns of files may be left aside."""
         found = results(folder)
         names = sorted(name for name in self.results.keys() | found.keys() if self.results.get(name) != found.get(name))
+        names = [name for name in names if not any(Path(name).match(pattern) for pattern in aside)]
         by_run: dict[Path, list[str]] = {}
         for name in map(Path, names):
             by_run.setdefault(Path(*name.parts[:2]), []).append(str(Path(*name.parts[2:])))
@@ -133,7 +142,9 @@ def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
 def table(printed: str) -> str:
     """The tables of accuracies in what a command printed."""
     start = printed.find("Accuracy in %")
-    end = min((found for word in ("Note: ", "Run folders: ") if (found := printed.find(word, start)) >= 0), default=None)
+    end = min(
+        (found for word in ("Note: ", "Run folders: ") if (found := printed.find(word, start)) >= 0), default=None
+    )
     return printed[start:end].strip() if start >= 0 else ""
 
 

@@ -5,15 +5,21 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import sys
 from pathlib import Path
 from typing import IO, Any
+
+
+def say(value: object) -> None:
+    """Print a line."""
+    sys.stdout.write(f"{value}\n")
 
 
 def run(source: str) -> None:
     """As the command, without its report, whose figures take twice the time of the run."""
     import fedshift
 
-    print(fedshift.load(fedshift.run(source).path))
+    say(fedshift.load(fedshift.run(source).path))
 
 
 def compare(source: str) -> None:
@@ -22,7 +28,7 @@ def compare(source: str) -> None:
     from fedshift.errors import FedshiftError
 
     comparison = fedshift.compare(source)
-    print(comparison)
+    say(comparison)
     if comparison.failure:
         raise FedshiftError(comparison.failure)
 
@@ -31,7 +37,7 @@ def resume(path: str) -> None:
     """As the command, without its report."""
     import fedshift
 
-    print(fedshift.resume(path))
+    say(fedshift.resume(path))
 
 
 def load(path: str) -> None:
@@ -43,13 +49,11 @@ def load(path: str) -> None:
         run.path.name: {"finished": run.finished, "records": run.records, "messages": run.messages}
         for run in comparison.runs
     }
-    print(json.dumps({"runs": runs, "measurements": comparison.measurements(), "notes": comparison.results.notes}))
+    say(json.dumps({"runs": runs, "measurements": comparison.measurements(), "notes": comparison.results.notes}))
 
 
-def report(path: str, to: str) -> None:
-    """The command ``report`` with empty figures, which take long and show what the tables say."""
-    import sys
-
+def plain(*arguments: str) -> None:
+    """A command line, its figures empty: they take long, and show what the tables say."""
     from matplotlib.figure import Figure
 
     from fedshift.cli import app
@@ -59,8 +63,19 @@ def report(path: str, to: str) -> None:
         file.write(empty if isinstance(file, io.TextIOBase) else empty.encode())
 
     Figure.savefig = savefig  # type: ignore[method-assign]  # in this child only
-    sys.argv = ["fedshift", "report", path, "--to", to]
+    sys.argv = ["fedshift", *arguments]
     app.main()
+
+
+def nameless(*arguments: str) -> None:
+    """As :func:`plain`, for a user whom the machine does not know, as in a container."""
+    import pwd
+
+    def getpwuid(uid: int) -> Any:
+        raise KeyError(uid)
+
+    pwd.getpwuid = getpwuid
+    plain(*arguments)
 
 
 def model(path: str) -> None:
@@ -76,7 +91,7 @@ def model(path: str) -> None:
         with torch.no_grad():
             answer = run.model(client)(x)
         answers[client] = hashlib.blake2b(answer.numpy().tobytes(), digest_size=8).hexdigest()
-    print(json.dumps(answers))
+    say(json.dumps(answers))
 
 
 def python(code: str) -> None:

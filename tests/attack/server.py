@@ -129,7 +129,7 @@ def take(step: Sequence[str]) -> int:
             try:
                 getattr(probes, what)(*arguments)
             except FedshiftError as error:
-                print(f"Error: {error}", file=sys.stderr)  # noqa: T201  # as the command line does
+                sys.stderr.write(f"Error: {error}\n")  # as the command line does
                 return 2
     except SystemExit as stopped:
         return stopped.code if isinstance(stopped.code, int) else int(stopped.code is not None)

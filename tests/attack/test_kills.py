@@ -245,9 +245,7 @@ def test_two_begin_at_once(
 
 
 @pytest.mark.parametrize("error", [errno.EROFS, errno.EACCES], ids=["file system", "permission"])
-def test_a_folder_that_may_only_be_read(
-    forks: Forks, references: dict[str, Reference], tmp_path: Path, error: int
-):
+def test_a_folder_that_may_only_be_read(forks: Forks, references: dict[str, Reference], tmp_path: Path, error: int):
     """What only reads works, what writes is refused, and nothing changes."""
     reference = references["run"]
     folder = copied(reference.folder, tmp_path / "finished")
