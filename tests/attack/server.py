@@ -5,6 +5,7 @@ It reads requests from its input, a line of JSON each, and answers each with a l
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import os
@@ -175,6 +176,8 @@ def prepare() -> None:
     figure = Figure()
     figure.subplots().plot([0, 1], label="text")
     figure.savefig(io.BytesIO(), format="svg")  # finds the fonts
+    gc.collect()
+    gc.freeze()  # or each child would copy all of it when it collects
 
 
 if __name__ == "__main__":

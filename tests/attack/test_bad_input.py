@@ -117,7 +117,7 @@ def test_any_setting_may_be_anything(forks: Forks, tmp_path: Path, large: bool):
     problems: list[str] = []
 
     @settings(
-        max_examples=2000 if large else 30,
+        max_examples=2000 if large else 20,
         derandomize=True,
         deadline=None,
         database=None,
