@@ -217,7 +217,7 @@ def test_a_second_process(
         if other.refused and name != "grid" and before != after:  # runs of a grid that nobody has begun may be begun
             changed = sorted(file for file in before.keys() | after.keys() if before.get(file) != after.get(file))
             wrong.append(f"the second was refused and changed {', '.join(changed)}")
-        if not (one.fine or other.fine):
+        if name == "run" and not (one.fine or other.fine):  # runs of a grid may be divided between the two
             wrong.append(f"both were refused: {one.err} {other.err}")
         wrong += recovered(forks, reference, folder, again=True)
         problems += [f"{where}: {problem}" for problem in wrong]
@@ -228,14 +228,14 @@ def test_a_second_process(
 def test_two_begin_at_once(
     forks: Forks, references: dict[str, Reference], tmp_path: Path, name: str, share: tuple[int, int]
 ):
-    """They race for the same new folder: at least one carries the run out, the other may be refused."""
+    """They race for the same new folder: at least one carries a run out, the other may be refused."""
     reference, problems = references[name], []
     for attempt in range(1 if share[1] == 1 else 8):
         folder = reference.scenario.write(tmp_path / str(attempt))
         children = [forks.start(reference.scenario.step, cwd=folder) for _ in range(2)]
         outcomes = [outcome for child in children for outcome in child.wait()]
         wrong = [str(outcome) for outcome in outcomes if not outcome.clean]
-        if not any(outcome.fine for outcome in outcomes):
+        if name == "run" and not any(outcome.fine for outcome in outcomes):
             wrong.append("neither carried it out: " + " ".join(outcome.err for outcome in outcomes))
         problems += [*wrong, *recovered(forks, reference, folder, again=True)]
     none_of(problems)
