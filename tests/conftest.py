@@ -54,6 +54,11 @@ CNN_WITH_BN = {"model.name": "cnn", "model.batch_norm": True, "model.channels": 
 Make = Callable[..., Experiment]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """How much of tests/attack is carried out."""
+    parser.addoption("--attack", choices=("small", "large"), default="small", help="the size of tests/attack")
+
+
 @pytest.fixture
 def tiny_document(tmp_path: Path) -> dict[str, Any]:
     """The tiny experiment as a table, its runs below a temporary folder."""

@@ -1,0 +1,1 @@
+"""The attacks: kills, failures of the machine, damaged files and bad input. ``--attack large`` carries out all."""

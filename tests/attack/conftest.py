@@ -1,0 +1,43 @@
+"""Children for the attacks, and what each scenario comes to when nothing interrupts it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from attack.forks import Forks
+from attack.harness import SCENARIOS, Reference
+
+
+@pytest.fixture(scope="session")
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
+    """A server that forks children."""
+    forks = Forks(tmp_path_factory.mktemp("forks"))
+    yield forks
+    forks.close()
+
+
+class _References(dict[str, Reference]):
+    """Each is made when it is first asked for."""
+
+    def __init__(self, forks: Forks, factory: pytest.TempPathFactory) -> None:
+        super().__init__()
+        self._forks, self._factory = forks, factory
+
+    def __missing__(self, name: str) -> Reference:
+        self[name] = Reference.of(self._forks, SCENARIOS[name], self._factory.mktemp(name))
+        return self[name]
+
+
+@pytest.fixture(scope="session")
+def references(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
+    """Every scenario, uninterrupted."""
+    return _References(forks, tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def large(pytestconfig: pytest.Config) -> bool:
+    """Whether everything is attacked."""
+    return bool(pytestconfig.getoption("attack") == "large")

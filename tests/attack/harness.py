@@ -1,0 +1,232 @@
+"""What the attacks have in common: the runs that are attacked, what they should come to, and who judges."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from attack.faults import Fault
+from attack.forks import Forks, Outcome, Step
+from conftest import CNN_WITH_BN, TINY
+from fedshift.settings.grid import override
+
+RESUME: Step = ("resume", "runs")
+# What must be equal to the byte, whatever happened on the way; the other files say when and on what machine.
+RESULTS = ("experiment.toml", "records.jsonl", "messages.json", "federation.json", "summary.json", "*.safetensors")
+
+LOCAL_STATE = {"name": "fedsr", "reference_scope": "client", "bn": "local", "optimiser_state": "kept"}
+ABSENT = {"train.participation": 0.5, "train.absent": 0.2, "train.late": 0.2}
+FOUR_CLIENTS = {"protocol": {"name": "in-domain"}, "data.domains": 4}
+INDEX = {"name": "dsa-ign", "epochs": 2, "feedforward": 16, "encoder": {"size": 64}}
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A command, and the experiment file that it carries out.
+
+    Attributes:
+        command: "run" or "compare".
+        changes: how the experiment differs from the tiny one.
+    """
+
+    command: str
+    changes: Mapping[str, Any]
+
+    @property
+    def step(self) -> Step:
+        """The command as a probe."""
+        return self.command, "case.toml"
+
+    @property
+    def line(self) -> Step:
+        """The command line."""
+        return "fedshift", self.command, "case.toml"
+
+    def write(self, folder: Path) -> Path:
+        """Write the experiment file into a folder, where runs lie below ``runs``; returns the folder."""
+        folder.mkdir(parents=True, exist_ok=True)
+        common = {"run.out": "runs", "train.rounds": 5, "run.checkpoint_every": 2}
+        (folder / "case.toml").write_text(tomli_w.dumps(override(TINY, {**common, **self.changes})))
+        return folder
+
+
+SCENARIOS: dict[str, Scenario] = {
+    "run": Scenario(
+        "run", {**CNN_WITH_BN, **FOUR_CLIENTS, **ABSENT, "method": LOCAL_STATE, "train.lr": 0.01, "train.rounds": 6}
+    ),
+    "grid": Scenario("compare", {"method.name": ["fedavg", "fedavgm"], "seed": [0, 1], "train.rounds": 3}),
+    "stack": Scenario(
+        "compare", {**ABSENT, **FOUR_CLIENTS, "seed": [0, 1, 2], "run.engine": "vectorised", "run.together": 3}
+    ),
+    "workers": Scenario(
+        "run",
+        {
+            **CNN_WITH_BN,
+            **FOUR_CLIENTS,
+            "method": LOCAL_STATE,
+            "run.engine": "workers",
+            "run.workers": 2,
+            "train.rounds": 3,
+        },
+    ),
+    "client2vec": Scenario("run", {"method": {"name": "client2vec", "index": INDEX}, "train.rounds": 3}),
+}
+
+
+# What should come of it --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A scenario that nothing interrupted.
+
+    Attributes:
+        scenario: what was carried out.
+        folder: where; runs lie below its folder ``runs``.
+        results: every file that must be equal, by its path.
+        operations: the file operations there were, in order.
+        table: what was printed of accuracies.
+    """
+
+    scenario: Scenario
+    folder: Path
+    results: Mapping[str, bytes]
+    operations: Sequence[str]
+    table: str
+
+    @classmethod
+    def of(cls, forks: Forks, scenario: Scenario, folder: Path) -> Reference:
+        """Carry a scenario out."""
+        scenario.write(folder)
+        trace = folder / "operations"
+        (outcome,) = forks.run(scenario.step, cwd=folder, fault=Fault(str(folder / "runs"), trace=str(trace)))
+        assert outcome.fine, outcome
+        return cls(scenario, folder, results(folder), trace.read_text().splitlines(), table(outcome.out))
+
+    def differences(self, folder: Path, aside: Iterable[str] = ()) -> list[str]:
+        """Each run whose files differ from these, and which they are; patterns of files may be left aside."""
+        found = results(folder)
+        names = sorted(name for name in self.results.keys() | found.keys() if self.results.get(name) != found.get(name))
+        names = [name for name in names if not any(Path(name).match(pattern) for pattern in aside)]
+        by_run: dict[Path, list[str]] = {}
+        for name in map(Path, names):
+            by_run.setdefault(Path(*name.parts[:2]), []).append(str(Path(*name.parts[2:])))
+        there = {Path(*Path(name).parts[:2]) for name in found}
+        return [
+            f"{run} differs in {', '.join(names)}" if run in there else f"{run} is not there"
+            for run, names in by_run.items()
+        ]
+
+
+def results(folder: Path) -> dict[str, bytes]:
+    """The files of all runs below a folder that equal runs have equal."""
+    runs = folder / "runs"
+    found = {file for name in RESULTS for file in runs.rglob(name) if file.is_file() and not file.name.startswith(".")}
+    return {str(file.relative_to(runs)): file.read_bytes() for file in sorted(found)}
+
+
+def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
+    """Every file below a folder but locks and reports, with its content and when it was changed."""
+    files = [file for file in folder.rglob("*") if file.is_file() and file.name not in (".lock", "report.html")]
+    return {str(file.relative_to(folder)): (file.read_bytes(), file.stat().st_mtime_ns) for file in files}
+
+
+def table(printed: str) -> str:
+    """The tables of accuracies in what a command printed."""
+    start = printed.find("Accuracy in %")
+    end = min(
+        (found for word in ("Note: ", "Run folders: ") if (found := printed.find(word, start)) >= 0), default=None
+    )
+    return printed[start:end].strip() if start >= 0 else ""
+
+
+def begun(folder: Path) -> bool:
+    """Whether a run has begun below a folder."""
+    return any((folder / "runs").rglob("experiment.toml"))
+
+
+def run_folders(folder: Path) -> list[Path]:
+    """The folders of runs below a folder, sorted."""
+    return sorted(file.parent for file in (folder / "runs").rglob("experiment.toml"))
+
+
+def recovered(forks: Forks, reference: Reference, folder: Path, again: bool = False) -> list[str]:
+    """Carry on what was interrupted, as a user would; returns what is wrong with what comes of it.
+
+    Args:
+        forks: where children come from.
+        reference: what it should come to.
+        folder: where it was interrupted.
+        again: by the same command once more, where that reuses what is finished; otherwise by ``resume``.
+    """
+    scenario = reference.scenario
+    once_more = not begun(folder) or (again and scenario.command == "compare")
+    (outcome,) = forks.run(scenario.step if once_more else RESUME, cwd=folder)
+    if not outcome.fine:
+        return [str(outcome)]
+    problems = reference.differences(folder)
+    if not problems and table(outcome.out) != reference.table:
+        problems.append(f"`{' '.join(outcome.step)}` prints another table:\n{table(outcome.out)}")
+    return problems
+
+
+# Where it happens --------------------------------------------------------------------------------
+
+
+def spread(operations: Sequence[str], count: int | None, seed: str, kinds: Iterable[str] = ()) -> list[int]:
+    """Some operations, from 1: of each kind on each kind of file in turn; all if ``count`` is None.
+
+    Args:
+        operations: as in a trace.
+        count: how many at most.
+        seed: what they are drawn with.
+        kinds: only these kinds of operations; by default all.
+    """
+    only = set(kinds)
+    numbered = [(at, op) for at, op in enumerate(operations, start=1) if not only or op.split()[0] in only]
+    if count is None:
+        return [at for at, _ in numbered]
+    groups: dict[str, list[int]] = {}
+    for at, operation in numbered:
+        groups.setdefault(re.sub(r"\d+", "", operation), []).append(at)
+    draw = random.Random(seed)
+    pools = list(groups.values())
+    draw.shuffle(pools)
+    chosen: list[int] = []
+    while len(chosen) < min(count, len(numbered)):
+        for pool in pools:
+            if pool and len(chosen) < count:
+                chosen.append(pool.pop(draw.randrange(len(pool))))
+    return sorted(chosen)
+
+
+def copied(folder: Path, to: Path) -> Path:
+    """A copy of a folder and of its runs."""
+    shutil.rmtree(to, ignore_errors=True)
+    shutil.copytree(folder, to, symlinks=True)
+    return to
+
+
+def loaded(outcome: Outcome) -> dict[str, Any]:
+    """What the probe ``load`` printed."""
+    found: dict[str, Any] = json.loads(outcome.out)
+    return found
+
+
+Problems = list[str]
+
+
+def none_of(problems: Problems) -> None:
+    """Fail with all problems at once."""
+    assert not problems, f"{len(problems)} problems:\n" + "\n".join(f"- {problem}" for problem in problems)
+
+
+Attack = Callable[[Fault], Problems]

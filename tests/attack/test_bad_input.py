@@ -1,0 +1,134 @@
+"""Bad input at the command line, in experiment files, plugins and data: one clear error that names it, or it works."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from attack.forks import GIB, Forks
+from attack.harness import Scenario, none_of
+from attack.inputs import ROWS, TABLES, Row, finished
+from fedshift.settings.experiment import Experiment
+from fedshift.settings.grid import expand
+
+SECONDS, MEMORY = 20, 2 * GIB
+CASE = Scenario("run", {"train.rounds": 2})
+
+
+@pytest.fixture(scope="module")
+def base(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an experiment and its finished run."""
+    folder = CASE.write(tmp_path_factory.mktemp("base"))
+    (outcome,) = forks.run(CASE.step, cwd=folder)
+    assert outcome.fine, outcome
+    return folder
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_bad_input(forks: Forks, base: Path, tmp_path: Path, row: Row):
+    if row.files is finished:
+        shutil.copytree(base / "runs", tmp_path / "runs")
+    else:
+        row.files(tmp_path)
+    if row in TABLES:
+        forks.preload("fedshift.datasets.tables")
+        forks.preload("datasets")
+    CASE.write(tmp_path)
+    (outcome,) = forks.run(
+        (row.probe, *row.arguments),
+        cwd=tmp_path,
+        memory=MEMORY,
+        seconds=SECONDS,
+        environment=row.environment,
+        closed=row.closed,
+    )
+    fine = outcome.fine or (row.closed and outcome.code == 128 + signal.SIGPIPE)
+    ended = {"error": outcome.refused, "fine": fine, "clean": outcome.clean}[row.expects]
+    assert ended, outcome
+    lacking = [word for word in row.words if word not in outcome.out + outcome.err]
+    assert not lacking, f"it does not say {', '.join(lacking)}: {outcome}"
+    if row.closed:
+        assert list((tmp_path / "runs").rglob("report.html")), "there is no report"
+    for file in (tmp_path / "runs").rglob("records.jsonl"):
+        assert "NaN" not in file.read_text(), f"it recorded NaN: {outcome}"
+
+
+def test_the_rows_are_many_and_each_is_one():
+    names = [row.name for row in ROWS]
+    assert len(ROWS) >= 150
+    assert len(set(names)) == len(names)
+
+
+# Any setting, any value --------------------------------------------------------------------------
+
+
+def numbers_and_words() -> list[tuple[str, Any]]:
+    """Every setting of the tiny experiment that holds no table."""
+
+    def leaves(table: dict[str, Any], way: str) -> Iterator[tuple[str, Any]]:
+        for name, value in table.items():
+            if isinstance(value, dict):
+                yield from leaves(value, f"{way}{name}.")
+            else:
+                yield f"{way}{name}", value
+
+    (experiment,) = expand({"data": {"name": "tiny"}, "protocol": {"hold_out": "light"}, "model": {"name": "mlp"}})
+    assert isinstance(experiment, Experiment)
+    kept = ("run.workers", "run.engine", "data.per_class")  # of which rows tell, and what belongs to the tests
+    return [(name, value) for name, value in leaves(experiment.table(), "") if name not in kept]
+
+
+VALUES = st.one_of(
+    st.sampled_from(
+        [
+            "0",
+            "-3",
+            "1e308",
+            "nan",
+            "-inf",
+            str(2**70),
+            "true",
+            '""',
+            "[]",
+            "[[]]",
+            "{}",
+            "{a=1}",
+            "1979-05-27",
+            "00:00:00",
+        ]
+    ),
+    st.integers(-10, 10**12).map(str),
+    st.floats(allow_nan=False).filter(math.isfinite).map(repr),
+    st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=30),
+)
+
+
+def test_any_setting_may_be_anything(forks: Forks, tmp_path: Path, large: bool):
+    """Planned, as it would be carried out for too long: a plan or one clear error, soon and within memory."""
+    CASE.write(tmp_path)
+    problems: list[str] = []
+
+    @settings(
+        max_examples=2000 if large else 20,
+        derandomize=True,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(st.sampled_from([name for name, _ in numbers_and_words()]), VALUES)
+    def attack(name: str, value: str) -> None:
+        step = ("plain", "run", "case.toml", "--dry-run", "--set", f"{name}={value}")
+        (outcome,) = forks.run(step, cwd=tmp_path, memory=MEMORY, seconds=SECONDS)
+        if not outcome.clean:
+            problems.append(str(outcome))
+
+    attack()
+    none_of(problems)

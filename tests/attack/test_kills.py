@@ -1,0 +1,281 @@
+"""A process that is killed, stopped or refused by the machine at any file operation loses nothing.
+
+Each case interrupts a run at one operation and carries it on. Whatever was recorded, sent and trained must then be
+equal to the byte to what a run comes to that nothing interrupted.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from attack.faults import Fault, kill_children
+from attack.forks import Forks
+from attack.harness import (
+    RESUME,
+    SCENARIOS,
+    Problems,
+    Reference,
+    begun,
+    contents,
+    copied,
+    none_of,
+    recovered,
+    spread,
+    table,
+)
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="asks Linux which file a descriptor is of")
+KILLS = {"run": 7, "grid": 4, "stack": 5, "workers": 2, "client2vec": 4}  # in the small attack
+WRITES = ("open", "write", "fsync", "replace", "rename", "mkdir")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Shares of the operations: one test for each, so that tests go in parallel."""
+    if "share" in metafunc.fixturenames:
+        shares = 16 if metafunc.config.getoption("attack") == "large" else 1
+        metafunc.parametrize("share", [(number, shares) for number in range(shares)], ids=lambda s: f"{s[0]}of{s[1]}")
+
+
+def points(
+    reference: Reference, share: tuple[int, int], small: int, what: str, kinds: tuple[str, ...] = ()
+) -> list[int]:
+    """The operations of a share: all of them in the large attack, ``small`` in the small one."""
+    number, shares = share
+    return spread(reference.operations, small if shares == 1 else None, what, kinds)[number::shares]
+
+
+def attacked(
+    forks: Forks, reference: Reference, folder: Path, fault: Fault, code: int | None = None, again: bool = False
+) -> Problems:
+    """Carry a scenario out with a fault, and on after it; returns all that is wrong.
+
+    Args:
+        forks: where children come from.
+        reference: what it should come to.
+        folder: where; it is made.
+        fault: what goes wrong, at an operation below the folder ``runs``.
+        code: the exit code that it should end with; None: 0 or one clear error.
+        again: as in :func:`recovered`.
+    """
+    reference.scenario.write(folder)
+    step = reference.scenario.line if fault.error else reference.scenario.step
+    (outcome,) = forks.run(step, cwd=folder, fault=replace(fault, root=str(folder / "runs")))
+    ended = outcome.clean if code is None else outcome.code == code and "Traceback" not in outcome.err
+    problems = [] if ended else [str(outcome)]
+    problems += recovered(forks, reference, folder, again)
+    operation = reference.operations[fault.at - 1] if fault.at else "no operation"
+    return [f"at operation {fault.at} ({operation}): {problem}" for problem in problems]
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_killed_at_an_operation(
+    forks: Forks, references: dict[str, Reference], tmp_path: Path, name: str, share: tuple[int, int]
+):
+    reference = references[name]
+    problems: Problems = []
+    for at in points(reference, share, KILLS[name], f"kill {name}"):
+        fault = Fault("", at, kill=True)
+        problems += attacked(forks, reference, tmp_path / str(at), fault, -signal.SIGKILL, again=at % 2 == 0)
+    none_of(problems)
+
+
+@pytest.mark.parametrize("name", ["run", "stack", "client2vec"])
+def test_killed_twice(
+    forks: Forks, references: dict[str, Reference], tmp_path: Path, name: str, share: tuple[int, int]
+):
+    """The run that goes on is killed as well."""
+    reference, problems = references[name], []
+    for at in points(reference, share, 1, f"twice {name}"):
+        folder = reference.scenario.write(tmp_path / str(at))
+        root = str(folder / "runs")
+        forks.run(reference.scenario.step, cwd=folder, fault=Fault(root, at, kill=True))
+        step = RESUME if begun(folder) else reference.scenario.step
+        forks.run(step, cwd=folder, fault=Fault(root, 1 + at // 2, kill=True))
+        problems += [f"at {at} and {1 + at // 2}: {wrong}" for wrong in recovered(forks, reference, folder)]
+    none_of(problems)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_killed_at_a_random_moment(
+    forks: Forks, references: dict[str, Reference], tmp_path: Path, name: str, share: tuple[int, int]
+):
+    reference, problems = references[name], []
+    draw = random.Random(f"{name} {share}")
+    for attempt in range(1 if share[1] == 1 else 6):
+        folder, wait = reference.scenario.write(tmp_path / str(attempt)), draw.uniform(0.0, 0.6)
+        child = forks.start(reference.scenario.step, cwd=folder)
+        time.sleep(wait)  # it may have ended before
+        os.kill(child.process, signal.SIGKILL)
+        child.wait()
+        problems += [f"after {wait:.3f} s: {wrong}" for wrong in recovered(forks, reference, folder)]
+    none_of(problems)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("name", ["run", "stack", "workers"])
+def test_told_to_stop(
+    forks: Forks,
+    references: dict[str, Reference],
+    tmp_path: Path,
+    name: str,
+    number: signal.Signals,
+    code: int,
+    share: tuple[int, int],
+):
+    """Ctrl-C, and what a batch system sends: a word on how to go on, and nothing is lost."""
+    reference, problems = references[name], []
+    for at in points(reference, share, 1, f"{number} {name}", WRITES):
+        folder = reference.scenario.write(tmp_path / str(at))
+        (outcome,) = forks.run(reference.scenario.line, cwd=folder, fault=Fault(str(folder / "runs"), at, send=number))
+        where = f"at operation {at} ({reference.operations[at - 1]})"
+        if outcome.code != code or "Traceback" in outcome.err or "fedshift resume" not in outcome.err:
+            problems.append(f"{where}: {outcome}")
+        problems += [f"{where}: {wrong}" for wrong in recovered(forks, reference, folder)]
+    none_of(problems)
+
+
+@pytest.mark.parametrize("lasting", [False, True], ids=["once", "for good"])
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO], ids=["full", "broken"])
+@pytest.mark.parametrize("name", ["run", "stack"])
+def test_the_disk_refuses(
+    forks: Forks,
+    references: dict[str, Reference],
+    tmp_path: Path,
+    name: str,
+    error: int,
+    lasting: bool,
+    share: tuple[int, int],
+):
+    """One clear error; once there is room again the run goes on to the same bytes."""
+    reference, problems = references[name], []
+    for at in points(reference, share, 1, f"{error} {lasting} {name}", WRITES):
+        fault = Fault("", at, error=error, lasting=lasting)
+        problems += attacked(forks, reference, tmp_path / str(at), fault, again=at % 2 == 0)
+    none_of(problems)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_clocks_that_jump(forks: Forks, references: dict[str, Reference], tmp_path: Path, name: str):
+    none_of(attacked(forks, references[name], tmp_path, Fault("", clock=True), code=0))
+
+
+def test_workers_that_are_killed(
+    forks: Forks, references: dict[str, Reference], tmp_path: Path, share: tuple[int, int]
+):
+    """They are replaced at any moment, and it is said."""
+    reference, problems = references["workers"], []
+    for at in points(reference, share, 1, "orphans"):
+        problems += attacked(forks, reference, tmp_path / str(at), Fault("", at, orphans=True))
+    draw = random.Random(f"workers {share}")
+    for attempt in range(1 if share[1] == 1 else 8):
+        folder, wait = reference.scenario.write(tmp_path / f"random {attempt}"), draw.uniform(0.1, 0.6)
+        child = forks.start(reference.scenario.step, cwd=folder)
+        time.sleep(wait)
+        killed = kill_children(child.process)
+        (outcome,) = child.wait()
+        wrong = [] if outcome.clean else [str(outcome)]
+        wrong += recovered(forks, reference, folder)
+        problems += [f"{killed} killed after {wait:.3f} s: {problem}" for problem in wrong]
+    none_of(problems)
+
+
+# Two processes -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("second", ["the same", "resume"])
+@pytest.mark.parametrize("name", ["run", "grid", "stack"])
+def test_a_second_process(
+    forks: Forks, references: dict[str, Reference], tmp_path: Path, name: str, second: str, share: tuple[int, int]
+):
+    """Begun while the first is anywhere in its work: one of them is refused, or they share the work of a grid.
+
+    A second process that is refused changes nothing in the folder, and what there is in the end is the run's.
+    """
+    reference, problems = references[name], []
+    for at in points(reference, share, 1, f"second {name} {second}", WRITES):
+        folder = reference.scenario.write(tmp_path / str(at))
+        fault = Fault(str(folder / "runs"), at, send=signal.SIGSTOP)
+        first = forks.start(reference.scenario.step, cwd=folder, fault=fault)
+        where = f"while the first is at operation {at} ({reference.operations[at - 1]})"
+        assert first.stopped(), where
+        before = contents(folder)
+        step = reference.scenario.step if second == "the same" else RESUME
+        (other,) = forks.run(step, cwd=folder)
+        after = contents(folder)
+        first.go_on()
+        (one,) = first.wait()
+        wrong = [f"the second {other}"] if not other.clean else []
+        wrong += [f"the first {one}"] if not one.clean else []
+        if other.refused and name != "grid" and before != after:  # runs of a grid that nobody has begun may be begun
+            changed = sorted(file for file in before.keys() | after.keys() if before.get(file) != after.get(file))
+            wrong.append(f"the second was refused and changed {', '.join(changed)}")
+        if name == "run" and not (one.fine or other.fine):  # runs of a grid may be divided between the two
+            wrong.append(f"both were refused: {one.err} {other.err}")
+        wrong += recovered(forks, reference, folder, again=True)
+        problems += [f"{where}: {problem}" for problem in wrong]
+    none_of(problems)
+
+
+@pytest.mark.parametrize("name", ["run", "stack"])
+def test_two_begin_at_once(
+    forks: Forks, references: dict[str, Reference], tmp_path: Path, name: str, share: tuple[int, int]
+):
+    """They race for the same new folder: at least one carries a run out, the other may be refused."""
+    reference, problems = references[name], []
+    for attempt in range(1 if share[1] == 1 else 8):
+        folder = reference.scenario.write(tmp_path / str(attempt))
+        children = [forks.start(reference.scenario.step, cwd=folder) for _ in range(2)]
+        outcomes = [outcome for child in children for outcome in child.wait()]
+        wrong = [str(outcome) for outcome in outcomes if not outcome.clean]
+        if name == "run" and not any(outcome.fine for outcome in outcomes):
+            wrong.append("neither carried it out: " + " ".join(outcome.err for outcome in outcomes))
+        problems += [*wrong, *recovered(forks, reference, folder, again=True)]
+    none_of(problems)
+
+
+# A folder that cannot be written -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [errno.EROFS, errno.EACCES], ids=["file system", "permission"])
+def test_a_folder_that_may_only_be_read(forks: Forks, references: dict[str, Reference], tmp_path: Path, error: int):
+    """What only reads works, what writes is refused, and nothing changes."""
+    reference = references["run"]
+    folder = copied(reference.folder, tmp_path / "finished")
+    before, fault = contents(folder), Fault(str(folder / "runs"), 1, error=error, lasting=True)
+    elsewhere = str(tmp_path / "report.html")
+    load, report, here, resume = forks.run(
+        ("load", "runs"),
+        ("fedshift", "report", "runs", "--to", elsewhere),
+        ("fedshift", "report", "runs"),
+        ("fedshift", "resume", "runs"),
+        cwd=folder,
+        fault=fault,
+    )
+    problems = [str(outcome) for outcome in (load, report) if not outcome.fine]
+    problems += [str(here)] if not here.refused else []
+    problems += [str(resume)] if not resume.clean else []
+    (whole,) = forks.run(("fedshift", "report", "runs", "--to", elsewhere), cwd=folder)
+    problems += ["the report is another"] if table(report.out) != table(whole.out) else []
+    problems += ["the folder has changed"] if contents(folder) != before else []
+    new = reference.scenario.write(tmp_path / "new")
+    (run,) = forks.run(reference.scenario.line, cwd=new, fault=Fault(str(new / "runs"), 1, error=error, lasting=True))
+    problems += [str(run)] if not run.refused else []
+    none_of(problems)
+
+
+def test_scenarios_are_what_they_say(references: dict[str, Reference]):
+    """The attack would prove little if nothing were absent, private or stacked."""
+    run, stack = references["run"].results, references["stack"].results
+    assert any(b'"missing"' in data for name, data in run.items() if name.endswith("records.jsonl"))
+    assert any("clients/" in name for name in run)
+    assert sum(name.endswith("summary.json") for name in stack) == 3
+    kinds = {operation.split()[0] for operation in references["run"].operations}
+    assert {"open", "write", "fsync", "replace", "unlink", "mkdir"} <= kinds
