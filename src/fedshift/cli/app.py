@@ -141,9 +141,9 @@ def _experiment_command(act: Callable[[list[Experiment], bool], None], about: st
         from fedshift.settings.grid import parse_assignments
         from fedshift.settings.written import Written
 
-        chosen = method or about
+        chosen = about if method is None else method
         options: dict[str, Any] = {
-            "method": Written(chosen).names() if chosen else None,
+            "method": None if chosen is None else Written(chosen).names(),
             "data": data,
             "model": model,
             "hold_out": None if hold_out is None else Written(hold_out),

@@ -31,6 +31,7 @@ from fedshift.settings.content import digest
 from fedshift.settings.spec import (
     AtMost,
     FolderName,
+    FolderPath,
     Processors,
     Rounds,
     Spec,
@@ -53,7 +54,7 @@ class RunOptions(Spec):
     section: ClassVar[str] = "run"
 
     device: str = setting("auto", help="'auto' (an accelerator if there is one), 'cpu', 'cuda', 'cuda:1', 'mps'")
-    out: str = setting("runs", help="the folder that holds run folders")
+    out: FolderPath = setting("runs", help="the folder that holds run folders")
     checkpoint_every: Rounds = setting(10, help="rounds between checkpoints")
     engine: Literal["auto", "sequential", "vectorised", "workers"] = setting(
         "auto",
@@ -279,5 +280,5 @@ def _load_plugin(path: str, content: str) -> None:
         exec(compile(Path(path).read_bytes(), path, "exec"), module.__dict__)  # what a plugin is for
     except FedshiftError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # which would end the command, and say nothing
         raise FedshiftError(f"The plugin '{path}' fails when imported: {type(error).__name__}: {error}") from error

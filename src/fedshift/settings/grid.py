@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from fedshift.settings.spec import check_names, setting_type, shown
 from fedshift.settings.written import Written, parse_toml
 
 EVERY_DOMAIN = "all"
+MOST_RUNS = 10_000  # of a method; they are all planned before the first begins
 
 
 def read(source: str | Path) -> Table:
@@ -155,6 +157,13 @@ def _product(table: Table) -> Iterable[Table]:
     empty = [".".join(path) for path, values in axes.items() if not values]
     if empty:
         raise FedshiftError(f"{empty[0]} is an empty list; give at least one value.")
+    runs = prod(len(values) for values in axes.values())
+    if runs > MOST_RUNS:
+        sizes = ", ".join(f"{'.'.join(path)} has {len(values)}" for path, values in axes.items())
+        raise FedshiftError(
+            f"The lists make {runs:,} runs of each method ({sizes}), and a comparison has {MOST_RUNS:,} at most: "
+            "divide it."
+        )
     slow_first = sorted(axes, key=lambda path: (path == ("protocol", "hold_out")) + 2 * (path == ("seed",)))
     for choice in product(*(axes[path] for path in slow_first)):
         chosen = copied(table)

@@ -68,7 +68,17 @@ def _folder_name(name: str) -> str:
     return name
 
 
+def _folder_path(path: str) -> str:
+    parts = Path(path).parts
+    if not path or not path.isprintable() or len(path) > 1000 or any(len(part.encode()) > 255 for part in parts):
+        raise ValueError(
+            "it names a folder: 1 to 1,000 printable characters in UTF-8, at most 255 bytes between two slashes"
+        )
+    return path
+
+
 FolderName = Annotated[str, AfterValidator(_folder_name)]
+FolderPath = Annotated[str, AfterValidator(_folder_path)]
 
 
 @dataclass(frozen=True)
