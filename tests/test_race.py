@@ -34,8 +34,10 @@ def machine(true: Sequence[float], noise: float, seed: int, bursts: float = 0.0)
 @pytest.mark.parametrize("noise", [0.01, 0.05, 0.15])
 @pytest.mark.parametrize("true", TRUE, ids=str)
 def test_what_is_claimed_holds(true: list[float], noise: float, bursts: float):
-    """In at least 95 % of seeds the chosen way is right: no other is faster than its interval admits, and a result that
-    is called sure costs no more than simplicity may. As many intervals hold the truth."""
+    """In at least 95 % of seeds the chosen way is right, and as many intervals hold the truth.
+
+    Right: no other is faster than its interval admits, and what is called sure costs no more than simplicity may.
+    """
     right = covered = intervals = 0
     for seed in range(SEEDS):
         times = race(machine(true, noise, seed, bursts), math.inf)

@@ -1,8 +1,8 @@
 """Which engine is fastest for a run on this machine: measured briefly, remembered, and explained.
 
 First one client works with each way to prepare its modules (memory layout, library of the linear layers), on one
-thread. Then a cohort does whole rounds with each engine, prepared in the best of these ways, and engines of several threads or
-lanes in each layout that is not far behind. All ways are open at once and take turns (:mod:`fedshift.engines.race`);
+thread. Then a cohort does whole rounds with each engine, prepared in the best of these ways, and engines of several
+threads or lanes in each layout that is not far behind. All ways are open at once and take turns (:mod:`fedshift.engines.race`);
 the fastest is chosen, and of ways that noise hides from each other the simplest. What was measured is kept in a file,
 by model, batch and machine. Results do not depend on it but for rounding; a run that is resumed goes on with the engine
 it had.
@@ -350,7 +350,7 @@ def remembered(jobs: Sequence[Job], options: RunOptions) -> Calibration | None:
         held = Calibration.from_table(json.loads(file.read_text(encoding="utf-8")))
         str(held)  # which needs all that is read of it later
         stale = not held.engines.sure and time.time() - file.stat().st_mtime > DAY
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, ArithmeticError, LookupError, TypeError):
         return None  # it is measured again, and written anew
     return None if stale else held
 

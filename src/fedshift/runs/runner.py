@@ -14,6 +14,7 @@ from pathlib import Path
 
 from fedshift.engines.choice import Choice, open_engine
 from fedshift.engines.engine import Engine
+from fedshift.engines.forecast import Announcing
 from fedshift.engines.merging import kind
 from fedshift.engines.workers import can_fork
 from fedshift.errors import DivergedError, FedshiftError
@@ -263,7 +264,7 @@ def carry_out(
             current.notes.append(text)
 
     with ExitStack() as stack:
-        engine = stack.enter_context(open_engine(choice, tell))
+        engine = Announcing(stack.enter_context(open_engine(choice, tell)), tell)
         for simulation, folder in runs:
             try:
                 stack.enter_context(folder.locked())
