@@ -23,12 +23,12 @@ from fedshift.runs.progress import Progress
 from fedshift.simulation.dry_run import estimate
 from fedshift.simulation.rounds import advance
 from fedshift.simulation.simulation import Simulation
-from test_methods import assert_same
+from test_methods import assert_same, small
 
 INDEX = {
     "method": {
         "name": "client2vec",
-        "index": {"name": "dsa-ign", "epochs": 500, "batch": 4, "encoder": {"name": "offline", "size": 16}},
+        "index": {"name": "dsa-ign", "epochs": 6, "batch": 4, "encoder": {"name": "offline", "size": 16}},
     }
 }
 
@@ -87,14 +87,14 @@ def test_jobs_of_one_exchange_share_the_shortened_one():
 
 
 def test_a_dry_run_counts_every_stage(make: Make):
-    """The index is trained for 500 epochs on pairs, which the part that is carried out says nothing of by itself."""
+    """The index is trained for epochs of pairs, which the part that is carried out says nothing of by itself."""
     experiment = make(INDEX)
     cost = estimate(experiment)
     whole = simulate(experiment)
     assert [stage.name for stage in cost.stages] == [stage.name for stage in whole.setup.stages]
     assert [stage.rounds for stage in cost.stages] == [stage.rounds for stage in whole.setup.stages]
     index, vectors, train = cost.stages
-    assert index.steps >= 500
+    assert index.steps >= 6
     assert (vectors.steps, train.steps) == (0, 8)
     assert cost.steps == sum(stage.steps for stage in cost.stages)
     assert cost.training == sum(stage.seconds for stage in cost.stages)
@@ -105,7 +105,7 @@ def test_a_dry_run_counts_every_stage(make: Make):
 
 @pytest.mark.parametrize("name", ["fedavg", "fedpin", "fediir", "ditto", "fedcir"])
 def test_a_dry_run_counts_the_steps_and_bytes_that_a_run_takes(make: Make, name: str):
-    experiment = make({"method": {"name": name}, "train.rounds": 3})
+    experiment = make({**small(name), "train.rounds": 3})
     cost, whole, steps = estimate(experiment), Simulation(experiment), list[int]()
     engine = Sequential()
     while whole.coordinator.position < whole.rounds:
@@ -124,7 +124,7 @@ def test_a_dry_run_of_any_length_ends(make: Make):
 @pytest.mark.parametrize("begin", ["a run", "the index alone"])
 def test_a_stage_that_takes_long_is_announced(make: Make, monkeypatch: pytest.MonkeyPatch, begin: str):
     """With the setting that makes it shorter; short stages say nothing, and results are as without."""
-    monkeypatch.setattr(module, "MANY", 200)
+    monkeypatch.setattr(module, "MANY", 20)
     monkeypatch.setattr(module, "LONG", 0.0)
     monkeypatch.setattr(module, "PATIENCE", 0.05)
     progress, experiment = Listening(), make(INDEX)

@@ -2,10 +2,10 @@
 
 First one client works with each way to prepare its modules (memory layout, library of the linear layers), on one
 thread. Then a cohort does whole rounds with each engine, prepared in the best of these ways, and engines of several
-threads or lanes in each layout that is not far behind. All ways are open at once and take turns (:mod:`fedshift.engines.race`);
-the fastest is chosen, and of ways that noise hides from each other the simplest. What was measured is kept in a file,
-by model, batch and machine. Results do not depend on it but for rounding; a run that is resumed goes on with the engine
-it had.
+threads or lanes in each layout that is not far behind. All ways are open at once and take turns
+(:mod:`fedshift.engines.race`); the fastest is chosen, and of ways that noise hides from each other the simplest. What
+was measured is kept in a file, by model, batch and machine. Results do not depend on it but for rounding; a run that
+is resumed goes on with the engine it had.
 
 A round is what an engine does for it: loading what clients receive and kept, their steps, their replies. Evaluation,
 and several runs that advance together, are not measured.
