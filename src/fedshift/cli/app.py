@@ -458,6 +458,11 @@ def _print_estimates(experiments: list[Experiment]) -> None:
             clock(cost.training),
             clock(cost.evaluation),
         )
+        for stage in cost.stages if len(cost.stages) > 1 else ():
+            sent = bytes_text(stage.bytes_down), bytes_text(stage.bytes_up)
+            shown.add_row(
+                f"  stage {stage.name}", "", "", str(stage.rounds), str(stage.steps), *sent, "", clock(stage.seconds)
+            )
     console = _console()
     console.print(shown)
     for note in notes:

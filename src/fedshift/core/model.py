@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedshift import memory
 from fedshift.errors import FedshiftError
 from fedshift.settings.spec import Spec, Width, setting
 from fedshift.streams import Streams
 
 Shape = tuple[int, ...]
+COPIES = 4  # of a model's tensors that a run holds at once, at least
 DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
@@ -87,12 +91,30 @@ class ModelBuilder:
         """Build a module with the initial values that the seed gives to this role.
 
         Raises:
-            FedshiftError: it has dropout, which would draw from a global generator.
+            FedshiftError: its tensors cannot fit into memory, or it has dropout, which would draw from a global
+                generator.
         """
+        self._check_fits(role, build)
         with self.streams.as_global("initialisation", role):
             module = build()
         refuse_dropout(module, role)
         return module
+
+    def _check_fits(self, role: str, build: Callable[[], nn.Module]) -> None:
+        """Refuse a module whose tensors do not fit, as a build without memory for them shows."""
+        with self.streams.as_global("initialisation", role), torch.device("meta"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of weights that are read into such a module
+            try:
+                module = build()
+            except Exception:  # what reads its own values, say; what is truly wrong shows when it is built in memory
+                return
+        held = sum(tensor.nbytes for tensor in module.state_dict().values() if tensor.is_meta)
+        # Each engine holds at least the initial values, the server's tensors, a client's at work, and their gradients.
+        memory.check(
+            COPIES * held,
+            f"The {role} of the model {type(self.model).__name__} (dim = {self.dim}, {held // 4:,} numbers)",
+            "Lower model.dim, or the widths of the model's layers.",
+        )
 
 
 def refuse_dropout(module: nn.Module, role: str) -> None:

@@ -348,7 +348,7 @@ def remembered(jobs: Sequence[Job], options: RunOptions) -> Calibration | None:
         held = Calibration.from_table(json.loads(file.read_text(encoding="utf-8")))
         str(held)  # which needs all that is read of it later
         stale = not held.engines.sure and time.time() - file.stat().st_mtime > DAY
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, ArithmeticError, LookupError, TypeError):
         return None  # it is measured again, and written anew
     return None if stale else held
 

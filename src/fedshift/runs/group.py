@@ -15,6 +15,7 @@ from itertools import chain
 
 from fedshift.engines.choice import Choice, open_engine
 from fedshift.engines.engine import Engine
+from fedshift.engines.forecast import Announcing
 from fedshift.runs.folder import FEDERATION, MESSAGES, RunFolder
 from fedshift.runs.progress import Outlook, Progress, RunProgress
 from fedshift.runs.records import Records
@@ -135,7 +136,7 @@ def carry_out(runs: Sequence[tuple[Simulation, RunFolder]], choice: Choice, prog
             run.notes.append(text)
 
     with ExitStack() as stack:
-        engine = stack.enter_context(open_engine(choice, tell))
+        engine = Announcing(stack.enter_context(open_engine(choice, tell)), tell)
         for simulation, folder in runs:
             with _noting(failed, simulation):
                 stack.enter_context(folder.locked())

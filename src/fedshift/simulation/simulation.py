@@ -7,11 +7,13 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from itertools import islice
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from fedshift import memory
 from fedshift.coordinator.coordinator import Coordinator, Received
 from fedshift.core.contract import Round, ServerState
 from fedshift.core.messages import Missing, Order
@@ -35,6 +37,7 @@ from fedshift.site.site import Site
 from fedshift.site.store import DiskStore
 from fedshift.streams import Streams
 
+INPUT = 4  # bytes of a number of a network's inputs
 Work = list[Job] | ServerJob  # what a round asks an engine for
 Done = list[Outcome | Exception] | tuple[ServerState, dict[str, float]]
 Record = dict[str, Any]
@@ -232,13 +235,33 @@ def make_federation(experiment: Experiment, tell: Embedding = silent) -> Federat
 
 
 def make_setup(experiment: Experiment, federation: Federation, device: torch.device) -> Setup:
-    """What coordinator and sites agree on."""
+    """What coordinator and sites agree on.
+
+    Raises:
+        FedshiftError: a batch, or the model, cannot fit into memory.
+    """
+    _check_batches(experiment, federation)
     streams = Streams(experiment.seed)
     classes, clients = len(federation.classes), len(federation.clients)
     model = ModelBuilder(experiment.model, federation.shape, classes, streams, clients)
     parts = make_parts(experiment.method, model)
     run = f"{experiment.name}-seed{experiment.seed}"
     return Setup(run, experiment.method, model, parts, experiment.train, experiment.evaluate, streams, device)
+
+
+def _check_batches(experiment: Experiment, federation: Federation) -> None:
+    """Refuse batches whose inputs alone cannot fit; a batch is never larger than what it is drawn from."""
+    trained = max((len(client.train) for client in federation.clients), default=0)
+    scored = max((len(environment.samples) for environment in federation.environments), default=0)
+    for name, batch in (
+        ("train.batch", min(experiment.train.batch, trained)),
+        ("evaluate.batch", min(experiment.evaluate.batch, scored)),
+    ):
+        memory.check(
+            batch * prod(federation.shape) * INPUT,
+            f"A batch of {batch:,} samples of shape {federation.shape}",
+            f"Lower {name}.",
+        )
 
 
 def _notes_on_batch_norm(setup: Setup) -> list[str]:

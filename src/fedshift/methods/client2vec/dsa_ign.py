@@ -56,6 +56,8 @@ from fedshift.federation.samples import Samples
 from fedshift.methods.client2vec.index import NETWORK, ClientIndex
 from fedshift.settings.spec import BatchSize, Count, Fraction, Layers, LearningRate, Steps, Width, setting
 
+LENGTH = "method.index.epochs"  # what the training of the network takes longer by
+
 
 class Decomposition(nn.Module):
     """Splits embeddings D (B, d) into Z and U, each (B, d), and reconstructs D from them (App. D.2)."""
@@ -168,7 +170,7 @@ class DSAIGN(ClientIndex):
             upload=self.upload_pairs,
             server=(replace(self._training(self.epochs), samples=uploaded_pairs),),
         )
-        return Stage("index", 1, (pairs,), participation=1.0, view=self.pairs, scored=False, keeps=False)
+        return Stage("index", 1, (pairs,), 1.0, self.pairs, scored=False, keeps=False, length=LENGTH)
 
     def upload_pairs(self, work: LocalWork) -> Tensors:
         """One batch of pairs [D, L] (upload, 2, d), or all that a smaller client has."""
@@ -179,7 +181,8 @@ class DSAIGN(ClientIndex):
     def _federated_stage(self) -> Stage:
         exchange = Exchange("index", (self._training(self.local_epochs),), self.merge_network, (NETWORK,))
         rounds = -(-self.epochs // self.local_epochs)
-        return Stage("index", rounds, (exchange,), self.participation, self.pairs, scored=False, keeps=False)
+        participation = self.participation
+        return Stage("index", rounds, (exchange,), participation, self.pairs, scored=False, keeps=False, length=LENGTH)
 
     def merge_network(self, state: ServerState, replies: Replies) -> ServerState:
         """The mean network."""

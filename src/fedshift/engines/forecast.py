@@ -1,0 +1,153 @@
+"""How long work takes, told from doing part of it: for dry runs, and before a stage that takes long."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from math import ceil
+
+from fedshift.core.contract import Round, ServerState
+from fedshift.engines.engine import Engine, Job, Outcome, Question, Score, ServerJob
+from fedshift.engines.shortened import Shortener, steps_of
+
+FEW = 2  # steps of each phase from which a first guess is made
+PATIENCE = 2.0  # seconds; work that takes longer is done in part
+MANY = 5_000  # steps in a stage, from which it is worth finding out how long they take
+LONG = 600.0  # seconds; a stage that takes longer is announced
+
+
+def forecast(do: Callable[[int], int], whole: int) -> float:
+    """How many seconds work of so many steps takes.
+
+    Args:
+        do: does the work with so many steps of each phase at most, and says how many it took in all.
+        whole: how many steps the whole work has.
+    """
+
+    def timed(limit: int) -> tuple[float, int]:
+        do(limit)  # to warm up, as an engine prepares what it has not met
+        began = time.perf_counter()
+        steps = do(limit)
+        return time.perf_counter() - began, steps
+
+    few_seconds, few = timed(FEW)
+    if few >= whole:
+        return few_seconds
+    if few_seconds * whole / few <= PATIENCE:
+        return timed(sys.maxsize)[0]
+    more_seconds, more = timed(FEW * max(4, int(PATIENCE / few_seconds)))
+    a_step = max(0.0, more_seconds - few_seconds) / (more - few)
+    return more_seconds + a_step * (whole - more)
+
+
+def _quietly(steps: int) -> None:
+    """Steps that are taken to measure are nobody's progress."""
+
+
+class InPart:
+    """An engine that does no more of long work than tells how long the whole takes.
+
+    Attributes:
+        seconds: what the whole work would have taken so far.
+        spent: seconds that were spent.
+        steps: steps of the whole work.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.seconds = self.spent = 0.0
+        self.steps = 0
+
+    def train(self, jobs: Sequence[Job]) -> Iterator[Outcome | Exception]:
+        """What comes of the part that was done last."""
+        answers: list[Outcome | Exception] = []
+
+        def do(limit: int) -> int:
+            part = list(map(Shortener(limit), jobs))
+            answers[:] = self._engine.train(part)
+            return sum(map(steps_of, part))
+
+        self._add(do, sum(map(steps_of, jobs)))
+        yield from answers
+
+    def serve(self, job: ServerJob) -> tuple[ServerState, dict[str, float]]:
+        """What comes of the part that was done last."""
+        done: list[tuple[ServerState, dict[str, float]]] = []
+
+        def do(limit: int) -> int:
+            part = replace(Shortener(limit)(job), tell=_quietly)
+            done[:] = [self._engine.serve(part)]
+            return steps_of(part)
+
+        self._add(do, steps_of(job))
+        return done[0]
+
+    def _add(self, do: Callable[[int], int], whole: int) -> None:
+        began = time.perf_counter()
+        self.seconds += forecast(do, whole)
+        self.spent += time.perf_counter() - began
+        self.steps += whole
+
+    def score(self, questions: Iterable[Question]) -> Iterator[Score]:
+        """As the engine."""
+        return self._engine.score(questions)
+
+    def close(self) -> None:
+        """As the engine."""
+        self._engine.close()
+
+
+class Announcing:
+    """An engine that says before a stage that takes long about how long, and what makes it shorter."""
+
+    def __init__(self, engine: Engine, tell: Callable[[str], None]) -> None:
+        self._engine, self._tell = engine, tell
+        self._seen: set[tuple[str, str, str, bool]] = set()
+
+    def train(self, jobs: Sequence[Job]) -> Iterator[Outcome | Exception]:
+        """As the engine, after what there is to say."""
+        first = jobs[0]
+        if self._asks(first, sum(map(steps_of, jobs))):
+            part = InPart(self._engine)
+            list(part.train(jobs))
+            self._announce(first.round, part.seconds)
+        return self._engine.train(jobs)
+
+    def serve(self, job: ServerJob) -> tuple[ServerState, dict[str, float]]:
+        """As the engine, after what there is to say."""
+        if self._asks(job, steps_of(job)):
+            part = InPart(self._engine)
+            part.serve(job)
+            self._announce(job.round, part.seconds)
+        return self._engine.serve(job)
+
+    def _asks(self, job: Job | ServerJob, steps: int) -> bool:
+        """Whether a stage has so many steps that it may take long; asked once for each exchange and side."""
+        key = job.setup.run, job.round.stage.name, job.exchange.name, isinstance(job, ServerJob)
+        new = key not in self._seen
+        self._seen.add(key)
+        return new and steps * _rounds_left(job.round) >= MANY
+
+    def _announce(self, round: Round, seconds: float) -> None:
+        """Say how long a stage takes, if it is long."""
+        left = seconds * _rounds_left(round)
+        if left >= LONG:
+            self._tell(
+                f"The stage '{round.stage.name}' takes about {timedelta(minutes=ceil(left / 60))} (h:mm:ss) on "
+                f"this machine. Smaller values of {round.stage.length} make it shorter."
+            )
+
+    def score(self, questions: Iterable[Question]) -> Iterator[Score]:
+        """As the engine."""
+        return self._engine.score(questions)
+
+    def close(self) -> None:
+        """As the engine."""
+        self._engine.close()
+
+
+def _rounds_left(round: Round) -> int:
+    return round.stage.rounds - round.number + 1

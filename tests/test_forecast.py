@@ -1,0 +1,162 @@
+"""How long work takes, told from a part of it: against clocks that are known, and in runs."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fedshift
+from conftest import Make, simulate
+from fedshift.engines import forecast as module
+from fedshift.engines.forecast import PATIENCE, Announcing, forecast
+from fedshift.engines.sequential import Sequential
+from fedshift.engines.shortened import Shortener, steps_of
+from fedshift.runs import runner
+from fedshift.runs.preparation import prepare
+from fedshift.runs.progress import Progress
+from fedshift.simulation.dry_run import estimate
+from fedshift.simulation.rounds import advance
+from fedshift.simulation.simulation import Simulation
+from test_methods import assert_same, small
+
+INDEX = {
+    "method": {
+        "name": "client2vec",
+        "index": {"name": "dsa-ign", "epochs": 6, "batch": 4, "encoder": {"name": "offline", "size": 16}},
+    }
+}
+
+
+class Listening(Progress):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+@given(
+    lanes=st.lists(st.integers(0, 5000), min_size=1, max_size=6),
+    beside=st.floats(0, 0.5),
+    step=st.floats(1e-5, 2.0),
+)
+def test_a_forecast_is_what_the_whole_takes_and_stays_brief(lanes: list[int], beside: float, step: float):
+    """A clock of so much a step and so much beside it; several phases or clients of different lengths."""
+    now = [0.0]
+
+    def do(limit: int) -> int:
+        steps = sum(min(limit, lane) for lane in lanes)
+        now[0] += beside + step * steps
+        return steps
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+        told = forecast(do, sum(lanes))
+    assert told == pytest.approx(beside + step * sum(lanes), rel=1e-6, abs=1e-6)
+    few = beside + step * sum(min(2, lane) for lane in lanes)
+    assert now[0] <= 2 * few + 2 * max(PATIENCE, 4 * few) + 1e-6
+
+
+@given(limit=st.integers(1, 30) | st.just(sys.maxsize))
+def test_shortened_jobs_have_so_many_steps_at_most(limit: int):
+    (job, *_) = example()
+    cut = Shortener(limit)(job)
+    assert steps_of(cut) == min(limit, steps_of(job))
+    assert (cut is job) == (limit >= steps_of(job))
+
+
+def example() -> list[Any]:
+    from conftest import TINY
+    from fedshift.settings.grid import expand, override
+
+    (experiment,) = expand(override(TINY, {"train.unit": "epochs", "train.steps": 3}))
+    return Simulation(experiment).example()
+
+
+def test_jobs_of_one_exchange_share_the_shortened_one():
+    shortener = Shortener(2)
+    assert len({id(shortener(job).exchange) for job in example()}) == 1
+
+
+def test_a_dry_run_counts_every_stage(make: Make):
+    """The index is trained for epochs of pairs, which the part that is carried out says nothing of by itself."""
+    experiment = make(INDEX)
+    cost = estimate(experiment)
+    whole = simulate(experiment)
+    assert [stage.name for stage in cost.stages] == [stage.name for stage in whole.setup.stages]
+    assert [stage.rounds for stage in cost.stages] == [stage.rounds for stage in whole.setup.stages]
+    index, vectors, train = cost.stages
+    assert index.steps >= 6
+    assert (vectors.steps, train.steps) == (0, 8)
+    assert cost.steps == sum(stage.steps for stage in cost.stages)
+    assert cost.training == sum(stage.seconds for stage in cost.stages)
+    assert all(stage.seconds > 0 for stage in cost.stages)
+    sent = sum(stage.rounds * (stage.bytes_down + stage.bytes_up) for stage in cost.stages)
+    assert sent == whole.coordinator.bytes_down + whole.coordinator.bytes_up
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedpin", "fediir", "ditto", "fedcir"])
+def test_a_dry_run_counts_the_steps_and_bytes_that_a_run_takes(make: Make, name: str):
+    experiment = make({**small(name), "train.rounds": 3})
+    cost, whole, steps = estimate(experiment), Simulation(experiment), list[int]()
+    engine = Sequential()
+    while whole.coordinator.position < whole.rounds:
+        assert not advance([whole], engine, {whole: steps.append})
+    assert (cost.rounds, cost.steps) == (whole.rounds, sum(steps))
+    assert sum(stage.rounds * stage.bytes_up for stage in cost.stages) == whole.coordinator.bytes_up
+
+
+def test_a_dry_run_of_any_length_ends(make: Make):
+    cost = estimate(make({"train.rounds": 10**7}))
+    assert cost.rounds == 10**7
+    assert cost.steps == 4 * 10**7
+    assert fedshift.estimate(make({"train.rounds": 10**7}))[0].cost
+
+
+@pytest.mark.parametrize("begin", ["a run", "the index alone"])
+def test_a_stage_that_takes_long_is_announced(make: Make, monkeypatch: pytest.MonkeyPatch, begin: str):
+    """With the setting that makes it shorter; short stages say nothing, and results are as without."""
+    monkeypatch.setattr(module, "MANY", 20)
+    monkeypatch.setattr(module, "LONG", 0.0)
+    monkeypatch.setattr(module, "PATIENCE", 0.05)
+    progress, experiment = Listening(), make(INDEX)
+    if begin == "a run":
+        assert runner.start(experiment, progress).finished
+    else:
+        made = prepare(experiment, "index", progress)
+        monkeypatch.setattr(module, "MANY", sys.maxsize)
+        assert_same(prepare(experiment, "index", Progress()), made)
+    (note,) = progress.notes
+    assert note.startswith("The stage 'index' takes about 0:01:00 (h:mm:ss) on this machine.")
+    assert "method.index.epochs" in note
+
+
+def test_only_what_takes_long_is_announced(make: Make, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "MANY", 0)
+    monkeypatch.setattr(module, "LONG", 3600.0)
+    progress = Listening()
+    assert runner.start(make(), progress).finished
+    assert not progress.notes
+
+
+def test_the_rest_of_a_stage_is_what_counts(make: Make, monkeypatch: pytest.MonkeyPatch):
+    """In the last of 10,000 rounds nothing is left that would take long."""
+    told: list[str] = []
+    monkeypatch.setattr(module, "forecast", lambda do, whole: 1.0 + 0 * do(1))
+    simulation = Simulation(make({"train.rounds": 10_000}))
+    (job, *_) = simulation.example()
+    stage = job.round.stage
+    for number, expected in ((10_000, 0), (1, 1)):
+        engine = Announcing(Sequential(), told.append)
+        list(engine.train([replace(job, round=replace(job.round, number=number, stage=stage))]))
+        assert len(told) == expected
+    assert "takes about 2:47:00" in told[0]
+    assert "train.rounds or train.steps" in told[0]
