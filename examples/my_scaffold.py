@@ -32,6 +32,8 @@ from fedshift import (
 class MyScaffold(FedAvg):
     """FedAvg whose local steps are corrected by control variates."""
 
+    terms = (*FedAvg.terms, "correction")
+
     def parts(self, model: ModelBuilder) -> dict[str, Part]:
         parts = super().parts(model)
         modules = {name: part.module for name, part in parts.items()}

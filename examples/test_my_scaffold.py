@@ -29,16 +29,17 @@ def test_the_hooks_by_hand() -> None:
     assert merged.down["c.head.w"].item() == pytest.approx(0.7)
 
 
-FEW = {"data.images_per_class": 10, "train.steps": 4, "train.batch": 8, "train.lr": 0.1, "train.momentum": 0.0}
+FEW = {"name": "rotated-mnist", "images_per_class": 10}
+STEPS = {"train.steps": 4, "train.batch": 8, "train.lr": 0.1, "train.momentum": 0.0}
 FIXED = {"run.engine": "sequential", "run.threads": 1, "run.device": "cpu", "train.precision": "float64"}
 SMALL = {"name": "mlp", "dim": 4, "hidden": [8]}
 
 
 def weights(method: FedAvg, rounds: int, out: Path) -> Tensors:
     """The final tensors of a run on few images of five clients."""
-    settings = FEW | FIXED | {"evaluate.every": 1000}
+    settings = STEPS | FIXED | {"evaluate.every": 1000}
     options = {"method": method, "model": SMALL, "hold_out": "0", "rounds": rounds, "out": out, "settings": settings}
-    return Tensors(fedshift.run("rotated-mnist", **options).weights)
+    return Tensors(fedshift.run({"data": FEW}, **options).weights)
 
 
 def test_with_zero_variates_it_is_fedavg(tmp_path: Path) -> None:
@@ -51,6 +52,8 @@ def test_with_zero_variates_it_is_fedavg(tmp_path: Path) -> None:
 class Quadratic(FedAvg):
     """Client k has (k + 1)/2 * |b - k|^2, where b is the head's bias."""
 
+    terms = ("quadratic",)
+
     def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         k = context.client
         return {"quadratic": (k + 1) / 2 * (net.of("head")["bias"] - k).square().sum()}
@@ -60,6 +63,8 @@ class Quadratic(FedAvg):
 @dataclass(frozen=True, kw_only=True)
 class QuadraticScaffold(MyScaffold, Quadratic):
     """SCAFFOLD on the same objectives."""
+
+    terms = (*Quadratic.terms, "correction")
 
 
 def test_it_reaches_the_optimum_of_all_and_fedavg_does_not(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from conftest import CNN_WITH_BN, Make, simulate, states
+from conftest import CNN_WITH_BN, Make, names_sent, simulate, states
 from fedshift.engines.kernels import Kernels
 from fedshift.engines.vectorised import Vectorised
 from fedshift.engines.workers import Workers
@@ -76,7 +76,7 @@ def test_it_is_sound(examples: dict[str, ModuleType], make: Make, bn: str):
         engine.close()
         for name, tensor in reference.coordinator.state.tensors.items():
             torch.testing.assert_close(other.coordinator.state.tensors[name], tensor, rtol=1e-9, atol=1e-9)
-    up, down = (reference.coordinator.messages["train"][way] for way in ("up", "down"))
+    up, down = (names_sent(reference, "train", way) for way in ("up", "down"))
     assert {name.partition(".")[0] for name in up} == {"encoder", "head", "change"}
     assert {name.partition(".")[0] for name in down} == {"encoder", "head", "c"}
 
