@@ -7,7 +7,8 @@ versions of the code can be compared however they are built inside:
     python benchmarks/digests.py write before.json          # in the old checkout
     python benchmarks/digests.py compare before.json        # in the new one
 
-What a later version adds to a record or to messages.json beside what was there is left out by ``ADDED``.
+What a later version adds to a record beside what was there is left out by ``ADDED``. Of messages.json the largest message
+of each direction is compared; versions before the ledger list no other.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ CASES: dict[str, list[str]] = {}  # settings beside method.name, by a label that
 METHODS = [
     *("centralised", "single", "fedavg", "fedprox", "fedbn", "fedsr", "fedl2r", "fedcmi", "fedcir", "fedreg"),
     *("fedalign", "fraug", "head-retraining", "client2vec", "fedpin", "fedpin-lambda-0", "fedpin-gamma-0"),
-    *("fedpin-gm", "fedpin-gm-ft", "fedpin-gm-l2", "fedavgm", "feddyn", "moon", "fedlc", "fediir"),
+    *("fedpin-gm", "fedpin-gm-ft", "fedpin-gm-l2", "fedavgm", "feddyn", "moon", "fedlc", "fediir", "ditto"),
 ]
 for method in METHODS:
     own = [f"method.{value}" for value in INDEX] if method == "client2vec" else []
@@ -74,7 +75,7 @@ CASES["fraug official"] = ["method.stage2=official", "method.ramp=exponential", 
 CASES["fedavg in-domain kept"] = ["protocol.name=in-domain", "method.optimiser_state=kept", "method.bn=reestimate"]
 CASES["moon plain in-domain"] = ["protocol.name=in-domain", "method.projection=none", "method.bn=local"]
 
-ADDED = {"records": ("missing", "bytes_telemetry", "only_in_simulation"), "messages": ("telemetry",)}
+ADDED = ("chain",)  # in records
 
 
 def run(out: Path, experiment: str, assignments: list[str]) -> Path:
@@ -89,21 +90,27 @@ def run(out: Path, experiment: str, assignments: list[str]) -> Path:
 def digests(folder: Path) -> dict[str, str]:
     """Records, weights and message signatures of a run, each as a digest."""
     records = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
-    records = [{name: value for name, value in record.items() if name not in ADDED["records"]} for record in records]
+    records = [{name: value for name, value in record.items() if name not in ADDED} for record in records]
     messages: dict[str, Any] = json.loads((folder / "messages.json").read_text())
+    messages.pop("seal", None)
     signatures = {
-        exchange: {
-            direction: {name: about[name] for name in ("bytes", "tensors")}
-            for direction, about in both.items()
-            if direction not in ADDED["messages"]
-        }
-        for exchange, both in messages.items()
+        exchange: {direction: _largest(about) for direction, about in ways.items() if about["tensors"]}
+        for exchange, ways in messages.items()
     }
     return {
         "records": _digest(json.dumps(records, sort_keys=True).encode()),
         "weights": _digest((folder / "weights.safetensors").read_bytes()),
         "messages": _digest(json.dumps(signatures, sort_keys=True).encode()),
     }
+
+
+def _largest(about: dict[str, Any]) -> dict[str, Any]:
+    """The bytes of a direction's largest message, and the type and shape of its tensors in words."""
+    tensors = {
+        name: tensor if isinstance(tensor, str) else f"{tensor['type']} {tensor['shape']}"
+        for name, tensor in about["tensors"].items()
+    }
+    return {"bytes": about.get("largest", about["bytes"]), "tensors": tensors}
 
 
 def _digest(data: bytes) -> str:
