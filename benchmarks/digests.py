@@ -7,8 +7,8 @@ versions of the code can be compared however they are built inside:
     python benchmarks/digests.py write before.json          # in the old checkout
     python benchmarks/digests.py compare before.json        # in the new one
 
-What a later version adds to a record beside what was there is left out by ``ADDED``. Of messages.json the largest message
-of each direction is compared; versions before the ledger list no other.
+What a later version adds to a record beside what was there is left out by ``ADDED``. Of messages.json the largest
+message of each direction is compared; versions before the ledger list no other.
 """
 
 from __future__ import annotations
