@@ -25,8 +25,11 @@ def builder(model: Model) -> ModelBuilder:
     return ModelBuilder(model, (3, 8, 8), 4, Streams(0), 2)
 
 
-@pytest.mark.parametrize("changes", [{"model.dim": 10**8}, {"model.hidden": [10**6, 10**6]}], ids=str)
-def test_a_model_that_cannot_fit_is_refused_before_it_is_made(make: Make, changes: dict[str, Any]):
+@pytest.mark.parametrize("changes", [{"model.dim": 65536}, {"model.hidden": [65536, 65536]}], ids=str)
+def test_a_model_that_cannot_fit_is_refused_before_it_is_made(
+    make: Make, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+):
+    monkeypatch.setattr(memory, "available", lambda: 10**9)
     with pytest.raises(FedshiftError, match=r"The encoder of the model MLP .* takes .* of memory is free.*model\.dim"):
         Simulation(make({"model.hidden": [10**4], **changes}))
 
@@ -53,7 +56,7 @@ def test_a_batch_that_cannot_fit_is_refused_with_its_setting(
     """A batch has no more samples than there are to draw from, whatever is asked for."""
     refused: list[tuple[int, str]] = []
     monkeypatch.setattr(memory, "check", lambda nbytes, what, fix: refused.append((nbytes, fix)))
-    Simulation(make({"train.batch": 1, "evaluate.batch": 1, name: 10**9}))
+    Simulation(make({"train.batch": 1, "evaluate.batch": 1, name: 2**20}))
     sizes = {fix: nbytes for nbytes, fix in refused if fix.startswith("Lower ") and "batch" in fix}
     other = ({"train.batch", "evaluate.batch"} - {name}).pop()
     assert sizes[f"Lower {name}."] == samples * 100 * 4
@@ -61,7 +64,7 @@ def test_a_batch_that_cannot_fit_is_refused_with_its_setting(
     monkeypatch.undo()
     monkeypatch.setattr(memory, "available", lambda: samples * 400 - 1)
     with pytest.raises(FedshiftError, match=rf"A batch of {samples} samples of shape \(1, 10, 10\).*Lower {name}\."):
-        Simulation(make({"train.batch": 1, "evaluate.batch": 1, name: 10**9}))
+        Simulation(make({"train.batch": 1, "evaluate.batch": 1, name: 2**20}))
 
 
 class ReadsItself(nn.Linear):

@@ -21,6 +21,7 @@ from fedshift.runs import runner
 from fedshift.runs.preparation import prepare
 from fedshift.runs.progress import Progress
 from fedshift.simulation.dry_run import estimate
+from fedshift.simulation.listener import Listener
 from fedshift.simulation.rounds import advance
 from fedshift.simulation.simulation import Simulation
 from test_methods import assert_same, small
@@ -103,14 +104,23 @@ def test_a_dry_run_counts_every_stage(make: Make):
     assert sent == whole.coordinator.bytes_down + whole.coordinator.bytes_up
 
 
+class Steps(Listener):
+    """Counts steps."""
+
+    taken = 0
+
+    def steps(self, count: int) -> None:
+        self.taken += count
+
+
 @pytest.mark.parametrize("name", ["fedavg", "fedpin", "fediir", "ditto", "fedcir"])
 def test_a_dry_run_counts_the_steps_and_bytes_that_a_run_takes(make: Make, name: str):
     experiment = make({**small(name), "train.rounds": 3})
-    cost, whole, steps = estimate(experiment), Simulation(experiment), list[int]()
+    cost, whole, heard = estimate(experiment), Simulation(experiment), Steps()
     engine = Sequential()
     while whole.coordinator.position < whole.rounds:
-        assert not advance([whole], engine, {whole: steps.append})
-    assert (cost.rounds, cost.steps) == (whole.rounds, sum(steps))
+        assert not advance([whole], engine, {whole: heard})
+    assert (cost.rounds, cost.steps) == (whole.rounds, heard.taken)
     assert sum(stage.rounds * stage.bytes_up for stage in cost.stages) == whole.coordinator.bytes_up
 
 

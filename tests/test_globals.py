@@ -203,7 +203,7 @@ def test_dropout_in_a_module_that_is_made_plainly_is_refused(make: Make):
 class Noisy(FedAvg):
     """Its loss, what it keeps and what it predicts depend on what it draws from a global generator."""
 
-    of: str = "torch"
+    of: str = fedshift.setting("torch", help="which generator")
 
     def parts(self, model):
         own = nn.Module()

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from conftest import Make, go_on, interrupt_after, simulate
+from conftest import Make, go_on, interrupt_after, resume, simulate
 from fedshift.coordinator.ledger import DIRECTIONS, Ledger, from_ranges, in_ranges
 from fedshift.core.contract import Exchange, LocalWork, Upload
 from fedshift.core.messages import Up
@@ -161,9 +161,9 @@ def test_a_resumed_run_lists_what_an_uninterrupted_one_does(make: Make):
             runner.start(experiment, interrupt_after(last))
         folder = RunFolder.open(runner.run_path(experiment))
         if last > 1:
-            assert folder.read_json("messages.json")["train"]["up"]["tensors"]
+            assert folder.messages["train"]["up"]["tensors"]
         Path(folder.path / "messages.json").unlink(missing_ok=True)
-        runner.resume(folder, runner.Progress())
+        resume(folder)
         assert (folder.path / "messages.json").read_bytes() == expected
 
 

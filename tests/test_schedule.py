@@ -60,15 +60,15 @@ def test_models_are_scored_every_so_many_rounds_and_after_a_stage(data: st.DataO
 
 
 def test_a_plan_of_any_length_costs_nothing(make: Make):
-    simulation = Simulation(make({"train.rounds": 10**12, "evaluate.every": 10**6}))
+    simulation = Simulation(make({"train.rounds": 10**9, "evaluate.every": 10**6}))
     tracemalloc.start()
     try:
         schedule = simulation.coordinator.schedule
-        assert simulation.rounds == 10**12
-        assert schedule[10**11].number == 10**11 + 1
+        assert simulation.rounds == 10**9
+        assert schedule[10**8].number == 10**8 + 1
         assert simulation.coordinator.next_round.number == 1
-        assert simulation.scored(10**12)
-        assert not simulation.scored(10**12 - 1)
+        assert simulation.scored(10**9)
+        assert not simulation.scored(10**9 - 1)
         assert tracemalloc.get_traced_memory()[1] < 2**20
     finally:
         tracemalloc.stop()

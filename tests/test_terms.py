@@ -177,9 +177,9 @@ def test_no_term_hides_another(objectives: list[tuple[str, tuple[str, ...]]]):
 
 
 def test_the_command_line_lists_terms(capsys: pytest.CaptureFixture[str]):
-    from fedshift.cli.catalogues import print_settings
+    from fedshift.cli.catalogues import print_named
 
-    print_settings("fedprox")
+    print_named("fedprox", {})
     assert "Loss terms that clients tell: cross_entropy, proximal" in capsys.readouterr().out
-    print_settings("ditto")
+    print_named("ditto", {})
     assert "Loss terms that clients tell: cross_entropy, personal, pull" in capsys.readouterr().out
