@@ -116,7 +116,7 @@ def grid(source: Source | Sequence[Source] = DEFAULT, **options: Unpack[Options]
     source = plain(source)
     given: dict[str, Any] = {option: plain(value) for option, value in options.items() if value is not None}
     settings = given.pop("settings", {})
-    if not isinstance(settings, Mapping):
+    if not isinstance(settings, Mapping) or not all(isinstance(field, str) for field in settings):
         raise FedshiftError(f'settings = {settings!r}: give dotted fields and values, as in {{"method.l2r": 0.05}}.')
     kinds = (str, Mapping, Experiment)
     sources = [source] if isinstance(source, kinds) else source
@@ -294,7 +294,7 @@ def resume(path: str | Path, progress: Progress | None = None, *, trust: bool = 
         UntrustedError: a run needs such a plugin.
         FedshiftError: there is no run, or every run failed; the message names it and the fix.
     """
-    asked = runner.below(Path(path), trust)
+    asked = runner.below(_path(path), trust)
     with _shown(progress, len(asked)) as shown:
         folders, failed = runner.resume(asked, shown)
     return _compared(folders, failed, len(asked))
@@ -322,8 +322,15 @@ def load(path: str | Path, *, trust: bool = False) -> Comparison:
     Raises:
         FedshiftError: there is none, none has a record, or all are damaged.
     """
-    results = Results.at(Path(path), trust)
+    results = Results.at(_path(path), trust)
     return Comparison(results, asked=len(results.runs))
+
+
+def _path(path: str | Path) -> Path:
+    """A path that a user gives."""
+    if not isinstance(path, str | Path):
+        raise FedshiftError(f"{path!r} is no path; give a run folder, or a folder of them.")
+    return Path(path)
 
 
 @dataclass(frozen=True)

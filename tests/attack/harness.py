@@ -20,6 +20,7 @@ from fedshift.settings.grid import override
 
 RESUME: Step = ("resume", "runs")
 # What must be equal to the byte, whatever happened on the way; the other files say when and on what machine.
+SET_ASIDE = re.compile(r"/(damaged-\d+/|\.)")  # what fedshift keeps of what was damaged, and files half written
 RESULTS = ("experiment.toml", "records.jsonl", "messages.json", "federation.json", "summary.json", "*.safetensors")
 
 LOCAL_STATE = {"name": "fedsr", "reference_scope": "client", "bn": "local", "optimiser_state": "kept"}
@@ -129,7 +130,9 @@ class Reference:
 def results(folder: Path) -> dict[str, bytes]:
     """The files of all runs below a folder that equal runs have equal."""
     runs = folder / "runs"
-    found = {file for name in RESULTS for file in runs.rglob(name) if file.is_file() and not file.name.startswith(".")}
+    found = {
+        file for name in RESULTS for file in runs.rglob(name) if file.is_file() and not SET_ASIDE.search(str(file))
+    }
     return {str(file.relative_to(runs)): file.read_bytes() for file in sorted(found)}
 
 

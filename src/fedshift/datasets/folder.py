@@ -72,7 +72,7 @@ class FolderSource:
 
     def _root(self) -> Path:
         root = Path(self.path).expanduser()
-        if not root.is_dir():
+        if not self.path or not root.is_dir():
             raise FedshiftError(
                 f"data.path = '{self.path}' is no folder; give one laid out as folder/domain/class/file."
             )

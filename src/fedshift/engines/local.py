@@ -400,6 +400,11 @@ class _Descent:
         for tensor in moved:
             tensor.grad = None
         total = reduce(add, terms.values())
+        if not total.requires_grad:
+            raise FedshiftError(
+                f"The loss of the objective '{self.objective.name}' has no gradient: none of its terms depends on the "
+                f"parts that it moves ({', '.join(self.objective.moves)}), or they were detached."
+            )
         torch.autograd.backward([total], [self._ones.to(total.dtype)], inputs=moved)
         if self._clips is not None:
             self._clip(self._clips)
@@ -415,8 +420,11 @@ class _Descent:
     def _checked_loss(self, net: Net, batch: Batch, context: Context) -> Mapping[str, Tensor]:
         objective = self.objective
         terms = objective.evaluate(net, batch, context)
-        if not terms:
-            raise FedshiftError(f"The loss of the objective '{objective.name}' returns no term: return one or more.")
+        if not isinstance(terms, Mapping) or not terms:
+            raise FedshiftError(
+                f"The loss of the objective '{objective.name}' returns {_kind(terms)}: return terms by name, such as "
+                '{"cross_entropy": ...}.'
+            )
         if undeclared := sorted(terms.keys() - set(objective.terms)):
             raise FedshiftError(
                 f"The loss of the objective '{objective.name}' returns the term '{undeclared[0]}', which is not "
@@ -424,6 +432,10 @@ class _Descent:
                 f'(*FedAvg.terms, "{undeclared[0]}"), or to terms= of the objective.'
             )
         for name, term in terms.items():
+            if not isinstance(term, Tensor):
+                raise FedshiftError(
+                    f"The term '{name}' of the objective '{objective.name}' is {_kind(term)}; a term is a tensor."
+                )
             if term.ndim:
                 raise FedshiftError(
                     f"The term '{name}' of the objective '{objective.name}' has the shape {tuple(term.shape)}; "
@@ -453,6 +465,11 @@ class _Descent:
                     for name, target in targets.items()
                     if target in optimiser.state
                 }
+
+
+def _kind(value: object) -> str:
+    """What a loss returned in the place of something else."""
+    return "nothing" if value is None or (isinstance(value, Mapping) and not value) else f"a {type(value).__name__}"
 
 
 def _settings(setup: Setup, objective: Objective, round: Round) -> _Settings:

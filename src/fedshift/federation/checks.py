@@ -26,6 +26,7 @@ def check_data(data: DomainData, inputs: Inputs) -> None:
     """
     if not isinstance(data, DomainData):
         raise FedshiftError(f"A data set's load gave a {type(data).__name__}; it should return a DomainData.")
+    data.check_fields()  # again, since tensors can be changed in place
     problems = Problems("things are wrong with the data")
     with problems.gathered():
         check_names("domain", {name: _first(data.domain, number) for number, name in enumerate(data.domains)})

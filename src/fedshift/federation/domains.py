@@ -45,6 +45,10 @@ class DomainData:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        self.check_fields()
+
+    def check_fields(self) -> None:
+        """Raise an error that names every field of a wrong type, shape, length or number."""
         problems = Problems("fields of the data set (DomainData) are wrong")
         with problems.gathered():
             _check_inputs(self.x)
@@ -76,8 +80,8 @@ def _check_inputs(x: object) -> None:
         raise FedshiftError(f"x is of type {type(x).__name__}; give a tensor (N, ...).")
     if x.dtype not in KINDS:
         raise FedshiftError(f"x is {x.dtype}; give uint8 (images), int64 (tokens) or float32.")
-    if x.ndim == 0 or not x.numel():
-        raise FedshiftError(f"x has the shape {tuple(x.shape)}, so there is no sample; give (N, ...).")
+    if x.ndim < 2 or not x.numel():
+        raise FedshiftError(f"x has the shape {tuple(x.shape)}, so a sample has no number; give (N, ...).")
 
 
 def _check_words(name: str, words: object) -> None:

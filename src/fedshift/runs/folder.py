@@ -33,8 +33,19 @@ T = TypeVar("T")
 RUN, EXPERIMENT, SUMMARY, WEIGHTS = "run.json", "experiment.toml", "summary.json", "weights.safetensors"
 ENVIRONMENT, FEDERATION, MESSAGES = "environment.json", "federation.json", "messages.json"
 RECORDS, TIMINGS, CLIENTS = "records.jsonl", "timings.jsonl", "clients"
-RESULTS = (ENVIRONMENT, FEDERATION, MESSAGES, RECORDS, TIMINGS, WEIGHTS)  # whose digests the summary has
-MADE = (SUMMARY, CURRENT, NEXT, CLIENTS, RECORDS, MESSAGES, FEDERATION, TIMINGS, WEIGHTS)  # what carrying out makes
+RESULTS = (FEDERATION, MESSAGES, RECORDS, WEIGHTS)  # equal in equal runs; the summary has their digests
+MADE = (
+    SUMMARY,
+    CURRENT,
+    NEXT,
+    CLIENTS,
+    RECORDS,
+    MESSAGES,
+    FEDERATION,
+    TIMINGS,
+    WEIGHTS,
+    ENVIRONMENT,
+)  # what carrying out makes
 ASIDE = "damaged-"
 
 
@@ -234,15 +245,14 @@ class RunFolder:
 
     def timing(self, timing: Timed) -> None:
         """Add what a stretch of rounds took."""
-        files.append(self.path / TIMINGS, timing.model_dump_json())
+        table = timing.model_dump()
+        files.append(self.path / TIMINGS, json.dumps({**table, "seal": _seal(table)}))
 
     def times(self) -> Times:
         """What its rounds and evaluations took; the time that several runs share is divided equally among them.
 
-        A line that a crash cut short is left out.
+        A line that a crash cut short, or that was changed, is left out.
         """
-        if self.finished:
-            self._bytes_as_summed(TIMINGS)
         path = self.path / TIMINGS
         timed = list(_whole_timings(path.read_bytes().split(b"\n"))) if path.is_file() else []
         return Times(
@@ -268,8 +278,12 @@ class RunFolder:
     @property
     def environment(self) -> Machine:
         """The versions and the machine that the run was made with."""
-        table = self._result(ENVIRONMENT)
-        return self._intact(ENVIRONMENT, lambda: checked(table, Machine), DamagedError, self._made_again)
+        return self._intact(
+            ENVIRONMENT,
+            lambda: checked(unsealed_json(self._bytes(ENVIRONMENT)), Machine),
+            DamagedError,
+            self._made_again,
+        )
 
     @cached_property
     def summary(self) -> Summary:
@@ -292,6 +306,7 @@ class RunFolder:
             for name in RESULTS:
                 self._bytes_as_summed(name)
             self.records()
+            self.environment  # noqa: B018  # reads it
         except DamagedError as error:
             return str(error).removesuffix(self._made_again).strip()
         return ""
@@ -303,8 +318,9 @@ class RunFolder:
         files.write(self.path / name, sealed_json(table))
 
     def write_environment(self) -> None:
-        """Write down the versions and the machine."""
-        self.write_json(ENVIRONMENT, environment())
+        """Write down the versions and the machine, unless that was done."""
+        if not (self.path / ENVIRONMENT).exists():
+            self.write_json(ENVIRONMENT, environment())
 
     def write_weights(self, likes: Mapping[str, Tensor], tensors: Iterable[Tensor]) -> None:
         """Write the final tensors one by one; ``likes`` has their names, types and shapes."""
@@ -400,7 +416,7 @@ def _whole_timings(lines: Iterable[bytes]) -> Iterator[Timed]:
     """The lines of times that a crash has not cut."""
     for line in lines:
         try:
-            yield checked(parsed(line), Timed)
+            yield checked(unsealed_json(line), Timed)
         except ValueError:
             continue
 

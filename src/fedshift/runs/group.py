@@ -108,8 +108,8 @@ class _Run:
                 Timed(
                     start=self.since,
                     stop=position,
-                    seconds=round(self.seconds, 3),
-                    evaluation=round(evaluation * self.together, 3),  # which nobody shares
+                    seconds=max(0.0, round(self.seconds, 3)),  # a clock may jump back
+                    evaluation=max(0.0, round(evaluation * self.together, 3)),  # which nobody shares
                     together=self.together,
                     engine=self.engine,
                     notes=self.notes,
@@ -201,10 +201,11 @@ def _noting(failed: Failed, simulation: Simulation, display: RunProgress | None 
 
 def _make(simulation: Simulation, folder: RunFolder) -> None:
     """Make a run's folder, or check that it is this run's."""
-    if folder.begun:
-        folder.check_is(simulation.experiment.fingerprint)
-    else:
+    if not folder.begun:
         RunFolder.create(simulation.experiment, folder.path)
+        return
+    folder.check_is(simulation.experiment.fingerprint)
+    folder.write_environment()
 
 
 def _begin(simulation: Simulation, folder: RunFolder, position: int, engine: str, progress: Progress) -> _Run:

@@ -63,8 +63,8 @@ Degrees = Annotated[float, Ge(-360), AtMost(360, "a full turn")]
 
 
 def _folder_name(name: str) -> str:
-    if not 0 < len(name) <= 100 or name.startswith(".") or set(name) & set("/\\\0"):
-        raise ValueError("it names a folder: 1 to 100 characters, no slash, no dot at the start")
+    if not 0 < len(name) <= 100 or name.startswith(".") or set(name) & set("/\\") or not name.isprintable():
+        raise ValueError("it names a folder: 1 to 100 printable characters, no slash, no dot at the start")
     return name
 
 

@@ -14,6 +14,9 @@ from fedshift.settings.spec import is_text, leaf_types
 WORD = re.compile(r"""\s*("(?:\\.|[^"\\])*"|'[^']*'|[^,]*?)\s*(?:,|\Z)""", re.DOTALL)
 
 
+DEEPEST = 20  # lists and tables in one another
+
+
 @dataclass(frozen=True)
 class Written:
     """A value as it was typed, until it is known which setting it is for.
@@ -62,13 +65,29 @@ def parse_toml(text: str, what: str) -> dict[str, Any]:
         FedshiftError: it is not TOML, or its numbers or lists have no end.
     """
     try:
-        return tomllib.loads(text)
+        table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise FedshiftError(f"{what} is not TOML: {error}.") from error
     except RecursionError as error:
         raise FedshiftError(f"{what} has lists or tables in one another to a depth that no experiment has.") from error
     except ValueError as error:  # Python reads no whole number of thousands of digits
         raise FedshiftError(f"{what} has a number of thousands of digits; no setting takes it.") from error
+    if _deeper(table, DEEPEST):
+        raise FedshiftError(f"{what} has lists or tables in one another to a depth that no experiment has.")
+    return table
+
+
+def _deeper(value: Any, most: int) -> bool:
+    """Whether lists and tables lie in one another more often than so many times."""
+    level = [value]
+    for _ in range(most):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list)
+        ]
+    return bool(level)
 
 
 def _toml(text: str) -> Any:
