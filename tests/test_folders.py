@@ -200,14 +200,14 @@ def test_a_summary_that_was_sealed_again_is_still_checked(finished: RunFolder, d
     """Whoever changes what it says and seals it again is refused: it must fit the records and the other files."""
     path = finished.path / "summary.json"
     whole = path.read_bytes()
-    table = unsealed_json(whole)
+    table = unsealed_json(whole, finished.identity.fingerprint)
     key = data.draw(st.sampled_from(["selected", "files"]))
     if data.draw(st.booleans()):
         del table[key]
     else:
         table[key] = data.draw(JSON_VALUES)
     try:
-        path.write_text(sealed_json(table))
+        path.write_text(sealed_json(table, finished.identity.fingerprint))
         with pytest.raises(FedshiftError):
             reading(RunFolder(finished.path))
     finally:

@@ -54,7 +54,7 @@ def lines(path: Path) -> int:
 
 
 KILL_WHEN: dict[str, Callable[[Path], bool]] = {
-    "the run has only begun": lambda run: (run / "run.json").is_file(),
+    "the run has only begun": lambda run: (run / "experiment.toml").is_file(),
     "there are records but no checkpoint": lambda run: lines(run / "records.jsonl") >= 1,
     "there is a checkpoint": lambda run: (run / "checkpoint.safetensors").is_file(),
     "records are ahead of the checkpoint": lambda run: lines(run / "records.jsonl") >= 7,

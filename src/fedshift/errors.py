@@ -37,6 +37,10 @@ class DivergedError(FedshiftError):
     """Training blew up; other runs of a grid go on."""
 
 
+class DiskError(FedshiftError):
+    """A file could not be written: the disk is full, say."""
+
+
 class DamagedError(FedshiftError):
     """A file of a run is not what was written; `fedshift resume` makes it again."""
 

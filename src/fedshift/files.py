@@ -12,7 +12,7 @@ from hashlib import blake2b, file_digest
 from pathlib import Path
 from typing import BinaryIO
 
-from fedshift.errors import FedshiftError
+from fedshift.errors import DiskError, FedshiftError
 
 
 def write(path: Path, data: bytes | str | Iterable[bytes]) -> None:
@@ -23,7 +23,7 @@ def write(path: Path, data: bytes | str | Iterable[bytes]) -> None:
         data: its content; pieces are written as they come, so that they need not be in memory together.
 
     Raises:
-        FedshiftError: it could not be written; what was there before is untouched.
+        DiskError: it could not be written; what was there before is untouched.
     """
     with _readable(path):
         with _replaced(path) as file:
@@ -41,7 +41,7 @@ def write_soon(path: Path, data: bytes) -> None:
     After the process is killed it holds either the old content or the new; after a power cut perhaps neither.
 
     Raises:
-        FedshiftError: it could not be written; what was there before is untouched.
+        DiskError: it could not be written; what was there before is untouched.
     """
     with _readable(path), _replaced(path) as file:
         file.write(data)
@@ -51,7 +51,7 @@ def sync(folder: Path, names: Iterable[str]) -> None:
     """See files of a folder, and their names, to the disk.
 
     Raises:
-        FedshiftError: one could not be written.
+        DiskError: one could not be written.
     """
     # Together, since a file system that is asked for several at once writes its journal once for all of them.
     with ThreadPoolExecutor(max_workers=8) as pool:
@@ -65,7 +65,7 @@ def rename(path: Path, to: Path) -> None:
     """Give a file another name, at once and on the disk, in the place of what had it.
 
     Raises:
-        FedshiftError: it could not be done; both are as they were.
+        DiskError: it could not be done; both are as they were.
     """
     with _readable(path):
         path.replace(to)
@@ -94,7 +94,7 @@ def remove(path: Path) -> None:
     """Remove a file, which may be gone already.
 
     Raises:
-        FedshiftError: it could not be removed.
+        DiskError: it could not be removed.
     """
     with _readable(path):
         path.unlink(missing_ok=True)
@@ -104,7 +104,7 @@ def append(path: Path, line: str) -> None:
     """Add a line and see it to the disk.
 
     Raises:
-        FedshiftError: it could not be written whole.
+        DiskError: it could not be written whole.
     """
     with _readable(path), path.open("ab") as file:
         file.write(line.encode() + b"\n")
@@ -151,7 +151,7 @@ def make_folder(path: Path) -> None:
     """Make a folder and those above it.
 
     Raises:
-        FedshiftError: it could not be made.
+        DiskError: it could not be made.
     """
     with _readable(path):
         path.mkdir(parents=True, exist_ok=True)
@@ -192,7 +192,7 @@ def _readable(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise FedshiftError(
+        raise DiskError(
             f"'{path}' cannot be written: {error.strerror or error}. What was written before is kept: make room, or "
             "choose another folder; `fedshift resume` carries a run that has begun on from its last checkpoint."
         ) from error

@@ -34,18 +34,8 @@ RUN, EXPERIMENT, SUMMARY, WEIGHTS = "run.json", "experiment.toml", "summary.json
 ENVIRONMENT, FEDERATION, MESSAGES = "environment.json", "federation.json", "messages.json"
 RECORDS, TIMINGS, CLIENTS = "records.jsonl", "timings.jsonl", "clients"
 RESULTS = (FEDERATION, MESSAGES, RECORDS, WEIGHTS)  # equal in equal runs; the summary has their digests
-MADE = (
-    SUMMARY,
-    CURRENT,
-    NEXT,
-    CLIENTS,
-    RECORDS,
-    MESSAGES,
-    FEDERATION,
-    TIMINGS,
-    WEIGHTS,
-    ENVIRONMENT,
-)  # what carrying out makes
+# What carrying out makes, the summary first, since a run without it is not finished.
+MADE = (SUMMARY, CURRENT, NEXT, CLIENTS, RECORDS, MESSAGES, FEDERATION, TIMINGS, WEIGHTS)
 ASIDE = "damaged-"
 
 
@@ -71,7 +61,7 @@ class RunFolder:
     run.json says which run it is, experiment.toml what was asked for. records.jsonl has a line for each evaluation and
     never a time, so that equal runs have equal records; timings.jsonl has the times; messages.json says what crossed
     the wire; federation.json what modules are made from. summary.json is written last, with digests of the others.
-    Every JSON file ends with a ``seal``, a digest of the rest of it.
+    Every JSON file ends with a ``seal``, a digest of the rest of it and of the run's fingerprint.
     """
 
     path: Path
@@ -98,8 +88,8 @@ class RunFolder:
 
     @property
     def begun(self) -> bool:
-        """Whether it is a run's: a kill before run.json is written leaves a folder that is nobody's."""
-        return any((self.path / name).exists() for name in (RUN, *MADE))
+        """Whether it is a run's: experiment.toml is the last file of a new run; what a kill leaves before is nobody's."""
+        return any((self.path / name).exists() for name in (EXPERIMENT, *MADE))
 
     @property
     def unfinished(self) -> bool:
@@ -125,8 +115,6 @@ class RunFolder:
         folder.check_new()
         files.make_folder(path)
         text = tomli_w.dumps(experiment.table())
-        files.write(folder.experiment_file, text)
-        folder.write_environment()
         identity = Identity(
             fingerprint=experiment.fingerprint,
             series=experiment.series,
@@ -134,7 +122,9 @@ class RunFolder:
             contents=experiment.contents,
             plugins=experiment.plugin_digests,
         )
-        folder.write_json(RUN, identity.model_dump())
+        files.write(path / RUN, sealed_json(identity.model_dump()))
+        folder.write_environment()
+        files.write(folder.experiment_file, text)
         remember_plugins(identity.plugins)
         return folder
 
@@ -246,7 +236,7 @@ class RunFolder:
     def timing(self, timing: Timed) -> None:
         """Add what a stretch of rounds took."""
         table = timing.model_dump()
-        files.append(self.path / TIMINGS, json.dumps({**table, "seal": _seal(table)}))
+        files.append(self.path / TIMINGS, json.dumps({**table, "seal": _seal(table, self.identity.fingerprint)}))
 
     def times(self) -> Times:
         """What its rounds and evaluations took; the time that several runs share is divided equally among them.
@@ -254,7 +244,7 @@ class RunFolder:
         A line that a crash cut short, or that was changed, is left out.
         """
         path = self.path / TIMINGS
-        timed = list(_whole_timings(path.read_bytes().split(b"\n"))) if path.is_file() else []
+        timed = list(self._whole_timings(path.read_bytes().split(b"\n"))) if path.is_file() else []
         return Times(
             training=sum(timing.seconds / timing.together for timing in timed),
             evaluation=sum(timing.evaluation / timing.together for timing in timed),
@@ -280,7 +270,7 @@ class RunFolder:
         """The versions and the machine that the run was made with."""
         return self._intact(
             ENVIRONMENT,
-            lambda: checked(unsealed_json(self._bytes(ENVIRONMENT)), Machine),
+            lambda: checked(self._unsealed(ENVIRONMENT), Machine),
             DamagedError,
             self._made_again,
         )
@@ -292,9 +282,7 @@ class RunFolder:
         Raises:
             DamagedError: it is damaged.
         """
-        return self._intact(
-            SUMMARY, lambda: checked(unsealed_json(self._bytes(SUMMARY)), Summary), DamagedError, self._made_again
-        )
+        return self._intact(SUMMARY, lambda: checked(self._unsealed(SUMMARY), Summary), DamagedError, self._made_again)
 
     def check_weights(self) -> None:
         """Raise a DamagedError unless the final tensors are those that were written."""
@@ -315,7 +303,7 @@ class RunFolder:
 
     def write_json(self, name: str, table: Mapping[str, Any]) -> None:
         """Write a JSON file, sealed."""
-        files.write(self.path / name, sealed_json(table))
+        files.write(self.path / name, sealed_json(table, self.identity.fingerprint))
 
     def write_environment(self) -> None:
         """Write down the versions and the machine, unless that was done."""
@@ -347,7 +335,7 @@ class RunFolder:
         number = 1 + sum(1 for entry in self.path.iterdir() if entry.name.startswith(ASIDE))
         aside = self.path / f"{ASIDE}{number}"
         files.make_folder(aside)
-        for name in MADE:  # the summary first, so that a run of which a part is gone is not finished
+        for name in (*MADE, ENVIRONMENT):
             if (self.path / name).exists():
                 files.rename(self.path / name, aside / name)
         self.__dict__.pop("summary", None)
@@ -383,7 +371,18 @@ class RunFolder:
         """A JSON file that carrying out made; of a finished run it must be the one that the summary knows."""
         if self.finished:
             self._bytes_as_summed(name)
-        return self._intact(name, lambda: unsealed_json(self._bytes(name)), DamagedError, self._made_again)
+        return self._intact(name, lambda: self._unsealed(name), DamagedError, self._made_again)
+
+    def _unsealed(self, name: str) -> dict[str, Any]:
+        return unsealed_json(self._bytes(name), self.identity.fingerprint)
+
+    def _whole_timings(self, lines: Iterable[bytes]) -> Iterator[Timed]:
+        """The lines of times that nothing has cut or changed."""
+        for line in lines:
+            try:
+                yield checked(unsealed_json(line, self.identity.fingerprint), Timed)
+            except ValueError:
+                continue
 
     def _bytes(self, name: str) -> bytes:
         return (self.path / name).read_bytes()
@@ -412,34 +411,25 @@ class RunFolder:
             raise kind(f"'{self.path / name}' is not what was written ({error}). {fix}") from error
 
 
-def _whole_timings(lines: Iterable[bytes]) -> Iterator[Timed]:
-    """The lines of times that a crash has not cut."""
-    for line in lines:
-        try:
-            yield checked(unsealed_json(line), Timed)
-        except ValueError:
-            continue
+def sealed_json(table: Mapping[str, Any], run: str = "") -> str:
+    """A table as JSON that ends with a ``seal``: a digest of the rest, and of the fingerprint of the run it is of."""
+    return json.dumps({**table, "seal": _seal(table, run)}, indent=2) + "\n"
 
 
-def sealed_json(table: Mapping[str, Any]) -> str:
-    """A table as JSON that ends with a digest of the rest, as ``seal``."""
-    return json.dumps({**table, "seal": _seal(table)}, indent=2) + "\n"
-
-
-def unsealed_json(data: bytes) -> dict[str, Any]:
+def unsealed_json(data: bytes, run: str = "") -> dict[str, Any]:
     """The table of a sealed file.
 
     Raises:
-        ValueError: it is none, or was changed.
+        ValueError: it is none, was changed, or is of another run.
     """
     table = parsed(data)
-    if not isinstance(table, dict) or table.pop("seal", "") != _seal(table):
+    if not isinstance(table, dict) or table.pop("seal", "") != _seal(table, run):
         raise ValueError("its seal is broken")
     return table
 
 
-def _seal(table: Mapping[str, Any]) -> str:
-    return files.digest_of(json.dumps(table, sort_keys=True).encode())
+def _seal(table: Mapping[str, Any], run: str) -> str:
+    return files.digest_of(f"{run} {json.dumps(table, sort_keys=True)}".encode())
 
 
 def _table_digest(table: Mapping[str, Any]) -> str:
@@ -455,10 +445,11 @@ def find(path: Path, least: int = 1) -> list[RunFolder]:
         FedshiftError: there are fewer than ``least``.
     """
     marks = [file for name in (RUN, SUMMARY, RECORDS) for file in path.rglob(name)] if path.is_dir() else []
-    found = sorted({file.parent for file in marks if not file.parent.name.startswith(ASIDE)})
+    paths = sorted({file.parent for file in marks if not file.parent.name.startswith(ASIDE)})
+    found = [folder for folder in map(RunFolder, paths) if folder.begun]
     if len(found) < least:
         raise FedshiftError(f"There is no run folder at or below '{path}'.")
-    return [RunFolder(folder) for folder in found]
+    return found
 
 
 def environment() -> dict[str, Any]:

@@ -16,6 +16,7 @@ from itertools import chain
 from fedshift.engines.choice import Choice, open_engine
 from fedshift.engines.engine import Engine
 from fedshift.engines.forecast import Announcing
+from fedshift.errors import DiskError, FedshiftError
 from fedshift.runs.folder import FEDERATION, MESSAGES, RunFolder
 from fedshift.runs.progress import Outlook, Progress, RunProgress
 from fedshift.runs.records import Records
@@ -88,6 +89,10 @@ class _Run:
         """Put it in the place of the one before."""
         self.simulation.commit()
 
+    def stop(self, error: Exception) -> None:
+        """End where it is, since another of its group cannot go on."""
+        raise error
+
     def finish(self) -> None:
         """Write the final tensors and the summary."""
         self._declare()
@@ -122,7 +127,8 @@ class _Run:
 def carry_out(runs: Sequence[tuple[Simulation, RunFolder]], choice: Choice, progress: Progress) -> Failed:
     """Carry runs to their ends together, from the newest position that all of them have a checkpoint of.
 
-    Folders that are not there yet are made.
+    Folders that are not there yet are made. A run that diverges leaves the others to go on, as it would each time; a
+    disk that is full ends them all, so that they can be resumed as the group that they were.
 
     Returns:
         What went wrong, by run; such a run can be resumed from its last checkpoint.
@@ -137,13 +143,14 @@ def carry_out(runs: Sequence[tuple[Simulation, RunFolder]], choice: Choice, prog
 
     with ExitStack() as stack:
         engine = Announcing(stack.enter_context(open_engine(choice, tell)), tell)
-        for simulation, folder in runs:
-            with _noting(failed, simulation):
+        try:
+            for simulation, folder in runs:
                 stack.enter_context(folder.locked())
                 _make(simulation, folder)
-        there = [(simulation, folder) for simulation, folder in runs if simulation not in failed]
-        position = common_position([folder for _, folder in there])
-        for simulation, folder in there:
+            position = common_position([folder for _, folder in runs])
+        except FedshiftError as error:  # all or none, so that two processes do not share a group
+            return dict.fromkeys((simulation for simulation, _ in runs), FedshiftError(str(error)))
+        for simulation, folder in runs:
             with _noting(failed, simulation):
                 group.append(_begin(simulation, folder, position, str(choice), progress))
         _go_on(group, engine, choice, failed)
@@ -162,6 +169,9 @@ def common_position(folders: Sequence[RunFolder]) -> int:
 def _go_on(group: Sequence[_Run], engine: Engine, choice: Choice, failed: Failed) -> None:
     """Round after round, until every run is at its end or has failed."""
     while going := [run for run in group if run.simulation not in failed]:
+        if disk := next((error for error in failed.values() if isinstance(error, DiskError)), None):
+            _each(going, failed, partial(_Run.stop, error=disk))
+            return
         company = Company(choice.table(), tuple(run.folder.path.name for run in going))
         if not all(run.open for run in going):
             _each(going, failed, _Run.finish)
@@ -177,7 +187,8 @@ def _go_on(group: Sequence[_Run], engine: Engine, choice: Choice, failed: Failed
                 run.after_round(seconds, len(going), engine)
         if going[0].due:
             _each(going, failed, partial(_Run.save, company=company))
-            _each(going, failed, _Run.commit)
+            if failed.keys().isdisjoint(run.simulation for run in going):  # or no position would be common to all
+                _each(going, failed, _Run.commit)
 
 
 def _each(runs: Sequence[_Run], failed: Failed, act: Callable[[_Run], None]) -> None:

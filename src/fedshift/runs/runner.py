@@ -209,7 +209,8 @@ class _Grid:
                 self._set_aside(asked, str(error))
                 self._damaged.append(asked)
             return
-        if len(ready) < len(company.together) and choice.engine == "vectorised":
+        left = common_position([asked.folder for asked, _ in ready]) < ready[0][1].rounds
+        if left and len(ready) < len(company.together) and choice.engine == "vectorised":
             self._progress.note(
                 f"{ready[0][0].folder.path.name} was stacked with {len(company.together) - len(ready)} runs that are "
                 "finished, gone or damaged: its last digits may differ from those of a run that was never interrupted."
