@@ -161,59 +161,58 @@ class _Grid:
                 folder.check_is(asked.fingerprint)
             if not folder.finished:
                 return False
-            if damage := folder.damage():
-                self._set_aside(asked, damage)
-                return False
+            damage = folder.damage()
         except FedshiftError as error:
             self._note_failure(asked, error)
             return True
+        if damage:
+            return not self._set_aside(asked, damage)
         self._folders[folder.path] = folder
         self._progress.reused(folder.path.name)
         return True
 
     def _go_on_with_groups(self, unfinished: Sequence[Asked]) -> list[Asked]:
         """Carry on the runs that have a checkpoint, with those they went on with; gives back the others."""
-        known = {each.folder.path: each for each in unfinished}
-        companies = {path: company for path, each in known.items() if (company := self._company(each))}
-        groups: dict[tuple[Path, ...], Company] = {}
-        for path, company in companies.items():
-            mates = tuple(path.parent / name for name in company.together)
-            for mate in mates:
-                if mate not in known and RunFolder(mate).unfinished:  # not asked for, but of the same group
-                    known[mate] = _begun(RunFolder(mate), trust=False)
-            there = tuple(mate for mate in mates if mate in known and self._company(known[mate]) == company)
-            together = there if common_position([RunFolder(mate) for mate in there]) else (path,)
-            groups[together] = company
-        for together, company in groups.items():
-            self._go_on(company, [known[path] for path in together])
-        return [each for path, each in known.items() if path not in {path for group in groups for path in group}]
+        begun, fresh = dict[Path, tuple[Asked, Company]](), []
+        for asked in unfinished:
+            try:
+                company = _company(asked.folder)
+            except DamagedError as error:
+                if self._set_aside(asked, str(error)):
+                    fresh.append(asked)
+                continue
+            if company:
+                begun[asked.folder.path] = asked, company
+            else:
+                fresh.append(asked)
+        for asked, company in list(begun.values()):
+            for other in _others(asked.folder, company):
+                begun.setdefault(other.path, (Asked(other, partial(other.experiment, trust=True)), company))
+        while begun:
+            path, (asked, company) = next(iter(begun.items()))
+            group = [path.parent / name for name in company.together]
+            together = [member for member in group if member in begun and begun[member][1] == company]
+            if not common_position([RunFolder(member) for member in together]):
+                together = [path]
+            self._go_on(company, [begun.pop(member)[0] for member in together])
+        return fresh
 
-    def _company(self, asked: Asked) -> Company | None:
-        """How a run was carried out; None where it has no checkpoint, or a damaged one, which is set aside."""
-        try:
-            about = saved(asked.folder.path)
-        except DamagedError as error:
-            self._set_aside(asked, str(error))
-            return None
-        return about[max(about)][1].company if about else None
-
-    def _go_on(self, company: Company, members: Sequence[Asked]) -> None:
+    def _go_on(self, company: Company, group: Sequence[Asked]) -> None:
         """Carry on runs that went on together."""
-        ready = [(asked, simulation) for asked in members if (simulation := self._simulation(asked)) is not None]
+        ready = [(asked, simulation) for asked in group if (simulation := self._simulation(asked)) is not None]
         if not ready:
             return
+        first, simulation = ready[0]
         try:
-            choice = _choice(company, ready[0][1], self._progress)
+            choice = _choice(company, simulation, self._progress)
         except DamagedError as error:
-            for asked, _ in ready:
-                self._set_aside(asked, str(error))
-                self._damaged.append(asked)
+            self._damaged += [asked for asked, _ in ready if self._set_aside(asked, str(error))]
             return
-        left = common_position([asked.folder for asked, _ in ready]) < ready[0][1].rounds
-        if left and len(ready) < len(company.together) and choice.engine == "vectorised":
+        position, missing = common_position([asked.folder for asked, _ in ready]), len(company.together) - len(ready)
+        if missing and position < simulation.rounds and choice.engine == "vectorised":
             self._progress.note(
-                f"{ready[0][0].folder.path.name} was stacked with {len(company.together) - len(ready)} runs that are "
-                "finished, gone or damaged: its last digits may differ from those of a run that was never interrupted."
+                f"{first.folder.path.name} was stacked with {missing} runs that are finished, gone or damaged: its "
+                "last digits may differ from those of a run that was never interrupted."
             )
         self._carry_out(ready, choice)
 
@@ -238,7 +237,6 @@ class _Grid:
     def _carry_out_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []
         if waiting and self._choice:
-            self._before_first()
             self._carry_out(waiting, self._choice)
 
     # All ----------------------------------------------------------------------------------------
@@ -253,26 +251,32 @@ class _Grid:
 
     def _carry_out(self, runs: Sequence[tuple[Asked, Simulation]], choice: Choice) -> None:
         """Carry out a group."""
+        self._before_first()
         by_simulation = {simulation: asked for asked, simulation in runs}
         self._folders |= {asked.folder.path: asked.folder for asked, _ in runs}
         failed = carry_out([(simulation, asked.folder) for asked, simulation in runs], choice, self._progress)
         for simulation, error in failed.items():
             asked = by_simulation[simulation]
             if isinstance(error, DamagedError):
-                self._set_aside(asked, str(error))
-                self._damaged.append(asked)
+                self._damaged += [asked] if self._set_aside(asked, str(error)) else []
             elif isinstance(error, FedshiftError):
                 self._note_failure(asked, error)
             else:
                 raise error
 
-    def _set_aside(self, asked: Asked, reason: str) -> None:
-        with asked.folder.locked():
-            aside = asked.folder.set_aside()
+    def _set_aside(self, asked: Asked, reason: str) -> bool:
+        """Set a damaged run aside, so that it can be made again; whether that could be done."""
+        try:
+            with asked.folder.locked():
+                aside = asked.folder.set_aside()
+        except FedshiftError as error:
+            self._note_failure(asked, error)
+            return False
         self._progress.note(
             f"{asked.folder.path.name} is made again from its first round: {reason} What was there is kept in "
             f"'{aside.name}'."
         )
+        return True
 
     def _note_failure(self, asked: Asked, error: FedshiftError) -> None:
         """Remember what went wrong with a run; what is wrong with the first is most likely wrong with all."""
@@ -282,6 +286,31 @@ class _Grid:
                 raise error
         kind = DivergedError if isinstance(error, DivergedError) else FedshiftError
         self._failed.append(kind(f"{asked.folder.path.name}: {error}"))
+
+
+def _company(folder: RunFolder) -> Company | None:
+    """How a run was carried out; None where it has no checkpoint.
+
+    Raises:
+        DamagedError: a checkpoint cannot be read.
+    """
+    there = saved(folder.path)
+    return there[max(there)][1].company if there else None
+
+
+def _others(folder: RunFolder, company: Company) -> list[RunFolder]:
+    """The other runs of a group that are not finished either, and import no plugin that this one does not."""
+    found = []
+    for other in (RunFolder(folder.path.parent / name) for name in company.together):
+        if other.path == folder.path or not (other.unfinished and other.readable):
+            continue
+        try:
+            same = _company(other) == company
+        except DamagedError:  # it is made again when it is asked for itself
+            continue
+        if same and set(other.identity.plugins.values()) <= set(folder.identity.plugins.values()):
+            found.append(other)
+    return found
 
 
 def _alike(current: Simulation, other: Simulation) -> bool:
