@@ -16,17 +16,21 @@ import fedshift
 from conftest import TINY, Make, a_folder, a_record, a_row, interrupt_after, resume
 from fedshift import api
 from fedshift.cli.app import app
+from fedshift.core import sealed
 from fedshift.errors import FedshiftError
 from fedshift.reporting.results import Results
 from fedshift.runs import runner
-from fedshift.runs.folder import RESULTS, RunFolder, sealed_json, unsealed_json
+from fedshift.runs import folder as folder_module
+from fedshift.runs.folder import RECORDS, RESULTS, RUN, TIMINGS, RunFolder, sealed_json, unsealed_json
 from fedshift.runs.progress import Progress
 from fedshift.runs.records import read
 from fedshift.runs.run import Run
+from fedshift.runs.schema import Plan, Planned, Timed
 from fedshift.runs.trust import UntrustedError
 from fedshift.settings import experiment as experiment_module
 from fedshift.settings.experiment import Experiment
 from fedshift.settings.grid import expand, override
+from fedshift.simulation.checkpoint import CURRENT, NEXT, commit
 
 PLUGIN = '''
 import fedshift
@@ -351,3 +355,75 @@ def test_a_cache_that_cannot_be_written_remembers_no_plugin(from_elsewhere: Any,
     (there / "a file").write_text("")
     monkeypatch.setenv("FEDSHIFT_CACHE", str(there / "a file"))
     assert not api.resume(folder.path, Progress(), trust=True).failed
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_plugin_that_is_hidden_from_the_question_is_not_imported(from_elsewhere: tuple[RunFolder, Path], begun: bool):
+    """Seals are no signatures: whoever made the files can leave the plugin out of what is asked about."""
+    folder, there = from_elsewhere
+    plugin = there / "mine.py"
+    plugin.write_text("raise SystemExit('imported')")
+    if begun:
+        table = unsealed_json((folder.path / RUN).read_bytes())
+        (folder.path / RUN).write_text(sealed_json({**table, "plugins": {}}))
+    else:
+        planned = Planned(folder="a run", fingerprint="f", plugins={}, experiment=folder.table())
+        (there / "plan").mkdir()
+        (there / "plan/grid-00000000.json").write_text(sealed_json(Plan(runs=[planned]).model_dump()))
+    with pytest.raises(FedshiftError, match=r"names the plugin '.*mine\.py', but not its digest"):
+        api.resume(folder.path if begun else there / "plan", Progress())
+
+
+# What was there is kept ---------------------------------------------------------------------------
+
+
+def test_what_is_set_aside_replaces_nothing(make: Make):
+    """Also where the user removed one of the folders that were made before."""
+    folder = runner.start(make(), Progress())
+    for accuracy in (1, 2):
+        (folder.path / RECORDS).write_text(f"damaged {accuracy}")
+        assert folder.set_aside().name == f"damaged-{accuracy}"
+    shutil.rmtree(folder.path / "damaged-1")
+    (folder.path / RECORDS).write_text("damaged 3")
+    assert (folder.set_aside() / RECORDS).read_text() == "damaged 3"
+    assert (folder.path / "damaged-2" / RECORDS).read_text() == "damaged 2"
+
+
+def test_a_line_after_one_that_was_cut_short_is_whole(make: Make):
+    folder = RunFolder.create(make(), runner.run_path(make()))
+    timing = Timed(start=0, stop=1, seconds=2.0, evaluation=0.0, together=1, engine="sequential")
+    folder.timing(timing)
+    with (folder.path / TIMINGS).open("ab") as file:
+        file.write(b'{"start": 1, "st')
+    folder.timing(timing)
+    assert folder.times().training == 4.0
+
+
+# Reading while a run goes on ----------------------------------------------------------------------
+
+
+def test_a_checkpoint_that_is_committed_while_it_is_read_is_no_damage(make: Make, monkeypatch: pytest.MonkeyPatch):
+    experiment = make({"train.rounds": 4, "run.checkpoint_every": 1})
+    with pytest.raises(KeyboardInterrupt):
+        runner.start(experiment, interrupt_after(2))
+    folder = RunFolder(runner.run_path(experiment))
+    shutil.copy(folder.path / CURRENT, folder.path / NEXT)
+    plain = sealed.said
+
+    def meanwhile(path: Path, *arguments: Any) -> Any:
+        if path.name == NEXT:
+            commit(folder.path)
+        return plain(path, *arguments)
+
+    monkeypatch.setattr(sealed, "said", meanwhile)
+    assert folder.records()
+
+
+def test_a_run_that_ends_while_it_is_read_is_no_damage(make: Make, monkeypatch: pytest.MonkeyPatch):
+    """The records were read before the last of them was written, and the summary after."""
+    folder = runner.start(make(), Progress())
+    whole = folder.records()
+    finished = iter([False])
+    monkeypatch.setattr(RunFolder, "finished", property(lambda self: next(finished, True)))
+    monkeypatch.setattr(folder_module, "read", lambda *arguments: whole[:1])
+    assert folder.records() == whole[:1]

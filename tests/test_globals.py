@@ -28,6 +28,7 @@ from fedshift.runs.run import Run
 from fedshift.settings.experiment import Experiment
 from fedshift.simulation import simulation as simulation_module
 from fedshift.simulation.simulation import Simulation
+from fedshift.streams import Streams
 from test_methods import assert_same
 
 GLOBAL: dict[str, Callable[[], float]] = {
@@ -260,3 +261,19 @@ def test_data_partitions_and_models_that_draw(make: Make, monkeypatch: pytest.Mo
     (_, one), (_, other) = carried_out(experiment, 1), carried_out(experiment, 2)
     assert one
     assert one == other
+
+
+def test_clients_of_plain_averaging_are_lent_one_stream_each(make: Make, monkeypatch: pytest.MonkeyPatch):
+    """Lending takes longer than a small step; where a page has no code of its own there is nobody to lend to."""
+    lent: list[str] = []
+    plain = Streams.as_global
+
+    def counted(self: Streams, purpose: str, *key: Any, **named: Any) -> Any:
+        lent.append(purpose.removeprefix("global draws in "))
+        return plain(self, purpose, *key, **named)
+
+    simulation = Simulation(make())
+    monkeypatch.setattr(Streams, "as_global", counted)
+    go_on(simulation)
+    of_clients = {"start", "work", "keep and upload", "send"}
+    assert [purpose for purpose in lent if purpose in of_clients] == ["work"] * len(simulation.federation.clients)

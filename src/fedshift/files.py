@@ -101,13 +101,15 @@ def remove(path: Path) -> None:
 
 
 def append(path: Path, line: str) -> None:
-    """Add a line and see it to the disk.
+    """Add a line and see it to the disk; after one that a crash cut short it begins on a line of its own.
 
     Raises:
         DiskError: it could not be written whole.
     """
-    with _readable(path), path.open("ab") as file:
-        file.write(line.encode() + b"\n")
+    with _readable(path), path.open("a+b") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+        cut_off = file.read() not in (b"", b"\n")
+        file.write(b"\n" * cut_off + line.encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
 

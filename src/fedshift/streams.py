@@ -8,7 +8,7 @@ Code of others that does is lent a stream.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -38,19 +38,16 @@ class Streams:
         return torch.randperm(n, generator=self.generator(purpose, *key))
 
     @contextmanager
-    def as_global(self, purpose: str, *key: Key, device: torch.device | None = None) -> Iterator[Callable[[], bool]]:
+    def as_global(self, purpose: str, *key: Key, device: torch.device | None = None) -> Iterator[None]:
         """Lend a stream to code that only knows global generators, then restore them: torch's, NumPy's and Python's.
 
         Args:
             purpose: what is drawn.
             key: which of these draws.
             device: a CUDA device whose generator is lent a stream as well.
-
-        Yields:
-            A function that says whether anything has been drawn, on a device or not.
         """
         generator = self.generator(purpose, *key)
-        devices = [device] if device is not None and device.type == "cuda" else []
+        devices = _with_generators(device)
         python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002  # the one that is global
         with torch.random.fork_rng(devices=devices):
             torch.set_rng_state(generator.get_state())
@@ -59,17 +56,21 @@ class Streams:
             small = generator.initial_seed() % 2**32  # as NumPy wants it
             random.seed(small)
             np.random.seed(small)  # noqa: NPY002
-            before = _global_states(devices)
             try:
-                yield lambda: _global_states(devices) != before
+                yield
             finally:
                 random.setstate(python)
                 np.random.set_state(legacy)  # noqa: NPY002
 
 
-def _global_states(devices: Sequence[torch.device]) -> list[object]:
-    """The states of the global generators, to be compared."""
-    torchs = [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in devices)]
+def _with_generators(device: torch.device | None) -> list[torch.device]:
+    """The devices that have a global generator besides the CPU's."""
+    return [device] if device is not None and device.type == "cuda" else []
+
+
+def global_states(device: torch.device) -> list[object]:
+    """The states of the global generators, the device's among them; equal as long as nothing is drawn."""
+    torchs = [torch.get_rng_state(), *(torch.cuda.get_rng_state(each) for each in _with_generators(device))]
     numpy = np.random.get_state(legacy=False)["state"]  # noqa: NPY002
     return [random.getstate(), numpy["pos"], numpy["key"].tobytes(), *(state.numpy().tobytes() for state in torchs)]
 

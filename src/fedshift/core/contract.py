@@ -367,6 +367,9 @@ def leave(state: ServerState, replies: Replies) -> ServerState:
     return state
 
 
+DEFAULTS = (no_upload, keep_nothing, send_nothing_else, start_as_received)  # hooks of an exchange that do nothing
+
+
 @dataclass(frozen=True)
 class Exchange:
     """One trip to the clients and back.

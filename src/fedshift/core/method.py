@@ -130,7 +130,8 @@ class Method(Spec):
 
     def exchange(self, name: str, **changes: Any) -> Exchange:
         """The exchange made of this method's own hooks, with changes to it."""
-        hooks: dict[str, Any] = {"keep": self.keep, "server": self.server_phases()}
+        own_keep = type(self).keep is not Method.keep
+        hooks: dict[str, Any] = {"keep": self.keep if own_keep else keep_nothing, "server": self.server_phases()}
         hooks |= {"phases": self.phases(), "merge": self.merge, "counted": self.weighting == "samples"}
         return Exchange(name, **{**hooks, **changes})
 

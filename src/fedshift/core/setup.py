@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
@@ -95,7 +95,7 @@ class Setup:
         with self.lend("plan"):
             return method.stages(self.train.rounds)
 
-    def lend(self, purpose: str, *key: Key) -> AbstractContextManager[Callable[[], bool]]:
+    def lend(self, purpose: str, *key: Key) -> AbstractContextManager[None]:
         """A stream for code of a page that draws from global generators; see :meth:`Streams.as_global`."""
         return self.streams.as_global(f"global draws in {purpose}", *key, device=self.device)
 

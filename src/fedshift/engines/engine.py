@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-from fedshift.core.contract import Exchange, Round, ServerState
+from fedshift.core.contract import DEFAULTS, Exchange, Round, ServerState
 from fedshift.core.messages import Down, Up
 from fedshift.core.setup import Setup
 from fedshift.core.state import ClientState
@@ -44,8 +44,13 @@ class Job:
     state: ClientState
     tell: Callable[[int], None] = lambda steps: None
 
-    def lend(self, purpose: str) -> AbstractContextManager[Callable[[], bool]]:
-        """A stream of this job's own for code of a page that draws from global generators."""
+    def lend(self, purpose: str, *hooks: Callable[..., Any]) -> AbstractContextManager[None]:
+        """A stream of this job's own for code of a page that draws from global generators.
+
+        Where all hooks that are to run are the defaults there is none: it takes longer to lend than to run them.
+        """
+        if hooks and all(hook in DEFAULTS for hook in hooks):
+            return nullcontext()
         return self.setup.lend(purpose, *self.round.key, self.exchange.name, self.client.id)
 
 

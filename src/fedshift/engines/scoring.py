@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ from fedshift.engines.banks import Bank
 from fedshift.engines.engine import SERVER, Question, Score
 from fedshift.engines.local import advice, even_chunks, set_modes
 from fedshift.errors import DivergedError
-from fedshift.streams import sample_draws
+from fedshift.streams import global_states, sample_draws
 
 
 def alike(questions: Iterable[Question]) -> Iterator[list[Question]]:
@@ -57,7 +57,7 @@ def score(net: Net, questions: Sequence[Question]) -> list[Score]:
         return _scores(net, questions)
 
 
-def _lent(question: Question) -> AbstractContextManager[Callable[[], bool]]:
+def _lent(question: Question) -> AbstractContextManager[None]:
     """A stream for a prediction that draws from global generators."""
     environment = question.environment
     client = SERVER if environment.client is None else environment.client
@@ -84,9 +84,11 @@ def score_stacked(bank: Bank, groups: Sequence[Sequence[Question]]) -> list[Scor
         groups: questions of one model each; statistics are not measured again.
     """
     set_modes(bank.net, ())
-    with _lent(groups[0][0]) as drawn:
+    device = groups[0][0].setup.device
+    with _lent(groups[0][0]):
+        before = global_states(device)
         scores = _scores_stacked(bank, groups)
-        if drawn():
+        if global_states(device) != before:
             raise RuntimeError("a prediction draws from a global generator, which is random for all models at once")
     return scores
 

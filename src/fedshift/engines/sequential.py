@@ -109,7 +109,7 @@ def server_lane(job: ServerJob) -> Lane:
 def load(bank: Bank, number: int, job: Job) -> None:
     """Put what a client begins with into a lane of a bank."""
     private = Tensors(job.state.tensors)
-    with job.lend("start"):
+    with job.lend("start", job.exchange.start):
         start = job.exchange.start(private, job.down)
     for tensors in (job.down, private, start):
         bank.load(number, tensors)
@@ -138,7 +138,7 @@ def outcome_of(job: Job, lane: Lane, bank: Bank, number: int) -> Outcome:
         lane.steps,
         setup.train.lr,
     )
-    with job.lend("keep and upload"):
+    with job.lend("keep and upload", exchange.keep, exchange.upload):
         kept = {name: tensor.detach().clone() for name, tensor in exchange.keep(work).items()}
         reply = reply_of(job, work)
     state = ClientState(dict(private | kept), lane.optimisers, {**job.state.drawn, job.round.stage.name: lane.drawn})

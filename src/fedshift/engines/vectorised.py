@@ -16,6 +16,7 @@ from fedshift.engines.merging import find, kind, merged
 from fedshift.engines.scoring import alike, score_stacked, size_of, stackable
 from fedshift.engines.sequential import Sequential, lane_of, load, outcome_of
 from fedshift.errors import FedshiftError
+from fedshift.streams import global_states
 
 MODELS = 32  # how many models are scored side by side at most
 BATCHES = 4  # how many of evaluate.batch are predicted for at a time where models are stacked
@@ -95,9 +96,10 @@ class Vectorised:
             phases = find(first.setup.plan(method), first.round.stage.name, first.exchange.name).phases
         with warnings.catch_warnings():
             warnings.filterwarnings("error", NO_BATCHING_RULE)
-            with first.setup.lend("work of a stack") as drawn:
+            with first.setup.lend("work of a stack"):
+                before = global_states(first.setup.device)
                 work(bank, lanes, phases)
-                if drawn():
+                if global_states(first.setup.device) != before:
                     raise RuntimeError("a loss draws from a global generator, which is random for all clients at once")
         answers: dict[Job, Outcome | Exception] = {}
         for number, (job, lane) in enumerate(ordered):

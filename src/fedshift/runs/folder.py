@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,7 +25,7 @@ from fedshift.errors import DamagedError, FedshiftError
 from fedshift.runs.records import Record, Records, read
 from fedshift.runs.schema import Identity, Machine, Summary, Timed, checked, parsed
 from fedshift.runs.selection import summary
-from fedshift.runs.trust import check_plugins, remember_plugins
+from fedshift.runs.trust import check_digests, check_plugins, remember_plugins
 from fedshift.settings.experiment import Experiment, check_tables
 from fedshift.simulation.checkpoint import CURRENT, NEXT, saved
 
@@ -88,7 +89,7 @@ class RunFolder:
 
     @property
     def begun(self) -> bool:
-        """Whether it is a run's: experiment.toml is the last file of a new run; what a kill left before is nobody's."""
+        """Whether a run is in it; experiment.toml is written last, so what a kill leaves before that is no run."""
         return any((self.path / name).exists() for name in (EXPERIMENT, *MADE))
 
     @property
@@ -161,10 +162,6 @@ class RunFolder:
     def identity(self) -> Identity:
         """Which run it is.
 
-        Args:
-            position: the checkpoint's.
-            scored: the positions up to it that have records.
-
         Raises:
             FedshiftError: run.json is damaged.
         """
@@ -197,6 +194,7 @@ class RunFolder:
             FedshiftError: a plugin is not trusted, or a plugin or the data is not what it was.
         """
         table = self.table()
+        check_digests(table, self.identity.plugins, self.path)
         check_plugins(self.identity.plugins, self.path, trust)
         experiment = Experiment.from_table(table)
         if experiment.fingerprint != self.identity.fingerprint:
@@ -216,14 +214,15 @@ class RunFolder:
         Raises:
             DamagedError: a line was cut, changed or moved.
         """
-        if self.finished:
+        finished = self.finished  # it may end meanwhile
+        if finished:
             self._bytes_as_summed(RECORDS)
         try:
-            through = [] if self.finished else [about.records for _, about in saved(self.path).values()]
+            through = [] if finished else [about.records for _, about in saved(self.path).values()]
             records = read(self.path / RECORDS, self.identity.fingerprint, through)
         except DamagedError as error:
             raise DamagedError(f"{error} {self._made_again}") from error
-        if self.finished and summary(records) != {
+        if finished and summary(records) != {
             name: picked.model_dump() for name, picked in self.summary.selected.items()
         }:
             raise DamagedError(f"'{self.path / SUMMARY}' says another result than the records. {self._made_again}")
@@ -332,8 +331,7 @@ class RunFolder:
         Returns:
             The folder.
         """
-        number = 1 + sum(1 for entry in self.path.iterdir() if entry.name.startswith(ASIDE))
-        aside = self.path / f"{ASIDE}{number}"
+        aside = next(path for n in count(1) if not (path := self.path / f"{ASIDE}{n}").exists())
         files.make_folder(aside)
         for name in (*MADE, ENVIRONMENT):
             if (self.path / name).exists():

@@ -12,7 +12,7 @@ from fedshift import files
 from fedshift.errors import FedshiftError
 from fedshift.runs.folder import sealed_json, unsealed_json
 from fedshift.runs.schema import Plan, Planned, checked
-from fedshift.runs.trust import check_plugins
+from fedshift.runs.trust import check_digests, check_plugins
 from fedshift.settings.experiment import Experiment, check_tables
 
 
@@ -67,6 +67,7 @@ def experiment_of(planned: Planned, path: Path, trust: bool) -> Experiment:
     Raises:
         FedshiftError: a plugin is not trusted, or a plugin or the data is not what it was.
     """
+    check_digests(planned.experiment, planned.plugins, path.parent / planned.folder)
     check_plugins(planned.plugins, path.parent / planned.folder, trust)
     check_tables(planned.experiment)
     experiment = Experiment.from_table(planned.experiment)

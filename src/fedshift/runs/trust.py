@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from fedshift import files
 from fedshift.errors import FedshiftError
@@ -50,6 +51,26 @@ def check_plugins(plugins: Mapping[str, str], folder: Path, trust: bool) -> None
             )
     if trust:
         remember_plugins(plugins)
+
+
+def check_digests(table: Mapping[str, Any], plugins: Mapping[str, str], folder: Path) -> None:
+    """Raise an error if an experiment imports a plugin that :func:`check_plugins` is not asked about.
+
+    Args:
+        table: the experiment.
+        plugins: digests of its plugins, by path, as the run's folder has them.
+        folder: the run's, for the message.
+
+    Raises:
+        FedshiftError: a plugin has no digest.
+    """
+    named = table.get("plugins", ())
+    for path in named if isinstance(named, list | tuple) else ():
+        if isinstance(path, str) and path not in plugins:
+            raise FedshiftError(
+                f"The experiment of the run '{folder}' names the plugin '{path}', but not its digest, so it was "
+                "changed since it was written. Restore it, or start a new run."
+            )
 
 
 def _known(content: str) -> bool:

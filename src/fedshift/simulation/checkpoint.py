@@ -204,7 +204,12 @@ def saved(folder: Path) -> dict[int, tuple[Path, About]]:
     found = {}
     for name in (CURRENT, NEXT):
         if (folder / name).exists():
-            about = sealed.said(folder / name, "checkpoint", About)
+            try:
+                about = sealed.said(folder / name, "checkpoint", About)
+            except DamagedError:
+                if (folder / name).exists():
+                    raise
+                continue  # whoever carries the run out has committed it meanwhile
             found[about.position] = (folder / name, about)
     return found
 
