@@ -261,8 +261,10 @@ def a_record(position: int, rows: Sequence[dict[str, Any]], **changes: Any) -> d
 def a_folder(path: Path, experiment: Experiment, records: Sequence[dict[str, Any]]) -> RunFolder:
     """A finished run with made-up records."""
     folder = RunFolder.create(experiment, path)
-    for name in ("messages.json", "federation.json"):
-        folder.write_json(name, {})
+    folder.write_json("messages.json", {})
+    inputs = {"augment": False, "normalise": False, "vocabulary": []}
+    nobody: dict[str, Any] = {"clients": {}, "domains": {}, "samples": {}}
+    folder.write_json("federation.json", {"shape": [], "classes": [], "inputs": inputs, **nobody})
     log = folder.recording()
     for record in records:
         log.append(record)

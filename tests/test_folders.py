@@ -247,7 +247,7 @@ def test_a_chain_of_records_breaks_wherever_it_is_cut(tmp_path_factory: Any, acc
     from fedshift.runs.records import Records
 
     log = Records(path, "a fingerprint")
-    made = [a_record(place, [a_row("e", "test", value)]) for place, value in enumerate(accuracies, 1)]
+    made = [judged("e", value) | {"position": place} for place, value in enumerate(accuracies, 1)]
     for record in made:
         log.append(record)
     assert read(path, "a fingerprint", [log.chain]) == made

@@ -9,6 +9,7 @@ import pytest
 
 from attack.forks import Forks
 from attack.harness import SCENARIOS, Reference
+from attack.victims import Victim, Victims, made
 
 
 @pytest.fixture(scope="session")
@@ -35,6 +36,19 @@ class _References(dict[str, Reference]):
 def references(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
     """Every scenario, uninterrupted."""
     return _References(forks, tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def victims(forks: Forks, references: Mapping[str, Reference], tmp_path_factory: pytest.TempPathFactory) -> Victims:
+    """Gives a scenario's runs, finished or killed on the way."""
+    found: dict[tuple[str, str], Victim] = {}
+
+    def victim(name: str, state: str) -> Victim:
+        if (name, state) not in found:
+            found[name, state] = made(forks, references[name], state, tmp_path_factory.mktemp(f"{name}-{state}"))
+        return found[name, state]
+
+    return victim
 
 
 @pytest.fixture(scope="session")

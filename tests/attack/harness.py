@@ -136,9 +136,10 @@ def results(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(runs)): file.read_bytes() for file in sorted(found)}
 
 
-def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
-    """Every file below a folder but locks and reports, with its content and when it was changed."""
+def contents(folder: Path, but: Path | None = None) -> dict[str, tuple[bytes, int]]:
+    """Every file below a folder, locks and reports and a folder there left out, with content and time of change."""
     files = [file for file in folder.rglob("*") if file.is_file() and file.name not in (".lock", "report.html")]
+    files = [file for file in files if but is None or not file.is_relative_to(but)]
     return {str(file.relative_to(folder)): (file.read_bytes(), file.stat().st_mtime_ns) for file in files}
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import torch
+from annotated_types import Ge
 
 from fedshift.engines.engine import Engine
 from fedshift.engines.kernels import Kernels
 from fedshift.engines.machine import keep_memory
+from fedshift.settings.spec import Processors
 
 Name = Literal["sequential", "vectorised", "workers"]
 
@@ -28,8 +30,8 @@ class Choice:
     """
 
     engine: Name
-    workers: int
-    threads: int
+    workers: Annotated[Processors, Ge(1)]
+    threads: Annotated[Processors, Ge(1)]
     kernels: Kernels
 
     @property

@@ -17,13 +17,14 @@ from typing import Any, TypeVar
 
 import tomli_w
 from filelock import FileLock, Timeout
+from pydantic import BaseModel
 from torch import Tensor
 
 from fedshift import files
 from fedshift.core.messages import pack_in_pieces
 from fedshift.errors import DamagedError, FedshiftError
 from fedshift.runs.records import Record, Records, read
-from fedshift.runs.schema import Identity, Machine, Summary, Timed, checked, parsed
+from fedshift.runs.schema import Federated, Identity, Machine, Messages, Resolved, Summary, Timed, checked, parsed
 from fedshift.runs.selection import summary
 from fedshift.runs.trust import check_digests, check_plugins, remember_plugins
 from fedshift.settings.experiment import Experiment, check_tables
@@ -182,6 +183,7 @@ class RunFolder:
         if _table_digest(table) != self.identity.table:
             raise ValueError("it says another experiment than the one that was begun")
         check_tables(table)
+        checked(table, Resolved)
         return table
 
     def experiment(self, trust: bool = False) -> Experiment:
@@ -255,14 +257,14 @@ class RunFolder:
         """What crossed the wire, by exchange; empty before a message did."""
         if not (self.finished or (self.path / MESSAGES).exists()):
             return {}
-        return self._result(MESSAGES)
+        return self._result(MESSAGES, Messages)
 
     @property
     def federation(self) -> dict[str, Any]:
         """What modules are made from besides the experiment, and how many samples clients have; empty at first."""
         if not (self.finished or (self.path / FEDERATION).exists()):
             return {}
-        return self._result(FEDERATION)
+        return self._result(FEDERATION, Federated)
 
     @property
     def environment(self) -> Machine:
@@ -365,11 +367,17 @@ class RunFolder:
     def _made_again(self) -> str:
         return f"`fedshift resume {self.path}` makes it again."
 
-    def _result(self, name: str) -> dict[str, Any]:
+    def _result(self, name: str, kind: type[BaseModel]) -> dict[str, Any]:
         """A JSON file that carrying out made; of a finished run it must be the one that the summary knows."""
+
+        def table() -> dict[str, Any]:
+            found = self._unsealed(name)
+            checked(found, kind)
+            return found
+
         if self.finished:
             self._bytes_as_summed(name)
-        return self._intact(name, lambda: self._unsealed(name), DamagedError, self._made_again)
+        return self._intact(name, table, DamagedError, self._made_again)
 
     def _unsealed(self, name: str) -> dict[str, Any]:
         return unsealed_json(self._bytes(name), self.identity.fingerprint)

@@ -6,9 +6,22 @@ import json
 from typing import Annotated, Any, Literal, TypeVar
 
 from annotated_types import Ge, Le
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    NonNegativeInt,
+    PositiveInt,
+    RootModel,
+    StringConstraints,
+    ValidationError,
+    field_validator,
+)
+
+from fedshift.settings.spec import RunName
 
 Share = Annotated[float, Ge(0), Le(1)]
+Id = Annotated[str, StringConstraints(pattern=r"^\d{1,9}$")]  # a client's, as JSON has it
+Size = Annotated[int, Ge(0), Le(2**63 - 1)]
 
 
 class File(BaseModel):
@@ -17,7 +30,7 @@ class File(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True)
 
 
-F = TypeVar("F", bound=File)
+F = TypeVar("F", bound=BaseModel)
 
 
 class Identity(File):
@@ -38,6 +51,82 @@ class Identity(File):
     table: str
     contents: dict[str, str]
     plugins: dict[str, str]
+
+
+class Named(File):
+    """A table of an experiment that names an entry of a catalogue; its other settings are the entry's."""
+
+    name: str
+    hold_out: str = ""
+
+
+class Rounds(File):
+    """[train] of an experiment, as far as reports read it."""
+
+    rounds: PositiveInt
+
+
+class Resolved(File):
+    """experiment.toml, as far as it is read without its plugins: every run has these settings."""
+
+    name: str
+    seed: int
+    plugins: list[str]
+    data: Named
+    partition: Named
+    protocol: Named
+    model: Named
+    method: Named
+    train: Rounds
+
+
+class Prepared(File):
+    """How samples become inputs; see :class:`Inputs`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    augment: bool
+    normalise: bool
+    vocabulary: list[str]
+
+
+class Federated(File):
+    """federation.json: what modules are made from, and each client's domain and number of training samples, by id."""
+
+    shape: list[Size]
+    classes: list[str]
+    clients: dict[Id, str]
+    inputs: Prepared
+    domains: dict[Id, str]
+    samples: dict[Id, Size]
+
+
+class Sent(File):
+    """How many messages, of which clients, in which rounds; the latter two as ranges."""
+
+    messages: Size
+    clients: str
+    rounds: str
+
+
+class SentTensor(Sent):
+    """A tensor of them: its type and its largest shape."""
+
+    type: str
+    shape: list[Size]
+    varies: bool = False
+
+
+class SentOneWay(Sent):
+    """All messages of an exchange in one direction: their bytes, and those of the largest."""
+
+    bytes: Size
+    largest: Size
+    tensors: dict[str, SentTensor]
+
+
+class Messages(RootModel[dict[str, dict[Literal["down", "up", "telemetry"], SentOneWay]]]):
+    """messages.json: what crossed the wire, by exchange and direction."""
 
 
 class Scored(File):
@@ -65,6 +154,13 @@ class Recorded(File):
     missing: list[dict[str, Any]] = []
     only_in_simulation: bool = False
     environments: list[Scored]
+
+    @field_validator("environments")
+    @classmethod
+    def _of_both_roles(cls, rows: list[Scored]) -> list[Scored]:
+        if lacking := sorted({"validation", "test"} - {row.role for row in rows}):
+            raise ValueError(f"no environment has the role '{lacking[0]}'")
+        return rows
 
 
 class Timed(File):
@@ -121,7 +217,7 @@ class Machine(File):
 class Planned(File):
     """A run of a comparison: its folder's name, its fingerprint, digests of its plugins, its experiment as a table."""
 
-    folder: str
+    folder: RunName
     fingerprint: str
     plugins: dict[str, str]
     experiment: dict[str, Any]

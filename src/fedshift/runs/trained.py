@@ -20,6 +20,7 @@ from fedshift.evaluation.evaluation import parts_predicted
 from fedshift.federation.federation import Federation
 from fedshift.federation.inputs import Inputs
 from fedshift.settings.experiment import Experiment
+from fedshift.simulation.checkpoint import check_alike
 from fedshift.streams import Streams, sample_draws
 
 MOST_NAMED = 20  # clients that an error lists
@@ -110,10 +111,16 @@ def rebuilt(
             )
     # What a client keeps, or is sent in the place of what others are, comes before what all have.
     names = {name: f"client.{id}.{name}" for name in scopes}
-    tensors = {name: weights[mine if mine in weights else name] for name, mine in names.items()}
-    for name, part in parts.items():
+    found = {name: mine if mine in weights else name for name, mine in names.items()}
+    tensors = {name: weights[where] for name, where in found.items() if where in weights}
+    for part in parts.values():
         prepare(part.module, Kernels(), experiment.train.precision)
-        part.module.load_state_dict({tensor: tensors[f"{name}.{tensor}"] for tensor in part.module.state_dict()})
+    held = {name: part.module.state_dict() for name, part in parts.items()}
+    check_alike(
+        {f"{name}.{own}": like for name, state in held.items() for own, like in state.items()}, tensors, "weights file"
+    )
+    for name, part in parts.items():
+        part.module.load_state_dict({own: tensors[f"{name}.{own}"] for own in held[name]})
     return Trained(experiment, blueprint, model, {name: part.module for name, part in parts.items()}, unseen=id is None)
 
 

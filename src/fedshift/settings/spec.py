@@ -77,7 +77,14 @@ def _folder_path(path: str) -> str:
     return path
 
 
+def _run_name(name: str) -> str:
+    if name in ("", ".", "..") or Path(name).name != name or "\0" in name or len(name.encode()) > 255:
+        raise ValueError("it names no folder beside others: at most 255 bytes and no slash")
+    return name
+
+
 FolderName = Annotated[str, AfterValidator(_folder_name)]
+RunName = Annotated[str, AfterValidator(_run_name)]  # that a file of a run or of a grid names, beside it
 FolderPath = Annotated[str, AfterValidator(_folder_path)]
 
 

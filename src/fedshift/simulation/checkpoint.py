@@ -26,6 +26,7 @@ from fedshift.core.contract import ServerState
 from fedshift.core.state import flat_optimisers, optimisers_from_flat
 from fedshift.core.tensors import Tensors
 from fedshift.errors import DamagedError
+from fedshift.settings.spec import RunName
 
 CURRENT = "checkpoint.safetensors"
 NEXT = "checkpoint.next.safetensors"
@@ -44,7 +45,7 @@ class About(sealed.About):
     records: str
     ledger: list[dict[str, Any]]
     engine: dict[str, Any]
-    together: list[str]
+    together: list[RunName]
 
     @property
     def company(self) -> Company:
