@@ -88,7 +88,7 @@ class RunFolder:
 
     @property
     def begun(self) -> bool:
-        """Whether it is a run's: experiment.toml is the last file of a new run; what a kill leaves before is nobody's."""
+        """Whether it is a run's: a new one has experiment.toml last; what a kill leaves before that is nobody's."""
         return any((self.path / name).exists() for name in (EXPERIMENT, *MADE))
 
     @property
