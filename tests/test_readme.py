@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from fedshift.settings.grid import expand, override
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 EXAMPLE = ROOT / "examples" / "my_prox.py"
+ELLIPSIS = ast.dump(ast.parse("...").body[0])
+PAGES = (ROOT / "docs" / "pages.md").read_text()
 
 
 def block(marker: str) -> str:
@@ -65,3 +68,39 @@ def test_the_commands_are_one_line_each_and_pinned():
         assert "-c constraints.txt" in line
         assert line.startswith("python3 -m venv .venv && ")
     assert (ROOT / "constraints.txt").read_text() == "torch==2.13.0\n"
+
+
+def page(name: str) -> str:
+    (path,) = (ROOT / "src" / "fedshift" / "methods").rglob(name)
+    return path.read_text(encoding="utf-8")
+
+
+def functions(source: str) -> dict[str, list[str]]:
+    """The statements of every function, by its name, without docstrings; what an excerpt leaves out is ``...``."""
+    found = {}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef):
+            body = node.body[ast.get_docstring(node) is not None :]
+            found.setdefault(node.name, [ast.dump(each) for each in body])
+    return found
+
+
+@pytest.mark.parametrize(("name", "excerpt"), re.findall(r"<!-- (\w+\.py) -->\n```python\n(.*?)```", PAGES, re.DOTALL))
+def test_the_excerpts_of_pages_are_what_the_code_says(name: str, excerpt: str):
+    there = functions(page(name))
+    for function, body in functions(excerpt).items():
+        kept = [statement for statement in there[function] if ELLIPSIS not in body or statement in body]
+        assert kept == [statement for statement in body if statement != ELLIPSIS], function
+
+
+def test_the_lines_of_pages_are_counted():
+    (counting,) = re.findall(r"```python\n(import ast.*?)\n\n\nfor path", PAGES, re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(compile(counting, "pages.md", "exec"), names)  # the page says that it is counted by this
+    rows = re.findall(r"^\| `(\w+\.py)`[^|]*\| *\(?(\d*)\)? *\| (\d+) \|", PAGES, re.MULTILINE)
+    assert len(rows) == 27
+    assert {name: int(now) for name, _, now in rows} == {name: names["lines"](page(name)) for name, _, _ in rows}
+    both = [(int(before), int(now)) for name, before, now in rows if before and name != "ditto.py"]
+    before, now = (sum(column) for column in zip(*both, strict=True))
+    assert f"| all of these | {before} | {now} | |" in PAGES
+    assert f"Of the {before - now} lines that went" in PAGES

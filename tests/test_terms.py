@@ -180,6 +180,6 @@ def test_the_command_line_lists_terms(capsys: pytest.CaptureFixture[str]):
     from fedshift.cli.catalogues import print_named
 
     print_named("fedprox", {})
-    assert "Loss terms that clients tell: cross_entropy, proximal" in capsys.readouterr().out
+    assert "Loss terms, whose means leave the client: cross_entropy, proximal" in capsys.readouterr().out
     print_named("ditto", {})
-    assert "Loss terms that clients tell: cross_entropy, personal, pull" in capsys.readouterr().out
+    assert "Loss terms, whose means leave the client: cross_entropy, personal, pull" in capsys.readouterr().out

@@ -18,15 +18,12 @@ from fedshift.engines.machine import before_torch
 from fedshift.errors import FedshiftError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from fedshift.api import Comparison
     from fedshift.settings.experiment import Experiment
 
 INTERRUPTED = 130  # exit codes as shells have them: 128 and the signal
 TERMINATED = 143
 BROKEN_PIPE = 141
-WIDTH_OF_FILES = 160
 FORMS = ("text", "markdown", "json")
 
 app = typer.Typer(
@@ -264,9 +261,10 @@ def _bench(experiments: list[Experiment], dry_run: bool) -> None:
     from rich.table import Table
 
     from fedshift import api
+    from fedshift.cli.console import open_console
     from fedshift.engines.calibration import Measured
 
-    console = _console()
+    console = open_console()
 
     def table(title: str, measured: Measured) -> Table:
         shown = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
@@ -308,11 +306,12 @@ app.command(
 
 def _index(experiments: list[Experiment], dry_run: bool) -> None:
     from fedshift import api
+    from fedshift.cli.console import open_console
     from fedshift.methods.client2vec.vectors import check_makes_index
     from fedshift.reporting.similarity import check_writable, write_index
     from fedshift.runs.preparation import describe
 
-    console = _console()
+    console = open_console()
     # Runs that differ only in how they use the index share it.
     different = {
         repr((e.seed, e.data, e.partition, e.protocol, getattr(e.method, "index", None))): e for e in experiments
@@ -387,19 +386,12 @@ def report(
     _report(api.load(path), path, to)
 
 
-def _console() -> Console:
-    """Standard output; wide where it is no terminal, so that no table is squeezed into a file."""
-    from rich.console import Console
-
-    console = Console()
-    return console if console.is_terminal else Console(width=WIDTH_OF_FILES)
-
-
 def _report(comparison: Comparison, folder: Path, to: Path | None = None) -> None:
+    from fedshift.cli.console import open_console
     from fedshift.reporting.table import tables
     from fedshift.reporting.units import printable
 
-    console = _console()
+    console = open_console()
     try:
         written = comparison.report(to or folder / "report.html")  # first, as printing may end with the reader's pipe
     finally:
@@ -415,6 +407,7 @@ def _print_estimates(experiments: list[Experiment]) -> None:
     from rich.table import Table
 
     from fedshift import api
+    from fedshift.cli.console import open_console
     from fedshift.reporting.units import bytes_text, clock
 
     shown = Table(
@@ -463,7 +456,7 @@ def _print_estimates(experiments: list[Experiment]) -> None:
             shown.add_row(
                 f"  stage {stage.name}", "", "", str(stage.rounds), str(stage.steps), *sent, "", clock(stage.seconds)
             )
-    console = _console()
+    console = open_console()
     console.print(shown)
     for note in notes:
         console.print(f"Note: {note}", highlight=False, markup=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import textwrap
 from collections.abc import Mapping
 from dataclasses import MISSING
 from pathlib import Path
@@ -15,6 +16,7 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
+from fedshift.cli.console import open_console
 from fedshift.core.contract import term_names
 from fedshift.core.method import Method
 from fedshift.errors import FedshiftError, UnknownNameError
@@ -28,6 +30,8 @@ from fedshift.settings.spec import Spec, limits, setting_type
 from fedshift.settings.written import Written
 
 KINDS = CATALOGUES
+ANY_NUMBER = 2**62  # a limit beyond it says no more than how a number is stored
+BEGINS_AN_ITEM = r" *(?:-|\d+\.) +|(?=\|)"
 TYPES = {
     "NoneType": "none",
     "int": "whole number",
@@ -43,7 +47,7 @@ def print_list(kind: str) -> None:
     kinds = [*KINDS, "experiments"]
     if kind not in (*kinds, "all"):
         raise UnknownNameError("kind", kind, [*kinds, "all"])
-    console = Console()
+    console = open_console()
     for one in kinds if kind == "all" else [kind]:
         table = Table(title=one, title_justify="left", box=None, show_header=False, padding=(0, 3, 0, 0))
         if one == "experiments":
@@ -51,8 +55,9 @@ def print_list(kind: str) -> None:
         else:
             lines = {name: KINDS[one].get(name).help.splitlines()[0] for name in KINDS[one]}
         for name, line in lines.items():
-            paper = METHODS.get(name).paper if one == "methods" else ""
-            table.add_row(f"[bold]{name}[/bold]", line, f"[dim]{paper}[/dim]")
+            about = escape(plain(line)).removesuffix(".")
+            paper = f" [dim]({METHODS.get(name).paper})[/dim]" if one == "methods" else ""
+            table.add_row(f"[bold]{escape(name)}[/bold]", f"{about}{paper}.")
         console.print(table)
         console.print()
 
@@ -64,7 +69,7 @@ def print_named(name: str, changes: Mapping[str, Written]) -> None:
         UnknownNameError: nothing has that name.
         FedshiftError: there are changes, and no experiment that they could change.
     """
-    console = Console()
+    console = open_console()
     entries = [(catalogue.table, catalogue.get(name)) for catalogue in KINDS.values() if name in catalogue]
     entries += [(name, Entry(PLAIN[name]))] if name in PLAIN else []
     is_experiment = name in shipped() or Path(name).suffix == ".toml" or Path(name).is_file()
@@ -88,25 +93,28 @@ def print_named(name: str, changes: Mapping[str, Written]) -> None:
 def _print_entry(console: Console, name: str, prefix: str, entry: Entry[Any]) -> None:
     """What an entry or a table is, and every setting it has."""
     page = sys.modules[entry.cls.__module__].__doc__ or ""
-    console.print(f"[bold]{name}[/bold]: {plain(entry.help)}\n", highlight=False, soft_wrap=True)
+    console.print(f"[bold]{name}[/bold]: {escape(plain(entry.help))}\n", highlight=False)
     if "Choices" in page:
-        console.print(plain(page.strip()) + "\n", highlight=False, markup=False, soft_wrap=True)
+        page = fitted(plain(page.strip()), console.width)
+        console.print(f"{page}\n", highlight=False, markup=False, soft_wrap=True)
     console.print(f"Settings, with defaults (--set {prefix}.NAME=VALUE):\n", highlight=False)
     inherited = Method.settings() if issubclass(entry.cls, Method) else {}
     for setting in sorted(entry.settings(), key=lambda setting: setting in inherited):
         _print_setting(console, entry.cls, setting)
+    if entry.presets:
+        console.print()
     for data, preset in entry.presets.items():
         values = ", ".join(f"{key} = {value_in_words(value)}" for key, value in preset.items())
         console.print(f"Published for {data}: {values}", highlight=False)
-    if issubclass(entry.cls, Method):
-        console.print(f"Loss terms that clients tell: {', '.join(_terms(entry()))}", highlight=False)
     if entry.presets:
         console.print("They apply when data.name is that name, or with --set method.preset=NAME.", highlight=False)
+    if issubclass(entry.cls, Method):
+        console.print(f"Loss terms, whose means leave the client: {', '.join(_terms(entry()))}", highlight=False)
     console.print()
 
 
 def _terms(method: Method) -> list[str]:
-    """The names of all that clients tell of their losses, in every exchange."""
+    """The names of the loss terms of every exchange."""
     exchanges = [exchange for stage in method.stages(1) for exchange in stage.exchanges]
     return list(dict.fromkeys(name for exchange in exchanges for name in term_names(exchange.phases).values()))
 
@@ -117,13 +125,13 @@ def _print_setting(console: Console, cls: type[Spec], name: str) -> None:
     about = field.metadata
     default = "(required)" if field.default is MISSING else f"= {value_in_words(field.default)}"
     console.print(f"  [bold]{name}[/bold] {default}", highlight=False)
-    console.print(Padding(about.get("help", ""), (0, 0, 0, 6)), highlight=False, markup=False)
+    console.print(Padding(about.get("help", ""), (0, 0, 0, 6), expand=False), highlight=False, markup=False)
     facts = [type_in_words(setting_type(cls, name))]
     if search := about.get("search"):
         facts.append(f"search: {value_in_words(search) if isinstance(search, tuple) else search}")
     if about.get("source"):
         facts.append(f"source: {about['source']}")
-    console.print(Padding("; ".join(facts), (0, 0, 0, 6)), style="dim", highlight=False, markup=False)
+    console.print(Padding("; ".join(facts), (0, 0, 0, 6), expand=False), style="dim", highlight=False, markup=False)
 
 
 def shown_names() -> list[str]:
@@ -133,11 +141,34 @@ def shown_names() -> list[str]:
 
 def plain(text: str) -> str:
     """A docstring without the marks that only a documentation tool reads."""
-    return re.sub(r"(?::\w+:)?`+~?([^`]+)`+", r"\1", text).replace("*Choices", "Choices").replace("Choices*", "Choices")
+    return re.sub(r"\*(Choices[^*\n]*)\*", r"\1", re.sub(r"(?::\w+:)?`+~?([^`]+)`+", r"\1", text))
+
+
+def fitted(text: str, width: int) -> str:
+    """A text in which paragraphs and items of lists are wrapped again where a line is longer than ``width``."""
+    blocks: list[list[str]] = []
+    for line in text.splitlines():
+        if not blocks or not line.strip() or not blocks[-1][-1].strip() or re.match(BEGINS_AN_ITEM, line):
+            blocks.append([])
+        blocks[-1].append(line)
+    return "\n".join("\n".join(lines) if max(map(len, lines)) <= width else _wrapped(lines, width) for lines in blocks)
+
+
+def _wrapped(lines: list[str], width: int) -> str:
+    """The lines of one paragraph or item, wrapped again; what follows the first is indented as its text is."""
+    mark = re.match(BEGINS_AN_ITEM, lines[0])
+    further = " " * (mark.end() if mark else len(lines[0]) - len(lines[0].lstrip()))
+    first = mark[0] if mark else further
+    words = " ".join(line.strip() for line in lines)[len(first.lstrip()) :]
+    return textwrap.fill(
+        words, width, initial_indent=first, subsequent_indent=further, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def value_in_words(value: Any) -> str:
     """A default or published value, short."""
+    if value is None:
+        return TYPES["NoneType"]
     if isinstance(value, tuple):
         return ", ".join(value_in_words(item) for item in value) or "[]"
     if isinstance(value, bool):
@@ -160,7 +191,7 @@ def type_in_words(hint: Any) -> str:
             sign: f"{sign} {_number(getattr(limit, name))}"
             for limit in limits(hint)
             for name, sign in signs.items()
-            if getattr(limit, name, None) is not None
+            if getattr(limit, name, None) is not None and abs(getattr(limit, name)) < ANY_NUMBER
         }
         return " ".join([type_in_words(get_args(hint)[0]), *([", ".join(bounds.values())] if bounds else [])])
     if get_origin(hint) in (Union, UnionType):

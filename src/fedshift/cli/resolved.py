@@ -34,8 +34,9 @@ def print_resolved(console: Console, name: str, changes: Mapping[str, Written]) 
 
     def show(title: str, methods: Mapping[str, None], settings: Mapping[str, list[Any]]) -> None:
         table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
-        for column in ("setting", "value", "from"):
-            table.add_column(column)
+        table.add_column("setting", no_wrap=True)  # a name that is cut cannot be copied
+        table.add_column("value", overflow="fold")
+        table.add_column("from")
         for key, values in settings.items():
             sources = dict.fromkeys(_origin(key, method, change.document, changes) for method in methods)
             table.add_row(escape(key), escape(" | ".join(map(_text, values))), ", ".join(sources))

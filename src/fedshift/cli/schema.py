@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.padding import Padding
 
 from fedshift.cli.catalogues import plain, type_in_words, value_in_words
+from fedshift.cli.console import open_console
 from fedshift.settings.catalogue import Catalogue, Entry
 from fedshift.settings.experiment import DEFAULT_NAMES, NAMED, PLAIN, Experiment
 from fedshift.settings.schema import CATALOGUES, json_schema
@@ -52,7 +53,7 @@ def print_schema(form: str) -> None:
     elif form == "markdown":
         typer.echo("\n".join(_markdown()))
     else:
-        _print_text(Console())
+        _print_text(open_console())
 
 
 def parts() -> Iterator[Part]:
@@ -76,7 +77,8 @@ def _catalogue(title: str, catalogue: Catalogue[Any], default: str) -> Iterator[
     common = [_field(base, name) for name in base.settings()]
     if title == "[method]":
         common.append(Field("preset", "", "text", "published settings, by a data set's name; by default data.name", ""))
-    yield Part(title, f"A {catalogue.kind}; all have:", (chosen, *common))
+    article = "An" if catalogue.kind[0] in "aeiou" else "A"
+    yield Part(title, f"{article} {catalogue.kind}; all have:", (chosen, *common))
     for name in catalogue:
         entry = catalogue.get(name)
         own = [_field(entry.cls, field) for field in entry.settings() if not _same(base, entry.cls, field)]
@@ -104,11 +106,11 @@ def _print_text(console: Console) -> None:
     console.print(INTRODUCTION, highlight=False)
     for part in parts():
         console.print(f"\n{'' if part.level == 2 else '  '}[bold]{escape(part.title)}[/bold]", highlight=False)
-        console.print(Padding(part.help, (0, 0, 0, 2)), highlight=False, markup=False)
+        console.print(Padding(part.help, (0, 0, 0, 2), expand=False), highlight=False, markup=False)
         for field in part.fields:
             console.print(f"    [bold]{field.name}[/bold] {escape(field.default)}", highlight=False, soft_wrap=True)
             about = "; ".join(word for word in (field.help, field.type, field.source) if word)
-            console.print(Padding(about, (0, 0, 0, 8)), style="dim", highlight=False, markup=False)
+            console.print(Padding(about, (0, 0, 0, 8), expand=False), style="dim", highlight=False, markup=False)
 
 
 def _markdown() -> Iterator[str]:
