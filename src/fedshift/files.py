@@ -108,7 +108,7 @@ def append(path: Path, line: str) -> None:
     """
     with _readable(path), path.open("a+b") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
-        cut_off = file.read() not in (b"", b"\n")
+        cut_off = file.read(1) not in (b"", b"\n")
         file.write(b"\n" * cut_off + line.encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
