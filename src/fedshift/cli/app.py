@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 INTERRUPTED = 130  # exit codes as shells have them: 128 and the signal
 TERMINATED = 143
 BROKEN_PIPE = 141
+WIDTH_OF_ESTIMATES = 120
 FORMS = ("text", "markdown", "json")
 
 app = typer.Typer(
@@ -404,60 +405,34 @@ def _report(comparison: Comparison, folder: Path, to: Path | None = None) -> Non
 
 def _print_estimates(experiments: list[Experiment]) -> None:
     """One line for each method (or other setting); seeds and held-out domains cost the same."""
-    from rich.table import Table
-
     from fedshift import api
     from fedshift.cli.console import open_console
+    from fedshift.reporting.table import Table
     from fedshift.reporting.units import bytes_text, clock
 
-    shown = Table(
-        title=f"{len(experiments)} {'run' if len(experiments) == 1 else 'runs'} would be carried out",
-        title_justify="left",
-        box=None,
-        padding=(0, 2, 0, 0),
-    )
-    for column in (
-        "method",
-        "runs",
-        "clients",
-        "rounds",
-        "steps",
-        "down a round",
-        "up a round",
-        "peak memory",
-        "training",
-        "evaluation",
-    ):
-        shown.add_column(column, justify="left" if column == "method" else "right")
+    title = f"{len(experiments)} {'run' if len(experiments) == 1 else 'runs'} would be carried out"
+    columns = ["method", "runs", "clients", "rounds", "steps", "down a round", "up a round"]
+    columns += ["peak memory", "training", "evaluation"]
+    rows: list[list[str]] = []
     total, notes = 0.0, dict[str, None]()
     for forecast in api.estimate(experiments):
         name, runs, cost = forecast.label, str(forecast.runs), forecast.cost
         if cost is None:
-            shown.add_row(name, runs, *["-"] * 7, "diverges")
+            rows.append([name, runs, *["-"] * 7, "diverges"])
             notes[f"{name}: {forecast.problem}"] = None
             continue
         total += cost.seconds * forecast.runs
         notes |= dict.fromkeys(f"{name}: {note}" if note.startswith("Engine") else note for note in cost.notes)
         clients, cohort = cost.clients
-        shown.add_row(
-            name,
-            runs,
-            str(clients) if clients == cohort else f"{cohort} of {clients}",
-            str(cost.rounds),
-            str(cost.steps),
-            bytes_text(cost.bytes_down),
-            bytes_text(cost.bytes_up),
-            bytes_text(cost.memory),
-            clock(cost.training),
-            clock(cost.evaluation),
-        )
+        counts = [str(clients) if clients == cohort else f"{cohort} of {clients}", str(cost.rounds), str(cost.steps)]
+        sizes = [bytes_text(size) for size in (cost.bytes_down, cost.bytes_up, cost.memory)]
+        rows.append([name, runs, *counts, *sizes, clock(cost.training), clock(cost.evaluation)])
         for stage in cost.stages if len(cost.stages) > 1 else ():
-            sent = bytes_text(stage.bytes_down), bytes_text(stage.bytes_up)
-            shown.add_row(
-                f"  stage {stage.name}", "", "", str(stage.rounds), str(stage.steps), *sent, "", clock(stage.seconds)
-            )
-    console = open_console()
-    console.print(shown)
+            counts = ["", "", str(stage.rounds), str(stage.steps)]
+            sent = [bytes_text(stage.bytes_down), bytes_text(stage.bytes_up)]
+            rows.append([f"  stage {stage.name}", *counts, *sent, "", clock(stage.seconds), ""])
+    console = open_console(least=WIDTH_OF_ESTIMATES)
+    console.print(Table(title, columns, rows).rich())
     for note in notes:
         console.print(f"Note: {note}", highlight=False, markup=False)
     console.print(
