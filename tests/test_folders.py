@@ -19,8 +19,8 @@ from fedshift.cli.app import app
 from fedshift.core import sealed
 from fedshift.errors import FedshiftError
 from fedshift.reporting.results import Results
-from fedshift.runs import runner
 from fedshift.runs import folder as folder_module
+from fedshift.runs import runner
 from fedshift.runs.folder import RECORDS, RESULTS, RUN, TIMINGS, RunFolder, sealed_json, unsealed_json
 from fedshift.runs.progress import Progress
 from fedshift.runs.records import read

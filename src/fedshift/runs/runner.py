@@ -6,7 +6,7 @@ advanced together go on together. What of a run is damaged is set aside, and the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -154,7 +154,7 @@ class _Grid:
     # Runs that have begun -----------------------------------------------------------------------
 
     def _is_finished(self, asked: Asked) -> bool:
-        """Whether nothing is left to do; a finished run that is damaged is set aside, and made again."""
+        """Whether a run is finished, or to be left out for now: a damaged one is made again after the others."""
         folder = asked.folder
         try:
             if asked.fingerprint is not None:
@@ -163,7 +163,7 @@ class _Grid:
                 return False
             if damage := folder.damage():
                 self._set_aside(asked, damage)
-                return False
+                return True
         except FedshiftError as error:
             self._note_failure(asked, error)
             return True
@@ -173,29 +173,38 @@ class _Grid:
 
     def _go_on_with_groups(self, unfinished: Sequence[Asked]) -> list[Asked]:
         """Carry on the runs that have a checkpoint, with those they went on with; gives back the others."""
-        known = {each.folder.path: each for each in unfinished}
-        companies = {path: company for path, each in known.items() if (company := self._company(each))}
-        groups: dict[tuple[Path, ...], Company] = {}
+        asked = {each.folder.path: each for each in unfinished}
+        companies: dict[Path, Company] = {}
+        fresh: list[Asked] = []
+        for path, each in asked.items():
+            try:
+                company = _company(each.folder)
+            except DamagedError as error:
+                self._set_aside(each, str(error))
+                continue
+            if company is None:
+                fresh.append(each)
+            else:
+                companies[path] = company
+        groups: list[tuple[Company, list[Asked]]] = []
+        grouped: set[Path] = set()
         for path, company in companies.items():
-            mates = tuple(path.parent / name for name in company.together)
-            for mate in mates:
-                if mate not in known and RunFolder(mate).unfinished:  # not asked for, but of the same group
-                    known[mate] = _begun(RunFolder(mate), trust=False)
-            there = tuple(mate for mate in mates if mate in known and self._company(known[mate]) == company)
-            together = there if common_position([RunFolder(mate) for mate in there]) else (path,)
-            groups[together] = company
-        for together, company in groups.items():
-            self._go_on(company, [known[path] for path in together])
-        return [each for path, each in known.items() if path not in {path for group in groups for path in group}]
-
-    def _company(self, asked: Asked) -> Company | None:
-        """How a run was carried out; None where it has no checkpoint, or a damaged one, which is set aside."""
-        try:
-            about = saved(asked.folder.path)
-        except DamagedError as error:
-            self._set_aside(asked, str(error))
-            return None
-        return about[max(about)][1].company if about else None
+            if path in grouped:
+                continue
+            folders = [RunFolder(path.parent / name) for name in company.together]
+            members = [
+                asked.get(folder.path) or Asked(folder, folder.experiment)  # also who was not asked for
+                for folder in folders
+                if _goes_on_with(company, folder, companies)
+            ]
+            # A folder that was given another name is not among them.
+            if asked[path] not in members or not common_position([member.folder for member in members]):
+                members = [asked[path]]
+            grouped |= {member.folder.path for member in members}
+            groups.append((company, members))
+        for company, members in groups:
+            self._go_on(company, members)
+        return fresh
 
     def _go_on(self, company: Company, members: Sequence[Asked]) -> None:
         """Carry on runs that went on together."""
@@ -207,7 +216,6 @@ class _Grid:
         except DamagedError as error:
             for asked, _ in ready:
                 self._set_aside(asked, str(error))
-                self._damaged.append(asked)
             return
         left = common_position([asked.folder for asked, _ in ready]) < ready[0][1].rounds
         if left and len(ready) < len(company.together) and choice.engine == "vectorised":
@@ -260,15 +268,20 @@ class _Grid:
             asked = by_simulation[simulation]
             if isinstance(error, DamagedError):
                 self._set_aside(asked, str(error))
-                self._damaged.append(asked)
             elif isinstance(error, FedshiftError):
                 self._note_failure(asked, error)
             else:
                 raise error
 
     def _set_aside(self, asked: Asked, reason: str) -> None:
-        with asked.folder.locked():
-            aside = asked.folder.set_aside()
+        """Make room for a damaged run, which is made again after the others."""
+        try:
+            with asked.folder.locked():
+                aside = asked.folder.set_aside()
+        except FedshiftError as error:
+            self._note_failure(asked, error)
+            return
+        self._damaged.append(asked)
         self._progress.note(
             f"{asked.folder.path.name} is made again from its first round: {reason} What was there is kept in "
             f"'{aside.name}'."
@@ -282,6 +295,26 @@ class _Grid:
                 raise error
         kind = DivergedError if isinstance(error, DivergedError) else FedshiftError
         self._failed.append(kind(f"{asked.folder.path.name}: {error}"))
+
+
+def _company(folder: RunFolder) -> Company | None:
+    """How a run was carried out; None where it has no checkpoint.
+
+    Raises:
+        DamagedError: a checkpoint cannot be read.
+    """
+    about = saved(folder.path)
+    return about[max(about)][1].company if about else None
+
+
+def _goes_on_with(company: Company, folder: RunFolder, known: Mapping[Path, Company]) -> bool:
+    """Whether a run is of a group; ``known`` has the companies of those that were asked for."""
+    if folder.path in known:
+        return known[folder.path] == company
+    try:
+        return folder.unfinished and _company(folder) == company
+    except DamagedError:  # it was not asked for, so it stays as it is
+        return False
 
 
 def _alike(current: Simulation, other: Simulation) -> bool:
