@@ -14,14 +14,17 @@ from typing import Any
 
 import pytest
 import tomli_w
+from filelock import FileLock
 
 from conftest import CNN_WITH_BN, TINY, AfterRound, interrupt_after, results, resume, simulate
+from fedshift.core import sealed
 from fedshift.errors import FedshiftError
 from fedshift.runs import runner
 from fedshift.runs.folder import RunFolder
 from fedshift.runs.progress import Progress
 from fedshift.settings.experiment import Experiment
 from fedshift.settings.grid import expand, override
+from fedshift.simulation.checkpoint import Company, saved
 from fedshift.simulation.simulation import Simulation
 
 # Every kind of state: shared, client (batch norm, r(z|y)), moments of both, batches drawn, a sampled cohort.
@@ -247,6 +250,70 @@ def test_a_run_whose_stack_is_gone_says_so(tmp_path: Path):
     resume(first, progress)
     assert first.finished
     assert re.search(r"was stacked with 1 runs? .* last digits may differ", "\n".join(noted))
+
+
+def test_a_run_that_went_on_without_the_others_is_not_taken_along(whole_grid: list[tuple[Any, ...]], tmp_path: Path):
+    """Its checkpoint says that it goes on alone; it was not asked for."""
+    with pytest.raises(KeyboardInterrupt):
+        runner.run_all(grid_in(tmp_path, {"run.checkpoint_every": 1}), interrupt_after_all(3))
+    first, second = (RunFolder(runner.run_path(experiment)) for experiment in grid_in(tmp_path)[:2])
+    alone = Simulation(second.experiment())
+    alone.attach(second.path)
+    (_, about), *_ = saved(second.path).values()
+    alone.save(about.records, Company(about.engine, (second.path.name,)))
+    alone.commit()
+    before = second.checkpoint_file.read_bytes()
+    resume(first)
+    assert first.finished
+    assert second.checkpoint_file.read_bytes() == before
+
+
+def test_checkpoints_of_a_group_are_read_once_or_twice_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """And not once for every other run of the group."""
+    changes = {"seed": list(range(8)), "run.together": 8, "run.checkpoint_every": 1}
+    with pytest.raises(KeyboardInterrupt):
+        runner.run_all(grid_in(tmp_path, changes), interrupt_after_all(8 * 2 + 1))
+    said, plain = [], sealed.said
+
+    def counted(path: Path, *arguments: Any) -> Any:
+        said.append(path)
+        return plain(path, *arguments)
+
+    monkeypatch.setattr(sealed, "said", counted)
+    monkeypatch.setattr(runner, "carry_out", lambda *arguments: {})
+    runner.resume(runner.below(tmp_path), Progress())
+    assert len(set(said)) == 8
+    assert len(said) <= 3 * len(set(said))
+
+
+def test_a_damaged_run_that_another_process_carries_out_stops_no_other(tmp_path: Path):
+    changes = {"run.engine": "sequential", "seed": [0, 1, 2]}
+    runner.run_all(grid_in(tmp_path, changes), Progress())
+    with pytest.raises(KeyboardInterrupt):
+        runner.run_all(grid_in(tmp_path, {**changes, "seed": [3, 4]}), interrupt_after_all(6))
+    (cut,) = (RunFolder(path.parent) for path in tmp_path.rglob("*seed3*/checkpoint.safetensors"))
+    cut.checkpoint_file.write_bytes(b"cut")
+    lock = FileLock(cut.path / ".lock")
+    with lock:
+        found, failed = runner.resume(runner.below(tmp_path), Progress())
+    assert [str(error) for error in failed] == [
+        f"{cut.path.name}: Another process is running '{cut.path}'; wait for it."
+    ]
+    assert len(found) == 4
+    assert all(folder.finished for folder in found)
+    assert cut.checkpoint_file.read_bytes() == b"cut"
+
+
+def test_a_copy_under_another_name_goes_on_by_itself(tmp_path: Path):
+    """Its checkpoint names the run it was copied from, which goes on as well."""
+    with pytest.raises(KeyboardInterrupt):
+        runner.run_all(grid_in(tmp_path), interrupt_after_all(7))
+    first = RunFolder(runner.run_path(grid_in(tmp_path)[0]))
+    copy = RunFolder(first.path.with_name("a copy"))
+    shutil.copytree(first.path, copy.path)
+    (tmp_path / "tiny").joinpath(*[path.name for path in (tmp_path / "tiny").glob("grid-*.json")]).unlink()
+    resume(copy)
+    assert copy.finished
 
 
 def test_a_run_that_was_not_begun_needs_what_the_others_had(tmp_path: Path):

@@ -6,7 +6,7 @@ advanced together go on together. What of a run is damaged is set aside, and the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -154,59 +154,69 @@ class _Grid:
     # Runs that have begun -----------------------------------------------------------------------
 
     def _is_finished(self, asked: Asked) -> bool:
-        """Whether nothing is left to do; a finished run that is damaged is set aside, and made again."""
+        """Whether a run is finished, or to be left out for now: a damaged one is made again after the others."""
         folder = asked.folder
         try:
             if asked.fingerprint is not None:
                 folder.check_is(asked.fingerprint)
             if not folder.finished:
                 return False
-            damage = folder.damage()
+            if damage := folder.damage():
+                self._set_aside(asked, damage)
+                return True
         except FedshiftError as error:
             self._note_failure(asked, error)
             return True
-        if damage:
-            return not self._set_aside(asked, damage)
         self._folders[folder.path] = folder
         self._progress.reused(folder.path.name)
         return True
 
     def _go_on_with_groups(self, unfinished: Sequence[Asked]) -> list[Asked]:
         """Carry on the runs that have a checkpoint, with those they went on with; gives back the others."""
-        begun, fresh = dict[Path, tuple[Asked, Company]](), []
-        for asked in unfinished:
+        asked = {each.folder.path: each for each in unfinished}
+        companies: dict[Path, Company] = {}
+        fresh: list[Asked] = []
+        for path, each in asked.items():
             try:
-                company = _company(asked.folder)
+                company = _company(each.folder)
             except DamagedError as error:
-                if self._set_aside(asked, str(error)):
-                    fresh.append(asked)
+                self._set_aside(each, str(error))
                 continue
-            if company:
-                begun[asked.folder.path] = asked, company
+            if company is None:
+                fresh.append(each)
             else:
-                fresh.append(asked)
-        for asked, company in list(begun.values()):
-            for other in _others(asked.folder, company):
-                begun.setdefault(other.path, (Asked(other, partial(other.experiment, trust=True)), company))
-        while begun:
-            path, (asked, company) = next(iter(begun.items()))
-            group = [path.parent / name for name in company.together]
-            together = [member for member in group if member in begun and begun[member][1] == company]
-            if not common_position([RunFolder(member) for member in together]):
-                together = [path]
-            self._go_on(company, [begun.pop(member)[0] for member in together])
+                companies[path] = company
+        groups: list[tuple[Company, list[Asked]]] = []
+        grouped: set[Path] = set()
+        for path, company in companies.items():
+            if path in grouped:
+                continue
+            folders = [RunFolder(path.parent / name) for name in company.together]
+            members = [
+                asked.get(folder.path) or _along(folder, asked[path].folder)  # also who was not asked for
+                for folder in folders
+                if _goes_on_with(company, folder, companies)
+            ]
+            # A folder that was given another name is not among them.
+            if asked[path] not in members or not common_position([member.folder for member in members]):
+                members = [asked[path]]
+            grouped |= {member.folder.path for member in members}
+            groups.append((company, members))
+        for company, members in groups:
+            self._go_on(company, members)
         return fresh
 
-    def _go_on(self, company: Company, group: Sequence[Asked]) -> None:
+    def _go_on(self, company: Company, members: Sequence[Asked]) -> None:
         """Carry on runs that went on together."""
-        ready = [(asked, simulation) for asked in group if (simulation := self._simulation(asked)) is not None]
+        ready = [(asked, simulation) for asked in members if (simulation := self._simulation(asked)) is not None]
         if not ready:
             return
         first, simulation = ready[0]
         try:
             choice = _choice(company, simulation, self._progress)
         except DamagedError as error:
-            self._damaged += [asked for asked, _ in ready if self._set_aside(asked, str(error))]
+            for asked, _ in ready:
+                self._set_aside(asked, str(error))
             return
         position, missing = common_position([asked.folder for asked, _ in ready]), len(company.together) - len(ready)
         if missing and position < simulation.rounds and choice.engine == "vectorised":
@@ -258,25 +268,25 @@ class _Grid:
         for simulation, error in failed.items():
             asked = by_simulation[simulation]
             if isinstance(error, DamagedError):
-                self._damaged += [asked] if self._set_aside(asked, str(error)) else []
+                self._set_aside(asked, str(error))
             elif isinstance(error, FedshiftError):
                 self._note_failure(asked, error)
             else:
                 raise error
 
-    def _set_aside(self, asked: Asked, reason: str) -> bool:
-        """Set a damaged run aside, so that it can be made again; whether that could be done."""
+    def _set_aside(self, asked: Asked, reason: str) -> None:
+        """Make room for a damaged run, which is made again after the others."""
         try:
             with asked.folder.locked():
                 aside = asked.folder.set_aside()
         except FedshiftError as error:
             self._note_failure(asked, error)
-            return False
+            return None
+        self._damaged.append(asked)
         self._progress.note(
-            f"{asked.folder.path.name} is made again from its first round: {reason} What was there is kept in "
-            f"'{aside.name}'."
+            f"{asked.folder.path.name} is made again from its first round, alone: {reason} What was there is kept in "
+            f"'{aside.name}'. If it was stacked with others, its last digits may differ from what it was."
         )
-        return True
 
     def _note_failure(self, asked: Asked, error: FedshiftError) -> None:
         """Remember what went wrong with a run; what is wrong with the first is most likely wrong with all."""
@@ -294,23 +304,24 @@ def _company(folder: RunFolder) -> Company | None:
     Raises:
         DamagedError: a checkpoint cannot be read.
     """
-    there = saved(folder.path)
-    return there[max(there)][1].company if there else None
+    about = saved(folder.path)
+    return about[max(about)][1].company if about else None
 
 
-def _others(folder: RunFolder, company: Company) -> list[RunFolder]:
-    """The other runs of a group that are not finished either, and import no plugin that this one does not."""
-    found = []
-    for other in (RunFolder(folder.path.parent / name) for name in company.together):
-        if other.path == folder.path or not (other.unfinished and other.readable):
-            continue
-        try:
-            same = _company(other) == company
-        except DamagedError:  # it is made again when it is asked for itself
-            continue
-        if same and set(other.identity.plugins.values()) <= set(folder.identity.plugins.values()):
-            found.append(other)
-    return found
+def _along(folder: RunFolder, asked: RunFolder) -> Asked:
+    """A run that goes on with one that was asked for; plugins that both have are trusted already."""
+    trust = set(folder.identity.plugins.items()) <= set(asked.identity.plugins.items())
+    return Asked(folder, partial(folder.experiment, trust=trust))
+
+
+def _goes_on_with(company: Company, folder: RunFolder, known: Mapping[Path, Company]) -> bool:
+    """Whether a run is of a group; ``known`` has the companies of those that were asked for."""
+    if folder.path in known:
+        return known[folder.path] == company
+    try:
+        return folder.unfinished and folder.readable and _company(folder) == company
+    except DamagedError:  # it was not asked for, so it stays as it is
+        return False
 
 
 def _alike(current: Simulation, other: Simulation) -> bool:
