@@ -181,8 +181,11 @@ class _Grid:
             for mate in mates:
                 if mate not in known and RunFolder(mate).unfinished:  # not asked for, but of the same group
                     known[mate] = _begun(RunFolder(mate), trust=False)
-            there = tuple(mate for mate in mates if mate in known and self._company(known[mate]) == company)
-            together = there if common_position([RunFolder(mate) for mate in there]) else (path,)
+            # Until all have written their first checkpoint nobody commits one, and all begin again together.
+            first = not any(RunFolder(mate).checkpoint_file.exists() for mate in mates)
+            alike = (company, None) if first else (company,)
+            there = tuple(mate for mate in mates if mate in known and self._company(known[mate]) in alike)
+            together = there if first or common_position([RunFolder(mate) for mate in there]) else (path,)
             groups[together] = company
         for together, company in groups.items():
             self._go_on(company, [known[path] for path in together])
