@@ -243,3 +243,57 @@ def test_a_stack_without_a_checkpoint_in_common(forks: Forks, references: dict[s
     assert "lacks records" not in load.err
     assert resume.fine, resume
     none_of(reference.differences(folder))
+
+
+# Trust -------------------------------------------------------------------------------------------
+
+PLUGIN = """
+import fedshift
+from fedshift.methods.fedavg import FedAvg
+from dataclasses import dataclass
+
+@fedshift.METHODS.register("mine")
+@dataclass(frozen=True, kw_only=True)
+class Mine(FedAvg):
+    \"\"\"A method.\"\"\"
+"""
+
+
+def _no_marks(marks: Path, digest: str) -> None:
+    """Another machine."""
+
+
+def _a_folder(marks: Path, digest: str) -> None:
+    (marks / digest).mkdir(parents=True)
+
+
+def _of_another(marks: Path, digest: str) -> None:
+    marks.mkdir(parents=True)
+    (marks / digest[::-1]).write_text("mine.py")
+
+
+def _a_file_for_all(marks: Path, digest: str) -> None:
+    marks.parent.mkdir(parents=True)
+    marks.write_text(digest)
+
+
+@pytest.mark.parametrize("marks", [_no_marks, _a_folder, _of_another, _a_file_for_all])
+def test_marks_of_trust(forks: Forks, tmp_path: Path, marks: Callable[[Path, str], None]):
+    """Only a mark of the very plugin lets it be imported; without one it is asked for, and trust needs no mark."""
+    (tmp_path / "mine.py").write_text(PLUGIN)
+    replace(SCENARIOS["run"], changes={"train.rounds": 3}).write(tmp_path)
+    run_mine = ("plain", "run", "case.toml", "--plugin", "mine.py", "--method", "mine")
+    forks.run(run_mine, cwd=tmp_path, fault=Fault(str(tmp_path / "runs"), 30, kill=True))
+    (run,) = run_folders(tmp_path)
+    (digest,) = json.loads((run / "run.json").read_bytes())["plugins"].values()
+    marks(tmp_path / "cache" / "plugins", digest)
+    here = {"FEDSHIFT_CACHE": str(tmp_path / "cache")}
+    before = contents(tmp_path / "runs")
+    resume = ("plain", "resume", "runs")
+    refused, load = forks.run(resume, ("load", "runs"), cwd=tmp_path, environment=here)
+    assert refused.refused, refused
+    assert "--trust" in refused.err, refused
+    assert load.clean, load
+    assert contents(tmp_path / "runs") == before
+    (trusted,) = forks.run((*resume, "--trust"), cwd=tmp_path, environment=here)
+    assert trusted.fine, trusted
