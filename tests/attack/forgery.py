@@ -11,6 +11,8 @@ from typing import Any
 
 from attack.damage import resealed
 
+FORGERIES = ("key removed", "key renamed", "key added", "value replaced", "value nudged", "values swapped")
+
 
 def digest(data: bytes) -> str:
     """As fedshift's of files."""

@@ -13,12 +13,11 @@ from pathlib import Path
 import pytest
 
 from attack.damage import TENSORS, TEXT
-from attack.forgery import sealed_anew
+from attack.forgery import FORGERIES, sealed_anew
 from attack.forks import Forks
 from attack.harness import RESUME, Problems, contents, copied, none_of, run_folders
 from attack.victims import MEMORY, SECONDS, STATES, Victim, Victims
 
-FORGERIES = ("key removed", "key renamed", "key added", "value replaced", "value nudged", "values swapped")
 MADE_ANEW = (
     "run.json",
     "experiment.toml",

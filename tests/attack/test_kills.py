@@ -28,9 +28,11 @@ from attack.harness import (
     copied,
     none_of,
     recovered,
+    run_folders,
     spread,
     table,
 )
+from attack.victims import STATES, Victims
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="asks Linux which file a descriptor is of")
 KILLS = {"run": 7, "grid": 4, "stack": 5, "workers": 2, "client2vec": 4}  # in the small attack
@@ -100,6 +102,35 @@ def test_killed_twice(
         step = RESUME if begun(folder) else reference.scenario.step
         forks.run(step, cwd=folder, fault=Fault(root, 1 + at // 2, kill=True))
         problems += [f"at {at} and {1 + at // 2}: {wrong}" for wrong in recovered(forks, reference, folder)]
+    none_of(problems)
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_killed_while_it_is_made_again(
+    forks: Forks, victims: Victims, tmp_path: Path, state: str, share: tuple[int, int]
+):
+    """A damaged run is set aside and made again, and killed at any operation of that."""
+    victim, problems = victims("run", state), []
+
+    def damaged(to: Path) -> Path:
+        folder = copied(victim.folder, to)
+        (run,) = run_folders(folder)
+        file = run / ("records.jsonl" if victim.finished else "checkpoint.safetensors")
+        file.write_bytes(file.read_bytes()[40:])
+        return folder
+
+    folder, trace = damaged(tmp_path / "traced"), tmp_path / "trace"
+    (outcome,) = forks.run(RESUME, cwd=folder, fault=Fault(str(folder / "runs"), trace=str(trace)))
+    assert outcome.fine, outcome
+    again = replace(victim.reference, operations=trace.read_text().splitlines())
+    aside = [at for at, done in enumerate(again.operations, 1) if done.startswith(("replace", "mkdir damaged"))]
+    for at in sorted({*points(again, share, 1, f"again {state}"), *aside[share[0] :: share[1]][:3]}):
+        folder = damaged(tmp_path / str(at))
+        forks.run(RESUME, cwd=folder, fault=Fault(str(folder / "runs"), at, kill=True))
+        problems += [
+            f"at operation {at} ({again.operations[at - 1]}): {wrong}"
+            for wrong in recovered(forks, victim.reference, folder)
+        ]
     none_of(problems)
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 
+from fedshift import files
 from fedshift.engines.choice import Choice, open_engine
 from fedshift.engines.engine import Engine
 from fedshift.engines.forecast import Announcing
@@ -22,7 +23,7 @@ from fedshift.runs.progress import Outlook, Progress, RunProgress
 from fedshift.runs.records import Records
 from fedshift.runs.schema import Timed
 from fedshift.runs.trained import Blueprint
-from fedshift.simulation.checkpoint import Company, saved
+from fedshift.simulation.checkpoint import NEXT, Company, saved
 from fedshift.simulation.plan import planned_stages
 from fedshift.simulation.rounds import advance
 from fedshift.simulation.simulation import Simulation
@@ -223,7 +224,10 @@ def _begin(simulation: Simulation, folder: RunFolder, position: int, engine: str
     """Go back to a checkpoint of a run and begin to show it."""
     folder.clear()
     records = folder.recording()
-    records.go_back(position, saved(folder.path)[position][1].records if position else "")
+    there = saved(folder.path)
+    if any(ahead > position for ahead in there):  # which the others of the group do not have
+        files.remove(folder.path / NEXT)
+    records.go_back(position, there[position][1].records if position else "")
     simulation.attach(folder.path, position)
     folder.write_json(FEDERATION, Blueprint.of(simulation.federation).table() | simulation.federation.sizes())
     display = progress.begin(Outlook(folder.path.name, simulation.rounds, position, planned_stages(simulation)))

@@ -182,7 +182,7 @@ class _Grid:
             except DamagedError as error:
                 self._set_aside(each, str(error))
                 continue
-            if company is None:
+            if company is None or _begins_again(each.folder, company):
                 fresh.append(each)
             else:
                 companies[path] = company
@@ -281,7 +281,7 @@ class _Grid:
                 aside = asked.folder.set_aside()
         except FedshiftError as error:
             self._note_failure(asked, error)
-            return None
+            return
         self._damaged.append(asked)
         self._progress.note(
             f"{asked.folder.path.name} is made again from its first round, alone: {reason} What was there is kept in "
@@ -306,6 +306,16 @@ def _company(folder: RunFolder) -> Company | None:
     """
     about = saved(folder.path)
     return about[max(about)][1].company if about else None
+
+
+def _begins_again(folder: RunFolder, company: Company) -> bool:
+    """Whether a run begins again with its group, of which not all had written their first checkpoint."""
+    if folder.checkpoint_file.exists():
+        return False
+    try:
+        return not common_position([RunFolder(folder.path.parent / name) for name in company.together])
+    except DamagedError:
+        return True
 
 
 def _along(folder: RunFolder, asked: RunFolder) -> Asked:
