@@ -161,10 +161,6 @@ class RunFolder:
     def identity(self) -> Identity:
         """Which run it is.
 
-        Args:
-            position: the checkpoint's.
-            scored: the positions up to it that have records.
-
         Raises:
             FedshiftError: run.json is damaged.
         """
