@@ -60,3 +60,12 @@ def test_items_stay_items():
     text = "Choices:\n\n- one two three four\n  five six\n- seven\n\nThe\nend"
     assert fitted(text, 12) == "Choices:\n\n- one two\n  three four\n  five six\n- seven\n\nThe\nend"
     assert plain("*Choices.* ``x``") == "Choices. x"
+
+
+def test_what_can_only_be_left_out_is_no_value():
+    """TOML has no word for None, so none is offered."""
+    for arguments in (["show", "fedpin-gm"], ["schema"], ["schema", "--format", "markdown"]):
+        text = " ".join(printed(200, *arguments).split())
+        start = text.index("auxiliary_lr")
+        assert "(not set)" in text[start : start + 40]
+        assert "none" not in text[start : start + 160].lower()
