@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from typer.testing import CliRunner
 
+import fedshift
+from fedshift import FedshiftError
 from fedshift.cli.app import app
 from fedshift.cli.catalogues import fitted, plain, shown_names
 from fedshift.experiments import shipped, shipped_text
@@ -60,3 +62,26 @@ def test_items_stay_items():
     text = "Choices:\n\n- one two three four\n  five six\n- seven\n\nThe\nend"
     assert fitted(text, 12) == "Choices:\n\n- one two\n  three four\n  five six\n- seven\n\nThe\nend"
     assert plain("*Choices.* ``x``") == "Choices. x"
+
+
+def test_what_can_only_be_left_out_is_no_value():
+    """TOML has no word for None, so none is offered."""
+    for arguments in (["show", "fedpin-gm"], ["schema"], ["schema", "--format", "markdown"]):
+        text = " ".join(printed(200, *arguments).split())
+        start = text.index("auxiliary_lr")
+        assert "(not set)" in text[start : start + 40]
+        assert "none" not in text[start : start + 160].lower()
+
+
+def test_bench_takes_methods_in_their_order():
+    text = printed(100, "bench", "--method", "fedprox,fedavg,moon", "--seed", "0,1", "--dry-run")
+    assert [line.split(",")[0] for line in text.splitlines()[:-1]] == ["fedprox", "fedavg", "moon"]
+
+
+@pytest.mark.parametrize("seeds", [[0, 1], [0, 1, 2, 3], [0, 1, 2, 3, 4]])
+def test_a_list_of_runs_ends_where_it_does(seeds: list[int]):
+    with pytest.raises(FedshiftError) as caught:
+        fedshift.experiment("rotated-mnist", method="fedavg", seed=seeds)
+    names = str(caught.value).partition("(")[2].partition(")")[0].split(", ")
+    assert ("..." in names) == (len(seeds) > 4)
+    assert len(names) == min(len(seeds), 5)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import ast
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from typer.core import TyperGroup as Group
+from typer.main import get_command
 
 import fedshift
 from conftest import TINY, simulate
+from fedshift.cli.app import app
 from fedshift.runs.progress import Progress
 from fedshift.settings.grid import expand, override
 
@@ -104,3 +108,40 @@ def test_the_lines_of_pages_are_counted():
     before, now = (sum(column) for column in zip(*both, strict=True))
     assert f"| all of these | {before} | {now} | |" in PAGES
     assert f"Of the {before - now} lines that went" in PAGES
+
+
+def commands() -> list[str]:
+    """Every command of fedshift on the pages: lines of blocks, and code within a line."""
+    files = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    text = "\n".join(file.read_text(encoding="utf-8") for file in files).replace("\\\n", " ")
+    blocks = re.findall(r"^ *(fedshift [a-z-].*)$", text, re.MULTILINE)
+    return list(dict.fromkeys([*blocks, *re.findall(r"`(fedshift [a-z-][^`\n]*)`", text)]))
+
+
+def test_the_commands_on_the_pages_exist_with_their_options():
+    known = get_command(app)
+    assert isinstance(known, Group)
+    wrong = []
+    for line in commands():
+        words = shlex.split(line, comments=True)[1:]
+        command = known.commands.get(words[0], known)
+        options = {option for parameter in command.params for option in parameter.opts} | {"--help", "--debug"}
+        if command is known and not words[0].startswith("-"):
+            wrong.append(line)
+        wrong += [line for word in words if word.startswith("-") and word not in options]
+    assert wrong == []
+    assert len(commands()) > 20
+
+
+def test_links_on_the_pages_lead_somewhere():
+    files = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    broken = []
+    for file in files:
+        for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", file.read_text(encoding="utf-8")):
+            path, _, section = target.partition("#")
+            there = file.parent / path if path else file
+            heading = there.read_text(encoding="utf-8") if section and there.is_file() else ""
+            anchors = [re.sub(r"[^\w -]", "", line).strip().lower().replace(" ", "-") for line in heading.splitlines()]
+            if not there.exists() or (section and section not in anchors):
+                broken.append(f"{file.name}: {target}")
+    assert broken == []

@@ -119,6 +119,19 @@ def wrong(module: str, imported: str) -> str:
     return f"{there} is beside {here}" if ROOMS[there] == ROOMS[here] else ""
 
 
+def test_the_design_lists_the_layers_from_low_to_high():
+    design = (ROOT.parents[1] / "docs" / "design.md").read_text(encoding="utf-8")
+    table = design.partition("| layer | what is there |\n|---|---|\n")[2].partition("\n\n")[0]
+    listed: list[str] = []
+    for row in table.splitlines():
+        cell = row.split("|")[1]
+        room, within = cell.partition("(")[::2]  # `settings` (`spec`, ...)
+        names = re.findall(r"`([\w.]+)`", room)
+        listed += names + [f"{names[0]}.{name}" for name in re.findall(r"`(\w+)`", within)]
+    assert sorted(listed) == sorted(ROOMS)
+    assert [ROOMS[room] for room in listed] == sorted(ROOMS[room] for room in listed)
+
+
 def test_every_module_has_its_place():
     assert [module for module in SOURCES if room_of(module) not in ROOMS] == []
     assert [name for name in (*ROOMS, *ONLY) if name not in SOURCES] == []

@@ -81,6 +81,14 @@ def test_it_is_sound(examples: dict[str, ModuleType], make: Make, bn: str):
     assert {name.partition(".")[0] for name in down} == {"encoder", "head", "c"}
 
 
+def test_an_audit_refuses_its_first_change(examples: dict[str, ModuleType], make: Make):
+    from fedshift import FedshiftError
+
+    changes = {**PLAIN, **CNN_WITH_BN, "run.audit": True}
+    with pytest.raises(FedshiftError, match=r"round 1 .* 'change\.\S+' contains its private tensor 'c_k\."):
+        simulate(dataclasses.replace(make(changes), method=examples["plugin"].MyScaffold()))
+
+
 def off(make: Make, method: object, **changes: float) -> float:
     """How far c is from the mean of all c_k after some rounds."""
     settings = {**PLAIN, "train.rounds": 6, "train.precision": "float64", "data.domains": 4}

@@ -157,8 +157,9 @@ def only(experiments: Sequence[Experiment]) -> Experiment:
         FedshiftError: there are several.
     """
     if len(experiments) > 1:
+        names = [e.run_name for e in experiments[:4]] + ["..."] * (len(experiments) > 4)
         raise FedshiftError(
-            f"This describes {len(experiments)} runs ({', '.join(e.run_name for e in experiments[:4])}, ...). "
+            f"This describes {len(experiments)} runs ({', '.join(names)}). "
             "`fedshift compare` carries them all out; for one run choose --method, --seed and --hold-out (method, seed "
             "and hold_out in Python)."
         )

@@ -280,7 +280,8 @@ def _bench(experiments: list[Experiment], dry_run: bool) -> None:
             shown.add_row(str(timing.choice), f"{timing.milliseconds:.2f}", str(len(timing.turns)), speed, mark)
         return shown
 
-    for experiment in {experiment.method_name: experiment for experiment in reversed(experiments)}.values():
+    first = {experiment.method_name: experiment for experiment in reversed(experiments)}
+    for experiment in (first[name] for name in dict.fromkeys(each.method_name for each in experiments)):
         about = f"{experiment.method_name}, {type(experiment.model).__name__}, batches of {experiment.train.batch}"
         console.print(about, highlight=False, markup=False)
         if dry_run:

@@ -33,7 +33,6 @@ KINDS = CATALOGUES
 ANY_NUMBER = 2**62  # a limit beyond it says no more than how a number is stored
 BEGINS_AN_ITEM = r" *(?:-|\d+\.) +|(?=\|)"
 TYPES = {
-    "NoneType": "none",
     "int": "whole number",
     "float": "number",
     "str": "text",
@@ -123,8 +122,7 @@ def _print_setting(console: Console, cls: type[Spec], name: str) -> None:
     """Three lines: name and default; what it means; values, search range and source."""
     field = cls.settings()[name]
     about = field.metadata
-    default = "(required)" if field.default is MISSING else f"= {value_in_words(field.default)}"
-    console.print(f"  [bold]{name}[/bold] {default}", highlight=False)
+    console.print(f"  [bold]{name}[/bold] {escape(default_in_words(field.default))}", highlight=False)
     console.print(Padding(about.get("help", ""), (0, 0, 0, 6), expand=False), highlight=False, markup=False)
     facts = [type_in_words(setting_type(cls, name))]
     if search := about.get("search"):
@@ -165,10 +163,15 @@ def _wrapped(lines: list[str], width: int) -> str:
     )
 
 
+def default_in_words(default: Any) -> str:
+    """What follows a setting's name; None is the default of what can only be left out, as TOML has no word for it."""
+    if default is MISSING:
+        return "(required)"
+    return "(not set)" if default is None else f"= {value_in_words(default)}"
+
+
 def value_in_words(value: Any) -> str:
     """A default or published value, short."""
-    if value is None:
-        return TYPES["NoneType"]
     if isinstance(value, tuple):
         return ", ".join(value_in_words(item) for item in value) or "[]"
     if isinstance(value, bool):
@@ -195,7 +198,7 @@ def type_in_words(hint: Any) -> str:
         }
         return " ".join([type_in_words(get_args(hint)[0]), *([", ".join(bounds.values())] if bounds else [])])
     if get_origin(hint) in (Union, UnionType):
-        return " | ".join(type_in_words(option) for option in get_args(hint))
+        return " | ".join(type_in_words(option) for option in get_args(hint) if option is not type(None))
     return TYPES.get(getattr(hint, "__name__", ""), str(hint))
 
 

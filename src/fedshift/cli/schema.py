@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import MISSING, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import typer
@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.padding import Padding
 
-from fedshift.cli.catalogues import plain, type_in_words, value_in_words
+from fedshift.cli.catalogues import default_in_words, plain, type_in_words
 from fedshift.cli.console import open_console
 from fedshift.settings.catalogue import Catalogue, Entry
 from fedshift.settings.experiment import DEFAULT_NAMES, NAMED, PLAIN, Experiment
@@ -92,10 +92,8 @@ def _same(base: type[Spec], cls: type[Spec], name: str) -> bool:
 
 def _field(cls: type[Spec], name: str) -> Field:
     about = cls.settings()[name]
-    default = "(required)" if about.default is MISSING else f"= {value_in_words(about.default)}"
-    return Field(
-        name, default, type_in_words(setting_type(cls, name)), about.metadata["help"], about.metadata["source"]
-    )
+    default, values = default_in_words(about.default), type_in_words(setting_type(cls, name))
+    return Field(name, default, values, about.metadata["help"], about.metadata["source"])
 
 
 def _first_line(entry: Entry[Any]) -> str:

@@ -1,4 +1,4 @@
-"""What crosses the wire is held against what was declared, before it is sent or merged."""
+"""What crosses the wire is compared with what was declared, before it is sent or merged."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Ledger:
         self._entries = {(entry.exchange, entry.direction, entry.signature): entry for entry in entries}
 
     def __len__(self) -> int:
-        """How many kinds of messages there are; it grows when there is something new to be told."""
+        """How many kinds of messages there are; it grows when there is a new one."""
         return len(self._entries)
 
     @property

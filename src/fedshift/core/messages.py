@@ -72,7 +72,7 @@ class Up(Message):
 
 
 class Telemetry(Message):
-    """What a client tells of its work beside its reply: the number of steps, and the mean of each loss term."""
+    """What a client says of its work beside its reply: the number of steps, and the mean of each loss term."""
 
     @classmethod
     def from_numbers(cls, terms: Mapping[str, float], steps: int) -> Self:
@@ -119,7 +119,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a client sends back: its reply, and what it tells of its work (nothing where telemetry is off)."""
+    """What a client sends back: its reply, and what it says of its work (nothing where telemetry is off)."""
 
     client: int
     up: Up

@@ -60,5 +60,5 @@ class Evaluate(Spec):
     every: Rounds = setting(10, help="rounds between evaluations; the last round is always scored")
     batch: BatchSize = setting(512, help="samples predicted at a time")
     telemetry: bool = setting(
-        True, help="clients tell, beside their replies, the mean of each loss term and their steps"
+        True, help="clients send, beside their replies, the mean of each loss term and how many steps they took"
     )

@@ -63,7 +63,7 @@ class WaterBird(ShortcutDataset):
         (0.95, 0.85), help="a client's training p is drawn from these", source="FedPIN, Sec. 5.1"
     )
     waterbirds: Names = setting(
-        "release", help="how species are told: by parts of words as the release (46), or by whole words (43)"
+        "release", help="how waterbirds are recognised: by parts of words as the release (46), or by whole words (43)"
     )
     waterbird_window: tuple[Count, Count] = setting(
         (15, 10), help="waterbird species of a client, and how far on the next client's lie", source="FedPIN, E.1"

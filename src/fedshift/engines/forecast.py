@@ -1,4 +1,4 @@
-"""How long work takes, told from doing part of it: for dry runs, and before a stage that takes long."""
+"""How long work takes, estimated from part of it: for dry runs, and before a stage that takes long."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _quietly(steps: int) -> None:
 
 
 class InPart:
-    """An engine that does no more of long work than tells how long the whole takes.
+    """An engine that does so much of long work that the time of the whole can be estimated.
 
     Attributes:
         seconds: what the whole work would have taken so far.

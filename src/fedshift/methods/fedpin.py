@@ -163,7 +163,7 @@ class FedPIN(Personalised):
 
 @dataclass(frozen=True, kw_only=True)
 class Anchored(Personalised):
-    """GM-L2: a personal model held near the global invariant model's parameters, without a shortcut model.
+    """GM-L2: a personal model kept near the global invariant model's parameters, without a shortcut model.
 
     Choices: mu is not in the paper; batch-norm parameters that stay on the client are not held.
     """

@@ -63,7 +63,7 @@ class DiskStore:
     """
 
     def __init__(self, folder: Path, experiment: str, keep: int, device: torch.device) -> None:
-        """A store that knows of no state until it is told by :meth:`rewind`.
+        """A store that knows of no state before :meth:`rewind`.
 
         Args:
             folder: where the files lie; it is made if there is none.
