@@ -119,7 +119,7 @@ def test_a_loss_without_terms_is_refused(make: Make):
         def loss(self, net, batch, context):
             return {}
 
-    with pytest.raises(FedshiftError, match="'train' returns no term"):
+    with pytest.raises(FedshiftError, match="'train' returns nothing: return terms by name"):
         go_on(Simulation(replace(make(), method=Empty())))
 
 
