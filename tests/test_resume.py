@@ -288,7 +288,7 @@ def test_checkpoints_of_a_group_are_read_once_or_twice_each(tmp_path: Path, monk
 
 def test_a_damaged_run_that_another_process_carries_out_stops_no_other(tmp_path: Path):
     changes = {"run.engine": "sequential", "seed": [0, 1, 2]}
-    folders, _ = runner.run_all(grid_in(tmp_path, changes), Progress())
+    runner.run_all(grid_in(tmp_path, changes), Progress())
     with pytest.raises(KeyboardInterrupt):
         runner.run_all(grid_in(tmp_path, {**changes, "seed": [3, 4]}), interrupt_after_all(6))
     (cut,) = (RunFolder(path.parent) for path in tmp_path.rglob("*seed3*/checkpoint.safetensors"))
