@@ -170,3 +170,14 @@ def test_the_rest_of_a_stage_is_what_counts(make: Make, monkeypatch: pytest.Monk
         assert len(told) == expected
     assert "takes about 2:47:00" in told[0]
     assert "train.rounds or train.steps" in told[0]
+
+
+def test_steps_of_measuring_are_nobodys_progress(make: Make, monkeypatch: pytest.MonkeyPatch):
+    """Listeners hear of each step once, although the first round is partly done to measure it."""
+    monkeypatch.setattr(module, "MANY", 0)
+    simulation, heard = Simulation(make()), list[int]()
+    listener = Listener()
+    listener.steps = heard.append  # type: ignore[method-assign]  # a test's own
+    assert not advance([simulation], Announcing(Sequential(), lambda text: None), {simulation: listener})
+    assert min(heard) >= 0
+    assert sum(heard) == 2 * len(simulation.federation.clients)

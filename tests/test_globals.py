@@ -17,6 +17,7 @@ from conftest import Make, evaluated, go_on
 from fedshift.core.contract import Exchange, Measure, Part, Phase, Stage
 from fedshift.core.tensors import Tensors
 from fedshift.engines.choice import Choice, open_engine
+from fedshift.engines.forecast import Announcing
 from fedshift.engines.kernels import Kernels
 from fedshift.errors import FedshiftError
 from fedshift.federation.partitions import IID
@@ -100,7 +101,7 @@ def with_hooks(hook: str) -> FedAvg:
     def server_phases(self: FedAvg) -> tuple[Phase, ...]:
         drawing(hook, "server_phases")
         made = then("samples", lambda replies: Samples(torch.zeros(4, 1, 10, 10), torch.zeros(4, dtype=torch.int64)))
-        return (Phase("server", (), steps=1, samples=made),)
+        return (Phase("server", (), epochs=1, samples=made),)
 
     def exchange(self: FedAvg, name: str, **changes: Any) -> Exchange:
         drawing(hook, "exchange")
@@ -158,9 +159,10 @@ def carried_out(experiment: Experiment, seed: int, engine: str = "sequential") -
     before = states()
     simulation = Simulation(experiment)
     with open_engine(Choice(engine, 2 if engine == "workers" else 1, 1, Kernels()), lambda text: None) as working:
+        announcing = Announcing(working, lambda text: None)
         for when in simulation.coordinator.schedule:
-            go_on(simulation, working)
-            simulation.record(when, working)
+            go_on(simulation, announcing)
+            simulation.record(when, announcing)
     assert states() == before
     return simulation, sorted(DRAWN)
 

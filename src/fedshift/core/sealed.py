@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from fedshift.core.messages import pack
 from fedshift.errors import DamagedError
+from fedshift.files import digest_of
 
 _BLANK = b"0" * 32  # stands where the checksum will, while that is computed
 LONGEST_HEADER = 100_000_000  # bytes, the most that safetensors reads
@@ -44,7 +44,7 @@ def sealed(tensors: Mapping[str, Tensor], about: About) -> bytes:
     """
     # One entry only, safetensors writes several in no fixed order; it is the first thing in the file.
     data = pack(tensors, {"run": json.dumps({"checksum": _BLANK.decode(), **about.model_dump()})})
-    return data.replace(_BLANK, _digest(data), 1)
+    return data.replace(_BLANK, digest_of(data).encode(), 1)
 
 
 def unsealed(path: Path, experiment: str, what: str, kind: type[A]) -> tuple[dict[str, Tensor], A]:
@@ -104,7 +104,7 @@ def _header(text: bytes) -> dict[str, Any]:
 def _check(data: bytes, checksum: object) -> None:
     """Raise a ValueError unless the checksum is that of the file."""
     there = str(checksum).encode()
-    if len(there) != len(_BLANK) or _digest(data.replace(there, _BLANK, 1)) != there:
+    if len(there) != len(_BLANK) or digest_of(data.replace(there, _BLANK, 1)).encode() != there:
         raise ValueError("its checksum is wrong")
 
 
@@ -120,7 +120,3 @@ def _of_kind(header: dict[str, Any], kind: type[A]) -> A:
 def _damaged(path: Path, what: str, error: Exception) -> DamagedError:
     reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
     return DamagedError(f"The {what} '{path}' is damaged or truncated ({reason}).")
-
-
-def _digest(data: bytes) -> bytes:
-    return blake2b(data, digest_size=len(_BLANK) // 2).hexdigest().encode()

@@ -66,7 +66,7 @@ class InPart:
         answers: list[Outcome | Exception] = []
 
         def do(limit: int) -> int:
-            part = list(map(Shortener(limit), jobs))
+            part = [replace(job, tell=_quietly) for job in map(Shortener(limit), jobs)]
             answers[:] = self._engine.train(part)
             return sum(map(steps_of, part))
 
@@ -110,7 +110,7 @@ class Announcing:
     def train(self, jobs: Sequence[Job]) -> Iterator[Outcome | Exception]:
         """As the engine, after what there is to say."""
         first = jobs[0]
-        if self._asks(first, sum(map(steps_of, jobs))):
+        if self._asks(first, jobs):
             part = InPart(self._engine)
             list(part.train(jobs))
             self._announce(first.round, part.seconds)
@@ -118,18 +118,19 @@ class Announcing:
 
     def serve(self, job: ServerJob) -> tuple[ServerState, dict[str, float]]:
         """As the engine, after what there is to say."""
-        if self._asks(job, steps_of(job)):
+        if self._asks(job, [job]):
             part = InPart(self._engine)
             part.serve(job)
             self._announce(job.round, part.seconds)
         return self._engine.serve(job)
 
-    def _asks(self, job: Job | ServerJob, steps: int) -> bool:
-        """Whether a stage has so many steps that it may take long; asked once for each exchange and side."""
-        key = job.setup.run, job.round.stage.name, job.exchange.name, isinstance(job, ServerJob)
-        new = key not in self._seen
+    def _asks(self, first: Job | ServerJob, jobs: Sequence[Job | ServerJob]) -> bool:
+        """Whether a stage has so many steps that it may take long; counted once for each exchange and side."""
+        key = first.setup.run, first.round.stage.name, first.exchange.name, isinstance(first, ServerJob)
+        if key in self._seen:
+            return False
         self._seen.add(key)
-        return new and steps * _rounds_left(job.round) >= MANY
+        return sum(map(steps_of, jobs)) * _rounds_left(first.round) >= MANY
 
     def _announce(self, round: Round, seconds: float) -> None:
         """Say how long a stage takes, if it is long."""

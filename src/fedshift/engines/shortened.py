@@ -9,6 +9,7 @@ from typing import TypeVar
 from fedshift.core.contract import Exchange, Phase, Phases
 from fedshift.engines.engine import Job, ServerJob
 from fedshift.engines.sequential import lane_of, server_lane
+from fedshift.federation.samples import Samples
 
 AnyJob = TypeVar("AnyJob", Job, ServerJob)
 
@@ -54,4 +55,11 @@ def _phases(job: Job | ServerJob) -> Phases:
 def _counter(job: Job | ServerJob) -> Callable[[Phase], int]:
     """How many steps each of the job's phases has."""
     lane = server_lane(job) if isinstance(job, ServerJob) else lane_of(job)
-    return lambda phase: lane.count(phase, lane.order(phase, lane.drawn_from(phase)))
+
+    def samples(phase: Phase) -> Samples | None:
+        if phase.samples is None:
+            return lane.samples
+        with job.setup.lend("counting steps", *job.round.key, job.exchange.name):
+            return lane.drawn_from(phase)
+
+    return lambda phase: lane.count(phase, lane.order(phase, samples(phase)))

@@ -24,6 +24,7 @@ from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.federation import PARTITIONS, PROTOCOLS
 from fedshift.federation.partitions import Partition
 from fedshift.federation.protocols import Protocol
+from fedshift.files import digest_of
 from fedshift.methods import METHODS
 from fedshift.models import MODELS
 from fedshift.settings.catalogue import Catalogue, Entry, From
@@ -160,7 +161,7 @@ class Experiment(Spec):
         for cls in {type(spec) for _, spec in self.specs()}:
             if cls.__module__.startswith("fedshift.") or _file_of(cls) in self.plugins:
                 continue
-            found[cls.__qualname__] = blake2b(_source(cls).encode(), digest_size=16).hexdigest()
+            found[cls.__qualname__] = digest_of(_source(cls).encode())
         return {what: content for what, content in sorted(found.items()) if content}
 
     @property
@@ -208,7 +209,7 @@ def check_tables(table: Mapping[str, Any]) -> None:
 
 
 def _digest(*what: Any) -> str:
-    return blake2b(json.dumps(what, sort_keys=True).encode(), digest_size=16).hexdigest()
+    return digest_of(json.dumps(what, sort_keys=True).encode())
 
 
 def _file_name(name: str) -> str:

@@ -6,11 +6,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fedshift.core.contract import Measure, Phase, Phases, Stage
+from fedshift.core.contract import Phase, Phases, Stage
 from fedshift.core.setup import Setup
-from fedshift.core.tensors import Replies
 from fedshift.engines.batches import BatchOrder
-from fedshift.engines.engine import Job, ServerJob
 from fedshift.engines.local import steps_of
 from fedshift.simulation.simulation import Simulation
 
@@ -45,31 +43,19 @@ def _steps_of_round(simulation: Simulation, stage: Stage, sizes: Mapping[int, in
     steps = 0.0
     for exchange in stage.exchanges:
         steps += part * sum(count * _client_steps(setup, exchange.phases, size) for size, count in sizes.items())
-        steps += _server_steps(setup, exchange.server, None)
+        steps += _server_steps(setup, exchange.server)
     return steps
-
-
-def steps_of_job(job: Job | ServerJob) -> int:
-    """How many steps a client or the server takes in an exchange."""
-    if isinstance(job, ServerJob):
-        return _server_steps(job.setup, job.exchange.server, job.replies)
-    return _client_steps(job.setup, job.exchange.phases, len(job.client.train))
 
 
 def _client_steps(setup: Setup, phases: Phases, size: int) -> int:
     return sum(_steps(setup, phase, size) for phase in phases if isinstance(phase, Phase))
 
 
-def _server_steps(setup: Setup, phases: Phases, replies: Replies | None) -> int:
-    total = 0
-    for phase in phases:
-        if isinstance(phase, Measure):
-            continue
-        if phase.samples is None or phase.steps is not None:
-            total += steps_of(phase, setup.train, 1)
-        elif replies is not None:
-            total += _steps(setup, phase, len(phase.samples(replies)))
-    return total
+def _server_steps(setup: Setup, phases: Phases) -> int:
+    known = [
+        phase for phase in phases if isinstance(phase, Phase) and (phase.samples is None or phase.steps is not None)
+    ]
+    return sum(steps_of(phase, setup.train, 1) for phase in known)
 
 
 def _steps(setup: Setup, phase: Phase, size: int) -> int:
