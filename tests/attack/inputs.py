@@ -30,6 +30,7 @@ class Row:
         environment: environment variables; None unsets one.
         closed: whether nobody reads what it prints.
         probe: what carries it out; by default the command line with empty figures.
+        slow: whether it takes seconds, and is left to the large attack.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Row:
     environment: Mapping[str, str | None] = field(default_factory=dict)
     closed: bool = False
     probe: str = "plain"
+    slow: bool = False
 
 
 def run(*more: str) -> list[str]:
@@ -617,6 +619,7 @@ PLACES = [
         expects="fine",
         environment={"HOME": None, "FEDSHIFT_CACHE": None},
         probe="nameless",
+        slow=True,
     ),
     Row(
         "a HOME that is not there",
@@ -630,6 +633,7 @@ PLACES = [
         ["bench", "case.toml"],
         expects="fine",
         environment={"FEDSHIFT_CACHE": "/proc/none/x"},
+        slow=True,
     ),
     Row("a terminal of no width", run(), expects="fine", environment={"COLUMNS": "0"}),
     Row("a terminal of 10 columns", run(), expects="fine", environment={"COLUMNS": "10"}),

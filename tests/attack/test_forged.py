@@ -53,7 +53,7 @@ def test_forged(forks: Forks, victims: Victims, tmp_path: Path, large: bool, sta
     draw = random.Random(f"forged {state} {variant}")
     (run,) = (path.relative_to(victim.folder) for path in run_folders(victim.folder))
     there = [name for name in MADE_ANEW if (victim.folder / run / name).is_file()]
-    for name in there if large else draw.sample(there, 4):
+    for name in there if large else draw.sample(there, 2):
         before = (victim.folder / run / name).read_bytes()
         hows = {how: TEXT[how] for how in FORGERIES} if Path(name).suffix != ".safetensors" else TENSORS
         how = draw.choice(sorted(hows))
