@@ -32,7 +32,7 @@ from fedshift.runs.progress import Outlook, Progress, RunProgress
 from fedshift.runs.records import Record
 from fedshift.settings.experiment import Experiment, load_plugins
 from fedshift.settings.grid import expand, override
-from fedshift.simulation.checkpoint import About, Company
+from fedshift.simulation.checkpoint import About, Execution
 from fedshift.simulation.rounds import advance
 from fedshift.simulation.simulation import Simulation
 
@@ -225,7 +225,7 @@ def simulate(
 
 def save(simulation: Simulation) -> None:
     """A checkpoint in the folder that is attached, of a run that records nothing."""
-    simulation.save("", Company({}, ()))
+    simulation.save("", Execution({}, ()))
     simulation.commit()
 
 

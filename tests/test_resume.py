@@ -24,7 +24,7 @@ from fedshift.runs.folder import RunFolder
 from fedshift.runs.progress import Progress
 from fedshift.settings.experiment import Experiment
 from fedshift.settings.grid import expand, override
-from fedshift.simulation.checkpoint import Company, saved
+from fedshift.simulation.checkpoint import Execution, saved
 from fedshift.simulation.simulation import Simulation
 
 # Every kind of state: shared, client (batch norm, r(z|y)), moments of both, batches drawn, a sampled cohort.
@@ -260,7 +260,7 @@ def test_a_run_that_went_on_without_the_others_is_not_taken_along(whole_grid: li
     alone = Simulation(second.experiment())
     alone.attach(second.path)
     (_, about), *_ = saved(second.path).values()
-    alone.save(about.records, Company(about.engine, (second.path.name,)))
+    alone.save(about.records, Execution(about.engine, (second.path.name,)))
     alone.commit()
     before = second.checkpoint_file.read_bytes()
     resume(first)

@@ -27,7 +27,7 @@ from fedshift.core.contract import ServerState
 from fedshift.core.state import ClientState
 from fedshift.core.tensors import Tensors
 from fedshift.errors import FedshiftError
-from fedshift.simulation.checkpoint import Checkpoint, Company
+from fedshift.simulation.checkpoint import Checkpoint, Execution
 from fedshift.site.memory import ClientStore, MemoryStore
 from fedshift.site.store import DiskStore
 
@@ -67,7 +67,7 @@ def a_checkpoint(position: int, server: ServerState, clients: Mapping[int, int])
         bytes_telemetry=7,
         missing=[{"round": 3, "client": "gray", "why": "late"}],
         records="a chain",
-        company=Company({"engine": "sequential"}, ("this", "other")),
+        execution=Execution({"engine": "sequential"}, ("this", "other")),
         ledger=[{"exchange": "train", "direction": "up", "messages": 1}],
         server=server,
         clients=clients,

@@ -23,7 +23,7 @@ from fedshift.runs.progress import Outlook, Progress, RunProgress
 from fedshift.runs.records import Records
 from fedshift.runs.schema import Timed
 from fedshift.runs.trained import Blueprint
-from fedshift.simulation.checkpoint import NEXT, Company, saved
+from fedshift.simulation.checkpoint import NEXT, Execution, saved
 from fedshift.simulation.plan import planned_stages
 from fedshift.simulation.rounds import advance
 from fedshift.simulation.simulation import Simulation
@@ -82,9 +82,9 @@ class _Run:
             self.display.evaluated(record)
             self._write_times(self.position, time.perf_counter() - started)
 
-    def save(self, company: Company) -> None:
+    def save(self, execution: Execution) -> None:
         """Write the next checkpoint."""
-        self.simulation.save(self.records.chain, company)
+        self.simulation.save(self.records.chain, execution)
 
     def commit(self) -> None:
         """Put it in the place of the one before."""
@@ -173,7 +173,7 @@ def _go_on(group: Sequence[_Run], engine: Engine, choice: Choice, failed: Failed
         if disk := next((error for error in failed.values() if isinstance(error, DiskError)), None):
             _each(going, failed, partial(_Run.stop, error=disk))
             return
-        company = Company(choice.table(), tuple(run.folder.path.name for run in going))
+        execution = Execution(choice.table(), tuple(run.folder.path.name for run in going))
         if not all(run.open for run in going):
             _each(going, failed, _Run.finish)
             return
@@ -187,7 +187,7 @@ def _go_on(group: Sequence[_Run], engine: Engine, choice: Choice, failed: Failed
                     raise error
                 run.after_round(seconds, len(going), engine)
         if going[0].due:
-            _each(going, failed, partial(_Run.save, company=company))
+            _each(going, failed, partial(_Run.save, execution=execution))
             if failed.keys().isdisjoint(run.simulation for run in going):  # or no position would be common to all
                 _each(going, failed, _Run.commit)
 

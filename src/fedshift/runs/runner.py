@@ -23,7 +23,7 @@ from fedshift.runs.plan import experiment_of, plans, read_plan, write_plan
 from fedshift.runs.progress import Progress
 from fedshift.runs.trust import check_plugins
 from fedshift.settings.experiment import Experiment
-from fedshift.simulation.checkpoint import Company, saved
+from fedshift.simulation.checkpoint import Execution, saved
 from fedshift.simulation.simulation import Simulation
 
 _CHOICES = TypeAdapter(Choice)
@@ -174,51 +174,51 @@ class _Grid:
     def _go_on_with_groups(self, unfinished: Sequence[Asked]) -> list[Asked]:
         """Carry on the runs that have a checkpoint, with those they went on with; gives back the others."""
         asked = {each.folder.path: each for each in unfinished}
-        companies: dict[Path, Company] = {}
+        executions: dict[Path, Execution] = {}
         fresh: list[Asked] = []
         for path, each in asked.items():
             try:
-                company = _company(each.folder)
+                execution = _execution(each.folder)
             except DamagedError as error:
                 self._set_aside(each, str(error))
                 continue
-            if company is None or _begins_again(each.folder, company):
+            if execution is None or _begins_again(each.folder, execution):
                 fresh.append(each)
             else:
-                companies[path] = company
-        groups: list[tuple[Company, list[Asked]]] = []
+                executions[path] = execution
+        groups: list[tuple[Execution, list[Asked]]] = []
         grouped: set[Path] = set()
-        for path, company in companies.items():
+        for path, execution in executions.items():
             if path in grouped:
                 continue
-            folders = [RunFolder(path.parent / name) for name in company.together]
+            folders = [RunFolder(path.parent / name) for name in execution.together]
             members = [
                 asked.get(folder.path) or _along(folder, asked[path].folder)  # also who was not asked for
                 for folder in folders
-                if _goes_on_with(company, folder, companies)
+                if _goes_on_with(execution, folder, executions)
             ]
             # A folder that was given another name is not among them.
             if asked[path] not in members or not common_position([member.folder for member in members]):
                 members = [asked[path]]
             grouped |= {member.folder.path for member in members}
-            groups.append((company, members))
-        for company, members in groups:
-            self._go_on(company, members)
+            groups.append((execution, members))
+        for execution, members in groups:
+            self._go_on(execution, members)
         return fresh
 
-    def _go_on(self, company: Company, members: Sequence[Asked]) -> None:
+    def _go_on(self, execution: Execution, members: Sequence[Asked]) -> None:
         """Carry on runs that went on together."""
         ready = [(asked, simulation) for asked in members if (simulation := self._simulation(asked)) is not None]
         if not ready:
             return
         first, simulation = ready[0]
         try:
-            choice = _choice(company, simulation, self._progress)
+            choice = _choice(execution, simulation, self._progress)
         except DamagedError as error:
             for asked, _ in ready:
                 self._set_aside(asked, str(error))
             return
-        position, missing = common_position([asked.folder for asked, _ in ready]), len(company.together) - len(ready)
+        position, missing = common_position([asked.folder for asked, _ in ready]), len(execution.together) - len(ready)
         if missing and position < simulation.rounds and choice.engine == "vectorised":
             self._progress.note(
                 f"{first.folder.path.name} was stacked with {missing} runs that are finished, gone or damaged: its "
@@ -298,22 +298,22 @@ class _Grid:
         self._failed.append(kind(f"{asked.folder.path.name}: {error}"))
 
 
-def _company(folder: RunFolder) -> Company | None:
+def _execution(folder: RunFolder) -> Execution | None:
     """How a run was carried out; None where it has no checkpoint.
 
     Raises:
         DamagedError: a checkpoint cannot be read.
     """
     about = saved(folder.path)
-    return about[max(about)][1].company if about else None
+    return about[max(about)][1].execution if about else None
 
 
-def _begins_again(folder: RunFolder, company: Company) -> bool:
+def _begins_again(folder: RunFolder, execution: Execution) -> bool:
     """Whether a run begins again with its group, of which not all had written their first checkpoint."""
     if folder.checkpoint_file.exists():
         return False
     try:
-        return not common_position([RunFolder(folder.path.parent / name) for name in company.together])
+        return not common_position([RunFolder(folder.path.parent / name) for name in execution.together])
     except DamagedError:
         return True
 
@@ -324,12 +324,12 @@ def _along(folder: RunFolder, asked: RunFolder) -> Asked:
     return Asked(folder, partial(folder.experiment, trust=trust))
 
 
-def _goes_on_with(company: Company, folder: RunFolder, known: Mapping[Path, Company]) -> bool:
-    """Whether a run is of a group; ``known`` has the companies of those that were asked for."""
+def _goes_on_with(execution: Execution, folder: RunFolder, known: Mapping[Path, Execution]) -> bool:
+    """Whether a run is of a group; ``known`` has the executions of those that were asked for."""
     if folder.path in known:
-        return known[folder.path] == company
+        return known[folder.path] == execution
     try:
-        return folder.unfinished and folder.readable and _company(folder) == company
+        return folder.unfinished and folder.readable and _execution(folder) == execution
     except DamagedError:  # it was not asked for, so it stays as it is
         return False
 
@@ -339,14 +339,14 @@ def _alike(current: Simulation, other: Simulation) -> bool:
     return kind(current.setup) == kind(other.setup) and current.experiment.run == other.experiment.run
 
 
-def _choice(company: Company, simulation: Simulation, progress: Progress) -> Choice:
+def _choice(execution: Execution, simulation: Simulation, progress: Progress) -> Choice:
     """The engine of a run that goes on: the one it had, unless another is asked for or it cannot be had here.
 
     Raises:
         DamagedError: the checkpoint names none.
     """
     try:
-        before = _CHOICES.validate_python(dict(company.engine))
+        before = _CHOICES.validate_python(dict(execution.engine))
     except ValidationError as error:
         raise DamagedError(f"The checkpoint names no engine ({error.errors()[0]['msg']}).") from error
     options = simulation.experiment.run

@@ -35,7 +35,7 @@ _SCOPES = ("shared", "down", "server")
 
 
 class About(sealed.About):
-    """What a checkpoint says beside its tensors; see :class:`Checkpoint` and :class:`Company`."""
+    """What a checkpoint says beside its tensors; see :class:`Checkpoint` and :class:`Execution`."""
 
     position: NonNegativeInt
     bytes_down: NonNegativeInt
@@ -48,13 +48,13 @@ class About(sealed.About):
     together: list[RunName]
 
     @property
-    def company(self) -> Company:
+    def execution(self) -> Execution:
         """How the run was carried out."""
-        return Company(self.engine, tuple(self.together))
+        return Execution(self.engine, tuple(self.together))
 
 
 @dataclass(frozen=True)
-class Company:
+class Execution:
     """How a run is carried out, which decides its last bits; a run that goes on is carried out in the same way.
 
     Attributes:
@@ -78,7 +78,7 @@ class Checkpoint:
         bytes_telemetry: bytes of telemetry so far.
         missing: who did not answer since the last record.
         records: a digest of all records so far.
-        company: how the run is carried out.
+        execution: how the run is carried out.
         ledger: every kind of message that crossed the wire so far, as :meth:`Ledger.table` says it.
         server: the server's state.
         clients: which version of its state each client has that took part: the position that wrote it.
@@ -91,14 +91,14 @@ class Checkpoint:
     bytes_telemetry: int
     missing: list[dict[str, Any]]
     records: str
-    company: Company
+    execution: Execution
     ledger: list[dict[str, Any]]
     server: ServerState
     clients: Mapping[int, int]
 
     @classmethod
     def of(
-        cls, experiment: str, coordinator: Coordinator, clients: Mapping[int, int], records: str, company: Company
+        cls, experiment: str, coordinator: Coordinator, clients: Mapping[int, int], records: str, execution: Execution
     ) -> Checkpoint:
         """A coordinator as it is now, the versions of its clients' states, and what was recorded."""
         counted = {name: getattr(coordinator, name) for name in _COUNTED}
@@ -107,7 +107,7 @@ class Checkpoint:
             server=coordinator.state,
             clients=clients,
             records=records,
-            company=company,
+            execution=execution,
             ledger=coordinator.ledger.table(),
             **counted,
         )
@@ -149,7 +149,7 @@ class Checkpoint:
         versions = sorted(self.clients.items())
         tensors["clients//versions"] = torch.tensor(versions, dtype=torch.int64).reshape(-1, 2).T
         same = {name: getattr(self, name) for name in ("experiment", *_COUNTED, "records", "ledger")}
-        about = About(**same, engine=dict(self.company.engine), together=list(self.company.together))
+        about = About(**same, engine=dict(self.execution.engine), together=list(self.execution.together))
         files.write(path, sealed.sealed(tensors, about))
 
     @classmethod
@@ -175,7 +175,7 @@ class Checkpoint:
         return cls(
             server=ServerState(shared, down, server, optimisers),
             clients=dict(zip(ids, positions, strict=True)),
-            company=about.company,
+            execution=about.execution,
             **{name: getattr(about, name) for name in ("experiment", *_COUNTED, "records", "ledger")},
         )
 

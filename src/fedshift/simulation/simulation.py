@@ -32,7 +32,7 @@ from fedshift.federation.checks import check_data
 from fedshift.federation.domains import DomainData
 from fedshift.federation.federation import Federation
 from fedshift.settings.experiment import Experiment
-from fedshift.simulation.checkpoint import NEXT, Checkpoint, Company, check_alike, commit, saved
+from fedshift.simulation.checkpoint import NEXT, Checkpoint, Execution, check_alike, commit, saved
 from fedshift.site.site import Site
 from fedshift.site.store import DiskStore
 from fedshift.streams import Streams
@@ -191,12 +191,12 @@ class Simulation:
         for client, state in store.items():
             check_alike(self.site.initial, state.tensors, f"state of client '{self.coordinator.names[client]}'")
 
-    def save(self, records: str, company: Company) -> None:
+    def save(self, records: str, execution: Execution) -> None:
         """Write the next checkpoint, of everything that changes over time, into the folder that is attached.
 
         Args:
             records: a digest of all records so far.
-            company: how the run is carried out.
+            execution: how the run is carried out.
 
         Raises:
             FedshiftError: the disk is full, say; the checkpoint before is kept.
@@ -205,7 +205,7 @@ class Simulation:
         assert self._folder is not None
         assert isinstance(store, DiskStore)
         store.flush()
-        Checkpoint.of(fingerprint, self.coordinator, store.versions(), records, company).save(self._folder / NEXT)
+        Checkpoint.of(fingerprint, self.coordinator, store.versions(), records, execution).save(self._folder / NEXT)
 
     def commit(self) -> None:
         """Put the next checkpoint in the place of the one before, and remove what only that one named.
