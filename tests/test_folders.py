@@ -25,7 +25,7 @@ from fedshift.runs.folder import RECORDS, RESULTS, RUN, TIMINGS, RunFolder, seal
 from fedshift.runs.progress import Progress
 from fedshift.runs.records import read
 from fedshift.runs.run import Run
-from fedshift.runs.schema import Plan, Planned, Timed
+from fedshift.runs.schema import Grid, GridRun, Timed
 from fedshift.runs.trust import UntrustedError
 from fedshift.settings import experiment as experiment_module
 from fedshift.settings.experiment import Experiment
@@ -367,9 +367,9 @@ def test_a_plugin_that_is_hidden_from_the_question_is_not_imported(from_elsewher
         table = unsealed_json((folder.path / RUN).read_bytes())
         (folder.path / RUN).write_text(sealed_json({**table, "plugins": {}}))
     else:
-        planned = Planned(folder="a run", fingerprint="f", plugins={}, experiment=folder.table())
+        run = GridRun(folder="a run", fingerprint="f", plugins={}, experiment=folder.table())
         (there / "plan").mkdir()
-        (there / "plan/grid-00000000.json").write_text(sealed_json(Plan(runs=[planned]).model_dump()))
+        (there / "plan/grid-00000000.json").write_text(sealed_json(Grid(runs=[run]).model_dump()))
     with pytest.raises(FedshiftError, match=r"names the plugin '.*mine\.py', but not its digest"):
         api.resume(folder.path if begun else there / "plan", Progress())
 

@@ -188,7 +188,10 @@ class Results:
 
     def label(self, role: str) -> str:
         """What the protocol calls the accuracy on environments of one role."""
-        protocol = PROTOCOLS.get(self.runs[0].table["protocol"]["name"]).cls
+        name = self.runs[0].table["protocol"]["name"]
+        if name not in PROTOCOLS:  # a plugin's, which is not imported for a report
+            return role
+        protocol = PROTOCOLS.get(name).cls
         return protocol.test_label if role == "test" else protocol.validation_label
 
 

@@ -18,8 +18,8 @@ from fedshift.engines.merging import kind
 from fedshift.engines.workers import can_fork
 from fedshift.errors import DamagedError, DivergedError, FedshiftError
 from fedshift.runs.folder import RunFolder, find
+from fedshift.runs.grid_file import experiment_of, grid_files, read_grid, write_grid
 from fedshift.runs.group import carry_out, common_position
-from fedshift.runs.plan import experiment_of, plans, read_plan, write_plan
 from fedshift.runs.progress import Progress
 from fedshift.runs.trust import check_plugins
 from fedshift.settings.experiment import Experiment
@@ -75,8 +75,8 @@ def run_all(experiments: Sequence[Experiment], progress: Progress) -> tuple[list
         FedshiftError: the first run cannot be carried out, and has not merely diverged.
     """
     asked = [Asked(RunFolder(run_path(each)), partial(_given, each), each.fingerprint) for each in experiments]
-    plan = partial(write_plan, experiments, run_path(experiments[0]).parent)
-    return _Grid(progress, plan).carry_out(asked)
+    write = partial(write_grid, experiments, run_path(experiments[0]).parent)
+    return _Grid(progress, write).carry_out(asked)
 
 
 def resume(asked: Sequence[Asked], progress: Progress) -> tuple[list[RunFolder], list[FedshiftError]]:
@@ -107,13 +107,13 @@ def below(path: Path, trust: bool = False) -> list[Asked]:
         FedshiftError: there is no run.
     """
     asked: dict[Path, Asked] = {}
-    for file in plans(path):
-        for planned in read_plan(file).runs:
-            folder = RunFolder(file.parent / planned.folder)
+    for file in grid_files(path):
+        for run in read_grid(file).runs:
+            folder = RunFolder(file.parent / run.folder)
             if not folder.begun:
-                check_plugins(planned.plugins, folder.path, trust)
-                begin = partial(experiment_of, planned, file, trust)
-                asked.setdefault(folder.path, Asked(folder, begin, planned.fingerprint))
+                check_plugins(run.plugins, folder.path, trust)
+                begin = partial(experiment_of, run, file, trust)
+                asked.setdefault(folder.path, Asked(folder, begin, run.fingerprint))
             else:
                 asked.setdefault(folder.path, _begun(folder, trust))
     for folder in find(path, least=0 if asked else 1):

@@ -214,7 +214,7 @@ class Machine(File):
     packages: dict[str, str]
 
 
-class Planned(File):
+class GridRun(File):
     """A run of a comparison: its folder's name, its fingerprint, digests of its plugins, its experiment as a table."""
 
     folder: RunName
@@ -223,11 +223,11 @@ class Planned(File):
     experiment: dict[str, Any]
 
 
-class Plan(File):
+class Grid(File):
     """grid-*.json: every run of a comparison, in order."""
 
     format: Literal[2] = 2
-    runs: list[Planned]
+    runs: list[GridRun]
 
 
 def parsed(text: bytes) -> Any:

@@ -1,6 +1,6 @@
 """The runs of a comparison, kept in a file beside their folders, so that those that have not begun are known.
 
-A plan is named by what is in it: the same comparison, asked for again, has the same file.
+The file is named by what is in it: the same comparison, asked for again, has the same file.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from pathlib import Path
 from fedshift import files
 from fedshift.errors import FedshiftError
 from fedshift.runs.folder import sealed_json, unsealed_json
-from fedshift.runs.schema import Plan, Planned, checked
+from fedshift.runs.schema import Grid, GridRun, checked
 from fedshift.runs.trust import check_digests, check_plugins
 from fedshift.settings.experiment import Experiment, check_tables
 
 
-def write_plan(experiments: Sequence[Experiment], folder: Path) -> None:
+def write_grid(experiments: Sequence[Experiment], folder: Path) -> None:
     """Write down a comparison of several runs, unless it is there already.
 
     Raises:
         FedshiftError: the folder cannot be written.
     """
     runs = [
-        Planned(
+        GridRun(
             folder=each.run_name, fingerprint=each.fingerprint, plugins=each.plugin_digests, experiment=each.table()
         )
         for each in experiments
@@ -34,46 +34,46 @@ def write_plan(experiments: Sequence[Experiment], folder: Path) -> None:
     path = folder / f"grid-{name}.json"
     if not path.is_file():
         files.make_folder(folder)
-        files.write(path, sealed_json(Plan(runs=runs).model_dump()))
+        files.write(path, sealed_json(Grid(runs=runs).model_dump()))
 
 
-def plans(path: Path) -> list[Path]:
+def grid_files(path: Path) -> list[Path]:
     """The files of comparisons at or below a path, sorted."""
     return sorted(path.rglob("grid-????????.json")) if path.is_dir() else []
 
 
-def read_plan(path: Path) -> Plan:
+def read_grid(path: Path) -> Grid:
     """A comparison as it was written down.
 
     Raises:
         FedshiftError: the file is damaged.
     """
     try:
-        return checked(unsealed_json(path.read_bytes()), Plan)
+        return checked(unsealed_json(path.read_bytes()), Grid)
     except (OSError, ValueError) as error:
         raise FedshiftError(
             f"'{path}' is not what was written ({error}). Remove it: runs that have begun can be resumed without it."
         ) from error
 
 
-def experiment_of(planned: Planned, path: Path, trust: bool) -> Experiment:
+def experiment_of(run: GridRun, path: Path, trust: bool) -> Experiment:
     """The experiment of a run that has not begun.
 
     Args:
-        planned: the run.
-        path: the plan's file, for messages.
+        run: the run.
+        path: the grid's file, for messages.
         trust: whether plugins may be imported that never ran on this machine.
 
     Raises:
         FedshiftError: a plugin is not trusted, or a plugin or the data is not what it was.
     """
-    check_digests(planned.experiment, planned.plugins, path.parent / planned.folder)
-    check_plugins(planned.plugins, path.parent / planned.folder, trust)
-    check_tables(planned.experiment)
-    experiment = Experiment.from_table(planned.experiment)
-    if experiment.fingerprint != planned.fingerprint:
+    check_digests(run.experiment, run.plugins, path.parent / run.folder)
+    check_plugins(run.plugins, path.parent / run.folder, trust)
+    check_tables(run.experiment)
+    experiment = Experiment.from_table(run.experiment)
+    if experiment.fingerprint != run.fingerprint:
         raise FedshiftError(
-            f"The run '{planned.folder}' of '{path}' cannot begin: the data or fedshift itself changed since the "
+            f"The run '{run.folder}' of '{path}' cannot begin: the data or fedshift itself changed since the "
             "comparison did. Restore what it was, or start a new comparison."
         )
     return experiment
