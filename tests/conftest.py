@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import hypothesis
 import pytest
 import torch
 from torch import Tensor
@@ -52,6 +53,11 @@ TINY: dict[str, Any] = {
 CNN_WITH_BN = {"model.name": "cnn", "model.batch_norm": True, "model.channels": [2, 3], "model.dim": 4}
 
 Make = Callable[..., Experiment]
+
+
+# The same examples in every run, so that what passes here passes elsewhere.
+hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("repeatable")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -352,7 +352,7 @@ def test_mnist_from_the_hub(monkeypatch: pytest.MonkeyPatch):
 )
 def test_splits_are_disjoint_and_stratified(labels: list[tuple[int, int]], fractions: tuple[float, float]):
     y, domain = (torch.tensor(column) for column in zip(*labels, strict=True))
-    data = DomainData(y.float(), y, domain, ("a", "b"), ("0", "1", "2"), torch.arange(len(y)))
+    data = DomainData(y.float().view(-1, 1), y, domain, ("a", "b"), ("0", "1", "2"), torch.arange(len(y)))
     masks = split(data, fractions, Streams(0))
     assert not (masks[0] & masks[1]).any()
     for c in range(3):

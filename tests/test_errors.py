@@ -172,7 +172,7 @@ def test_a_run_whose_checkpoint_is_damaged_is_made_again(make: Make, keep: int):
     noted = Noted()
     resume(folder, noted)
     (note,) = noted.notes
-    assert re.search(r"made again from its first round: .*checkpoint.safetensors' is damaged or truncated", note)
+    assert re.search(r"made again from its first round, alone: .*checkpoint.safetensors' is damaged or truncated", note)
     assert (folder.path / "damaged-1" / "checkpoint.safetensors").read_bytes() == damaged
     assert results(folder) == before
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import MISSING
 from decimal import Decimal
 from typing import Any, get_origin
 
@@ -46,7 +47,7 @@ def in_place(cls: type[Spec], name: str, value: Any) -> Any:
     if get_origin(hint) is not tuple:
         return value
     default = cls.settings()[name].default
-    return [value] * (len(default) if default else 1)
+    return [value] * (1 if default is MISSING or not default else len(default))
 
 
 def refused(cls: type[Spec], name: str, value: Any) -> str:

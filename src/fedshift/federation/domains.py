@@ -81,7 +81,7 @@ def _check_inputs(x: object) -> None:
     if x.dtype not in KINDS:
         raise FedshiftError(f"x is {x.dtype}; give uint8 (images), int64 (tokens) or float32.")
     if x.ndim < 2 or not x.numel():
-        raise FedshiftError(f"x has the shape {tuple(x.shape)}, so a sample has no number; give (N, ...).")
+        raise FedshiftError(f"x has the shape {tuple(x.shape)}, so there is no sample of a number; give (N, ...).")
 
 
 def _check_words(name: str, words: object) -> None:
