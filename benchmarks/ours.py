@@ -18,6 +18,7 @@ from fedshift.federation.domains import DomainData
 from fedshift.settings.experiment import Experiment
 from fedshift.settings.grid import expand
 from fedshift.settings.spec import Count
+from fedshift.simulation.listener import Listener
 from fedshift.simulation.rounds import advance
 from fedshift.simulation.simulation import Simulation
 from fedshift.streams import Streams
@@ -131,6 +132,15 @@ def _experiment(train: Mapping[str, Any], run: Mapping[str, Any], **tables: Mapp
     return made
 
 
+class Steps(Listener):
+    """Counts steps."""
+
+    taken = 0
+
+    def steps(self, count: int) -> None:
+        self.taken += count
+
+
 @dataclass
 class Opened:
     """A simulation and the engine that carries it."""
@@ -141,11 +151,10 @@ class Opened:
 
     def round(self) -> int:
         """Carry out a round; how many local steps its clients took."""
-        steps: list[int] = []
-        errors = advance([self.simulation], self.engine, {self.simulation: steps.append})
-        for error in errors.values():
+        heard = Steps()
+        for error in advance([self.simulation], self.engine, {self.simulation: heard}).values():
             raise error
-        return sum(steps)
+        return heard.taken
 
     def evaluate(self) -> None:
         """Score every environment."""
