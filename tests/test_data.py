@@ -227,7 +227,9 @@ def test_parquet_that_is_missing_wrong_or_broken(tmp_path: Path):
     with pytest.raises(FedshiftError, match="has no column domain; it has image, label"):
         ParquetFile(path=str(path)).load(Streams(0))
     pq.write_table(pa.table({"image": [png((0, 0, 0)), b"x"], "domain": ["a", "a"], "label": [0, 0]}), path)
-    with pytest.raises(FedshiftError, match=r"The image in row 1 of .*images.parquet cannot be read"):
+    with pytest.raises(
+        FedshiftError, match=r"The image in row 1 of .*images.parquet cannot be read \(it is in no known format\)"
+    ):
         ParquetFile(path=str(path)).load(Streams(0))
 
 

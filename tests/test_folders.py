@@ -28,6 +28,7 @@ from fedshift.runs.run import Run
 from fedshift.runs.schema import Grid, GridRun, Timed
 from fedshift.runs.trust import UntrustedError
 from fedshift.settings import experiment as experiment_module
+from fedshift.settings.content import code_digest, digest
 from fedshift.settings.experiment import Experiment
 from fedshift.settings.grid import expand, override
 from fedshift.simulation.checkpoint import CURRENT, NEXT, commit
@@ -60,6 +61,63 @@ def judged(domain: str, accuracy: float) -> dict[str, Any]:
 
 
 # What tells runs apart ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("statement", "file"),
+    [
+        ("from beside_{n} import K", "beside_{n}.py"),
+        ("import beside_{n} as b; K = b.K", "beside_{n}.py"),
+        ("def late():\n    from pack_{n}.inner import K\nlate()", "pack_{n}/inner.py"),
+        ("from pack_{n} import K", "pack_{n}/inner.py"),  # whose __init__ imports it
+    ],
+)
+def test_what_a_plugin_imports_from_its_folder_is_part_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, statement: str, file: str
+):
+    """Otherwise two experiments are one row, and a finished run stands for another."""
+    number = f"{abs(hash((statement, file)))}"
+    plugin, beside = tmp_path / "mine.py", tmp_path / file.format(n=number)
+    beside.parent.mkdir(exist_ok=True)
+    if beside.parent != tmp_path:
+        (beside.parent / "__init__.py").write_text("from .inner import K\n")
+    beside.write_text("K = 1\n")
+    plugin.write_text(statement.format(n=number) + "\n" + PLUGIN)
+    fedshift.METHODS._listed.pop("mine", None)
+    monkeypatch.syspath_prepend(tmp_path)
+    changes = {"plugins": [str(plugin)], "method.name": "mine", "run.out": str(tmp_path / "runs")}
+    (first,) = expand(override(TINY, changes))
+    beside.write_text("K = 22\n")
+    (second,) = expand(override(TINY, changes))
+    assert first.fingerprint != second.fingerprint
+    assert first.series != second.series
+
+
+def test_a_plugin_that_is_imported_again_sees_what_its_folder_now_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """In a notebook, where the module of before would go by the digest of now."""
+    plugin, beside = tmp_path / "again.py", tmp_path / "told_again.py"
+    monkeypatch.syspath_prepend(tmp_path)
+    beside.write_text("K = 1\n")
+    plugin.write_text(
+        "import fedshift\nfrom told_again import K\nfedshift.SEEN = getattr(fedshift, 'SEEN', ()) + (K,)\n"
+    )
+    monkeypatch.setattr(fedshift, "SEEN", (), raising=False)
+    experiment_module.load_plugins([str(plugin)])
+    beside.write_text("K = 22\n")
+    experiment_module.load_plugins([str(plugin)])
+    assert fedshift.SEEN == (1, 22)  # type: ignore[attr-defined]  # made by the plugin
+
+
+def test_a_plugin_alone_counts_as_its_file(tmp_path: Path):
+    plugin = tmp_path / "alone.py"
+    plugin.write_text("import json\nfrom os import path\nfrom . import nothing\n")
+    assert code_digest(plugin) == digest(plugin) != ""
+    plugin.write_text("no Python (")
+    assert code_digest(plugin) == digest(plugin)
+    assert code_digest(tmp_path / "missing.py") == ""
+    assert code_digest(tmp_path) == digest(tmp_path)
 
 
 def test_runs_that_differ_in_a_plugin_are_rows_of_their_own(tmp_path: Path):

@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from fedshift import memory
@@ -284,7 +284,8 @@ def _readable(where: str) -> Iterator[None]:
     except FedshiftError:
         raise
     except Exception as error:
-        reason = str(error) or type(error).__name__
+        unknown = isinstance(error, UnidentifiedImageError)  # which names an object in memory by its address
+        reason = "it is in no known format" if unknown else str(error) or type(error).__name__
         raise FedshiftError(f"The image {where} cannot be read ({reason}). Replace or remove it.") from error
 
 

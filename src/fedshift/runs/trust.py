@@ -8,7 +8,7 @@ from typing import Any
 
 from fedshift import files
 from fedshift.errors import FedshiftError
-from fedshift.settings.content import digest
+from fedshift.settings.content import code_digest
 
 PLUGINS = "plugins"  # what the cache's folder is called
 
@@ -36,7 +36,7 @@ def check_plugins(plugins: Mapping[str, str], folder: Path, trust: bool) -> None
         FedshiftError: one is missing, or is not what it was.
     """
     for path, content in plugins.items():
-        now = digest(path)
+        now = code_digest(path)
         if now != content:
             state = "is not what it was" if now else "is missing"
             raise FedshiftError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Iterator
 from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
@@ -26,6 +28,68 @@ def digest(path: str | Path) -> str:
         where = getattr(error, "filename", None) or path
         reason = getattr(error, "strerror", None) or error
         raise FedshiftError(f"'{where}' cannot be read ({reason}). Allow reading it, or move it elsewhere.") from error
+
+
+def code_digest(path: str | Path) -> str:
+    """A digest of a Python file and of the files that it imports from its own folder; empty if there is no such file.
+
+    Raises:
+        FedshiftError: one of them cannot be read.
+    """
+    own, beside = digest(path), imported(path)
+    if not own or not beside:
+        return own
+    folder = Path(path).expanduser().resolve().parent
+    total = blake2b(own.encode(), digest_size=16)
+    for file in beside:
+        total.update(f"{file.relative_to(folder).as_posix()} {digest(file)}\n".encode(errors="surrogateescape"))
+    return total.hexdigest()
+
+
+def imported(path: str | Path) -> list[Path]:
+    """The files below a Python file's folder that its import statements name, and theirs, in the order of their names.
+
+    Modules from elsewhere, such as installed packages, and what is imported by a function call are not among them.
+
+    Raises:
+        FedshiftError: one of them cannot be read.
+    """
+    first = Path(path).expanduser().resolve()
+    found, left = {first}, [first]
+    while left:
+        file = left.pop()
+        new = {each for each in _named(file, first.parent, digest(file)) if each.is_file()} - found
+        found |= new
+        left += new
+    return sorted(found - {first})
+
+
+@lru_cache(maxsize=256)
+def _named(file: Path, folder: Path, content: str) -> tuple[Path, ...]:
+    """The files that the import statements of a file may mean below a folder; read again when its content changes."""
+    try:
+        tree = ast.parse(file.read_bytes()) if content else ast.Module([], [])
+    except (OSError, SyntaxError, ValueError):  # which importing it says
+        return ()
+    modules = (module for node in ast.walk(tree) for module in _modules(node, file, folder))
+    return tuple(each for module in modules for each in (module.with_suffix(".py"), module / "__init__.py"))
+
+
+def _modules(node: ast.AST, file: Path, folder: Path) -> Iterator[Path]:
+    """The modules of an import statement, with the packages around them, as paths without a suffix."""
+    if isinstance(node, ast.Import):
+        start, names = folder, [each.name for each in node.names]
+    elif isinstance(node, ast.ImportFrom):
+        start = file.parents[node.level - 1] if 0 < node.level <= len(file.parents) else folder
+        names = [".".join(filter(None, (node.module, each.name))) for each in node.names]
+    else:
+        return
+    for name in names:
+        module = start
+        for part in name.split("."):
+            module /= part
+            if module.is_relative_to(folder) and part != "*":
+                yield module
 
 
 @lru_cache(maxsize=64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
 import linecache
@@ -28,7 +29,7 @@ from fedshift.files import digest_of
 from fedshift.methods import METHODS
 from fedshift.models import MODELS
 from fedshift.settings.catalogue import Catalogue, Entry, From
-from fedshift.settings.content import digest
+from fedshift.settings.content import code_digest, digest, imported
 from fedshift.settings.spec import (
     AtMost,
     FolderName,
@@ -151,13 +152,14 @@ class Experiment(Spec):
     def contents(self) -> dict[str, str]:
         """Digests of what decides the result and is no setting, by what it is called.
 
-        That is what local files hold, by the setting that names them; plugins, by the file's name; and the source of
-        classes from elsewhere (a script, a notebook), by the class's name.
+        That is what local files hold, by the setting that names them; plugins with what they import from
+        their folder, by the file's name; and the source of classes from elsewhere (a script, a notebook), by the
+        class's name.
         """
         found = {".".join(names): digest(path) for names, path in self.paths() if path}
         for path in self.plugins:
             name = Path(path).name
-            found[f"{name} ({list(self.plugins).index(path)})" if name in found else name] = digest(path)
+            found[f"{name} ({list(self.plugins).index(path)})" if name in found else name] = code_digest(path)
         for cls in {type(spec) for _, spec in self.specs()}:
             if cls.__module__.startswith("fedshift.") or _file_of(cls) in self.plugins:
                 continue
@@ -166,8 +168,8 @@ class Experiment(Spec):
 
     @property
     def plugin_digests(self) -> dict[str, str]:
-        """Digests of the plugins' files, by path."""
-        return {path: digest(path) for path in self.plugins}
+        """Digests of the plugins and of what they import from their folder, by path."""
+        return {path: code_digest(path) for path in self.plugins}
 
     def _decides(self) -> dict[str, Any]:
         """The settings that decide the result; in the place of a file's path its content counts."""
@@ -255,7 +257,7 @@ def _source(cls: type) -> str:
 
 
 def load_plugins(paths: Sequence[str]) -> None:
-    """Import the user's files, each once as long as its text is the same, so that what they register is known.
+    """Import the user's files, so that what they register is known; again only when one or what it imports changed.
 
     Raises:
         FedshiftError: a file is missing or fails when imported.
@@ -263,7 +265,7 @@ def load_plugins(paths: Sequence[str]) -> None:
     if not isinstance(paths, list | tuple) or not all(isinstance(path, str) for path in paths):
         raise FedshiftError(f'plugins = {shown(paths)}: give a list of paths, such as ["my_method.py"].')
     for path in paths:
-        _load_plugin(str(Path(path).expanduser().resolve()), digest(path))
+        _load_plugin(str(Path(path).expanduser().resolve()), code_digest(path))
 
 
 @cache
@@ -275,6 +277,11 @@ def _load_plugin(path: str, content: str) -> None:
     if spec is None or spec.loader is None:
         raise FedshiftError(f"The plugin '{path}' is no Python file.")
     module = util.module_from_spec(spec)
+    if name in sys.modules:  # it is imported again, so what it imports from its folder is as well
+        stale = {str(file) for file in imported(path)}
+        for each in [key for key, loaded in sys.modules.items() if getattr(loaded, "__file__", None) in stale]:
+            del sys.modules[each]
+        importlib.invalidate_caches()
     sys.modules[name] = module
     linecache.checkcache(path)
     try:
