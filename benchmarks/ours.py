@@ -138,6 +138,7 @@ class Steps(Listener):
     taken = 0
 
     def steps(self, count: int) -> None:
+        """Count the steps of a client or of the server."""
         self.taken += count
 
 
