@@ -485,3 +485,24 @@ def test_a_run_that_ends_while_it_is_read_is_no_damage(make: Make, monkeypatch: 
     monkeypatch.setattr(RunFolder, "finished", property(lambda self: next(finished, True)))
     monkeypatch.setattr(folder_module, "read", lambda *arguments: whole[:1])
     assert folder.records() == whole[:1]
+
+
+# What a report says -------------------------------------------------------------------------------
+
+
+def test_a_report_says_which_runs_of_a_comparison_have_not_begun(make: Make, tmp_path: Path):
+    """Two of three runs are interrupted before their first round; the third's folder is not there yet."""
+    experiments = [make({"seed": seed, "run.out": str(tmp_path), "run.together": 1}) for seed in (0, 1, 2)]
+    with pytest.raises(KeyboardInterrupt):
+        runner.run_all(experiments, interrupt_after(2))
+    (note,) = api.load(tmp_path).results.missing
+    assert note.startswith("2 of the 3 runs of a comparison have not begun (fedavg-light-seed1-")
+    runner.resume(runner.below(tmp_path), Progress())
+    assert api.load(tmp_path).results.missing == ()
+
+
+@pytest.mark.parametrize("name", ["messages.json", "federation.json", "environment.json"])
+def test_a_run_whose_facts_are_damaged_is_left_out_before_anything_is_shown(folder: RunFolder, name: str):
+    (folder.path / name).write_text("{}")
+    with pytest.raises(FedshiftError, match=name):
+        api.load(folder.path)

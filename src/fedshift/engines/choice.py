@@ -42,7 +42,11 @@ class Choice:
     @property
     def short(self) -> str:
         """The engine and its processes or threads."""
-        who = f"{self.workers} workers of" if self.engine == "workers" else f"{self.engine} on"
+        who = (
+            f"{self.workers} worker{'s' if self.workers > 1 else ''} of"
+            if self.engine == "workers"
+            else f"{self.engine} on"
+        )
         return f"{who} {self.threads} thread{'s' if self.threads > 1 else ''}"
 
     def __str__(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
@@ -11,6 +11,7 @@ from typing import Any
 from fedshift.errors import FedshiftError
 from fedshift.federation import PROTOCOLS
 from fedshift.runs.folder import RunFolder, find
+from fedshift.runs.grid_file import grid_files, read_grid
 from fedshift.runs.run import Run
 from fedshift.runs.selection import RULES, by_environment
 from fedshift.settings.experiment import NAMED, OF_ONE_RUN, PLAIN
@@ -85,11 +86,11 @@ class Results:
 
     Attributes:
         runs: those that can be read and have records.
-        damaged: what is wrong with the others, a message each.
+        missing: which runs are not among them, and why, a note each.
     """
 
     runs: list[Run]
-    damaged: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         rows = ", ".join(row.label for row in self.rows())
@@ -105,7 +106,7 @@ class Results:
         runs, damaged = [], []
         for run in (Run(folder, trust) for folder in folders):
             try:
-                run.table  # noqa: B018  # reads it, and checks it
+                run.check()
                 if run.records:
                     runs.append(run)
             except FedshiftError as error:
@@ -114,13 +115,13 @@ class Results:
             raise FedshiftError(damaged[0])
         if not runs:
             raise FedshiftError("None of these runs has a record yet; `fedshift resume` carries them on.")
-        return cls(runs, tuple(damaged))
+        return cls(runs, tuple(f"A run is left out: {problem}" for problem in damaged))
 
     @classmethod
     def at(cls, path: Path, trust: bool = False) -> Results:
         """Every run at or below a path, sorted by method and then by settings."""
         results = cls.read(find(path), trust)
-        return cls(sorted(results.runs, key=_order), results.damaged)
+        return cls(sorted(results.runs, key=_order), (*results.missing, *_not_begun(path)))
 
     @property
     def seeds(self) -> list[int]:
@@ -130,7 +131,7 @@ class Results:
     @property
     def notes(self) -> list[str]:
         """What a reader must know, once each; unfinished runs among it."""
-        notes = dict.fromkeys(f"A run is left out: {problem}" for problem in self.damaged)
+        notes = dict.fromkeys(self.missing)
         notes |= dict.fromkeys(note for run in self.runs for note in run.notes)
         for run in self.runs:
             if not run.folder.finished:
@@ -193,6 +194,22 @@ class Results:
             return role
         protocol = PROTOCOLS.get(name).cls
         return protocol.test_label if role == "test" else protocol.validation_label
+
+
+def _not_begun(path: Path) -> Iterator[str]:
+    """The runs of comparisons at or below a path that have no folder yet."""
+    for file in grid_files(path):
+        try:
+            runs = read_grid(file).runs
+        except FedshiftError as error:
+            yield str(error)
+            continue
+        names = [run.folder for run in runs if not RunFolder(file.parent / run.folder).begun]
+        if names:
+            yield (
+                f"{len(names)} of the {len(runs)} runs of a comparison have not begun ({', '.join(names[:4])}"
+                f"{', ...' if len(names) > 4 else ''}); `fedshift resume {path}` begins them."
+            )
 
 
 def _order(run: Run) -> list[tuple[int, float, str]]:

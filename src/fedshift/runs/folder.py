@@ -175,7 +175,7 @@ class RunFolder:
         Raises:
             FedshiftError: it is not what the folder was made for; [run] alone may be changed.
         """
-        fix = f"Undo the change; to carry out what it says now: fedshift run '{self.experiment_file}'"
+        fix = "Undo the change; give another experiment in a file of its own."
         return self._intact(EXPERIMENT, self._table, FedshiftError, fix)
 
     def _table(self) -> dict[str, Any]:

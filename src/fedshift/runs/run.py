@@ -115,6 +115,15 @@ class Run:
         self.folder.check_weights()
         return _Weights(self.folder.weights_file)
 
+    def check(self) -> None:
+        """Read all that a report shows.
+
+        Raises:
+            FedshiftError: a file is damaged.
+        """
+        for read in ("table", "records", "notes", "messages", "federation", "environment"):
+            getattr(self, read)
+
     def model(self, client: int | str | None = None) -> Trained:
         """The final model as a module in evaluation mode; neither the data nor a global generator is touched.
 

@@ -1,15 +1,15 @@
 """An audit of what leaves a client: every tensor of a reply is compared, by content, with what must stay.
 
-What must stay are the client's samples, as they are stored and as a network reads them, its labels in their order, and
-its private tensors. A copy of one is found anywhere within a tensor (row by row, or column by column), in another type
-and scaled and shifted; one of 8 to 31 numbers only as it is. A sample is also found with its elements in another order,
-where a tensor has nothing but rows of its length.
+What must stay are the client's samples, as they are stored and as a network reads them, its labels in their order,
+and its private tensors. A copy of one is found anywhere within a tensor (row by row, or column by column), in another
+type and scaled and shifted; one of 8 to 31 numbers only as it is. A sample is also found with its elements in another
+order, where a tensor has nothing but rows of its length.
 
 It does not find what is cut up (over tensors, rounds or within a row), mixed with other numbers, noisy, encoded or
-passed through a function that is not linear, nor less than a handful of numbers; nor a private tensor as training left
-it under the name of a shared one, since pages rightly keep copies of what they return. A stage that works on something
-else than samples (Client2Vec's embeddings) is compared with the samples, not with that. It is a net for mistakes, and
-no defence against a page that wants to deceive.
+passed through a function that is not linear, nor less than a handful of numbers, nor labels that change fewer than
+three times; nor a private tensor as training left it under the name of a shared one, since pages rightly keep copies
+of what they return. A stage that works on something else than samples (Client2Vec's embeddings) is compared with the
+samples, not with that. It is a net for mistakes, and no defence against a page that wants to deceive.
 """
 
 from __future__ import annotations
