@@ -33,6 +33,7 @@ class About(BaseModel):
 
 
 A = TypeVar("A", bound=About)
+M = TypeVar("M", bound=BaseModel)
 
 
 def sealed(tensors: Mapping[str, Tensor], about: About) -> bytes:
@@ -63,7 +64,7 @@ def unsealed(path: Path, experiment: str, what: str, kind: type[A]) -> tuple[dic
         data = path.read_bytes()
         header = _header(data[8 : 8 + int.from_bytes(data[:8], "little")])
         _check(data, header.pop("checksum", ""))
-        about, tensors = _of_kind(header, kind), load(data)
+        about, tensors = checked(header, kind), load(data)
     except (OSError, ValueError, SafetensorError) as error:
         raise _damaged(path, what, error) from error
     if about.experiment != experiment:
@@ -83,7 +84,7 @@ def said(path: Path, what: str, kind: type[A]) -> A:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             header = _header(file.read(min(length, LONGEST_HEADER)))
-        return _of_kind(header, kind)
+        return checked(header, kind)
     except (OSError, ValueError) as error:
         raise _damaged(path, what, error) from error
 
@@ -108,13 +109,18 @@ def _check(data: bytes, checksum: object) -> None:
         raise ValueError("its checksum is wrong")
 
 
-def _of_kind(header: dict[str, Any], kind: type[A]) -> A:
+def checked(value: Any, kind: type[M]) -> M:
+    """A parsed value as what a file should hold.
+
+    Raises:
+        ValueError: it is none; the message says where and why.
+    """
     try:
-        return kind.model_validate(header)
+        return kind.model_validate(value)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(key) for key in first["loc"])
-        raise ValueError(f"its header is wrong at '{where}': {first['msg']}") from error
+        raise ValueError(f"{where or 'it'}: {first['msg'][:1].lower()}{first['msg'][1:]}") from error
 
 
 def _damaged(path: Path, what: str, error: Exception) -> DamagedError:

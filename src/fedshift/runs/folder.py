@@ -22,9 +22,10 @@ from torch import Tensor
 
 from fedshift import files
 from fedshift.core.messages import pack_in_pieces
+from fedshift.core.sealed import checked
 from fedshift.errors import DamagedError, FedshiftError
 from fedshift.runs.records import Record, Records, read
-from fedshift.runs.schema import Federated, Identity, Machine, Messages, Resolved, Summary, Timed, checked, parsed
+from fedshift.runs.schema import Federated, Identity, Machine, Messages, Resolved, Summary, Timed, parsed
 from fedshift.runs.selection import summary
 from fedshift.runs.trust import check_digests, check_plugins, remember_plugins
 from fedshift.settings.experiment import Experiment, check_tables

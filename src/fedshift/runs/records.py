@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from fedshift import files
+from fedshift.core.sealed import checked
 from fedshift.errors import DamagedError
-from fedshift.runs.schema import Recorded, checked, parsed
+from fedshift.runs.schema import Recorded, parsed
 
 Record = dict[str, Any]
 

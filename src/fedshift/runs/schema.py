@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 from pydantic import (
@@ -13,7 +13,6 @@ from pydantic import (
     PositiveInt,
     RootModel,
     StringConstraints,
-    ValidationError,
     field_validator,
 )
 
@@ -28,9 +27,6 @@ class File(BaseModel):
     """A JSON file, or a line of one; what else stands there does no harm."""
 
     model_config = ConfigDict(frozen=True, strict=True)
-
-
-F = TypeVar("F", bound=BaseModel)
 
 
 class Identity(File):
@@ -244,17 +240,3 @@ def parsed(text: bytes) -> Any:
         raise ValueError("it is nested too deeply") from error
     except json.JSONDecodeError as error:
         raise ValueError(f"it is no JSON: {error}") from error
-
-
-def checked(value: Any, kind: type[F]) -> F:
-    """A parsed value as a kind of file.
-
-    Raises:
-        ValueError: it is none; the message says where and why.
-    """
-    try:
-        return kind.model_validate(value)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(key) for key in first["loc"])
-        raise ValueError(f"{where or 'it'}: {first['msg'][:1].lower()}{first['msg'][1:]}") from error
