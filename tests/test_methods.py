@@ -297,16 +297,24 @@ def test_kept_moments_make_rounds_of_one_step_plain_momentum_sgd(make: Make):
     assert not torch.allclose(afresh, going_on)
 
 
-@pytest.mark.parametrize(
-    ("state", "shared", "local"), [("by_scope", False, True), ("fresh", False, False), ("kept", True, True)]
-)
-def test_moments_are_kept_by_scope_unless_said_otherwise(make: Make, state: str, shared: bool, local: bool):
-    """With local batch norm, its moments stay by default and those of shared tensors start fresh."""
-    simulation = simulate(make({"method.bn": "local", "method.optimiser_state": state} | CNN_WITH_BN), rounds=1)
+@pytest.mark.parametrize("state", [None, "fresh", "kept"])
+def test_moments_of_all_that_a_client_trains_follow_one_rule(make: Make, state: str | None):
+    """Of what is shared and of what stays on the client alike; by default they begin afresh in every round."""
+    chosen = {"method.optimiser_state": state} if state else {}
+    simulation = simulate(make({"method.bn": "local", **chosen} | CNN_WITH_BN), rounds=1)
     client = simulation.site.store.get(0)
     assert client is not None
-    names = set(client.optimisers["train.train"])
-    assert ("encoder.0.weight" in names, "encoder.1.weight" in names) == (shared, local)
+    names = set(client.optimisers.get("train.train", {}))
+    assert ({"encoder.0.weight", "encoder.1.weight"} <= names) == (state == "kept")
+    assert bool(names) == (state == "kept")
+
+
+@pytest.mark.parametrize("state", ["fresh", "kept"])
+def test_moments_of_the_server_go_on_whatever_the_clients_do(make: Make, state: str):
+    """FedCiR's generator takes two steps of Adam a round: after three rounds its moments have counted six."""
+    changes = {"method.name": "fedcir", "method.generator_steps": 2, "method.optimiser_state": state, "train.rounds": 3}
+    server = simulate(make(changes)).coordinator.state.optimisers
+    assert {kinds["step"].item() for kinds in server["generator.consensus"].values()} == {6}
 
 
 OF_MODELS = [name for name in EVERY_METHOD if name not in NO_MEAN_OF_MODELS]

@@ -66,7 +66,7 @@ def test_with_batch_norm_of_its_own_it_is_fedbn_for_a_client_to_the_bit(make: Ma
     A client's batch norm, all that is averaged of the rest, and its scores are FedBN's. The average of the batch norms
     is there as well, and an unseen client is predicted for with it, which is FedBN's mean of them, to rounding.
     """
-    changes = {"train.rounds": 3, "method.optimiser_state": "fresh", **CNN_WITH_BN}
+    changes = {"train.rounds": 3, **CNN_WITH_BN}
     ours = simulate(make({**changes, **FIX, "method.own": ["bn"]}))
     fedbn = simulate(make({**changes, "method.name": "fedbn"}))
     mine, theirs = ours.coordinator.state.shared, fedbn.coordinator.state.shared
@@ -98,7 +98,7 @@ def test_a_client_that_has_nothing_of_its_own_begins_with_the_average(make: Make
 
 @pytest.mark.parametrize(("own", "plain"), [([], "fedavg"), (["encoder", "head"], "single")])
 def test_with_no_layer_of_its_own_it_is_fedavg_and_with_all_local_training(make: Make, own: list[str], plain: str):
-    changes = {"train.rounds": 3, "method.optimiser_state": "fresh", **CNN_WITH_BN}
+    changes = {"train.rounds": 3, **CNN_WITH_BN}
     ours, other = (
         simulate(make({**changes, **FIX, "method.own": own})),
         simulate(make({**changes, "method.name": plain})),

@@ -53,10 +53,9 @@ class Method(Spec):
     weighting: Literal["uniform", "samples"] = setting(
         "uniform", help="how clients weigh in the average", source="methods differ; all five papers: uniform"
     )
-    optimiser_state: Literal["by_scope", "fresh", "kept"] = setting(
-        "by_scope",
-        help="momentum or Adam moments from round to round; by_scope: fresh for what is shared, kept for what "
-        "stays on the client",
+    optimiser_state: Literal["fresh", "kept"] = setting(
+        "fresh",
+        help="momentum or Adam moments of a client's training: afresh in every round, or kept from round to round",
         source="methods differ; FedSR's public code keeps them",
     )
     bn: Literal["shared", "local", "reestimate"] = setting(

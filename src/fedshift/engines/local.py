@@ -301,13 +301,9 @@ def _finish(phase: Phase, course: _Course, names: Mapping[str, list[str]], table
             )
         for name, mean in zip(names[objective.name], table.mean(dim=0).tolist(), strict=True):
             lane.means[called[phase.name, objective.name, name]] = mean
-    kept, scopes = lane.setup.method.optimiser_state, lane.setup.scopes
-    for objective_name, of_objective in course.optimisers.items():
-        lane.optimisers[f"{phase.name}.{objective_name}"] = {
-            name: kinds
-            for name, kinds in of_objective.items()
-            if kept == "kept" or (kept == "by_scope" and scopes[name] != "shared")
-        }
+    if lane.key == SERVER or lane.setup.method.optimiser_state == "kept":
+        for objective_name, of_objective in course.optimisers.items():
+            lane.optimisers[f"{phase.name}.{objective_name}"] = of_objective
     lane.steps += course.steps
     lane.drawn += course.steps if course.batches else 0
 

@@ -11,7 +11,7 @@ Choices:
 
 - Since all layers are averaged, a client that has none of its own yet begins with the average of everyone else's. In
   FedBN it would begin with the run's initial batch norms; that aside, Fix of batch norm alone is FedBN for the client,
-  with ``optimiser_state = "fresh"`` or without momentum: moments of layers that are sent begin anew in each round.
+  as long as moments begin afresh in each round, or there are none.
 - A layer is a module that has tensors itself; batch-norm statistics go with scale and shift.
 - An unseen client is predicted for with the average of all layers.
 - Statistics are not measured again (``bn = "reestimate"``): they would no longer be the client's own.

@@ -10,7 +10,7 @@ Choices:
 - R, the local rounds, is the experiment's ``train.steps`` (the paper: 20), and the rate of theta is its learning rate,
   with its optimiser and momentum (the paper: plain gradient steps). w_k takes the plain step above.
 - theta_k starts as w_t in every round, and goes on from batch to batch within it (public code). Its moments begin anew
-  with it, since those of the round before belong to a theta that is no more.
+  with it, unless they are kept: those would belong to a theta that is no more.
 - ``eta`` is the rate of ``[train]`` unless given. eta lam is the part of the way to theta_k that w_k goes in a step.
 - Batch norm: theta_k and w_k have each their own. w_k runs forward on every batch once, for its statistics alone, which
   are averaged and moved by beta as weights are; counts of batches are averaged.
@@ -21,7 +21,7 @@ Choices:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -40,9 +40,6 @@ class PFedMe(PersonalModel):
     paper: ClassVar[str] = "T. Dinh, Tran and Nguyen, NeurIPS 2020, Algorithm 1"
     terms: ClassVar[tuple[str, ...]] = ("envelope",)
 
-    optimiser_state: Literal["by_scope", "fresh", "kept"] = setting(
-        "fresh", help="momentum or Adam moments from round to round"
-    )
     lam: Positive = setting(
         15.0, help="weight of lam/2 ||theta - w||^2", source="Eq. 3, Sec. 5", search=Range(0.1, 50, log=True)
     )

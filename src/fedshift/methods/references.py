@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from fedshift.core.contract import Exchange, Part, ServerState, leave
 from fedshift.core.model import ModelBuilder
 from fedshift.core.tensors import Tensors
 from fedshift.federation.federation import Federation
 from fedshift.methods.fedavg import FedAvg
-from fedshift.settings.spec import setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,15 +21,10 @@ class Centralised(FedAvg):
     """All clients' training data pooled at one place ("All" in the papers' tables).
 
     Choices: one client holds the pooled data and trains ``train.steps`` steps a round, so an equal
-    number of rounds gives it 1/K of the federation's steps; optimiser moments are kept by default, as
-    nothing interrupts training. Each client's held-out data is still scored apart.
+    number of rounds gives it 1/K of the federation's steps. Each client's held-out data is still scored apart.
     """
 
     paper: ClassVar[str] = "the usual upper reference"
-
-    optimiser_state: Literal["by_scope", "fresh", "kept"] = setting(
-        "kept", help="momentum or Adam moments from round to round"
-    )
 
     def federation(self, federation: Federation) -> Federation:
         """The same data with a single client."""

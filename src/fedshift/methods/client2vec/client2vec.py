@@ -99,7 +99,7 @@ class Client2Vec(Method):
     )
 
     weighting: Literal["uniform", "samples"] = field(default="uniform", init=False)
-    optimiser_state: Literal["by_scope", "fresh", "kept"] = field(default="by_scope", init=False)
+    optimiser_state: Literal["fresh", "kept"] = field(default="fresh", init=False)
     bn: Literal["shared", "local", "reestimate"] = field(default="shared", init=False)
 
     def __post_init__(self) -> None:
