@@ -36,6 +36,7 @@ from fedshift.core.messages import Up
 from fedshift.core.net import Net
 from fedshift.core.state import ClientState, OptimiserState, flat_optimisers
 from fedshift.core.tensors import Replies, Tensors, part_of
+from fedshift.core.training import Train
 from fedshift.datasets.features import Embedding
 from fedshift.engines.batches import BatchOrder
 from fedshift.engines.engine import ServerJob
@@ -295,6 +296,29 @@ def test_kept_moments_make_rounds_of_one_step_plain_momentum_sgd(make: Make):
     fresh = simulate(make({**changes, "method.optimiser_state": "fresh"}))
     afresh, going_on = (run.coordinator.state.shared["head.weight"] for run in (fresh, kept))
     assert not torch.allclose(afresh, going_on)
+
+
+def test_the_learning_rate_falls_along_half_a_cosine():
+    """(1 + cos(pi (t - 1) / T)) / 2 of it in round t of T = 4: the cosines are 1, r, 0 and -r, with r = 0.7071."""
+    train = Train(lr=2.0, schedule="cosine")
+    assert [train.lr_in(t, 4) for t in (1, 2, 3, 4)] == pytest.approx([2, 1.7071068, 1, 0.2928932])
+    assert {Train(lr=2.0).lr_in(t, 4) for t in (1, 4)} == {2.0}
+
+
+def test_a_round_trains_at_its_rate(make: Make):
+    """Two rounds of one plain step: the first moves alike, the second at half the rate, (1 + cos(pi/2)) / 2."""
+    changes = {"method.name": "centralised", "train.steps": 1, "train.rounds": 2, "train.momentum": 0.0}
+    whole, falling = (
+        [
+            simulate(make({**changes, "train.schedule": schedule}), rounds=rounds).coordinator.state.shared
+            for rounds in (1, 2)
+        ]
+        for schedule in ("constant", "cosine")
+    )
+    for name, first in whole[0].items():
+        assert torch.equal(first, falling[0][name])
+        torch.testing.assert_close(falling[1][name] - first, (whole[1][name] - first) / 2, rtol=1e-3, atol=1e-7)
+    assert not all(torch.equal(first, whole[1][name]) for name, first in whole[0].items())
 
 
 @pytest.mark.parametrize("state", [None, "fresh", "kept"])

@@ -246,7 +246,7 @@ class LocalWork:
         train: the client's training samples, as the stage sees them.
         counts: how many there are of each class, (classes,), int64.
         steps: how many steps of training were taken.
-        lr: the learning rate of ``[train]``.
+        lr: the learning rate of ``[train]`` in this round.
         seen: over how many samples each of the sums in ``measured`` is, by its name.
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -33,6 +34,9 @@ class Train(Spec):
     batch: BatchSize = setting(64, help="samples in a batch; an epoch's incomplete last batch is left out")
     optimiser: Literal["sgd", "adam"] = setting("sgd", help="the local optimiser")
     lr: LearningRate = setting(0.01, help="learning rate", search=Range(1e-3, 0.3, log=True))
+    schedule: Literal["constant", "cosine"] = setting(
+        "constant", help="lr by round: the same in all, or falling from it towards 0 along half a cosine"
+    )
     momentum: Momentum = setting(0.9, help="momentum of sgd (unused by adam)")
     weight_decay: NonNegative = setting(0.0, help="weight decay")
     participation: Fraction = setting(1.0, help="part of the clients sampled in a round, at least one")
@@ -50,6 +54,12 @@ class Train(Spec):
     precision: Literal["float32", "bfloat16", "float64"] = setting(
         "float32", help="bfloat16: networks run in it, all else stays float32; float64: everything, to check a result"
     )
+
+    def lr_in(self, round: int, rounds: int) -> float:
+        """The learning rate in a round, from 1, of so many."""
+        if self.schedule == "constant":
+            return self.lr
+        return self.lr * (1 + math.cos(math.pi * (round - 1) / rounds)) / 2
 
 
 @dataclass(frozen=True, kw_only=True)

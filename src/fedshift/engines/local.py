@@ -484,7 +484,7 @@ def _settings(setup: Setup, objective: Objective, round: Round) -> _Settings:
     own, train = objective.optimiser, setup.train
     return _Settings(
         own.name or train.optimiser,
-        (train.lr if own.lr is None else own.lr) * own.decay ** (round.number - 1),
+        (train.lr_in(round.number, round.stage.rounds) if own.lr is None else own.lr) * own.decay ** (round.number - 1),
         train.momentum if own.momentum is None else own.momentum,
         train.weight_decay if own.weight_decay is None else own.weight_decay,
         fused=setup.device.type in ("cpu", "cuda"),

@@ -136,7 +136,7 @@ def outcome_of(job: Job, lane: Lane, bank: Bank, number: int) -> Outcome:
         job.client.train,
         lane.counts,
         lane.steps,
-        setup.train.lr,
+        setup.train.lr_in(job.round.number, job.round.stage.rounds),
         lane.seen,
     )
     with job.lend("keep and upload", exchange.keep, exchange.upload):
