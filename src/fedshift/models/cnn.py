@@ -50,8 +50,8 @@ class DigitsCNN(Model):
     Three 5x5 convolutions (64, 64, 128; batch norm, ReLU; a 3x3 max-pool of stride 2 after the first two), a fully
     connected layer of 2048 and one to z of 512, each with batch norm and ReLU; the head is the sixth layer.
 
-    Choices: the convolutions are padded by 2 and the pools not, so that 32x32 images end at 7x7; a distribution of z
-    (2d outputs) has no batch norm and ReLU after its last layer, as half of mu would be cut off.
+    Choices: convolutions are padded by 2 and pools by 1, as in the public code, so that 32x32 images end at 8x8; a
+    distribution of z (2d outputs) has no batch norm and ReLU after its last layer, as half of mu would be cut off.
     """
 
     channels: tuple[Width, Width, Width] = setting((64, 64, 128), help="channels of the three convolutions")
@@ -68,12 +68,8 @@ class DigitsCNN(Model):
             layers += [nn.Conv2d(channels, width, kernel_size=5, padding=2), nn.BatchNorm2d(width), nn.ReLU()]
             channels = width
             if place < 2:
-                layers.append(nn.MaxPool2d(kernel_size=3, stride=2))
-                size = [(side - 1) // 2 for side in size]
-        if min(size) < 1:
-            raise FedshiftError(
-                f"Images of {shape[1]}x{shape[2]} are too small for the model 'digits-cnn'; use 7x7 or more."
-            )
+                layers.append(nn.MaxPool2d(kernel_size=3, stride=2, padding=1))
+                size = [(side + 1) // 2 for side in size]
         layers += [nn.Flatten(), nn.Linear(channels * size[0] * size[1], self.hidden)]
         layers += [nn.BatchNorm1d(self.hidden), nn.ReLU(), nn.Linear(self.hidden, out)]
         if out == self.dim:
