@@ -71,7 +71,7 @@ for index in ("feature-average", "class-prototypes", "model-weights"):
 CASES["fedsr official"] = ["method.reference_scope=client", "method.cmi_scale=true", "method.l2r_form=norm"]
 CASES["fedpin own start"] = ["method.alpha=0.1", "method.start=own", "method.auxiliary_head=mlp"]
 CASES["fedpin-gm literal"] = ["method.alpha=0.1", "method.auxiliary=literal", "method.bn=local"]
-CASES["fraug official"] = ["method.stage2=official", "method.ramp=exponential", "method.prototype_rate=constant"]
+CASES["fraug scaled"] = ["method.stage2=scaled", "method.prototype_ramp=3", "method.prototype_rate=0.3"]
 CASES["fedavg in-domain kept"] = ["protocol.name=in-domain", "method.optimiser_state=kept", "method.bn=reestimate"]
 CASES["moon plain in-domain"] = ["protocol.name=in-domain", "method.projection=none", "method.bn=local"]
 

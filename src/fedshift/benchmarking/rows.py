@@ -14,6 +14,7 @@ ABLATIONS = {
     "fedcmi": "FedSR without the norm",
     "fedreg": "FedCiR without the alignment",
     "fedalign": "FedCiR without generated representations",
+    "fraug-code": "FRAug as its public code has it",
     "head-retraining": "the study that motivates FRAug, no federation",
     "fedpin-lambda-0": "FedPIN with lambda 0",
     "fedpin-gamma-0": "FedPIN with gamma 0",

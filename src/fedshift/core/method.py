@@ -34,6 +34,8 @@ from fedshift.federation.federation import Federation
 from fedshift.settings.spec import Spec, setting
 from fedshift.streams import Draws
 
+STAYS = ("local", "statistics")  # values of bn with which something of batch norm stays on the client
+
 
 @dataclass(frozen=True, kw_only=True)
 class Method(Spec):
@@ -58,10 +60,10 @@ class Method(Spec):
         help="momentum or Adam moments of a client's training: afresh in every round, or kept from round to round",
         source="methods differ; FedSR's public code keeps them",
     )
-    bn: Literal["shared", "local", "reestimate"] = setting(
+    bn: Literal["shared", "local", "statistics", "reestimate"] = setting(
         "shared",
-        help="batch norm: averaged, kept on each client, or averaged with its statistics measured again "
-        "on the inputs of whoever is predicted for",
+        help="batch norm: averaged; kept on each client, whole or its statistics alone; or averaged with its "
+        "statistics measured again on the inputs of whoever is predicted for",
     )
 
     @property
@@ -194,8 +196,10 @@ def tensor_scopes(method: Method, parts: Mapping[str, Part]) -> dict[str, Scope]
     scopes: dict[str, Scope] = {}
     for part_name, part in parts.items():
         local: frozenset[str] = frozenset()
-        if method.bn == "local" and part.scope == "shared" and part.follows_bn:
+        if method.bn in STAYS and part.scope == "shared" and part.follows_bn:
             local = batch_norm_tensors(part.module)
+            if method.bn == "statistics":
+                local -= dict(part.module.named_parameters()).keys()
         for name in part.module.state_dict():
             scopes[f"{part_name}.{name}"] = "client" if name in local else part.scope
     return scopes

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
+from torch import nn
 
 from fedshift.core.contract import (
     Category,
@@ -78,8 +79,15 @@ class Setup:
         """Check what the method declares.
 
         Raises:
-            FedshiftError: an objective declares no loss terms, or too many; an upload reveals what is no private part.
+            FedshiftError: an objective declares no loss terms, or too many; an upload reveals what is no private part;
+                a part that clients do not keep is to be drawn for each.
         """
+        for name, part in self.parts.items():
+            if part.each is not None and part.scope != "client":
+                raise FedshiftError(
+                    f"The part '{name}' is drawn for each client, but its scope is '{part.scope}': give it the scope "
+                    "'client', or leave out each=."
+                )
         for stage in self.stages:
             for exchange in stage.exchanges:
                 for upload in exchange.uploads:
@@ -141,11 +149,22 @@ class Setup:
 
     def initial(self, scope: Scope) -> Tensors:
         """The tensors of a scope as they start."""
-        tensors = Net({name: part.module for name, part in self.parts.items()}).tensors()
+        return self._starting({name: part.module for name, part in self.parts.items()}, scope)
+
+    def begun(self, client: int) -> Tensors:
+        """The private tensors that a client starts with where it starts apart from others, by its number."""
+        own = {}
+        for name, part in self.parts.items():
+            if part.each is not None:
+                with self.streams.as_global("initialisation", name, client):
+                    own[name] = part.each()
+        return self._starting(own, "client")
+
+    def _starting(self, modules: Mapping[str, nn.Module], scope: Scope) -> Tensors:
         return Tensors(
             {
                 name: tensor.detach().clone().to(self.device, self.dtype if tensor.is_floating_point() else None)
-                for name, tensor in tensors
+                for name, tensor in Net(modules).tensors()
                 if self.scopes[name] == scope
             }
         )

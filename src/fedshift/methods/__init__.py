@@ -56,6 +56,7 @@ METHODS: Catalogue[Method] = Catalogue(
             paper="Li et al., IEEE TMC 2024, Eq. 18 with the weight of L_reg 0",
         ),
         "fraug": ".fraug:FRAug",
+        "fraug-code": ".fraug_code:FRAugCode",
         "head-retraining": ".head_retraining:HeadRetraining",
         "client2vec": ".client2vec.client2vec:Client2Vec",
         "fedpin": ".fedpin:FedPIN",

@@ -3,31 +3,32 @@
 Chen, Frikha, Krompass and Tresp, FRAug: tackling federated learning with non-IID features via representation
 augmentation, ICCV 2023; numbers are those of its preprint. Head on synthetic representations: Eq. 1-3; prototypes:
 Eq. 4; generator g: Eq. 5; RTNet m: Eq. 6; order of the steps: Algorithm 1. Batch norm stays on the client, as in
-FedBN. The study that motivates it is
-:mod:`fedshift.methods.head_retraining`.
+FedBN. The study that motivates it is :mod:`fedshift.methods.head_retraining`.
 
 Choices, where the paper leaves something open or its public code does otherwise:
 
-- A round's weight of the residual, l_syn, is exp(-5 (1 - t/T)^2) in round t of T, or exp(gamma (t - T)) (public
-  code): ``ramp``. Round T has the weight 1. Prototypes move at the rate l_c, which is the same ramp (paper) or
-  constant (public code): ``prototype_rate``.
+- The residual's weight l_syn is exp(gamma (t - T)) in round t of T ("an exponential schedule throughout training"; the
+  formula is the public code's), so 1 in round T.
+- The prototypes' rate l_c follows the ramp-up of Laine and Aila (ICLR 2017): exp(-5 (1 - t/R)^2) in the first R = 80
+  rounds, which are epochs there, and 1 from then on, times ``prototype_rate``; the public code's is 0.3 throughout.
 - Eq. 4: a class's first batch sets its prototype (from 0 it would be 0.7 % of the mean), a class that is not in the
   batch keeps its own, and a class never seen takes no part in any sum. The mean is over the class's samples
   themselves, without an epsilon. The batch at work counts in the prototypes that it is used with.
-- Eq. 5 and 6 with Eq. 3's u^ would multiply the residual by l_syn, 0.007 in early rounds, so that g and m barely
-  learn: ``stage2``. As in the public code the encoder and the head are in evaluation mode there, and whichever of g
-  and m does not move as well; g learns before m does.
+- Eq. 5 and 6 with Eq. 3's u^ would multiply the residual by l_syn, which is small in early rounds, so that g and m
+  barely learn: ``stage2``. As in the public code the encoder and the head are in evaluation mode there, and whichever
+  of g and m does not move as well; g learns before m does.
 - MMD is squared and biased, with five Gaussian kernels around the mean squared distance of both batches, which
   is not differentiated. A single representation's MMD with its prototype uses the bandwidth of the batch.
 - In m's own step the batch and the C class vectors go through m together, so its batch-norm statistics are of both;
   g's own step (Eq. 5) has the batch alone.
 - Each of a step's three objectives draws z and z' anew (Algorithm 1 draws them once a step).
 - g, its batch norm included, is averaged. Linear layers before a batch norm have no bias, which it would cancel.
-  All clients' RTNets start from the same values.
+  Each client's RTNet starts from a draw of its own (Algorithm 1); the prototypes have nothing to draw.
 - Table 3's ablations: without RTNet u^ = u + l_syn g(z, y) and there is no Eq. 6; without the batch or the EMA term
   its sums are left out of Eq. 2 and 6 (Eq. 5 keeps the batch, without which g has no loss); without smoothing
   l_syn = 1.
-- The presets hold what the public code fixes; ramp, stage 2 and the rate of prototypes stay the paper's.
+- The paper does not print its weights and rates: the presets take those that the public code fixes, and of a grid
+  there the first that is not 0. The public code's losses differ from the paper's: :mod:`fedshift.methods.fraug_code`.
 - An absent client's batch norm, RTNet and prototypes stand still, while the generator moves on.
 """
 
@@ -35,6 +36,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
@@ -49,7 +51,7 @@ from fedshift.methods.classes import one_hot
 from fedshift.methods.fedavg import FedAvg
 from fedshift.methods.generator import Conditional
 from fedshift.methods.mmd import bandwidth, mmd, mmd_of_each
-from fedshift.settings.spec import Fraction, LearningRate, NonNegative, Range, setting
+from fedshift.settings.spec import Fraction, LearningRate, NonNegative, Range, WholeNumber, setting
 from fedshift.streams import Draw, Draws
 
 GENERATOR_TERMS = ("generator_cross_entropy", "generator_mmd")
@@ -122,17 +124,19 @@ class Synthetic(NamedTuple):
     Attributes:
         batch: u^ (B, d).
         classes: u^_c (C, d).
+        labels: their classes c (C,), int64.
         prototypes: u_c (C, d).
-        seen: which classes have a prototype, 0 or 1, (C,).
+        seen: which of these classes have a prototype, 0 or 1, (C,).
     """
 
     batch: Tensor
     classes: Tensor
+    labels: Tensor
     prototypes: Tensor
     seen: Tensor
 
     def over_classes(self, values: Tensor) -> Tensor:
-        """The sum of one value a class (C,) over the classes that have a prototype."""
+        """The sum of one value a row of ``classes`` over the classes that have a prototype."""
         return (values * self.seen).sum()
 
 
@@ -143,38 +147,43 @@ class FRAug(FedAvg):
     paper: ClassVar[str] = "Chen et al., ICCV 2023, Eq. 1-6"
     terms: ClassVar[tuple[str, ...]] = (*FedAvg.terms, "synthetic", "synthetic_classes")
     presets: ClassVar[dict[str, dict[str, object]]] = {
-        "pacs": {"lr_generator": 0.05, "lr_rtnet": 0.05, "alpha": 10.0, "beta": 1.0, "gamma": 0.01},
-        "office-home": {"lr_generator": 0.05, "lr_rtnet": 0.025, "gamma": 0.01},
-        "digits": {"alpha": 1.0, "gamma": 0.002},
+        "pacs": {"alpha": 10.0, "beta": 1.0, "gamma": 0.01},
+        "office-home": {"lr_rtnet": 0.025, "alpha": 0.75, "beta": 0.75, "gamma": 0.01},
+        "digits": {"alpha": 1.0, "beta": 0.1, "gamma": 0.002},
     }
 
-    bn: Literal["local"] = setting("local", help="batch norm stays on the client, but for the generator's own")
+    bn: Literal["local", "statistics"] = setting(
+        "local", help="batch norm stays on the client, whole or its statistics alone; but for the generator's own"
+    )
     alpha: NonNegative = setting(
-        1.0, help="weight of the MMD that the generator maximises", source="Eq. 5", search=(0.0, 0.75, 1.0, 1.5, 10.0)
+        1.0,
+        help="weight of the MMD that the generator maximises",
+        source="Eq. 5",
+        search=(0.0, 0.75, 1.0, 1.25, 1.5, 10.0),
     )
     beta: NonNegative = setting(
-        1.0, help="weight of the MMD that RTNet minimises", source="Eq. 6", search=(0.1, 0.75, 1.0, 1.5, 10.0)
+        1.0,
+        help="weight of the MMD that RTNet minimises",
+        source="Eq. 6",
+        search=(0.0, 0.1, 0.75, 1.0, 1.25, 1.5, 10.0),
     )
     lr_generator: LearningRate = setting(
         0.05, help="learning rate of the generator", source="appendix", search=(0.025, 0.05)
     )
     lr_rtnet: LearningRate = setting(0.05, help="learning rate of RTNet", source="appendix", search=(0.025, 0.05))
     syn_weight: NonNegative = setting(1.0, help="l_syn at the end of its ramp", source="Eq. 3")
-    ramp: Literal["sigmoid", "exponential"] = setting(
-        "sigmoid", help="how weights rise: exp(-5 (1 - t/T)^2) or exp(gamma (t - T)) (public code)", source="Sec. 3.3.2"
-    )
     gamma: NonNegative = setting(
-        0.01, help="rate of the exponential ramp (public code)", search=Range(0.001, 0.1, log=True)
+        0.01,
+        help="l_syn rises as exp(gamma (t - T)) to round T",
+        source="Sec. 3.3.2",
+        search=Range(0.001, 0.1, log=True),
     )
-    prototype_rate: Literal["ramp", "constant"] = setting(
-        "ramp", help="l_c follows the ramp (paper) or is constant_rate (public code)", source="Eq. 4"
+    prototype_rate: Fraction = setting(1.0, help="l_c after its ramp-up, in (0, 1]", source="Eq. 4")
+    prototype_ramp: WholeNumber = setting(
+        80, help="rounds in which l_c rises as exp(-5 (1 - t/R)^2); 0: none", source="Sec. 3.3.2 and its reference 21"
     )
-    constant_rate: Fraction = setting(0.3, help="l_c where it is constant, in (0, 1]", source="Eq. 4")
-    stage2: Literal["full", "scaled", "official"] = setting(
-        "full",
-        help="residuals in the steps of generator and RTNet: whole, times l_syn (Eq. 3), or whole with the generator "
-        "judged by its own output without RTNet (public code)",
-        source="Eq. 5-6",
+    stage2: Literal["full", "scaled"] = setting(
+        "full", help="residuals in the steps of generator and RTNet: whole, or times l_syn (Eq. 3)", source="Eq. 5-6"
     )
     rtnet: bool = setting(True, help="transform what the generator makes for each client", source="Table 3")
     ema_term: bool = setting(True, help="synthetic representations around class prototypes", source="Table 3")
@@ -199,7 +208,8 @@ class FRAug(FedAvg):
         made = model.initialised("generator", lambda: make_generator(model.classes, model.dim))
         parts = {**super().parts(model), "generator": Part(made, follows_bn=False)}
         if self.rtnet:
-            parts["rtnet"] = Part(model.initialised("rtnet", lambda: make_rtnet(model.classes, model.dim)), "client")
+            rtnet = partial(make_rtnet, model.classes, model.dim)
+            parts["rtnet"] = Part(model.initialised("rtnet", rtnet), "client", each=rtnet)
         if self.ema_term:
             parts["prototypes"] = Part(Prototypes(model.classes, model.dim), "client")
         return parts
@@ -229,19 +239,19 @@ class FRAug(FedAvg):
 
     # The two ramps ------------------------------------------------------------------------------
 
-    def ramped(self, t: int, rounds: int) -> float:
-        """The ramp in round t of T, in (0, 1]."""
-        if self.ramp == "sigmoid":
-            return math.exp(-5 * (1 - t / rounds) ** 2)
-        return math.exp(self.gamma * (t - rounds))
+    def rising(self, context: Context) -> float:
+        """exp(gamma (t - T)) in round t of T, in (0, 1]."""
+        return math.exp(self.gamma * (context.round - context.rounds))
 
     def l_syn(self, context: Context) -> float:
         """The weight of the residual in the head's loss."""
-        return self.syn_weight * (self.ramped(context.round, context.rounds) if self.smoothing else 1.0)
+        return self.syn_weight * (self.rising(context) if self.smoothing else 1.0)
 
     def l_c(self, context: Context) -> float:
         """The weight of the batch in the prototypes."""
-        return self.ramped(context.round, context.rounds) if self.prototype_rate == "ramp" else self.constant_rate
+        if context.round >= self.prototype_ramp:
+            return self.prototype_rate
+        return self.prototype_rate * math.exp(-5 * (1 - context.round / self.prototype_ramp) ** 2)
 
     def stage2_weight(self, context: Context) -> float:
         """The weight of the residual in the losses of generator and RTNet."""
@@ -259,12 +269,13 @@ class FRAug(FedAvg):
         z, u = context.noise["z"], u.detach()
         if not self.ema_term:
             none = u[:0]
-            return Synthetic(u + weight * self.residuals(net, z, y), none, none, none.sum(dim=1))
-        prototypes, seen = net.prototypes(u, y, self.l_c(context))
-        every_z = torch.cat([z, context.noise["z_classes"]])
-        every_y = torch.cat([y, torch.arange(len(seen), device=y.device)])
-        residuals = weight * self.residuals(net, every_z, every_y)
-        return Synthetic(u + residuals[: len(y)], prototypes + residuals[len(y) :], prototypes, seen.to(u.dtype))
+            return Synthetic(u + weight * self.residuals(net, z, y), none, y[:0], none, none.sum(dim=1))
+        every, seen = net.prototypes(u, y, self.l_c(context))
+        z_classes = context.noise["z_classes"]
+        labels = torch.arange(len(z_classes), device=y.device) % len(seen)
+        prototypes, seen = every[labels], seen[labels].to(u.dtype)
+        residuals = weight * self.residuals(net, torch.cat([z, z_classes]), torch.cat([y, labels]))
+        return Synthetic(u + residuals[: len(y)], prototypes + residuals[len(y) :], labels, prototypes, seen)
 
     def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         """CE(h(u), y) + CE(h(u^), y) + sum over c of CE(h(u^_c), c), the last two for the head only (Eq. 1-2).
@@ -282,18 +293,14 @@ class FRAug(FedAvg):
         if self.batch_term:
             terms["synthetic"] = F.cross_entropy(net.head(synthetic.batch), batch.y)
         if self.ema_term:
-            of_each = -net.head(synthetic.classes).log_softmax(dim=1).diagonal()
+            of_each = F.cross_entropy(net.head(synthetic.classes), synthetic.labels, reduction="none")
             terms["synthetic_classes"] = synthetic.over_classes(of_each)
         return terms
 
     def generator_loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         """CE(h(u^), y) - alpha MMD(u^, u) (Eq. 5)."""
-        u = self._fixed_features(net, batch.x)
-        z = context.noise["z"]
-        if self.stage2 == "official":
-            synthetic = net.generator(z, batch.y)
-        else:
-            synthetic = u + self.stage2_weight(context) * self.residuals(net, z, batch.y)
+        u = self.fixed_features(net, batch.x)
+        synthetic = u + self.stage2_weight(context) * self.residuals(net, context.noise["z"], batch.y)
         return {
             "generator_cross_entropy": F.cross_entropy(net.head(synthetic), batch.y),
             "generator_mmd": -self.alpha * mmd(synthetic, u),
@@ -301,7 +308,7 @@ class FRAug(FedAvg):
 
     def rtnet_loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         """-(H(h(u^)) + sum_c H(h(u^_c))) + beta (MMD(u^, u) + sum_c MMD(u^_c, u_c)) (Eq. 6)."""
-        u = self._fixed_features(net, batch.x)
+        u = self.fixed_features(net, batch.x)
         synthetic = self.synthesise(net, u, batch.y, context, self.stage2_weight(context))
         terms: Terms = {}
         if self.batch_term:
@@ -314,5 +321,6 @@ class FRAug(FedAvg):
         return terms
 
     @torch.no_grad()
-    def _fixed_features(self, net: Net, x: Tensor) -> Tensor:
+    def fixed_features(self, net: Net, x: Tensor) -> Tensor:
+        """The representation (B, d) of inputs x, which nobody moves."""
         return self.features(net, x)

@@ -47,7 +47,8 @@ class Site:
 
     def state(self, client: int) -> ClientState:
         """What a client has kept, or starts with."""
-        return self.store.get(client) or ClientState(dict(self.initial), trained=False)
+        kept = self.store.get(client)
+        return kept or ClientState(dict(self.initial | self.setup.begun(client)), trained=False)
 
     def has_trained(self, client: int) -> bool:
         """Whether a client has something of its own: a stage that keeps what clients do has trained it."""

@@ -100,7 +100,7 @@ class Client2Vec(Method):
 
     weighting: Literal["uniform", "samples"] = field(default="uniform", init=False)
     optimiser_state: Literal["fresh", "kept"] = field(default="fresh", init=False)
-    bn: Literal["shared", "local", "reestimate"] = field(default="shared", init=False)
+    bn: Literal["shared", "local", "statistics", "reestimate"] = field(default="shared", init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,0 +1,133 @@
+"""FRAug as its authors' public code has it, whose losses are not those of their paper.
+
+https://github.com/HaokunChen245/FRAug (``users/user_FRAug.py``, ``main.py``), read line by line. Beside the paper
+(:mod:`fedshift.methods.fraug`):
+
+- The head's loss is a mixture: (1 - r) CE(h(u), y) + r/2 (CE(h(u^), y) + the mean over c of CE(h(u^_c), c)) with
+  r = min(1/2, exp(gamma (t - T))), where Eq. 1-2 add 2 + C cross-entropies up. u^_c are as many as the batch.
+- g never sees its residuals: CE(h(v), c) - alpha D(v) of its own output v = g(z, c), with D the MMD with the batch or
+  the mean squared distance from the prototypes (Digits). m has half the sum of its two entropies and distances, and
+  the distance of all u^_c from their prototypes is one of sets, or a mean squared one (PACS).
+- z is uniform in [0, 1). The residual has its full weight where ``smoothing`` is off (Digits), else exp(gamma (t - T)).
+- Prototypes move by 0.3 from the start. Scale and shift of batch norm are averaged, its statistics stay on the client;
+  clients weigh by samples, and momentum is kept from round to round.
+
+Choices: the labels of u^_c and v are 0, 1, ... in turn, where the code begins elsewhere in every step. A class's first
+batch sets its prototype (there: 0, moved by 0.3) and m takes the batch and the u^_c together. Its OfficeHome keeps
+g's batch norm on the client; here it is averaged, as there in PACS and Digits. Of a grid the presets have the first
+number that is not 0.
+
+Who is absent misses what it misses in :mod:`fedshift.methods.fraug`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedshift.core.contract import Batch, Context, Terms
+from fedshift.core.model import ModelBuilder
+from fedshift.core.net import Net
+from fedshift.errors import FedshiftError
+from fedshift.methods.fraug import FRAug, entropy, noise_dim
+from fedshift.methods.mmd import mmd
+from fedshift.settings.spec import Fraction, WholeNumber, setting
+from fedshift.streams import Draw, Draws
+
+Distance = Literal["mmd", "squared"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FRAugCode(FRAug):
+    """FRAug with the losses, draws and averages of its public code."""
+
+    paper: ClassVar[str] = "Chen et al., ICCV 2023, public code"
+    presets: ClassVar[dict[str, dict[str, object]]] = {
+        "pacs": {"alpha": 10.0, "beta": 1.0, "rtnet_distance": "squared"},
+        "office-home": {"lr_rtnet": 0.025, "alpha": 0.75, "beta": 0.75},
+        "digits": {
+            "alpha": 1.0,
+            "beta": 0.1,
+            "gamma": 0.002,
+            "smoothing": False,
+            "generator_distance": "squared",
+        },
+    }
+
+    weighting: Literal["uniform", "samples"] = setting("samples", help="how clients weigh in the average")
+    optimiser_state: Literal["fresh", "kept"] = setting("kept", help="momentum from round to round")
+    bn: Literal["statistics"] = setting("statistics", help="batch norm is averaged, but for its statistics")
+    stage2: Literal["full"] = setting("full", help="residuals in RTNet's step are whole")
+    prototype_rate: Fraction = setting(0.3, help="how far a batch moves the prototypes, in (0, 1]")
+    prototype_ramp: WholeNumber = setting(0, help="rounds in which that rises; 0: none")
+    generator_distance: Distance = setting(
+        "mmd", help="what the generator maximises: the MMD with the batch, or the mean squared distance from prototypes"
+    )
+    rtnet_distance: Distance = setting("mmd", help="what RTNet minimises: an MMD, or the mean squared residual")
+
+    def __post_init__(self) -> None:
+        """Check the settings.
+
+        Raises:
+            FedshiftError: a distance is from prototypes that there are not.
+        """
+        super().__post_init__()
+        if self.generator_distance == "squared" and not self.ema_term:
+            raise FedshiftError(
+                "method.generator_distance = 'squared' is a distance from prototypes, which method.ema_term = False "
+                "leaves out: set generator_distance to 'mmd'."
+            )
+
+    def draws(self, model: ModelBuilder, batch: int) -> Draws:
+        """Uniform z for each sample, and as many z' for classes."""
+        shape = (batch, noise_dim(model.dim))
+        return {"z": Draw(shape, "uniform"), "z_classes": Draw(shape, "uniform")}
+
+    def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
+        """(1 - r) CE(h(u), y) + r/2 (CE(h(u^), y) + mean over c of CE(h(u^_c), c)), the last two for the head only."""
+        terms = super().loss(net, batch, context)
+        r = min(0.5, self.rising(context))
+        share = r / (len(terms) - 1)
+        terms["cross_entropy"] = (1 - r) * terms["cross_entropy"]
+        if self.batch_term:
+            terms["synthetic"] = share * terms["synthetic"]
+        if self.ema_term:
+            terms["synthetic_classes"] = share * terms["synthetic_classes"] / len(batch.y)
+        return terms
+
+    def generator_loss(self, net: Net, batch: Batch, context: Context) -> Terms:
+        """CE(h(v), c) - alpha D(v), v = g(z, c)."""
+        u = self.fixed_features(net, batch.x)
+        z = context.noise["z"]
+        labels = torch.arange(len(z), device=z.device) % len(context.counts)
+        made = net.generator(z, labels)
+        if self.generator_distance == "mmd":
+            distance = mmd(made, u)
+        else:
+            prototypes, _ = net.prototypes(u, batch.y, self.l_c(context))
+            distance = F.mse_loss(made, prototypes[labels])
+        return {
+            "generator_cross_entropy": F.cross_entropy(net.head(made), labels),
+            "generator_mmd": -self.alpha * distance,
+        }
+
+    def rtnet_loss(self, net: Net, batch: Batch, context: Context) -> Terms:
+        """Half of -(H(h(u^)) + mean over c of H(h(u^_c))) + beta (D(u^, u) + D(u^_c, u_c))."""
+        u = self.fixed_features(net, batch.x)
+        synthetic = self.synthesise(net, u, batch.y, context, 1.0)
+        terms: Terms = {}
+        if self.batch_term:
+            terms["rtnet_entropy"] = -entropy(net.head(synthetic.batch)).mean()
+            terms["rtnet_mmd"] = self.beta * self.gap(synthetic.batch, u)
+        if self.ema_term:
+            terms["rtnet_entropy_classes"] = -entropy(net.head(synthetic.classes)).mean()
+            terms["rtnet_mmd_classes"] = self.beta * self.gap(synthetic.classes, synthetic.prototypes)
+        return {name: value / (len(terms) // 2) for name, value in terms.items()}
+
+    def gap(self, made: Tensor, real: Tensor) -> Tensor:
+        """What RTNet minimises between representations (B, d) and what they were made of."""
+        return mmd(made, real) if self.rtnet_distance == "mmd" else F.mse_loss(made, real)
