@@ -182,7 +182,10 @@ FEWER_STEPS: dict[str, dict[str, Any]] = {
     "fedpin-gm": {"method.global_steps": 2},
     "fedpin-gm-ft": {"method.global_steps": 2, "method.finetune_steps": 2},
     # A batch norm over two units of three samples divides by nearly nothing; at its own rates FRAug amplifies that.
-    "fraug": {"model.dim": 8, "method.lr_generator": 0.001, "method.lr_rtnet": 0.001, "method.alpha": 0.1},
+    **{
+        name: {"model.dim": 8, "method.lr_generator": 0.001, "method.lr_rtnet": 0.001, "method.alpha": 0.1}
+        for name in ("fraug", "fraug-code")
+    },
     **{
         f"fedpin{which}": {"method.global_steps": 2, "method.personal_steps": 1}
         for which in ("", "-gamma-0", "-gm-l2", "-lambda-0")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 
 import pytest
@@ -21,6 +21,7 @@ from fedshift.federation.samples import Samples
 from fedshift.methods import METHODS
 from fedshift.methods.fedbn import FedBN
 from fedshift.methods.fraug import FRAug, Prototypes, entropy, make_generator, make_rtnet
+from fedshift.methods.fraug_code import FRAugCode
 from fedshift.methods.head_retraining import HeadRetraining, part_of
 from fedshift.methods.mmd import bandwidth, mmd, mmd_of_each
 from fedshift.simulation.simulation import Simulation
@@ -127,22 +128,23 @@ def test_without_rtnet_the_residual_is_the_generators_own():
 # Ramps and prototypes (Eq. 4) -------------------------------------------------------------------------
 
 
-def test_both_ramps():
-    """Sigmoid: e^-5, e^(-5/4), 1. Exponential with gamma = 0.01 and T = 300: e^-3, e^-1.5, 1."""
-    sigmoid, exponential = FRAug(), FRAug(ramp="exponential", gamma=0.01)
-    assert [sigmoid.ramped(t, 300) for t in (0, 150, 300)] == pytest.approx([0.00673795, 0.2865048, 1.0])
-    assert [exponential.ramped(t, 300) for t in (0, 150, 300)] == pytest.approx([0.04978707, 0.2231302, 1.0])
+def test_the_residuals_weight_rises_throughout_training():
+    """With gamma = 0.01 and T = 300: e^-3, e^-1.5, 1 in rounds 0, 150 and 300, times syn_weight."""
+    rounds = [at(round=t, rounds=300) for t in (0, 150, 300)]
+    method = FRAug(gamma=0.01, syn_weight=2.0)
+    assert [method.l_syn(each) for each in rounds] == pytest.approx([0.09957414, 0.4462603, 2.0])
+    assert [FRAug(syn_weight=2.0, smoothing=False).l_syn(each) for each in rounds] == [2.0] * 3
+    weights = [FRAug(gamma=0.01, stage2=stage2).stage2_weight(rounds[1]) for stage2 in ("full", "scaled")]
+    assert weights == pytest.approx([1.0, 0.2231302])
 
 
-def test_the_weights_of_a_round():
-    """Halfway the ramp is 0.2865048; l_syn is syn_weight times it, or syn_weight; l_c is it, or 0.3."""
-    half = at(round=5, rounds=10)
-    assert FRAug(syn_weight=2.0).l_syn(half) == pytest.approx(0.5730096)
-    assert FRAug(syn_weight=2.0, smoothing=False).l_syn(half) == 2.0
-    assert FRAug(smoothing=False).l_c(half) == pytest.approx(0.2865048)
-    assert FRAug(prototype_rate="constant").l_c(half) == 0.3
-    weights = [FRAug(stage2=stage2).stage2_weight(half) for stage2 in ("full", "official", "scaled")]
-    assert weights == pytest.approx([1.0, 1.0, 0.2865048])
+def test_the_prototypes_rate_has_a_ramp_up_of_its_own_length():
+    """R = 80: e^(-5/4) in round 40, then the full rate from round 80 on, whatever T is; R = 0: at once."""
+    method = FRAug(prototype_ramp=80, prototype_rate=0.5)
+    rates = [[method.l_c(at(round=t, rounds=rounds)) for t in (40, 80, 300)] for rounds in (80, 1000)]
+    assert rates[0] == rates[1] == pytest.approx([0.5 * 0.2865048, 0.5, 0.5])
+    assert FRAug(prototype_ramp=0, prototype_rate=0.3).l_c(at(round=1)) == 0.3
+    assert FRAug(prototype_ramp=1).l_c(at(round=1)) == 1.0
 
 
 def test_prototypes_by_hand():
@@ -168,7 +170,7 @@ def test_the_head_meets_the_prototype_that_its_batch_has_moved():
     net.prototypes.mean.copy_(column(2.0, 0.0))
     net.prototypes.seen.copy_(torch.tensor([True, False]))
     batch = Batch(column(12.0, 12.0), torch.tensor([0, 0]))
-    method = FRAug(prototype_rate="constant")
+    method = FRAug(prototype_rate=0.3, prototype_ramp=0)
     terms = method.objective("model").evaluate(net, batch, context(column(0.0, 0.0), column(0.0, 0.0)))
     assert net.prototypes.mean[0].item() == pytest.approx(5.0)
     assert terms["synthetic_classes"].item() == pytest.approx(math.log1p(math.exp(-10)), rel=1e-3)
@@ -236,14 +238,13 @@ def test_entropy_by_hand():
 
 @pytest.mark.parametrize(
     ("stage2", "synthetic", "cross_entropy"),
-    [("full", (0.0, 1.0), 1.4100376), ("scaled", (0.5, 1.5), 1.6809245), ("official", (-1.0, -1.0), 1.1269280)],
+    [("full", (0.0, 1.0), 1.4100376), ("scaled", (0.5, 1.5), 1.6809245)],
 )
 def test_the_generators_loss_by_hand(stage2, synthetic, cross_entropy):
     """With u = (1, 2), y = (0, 1), z = (-0.5, -1): g = (-1, -1), m = g.
 
     full: u^ = (0, 1): CE = (log 2 + log(1 + e^2)) / 2 = (0.6931472 + 2.1269280) / 2; MMD({0, 1}, {1, 2}) is known.
     scaled, l_syn = 0.5: u^ = (0.5, 1.5): CE = (log(1 + e^-1) + log(1 + e^3)) / 2 = (0.3132617 + 3.0485874) / 2.
-    official: the generator's output itself: CE = (log(1 + e^2) + log(1 + e^-2)) / 2.
     """
     net = net_of_one_dimension()
     batch = Batch(column(1.0, 2.0), torch.tensor([0, 1]))
@@ -343,13 +344,13 @@ def test_rtnets_batch_statistics_are_of_the_batch_and_the_classes_together():
 # In a federation ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stage2", ["full", "scaled", "official"])
-def test_each_step_moves_its_own_parts_only(make: Make, stage2: str):
+@pytest.mark.parametrize("base", [FRAug, FRAugCode])
+def test_each_step_moves_its_own_parts_only(make: Make, base: type[FRAug]):
     """What changed between the losses of one step and the next, parameters and buffers, and who was in train mode."""
     seen = []
 
     @dataclass(frozen=True, kw_only=True)
-    class Watched(FRAug):
+    class Watched(base):
         """FRAug that remembers every part before each of its objectives; the model's begins as it encodes."""
 
         def watch(self, name, net):
@@ -369,7 +370,7 @@ def test_each_step_moves_its_own_parts_only(make: Make, stage2: str):
             return super().rtnet_loss(net, batch, context)
 
     experiment = make(CNN_WITH_BN | {"train.rounds": 1, "train.steps": 3})
-    simulation = Simulation(replace(experiment, method=Watched(stage2=stage2)))
+    simulation = Simulation(replace(experiment, method=Watched()))
     when = simulation.coordinator.schedule[0]
     exchanged(simulation, when.stage.exchanges[0], when, simulation.federation.clients[:1])
     moves = {"model": {"encoder", "head", "prototypes"}, "generator": {"generator"}, "rtnet": {"rtnet"}}
@@ -389,7 +390,7 @@ def test_learning_rates_of_generator_and_rtnet_are_their_own(make: Make):
     def moved(name, **changes):
         experiment = make(FRAUG | {"train.rounds": 1, "train.steps": 1, "train.momentum": 0.0} | changes)
         simulation = Simulation(experiment)
-        start = {**simulation.coordinator.state.shared, **simulation.site.initial}[name]
+        start = {**simulation.coordinator.state.shared, **simulation.site.state(0).tensors}[name]
         when = simulation.coordinator.schedule[0]
         ups = exchanged(simulation, when.stage.exchanges[0], when, simulation.federation.clients[:1])
         return {**ups[0], **simulation.site.store.get(0).tensors}[name] - start
@@ -426,6 +427,21 @@ def test_what_is_shared_and_what_stays(make: Make):
         assert not torch.equal(one[name], other[name])
     name = "generator.body.1.running_mean"
     assert not torch.equal(ups[0][name], ups[1][name])
+
+
+def test_every_rtnet_starts_from_a_draw_of_its_own(make: Make):
+    """By the seed and the client's number alone, so also on another machine and for one that comes late."""
+    simulation, again = Simulation(make(FRAUG)), Simulation(make(FRAUG))
+    one, other = (simulation.site.state(client).tensors for client in (0, 1))
+    for name in ("rtnet.body.0.weight", "rtnet.body.3.weight"):
+        assert not torch.equal(one[name], other[name])
+        assert not torch.equal(one[name], simulation.site.initial[name])
+    assert all(torch.equal(one[name], other[name]) for name in one if not name.startswith("rtnet."))
+    go_on(again)
+    late = Simulation(make(FRAUG)).site.state(1).tensors
+    assert all(torch.equal(tensor, other[name]) for name, tensor in late.items())
+    elsewhere = Simulation(make(FRAUG | {"seed": 1})).site.state(0).tensors
+    assert not torch.equal(elsewhere["rtnet.body.0.weight"], one["rtnet.body.0.weight"])
 
 
 def test_the_generators_batch_norm_is_the_mean_of_the_clients(make: Make):
@@ -509,11 +525,110 @@ def test_a_batch_of_one_is_refused(make: Make):
         simulate(make(FRAUG | {"train.batch": 1}))
 
 
-def test_presets_are_valid_settings():
-    method = METHODS.get("fraug")
-    assert {"pacs", "office-home", "digits"} == set(method.presets)
-    for preset in method.presets.values():
-        assert method(**preset)
+@pytest.mark.parametrize("name", ["fraug", "fraug-code"])
+def test_presets_are_what_was_published(name: str):
+    """The fixed numbers of the public code, or one of its grid; round by round, l_syn and the head's mixture follow."""
+    method = METHODS.get(name)
+    made = {data: method(**preset) for data, preset in method.presets.items()}
+    assert {data: (m.lr_generator, m.lr_rtnet, m.gamma) for data, m in made.items()} == {
+        "pacs": (0.05, 0.05, 0.01),
+        "office-home": (0.05, 0.025, 0.01),
+        "digits": (0.05, 0.05, 0.002),
+    }
+    assert (made["pacs"].alpha, made["pacs"].beta) == (10, 1)
+    assert {made["office-home"].alpha, made["office-home"].beta} < {0, 0.75, 1.25, 1.5}
+    assert made["digits"].alpha == 1
+    assert made["digits"].beta in (0.1, 1, 10)
+
+
+def test_the_search_covers_the_published_grids():
+    grids = {field.name: set(field.metadata["search"]) for field in fields(FRAug) if field.name in ("alpha", "beta")}
+    assert {0, 0.75, 1.25, 1.5, 1, 10} <= grids["alpha"]
+    assert {0, 0.75, 1.25, 1.5, 0.1, 1, 10} <= grids["beta"]
+
+
+# The public code ---------------------------------------------------------------------------------------
+
+
+def test_the_public_codes_head_has_a_mixture_of_losses():
+    """The net, u, y and noise of the first test, where the three terms are 0.1269280, 0.2403962 and 0.1566783 / 2.
+
+    exp(gamma (t - T)) = e^(-0.5 * 2) = 0.3678794 in round 1 of 3, so r is that, and 1/2 in round 3, where it would be 1.
+    With r = 0.3678794 and l_syn = 0.5: 0.6321206 * 0.1269280, 0.1839397 * 0.2403962, 0.1839397 * 0.0783391.
+    """
+    batch = Batch(column(1.0, -1.0), torch.tensor([0, 1]))
+    method = FRAugCode(gamma=0.5, smoothing=False, syn_weight=0.5)
+
+    def terms(t: int) -> dict[str, float]:
+        net, noise = net_of_one_dimension(gain_of_m=3.0), {"z": column(0.5, -0.25), "z_classes": column(0.25, -0.5)}
+        return values(method.objective("model").evaluate(net, batch, at(round=t, rounds=3, noise=noise)))
+
+    expected = {"cross_entropy": 0.0802338, "synthetic": 0.0442184, "synthetic_classes": 0.0144097}
+    assert terms(1) == pytest.approx(expected, abs=1e-6)
+    expected = {"cross_entropy": 0.0634640, "synthetic": 0.0600991, "synthetic_classes": 0.0195848}
+    assert terms(3) == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_public_codes_generator_is_judged_by_its_own_output():
+    """u = (1, 2); z = (-0.5, -1) and labels 0, 1 in turn, whatever y is: v = (-1, -1).
+
+    CE = (log(1 + e^2) + log(1 + e^-2)) / 2 = (2.1269280 + 0.1269280) / 2 = 1.1269280. From the prototypes (1, -2):
+    ((-1 - 1)^2 + (-1 + 2)^2) / 2 = 2.5.
+    """
+    net = net_of_one_dimension()
+    net.prototypes.eval().mean.copy_(column(1.0, -2.0))
+    batch = Batch(column(1.0, 2.0), torch.tensor([1, 1]))
+    noise = replace(context(column(-0.5, -1.0), column(0.0, 0.0)), counts=torch.tensor([0, 2]))
+    squared = FRAugCode(alpha=10.0, generator_distance="squared").generator_loss(net, batch, noise)
+    assert values(squared) == pytest.approx({"generator_cross_entropy": 1.1269280, "generator_mmd": -25.0}, abs=1e-5)
+    distance = mmd(column(-1.0, -1.0), batch.x).item()
+    terms = FRAugCode(alpha=10.0).generator_loss(net, batch, noise)
+    assert terms["generator_mmd"].item() == pytest.approx(-10 * distance)
+
+
+def test_the_public_codes_rtnet_has_half_of_both_halves():
+    """u = (1, 2), u^ = (0, 1) as in Eq. 5's test: entropies 0.6931472 and 0.3653338, mean 0.5292405; MMD 2.1261156.
+
+    Prototypes 0 and 0, z' = (0.5, -0.5), labels 0 and 1: g = (1, 0), so u^_c = (1, 0), and the mean entropy is the
+    same. beta = 0.1; the mean squared residuals are ((0 - 1)^2 + (1 - 2)^2) / 2 = 1 and (1 + 0) / 2 = 0.5.
+    """
+    net = net_of_one_dimension()
+    net.prototypes.eval()
+    batch = Batch(column(1.0, 2.0), torch.tensor([0, 1]))
+    noise = context(column(-0.5, -1.0), column(0.5, -0.5))
+    terms = FRAugCode(beta=0.1, rtnet_distance="squared").rtnet_loss(net, batch, noise)
+    expected = {"rtnet_entropy": -0.2646203, "rtnet_mmd": 0.05, "rtnet_entropy_classes": -0.2646203}
+    assert values(terms) == pytest.approx({**expected, "rtnet_mmd_classes": 0.025}, abs=1e-6)
+    terms = FRAugCode(beta=0.1).rtnet_loss(net, batch, noise)
+    assert terms["rtnet_mmd"].item() == pytest.approx(0.05 * MMD_BY_HAND, abs=1e-6)
+    of_sets = mmd(column(1.0, 0.0), column(0.0, 0.0)).item()
+    assert terms["rtnet_mmd_classes"].item() == pytest.approx(0.05 * of_sets, abs=1e-6)
+
+
+def test_without_one_kind_of_synthetic_rows_the_public_code_gives_the_other_all_their_weight():
+    """As in the first of these tests, round 3: r = 1/2 of 0.2403962 alone."""
+    batch = Batch(column(1.0, -1.0), torch.tensor([0, 1]))
+    noise = context(column(0.5, -0.25), column(0.25, -0.5))
+    method = FRAugCode(smoothing=False, syn_weight=0.5, ema_term=False)
+    terms = method.objective("model").evaluate(net_of_one_dimension(gain_of_m=3.0), batch, noise)
+    assert values(terms) == pytest.approx({"cross_entropy": 0.0634640, "synthetic": 0.1201981}, abs=1e-6)
+    assert set(method.rtnet_loss(net_of_one_dimension(), batch, noise)) == {"rtnet_entropy", "rtnet_mmd"}
+
+
+def test_the_public_code_averages_scale_and_shift_and_keeps_statistics(make: Make):
+    simulation = Simulation(make(FRAUG | {"method.name": "fraug-code"}))
+    kept = {name for name in simulation.site.initial if name.startswith("encoder.")}
+    assert {name.rpartition(".")[2] for name in kept} == {"running_mean", "running_var", "num_batches_tracked"}
+    shared = simulation.coordinator.state.shared
+    assert {"encoder.1.weight", "encoder.1.bias", "generator.body.1.running_mean"} <= set(shared)
+    draws = FRAugCode().draws(simulation.setup.model, 5)
+    assert {draw.kind for draw in draws.values()} == {"uniform"}
+    assert draws["z_classes"].shape == draws["z"].shape == (5, simulation.setup.model.dim // 2)
+
+
+def test_a_distance_from_prototypes_needs_prototypes():
+    with pytest.raises(FedshiftError, match="set generator_distance to 'mmd'"):
+        FRAugCode(ema_term=False, generator_distance="squared")
 
 
 # The motivating study ----------------------------------------------------------------------------------

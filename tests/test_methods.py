@@ -349,7 +349,7 @@ OF_MODELS = [name for name in EVERY_METHOD if name not in NO_MEAN_OF_MODELS]
     [
         ("fedavg", "reestimate"),
         *((name, "local") for name in OF_MODELS),
-        *((name, "shared") for name in OF_MODELS if name not in ("fedbn", "fraug")),
+        *((name, "shared") for name in OF_MODELS if name not in ("fedbn", "fraug", "fraug-code")),
     ],
 )
 def test_batch_norm_buffers_are_averaged_unless_local(make: Make, name: str, bn: str):

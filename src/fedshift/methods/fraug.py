@@ -241,7 +241,7 @@ class FRAug(FedAvg):
 
     def rising(self, context: Context) -> float:
         """exp(gamma (t - T)) in round t of T, in (0, 1]."""
-        return math.exp(self.gamma * (context.round - context.rounds))
+        return math.e ** (self.gamma * (context.round - context.rounds))  # gamma is a tensor where runs are stacked
 
     def l_syn(self, context: Context) -> float:
         """The weight of the residual in the head's loss."""

@@ -60,7 +60,9 @@ class FRAugCode(FRAug):
 
     weighting: Literal["uniform", "samples"] = setting("samples", help="how clients weigh in the average")
     optimiser_state: Literal["fresh", "kept"] = setting("kept", help="momentum from round to round")
-    bn: Literal["statistics"] = setting("statistics", help="batch norm is averaged, but for its statistics")
+    bn: Literal["local", "statistics"] = setting(
+        "statistics", help="what of batch norm stays on the client: all, or its statistics"
+    )
     stage2: Literal["full"] = setting("full", help="residuals in RTNet's step are whole")
     prototype_rate: Fraction = setting(0.3, help="how far a batch moves the prototypes, in (0, 1]")
     prototype_ramp: WholeNumber = setting(0, help="rounds in which that rises; 0: none")
@@ -90,7 +92,7 @@ class FRAugCode(FRAug):
     def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         """(1 - r) CE(h(u), y) + r/2 (CE(h(u^), y) + mean over c of CE(h(u^_c), c)), the last two for the head only."""
         terms = super().loss(net, batch, context)
-        r = min(0.5, self.rising(context))
+        r = torch.as_tensor(self.rising(context), dtype=batch.z.dtype).clamp(max=0.5)
         share = r / (len(terms) - 1)
         terms["cross_entropy"] = (1 - r) * terms["cross_entropy"]
         if self.batch_term:
