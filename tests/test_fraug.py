@@ -553,7 +553,7 @@ def test_the_search_covers_the_published_grids():
 def test_the_public_codes_head_has_a_mixture_of_losses():
     """The net, u, y and noise of the first test, where the three terms are 0.1269280, 0.2403962 and 0.1566783 / 2.
 
-    exp(gamma (t - T)) = e^(-0.5 * 2) = 0.3678794 in round 1 of 3, so r is that, and 1/2 in round 3, where it would be 1.
+    exp(gamma (t - T)) = e^(-0.5 * 2) = 0.3678794 in round 1 of 3, so r is that; in round 3 it would be 1 and is 1/2.
     With r = 0.3678794 and l_syn = 0.5: 0.6321206 * 0.1269280, 0.1839397 * 0.2403962, 0.1839397 * 0.0783391.
     """
     batch = Batch(column(1.0, -1.0), torch.tensor([0, 1]))
@@ -570,7 +570,7 @@ def test_the_public_codes_head_has_a_mixture_of_losses():
 
 
 def test_the_public_codes_generator_is_judged_by_its_own_output():
-    """u = (1, 2); z = (-0.5, -1) and labels 0, 1 in turn, whatever y is: v = (-1, -1).
+    """With u = (1, 2), z = (-0.5, -1) and labels 0, 1 in turn, whatever y is: v = (-1, -1).
 
     CE = (log(1 + e^2) + log(1 + e^-2)) / 2 = (2.1269280 + 0.1269280) / 2 = 1.1269280. From the prototypes (1, -2):
     ((-1 - 1)^2 + (-1 + 2)^2) / 2 = 2.5.
@@ -587,7 +587,7 @@ def test_the_public_codes_generator_is_judged_by_its_own_output():
 
 
 def test_the_public_codes_rtnet_has_half_of_both_halves():
-    """u = (1, 2), u^ = (0, 1) as in Eq. 5's test: entropies 0.6931472 and 0.3653338, mean 0.5292405; MMD 2.1261156.
+    """As in Eq. 5's test, u = (1, 2), u^ = (0, 1): entropies 0.6931472 and 0.3653338, mean 0.5292405; MMD 2.1261156.
 
     Prototypes 0 and 0, z' = (0.5, -0.5), labels 0 and 1: g = (1, 0), so u^_c = (1, 0), and the mean entropy is the
     same. beta = 0.1; the mean squared residuals are ((0 - 1)^2 + (1 - 2)^2) / 2 = 1 and (1 + 0) / 2 = 0.5.

@@ -241,7 +241,8 @@ class FRAug(FedAvg):
 
     def rising(self, context: Context) -> float:
         """exp(gamma (t - T)) in round t of T, in (0, 1]."""
-        return math.e ** (self.gamma * (context.round - context.rounds))  # gamma is a tensor where runs are stacked
+        weight: float = math.e ** (self.gamma * (context.round - context.rounds))  # of a tensor, where runs are stacked
+        return weight
 
     def l_syn(self, context: Context) -> float:
         """The weight of the residual in the head's loss."""
