@@ -95,6 +95,7 @@ if TYPE_CHECKING:
     from fedshift.methods.fedsdr import FedSDR
     from fedshift.methods.fedsr import FedSR
     from fedshift.methods.fraug import FRAug
+    from fedshift.methods.fraug_code import FRAugCode
     from fedshift.methods.ftfa import FTFA
     from fedshift.methods.head_retraining import HeadRetraining
     from fedshift.methods.moon import MOON
@@ -171,6 +172,7 @@ __all__ = [
     "Exchange",
     "Experiment",
     "FRAug",
+    "FRAugCode",
     "FedADG",
     "FedAvg",
     "FedAvgM",
@@ -355,6 +357,7 @@ _ROOMS = {
     "methods.fedprox": ("FedProx",),
     "methods.fedsr": ("FedSR",),
     "methods.fraug": ("FRAug",),
+    "methods.fraug_code": ("FRAugCode",),
     "methods.head_retraining": ("HeadRetraining",),
     "methods.moon": ("MOON",),
     "methods.personal": ("FineTuning", "PersonalCopy"),

@@ -34,8 +34,6 @@ from fedshift.federation.federation import Federation
 from fedshift.settings.spec import Spec, setting
 from fedshift.streams import Draws
 
-STAYS = ("local", "statistics")  # values of bn with which something of batch norm stays on the client
-
 
 @dataclass(frozen=True, kw_only=True)
 class Method(Spec):
@@ -196,7 +194,7 @@ def tensor_scopes(method: Method, parts: Mapping[str, Part]) -> dict[str, Scope]
     scopes: dict[str, Scope] = {}
     for part_name, part in parts.items():
         local: frozenset[str] = frozenset()
-        if method.bn in STAYS and part.scope == "shared" and part.follows_bn:
+        if method.bn in ("local", "statistics") and part.scope == "shared" and part.follows_bn:
             local = batch_norm_tensors(part.module)
             if method.bn == "statistics":
                 local -= dict(part.module.named_parameters()).keys()

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from fedshift.core.contract import LocalWork, Objective, Optimiser, Part, Phase, ServerState, Stage, leave
-from fedshift.core.method import STAYS
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net
 from fedshift.core.tensors import Tensors, weighted_mean
@@ -66,7 +65,7 @@ class PersonalCopy:
 
 def mean_of_local(bn: str, clients: Sequence[Tensors]) -> Tensors:
     """The mean of the clients' batch norms of the shared encoder and head, where those stay on the client."""
-    return weighted_mean(clients, Tensors(clients[0]).of_parts(COPIED)) if bn in STAYS else Tensors()
+    return weighted_mean(clients, Tensors(clients[0]).of_parts(COPIED)) if bn in ("local", "statistics") else Tensors()
 
 
 @dataclass(frozen=True, kw_only=True)
