@@ -325,6 +325,41 @@ def test_a_client_may_begin_with_what_it_kept(make: Make):
         torch.testing.assert_close(simulation.coordinator.state.shared["head.weight"], initial)
 
 
+def test_a_part_may_start_on_every_client_from_a_draw_of_its_own(make: Make):
+    """An own head that nobody moves: every engine leaves each client's where its number put it."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class OwnHead(FedAvg):
+        """FedAvg with a head that a client begins with and never uses."""
+
+        def parts(self, model):
+            def build():
+                return torch.nn.Linear(model.dim, model.classes)
+
+            return {**super().parts(model), "own": Part(model.initialised("own", build), "client", each=build)}
+
+    experiment = replace(make(PLAIN), method=OwnHead())
+    before = [Simulation(experiment).site.state(client).tensors["own.weight"] for client in (0, 1)]
+    assert not torch.equal(*before)
+    engines = ["sequential", "vectorised", *(["workers"] if can_fork() else [])]
+    for name in engines:
+        with engine_named(name) as engine:
+            after = [state.tensors["own.weight"] for _, state in states(simulate(experiment, engine=engine))]
+        assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+def test_only_a_private_part_starts_from_draws_of_its_own(make: Make):
+    @dataclass(frozen=True, kw_only=True)
+    class SharedHead(FedAvg):
+        """FedAvg that asks for a shared head a client."""
+
+        def parts(self, model):
+            return {**super().parts(model), "head": Part(model.head(), each=model.head)}
+
+    with pytest.raises(FedshiftError, match=r"The part 'head' is drawn for each client, but its scope is 'shared'"):
+        Simulation(replace(make(PLAIN), method=SharedHead()))
+
+
 def test_the_rate_of_an_objective_may_fall_from_round_to_round(make: Make):
     """Rounds of one plain step at rates 1 and 0.5 of lr are two runs of a round at these rates, one after the other."""
 
