@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributions import Normal, kl_divergence
 from torch.nn import functional as F
 
-from conftest import CNN_WITH_BN, Make, at, exchanged, go_on, names_sent, net_of, resident, simulate
+from conftest import CNN_WITH_BN, Make, at, evaluated, exchanged, go_on, names_sent, net_of, resident, simulate
 from fedshift.core.contract import Batch, Objective, Part, Phase, ServerState
 from fedshift.core.messages import Up
 from fedshift.core.method import Method
@@ -274,13 +274,14 @@ def test_the_estimate_by_hand():
 
     Class 0, noise (1, 2, 3, 6): mean 3 + 10 = 13; squared deviations 4 + 1 + 0 + 9 = 14, over n = 4: 3.5, whose
     root is 1.8708287 (over n - 1 it would be 2.1602469). Class 1, noise 5 four times: mean -5, sigma 0, hence the
-    floor.
+    floor. Recorded: (1.8708287 + 0.01) / 2 = 0.9404144.
     """
     net = Net({"generator": Shifted(10.0)})
     noise = torch.tensor([[1.0, 2.0, 3.0, 6.0], [5.0] * 4]).unsqueeze(2)
     measured = FedCiR(sigma_floor=0.01).estimate(net, Batch(*torch.empty(2, 0)), at(noise={"noise": noise}))
     assert measured["gaussians.mean"].tolist() == [[13.0], [-5.0]]
     assert measured["gaussians.sigma"].flatten().tolist() == pytest.approx([1.8708287, 0.01])
+    assert measured["sigma_g"].item() == pytest.approx(0.9404144)
 
 
 def test_each_class_has_its_own_noise(make: Make):
@@ -457,6 +458,17 @@ def test_both_terms_begin_in_the_second_round(make: Make, weight: str):
     off = dataclasses.replace(on, method=ByHand())
     assert same(simulate(on, rounds=1), simulate(off, rounds=1))
     assert not same(simulate(on, rounds=2), simulate(off, rounds=2))
+
+
+def test_the_record_says_how_wide_the_gaussians_are(make: Make):
+    """Beside the generator's loss; without L_align there are none. 1 / sigma^2 is what the divergence weighs by."""
+    simulation = simulate(make({"method.name": "fedcir"}), rounds=2)
+    sigma = simulation.coordinator.state.down["gaussians.sigma"].mean().item()
+    terms = evaluated(simulation, simulation.coordinator.schedule[1])["terms"]["server"]
+    assert terms.keys() == {"consensus", "sigma_g"}
+    assert terms["sigma_g"] == pytest.approx(sigma, rel=1e-6)
+    simulation = simulate(make({"method.name": "fedreg"}), rounds=2)
+    assert evaluated(simulation, simulation.coordinator.schedule[1])["terms"]["server"].keys() == {"consensus"}
 
 
 @pytest.mark.parametrize("name", NAMES)

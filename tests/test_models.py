@@ -18,6 +18,7 @@ from fedshift.models.backbones import ResNet18
 from fedshift.models.cct import CCT7, Attention, Layer, sinusoids
 from fedshift.models.cnn import CNN, DigitsCNN
 from fedshift.models.mlp import MLP
+from fedshift.models.resnet import Block, ResNet10
 from fedshift.streams import Streams
 
 
@@ -107,6 +108,28 @@ def test_a_resnet_is_trained_and_its_batch_norm_stays_home_under_fedbn(make: Mak
     )
     assert not any("normalization" in name for name in names_sent(simulation, "train", "up"))
     assert any("normalization" in name for name in simulation.site.initial)
+
+
+def test_the_narrow_residual_network():
+    """64 -> (stem) 16 -> 16 -> 8 -> 4 -> 2; 16 to 128 channels, three shortcuts of 1x1; 10 layers with the head."""
+    encoder = spec(ResNet10(), (3, 64, 64)).encoder()
+    weights = [tuple(p.shape) for p in encoder.parameters() if p.ndim > 1]
+    stem, *blocks, last = weights
+    assert (stem, last) == ((16, 3, 7, 7), (128, 128))
+    assert [shape for shape in blocks if shape[2:] == (1, 1)] == [(32, 16, 1, 1), (64, 32, 1, 1), (128, 64, 1, 1)]
+    assert sum(shape[2:] == (3, 3) for shape in blocks) == 2 * 4
+    assert encoder[:-3](torch.zeros(2, 3, 64, 64)).shape == (2, 128, 2, 2)
+    assert spec(ResNet10(width=2, dim=5), (1, 9, 7)).encoder().eval()(torch.zeros(2, 1, 9, 7)).shape == (2, 5)
+    with pytest.raises(FedshiftError, match="try 'mlp'"):
+        spec(ResNet10(), (20,)).encoder()
+
+
+def test_a_block_adds_its_shortcut():
+    """Its last batch norm gives the constant -1: relu(x - 1) of 3 and 0.5 is 2 and 0."""
+    block = Block(1, 1, stride=1)
+    block.body[4].weight.data, block.body[4].bias.data = torch.zeros(1), -torch.ones(1)
+    x = torch.tensor([3.0, 0.5]).view(2, 1, 1, 1)
+    assert block.eval()(x).flatten().tolist() == [2.0, 0.0]
 
 
 # Digits CNN and CCT -------------------------------------------------------------------------------

@@ -124,7 +124,7 @@ def record(
         {"environment": name, "role": "validation", "accuracy": value, **shared} for name, value in validations.items()
     ]
     sent = {"bytes_down": 1000, "bytes_up": 10}
-    return {"position": position, "stage": stage, "round": round, **sent, "environments": rows}
+    return {"position": position, "stage": stage, "round": round, **sent, "terms": {}, "environments": rows}
 
 
 PLANS = {  # the stages of a method, and whether they are scored

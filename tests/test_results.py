@@ -211,6 +211,41 @@ def test_many_environments_leave_the_headline_readable(make: Make, tmp_path: Pat
     assert all(cell in text for table in (first, second) for cell in (*table.columns, *table.rows[0]))
 
 
+def test_what_part_of_the_loss_each_term_makes_up_by_hand(make: Make, tmp_path: Path):
+    """Round 2: dark 3 and -1, light 1 and 0, so 4 and 1 of 5; round 4: 1 and 1; round 6: 0.9997 and 0.0003.
+
+    The server's 9 is no part of it. The other seed has 1 and 1 in round 2: (80 + 50) / 2 = 65. A method with a single
+    term has no row.
+    """
+    rows = [a_row("dark", "test", 0.5), a_row("dark", "validation", 0.5)]
+    even = {"dark": {"ce": 1.0, "align": 1.0}}
+    first = {"dark": {"ce": 3.0, "align": -1.0}, "light": {"ce": 1.0, "align": 0.0}, "server": {"consensus": 9.0}}
+    late = {"dark": {"ce": 0.9997, "align": 0.0003}}
+    told = {
+        ("fedcir", 0): (first, even, late),
+        ("fedcir", 1): (even, even, late),
+        ("fedavg", 0): ({"dark": {"ce": 1.0}}, {}, {"dark": {"ce": 0.0}}),
+    }
+    folders = []
+    for (method, seed), rounds in told.items():
+        experiment = make({"method.name": method, "seed": seed, "protocol": {"name": "in-domain"}})
+        records = [a_record(2 * number, rows, terms=terms) for number, terms in enumerate(rounds, 1)]
+        folders.append(a_folder(tmp_path / experiment.run_name, experiment, records))
+    results = Results.read(folders)
+    assert results.runs[0].shares == {
+        2: pytest.approx({"ce": 0.8, "align": 0.2}),
+        4: {"ce": 0.5, "align": 0.5},
+        6: pytest.approx({"ce": 0.9997, "align": 0.0003}),
+    }
+    assert [*results.runs[2].shares.values()] == [{"ce": 1.0}, {}, {}]
+    *_, terms = tables(results)
+    assert terms.columns == ["method: term", "first scored round", "half-way", "last"]
+    assert terms.rows == [["fedcir: ce", "65", "50", "100"], ["fedcir: align", "35", "50", "0.03"]]
+    page = Comparison(results).report(tmp_path / "report.html").read_text()
+    assert "part of the clients&#39; loss each term" in page
+    assert "fedcir: align" in page
+
+
 def test_very_many_environments_are_left_to_the_records(make: Make, tmp_path: Path):
     results = Results.read([recorded(tmp_path, make, "in-domain", 0, {f"user {i}": [0.5, 0.7] for i in range(60)})])
     (headline,) = tables(results)

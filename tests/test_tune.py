@@ -84,6 +84,14 @@ def test_what_a_variant_fixes_is_not_searched():
     assert {"method.l_align", "method.l_reg"} & {*space_of({"method.name": "fedcir"}).searched}
 
 
+def test_fedcir_is_searched_where_its_alignment_weighs_and_over_what_it_aligns_with():
+    """At the published 5e-7 the term is a thousandth of the loss; sigma and the generator decide what it pulls to."""
+    searched = space_of({"method.name": "fedcir"}).searched
+    assert searched["method.l_align"] == Range(5e-7, 5e-3, log=True)
+    assert {"method.sigma_floor", "method.generator_steps", "method.generator_noise"} <= searched.keys()
+    assert "method.sigma_floor" in space_of({"method.name": "fedalign"}).searched
+
+
 def test_what_is_fixed_is_not_searched():
     assert "method.mu" not in space_of({"method.name": "fedprox"}, fixed=["method.mu"]).searched
     assert "method.mu" not in space_of({"method.name": "fedprox"}, fixed=["method.fedprox.mu"]).searched
@@ -980,6 +988,14 @@ def test_figures_are_pngs_of_the_study_and_equal_for_equal_trials(whole: tuning.
     again = {picture.name: picture.png for picture in pictures(study, study.trials)}
     assert {name: (study.path / name).read_bytes() for name in names} == again
     assert all(png.startswith(b"\x89PNG") for png in again.values())
+
+
+def test_every_trial_says_what_part_of_the_loss_each_term_made_up(whole: tuning.Tuning):
+    """Here there is one term, and repeated trials have the runs of those that they repeat."""
+    page = whole.report().read_text()
+    (study,) = whole.studies
+    assert "loss terms, in % of the loss" in page
+    assert page.count("cross_entropy 100") == sum(bool(trial.rounds) for trial in study.trials)
 
 
 def test_importance_knows_what_matters_without_scikit_learn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

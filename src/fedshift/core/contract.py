@@ -201,7 +201,7 @@ class Measure:
     With ``steps`` it is so many batches instead, as training would draw them, but in an order drawn for the round, so
     that the batches of training stay those they would be; :attr:`LocalWork.means` knows how many samples they have.
     Without ``batch`` its size is what the experiment's ``[train]`` says. Parts are in evaluation mode and inputs are
-    not augmented. On the server it is called once, with an empty batch.
+    not augmented. On the server it is called once, with an empty batch, and scalars are recorded beside the loss terms.
     """
 
     name: str

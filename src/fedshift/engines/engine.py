@@ -115,7 +115,7 @@ class Engine(Protocol):
         """
 
     def serve(self, job: ServerJob) -> tuple[ServerState, dict[str, float]]:
-        """Let the server work; returns its state and each term's mean."""
+        """Let the server work; returns its state, and by name each term's mean and the scalars that it measured."""
 
     def score(self, questions: Iterable[Question]) -> Iterator[Score]:
         """Score models, each answer in its turn; questions are taken a few at a time."""

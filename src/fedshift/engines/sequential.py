@@ -48,7 +48,7 @@ class Sequential:
         return outcome_of(job, lane, bank, 0)
 
     def serve(self, job: ServerJob) -> tuple[ServerState, dict[str, float]]:
-        """Let the server work; returns its state and each term's mean."""
+        """Let the server work; returns its state, and by name each term's mean and the scalars that it measured."""
         state = job.state
         if not job.exchange.server:
             return state, {}
@@ -60,7 +60,8 @@ class Sequential:
         if lane.error:
             raise lane.error
         state = state.updated(bank.copy(0, [*state.down, *state.server]))
-        return replace(state, optimisers=lane.optimisers, measured=Tensors(lane.measured)), lane.means
+        scalars = {name: float(value) for name, value in lane.measured.items() if not value.ndim}
+        return replace(state, optimisers=lane.optimisers, measured=Tensors(lane.measured)), lane.means | scalars
 
     def score(self, questions: Iterable[Question]) -> Iterator[Score]:
         """Score model after model; small environments of one model are predicted for together."""

@@ -14,7 +14,7 @@ Choices, where the paper leaves something open:
 - G is [noise || one-hot y] -> FC -> batch norm -> ReLU -> FC -> d; its sizes, and Adam with moments that go on
   from round to round, are ours. It is in evaluation mode on the clients and where the Gaussians are estimated.
 - The Gaussians are the maximum-likelihood estimate (divided by n) from ``mle_samples`` outputs a class; sigma has
-  a floor, so that the divergence stays finite.
+  a floor, so that the divergence stays finite. The mean of sigma is recorded: L_align weighs by 1 / sigma^2.
 - In the first round G is untrained and there is no estimate: both regularisers are off.
 - A term whose weight is 0 is left out, and clients are not sent what they then do not use. G keeps its place on
   the server for FedAlign, which needs its Gaussians only; without either term there is no G.
@@ -104,21 +104,28 @@ class FedCiR(Probabilistic):
         5e-7,
         help="weight of KL(p(z|x) || q(z|y)); 0: left out",
         source="Eq. 14, 16-17, App. E (Table 2: 5e-6)",
-        search=(5e-7, 1e-6, 5e-6, 5e-5),
+        search=Range(5e-7, 5e-3, log=True),
     )
-    generator_steps: Steps = setting(5, help="server steps on the generator a round", source="Algorithm 1, E_g")
+    generator_steps: Steps = setting(
+        5, help="server steps on the generator a round", source="Algorithm 1, E_g", search=Range(1, 50, log=True)
+    )
     generator_batch: BatchNormSize = setting(32, help="labels and noise vectors a server step", source="Section 5.4, B")
     generator_lr: LearningRate = setting(
         1e-3, help="learning rate of the generator's Adam", source="ours", search=Range(1e-5, 1e-2, log=True)
     )
     generator_weight_decay: NonNegative = setting(0.0, help="weight decay of the generator's Adam", source="ours")
     generator_hidden: OptionalWidth = setting(0, help="width of the generator's hidden layer; 0: d", source="ours")
-    generator_noise: OptionalWidth = setting(0, help="dimension of the generator's noise; 0: d/2", source="ours")
+    generator_noise: OptionalWidth = setting(
+        0, help="dimension of the generator's noise; 0: d/2", source="ours", search=(0, 8, 32, 128)
+    )
     mle_samples: BatchNormSize = setting(
         256, help="generated representations of each class in the estimate of its Gaussian", source="ours"
     )
     sigma_floor: Positive = setting(
-        1e-3, help="least standard deviation of a class Gaussian, in each dimension", source="ours"
+        1e-3,
+        help="least standard deviation of a class Gaussian, in each dimension",
+        source="ours",
+        search=Range(1e-3, 1, log=True),
     )
 
     # What it is made of -------------------------------------------------------------------------
@@ -199,14 +206,18 @@ class FedCiR(Probabilistic):
 
     @torch.no_grad()
     def estimate(self, net: Net, batch: Batch, context: Context) -> Mapping[str, Tensor]:
-        """Mean and standard deviation of G's outputs, each (classes, d): their maximum-likelihood Gaussians."""
+        """Mean and standard deviation of G's outputs, each (classes, d): their maximum-likelihood Gaussians.
+
+        Also the mean of all deviations, for the record.
+        """
         means, sigmas = [], []
         for label, noise in enumerate(context.noise["noise"]):  # a class at a time, to save memory
             y = torch.full((len(noise),), label, device=noise.device)
             z = net.generator(noise, y)
             means.append(z.mean(dim=0))
             sigmas.append(z.std(dim=0, correction=0).clamp(min=self.sigma_floor))
-        return {"gaussians.mean": torch.stack(means), "gaussians.sigma": torch.stack(sigmas)}
+        sigma = torch.stack(sigmas)
+        return {"gaussians.mean": torch.stack(means), "gaussians.sigma": sigma, "sigma_g": sigma.mean()}
 
     def merge(self, state: ServerState, replies: Replies) -> ServerState:
         """The mean of the local models, and the class Gaussians that were estimated."""

@@ -17,6 +17,7 @@ MODELS: Catalogue[Model] = Catalogue(
     entries={
         "cnn": ".cnn:CNN",
         "mlp": ".mlp:MLP",
+        "resnet10": ".resnet:ResNet10",
         "resnet18": ".backbones:ResNet18",
         "resnet50": ".backbones:ResNet50",
         "mobilenetv2": ".backbones:MobileNetV2",

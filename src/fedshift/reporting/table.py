@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import StringIO
+from statistics import mean
 from typing import Literal
 
 import rich.box
@@ -14,6 +15,7 @@ from rich.markup import escape
 
 from fedshift.reporting.results import MOST_ENVIRONMENTS, MeanStd, Results
 from fedshift.reporting.units import printable
+from fedshift.runs.run import Run
 
 MOST_INLINE = 6  # test environments that the headline table has room for
 MOST_ACROSS = 14  # columns of a table without standard deviations; half as many with them
@@ -50,7 +52,7 @@ def tables(results: Results) -> list[Table]:
     several = len(results.seeds) > 1
     over = f"mean ± standard deviation over seeds {seeds}" if several else f"seed {seeds}"
     apart = [] if len(results.environments("test")) <= MOST_INLINE else _by_environment(results, "test", over)
-    return [_headline(results, over), *apart, *_by_environment(results, "validation", over)]
+    return [_headline(results, over), *apart, *_by_environment(results, "validation", over), *_terms(results)]
 
 
 def _headline(results: Results, over: str) -> Table:
@@ -90,6 +92,26 @@ def _of_environments(results: Results, role: str, title: str, environments: Sequ
         for row in results.rows()
     ]
     return Table(title, ["method", *environments], rows)
+
+
+def _terms(results: Results) -> list[Table]:
+    """What part of the clients' loss each term makes up, of the methods that have several; none if no method has."""
+    rows = [[f"{row.label}: {name}", *cells] for row in results.rows() for name, cells in _shares(row.runs).items()]
+    columns = ["method: term", "first scored round", "half-way", "last"]
+    return [Table("What part of the clients' loss each term makes up, in %", columns, rows)] if rows else []
+
+
+def _shares(runs: Sequence[Run]) -> dict[str, list[str]]:
+    """Each loss term's share in % at three evaluations, the mean over runs; empty of methods with a single term."""
+    by_run = [[*run.shares.values()] for run in runs]
+    moments = [[found[0], found[(len(found) - 1) // 2], found[-1]] for found in by_run]
+    names = dict.fromkeys(name for found in moments for shares in found for name in shares)
+    if len(names) < 2:
+        return {}
+    return {
+        name: [f"{100 * mean(shares.get(name, 0.0) for shares in at):.3g}" for at in zip(*moments, strict=True)]
+        for name in names
+    }
 
 
 def _groups(names: Sequence[str], most: int) -> list[Sequence[str]]:

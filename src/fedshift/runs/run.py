@@ -12,6 +12,7 @@ from fedshift.errors import FedshiftError
 from fedshift.runs.folder import RunFolder
 from fedshift.runs.records import Record
 from fedshift.runs.selection import summary
+from fedshift.runs.terms import shares
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -78,6 +79,11 @@ class Run:
         """
         self._check_finished("summary")
         return summary(self.records)
+
+    @property
+    def shares(self) -> dict[int, dict[str, float]]:
+        """By rounds done, each loss term's share of what clients minimised; see :func:`fedshift.runs.terms.shares`."""
+        return {record["position"]: shares(record) for record in self.records}
 
     @cached_property
     def notes(self) -> list[str]:

@@ -13,6 +13,8 @@ from fedshift.files import write
 from fedshift.reporting.page import render, write_page_to
 from fedshift.reporting.table import Table
 from fedshift.reporting.units import printable
+from fedshift.runs.folder import RunFolder
+from fedshift.runs.terms import shares
 from fedshift.tuning.figures import FEW, as_png, history, importance, shares_of, slices
 from fedshift.tuning.outcome import Outcome
 from fedshift.tuning.space import in_words
@@ -104,7 +106,7 @@ def write_page(outcome: Outcome, path: Path) -> Path:
         drawn = pictures(study, trials)
         for picture in drawn:
             write(study.path / picture.name, picture.png)
-        sections.append((study.label, drawn, _notes(study, trials), _all(trials)))
+        sections.append((study.label, drawn, _notes(study, trials), _all(study, trials)))
     text = render(
         "tuned.html.jinja",
         title=f"Tuned settings: {outcome.studies[0].experiments[0].name}",
@@ -150,8 +152,8 @@ def _notes(study: Study, trials: list[Trial]) -> list[str]:
     return notes
 
 
-def _all(trials: list[Trial]) -> Table:
-    """Every trial."""
+def _all(study: Study, trials: list[Trial]) -> Table:
+    """Every trial, with what part of the clients' loss each term made up at the end of its first seed."""
     keys = list(trials[0].settings) if trials else []
     rows = [
         [
@@ -160,8 +162,16 @@ def _all(trials: list[Trial]) -> Table:
             f"{100 * trial.value:.1f}" if trial.value is not None else "",
             str(trial.rounds[-1]) if trial.rounds else "",
             *(in_words((trial.settings[key],)) for key in keys),
+            _shares(study, trial),
             trial.reason,
         ]
         for number, trial in enumerate(trials, 1)
     ]
-    return Table("All trials", ["trial", "state", "value in %", "after round", *keys, "why it failed"], rows)
+    columns = ["trial", "state", "value in %", "after round", *keys, "loss terms, in % of the loss", "why it failed"]
+    return Table("All trials", columns, rows)
+
+
+def _shares(study: Study, trial: Trial) -> str:
+    """What part of the clients' loss each term made up when a trial's first run was last scored."""
+    records = RunFolder(study.path / trial.runs[0]).records() if trial.rounds else []
+    return ", ".join(f"{name} {100 * share:.3g}" for name, share in shares(records[-1]).items()) if records else ""
