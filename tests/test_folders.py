@@ -278,7 +278,7 @@ def test_a_summary_that_was_sealed_again_is_still_checked(finished: RunFolder, d
 
 def test_a_sealed_table_with_numbers_for_keys_is_read_back():
     """JSON has texts for keys, and sorts "10" before "2": a federation of more than ten clients."""
-    table = {"samples": {client: 1 for client in range(11)}}
+    table = {"samples": dict.fromkeys(range(11), 1)}
     assert unsealed_json(sealed_json(table, "run").encode(), "run") == {"samples": {str(c): 1 for c in range(11)}}
     with pytest.raises(ValueError, match="seal"):
         unsealed_json(sealed_json(table, "run").encode(), "another")
