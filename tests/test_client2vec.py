@@ -512,18 +512,18 @@ def test_a_method_with_a_base_is_read_back_from_its_table():
 # The offline encoder ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("unit", [True, False])
-def test_embeddings_may_keep_their_norm(make: Make, unit: bool):
+@pytest.mark.parametrize("unit_norm", [True, False])
+def test_embeddings_may_keep_their_norm(make: Make, unit_norm: bool):
     """The pairs [D, L] of a client hold what the encoder gives, divided by its norm or not."""
-    encoder = ENCODERS.get("offline")(size=64, unit=unit)
+    encoder = ENCODERS.get("offline")(size=64, unit_norm=unit_norm)
     federation = wrapped(make).federation
     (client, *_) = federation.clients
     held = encoded_pairs(encoder, federation).clients[client.id].train.x
     given = encoder.samples(client.train.x, federation.inputs)
     assert not torch.allclose(given.norm(dim=1), torch.tensor(1.0))
-    torch.testing.assert_close(held[:, 0], F.normalize(given, dim=1) if unit else given)
+    torch.testing.assert_close(held[:, 0], F.normalize(given, dim=1) if unit_norm else given)
     names = encoder.texts(["A photo of a class 0"])
-    torch.testing.assert_close(held[client.train.y == 0][0, 1], (F.normalize(names, dim=1) if unit else names)[0])
+    torch.testing.assert_close(held[client.train.y == 0][0, 1], (F.normalize(names, dim=1) if unit_norm else names)[0])
 
 
 def test_the_offline_encoder_is_fixed():

@@ -1,7 +1,8 @@
 """What an encoder gives: embeddings of samples and of sentences, equally long.
 
-Choices: embeddings are divided by their norm. Those of CLIP have a norm of about 10, and the square of it weighs the
-reconstruction of DSA-IGN, which is 1/d = 0.002 at most a dimension for a norm of 1; ``unit = false`` keeps the norm.
+Choices: embeddings are divided by their norm, so the mean squared entry, which DSA-IGN's reconstruction starts near, is
+1/d (0.002 for d = 512), little beside its other losses. With ``unit_norm = false`` they keep their norm, which is about
+10 for CLIP: reconstruction then weighs a hundred times as much.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Encoder(Spec):
 
     section: ClassVar[str] = "method.index.encoder"
 
-    unit: bool = setting(True, help="divide embeddings by their norm; false: as the encoder gives them")
+    unit_norm: bool = setting(True, help="divide embeddings by their norm; false: as the encoder gives them")
 
     @property
     def dim(self) -> int:
@@ -69,4 +70,4 @@ def _description(name: str, inputs: Inputs) -> str:
 
 def _scaled(rows: Tensor, encoder: Encoder) -> Tensor:
     """Embeddings (N, d), divided by their norm if the encoder's are to be; zeros stay zeros."""
-    return F.normalize(rows.float(), dim=1) if encoder.unit else rows.float()
+    return F.normalize(rows.float(), dim=1) if encoder.unit_norm else rows.float()
