@@ -35,6 +35,7 @@ from fedshift.methods.client2vec.dsa_ign import (
 from fedshift.methods.client2vec.encoder import pairs as encoded_pairs
 from fedshift.methods.client2vec.index import COUNTS, FEATURE, LABEL, notes_on, similarity
 from fedshift.reporting.similarity import by_domain
+from fedshift.runs import runner
 from fedshift.runs.progress import Progress
 from fedshift.simulation.simulation import Simulation
 from fedshift.streams import Streams
@@ -594,6 +595,20 @@ def test_the_index_command_writes_vectors_and_a_heat_map(make: Make, tmp_path, t
     again = run(wrapped(make, index=index))
     assert [stage.name for stage in again.setup.stages] == ["train"]
     assert_same_shared(run(wrapped(make)), again)
+
+
+def test_a_run_says_that_its_index_does_not_separate_clients(make: Make, tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    path = tmp_path / "index.parquet"
+    table = {"client": ["dark", "gray"], "samples": [27, 27], "feature": [[1.0, 0.1], [1.0, 0.0]]}
+    pyarrow.parquet.write_table(pyarrow.table(table), path)
+    done = runner.start(
+        make({"method": {"name": "client2vec", "index": {"name": "file", "path": str(path)}}}), Progress()
+    )
+    (note,) = done.summary.notes
+    assert "does not separate the clients: the least cosine between two of them is 0.995" in note
 
 
 def test_an_index_of_other_clients_is_refused(make: Make, tmp_path):
