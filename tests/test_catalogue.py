@@ -102,7 +102,7 @@ def test_what_lies_inside_a_spec_is_written_with_its_name():
     table = METHODS.table_of(method)
     assert table["base"]["name"] == "fedreg"
     assert table["index"]["name"] == "dsa-ign"
-    assert table["index"]["encoder"] == {"name": "clip", "path": "x"}
+    assert table["index"]["encoder"] == {"name": "clip", "path": "x", "unit_norm": True}
     assert METHODS.build(through_toml(table)) == method
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from fedshift.core.tensors import Replies, Tensors
 from fedshift.datasets.dataset import Dataset
 from fedshift.errors import FedshiftError
 from fedshift.federation.domains import DomainData
+from fedshift.methods.client2vec import ENCODERS
 from fedshift.methods.client2vec.client2vec import HISTORY, LAST, SINCE, Client2Vec
 from fedshift.methods.client2vec.dsa_ign import (
     DSAIGN,
@@ -30,7 +32,10 @@ from fedshift.methods.client2vec.dsa_ign import (
     orthogonality_loss,
     similarity_loss,
 )
-from fedshift.methods.client2vec.index import COUNTS, FEATURE, LABEL
+from fedshift.methods.client2vec.encoder import pairs as encoded_pairs
+from fedshift.methods.client2vec.index import COUNTS, FEATURE, LABEL, notes_on, similarity
+from fedshift.reporting.similarity import by_domain
+from fedshift.runs import runner
 from fedshift.runs.progress import Progress
 from fedshift.simulation.simulation import Simulation
 from fedshift.streams import Streams
@@ -64,9 +69,13 @@ def test_similarity_loss_by_hand():
     assert similarity_loss(z, label).item() == pytest.approx(1.2)
 
 
-@pytest.mark.parametrize(("form", "value"), [("mean", 4.5), ("sum", 18.0)])
+@pytest.mark.parametrize(("form", "value"), [("cosine", 0.6697813), ("mean", 4.5), ("sum", 18.0)])
 def test_orthogonality_loss_by_hand(form: str, value: float):
-    """Z = [[1, 2], [0, 1]], U = [[1, -1], [4, 4]]: Z U^T = [[-1, 12], [-1, 4]]; 1 + 12 + 1 + 4 = 18, mean 4.5."""
+    """Z = [[1, 2], [0, 1]], U = [[1, -1], [4, 4]]: Z U^T = [[-1, 12], [-1, 4]]; 1 + 12 + 1 + 4 = 18, mean 4.5.
+
+    Norms: sqrt(5), 1 and sqrt(2), 4 sqrt(2), so the cosines are -1 and 3 over sqrt(10), -1 and 1 over sqrt(2): in the
+    mean (4 / sqrt(10) + 2 / sqrt(2)) / 4 = 0.6697813.
+    """
     z, u = torch.tensor([[1.0, 2.0], [0.0, 1.0]]), torch.tensor([[1.0, -1.0], [4.0, 4.0]])
     assert orthogonality_loss(z, u, form).item() == pytest.approx(value)
 
@@ -107,13 +116,13 @@ class Split(nn.Module):
 def test_the_loss_is_the_sum_of_what_is_switched_on(off: str | None):
     """D = (1, 0), (0, 1), L = (1, 0), (1, 0), Z = D, U = 2 D, D~ = D + 1.
 
-    sim = 1 - (1 + 0) / 2 = 0.5; orth: Z U^T = 2 I, mean 1; recon = 1; div: cosine 0, log 1 = 0.
+    sim = 1 - (1 + 0) / 2 = 0.5; orth: cos(Z, U) = I, mean 0.5; recon = 1; div: cosine 0, log 1 = 0.
     """
     data, label = torch.eye(2), torch.tensor([[1.0, 0.0], [1.0, 0.0]])
     index = DSAIGN(**({off: False} if off else {}))
     batch = Batch(torch.stack([data, label], dim=1), torch.zeros(2, dtype=torch.int64))
     terms = {name: term.item() for name, term in index.loss(Net({"index_network": Split()}), batch, at()).items()}
-    expected = {"sim": 0.5, "orth": 1.0, "recon": 1.0, "div": 0.0}
+    expected = {"sim": 0.5, "orth": 0.5, "recon": 1.0, "div": 0.0}
     expected.pop(off or "", None)
     assert terms == pytest.approx(expected)
 
@@ -246,11 +255,13 @@ def test_with_all_uses_off_it_is_the_base(make: Make):
 # Eq. 4 ------------------------------------------------------------------------------------------
 
 
-def test_local_terms_by_hand():
+@pytest.mark.parametrize(("form", "orth"), [("mean", 7.5), ("sum", 35.0)])
+def test_local_terms_by_hand(form: Literal["mean", "sum"], orth: float):
     """Z = x = (1, 0); P maps to (2, 1); B_f = (3, 0), (0, 1), of norm 1: (1, 0), (0, 1); |z_P B^T| = 2, 1: mean 1.5.
 
+    As they are: |z_P B^T| = 6, 1: sum 7.
     h(z) = (log 3, 0): p = (3/4, 1/4); h_P(z_P) = (0, 0): q = (1/2, 1/2).
-    KL(p || q) = 3/4 log(3/2) + 1/4 log(1/2) = 0.1308120. With weight 5: 7.5 and 0.6540602.
+    KL(p || q) = 3/4 log(3/2) + 1/4 log(1/2) = 0.1308120. With weight 5: 7.5 or 35, and 0.6540602.
     """
     head = nn.Linear(2, 2, bias=False)
     head.weight.data = torch.tensor([[math.log(3), 0.0], [0.0, 0.0]])
@@ -273,11 +284,11 @@ def test_local_terms_by_hand():
             "feature_index": Vectors(),
         }
     )
-    method = Client2Vec(index="dsa-ign")
+    method = Client2Vec(index="dsa-ign", local_form=form)
     batch = method.base.encode(net, Batch(torch.tensor([[1.0, 0.0]]), torch.tensor([0])), at())
     terms = method.local_terms(net, batch)
     assert {name: term.item() for name, term in terms.items()} == pytest.approx(
-        {"index_orth": 7.5, "index_dist": 0.6540602}, abs=1e-6
+        {"index_orth": orth, "index_dist": 0.6540602}, abs=1e-6
     )
 
 
@@ -367,7 +378,7 @@ class KnownMeans(Dataset):
     "index",
     [
         {"strategy": "global", "epochs": 20, "upload": 40},
-        {"strategy": "federated", "epochs": 60, "local_epochs": 5, "participation": 0.5},
+        {"strategy": "federated", "epochs": 20, "local_epochs": 5, "participation": 0.5},
     ],
     ids=["global", "federated"],
 )
@@ -386,10 +397,33 @@ def test_the_feature_index_groups_clients_by_domain_and_the_label_index_by_skew(
     assert agreement(held[LABEL], [name[1] for name in names]) == 1.0
 
 
+def test_domains_separate_if_orthogonality_knows_no_length(make: Make):
+    """After equal training: the mean entry of Z U^T leaves all clients nearly one vector, the cosines do not."""
+    changes = {"data.name": "known-means", "protocol": {"name": "in-domain"}}
+    between = {}
+    for form in ("mean", "cosine"):
+        index = {**SMALL, "feedforward": 64, "batch": 32, "epochs": 20, "upload": 40, "orth_form": form}
+        simulation = wrapped(make, changes, index=index)
+        run(simulation, rounds=len(simulation.coordinator.schedule) - 2)
+        cosines = similarity(simulation.coordinator.state.tensors[FEATURE], None)
+        between[form] = by_domain(cosines, tuple("aaaabbbbcccc"))[~torch.eye(3, dtype=torch.bool)]
+    assert between["mean"].min() > 0.85
+    assert between["cosine"].max() < 0
+
+
+def test_an_index_separates_if_two_clients_are_not_alike():
+    """Cosines of (1, 0), (3, 0.3): 1 / sqrt(1.01) = 0.99504; (1, 0), (1, 1): 0.707; an absent client has zeros."""
+    close, far = torch.tensor([[1.0, 0.0], [3.0, 0.3]]), torch.tensor([[1.0, 0.0], [1.0, 1.0]])
+    (note,) = notes_on(torch.cat([close, torch.zeros(1, 2)]))
+    assert "does not separate the clients: the least cosine between two of them is 0.995, above 0.99" in note
+    assert notes_on(far) == ()
+
+
 def test_the_label_index_is_the_mean_of_label_embeddings(make: Make):
     simulation = wrapped(make)
     run(simulation, rounds=2)
-    labels = simulation.setup.method.index.encoder.texts([f"A photo of a class {c}" for c in range(3)])
+    texts = simulation.setup.method.index.encoder.texts([f"A photo of a class {c}" for c in range(3)])
+    labels = F.normalize(texts, dim=1)
     server = simulation.coordinator.state.server
     for client in simulation.federation.clients:
         expected = labels[client.train.y].mean(dim=0)
@@ -425,11 +459,11 @@ def test_other_indices(make: Make, index: str):
     method, encoder = simulation.setup.method.index, simulation.setup.method.index.encoder
     if index == "feature-average":
         for client in clients:
-            expected = encoder.samples(client.train.x, simulation.federation.inputs).mean(dim=0)
-            torch.testing.assert_close(vectors[client.id], expected, rtol=1e-4, atol=1e-6)
+            embedded = F.normalize(encoder.samples(client.train.x, simulation.federation.inputs), dim=1)
+            torch.testing.assert_close(vectors[client.id], embedded.mean(dim=0), rtol=1e-4, atol=1e-6)
     elif index == "class-prototypes":
         for client in clients:
-            embedded = encoder.samples(client.train.x, simulation.federation.inputs)
+            embedded = F.normalize(encoder.samples(client.train.x, simulation.federation.inputs), dim=1)
             means = [embedded[client.train.y == c].mean(dim=0) for c in range(3)]
             torch.testing.assert_close(vectors[client.id], torch.cat(means), rtol=1e-4, atol=1e-6)
     else:
@@ -479,7 +513,21 @@ def test_a_method_with_a_base_is_read_back_from_its_table():
 # The offline encoder ----------------------------------------------------------------------------
 
 
-def test_the_offline_encoder_is_fixed_and_of_norm_one():
+@pytest.mark.parametrize("unit_norm", [True, False])
+def test_embeddings_may_keep_their_norm(make: Make, unit_norm: bool):
+    """The pairs [D, L] of a client hold what the encoder gives, divided by its norm or not."""
+    encoder = ENCODERS.get("offline")(size=64, unit_norm=unit_norm)
+    federation = wrapped(make).federation
+    (client, *_) = federation.clients
+    held = encoded_pairs(encoder, federation).clients[client.id].train.x
+    given = encoder.samples(client.train.x, federation.inputs)
+    assert not torch.allclose(given.norm(dim=1), torch.tensor(1.0))
+    torch.testing.assert_close(held[:, 0], F.normalize(given, dim=1) if unit_norm else given)
+    names = encoder.texts(["A photo of a class 0"])
+    torch.testing.assert_close(held[client.train.y == 0][0, 1], (F.normalize(names, dim=1) if unit_norm else names)[0])
+
+
+def test_the_offline_encoder_is_fixed():
     from fedshift.federation.inputs import Inputs
     from fedshift.methods.client2vec.offline import Offline
 
@@ -487,9 +535,8 @@ def test_the_offline_encoder_is_fixed_and_of_norm_one():
     images = torch.randint(256, (4, 3, 20, 20), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     one, again = encoder.samples(images, Inputs()), Offline(size=64).samples(images, Inputs())
     assert torch.equal(one, again)
-    assert one.norm(dim=1).tolist() == pytest.approx([1.0] * 4)
     texts = encoder.texts(["A photo of a dog", "A photo of a dog", "A photo of a cat", "xyz"])
-    cosines = texts @ texts.T
+    cosines = F.normalize(texts, dim=1) @ F.normalize(texts, dim=1).T
     assert cosines[0, 1].item() == pytest.approx(1)
     assert 1 > cosines[0, 2] > cosines[0, 3]
 
@@ -534,6 +581,7 @@ def test_the_index_command_writes_vectors_and_a_heat_map(make: Make, tmp_path, t
     result = CliRunner().invoke(app, ["index", str(file)])
     assert result.exit_code == 0, result.output
     assert "2 clients of 2 domains" in result.output
+    assert "Cosines of the feature index:" in result.output
     (folder,) = (tmp_path / "runs" / "tiny").iterdir()
     table = pyarrow.parquet.read_table(folder / "index.parquet").to_pydict()
     assert table["client"] == table["domain"] == ["dark", "gray"]
@@ -547,6 +595,20 @@ def test_the_index_command_writes_vectors_and_a_heat_map(make: Make, tmp_path, t
     again = run(wrapped(make, index=index))
     assert [stage.name for stage in again.setup.stages] == ["train"]
     assert_same_shared(run(wrapped(make)), again)
+
+
+def test_a_run_says_that_its_index_does_not_separate_clients(make: Make, tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    path = tmp_path / "index.parquet"
+    table = {"client": ["dark", "gray"], "samples": [27, 27], "feature": [[1.0, 0.1], [1.0, 0.0]]}
+    pyarrow.parquet.write_table(pyarrow.table(table), path)
+    done = runner.start(
+        make({"method": {"name": "client2vec", "index": {"name": "file", "path": str(path)}}}), Progress()
+    )
+    (note,) = done.summary.notes
+    assert "does not separate the clients: the least cosine between two of them is 0.995" in note
 
 
 def test_an_index_of_other_clients_is_refused(make: Make, tmp_path):
@@ -574,7 +636,5 @@ def test_a_method_without_an_index_makes_none(make: Make):
 
 def test_similarity_between_domains_by_hand():
     """Clients a, a, b, cosines a-a 0.8, a-b 0.1 and 0.3: a to a is 0.8, a to b 0.2; b has itself alone: 1."""
-    from fedshift.reporting.similarity import by_domain
-
     cosines = torch.tensor([[1.0, 0.8, 0.1], [0.8, 1.0, 0.3], [0.1, 0.3, 1.0]])
     torch.testing.assert_close(by_domain(cosines, ("a", "a", "b")), torch.tensor([[0.8, 0.2], [0.2, 1.0]]))

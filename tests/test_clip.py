@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.nn import functional as F
 
 from fedshift.errors import FedshiftError
 from fedshift.federation.inputs import Inputs
@@ -48,10 +47,9 @@ def test_images_and_texts_share_a_space(folder: Path, tmp_path: Path, monkeypatc
     pixels = (images / 255 - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
     with torch.no_grad():
         pooled = model.visual_projection(model.vision_model(pixel_values=pixels).pooler_output)
-    torch.testing.assert_close(embedded, F.normalize(pooled, dim=1), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(embedded, pooled, rtol=1e-4, atol=1e-6)
     texts = encoder.texts(["a photo of a dog", "a photo of a dog", "a photo of a cat and a very long tail of words"])
     assert texts.shape == (3, 8)
-    assert texts.norm(dim=1).tolist() == pytest.approx([1.0] * 3, rel=1e-5)
     torch.testing.assert_close(texts[0], texts[1])
 
 

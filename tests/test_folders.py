@@ -276,6 +276,14 @@ def test_a_summary_that_was_sealed_again_is_still_checked(finished: RunFolder, d
         path.write_bytes(whole)
 
 
+def test_a_sealed_table_with_numbers_for_keys_is_read_back():
+    """JSON has texts for keys, and sorts "10" before "2": a federation of more than ten clients."""
+    table = {"samples": dict.fromkeys(range(11), 1)}
+    assert unsealed_json(sealed_json(table, "run").encode(), "run") == {"samples": {str(c): 1 for c in range(11)}}
+    with pytest.raises(ValueError, match="seal"):
+        unsealed_json(sealed_json(table, "run").encode(), "another")
+
+
 def test_a_damaged_run_is_left_out_of_a_report_and_named(folder: RunFolder, make: Make, tmp_path: Path):
     other = runner.start(make({"seed": 5, "run.out": str(tmp_path / "more")}), Progress())
     (folder.path / "records.jsonl").write_text("")

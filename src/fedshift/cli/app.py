@@ -304,7 +304,7 @@ def _index(asked: _Asked) -> None:
     from fedshift import api
     from fedshift.cli.console import open_console
     from fedshift.methods.client2vec.vectors import check_makes_index
-    from fedshift.reporting.similarity import check_writable, write_index
+    from fedshift.reporting.similarity import check_writable, cosines, write_index
     from fedshift.runs.preparation import describe
 
     console = open_console()
@@ -330,6 +330,9 @@ def _index(asked: _Asked) -> None:
             f"clients sent {sum(up['bytes'] for up in sent)} bytes in {sum(up['messages'] for up in sent)} messages.",
             highlight=False,
         )
+        console.print(cosines(index), highlight=False)
+        for note in index.notes:
+            console.print(f"Note: {note}", highlight=False)
         for path in write_index(index, folder):
             console.print(f"Written: {path}", highlight=False, markup=False, soft_wrap=True)
 

@@ -175,6 +175,10 @@ class Method(Spec):
         """
         return [weighted_mean(clients, clients[0])]
 
+    def notes(self, state: ServerState) -> tuple[str, ...]:
+        """What a reader of the results must know of the server's final state, such as that an index says nothing."""
+        return ()
+
 
 def make_parts(method: Method, model: ModelBuilder) -> dict[str, Part]:
     """The parts of a method, also of one that makes modules plainly, with initial values from the run's streams.

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedshift.errors import need
 from fedshift.files import make_folder, write
-from fedshift.methods.client2vec.index import similarity
+from fedshift.methods.client2vec.index import least_cosine, similarity
 from fedshift.methods.client2vec.vectors import Index
 from fedshift.reporting.units import printable
 
@@ -61,6 +61,17 @@ def write_index(index: Index, folder: Path) -> list[Path]:
     for name, content in contents.items():
         write(folder / name, content)
     return [folder / name for name in contents]
+
+
+def cosines(index: Index) -> str:
+    """The cosines of the feature index in a sentence: the least of all, and the means inside and between domains."""
+    text = f"Cosines of the feature index: {least_cosine(index.feature):.3f} at least between two clients"
+    table = by_domain(similarity(index.feature, None), index.domains)
+    if len(table) < 2:
+        return f"{text}."
+    inside = torch.diag(table)
+    between = table[~torch.eye(len(table), dtype=torch.bool)]
+    return f"{text}; inside a domain {inside.mean():.3f}, between domains {between.mean():.3f} in the mean."
 
 
 def heat_maps(index: Index) -> Figure:

@@ -482,7 +482,8 @@ def unsealed_json(data: bytes, run: str = "") -> dict[str, Any]:
 
 
 def _seal(table: Mapping[str, Any], run: str) -> str:
-    return files.digest_of(f"{run} {json.dumps(table, sort_keys=True)}".encode())
+    read_back = json.loads(json.dumps(table))  # its keys are texts: "10" is before "2"
+    return files.digest_of(f"{run} {json.dumps(read_back, sort_keys=True)}".encode())
 
 
 def _table_digest(table: Mapping[str, Any]) -> str:

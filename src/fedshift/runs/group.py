@@ -113,7 +113,8 @@ class _Run:
         """Write the final tensors and the summary."""
         self._declare()
         _write_weights(self.simulation, self.folder)
-        self.folder.write_summary(self.simulation.notes)
+        state, method = self.simulation.coordinator.state, self.simulation.setup.method
+        self.folder.write_summary([*self.simulation.notes, *method.notes(state)])
         self.display.end()
 
     def _declare(self) -> None:

@@ -13,11 +13,15 @@ Choices, where the paper leaves something open:
 - The base's own server phases (FedCiR's generator) see the replies as they came, without those weights.
 - Sampling without replacement draws one client after the other among those left, by Gumbel noise (Kool et al., ICML
   2019), which stays exact at any temperature.
-- Local training (use 3): B_f holds the feature vectors of all clients with rows of norm 1, and the 1-norm is the mean
-  absolute entry. The divergence is KL(softmax(h(z)) || softmax(h_P(z_P))), as written, with gradients into both.
-  P and h_P are shared, and what the base does to all shared parameters (FedProx's term) holds for them, but FedDyn
-  and FedAvgM, which name theirs, average them plainly. The terms join every objective of the base that moves encoder
-  and head; of a probabilistic encoder they read the mean.
+- Local training (use 3): B_f holds the feature vectors of all clients, and ||z_P B_f||_1 is a mean over the batch: of
+  the mean absolute entry, with rows of norm 1, or, with ``local_form = "sum"``, of the paper's sum over clients, with
+  rows as they are. There are as many of them as clients, with a norm of up to 22 for d = 512, so that a hundred clients
+  make the sum weigh about a thousand times as much. The divergence is KL(softmax(h(z)) || softmax(h_P(z_P))), as
+  written, with gradients into both. P and h_P are shared, and what the base does to all shared parameters (FedProx's
+  term) holds for them, but FedDyn and FedAvgM, which name theirs, average them plainly. The terms join every objective
+  of the base that moves encoder and head; of a probabilistic encoder they read the mean.
+- q_i = N_i / N in Eq. 3 weighs clients by their samples, as all rows of the paper do: put it on, and compare it with, a
+  base of ``weighting = "samples"``.
 - ``local_weight``: 1 with a federated index and 5 with a global one (Tables 1 and 7), or App. D.2's other rule: the
   weight of the base's own regulariser, 1 if it has none.
 - The cohort that is remembered is the one that answered. A client that missed the index has zeros for vectors and
@@ -55,7 +59,7 @@ from fedshift.errors import FedshiftError
 from fedshift.federation.federation import Federation
 from fedshift.methods import METHODS
 from fedshift.methods.client2vec import INDICES
-from fedshift.methods.client2vec.index import COUNTS, FEATURE, LABEL, ClientIndex, similarity
+from fedshift.methods.client2vec.index import COUNTS, FEATURE, LABEL, ClientIndex, notes_on, similarity
 from fedshift.methods.fedavg import FedAvg
 from fedshift.methods.rows import Rows
 from fedshift.settings.catalogue import From
@@ -90,6 +94,9 @@ class Client2Vec(Method):
     gamma: NonNegative = setting(0.5, help="how much past cohorts count", source="Eq. 3", search=(0.1, 0.5, 0.9))
     local_loss: Literal["both", "orth", "dist"] = setting(
         "both", help="which terms of use 3 are there", source="Eq. 4, Table 2"
+    )
+    local_form: Literal["mean", "sum"] = setting(
+        "mean", help="||z_P B_f||_1: mean over clients, of norm 1, or sum over clients as they are", source="Eq. 4: sum"
     )
     local_weight: NonNegative | Literal["strategy", "base"] = setting(
         "strategy", help="weight of use 3: 1 (federated index) or 5 (global); base: the base's own weight", source="D.2"
@@ -163,6 +170,10 @@ class Client2Vec(Method):
     def unseen(self, state: ServerState, clients: Sequence[Tensors]) -> Sequence[Tensors]:
         """As the base."""
         return self.base.unseen(state, clients)
+
+    def notes(self, state: ServerState) -> tuple[str, ...]:
+        """The base's, and that the index does not separate the clients, if so."""
+        return (*self.base.notes(state), *notes_on(state.tensors[FEATURE]))
 
     # How it federates ---------------------------------------------------------------------------
 
@@ -255,12 +266,17 @@ class Client2Vec(Method):
         """Eq. 4 without its first term: ||z_P B_f||_1 and KL(softmax(h(z)) || softmax(h_P(z_P)))."""
         z = batch.features
         projected = net.projector(z)
-        indices = F.normalize(net.feature_index(), dim=1)
         kept, original = net.projector_head(projected).log_softmax(dim=1), net.head(z).log_softmax(dim=1)
         divergence = (original.exp() * (original - kept)).sum(dim=1).mean()
-        terms = {"orth": (projected @ indices.T).abs().mean(), "dist": divergence}
+        terms = {"orth": self._orth(projected, net.feature_index()), "dist": divergence}
         weight = self._weight()
         return {f"index_{name}": weight * term for name, term in terms.items() if self.local_loss in ("both", name)}
+
+    def _orth(self, projected: Tensor, indices: Tensor) -> Tensor:
+        """||z_P B_f||_1 for z_P (B, d) and indices (K, d), a mean over the batch."""
+        if self.local_form == "sum":
+            return (projected @ indices.T).abs().sum(dim=1).mean()
+        return (projected @ F.normalize(indices, dim=1).T).abs().mean()
 
     def _weight(self) -> float:
         if self.local_weight == "strategy":

@@ -21,7 +21,7 @@ from fedshift.datasets.features import embed, frozen_network
 from fedshift.errors import FedshiftError, need
 from fedshift.federation.inputs import Inputs
 from fedshift.hub import hub
-from fedshift.methods.client2vec.encoder import Encoder, of_norm_one
+from fedshift.methods.client2vec.encoder import Encoder
 from fedshift.settings.spec import setting
 
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
@@ -52,7 +52,7 @@ class CLIP(Encoder):
         side: int = _read(self.path)[0].config.vision_config.image_size
         network = frozen_network(self.path)
         tower = replace(network, name=f"{network.name} (images)", load=self._images, mean=MEAN, std=STD)
-        return of_norm_one(embed(x, tower, side))
+        return embed(x, tower, side)
 
     def _images(self) -> nn.Module:
         return _Images(_read(self.path)[0])
@@ -72,7 +72,7 @@ class CLIP(Encoder):
                 return_tensors="pt",
             )
             rows.append(_features(model.get_text_features(**tokens)))
-        return of_norm_one(torch.cat(rows))
+        return torch.cat(rows)
 
 
 class _Images(nn.Module):

@@ -1,4 +1,9 @@
-"""What an encoder gives: embeddings of samples and of sentences, equally long, with rows of norm 1."""
+"""What an encoder gives: embeddings of samples and of sentences, equally long.
+
+Choices: embeddings are divided by their norm, so the mean squared entry, which DSA-IGN's reconstruction starts near, is
+1/d (0.002 for d = 512), little beside its other losses. With ``unit_norm = false`` they keep their norm, which is about
+10 for CLIP: reconstruction then weighs a hundred times as much.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +19,7 @@ from fedshift.federation.clients import Client
 from fedshift.federation.federation import Federation
 from fedshift.federation.inputs import Inputs
 from fedshift.federation.samples import Samples
-from fedshift.settings.spec import Spec
+from fedshift.settings.spec import Spec, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +27,8 @@ class Encoder(Spec):
     """Embeds samples and texts into one space of :attr:`dim` dimensions."""
 
     section: ClassVar[str] = "method.index.encoder"
+
+    unit_norm: bool = setting(True, help="divide embeddings by their norm; false: as the encoder gives them")
 
     @property
     def dim(self) -> int:
@@ -43,13 +50,13 @@ def pairs(encoder: Encoder, federation: Federation) -> Federation:
     Images and vectors are described by "A photo of a/an {class}"; texts by "The next character of {text}" and
     "Character {class}" (App. D.1).
     """
-    labels = encoder.texts([_description(name, federation.inputs) for name in federation.classes])
+    labels = _scaled(encoder.texts([_description(name, federation.inputs) for name in federation.classes]), encoder)
     clients = tuple(_replace_samples(client, encoder, federation.inputs, labels) for client in federation.clients)
     return Federation(clients, (), federation.classes, Inputs())
 
 
 def _replace_samples(client: Client, encoder: Encoder, inputs: Inputs, labels: Tensor) -> Client:
-    data = encoder.samples(client.train.x.cpu(), inputs)
+    data = _scaled(encoder.samples(client.train.x.cpu(), inputs), encoder)
     y = client.train.y.cpu()
     return replace(client, train=Samples(torch.stack([data, labels[y]], dim=1), y))
 
@@ -61,6 +68,6 @@ def _description(name: str, inputs: Inputs) -> str:
     return f"A photo of {article} {name.replace('_', ' ')}"
 
 
-def of_norm_one(rows: Tensor) -> Tensor:
-    """Rows (N, d) divided by their length; zeros stay zeros."""
-    return F.normalize(rows.float(), dim=1)
+def _scaled(rows: Tensor, encoder: Encoder) -> Tensor:
+    """Embeddings (N, d), divided by their norm if the encoder's are to be; zeros stay zeros."""
+    return F.normalize(rows.float(), dim=1) if encoder.unit_norm else rows.float()

@@ -41,6 +41,7 @@ from fedshift.streams import Streams
 
 FEATURE, LABEL, COUNTS = "feature_index.value", "label_index.value", "sample_counts.value"
 NETWORK = "index_network"
+ALIKE = 0.99  # the cosine of two clients that an index hardly tells apart
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +126,23 @@ class ClientIndex(Spec):
             for name, tensor in up.items():
                 written[rows[name]][client] = tensor
         return state.updated(written)
+
+
+def least_cosine(feature: Tensor) -> float:
+    """The least cosine between two of the feature vectors (K, d); those of absent clients, zeros, are left out."""
+    made = feature[feature.norm(dim=1) > 0]
+    return float(similarity(made, None).min()) if len(made) > 1 else 1.0
+
+
+def notes_on(feature: Tensor) -> tuple[str, ...]:
+    """A note if feature vectors (K, d) do not separate the clients: every two have a cosine above :data:`ALIKE`."""
+    least = least_cosine(feature)
+    if least <= ALIKE:
+        return ()
+    return (
+        f"The feature index does not separate the clients: the least cosine between two of them is {least:.3f}, above "
+        f"{ALIKE}. What it decides is nearly the same for all.",
+    )
 
 
 def similarity(feature: Tensor | None, label: Tensor | None) -> Tensor:

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedshift.federation.inputs import Inputs
-from fedshift.methods.client2vec.encoder import Encoder, of_norm_one
+from fedshift.methods.client2vec.encoder import Encoder
 from fedshift.settings.spec import Width, setting
 from fedshift.streams import Streams
 
@@ -49,7 +49,7 @@ class Offline(Encoder):
             return self.texts([f"The next character of {text}" for text in inputs.text(x)])
         if x.ndim != 4:
             rows = x.flatten(1).float()
-            return of_norm_one(rows @ self._fixed("projection", rows.shape[1], self.size))
+            return rows @ self._fixed("projection", rows.shape[1], self.size)
         return torch.cat([self._images(chunk) for chunk in torch.split(x, 512)])
 
     def _images(self, x: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ class Offline(Encoder):
         pixels = F.interpolate(pixels, (SIDE, SIDE), mode="bilinear", antialias=True) * 2 - 1
         grey = torch.zeros(1, *pixels.shape[1:])
         # All images would otherwise lie in one narrow cone, as rectified features are never negative.
-        return of_norm_one(self._features(pixels) - self._features(grey))
+        return self._features(pixels) - self._features(grey)
 
     def _features(self, pixels: Tensor) -> Tensor:
         """Mean and spread of rectified random convolutions in four quarters, for pixels in -1..1: (N, d)."""
@@ -79,7 +79,7 @@ class Offline(Encoder):
             for piece in _pieces(sentence):
                 place = int.from_bytes(blake2b(piece.encode(), digest_size=8).digest(), "little")
                 row[(place >> 1) % self.size] += 1 if place & 1 else -1
-        return of_norm_one(rows)
+        return rows
 
     def _fixed(self, purpose: str, rows: int, columns: int) -> Tensor:
         """A random matrix that never changes, with columns of expected norm 1."""

@@ -12,7 +12,7 @@ from fedshift.core.method import Method
 from fedshift.errors import FedshiftError
 from fedshift.federation.federation import Federation
 from fedshift.methods.client2vec.client2vec import Client2Vec
-from fedshift.methods.client2vec.index import FEATURE, LABEL
+from fedshift.methods.client2vec.index import FEATURE, LABEL, notes_on
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,11 @@ class Index:
     feature: Tensor
     label: Tensor | None
     messages: dict[str, Any]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader must know: that it does not separate the clients, if so."""
+        return notes_on(self.feature)
 
     def __repr__(self) -> str:
         label = "" if self.label is None else f", label {tuple(self.label.shape)}"
