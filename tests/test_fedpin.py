@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,7 @@ from fedshift.methods.fedpin_global import ClientMLP, FineTuned, GlobalModel
 from fedshift.simulation.simulation import Simulation
 from fedshift.streams import Streams
 
-MILD = {"method.alpha": 1.0, "method.global_steps": 2}  # plain SGD diverges under the paper's alpha
+MILD = {"method.alpha": 0.01, "method.global_steps": 2}  # plain SGD diverges under the paper's alpha
 PIN = {"method.name": "fedpin", "method.personal_steps": 2, **MILD}
 
 
@@ -111,7 +112,7 @@ def test_the_local_objective_reads_the_anchor_as_received_and_moves_only_the_per
     )
     batch = Batch(torch.tensor([[1.0], [3.0]]), torch.tensor([0, 0]))
     received = {"encoder.weight": torch.tensor([[1.0]])}
-    terms = FedPIN(lam=10, gamma=0.25).personal_loss(net, batch, at(received=received))
+    terms = FedPIN(lam=10, gamma=0.25, anchor="features").personal_loss(net, batch, at(received=received))
     assert {name: term.item() for name, term in terms.items()} == pytest.approx(
         {"personal": 0.0090780, "contrast": 0.359763, "variance": 1.0}, abs=1e-5
     )
@@ -122,13 +123,66 @@ def test_the_local_objective_reads_the_anchor_as_received_and_moves_only_the_per
     }
 
 
+def test_predictions_as_the_anchor_by_hand():
+    """One dimension, x = 1, label 0, logits (z, 0): class probabilities (sigmoid z, 1 - sigmoid z).
+
+    Phi_u = log 3 and omega_g's scale 1: u says (3/4, 1/4). The anchor as received says (2/3, 1/3), z = log 2 (as the
+    net's own would say 1/2); Psi_u says (1/2, 1/2), z = 0. Times 12, 3 and 2: (3, 1), (2, 1), (1, 1), whose cosines
+    are 7 / sqrt 50 = 0.9899495 and 4 / sqrt 20 = 0.8944272. With tau = 1/2:
+    log(1 + e^(2 (0.8944272 - 0.9899495))) = log 1.8260961 = 0.6021801; lam = 10: 6.021801.
+    """
+    net = Net(
+        {
+            "encoder": linear(0.0),
+            "head": linear(5.0, 0.0),
+            "shortcut_encoder": linear(0.0),
+            "shortcut_head": linear(1.0, 0.0),
+            "personal_encoder": linear(math.log(3)),
+            "personal_head": linear(1.0, 0.0),
+        }
+    )
+    received = {"encoder.weight": torch.tensor([[math.log(2)]]), "head.weight": torch.tensor([[1.0], [0.0]])}
+    terms = FedPIN(lam=10, gamma=0, anchor="predictions").personal_loss(net, ONE, at(received=received))
+    assert terms["personal"].item() == pytest.approx(-math.log(3 / 4))
+    assert terms["contrast"].item() == pytest.approx(6.021801, abs=1e-5)
+    sum(terms.values()).backward()
+    moved = {name for name, parameter in net.parameters() if parameter.grad is not None}
+    assert moved == {"personal_encoder.weight", "personal_head.weight"}
+
+
+def test_a_shortcut_hides_in_a_small_angle_of_the_features_but_not_in_the_predictions():
+    """Beside the anchor (1, 0) Phi_u says (1, 0.1) and Psi_u (0, 1); a head makes 100 of the second feature.
+
+    Features: cosines 1 / sqrt 1.01 = 0.9950372 and 0.1 / sqrt 1.01 = 0.0995037, so with tau = 1/2
+    log(1 + e^(2 (0.0995037 - 0.9950372))) = log 1.1667820 = 0.1542495, near the least there is.
+    Predictions: (1, 0) from u and Psi_u, (1/2, 1/2) from the anchor: cosines 1 / sqrt 2 and 1, so
+    log(1 + e^(2 (1 - 0.7071068))) = log 2.7964090 = 1.0283361.
+    """
+
+    def scaled(second: float, first: float = 1.0) -> nn.Linear:
+        layer = nn.Linear(2, 2, bias=False)
+        layer.weight.data = torch.diag(torch.tensor([first, second]))
+        return layer
+
+    head = nn.Linear(2, 2, bias=False)
+    head.weight.data = torch.tensor([[0.0, 100.0], [0.0, -100.0]])
+    encoders = {"encoder": scaled(0.0), "shortcut_encoder": scaled(1.0, first=0.0), "personal_encoder": scaled(0.1)}
+    net = Net({**encoders, "head": head, "shortcut_head": head, "personal_head": head})
+    batch = Batch(torch.ones(1, 2), torch.tensor([0]))
+    for anchor, expected in (("features", 0.1542495), ("predictions", 1.0283361)):
+        terms = FedPIN(lam=1, anchor=anchor).personal_loss(net, batch, at())
+        assert terms["contrast"].item() == pytest.approx(expected, abs=1e-5)
+
+
 def test_a_weight_of_0_leaves_out_its_term_and_what_only_it_needs(make: Make):
     parts = FedPIN(alpha=1).parts(Simulation(make()).setup.model)
     assert set(parts) - set(FedPIN(alpha=1, lam=0).parts(Simulation(make()).setup.model)) == {
         "shortcut_encoder",
         "shortcut_head",
     }
-    assert set(parts) - set(FedPIN(alpha=0).parts(Simulation(make()).setup.model)) == {"auxiliary"}
+    with_a = FedPIN(alpha=1, auxiliary="minimise").parts(Simulation(make()).setup.model)
+    without = FedPIN(alpha=0, auxiliary="minimise").parts(Simulation(make()).setup.model)
+    assert set(with_a) - set(without) == set(with_a) - set(parts) == {"auxiliary"}
     names = [phase.name for phase in FedPIN().phases()]
     assert names == ["shortcut", "personal", "global"]
     (personal, game) = FedPIN(alpha=0, lam=0, gamma=0).phases()
@@ -147,6 +201,7 @@ def game_net() -> Net:
 
 
 ONE = Batch(torch.tensor([[1.0]]), torch.tensor([0]))
+LINEAR = GlobalModel(alpha=1, auxiliary="minimise", auxiliary_head="per_client")
 
 
 @pytest.mark.parametrize("auxiliary", ["minimise", "literal"])
@@ -160,7 +215,7 @@ def test_the_game_and_its_signs_by_hand(auxiliary: str):
     d/da of omega_a's first row, in R_a: -q_a = -0.0179862, so a step down R_a raises it; in the global loss:
       -3 * -0.0179862 = +0.0539586, so a step down that loss lowers it and R_a rises.
     """
-    method, net = GlobalModel(alpha=3, auxiliary=auxiliary), game_net()
+    method, net = GlobalModel(alpha=3, auxiliary=auxiliary, auxiliary_head="per_client"), game_net()
     objectives = {objective.name: objective for objective in method.game()}
     terms = objectives["global"].evaluate(net, ONE, at())
     assert {name: term.item() for name, term in terms.items()} == pytest.approx(
@@ -202,7 +257,9 @@ def test_omega_a_gets_better_or_worse_in_a_run(make: Make, auxiliary: str, falls
         def holds(self, name):
             return self.auxiliary == "literal" or name == "auxiliary"
 
-    experiment = replace(make(), method=Still(alpha=1, auxiliary=auxiliary, global_steps=5))
+    experiment = replace(
+        make(), method=Still(alpha=1, auxiliary=auxiliary, auxiliary_head="per_client", global_steps=5)
+    )
     simulation = simulate(experiment, rounds=1)
     client = simulation.federation.clients[0]
     tensors = simulation.site.store.get(0).tensors
@@ -226,7 +283,7 @@ def test_proposition_4_2_on_two_clients():
         net = Net({"encoder": linear(1.0), "head": linear(0.0, 0.0), "auxiliary": informed})
         zeros = round(4 * p)
         batch = Batch(torch.ones(4, 1), torch.tensor([0] * zeros + [1] * (4 - zeros)))
-        total += GlobalModel(alpha=1).objective("global").evaluate(net, batch, at())["invariance"].item() / 2
+        total += LINEAR.objective("global").evaluate(net, batch, at())["invariance"].item() / 2
     assert total == pytest.approx(0.1308120, abs=1e-6)
 
 
@@ -238,7 +295,7 @@ def test_the_difference_of_the_losses_survives_32_bits():
     differences, below 1e-7 each, average out before alpha multiplies them.
     """
     generator = torch.Generator().manual_seed(0)
-    alpha, objective = 1e5, GlobalModel(alpha=1e5).objective("global")
+    alpha, objective = 1e5, replace(LINEAR, alpha=1e5).objective("global")
     ours_error, naive_error = 0.0, 0.0
     for _ in range(50):
         z = torch.randn(200, 16, generator=generator)
@@ -260,17 +317,17 @@ def test_the_difference_of_the_losses_survives_32_bits():
     assert math.sqrt(ours_error) < 0.1 * math.sqrt(naive_error)
 
 
-def test_alpha_warms_up_linearly_from_0():
-    method = GlobalModel(alpha=8, alpha_warmup=4)
-    assert [method.alpha_at(round) for round in range(1, 7)] == [0, 2, 4, 6, 8, 8]
-    assert [GlobalModel(alpha=8).alpha_at(round) for round in (1, 2)] == [8, 8]
+def test_alpha_weighs_after_its_warmup():
+    method = replace(LINEAR, alpha=8, alpha_warmup=4)
+    assert [method.alpha_at(round) for round in range(1, 7)] == [0, 0, 0, 0, 8, 8]
+    assert [replace(LINEAR, alpha=8).alpha_at(round) for round in (1, 2)] == [8, 8]
     objective = method.objective("global")
-    terms = [objective.evaluate(game_net(), ONE, at(round=round))["invariance"].item() for round in (1, 2, 5)]
-    assert terms == pytest.approx([0, 2 * 0.1087781, 8 * 0.1087781], abs=1e-6)  # R_g - R_a, derived above
+    terms = [objective.evaluate(game_net(), ONE, at(round=round))["invariance"].item() for round in (1, 4, 5)]
+    assert terms == pytest.approx([0, 0, 8 * 0.1087781], abs=1e-6)  # R_g - R_a, derived above
 
 
 def test_omega_a_has_its_own_steps_and_rate():
-    objective, model = GlobalModel(auxiliary_steps=3, auxiliary_lr=0.2).game()
+    objective, model = GlobalModel(auxiliary="minimise", auxiliary_steps=3, auxiliary_lr=0.2).game()
     assert (objective.repeats, objective.optimiser.lr) == (3, 0.2)
     assert (model.repeats, model.optimiser.lr) == (1, None)
     with pytest.raises(FedshiftError, match="set auxiliary = 'minimise'"):
@@ -279,19 +336,128 @@ def test_omega_a_has_its_own_steps_and_rate():
         GlobalModel(auxiliary="literal", auxiliary_lr=0.2)
 
 
-@pytest.mark.parametrize("unit", ["steps", "epochs"])
-def test_phases_count_in_the_unit(unit: str):
-    phases = FedPIN(unit=unit, personal_steps=3, global_steps=4).phases()
-    assert [getattr(phase, unit) for phase in phases] == [3, 3, 4]
-    other = {"steps": "epochs", "epochs": "steps"}[unit]
-    assert [getattr(phase, other) for phase in phases] == [None] * 3
+def test_iterations_and_epochs_have_a_unit_each():
+    """K epochs and R iterations, as in E.3."""
+    phases = FedPIN(personal_unit="epochs", personal_steps=3, global_unit="steps", global_steps=4).phases()
+    assert [(phase.name, phase.epochs, phase.steps) for phase in phases] == [
+        ("shortcut", 3, None),
+        ("personal", 3, None),
+        ("global", None, 4),
+    ]
+    (alone,) = GlobalModel(global_unit="epochs", global_steps=4).phases()
+    assert (alone.epochs, alone.steps) == (4, None)
+
+
+def test_a_clients_own_models_have_their_own_rate():
+    for method in (FedPIN(personal_lr=0.3), Anchored(personal_lr=0.3)):
+        *own, shared = method.phases()
+        assert [phase.objectives[0].optimiser.lr for phase in own] == [0.3] * len(own)
+        assert shared.objectives[0].optimiser.lr is None
+
+
+# The gain to first order ------------------------------------------------------------------------------
+
+
+def test_a_step_down_the_first_order_gain_by_hand():
+    """Two images x = 1 of y = 0, z = w x with w = 1, logits (z, -z), alpha = 3, scalar_weight = 1/2, rate 0.1.
+
+    q = sigmoid(-2 z) is the probability of the wrong class; each half has one image, with the gradient (-q z, q z) for
+    the head, which along the head (1, -1) is -2 q z. So the gain is 2 q^2 z^2 + 1/2 * 4 q^2 z^2 = (2 q z)^2.
+    At z = 1: q = 0.1192029, gain 0.0568374, times alpha 0.1705122.
+    d/dw: dq/dz = -2 q (1 - q) = -0.2099872, so 2 * 2q * (2q + 2 dq/dz) = 0.4768117 * -0.1815686 = -0.0865740.
+    d/dh of the head's first row h: dq/dh = -q (1 - q) = -0.1049936. The first term is 2 q^2 z^2, with derivative
+      4 q dq/dh = -0.0500623; the second 1/2 (h + 1)^2 q^2, with (h + 1) q^2 + (h + 1)^2 q dq/dh
+      = 0.0284187 - 0.0500623 = -0.0216436. Together -0.0717059.
+    With R's own -2 q = -0.2384058 and -q = -0.1192029: w becomes 1 + 0.1 * (0.2384058 + 3 * 0.0865740) = 1.0498128,
+    h becomes 1 + 0.1 * (0.1192029 + 3 * 0.0717059) = 1.0334321.
+    """
+    net = Net({"encoder": linear(1.0), "head": linear(1.0, -1.0)})
+    method = GlobalModel(alpha=3, scalar_weight=0.5)
+    (objective,) = method.game()
+    terms = objective.evaluate(net, Batch(torch.ones(2, 1), torch.tensor([0, 0])), at())
+    assert terms["invariance"].item() == pytest.approx(0.1705122, abs=1e-6)
+    sum(terms.values()).backward()
+    stepped = {name: (p - 0.1 * p.grad).flatten().tolist() for name, p in net.parameters()}
+    assert stepped["encoder.weight"] == pytest.approx([1.0498128], abs=1e-6)
+    assert stepped["head.weight"] == pytest.approx([1.0334321, -1.0334321], abs=1e-6)
+
+
+def drawn_head(samples: int) -> tuple[Net, Batch]:
+    """A linear head of three features for two classes, and a batch, in 64 bits."""
+    generator = torch.Generator().manual_seed(0)
+    head = nn.Linear(3, 2, dtype=torch.float64)
+    for parameter in head.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+    z = torch.randn(samples, 3, generator=generator, dtype=torch.float64)
+    return Net({"encoder": nn.Identity(), "head": head}), Batch(z, torch.randint(2, (samples,), generator=generator), z)
+
+
+def gain(net: Net, batch: Batch, samples: list[int], scalar_weight: float) -> float:
+    """The estimate from these samples of a batch, in this order."""
+    chosen = Batch(batch.x[samples], batch.y[samples], batch.z[samples])
+    return GlobalModel(scalar_weight=scalar_weight).first_order_gain(net, chosen).item()
+
+
+@pytest.mark.parametrize("halves", [(1, 1), (2, 1)])
+@pytest.mark.parametrize("scalar_weight", [0.0, 7.0])
+def test_two_halves_estimate_the_squared_gradient_without_bias(scalar_weight: float, halves: tuple[int, int]):
+    """The mean over all batches that can be drawn, with replacement, from a population of three is exact.
+
+    Against automatic differentiation of the population's risk: for the head, and for s at 1 in R(s * logits).
+    """
+    net, population = drawn_head(3)
+    s = torch.ones((), dtype=torch.float64, requires_grad=True)
+    risk = F.cross_entropy(s * net.head(population.z), population.y)
+    *gradients, along = torch.autograd.grad(risk, [*net.head.parameters(), s])
+    exact = sum(gradient.square().sum() for gradient in gradients) + scalar_weight * along**2
+    batches = list(product(range(3), repeat=sum(halves)))
+    estimates = [gain(net, population, list(batch), scalar_weight) for batch in batches]
+    assert sum(estimates) / len(batches) == pytest.approx(exact.item(), rel=1e-9)
+
+
+def test_the_squared_gradient_of_one_batch_would_be_biased():
+    """A mean over one half's squares counts the noise as well: two halves that are equal give more than is true."""
+    net, population = drawn_head(3)
+    batches = list(product(range(3), repeat=2))
+    fair = sum(gain(net, population, list(batch), 0.0) for batch in batches) / len(batches)
+    same = sum(gain(net, population, [one, one], 0.0) for one in range(3)) / 3
+    assert same > 1.1 * fair > 0
+
+
+def test_it_is_what_a_head_gains_by_one_step_to_first_order():
+    """(R(omega_g) - R(omega_g - eta grad R)) / eta, which Proposition 4.2's difference is for a small step eta."""
+    net, batch = drawn_head(4)
+    risk = F.cross_entropy(net.head(batch.z), batch.y)
+    gradients = torch.autograd.grad(risk, list(net.head.parameters()))
+    weight, bias = (p - 1e-6 * g for p, g in zip(net.head.parameters(), gradients, strict=True))
+    gained = (risk - F.cross_entropy(F.linear(batch.z, weight, bias), batch.y)) / 1e-6
+    twice = [sample for sample in range(4) for _ in range(2)]  # both halves are the batch
+    assert gain(net, batch, twice, 0.0) == pytest.approx(gained.item(), rel=1e-4)
+
+
+def test_halves_of_a_batch_that_is_odd_or_a_single_sample():
+    """Of three samples the first half has the first and last; of one, the second has none, and there is no penalty."""
+    net, batch = drawn_head(3)
+    of_pairs = [gain(net, batch, pair, 7.0) for pair in ([0, 1], [2, 1])]
+    assert gain(net, batch, [0, 1, 2], 7.0) == pytest.approx(sum(of_pairs) / 2)
+    assert gain(net, batch, [0], 7.0) == 0
+
+
+def test_the_gain_stacks():
+    """Side by side as one by one."""
+    net, batch = drawn_head(12)
+    z, y = batch.z.view(3, 4, 3), batch.y.view(3, 4)
+    method = GlobalModel()
+    stacked = torch.func.vmap(lambda z, y: method.first_order_gain(net, Batch(z, y, z)))(z, y)
+    alone = [gain(net, batch, list(range(4 * k, 4 * k + 4)), method.scalar_weight) for k in range(3)]
+    assert stacked.tolist() == pytest.approx(alone)
 
 
 # omega_a's state --------------------------------------------------------------------------------------
 
 
 def test_a_clients_own_auxiliary_head_never_leaves(make: Make):
-    simulation = simulate(make(PIN))
+    simulation = simulate(make({**PIN, "method.auxiliary": "minimise", "method.auxiliary_head": "per_client"}))
     for direction in ("down", "up"):
         assert {part_of(name) for name in names_sent(simulation, "train", direction)} == {"encoder", "head"}
     one, other = (state.tensors["auxiliary.weight"] for _, state in states(simulation))
@@ -317,7 +483,7 @@ def test_the_mlps_one_hot_columns_are_merged_by_owner():
 
 
 def test_the_mlp_moves_only_the_working_clients_column_and_is_shared(make: Make):
-    experiment = make({**PIN, "method.auxiliary_head": "mlp", "method.auxiliary_hidden": 5})
+    experiment = make({**PIN, "method.auxiliary": "minimise", "method.auxiliary_hidden": 5})
     simulation = Simulation(experiment)
     start = simulation.coordinator.state.shared["auxiliary.first.weight"].clone()
     when = simulation.coordinator.schedule[0]
@@ -361,7 +527,9 @@ def test_each_phase_moves_its_own_parts_only(make: Make, phase: int, moves: set[
         def phases(self):
             return (super().phases()[phase],)
 
-    method = Only(alpha=1, personal_steps=2, global_steps=2, gamma=0.1)
+    method = Only(
+        alpha=1, auxiliary="minimise", auxiliary_head="per_client", personal_steps=2, global_steps=2, gamma=0.1
+    )
     simulation = Simulation(replace(make(CNN_WITH_BN), method=method))
     before = {**simulation.coordinator.state.shared, **simulation.site.initial}
     when = simulation.coordinator.schedule[0]
@@ -551,8 +719,15 @@ def test_a_run_goes_on_from_any_checkpoint_across_stages(make: Make, tmp_path: P
         )
 
 
+VARIANTS: list[dict[str, object]] = [
+    {},
+    {"auxiliary": "literal", "auxiliary_head": "per_client"},
+    {"auxiliary": "minimise", "auxiliary_steps": 2},
+]
+
+
 @pytest.mark.parametrize("name", ["fedpin", "fedpin-gm", "fedpin-gm-ft", "fedpin-gm-l2"])
-@pytest.mark.parametrize("changes", [{"auxiliary": "literal"}, {"auxiliary_head": "mlp", "auxiliary_steps": 2}])
+@pytest.mark.parametrize("changes", VARIANTS)
 def test_every_variant_runs_with_the_papers_optimiser_and_alpha(make: Make, name: str, changes: dict[str, object]):
     """Adam at 1e-4 stays finite under alpha = 1e5, where plain SGD would not."""
     settings = {f"method.{key}": value for key, value in changes.items()}

@@ -61,7 +61,7 @@ SMALL = {
     "scaffold": {"variate": "gradient"},  # the other option is for plain SGD alone; test_scaffold.py has it
     "client2vec": {"index": {"name": "dsa-ign", "epochs": 2, "feedforward": 16, "encoder": {"size": 64}}},
     "fedpac": {"lam": 0.1, "head_steps": 2, "encoder_steps": 2, "unit": "steps"},
-    **{name: {"alpha": 1.0} for name in METHODS if name.startswith("fedpin")},
+    **{name: {"alpha": 1e-4} for name in METHODS if name.startswith("fedpin")},
     "fedrep": {"head_steps": 2, "unit": "steps"},
     "ftfa": {"finetune_steps": 3},
     "fedproc": {"projection_dim": 8},

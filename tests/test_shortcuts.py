@@ -216,6 +216,7 @@ def test_fewer_originals_and_eighty_clients(tmp_path: Path):
         ({"train_p": ()}, r"data.train_p = \[\]"),
         ({"train_p": (1.5,)}, "less than or equal to 1"),
         ({"label_noise": -0.1}, "greater than or equal to 0"),
+        ({"size": 10}, "28, 14 or 7"),
     ],
 )
 def test_probabilities_that_are_none(settings: dict[str, object], problem: str):

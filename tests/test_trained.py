@@ -29,7 +29,7 @@ from fedshift.runs.run import Run
 from fedshift.runs.trained import Blueprint
 from fedshift.simulation.simulation import Simulation
 
-FEDPIN = {"method.name": "fedpin", "method.alpha": 0.1, "method.lam": 0.1, "method.gamma": 0.0, "train.lr": 0.01}
+FEDPIN = {"method.name": "fedpin", "method.alpha": 0.001, "method.lam": 0.1, "method.gamma": 0.0, "train.lr": 0.01}
 OFFLINE = {"name": "client2vec", "index": {"name": "dsa-ign", "epochs": 1, "encoder": {"name": "offline", "size": 64}}}
 
 
@@ -63,7 +63,7 @@ def without_data(monkeypatch: pytest.MonkeyPatch):
         {"method.name": "centralised"},
         {"method.name": "fedbn", **CNN_WITH_BN, "protocol": {"name": "in-domain"}},
         {**FEDPIN, "protocol": {"name": "in-domain"}},
-        {"method.name": "fedpin-gm-ft", "method.alpha": 0.1, "protocol": {"name": "in-domain"}},
+        {"method.name": "fedpin-gm-ft", "method.alpha": 0.001, "protocol": {"name": "in-domain"}},
         {"method.name": "single", "protocol": {"name": "in-domain"}},
     ],
     ids=str,

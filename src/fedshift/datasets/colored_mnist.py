@@ -9,15 +9,18 @@ Choices:
 - Channel 0 is red, channel 1 green; there is no blue. The oracle's images fill both, so colour says nothing.
 - Labels are flipped before colouring, once an original, in training and tests alike, and accuracy is against the
   flipped label. FedPIN does not mention this, but with clean labels p = 0 could not be as hard as it reports.
-- Images stay at 28 x 28; training and test files are used together.
+- Images stay at 28 x 28, or are averaged over squares (``size``; Arjovsky et al. keep every second pixel, 14 x 14);
+  training and test files are used together.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
+from torch import Tensor
+from torch.nn import functional as F
 
 from fedshift.datasets.images import check_fits
 from fedshift.datasets.mnist import FASHION, MNIST, MNIST_HELP, MNIST_WORDS, read_mnist
@@ -28,6 +31,13 @@ from fedshift.streams import Streams
 
 WINDOWS = ((0, 1, 5, 6), (1, 2, 6, 7), (2, 3, 7, 8), (3, 4, 8, 9))  # FedPIN, E.1
 RED, GREEN = 0, 1
+
+
+def averaged(images: Tensor, size: int) -> Tensor:
+    """Square images (N, H, H), uint8, as means over squares: (N, size, size), uint8, rounded."""
+    if size == images.shape[1]:
+        return images
+    return F.avg_pool2d(images.float(), images.shape[1] // size).round().to(torch.uint8)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,18 +51,20 @@ class ColoredMNIST(ShortcutDataset):
         0.25, help="probability that a label is flipped before colouring", source="Arjovsky et al., Sec. 5.1"
     )
 
+    size: Literal[28, 14, 7] = setting(28, help="height and width in pixels, each the mean of a square of the original")
+
     def load(self, streams: Streams) -> DomainData:
         """Deal the images to the clients and colour them, for each environment anew.
 
-        ``x`` is uint8 (N, 2, 28, 28); all copies of an original share a group.
+        ``x`` is uint8 (N, 2, size, size); all copies of an original share a group.
         """
         images, digits = read_mnist(self.path, self.hub_id, "all")
         kind = torch.from_numpy(digits)
         plan = self.plan(kind, WINDOWS, streams)
         flipped = torch.rand(len(kind), generator=streams.generator("label noise")) < self.label_noise
         y = ((kind >= 5) ^ flipped).long()[plan.original]
-        check_fits(len(y), images.shape[1], 3, "Give fewer data.test_p or data.originals.")  # gray, red and green
-        gray = torch.from_numpy(images)[plan.original]
+        check_fits(len(y), self.size, 3, "Give fewer data.test_p or data.originals.")  # gray, red and green
+        gray = averaged(torch.from_numpy(images), self.size)[plan.original]
         x = gray.new_zeros(len(gray), 2, *gray.shape[1:])
         green = plan.agrees == (y == 0)
         for channel, filled in ((RED, ~green), (GREEN, green)):

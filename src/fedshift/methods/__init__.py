@@ -63,7 +63,7 @@ METHODS: Catalogue[Method] = Catalogue(
         "fedpin-lambda-0": Variant(
             of="fedpin",
             fixed={"lam": 0.0},
-            unused=("temperature",),
+            unused=("anchor", "temperature"),
             help="FedPIN with lambda = 0: a personal model on its own, but for the variance of its features.",
             paper="Tang et al., ICML 2024, Table 2 (lambda = 0)",
         ),

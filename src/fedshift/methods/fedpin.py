@@ -18,7 +18,12 @@ Choices, where the paper leaves something open:
 
 - The global phase and its choices are those of :mod:`fedshift.methods.fedpin_global`.
 - Batch statistics: what a step moves is in training mode, the rest in evaluation mode, Phi_g as an anchor too.
+- ``anchor``: the cosine compares features z, as printed ("features"), or class probabilities softmax(omega(z))
+  ("predictions", ours). Features can stay within an angle e of the anchor's, which the cosine sees as e^2 / 2 only,
+  while a head makes all of a shortcut that lies in that angle; predictions leave no such room.
 - Var is the sum over dimensions of the biased batch variance; temperature 0.5.
+- ``personal_unit``: K counts steps in Algorithm 1 and epochs in E.3; steps by default, a thirtieth of the work.
+- ``personal_lr`` is the personalised learning rate eta; the global one, beta, is that of ``[train]``.
 - ``start``: Phi_u and Psi_u start from the values that Phi_g starts from, or from a draw for each of the two, equal
   for all clients. It is Phi_g of round 1 whenever the client first takes part.
 - A client that never trained is predicted for with the global model, and the mean is uniform.
@@ -41,13 +46,24 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedshift.core.contract import Batch, Context, Objective, Part, Phases, ServerState, Terms
+from fedshift.core.contract import (
+    Batch,
+    Context,
+    Loss,
+    Objective,
+    Optimiser,
+    Part,
+    Phase,
+    Phases,
+    ServerState,
+    Terms,
+)
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net
 from fedshift.core.tensors import Tensors
 from fedshift.methods.fedpin_global import GlobalModel
 from fedshift.methods.personal import PersonalCopy
-from fedshift.settings.spec import NonNegative, Positive, Range, Steps, setting
+from fedshift.settings.spec import LearningRate, NonNegative, Positive, Range, Steps, setting
 
 PERSONAL, SHORTCUT = PersonalCopy("personal"), PersonalCopy("shortcut")
 
@@ -79,6 +95,13 @@ class Personalised(GlobalModel):
     personal_terms: ClassVar[tuple[str, ...]] = ()  # the names of the terms of personal_loss
 
     personal_steps: Steps = setting(10, help="K: steps of each model of the client's own a round", source="Alg. 1, E.3")
+    personal_unit: Literal["steps", "epochs"] = setting("steps", help="what K counts", source="Alg. 1; E.3")
+    personal_lr: LearningRate | None = setting(
+        None,
+        help="eta: learning rate of a client's own models; by default that of [train]",
+        source="Alg. 1, E.3",
+        search=Range(1e-5, 1e-2, log=True),
+    )
     start: Literal["global", "own"] = setting(
         "global", help="a client's own encoders start from the global one's initial values, or draws of their own"
     )
@@ -95,8 +118,12 @@ class Personalised(GlobalModel):
 
     def phases(self) -> Phases:
         """The personal phase, with the global model as received, then the global one."""
-        personal = Objective("personal", self.personal_loss, PERSONAL.names, self.personal_terms)
-        return (self.phase("personal", self.personal_steps, personal), *super().phases())
+        return (self.personal_phase(PERSONAL, self.personal_loss, self.personal_terms), *super().phases())
+
+    def personal_phase(self, copy: PersonalCopy, loss: Loss, terms: tuple[str, ...]) -> Phase:
+        """K steps or epochs of a loss over a copy."""
+        objective = Objective(copy.name, loss, copy.names, terms, optimiser=Optimiser(lr=self.personal_lr))
+        return Phase.lasting(copy.name, (objective,), self.personal_steps, self.personal_unit)
 
     def personal_loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         """What Phi_u and omega_u minimise."""
@@ -130,6 +157,9 @@ class FedPIN(Personalised):
     gamma: NonNegative = setting(
         6e-6, help="weight of Var(Phi_u(X))", source="Eq. 7, E.3", search=Range(1e-7, 1e-3, log=True)
     )
+    anchor: Literal["predictions", "features"] = setting(
+        "predictions", help="what the contrast compares: class probabilities or representations", source="ours; Eq. 7"
+    )
     temperature: Positive = setting(0.5, help="tau of the contrast; not in the paper", search=(0.1, 0.5, 1.0))
 
     def parts(self, model: ModelBuilder) -> dict[str, Part]:
@@ -141,8 +171,7 @@ class FedPIN(Personalised):
         later = super().phases()
         if self.lam == 0:
             return later
-        objective = Objective("shortcut", self.shortcut_loss, SHORTCUT.names, ("shortcut",))
-        return (self.phase("shortcut", self.personal_steps, objective), *later)
+        return (self.personal_phase(SHORTCUT, self.shortcut_loss, ("shortcut",)), *later)
 
     def shortcut_loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         """R(omega_psi(Psi_u)): plain training, which takes the shortcut."""
@@ -151,14 +180,24 @@ class FedPIN(Personalised):
     def personal_loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         """R(omega_u(Phi_u)) + lam * L_con + gamma * Var (Eq. 7); a term whose weight is 0 is left out."""
         z = net.personal_encoder(batch.x)
-        terms = {"personal": F.cross_entropy(net.personal_head(z), batch.y)}
+        logits = net.personal_head(z)
+        terms = {"personal": F.cross_entropy(logits, batch.y)}
         if self.lam > 0:
-            anchor = net.frozen("encoder", context.received.of("encoder"), batch.x)
-            shortcut = net.frozen("shortcut_encoder", Tensors(), batch.x)
-            terms["contrast"] = self.lam * contrast(z, anchor, shortcut, self.temperature)
+            own = z if self.anchor == "features" else logits.softmax(dim=1)
+            anchor = self.compared(net, "", context.received, batch.x)
+            shortcut = self.compared(net, "shortcut_", Tensors(), batch.x)
+            terms["contrast"] = self.lam * contrast(own, anchor, shortcut, self.temperature)
         if self.gamma > 0:
             terms["variance"] = self.gamma * total_variance(z)
         return terms
+
+    def compared(self, net: Net, which: str, tensors: Tensors, x: Tensor) -> Tensor:
+        """What the contrast sees of another model: the features (B, d) or the predictions (B, classes) of inputs x."""
+        z: Tensor = net.frozen(f"{which}encoder", tensors.of("encoder"), x)
+        if self.anchor == "features":
+            return z
+        logits: Tensor = net.frozen(f"{which}head", tensors.of("head"), z)
+        return logits.softmax(dim=1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,17 +8,25 @@ R steps a round of (1 + alpha) R(omega_g(Phi_g)) - alpha R(omega_a(Phi_g, u)); P
 
 Choices, where the paper leaves something open:
 
-- ``auxiliary``: Proposition 4.2 needs the minimum over omega_a of R(omega_a), so in each step omega_a first
-  descends on R(omega_a) ("minimise"), then Phi_g and omega_g move with omega_a fixed. Read to the letter,
-  Algorithm 1 lets all three descend on the same loss, and omega_a ascend on R(omega_a) ("literal").
+- ``auxiliary``: Proposition 4.2 needs the minimum over omega_a of R(omega_a), what a head that knows u could reach.
+  "gradient" (ours) takes it to first order, one step of gradient descent from omega_g, which gains in proportion to
+  the squared gradient of u's risk at omega_g; there is no omega_a. It is estimated without bias, as the product of
+  the gradients on two halves of the batch (every other sample; a batch of one has no second half and no penalty).
+  ``scalar_weight`` adds so many times the same for one direction alone, the scale of omega_g, which is IRMv1's
+  (Arjovsky et al., 2019): in 780 directions two halves are mostly noise, in one they are not.
+  "minimise" keeps an omega_a that in each step first descends on R(omega_a), before Phi_g and omega_g move with it
+  fixed. Read to the letter, Algorithm 1 lets all three descend on the same loss, and omega_a ascend on R(omega_a)
+  ("literal"). It is "gradient" by default because the others keep the shortcut in every setting tried
+  (docs/results/fedpin.md).
 - ``auxiliary_head``: omega_a must let z and u interact; a linear layer on [z || one-hot u] adds a bias a client
-  only. "per_client" is a linear head of each client, which only that client can move: averaging would shrink
-  its progress, so it stays there. "mlp" reads [z || one-hot u] and is averaged, except for the one-hot's weights:
-  those of client u are u's if it took part, else unchanged.
+  only. "mlp" reads [z || one-hot u]; it is broadcast and averaged, as in Algorithm 1, except for the one-hot's
+  weights: those of client u are u's if it took part, else unchanged. "per_client" is a linear head of each client,
+  which only that client can move: averaging would shrink its progress, so it stays there.
 - The difference of the two losses is taken sample by sample before alpha multiplies it: between two means
-  that alpha has multiplied, 32 bits leave little of it. With ``alpha_warmup`` alpha rises linearly from 0.
+  that alpha has multiplied, 32 bits leave little of it. ``alpha_warmup`` rounds come before alpha weighs, in which
+  Phi_g learns what to see at all; a slow rise instead leaves it nearly nothing (docs/results/fedpin.md).
 - omega_a learns from Phi_g in evaluation mode, and is read from Phi_g as it trains.
-- ``unit``: K and R are called steps in Algorithm 1, K epochs in E.3.
+- ``global_unit``: R counts steps in Algorithm 1 and iterations in E.3.
 - With alpha = 0 there is no omega_a, and it is FedAvg.
 - A client that misses the fine-tuning has no copy and predicts with the global model; an absent client's own omega_a
   stands still.
@@ -52,11 +60,11 @@ from fedshift.core.net import Net
 from fedshift.core.tensors import Replies, Tensors
 from fedshift.errors import FedshiftError
 from fedshift.methods.fedavg import FedAvg
+from fedshift.methods.fediir import head_gradients
 from fedshift.methods.personal import FineTuning
 from fedshift.settings.spec import (
     LearningRate,
     NonNegative,
-    OptionalSteps,
     Range,
     Steps,
     WholeNumber,
@@ -100,17 +108,25 @@ class GlobalModel(FedAvg):
         1e5, help="weight of I(E, U; Y | Phi_g(X))", source="Eq. 4, E.3", search=Range(1, 1e6, log=True)
     )
     alpha_warmup: WholeNumber = setting(
-        0, help="rounds until alpha, rising linearly from 0 in round 1, is reached; 0: at once"
+        0, help="first rounds without the penalty; ours, after IRM's code", search=(0, 20, 50)
     )
     global_steps: Steps = setting(10, help="R: local steps of the global model a round", source="Alg. 1, E.3")
-    unit: Literal["steps", "epochs"] = setting("steps", help="what a phase's steps count", source="Alg. 1; E.3")
-    auxiliary: Literal["minimise", "literal"] = setting(
-        "minimise",
-        help="omega_a descends on its own risk, or on the loss of Phi_g, which makes it ascend",
-        source="Prop. 4.2; Alg. 1",
+    global_unit: Literal["steps", "epochs"] = setting("steps", help="what R counts", source="Alg. 1; E.3")
+    auxiliary: Literal["gradient", "minimise", "literal"] = setting(
+        "gradient",
+        help="what omega_a could gain to first order, or an omega_a that descends on its own risk, or on the loss of "
+        "Phi_g, which makes it ascend",
+        source="ours; Prop. 4.2; Alg. 1",
     )
-    auxiliary_head: Literal["per_client", "mlp"] = setting(
-        "per_client", help="omega_a: a linear head of each client, which stays there, or an MLP on z and the client"
+    scalar_weight: NonNegative = setting(
+        100.0,
+        help="with 'gradient', how much more the scale of omega_g counts than its other directions; ours",
+        search=(0.0, 10.0, 100.0),
+    )
+    auxiliary_head: Literal["mlp", "per_client"] = setting(
+        "mlp",
+        help="omega_a: an MLP on z and the client, averaged, or a linear head of each client, which stays there",
+        source="Alg. 1",
     )
     auxiliary_hidden: Width = setting(64, help="hidden units of omega_a as an MLP")
     auxiliary_steps: Steps = setting(1, help="steps of omega_a on each batch before Phi_g moves")
@@ -120,19 +136,19 @@ class GlobalModel(FedAvg):
         """Refuse settings of omega_a's own descent where it has none.
 
         Raises:
-            FedshiftError: ``auxiliary_steps`` or ``auxiliary_lr`` beside ``auxiliary = "literal"``.
+            FedshiftError: ``auxiliary_steps`` or ``auxiliary_lr`` beside another ``auxiliary`` than "minimise".
         """
         super().__post_init__()
-        if self.auxiliary == "literal" and (self.auxiliary_steps != 1 or self.auxiliary_lr is not None):
+        if self.auxiliary != "minimise" and (self.auxiliary_steps != 1 or self.auxiliary_lr is not None):
             raise FedshiftError(
                 f"method.auxiliary_steps = {self.auxiliary_steps} and auxiliary_lr = {self.auxiliary_lr} need an "
                 "omega_a that descends for itself: set auxiliary = 'minimise', or leave them out."
             )
 
     def parts(self, model: ModelBuilder) -> dict[str, Part]:
-        """Phi_g and omega_g, and omega_a where alpha weighs; per client it starts as omega_g."""
+        """Phi_g and omega_g, and omega_a where there is one; per client it starts as omega_g."""
         parts = super().parts(model)
-        if self.alpha == 0:
+        if self.alpha == 0 or self.auxiliary == "gradient":
             return parts
         if self.auxiliary_head == "per_client":
             return {**parts, "auxiliary": Part(model.head(), "client")}
@@ -141,20 +157,14 @@ class GlobalModel(FedAvg):
 
     def phases(self) -> Phases:
         """The global phase."""
-        return (self.phase("global", self.global_steps, *self.game()),)
-
-    def phase(self, name: str, count: int, *objectives: Objective) -> Phase:
-        """``count`` steps or epochs, as ``unit`` says."""
-        if self.unit == "epochs":
-            return Phase(name, objectives, epochs=count)
-        return Phase(name, objectives, steps=count)
+        return (Phase.lasting("global", self.game(), self.global_steps, self.global_unit),)
 
     def game(self) -> tuple[Objective, ...]:
         """What a step of the global phase minimises, in order."""
         if self.alpha > 0 and self.auxiliary == "literal":
             return (self.objective("global", moves=(*self.moves(), "auxiliary")),)
         model = self.objective("global")
-        if self.alpha == 0:
+        if self.alpha == 0 or self.auxiliary == "gradient":
             return (model,)
         own, name = Optimiser(lr=self.auxiliary_lr), ("auxiliary",)  # of the part, and of its term
         omega_a = Objective("auxiliary", self.auxiliary_loss, name, name, optimiser=own, repeats=self.auxiliary_steps)
@@ -172,16 +182,30 @@ class GlobalModel(FedAvg):
         return logits
 
     def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
-        """R(omega_g(Phi_g)) + alpha * (R(omega_g(Phi_g)) - R(omega_a(Phi_g, u))), the global objective of client u."""
+        """R(omega_g(Phi_g)) + alpha * (what a head that knows u could gain), the global objective of client u."""
         if self.alpha == 0:
             return super().loss(net, batch, context)
+        alpha = self.alpha_at(context.round)
+        if self.auxiliary == "gradient":
+            return {**super().loss(net, batch, context), "invariance": alpha * self.first_order_gain(net, batch)}
         risk = F.cross_entropy(net.head(batch.z), batch.y, reduction="none")
         informed = F.cross_entropy(self.auxiliary_logits(net, batch.z, context), batch.y, reduction="none")
-        return {"cross_entropy": risk.mean(), "invariance": self.alpha_at(context.round) * (risk - informed).mean()}
+        return {"cross_entropy": risk.mean(), "invariance": alpha * (risk - informed).mean()}
+
+    def first_order_gain(self, net: Net, batch: Batch) -> Tensor:
+        """<g, g'> + scalar_weight * <omega_g, g> <omega_g, g'>, with omega_g's gradients g, g' of R on two halves.
+
+        <omega_g, g> is the derivative of R at s = 1 when omega_g becomes s omega_g.
+        """
+        halves = [(batch.z[start::2], batch.y[start::2]) for start in (0, 1)]
+        one, other = (Tensors(head_gradients(net, z, y, reduction="sum")[0]) for z, y in halves)
+        omega = dict(net.head.named_parameters())
+        products = (one * other).sum() + self.scalar_weight * (one * omega).sum() * (other * omega).sum()
+        return products / max(1, len(halves[0][1]) * len(halves[1][1]))
 
     def alpha_at(self, round: int) -> float:
         """Alpha in a round, from 1."""
-        return self.alpha * min(1.0, (round - 1) / self.alpha_warmup) if self.alpha_warmup else self.alpha
+        return self.alpha if round > self.alpha_warmup else 0.0
 
     def merge(self, state: ServerState, replies: Replies) -> ServerState:
         """The mean; of omega_a's weights on the one-hot u, the column of each client is that client's own."""
@@ -204,11 +228,3 @@ class FineTuned(FineTuning, GlobalModel):
     """
 
     paper: ClassVar[str] = "Tang et al., ICML 2024, Table 2 (GM-FT)"
-
-    finetune_steps: OptionalSteps = setting(
-        50, help="steps of fine-tuning, as 'unit' counts them; 0: none; not in the paper", search=(10, 50, 200)
-    )
-
-    def tuning(self, objective: Objective) -> Phase:
-        """``finetune_steps``, as ``unit`` counts them."""
-        return self.phase("finetune", self.finetune_steps, objective)
