@@ -14,7 +14,7 @@ from torch import nn
 
 from conftest import Make
 from fedshift import files
-from fedshift.datasets.features import FrozenNetwork, embed
+from fedshift.core.frozen import FrozenNetwork, embed
 from fedshift.engines import calibration
 from fedshift.runs import runner
 from fedshift.runs.progress import Progress

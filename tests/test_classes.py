@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from conftest import Make, simulate, states
+from fedshift.core.frozen import Embedding
 from fedshift.core.tensors import Replies, Tensors
-from fedshift.datasets.features import Embedding
 from fedshift.engines.engine import Engine
 from fedshift.engines.sequential import Sequential
 from fedshift.engines.vectorised import Vectorised

@@ -205,7 +205,7 @@ def test_names_and_files_complete_for_show(tmp_path: Path, monkeypatch: pytest.M
 
     (tmp_path / "in-no-catalogue.toml").write_text("")
     monkeypatch.chdir(tmp_path)
-    assert _all_names("pacs-f") == ["pacs-features", "pacs-features-in-domain"]
+    assert _all_names("pacs-fe") == ["pacs-features", "pacs-features-in-domain"]
     assert _all_names("in-no") == ["in-no-catalogue.toml"]
     assert _forms("j") == ["json"]
 

@@ -28,8 +28,8 @@ from rich.console import Console
 import fedshift
 from conftest import Make, simulate
 from fedshift import memory
+from fedshift.core.frozen import FrozenNetwork, embed, frozen_network
 from fedshift.datasets.dataset import Dataset
-from fedshift.datasets.features import FrozenNetwork, embed, frozen_network
 from fedshift.datasets.folder import ImageFolder
 from fedshift.datasets.hub import HubDataset
 from fedshift.datasets.images import MOST_PIXELS, decode

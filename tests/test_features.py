@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional as F
 
-from fedshift.datasets.features import BATCH, FrozenNetwork, embed, frozen_network
+from fedshift.core.frozen import BATCH, FrozenNetwork, embed, frozen_network
 from fedshift.datasets.folder import ImageFolder
 from fedshift.errors import FedshiftError
 from fedshift.federation.inputs import IMAGENET_MEAN, IMAGENET_STD

@@ -32,12 +32,12 @@ from conftest import (
     states,
 )
 from fedshift.core.contract import Batch, Exchange, Part, Phase, Stage, Upload
+from fedshift.core.frozen import Embedding
 from fedshift.core.messages import Up
 from fedshift.core.net import Net
 from fedshift.core.state import ClientState, OptimiserState, flat_optimisers
 from fedshift.core.tensors import Replies, Tensors, part_of
 from fedshift.core.training import Train
-from fedshift.datasets.features import Embedding
 from fedshift.engines.batches import BatchOrder
 from fedshift.engines.engine import ServerJob
 from fedshift.errors import FedshiftError

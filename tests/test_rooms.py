@@ -43,9 +43,7 @@ LAYERS: list[set[str]] = [
     {"__main__"},
 ]
 # What is needed beside that, and why.
-ALLOWED: dict[tuple[str, str], str] = {
-    ("methods.client2vec.clip", "datasets.features"): "embeds images once, in the cache of frozen networks' features",
-}
+ALLOWED: dict[tuple[str, str], str] = {}
 # Modules, or rooms, that may import less than their layer: these rooms only, beside their own.
 ONLY: dict[str, set[str]] = {
     "settings.spec": {"errors"},

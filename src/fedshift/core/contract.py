@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
+from fedshift.core.dropout import dropping
 from fedshift.core.messages import Down
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net
@@ -159,7 +160,8 @@ class Objective:
 
     def evaluate(self, net: Net, batch: Batch, context: Context) -> Terms:
         """The loss of a batch, which is encoded first."""
-        return self.loss(net, batch if self.encode is None else self.encode(net, batch, context), context)
+        with dropping(net, context.noise):
+            return self.loss(net, batch if self.encode is None else self.encode(net, batch, context), context)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,8 @@ from fedshift.core.contract import (
     leave,
     no_draws,
 )
-from fedshift.core.model import ModelBuilder, refuse_dropout
+from fedshift.core.dropout import from_streams
+from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net, batch_norm_tensors
 from fedshift.core.tensors import Replies, Tensors, weighted_mean
 from fedshift.core.training import Train
@@ -184,12 +185,13 @@ def make_parts(method: Method, model: ModelBuilder) -> dict[str, Part]:
     """The parts of a method, also of one that makes modules plainly, with initial values from the run's streams.
 
     Raises:
-        FedshiftError: a module has dropout.
+        FedshiftError: a module has alpha dropout.
     """
     with model.streams.as_global("initialisation", "parts"):
         parts = method.parts(model)
     for name, part in parts.items():
-        refuse_dropout(part.module, name)
+        from_streams(part.module, name)
+        part.module.train()  # weights that were read come in evaluation mode, and a step sees the mode of the top only
     return parts
 
 

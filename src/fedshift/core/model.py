@@ -12,13 +12,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedshift import memory
-from fedshift.errors import FedshiftError
+from fedshift.core.dropout import from_streams
+from fedshift.core.frozen import Embedding, silent
+from fedshift.federation.domains import DomainData
+from fedshift.federation.inputs import Inputs
 from fedshift.settings.spec import Spec, Width, setting
 from fedshift.streams import Streams
 
 Shape = tuple[int, ...]
 COPIES = 4  # of a model's tensors that a run holds at once, at least
-DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +38,23 @@ class Model(Spec):
             FedshiftError: inputs of that shape do not fit the network.
         """
         raise NotImplementedError
+
+    @property
+    def freezes(self) -> bool:
+        """Whether :meth:`embedded` puts something in the place of the samples."""
+        return False
+
+    def check(self, inputs: Inputs) -> None:
+        """Raise an error if samples do not become inputs as the network can work with."""
+
+    def embedded(self, data: DomainData, tell: Embedding = silent) -> DomainData:
+        """What the encoder reads: the data, or what those stages of the network make of it that are never trained.
+
+        Args:
+            data: the samples as the data set gives them.
+            tell: hears how far the work is: a network's name, images embedded, images in all.
+        """
+        return data
 
 
 class GaussianEncoder(nn.Module):
@@ -93,13 +112,12 @@ class ModelBuilder:
         """Build a module with the initial values that the seed gives to this role.
 
         Raises:
-            FedshiftError: its tensors cannot fit into memory, or it has dropout, which would draw from a global
-                generator.
+            FedshiftError: its tensors cannot fit into memory, or it has alpha dropout.
         """
         self._check_fits(role, build)
         with self.streams.as_global("initialisation", role):
             module = build()
-        refuse_dropout(module, role)
+        from_streams(module, role)
         return module
 
     def _check_fits(self, role: str, build: Callable[[], nn.Module]) -> None:
@@ -117,13 +135,3 @@ class ModelBuilder:
             f"The {role} of the model {type(self.model).__name__} (dim = {self.dim}, {held // 4:,} numbers)",
             "Lower model.dim, or the widths of the model's layers.",
         )
-
-
-def refuse_dropout(module: nn.Module, role: str) -> None:
-    """Raise an error if a module has dropout, which would draw from a global generator."""
-    for name, layer in module.named_modules():
-        if isinstance(layer, DROPOUT) and layer.p > 0:
-            raise FedshiftError(
-                f"Layer '{name}' of the {role} is dropout, which draws from a global generator, so the run "
-                "could not be repeated: set its probability to 0."
-            )

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad
 
+from fedshift.core.dropout import Dropout
 from fedshift.core.tensors import Tensors
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -32,6 +33,10 @@ class Net:
             for name, parameter in module.named_parameters()
             if parameter.requires_grad
         )
+        self.dropouts = {
+            part: [layer for layer in module.modules() if isinstance(layer, Dropout) and layer.p > 0]
+            for part, module in parts.items()
+        }
 
     def __repr__(self) -> str:
         return f"Net({', '.join(self.parts)})"
@@ -107,7 +112,8 @@ class _Noting(Net):
     """A net that notes which parts are run."""
 
     def __init__(self, net: Net) -> None:
-        self.parts, self.trainable, self.seen = net.parts, net.trainable, set[str]()
+        self.parts, self.trainable, self.dropouts = net.parts, net.trainable, net.dropouts
+        self.seen = set[str]()
 
     def __getattr__(self, name: str) -> nn.Module:
         part = super().__getattr__(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from fedshift.datasets.features import Embedding, embed, frozen_network, silent
+from fedshift.core.frozen import Embedding, embed, frozen_network, silent
 from fedshift.datasets.images import Source, domain_data
 from fedshift.errors import FedshiftError
 from fedshift.federation.domains import DomainData

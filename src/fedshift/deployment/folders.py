@@ -82,7 +82,7 @@ def schema(experiment: Experiment, classes: Sequence[str] = (), shape: Sequence[
     if classes and shape:
         return Schema(tuple(classes), shape)
     try:
-        data = load_data(experiment.data, experiment.seed_of_data, str(experiment.contents))
+        data = load_data(experiment.data, experiment.model, experiment.seed_of_data, str(experiment.contents))
     except FedshiftError as error:
         lacking = [*([] if classes else ["--classes cat,dog"]), *([] if shape else ["--shape 3,64,64"])]
         raise FedshiftError(
@@ -93,9 +93,9 @@ def schema(experiment: Experiment, classes: Sequence[str] = (), shape: Sequence[
 
 
 def _shape_of_images(experiment: Experiment) -> tuple[int, ...]:
-    """The shape that the settings give to images; empty of other data, and of images that become features."""
+    """The shape that the settings give to images; empty of other data, and where a frozen network reads them first."""
     data = experiment.data
-    if not isinstance(data, ImageDataset) or data.frozen != "none":
+    if not isinstance(data, ImageDataset) or data.frozen != "none" or experiment.model.freezes:
         return ()
     return (data.channels, data.size, data.size)
 

@@ -13,7 +13,7 @@ import torch
 
 from fedshift import files
 from fedshift.core import sealed
-from fedshift.datasets.features import Embedding, silent
+from fedshift.core.frozen import Embedding, silent
 from fedshift.deployment.agreement import Agreement, SiteSettings
 from fedshift.errors import DamagedError, FedshiftError, Problems, UnknownNameError
 from fedshift.federation.checks import check_samples
@@ -47,6 +47,7 @@ def site_data(
     check_samples(loaded, dataset.inputs())
     with streams.as_global("global draws in federation"):
         mine = dataset.embedded(_of_domains(loaded, settings.domains), tell)
+        mine = experiment.model.embedded(mine, tell)
     problems = Problems("things about the samples are not as agreed")
     with problems.gathered():
         _check_shape(tuple(mine.x.shape[1:]), agreement.federation.shape)
@@ -134,6 +135,7 @@ def _check_inputs(agreement: Agreement, experiment: Experiment) -> None:
             f"[data] of site.toml prepares samples as {own}, but the federation agreed on {agreed}: leave data.augment "
             "and data.normalise as they are in experiment.toml."
         )
+    experiment.model.check(agreed)
 
 
 # Kept from message to message ---------------------------------------------------------------------
@@ -177,6 +179,7 @@ def _key(agreement: Agreement, settings: SiteSettings, experiment: Experiment) -
     decides = [
         version("fedshift"),
         experiment.table()["data"],
+        experiment.table()["model"],
         experiment.contents,
         experiment.seed_of_data,
         str(agreement.experiment.data.inputs()),

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fedshift.core.contract import Batch, Context, Measure, Objective, Phase, Phases, Round, term_names
+from fedshift.core.dropout import dropout_draws
 from fedshift.core.net import Net
 from fedshift.core.setup import Setup
 from fedshift.core.state import OptimiserState
@@ -252,7 +253,10 @@ def _step(bank: Bank, phase: Phase, descents: Sequence[_Descent], active: Sequen
         for repeat in range(objective.repeats):
             key: list[str | int] = [phase.name, objective.name, step, *([repeat] if repeat else [])]
             lanes = [course.lane for course in active]
-            draws = [objective.draws(lane.setup.model, len(b.y)) for lane, b in zip(lanes, batches, strict=True)]
+            drops = dropout_draws(bank.net, objective.moves)
+            draws = [
+                {**objective.draws(lane.setup.model, len(b.y)), **drops} for lane, b in zip(lanes, batches, strict=True)
+            ]
             contexts = [lane.context(lane.noise(d, *key)) for lane, d in zip(lanes, draws, strict=True)]
             try:
                 descent.step(batches, contexts)

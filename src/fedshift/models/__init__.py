@@ -21,6 +21,7 @@ MODELS: Catalogue[Model] = Catalogue(
         "resnet18": ".backbones:ResNet18",
         "resnet50": ".backbones:ResNet50",
         "mobilenetv2": ".backbones:MobileNetV2",
+        "efficientnet-lite0": ".efficientnet:EfficientNetLite0",
         "digits-cnn": ".cnn:DigitsCNN",
         "cct-7-3x1": ".cct:CCT7",
         "lstm": ".lstm:LSTM",

@@ -1,40 +1,28 @@
 """Backbones of the transformers library: random, or pretrained from the hub or a local folder.
 
-Choices: the classifier is replaced by a linear layer from the pooled features to z (FedSR, Sec. 4.2).
+Choices: the classifier is replaced by a linear layer from the pooled features to z (FedSR, Sec. 4.2). Stages are
+those of the papers' tables: conv1 to conv5_x of a ResNet.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, ClassVar
 
-import torch
 from safetensors import SafetensorError
-from torch import Tensor, nn
+from torch import nn
 
-from fedshift.core.model import Model, Shape
 from fedshift.errors import FedshiftError, need
 from fedshift.hub import hub
+from fedshift.models.staged import Staged
 from fedshift.settings.spec import Width, setting
 
-
-class Pooled(nn.Module):
-    """A backbone, its pooled features flattened, and a linear layer."""
-
-    def __init__(self, backbone: nn.Module, features: int, out: int) -> None:
-        super().__init__()
-        self.backbone = backbone
-        self.projection = nn.Linear(features, out)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Images (B, channels, height, width) to (B, out)."""
-        pooled: Tensor = self.backbone(x).pooler_output.flatten(1)
-        projected: Tensor = self.projection(pooled)
-        return projected
+BLOCKS = (2, 3, 4, 3, 3, 1)  # of MobileNetV2's stages 2 to 7
 
 
 @dataclass(frozen=True, kw_only=True)
-class Backbone(Model):
+class Backbone(Staged):
     """A backbone whose weights are random, or those of a hub id or local folder."""
 
     hub_id: ClassVar[str]
@@ -48,21 +36,29 @@ class Backbone(Model):
         words=("random", "pretrained"),
     )
 
-    def encoder(self, shape: Shape, out: int) -> nn.Module:
-        """Inputs (B, channels, height, width) to (B, out); pretrained weights need 3 channels."""
-        if len(shape) != 3:
-            raise FedshiftError(f"Backbones take images (channels, height, width), not {shape}; try 'mlp'.")
+    def stages(self, channels: int) -> dict[str, nn.Module]:
+        """The stages of the backbone, whose last one pools."""
         try:
             import transformers
         except ImportError as error:
             raise need("images", "A backbone", error) from error
-        backbone = self._random(transformers, shape[0]) if self.weights == "random" else self._read(transformers)
-        channels = backbone.config.num_channels
-        if channels != shape[0]:
+        if self.freezes and self.weights == "random":
             raise FedshiftError(
-                f"These weights take {channels} channels, not {shape[0]}: --set data.channels={channels}"
+                f"model.freeze_until = {self.freeze_until} would freeze random weights: --set model.weights=pretrained"
             )
-        return Pooled(backbone, _pooled_features(backbone, channels), out)
+        backbone = self._random(transformers, channels) if self.weights == "random" else self._read(transformers)
+        if backbone.config.num_channels != channels:
+            raise FedshiftError(
+                f"These weights take {backbone.config.num_channels} channels, not {channels}: "
+                f"--set data.channels={backbone.config.num_channels}"
+            )
+        return self._stages(backbone)
+
+    def _stages(self, backbone: Any) -> dict[str, nn.Module]:
+        """What a ResNet is made of: its first convolution and pooling, and groups of residual blocks."""
+        groups = [[backbone.embedder], *([stage] for stage in backbone.encoder.stages)]
+        groups[-1].append(backbone.pooler)
+        return {f"stage{number}": nn.Sequential(*modules) for number, modules in enumerate(groups, 1)}
 
     def _random(self, transformers: Any, channels: int) -> Any:
         """The backbone with random weights."""
@@ -84,15 +80,6 @@ class Backbone(Model):
                 f"model.weights = '{self.weights}' is a {type(backbone).__name__}, not a {self.architecture}."
             )
         return backbone
-
-
-def _pooled_features(backbone: nn.Module, channels: int) -> int:
-    """How many features the backbone pools, found by running it once."""
-    was_training = backbone.training
-    with torch.no_grad():
-        features: int = backbone.eval()(torch.zeros(1, channels, 64, 64)).pooler_output.flatten(1).shape[1]
-    backbone.train(was_training)
-    return features
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,3 +121,11 @@ class MobileNetV2(Backbone):
 
     def _random(self, transformers: Any, channels: int) -> Any:
         return transformers.MobileNetV2Model(transformers.MobileNetV2Config(num_channels=channels))
+
+    def _stages(self, backbone: Any) -> dict[str, nn.Module]:
+        """The rows of the paper's Table 2; the first two are one module in the library, so stage 1 is both."""
+        groups = [[backbone.conv_stem]]
+        blocks = iter(backbone.layer)
+        groups += [list(islice(blocks, count)) for count in BLOCKS]
+        groups.append([backbone.conv_1x1, backbone.pooler])
+        return {f"stage{number}": nn.Sequential(*modules) for number, modules in enumerate(groups, 1)}

@@ -5,12 +5,12 @@ layers follow, each with normalisation, attention, normalisation and a feed-forw
 a softmax over a learned score of each.
 
 Choices: a linear layer to z follows the pooling, as with every backbone here, and the head is another. The paper's
-dropout, attention dropout and stochastic depth are left out, as they draw from a global generator and a run could not
-be repeated. As in the authors' code, a layer's second residual starts after its second normalisation, queries, keys and
-values have no bias, linear layers start from a truncated normal of deviation 0.02, the convolution from He's normal,
-and learned positions from a truncated normal of deviation 0.2. Attention is written as plain products: the fused
-kernels' gradients may differ from run to run on a GPU, and clients cannot be stacked over them under vmap. It needs
-memory for heads x tokens x tokens weights an image and layer, 16 MiB at 64x64 images.
+dropout, attention dropout and stochastic depth are left out. As in the authors' code, a layer's second residual starts
+after its second normalisation, queries, keys and values have no bias, linear layers start from a truncated normal of
+deviation 0.02, the convolution from He's normal, and learned positions from a truncated normal of deviation 0.2.
+Attention is written as plain products: the fused kernels' gradients may differ from run to run on a GPU, and clients
+cannot be stacked over them under vmap. It needs memory for heads x tokens x tokens weights an image and layer, 16 MiB
+at 64x64 images.
 """
 
 from __future__ import annotations

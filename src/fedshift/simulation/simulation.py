@@ -16,13 +16,13 @@ import torch
 from fedshift import memory
 from fedshift.coordinator.coordinator import Coordinator, Received
 from fedshift.core.contract import Round, ServerState
+from fedshift.core.frozen import Embedding, silent
 from fedshift.core.messages import Missing, Order
 from fedshift.core.method import make_parts
-from fedshift.core.model import ModelBuilder
+from fedshift.core.model import Model, ModelBuilder
 from fedshift.core.net import batch_norms
 from fedshift.core.setup import Setup
 from fedshift.datasets.dataset import Dataset
-from fedshift.datasets.features import Embedding, silent
 from fedshift.engines.calibration import asked_for, choose
 from fedshift.engines.choice import Choice
 from fedshift.engines.engine import Engine, Job, Outcome, ServerJob
@@ -214,10 +214,11 @@ def make_federation(experiment: Experiment, tell: Embedding = silent) -> Federat
     """The clients and environments of an experiment, on the CPU.
 
     Raises:
-        FedshiftError: the data cannot be had, or cannot be divided as asked.
+        FedshiftError: the data cannot be had, cannot be divided as asked, or are no inputs for the model.
     """
     seed, inputs = experiment.seed_of_data, experiment.data.inputs()
-    data, streams = load_data(experiment.data, seed, str(experiment.contents), tell), Streams(seed)
+    experiment.model.check(inputs)
+    data, streams = load_data(experiment.data, experiment.model, seed, str(experiment.contents), tell), Streams(seed)
     with streams.as_global("global draws in federation"):
         federation = experiment.protocol.federate(data, experiment.partition, inputs, streams).checked()
         noted = replace(federation, notes=(*data.notes, *federation.notes))
@@ -290,8 +291,10 @@ def choose_device(name: str) -> torch.device:
 
 
 @lru_cache(maxsize=1)
-def load_data(dataset: Dataset, seed: int, content: str, tell: Embedding = silent) -> DomainData:
-    """A data set in memory, checked and embedded; kept for the next run of a grid while its files are the same.
+def load_data(dataset: Dataset, model: Model, seed: int, content: str, tell: Embedding = silent) -> DomainData:
+    """A data set in memory, checked and embedded, as the model's encoder reads it.
+
+    It is kept for the next run of a grid while its files are the same.
 
     Raises:
         FedshiftError: it cannot be read, or numbers made from it would be wrong.
@@ -301,4 +304,4 @@ def load_data(dataset: Dataset, seed: int, content: str, tell: Embedding = silen
         data = dataset.load(streams)
     check_data(data, inputs)
     with streams.as_global("global draws in embedding"):
-        return dataset.embedded(data, tell)
+        return model.embedded(dataset.embedded(data, tell), tell)

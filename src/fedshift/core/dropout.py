@@ -1,0 +1,112 @@
+"""Dropout from the run's streams, so that engines agree and a resumed run goes on to the same bits.
+
+A step of an objective that moves a part with dropout is given one number more, drawn as any noise is. From it, the
+layer's place in the net, how often the layer ran in this step, and the place within its input follows whether a value
+is dropped, by integer arithmetic alone: nothing is left to the order of draws, whatever a loss runs and how often,
+and clients can be stacked. Modules are written with PyTorch's own layers, which :func:`from_streams` replaces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from fedshift.errors import FedshiftError
+from fedshift.streams import Draw, Draws
+
+if TYPE_CHECKING:
+    from fedshift.core.net import Net
+
+NOISE = "dropout"
+LAYERS: dict[type[nn.Module], int] = {nn.Dropout: 0, nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}
+REFUSED = (nn.AlphaDropout, nn.FeatureAlphaDropout)
+BITS = 24
+
+
+class Dropout(nn.Module):
+    """Zeroes values with probability p while training, and divides the others by 1 - p.
+
+    Args:
+        p: how likely a value is dropped, in 0..1.
+        together: so many of the last dimensions are dropped together: 2 for the channels of a map.
+    """
+
+    def __init__(self, p: float, together: int = 0) -> None:
+        super().__init__()
+        self.p, self.together = p, together
+        self.key: Tensor | None = None  # of the step that is under way, int64 ()
+        self.calls = 0
+
+    def extra_repr(self) -> str:
+        """Its settings."""
+        return f"p={self.p}, together={self.together}"
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Inputs of any shape, the same shape.
+
+        Raises:
+            FedshiftError: it is in training mode outside of a run's step.
+        """
+        if not self.training or self.p == 0:
+            return x
+        if self.key is None:
+            raise FedshiftError(
+                "Dropout is drawn from a run's streams while an objective moves its part; outside of that, put the "
+                "module into evaluation mode: module.eval()"
+            )
+        self.calls += 1
+        shape = x.shape[: x.ndim - self.together]
+        places = torch.arange(shape.numel(), device=x.device).view(*shape, *[1] * self.together)
+        drawn = _mixed(_mixed(self.key + self.calls) + places) >> (64 - BITS) & (1 << BITS) - 1  # uniform
+        kept = (drawn >= round(self.p * 2**BITS)).to(x.dtype)
+        dropped: Tensor = x * kept / (1 - self.p)
+        return dropped
+
+
+def _mixed(x: Tensor) -> Tensor:
+    """What splitmix64 makes of whole numbers (Steele et al., OOPSLA 2014): as good as independent of each other."""
+    x = x * -0x61C8864680B583EB  # 0x9e37... as a signed number; products wrap
+    for right, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
+        x = (x ^ (x >> right & (1 << (64 - right)) - 1)) * factor  # >> keeps the sign, which is cut off
+    return x ^ (x >> 31 & (1 << 33) - 1)
+
+
+def from_streams(module: nn.Module, role: str) -> None:
+    """Replace PyTorch's dropout layers inside a module by :class:`Dropout`.
+
+    Raises:
+        FedshiftError: it has alpha dropout.
+    """
+    for path, parent in list(module.named_modules()):
+        for name, layer in list(parent.named_children()):
+            if isinstance(layer, REFUSED) and layer.p > 0:
+                raise FedshiftError(
+                    f"Layer '{path + '.' if path else ''}{name}' of the {role} is {type(layer).__name__}, which draws "
+                    "from a global generator, so the run could not be repeated: use nn.Dropout, or set its "
+                    "probability to 0."
+                )
+            if type(layer) in LAYERS:
+                setattr(parent, name, Dropout(layer.p, LAYERS[type(layer)]))
+
+
+def dropout_draws(net: Net, moves: Collection[str]) -> Draws:
+    """What a step that moves these parts needs: one number, if a layer of theirs drops."""
+    drops = any(net.dropouts[part] for part in moves if part in net.dropouts)
+    return {NOISE: Draw((), "integers", 2**62)} if drops else {}
+
+
+@contextmanager
+def dropping(net: Net, noise: Mapping[str, Tensor]) -> Iterator[None]:
+    """Let the net's layers drop by the number among the noise of a step, if there is one."""
+    found = [layer for each in net.dropouts.values() for layer in each] if NOISE in noise else []
+    for number, layer in enumerate(found):
+        layer.key, layer.calls = _mixed(noise[NOISE] + number), 0
+    try:
+        yield
+    finally:
+        for layer in found:
+            layer.key = None

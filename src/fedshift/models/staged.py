@@ -1,0 +1,129 @@
+"""Networks in stages, of which the first ones can be frozen: a run then trains the others only.
+
+What the frozen stages make of a sample never changes, so it is computed once and kept on the disk
+(:mod:`fedshift.core.frozen`), and the federation works on it in the place of images. The encoder is the stages after
+them and a linear layer to z, and no other tensor is sent, averaged or kept at home.
+
+*Choices*: frozen stages are in evaluation mode, batch norm too; the others follow the method's ``bn``.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from fedshift.core.frozen import Colour, Embedding, FrozenNetwork, checksum, embed, silent
+from fedshift.core.model import Model, Shape
+from fedshift.errors import FedshiftError
+from fedshift.federation.domains import DomainData
+from fedshift.federation.inputs import IMAGENET_MEAN, IMAGENET_STD, Inputs
+from fedshift.settings.spec import WholeNumber, setting
+
+Stages = Mapping[str, nn.Module]
+
+
+class Projected(nn.Module):
+    """Stages one after the other, flattened, and a linear layer."""
+
+    def __init__(self, stages: Stages, features: int, out: int) -> None:
+        super().__init__()
+        self.stages = nn.Sequential(OrderedDict(stages))
+        self.projection = nn.Linear(features, out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images, or what frozen stages made of them, (B, channels, height, width), to (B, out)."""
+        projected: Tensor = self.projection(self.stages(x).flatten(1))
+        return projected
+
+
+@dataclass(frozen=True, kw_only=True)
+class Staged(Model):
+    """A network in stages, from images to pooled features."""
+
+    mean: ClassVar[Colour] = IMAGENET_MEAN  # what frozen stages get instead of data.normalise
+    std: ClassVar[Colour] = IMAGENET_STD
+
+    freeze_until: WholeNumber = setting(
+        0,
+        help="the last stage that is frozen, counted from 1 at the images: what it gives is computed once, and the "
+        "stages after it are trained; 0: all are",
+    )
+
+    def stages(self, channels: int) -> dict[str, nn.Module]:
+        """All stages by name, in order, from images (B, channels, height, width) to pooled features.
+
+        Raises:
+            FedshiftError: the weights cannot be had, or take another number of channels.
+        """
+        raise NotImplementedError
+
+    @property
+    def freezes(self) -> bool:
+        """Whether a stage is frozen."""
+        return self.freeze_until > 0
+
+    def check(self, inputs: Inputs) -> None:
+        """Refuse what works on images where stages that read them are frozen."""
+        for name in ("augment", "normalise"):
+            if self.freezes and getattr(inputs, name):
+                raise FedshiftError(
+                    f"data.{name} works on images, but model.freeze_until = {self.freeze_until} computes the first "
+                    f"stages once, on images normalised for their weights: --set data.{name}=false"
+                )
+
+    def embedded(self, data: DomainData, tell: Embedding = silent) -> DomainData:
+        """The data with what the frozen stages give, float32 (N, channels, height, width), in the place of images."""
+        return replace(data, x=embed(data.x, self._frozen(), tell=tell)) if self.freezes else data
+
+    def encoder(self, shape: Shape, out: int) -> nn.Module:
+        """Inputs (B, *shape), images or what the frozen stages give, to (B, out)."""
+        if len(shape) != 3:
+            raise FedshiftError(
+                f"The networks in stages take images (channels, height, width), not {shape}; try 'mlp'."
+            )
+        _, trained = self._cut(3 if self.freezes else shape[0])
+        return Projected(trained, _features(trained, shape), out)
+
+    def _cut(self, channels: int) -> tuple[Stages, Stages]:
+        """The frozen stages, and those that are trained."""
+        stages = list(self.stages(channels).items())
+        if self.freeze_until >= len(stages):
+            names = ", ".join(f"{number} {name}" for number, (name, _) in enumerate(stages, 1))
+            raise FedshiftError(
+                f"model.freeze_until = {self.freeze_until} leaves no stage to train: 0 trains all, and up to "
+                f"{len(stages) - 1} can be frozen ({names}). To freeze the whole network: data.frozen."
+            )
+        return dict(stages[: self.freeze_until]), dict(stages[self.freeze_until :])
+
+    def _frozen(self) -> FrozenNetwork:
+        stages, _ = self._cut(3)
+        front = nn.Sequential(OrderedDict(stages))
+        weights = [checksum(tensor, name) for name, tensor in front.state_dict().items()]
+        name = f"{type(self).__name__}, stages 1 to {self.freeze_until}"
+        return FrozenNetwork(name, checksum(torch.empty(0), weights), lambda: front, self.mean, self.std)
+
+
+def _features(stages: Stages, shape: Shape) -> int:
+    """How many features the stages give, found by running them once.
+
+    Raises:
+        FedshiftError: inputs of that shape do not fit them.
+    """
+    whole = nn.Sequential(*stages.values())
+    modes = {module: module.training for module in whole.modules()}
+    try:
+        with torch.no_grad():
+            given: Tensor = whole.eval()(torch.zeros(1, *shape)).flatten(1)
+    except (RuntimeError, ValueError) as error:
+        raise FedshiftError(
+            f"Inputs of the shape {shape} do not fit '{next(iter(stages))}', the first stage that is trained: "
+            f"{str(error).splitlines()[0]}"
+        ) from error
+    for module, mode in modes.items():
+        module.training = mode
+    return given.shape[1]
