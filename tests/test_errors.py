@@ -253,19 +253,6 @@ def test_run_refuses_a_grid(tmp_path: Path, tiny_document: dict[str, Any], monke
     assert stopped.value.code == 2
 
 
-@pytest.mark.parametrize(
-    "kind", ["Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout"]
-)
-def test_dropout_is_refused(make: Make, kind: str):
-    from fedshift.core.model import ModelBuilder
-
-    spec: ModelBuilder = Simulation(make()).setup.model
-    from torch import nn
-
-    with pytest.raises(FedshiftError, match=r"Layer '1' of the encoder is dropout"):
-        spec.initialised("encoder", lambda: nn.Sequential(nn.Linear(2, 2), getattr(nn, kind)(0.1)))
-
-
 def test_an_error_in_a_loss_says_where_it_happened(make: Make):
     from dataclasses import dataclass, replace
 

@@ -35,6 +35,13 @@ class SideLengths(nn.Module):
         return torch.tensor(x.shape[-2:]).expand(len(x), 2)
 
 
+class Together(nn.Module):
+    """One row for all images."""
+
+    def forward(self, x):
+        return x.flatten().unsqueeze(0)
+
+
 PLAIN = FrozenNetwork("means", "0", ChannelMeans, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 
 
@@ -103,9 +110,14 @@ def test_only_images_are_embedded(images):
         embed(images, PLAIN)
 
 
-def test_a_network_must_give_vectors():
-    with pytest.raises(FedshiftError, match=r"'means' gives \(5, 3, 8, 8\) for 5 images"):
-        embed(random_images(), replace(PLAIN, load=nn.Identity))
+def test_maps_are_kept_as_they_are():
+    images = random_images(BATCH + 2)
+    assert torch.equal(embed(images, replace(PLAIN, load=nn.Identity)), images / 255)
+
+
+def test_a_network_must_give_something_for_each_image():
+    with pytest.raises(FedshiftError, match=r"'means' gives \(1, 960\) for 5 images"):
+        embed(random_images(), replace(PLAIN, load=Together))
 
 
 # The cache --------------------------------------------------------------------------------------

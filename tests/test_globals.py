@@ -19,7 +19,6 @@ from fedshift.core.tensors import Tensors
 from fedshift.engines.choice import Choice, open_engine
 from fedshift.engines.forecast import Announcing
 from fedshift.engines.kernels import Kernels
-from fedshift.errors import FedshiftError
 from fedshift.federation.partitions import IID
 from fedshift.federation.samples import Samples
 from fedshift.methods.fedavg import FedAvg
@@ -188,17 +187,6 @@ def test_a_module_that_is_made_plainly_is_reproducible(make: Make):
     assert torch.equal(*own)
     third, _ = carried_out(replace(make({"seed": 1}), method=with_hooks("")), 1)
     assert not torch.equal(own[0], third.setup.parts["own"].module.weight)
-
-
-def test_dropout_in_a_module_that_is_made_plainly_is_refused(make: Make):
-    class Dropping(FedAvg):
-        """A part with dropout."""
-
-        def parts(self, model):
-            return {**super().parts(model), "own": Part(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)), "client")}
-
-    with pytest.raises(FedshiftError, match="Layer '1' of the own is dropout"):
-        Simulation(replace(make(), method=Dropping()))
 
 
 @fedshift.METHODS.register("noisy")

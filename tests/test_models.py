@@ -77,8 +77,8 @@ def test_a_backbone_from_a_local_folder(tmp_path: Path):
     saved = transformers.ResNetModel(config)
     saved.save_pretrained(tmp_path)
     encoder = spec(ResNet18(weights=str(tmp_path), dim=5), (3, 32, 32)).encoder()
-    for name, tensor in saved.state_dict().items():
-        assert torch.equal(tensor, encoder.backbone.state_dict()[name])
+    for tensor, read in zip(saved.state_dict().values(), encoder.stages.state_dict().values(), strict=True):
+        assert torch.equal(tensor, read)
     assert encoder.eval()(torch.zeros(2, 3, 32, 32)).shape == (2, 5)
 
 

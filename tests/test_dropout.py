@@ -1,0 +1,189 @@
+"""Dropout from the streams: what it drops, that engines agree on it, and that a resumed run is the same run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from conftest import Make, simulate
+from fedshift.core.contract import Part
+from fedshift.core.dropout import NOISE, Dropout, dropout_draws, dropping, from_streams
+from fedshift.core.model import Model
+from fedshift.core.net import Net
+from fedshift.engines.sequential import Sequential
+from fedshift.errors import FedshiftError
+from fedshift.methods.fedavg import FedAvg
+from fedshift.models import MODELS
+from fedshift.settings.experiment import Experiment
+from fedshift.simulation.simulation import Simulation
+from test_engines import ENGINES, engine_named
+from test_methods import tensors_of
+
+
+def dropped(layer: nn.Module, x: torch.Tensor, key: int = 1, times: int = 1) -> list[torch.Tensor]:
+    """What a net of one layer, in training mode, gives in one step."""
+    net = Net({"part": nn.Sequential(layer).train()})
+    with dropping(net, {NOISE: torch.tensor(key)}):
+        return [net.part(x) for _ in range(times)]
+
+
+# What it drops ------------------------------------------------------------------------------------
+
+
+def test_so_many_values_are_dropped_and_the_others_scaled():
+    """Of 40,000 ones 0.3 are dropped, give or take 0.0023 (one sigma), and the others become 1 / 0.7."""
+    (out,) = dropped(Dropout(0.3), torch.ones(200, 200))
+    assert out.unique().tolist() == pytest.approx([0, 1 / 0.7])
+    assert (out == 0).float().mean().item() == pytest.approx(0.3, abs=0.01)
+    for axis in (0, 1):  # no row or column is special: a sigma is 0.032
+        assert (out == 0).float().mean(dim=axis).sub(0.3).abs().max() < 0.16
+
+
+def test_steps_calls_and_layers_drop_independently():
+    """Two masks of probability 1/2 agree in half of 10,000 places, give or take 0.005 (one sigma)."""
+    x = torch.ones(100, 100)
+    first, second = dropped(Dropout(0.5), x, times=2)
+    (next_step,) = dropped(Dropout(0.5), x, key=2)
+    net = Net({"one": Dropout(0.5).train(), "two": Dropout(0.5).train()})
+    with dropping(net, {NOISE: torch.tensor(1)}):
+        layers = net.one(x), net.two(x)
+    for a, b in ((first, second), (first, next_step), layers, (first[1:], first[:-1]), (first[:, 1:], first[:, :-1])):
+        assert (a == b).float().mean().item() == pytest.approx(0.5, abs=0.025)
+    (again,) = dropped(Dropout(0.5), x)
+    assert torch.equal(first, again)
+
+
+def test_what_is_dropped_is_pinned():
+    """A changed mask would change runs that are resumed: splitmix64 by Python's whole numbers, place by place."""
+
+    def mixed(x: int) -> int:
+        x = x * 0x9E3779B97F4A7C15 % 2**64
+        x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+        x = (x ^ (x >> 27)) * 0x94D049BB133111EB % 2**64
+        return x ^ (x >> 31)
+
+    key = 2**61 + 12345
+    base = mixed(mixed(key) + 1)  # of the first layer, in its first call
+    kept = [(mixed((base + place) % 2**64) >> 40) / 2**24 >= 0.4 for place in range(64)]
+    (out,) = dropped(Dropout(0.4), torch.ones(8, 8), key=key)
+    assert (out.flatten() > 0).tolist() == kept
+
+
+@pytest.mark.parametrize(("kind", "together"), [("Dropout1d", 1), ("Dropout2d", 2), ("Dropout3d", 3)])
+def test_channels_are_dropped_together(kind: str, together: int):
+    module = nn.Sequential(getattr(nn, kind)(0.5))
+    from_streams(module, "encoder")
+    (out,) = dropped(module, torch.ones(30, 20, *[3] * together))
+    rows = out.view(600, -1)
+    assert ((rows == 0).all(dim=1) | (rows == 2).all(dim=1)).all()
+    assert 200 < (rows[:, 0] == 0).sum() < 400
+
+
+def test_nothing_is_dropped_in_evaluation_mode_and_no_generator_is_asked():
+    x, before = torch.ones(9, 9), torch.get_rng_state()
+    assert torch.equal(Dropout(0.5).eval()(x), x)
+    assert torch.equal(Dropout(0.0).train()(x), x)
+    dropped(Dropout(0.5), x)
+    assert torch.equal(torch.get_rng_state(), before)
+    with pytest.raises(FedshiftError, match=r"evaluation mode: module.eval\(\)"):
+        Dropout(0.5).train()(x)
+
+
+def test_layers_of_pytorch_are_replaced_wherever_they_are():
+    module = nn.ModuleDict({"a": nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.2)), "b": nn.Dropout2d(0.3)})
+    from_streams(module, "encoder")
+    assert [(layer.p, layer.together) for layer in module.modules() if isinstance(layer, Dropout)] == [
+        (0.2, 0),
+        (0.3, 2),
+    ]
+
+
+@pytest.mark.parametrize("kind", ["AlphaDropout", "FeatureAlphaDropout"])
+def test_alpha_dropout_is_refused(make: Make, kind: str):
+    model = Simulation(make()).setup.model
+    with pytest.raises(FedshiftError, match=f"Layer '1' of the encoder is {kind}"):
+        model.initialised("encoder", lambda: nn.Sequential(nn.Linear(2, 2), getattr(nn, kind)(0.1)))
+
+
+def test_only_parts_that_move_need_a_number():
+    net = Net({"one": nn.Sequential(nn.Dropout(0.5)), "two": nn.Sequential(Dropout(0.5)), "three": Dropout(0.0)})
+    assert dropout_draws(net, ("one", "three")) == {}
+    assert dropout_draws(net, ("two",))[NOISE].shape == ()
+
+
+# In a run -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dropping(Model):
+    """Two layers, each with dropout before it."""
+
+    p: float = 0.4
+
+    def encoder(self, shape, out):
+        return nn.Sequential(
+            nn.Dropout2d(self.p), nn.Flatten(), nn.Linear(100, 6), nn.ReLU(), nn.Dropout(self.p), nn.Linear(6, out)
+        )
+
+
+class Twice(FedAvg):
+    """A loss that encodes a batch twice, as the consistency of two passes does, with a part made plainly."""
+
+    terms = (*FedAvg.terms, "consistency")
+
+    def parts(self, model):
+        return {**super().parts(model), "own": Part(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)), "client")}
+
+    def moves(self):
+        return (*super().moves(), "own")
+
+    def loss(self, net, batch, context):
+        other = net.own(self.features(net, batch.x))
+        return super().loss(net, batch, context) | {"consistency": F.mse_loss(batch.z, other)}
+
+
+def experiment_of(make: Make, method: FedAvg | None = None, p: float = 0.4, **changes: Any) -> Experiment:
+    document = {"train.precision": "float64", "train.rounds": 3, "method.optimiser_state": "kept", **changes}
+    experiment = replace(make(document), model=Dropping(dim=4, p=p))
+    return experiment if method is None else replace(experiment, method=method)
+
+
+@pytest.mark.parametrize("method", [None, Twice()], ids=["fedavg", "two passes"])
+@pytest.mark.parametrize("kind", [name for name in ENGINES if name != "sequential"])
+def test_engines_agree(make: Make, kind: str, method: FedAvg | None):
+    told: list[str] = []
+    experiment = experiment_of(make, method)
+    one = simulate(experiment)
+    with engine_named(kind, told) as engine:
+        other = simulate(experiment, engine=engine)
+    mine, theirs = tensors_of(one), tensors_of(other)
+    assert not told
+    assert mine.keys() == theirs.keys()
+    for name, tensor in mine.items():
+        torch.testing.assert_close(tensor, theirs[name], rtol=1e-9, atol=1e-12)
+    plain = tensors_of(simulate(experiment_of(make, method, p=0.0)))
+    assert any(not torch.allclose(tensor, plain[name]) for name, tensor in mine.items())
+
+
+def test_a_resumed_run_drops_what_an_undisturbed_one_does(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(MODELS._listed, "dropping", Dropping)  # as a checkpoint names it
+    whole = simulate(experiment_of(make))
+    simulate(experiment_of(make), rounds=1, folder=tmp_path)
+    resumed = simulate(experiment_of(make), folder=tmp_path)
+    assert all(torch.equal(tensor, tensors_of(resumed)[name]) for name, tensor in tensors_of(whole).items())
+
+
+def test_a_prediction_drops_nothing(make: Make):
+    """The accuracy recorded is that of the layers without dropout, with the same tensors."""
+    simulation = simulate(experiment_of(make))
+    plain = Simulation(experiment_of(make, p=0.0))
+    plain.coordinator.state = simulation.coordinator.state
+    when = simulation.coordinator.schedule[-1]
+    one, other = (each.record(when, Sequential())["environments"] for each in (simulation, plain))
+    assert [row["accuracy"] for row in one] == [row["accuracy"] for row in other]
