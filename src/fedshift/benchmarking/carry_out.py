@@ -1,8 +1,8 @@
 """Carrying out a benchmark: every method is tuned on a column, then run with seeds that nothing was chosen on.
 
 Runs lie in folders that are not repeated, so the same plan, asked for again, goes on where it was. A column's runs are
-ordered by seed, for which the data are loaded once. Where a run of the results diverged, its cell's other seeds are left
-out.
+ordered by seed, for which the data are loaded once. Where a run of the results diverged, its cell's other seeds are
+left out.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+
 from fedshift.benchmarking.columns import Column
 from fedshift.benchmarking.plan import Plan
 from fedshift.errors import DamagedError, DiskError, DivergedError, FedshiftError, FedshiftWarning, LockedError

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedshift.core.model import Model, Shape
 from fedshift.errors import FedshiftError, need
-from fedshift.hub import hub
+from fedshift.hub import answers, hub
 from fedshift.settings.spec import Width, setting
 
 
@@ -48,14 +48,16 @@ class Backbone(Model):
         words=("random", "pretrained"),
     )
 
+    def check_here(self) -> None:
+        """Whether there are the weights, or the hub that has them."""
+        if self.weights != "random" and not answers():
+            self._read(_transformers())
+
     def encoder(self, shape: Shape, out: int) -> nn.Module:
         """Inputs (B, channels, height, width) to (B, out); pretrained weights need 3 channels."""
         if len(shape) != 3:
             raise FedshiftError(f"Backbones take images (channels, height, width), not {shape}; try 'mlp'.")
-        try:
-            import transformers
-        except ImportError as error:
-            raise need("images", "A backbone", error) from error
+        transformers = _transformers()
         backbone = self._random(transformers, shape[0]) if self.weights == "random" else self._read(transformers)
         channels = backbone.config.num_channels
         if channels != shape[0]:
@@ -84,6 +86,14 @@ class Backbone(Model):
                 f"model.weights = '{self.weights}' is a {type(backbone).__name__}, not a {self.architecture}."
             )
         return backbone
+
+
+def _transformers() -> Any:
+    try:
+        import transformers
+    except ImportError as error:
+        raise need("images", "A backbone", error) from error
+    return transformers
 
 
 def _pooled_features(backbone: nn.Module, channels: int) -> int:
