@@ -1,10 +1,9 @@
-"""The papers' tables and curves: their files, their plans at every scale, and small ones carried out and gone on with."""
+"""The papers' tables and curves: their files, their plans at every scale, and small ones carried out and resumed."""
 
 from __future__ import annotations
 
 import csv
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -152,8 +151,6 @@ def test_the_command_says_how_it_was_made():
 
 # Carried out --------------------------------------------------------------------------------------
 
-ROWS = {"rows": ["GM", "PM"]}
-
 
 class Heard(Progress):
     """The names of the runs that begin."""
@@ -175,10 +172,8 @@ def test_a_table_is_carried_out_once_and_stands_beside_the_papers(tmp_path: Path
     assert len(second.begun) == 5
     assert done.complete
     folder = tmp_path / "fedpin-table2-smoke"
-    assert {path.name for path in folder.iterdir()} == {
-        RUNS_FILE,
-        *(f"fedpin-table2.{kind}" for kind in ("md", "csv", "json")),
-    }
+    names = {path.name for path in folder.iterdir()}
+    assert names == {RUNS_FILE, *(f"fedpin-table2.{kind}" for kind in ("md", "csv", "json"))}
     text = (folder / "fedpin-table2.md").read_text()
     assert text == done.table()
     assert "|   the paper | 59.8 | 63.1 |" in text
@@ -210,14 +205,13 @@ def test_a_command_that_is_killed_goes_on_and_repeats_nothing(tmp_path: Path):
         time.sleep(0.01)
     child.send_signal(signal.SIGKILL)
     child.wait()
-    before = {
-        folder.path: os.stat(folder.path / "summary.json").st_mtime_ns for folder in find(tmp_path) if folder.finished
-    }
+    written = [folder.path / "summary.json" for folder in find(tmp_path) if folder.finished]
+    before = {path: path.stat().st_mtime_ns for path in written}
     listed = CliRunner().invoke(app, ["reproduce", "fedpin-table2", "--list", "--out", str(tmp_path)])
     assert f"{len(before)} of 6 runs" in listed.output
     result = CliRunner().invoke(app, words, catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    assert all(os.stat(path / "summary.json").st_mtime_ns == at for path, at in before.items())
+    assert all(path.stat().st_mtime_ns == at for path, at in before.items())
     assert "6 of 6 runs are finished" in result.output
     listed = CliRunner().invoke(app, ["reproduce", "fedpin-table2", "--list", "--out", str(tmp_path)])
     assert "done, 0:0" in listed.output
