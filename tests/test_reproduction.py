@@ -47,7 +47,7 @@ def test_every_file_is_read_and_says_what_it_is():
         assert exhibit.what.endswith(".")
         assert exhibit.kind in ("table", "curve", "picture")
         assert bool(exhibit.why) == (exhibit.kind == "picture") == (not exhibit.carried_out), name
-        assert bool(exhibit.along) == (exhibit.kind == "curve")
+        assert exhibit.kind != "curve" or exhibit.along
         assert len({row.name for row in exhibit.rows}) == len(exhibit.rows)
         assert all(bool(row.method) != bool(row.why) for row in exhibit.rows), name
         assert any("short" in panel.sizes or "paper" in panel.sizes for panel in exhibit.panels) != bool(exhibit.why)
@@ -63,7 +63,7 @@ def test_printed_numbers_stand_under_columns(name: str):
         assert {*row.at} <= {*its}
         for panel, numbers in row.published.items():
             points = [*exhibit.points("paper")]
-            heads = [*exhibit.scores(its[panel]).values()] if points == [""] else points
+            heads = [*exhibit.scores(its[panel])] if points == [""] else points
             assert len(numbers) == len(heads), (row.name, panel)
             assert all(number is None or number.mean >= 0 for number in numbers)
 

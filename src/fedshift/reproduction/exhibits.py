@@ -3,11 +3,13 @@
 - ``paper``: the paper it is of; ``title``: its number there; ``what``: what it shows, in a sentence of ours.
 - ``kind``: "table"; "curve"; or "picture", which is not reproduced, for the reason ``why``.
 - ``panels``: names of its panels; ``columns``: what is read off their runs, where not as a panel says.
-- ``along``, of a curve: "round", "environment" (of the test), or a table of dotted settings by label for each scale.
+- ``along``, of a curve: "round", "environment" (of the test), or for each scale a table of dotted settings by label,
+  which a table may have as well.
 - ``settings``: dotted settings by scale, or under "all".
 - ``says``: what the paper's text says of it, where it prints no numbers.
 - ``[[row]]``: ``name`` as printed; ``method`` with dotted ``settings`` and those of single panels (``at``), or the
-  reason ``why`` there is none here; ``published``: by panel the printed numbers in the order of the columns.
+  reason ``why`` there is none here; ``published``: by panel the printed numbers in the order of the columns. Where a
+  row has any, its other cells are not carried out.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ PAPERS = {
 }
 NOT_PRINTED = "-"
 EVERY_SCALE = "all"
+AS_PRINTED = "paper"  # the scale whose points are the columns of what is printed
 
 
 class Printed(NamedTuple):
@@ -86,7 +89,7 @@ class Exhibit:
         panels: its federations.
         rows: its rows or lines.
         columns: what is read off the runs; empty: as each panel says.
-        along: what a curve is drawn along.
+        along: what the columns are points of.
         settings: dotted settings by scale, or under "all".
         says: what the paper's text says of it.
         why: the reason why it is not reproduced.
@@ -125,6 +128,17 @@ class Exhibit:
     def points(self, scale: str) -> Mapping[str, Mapping[str, Any]]:
         """The settings of each point of a curve along settings, by label; otherwise a single one without any."""
         return {"": {}} if isinstance(self.along, str) else self.along.get(scale, {})
+
+    def number(self, panel: Panel, row: Row, column: str) -> Printed | None:
+        """What is printed for a row in a column of a panel."""
+        columns = self.scores(panel) if isinstance(self.along, str) else self.points(AS_PRINTED)
+        return dict(zip(columns, row.published.get(panel.name, ()), strict=False)).get(column)
+
+    def asks_for(self, panel: Panel, row: Row, point: str) -> bool:
+        """Whether a cell is carried out: of a row with printed numbers those cells that have one."""
+        if not row.published:
+            return True
+        return panel.name in row.published and (not point or self.number(panel, row, point) is not None)
 
     def own(self, scale: str) -> dict[str, Any]:
         """Its own settings at a scale."""

@@ -154,7 +154,8 @@ class Plan:
         """The cells of a panel, row by row."""
         for row in self.rows:
             for point, settings in self.exhibit.points(self.scale.name).items():
-                yield Cell(panel, row, point, tuple(self.experiments(panel, row, settings)))
+                if self.exhibit.asks_for(panel, row, point):
+                    yield Cell(panel, row, point, tuple(self.experiments(panel, row, settings)))
 
     def experiments(self, panel: Panel, row: Row, point: Mapping[str, Any]) -> list[Experiment]:
         """A cell's runs: for each domain that is held out, if any is, one for each seed."""
@@ -178,7 +179,8 @@ class Plan:
 
     def lacking(self, panel: Panel) -> str:
         """What the data and the network of a panel need that is not here, and how to get it; empty if nothing."""
-        specs = [(names, spec) for names, spec in self._first(panel, self.rows[0]).specs() if names[:1] != ("method",)]
+        (first, *_) = self._firsts(panel)
+        specs = [(names, spec) for names, spec in first.specs() if names[:1] != ("method",)]
         for names, spec in specs:
             try:
                 spec.check_here()
@@ -193,21 +195,22 @@ class Plan:
         if why := self.lacking(panel):
             return why
         asked: list[Spec] = []
-        for row in self.rows:
-            for _, spec in self._first(panel, row).method.specs():
+        for first in self._firsts(panel):
+            for _, spec in first.method.specs():
                 if spec in asked:
                     continue
                 asked.append(spec)
                 try:
                     spec.check_here()
                 except FedshiftError as error:
-                    return f"{panel.title}, {row.name}: {error}"
+                    return f"{panel.title}, {first.method_name}: {error}"
         return ""
 
-    def _first(self, panel: Panel, row: Row) -> Experiment:
-        """The first run of a cell, which needs what all of them need."""
+    def _firsts(self, panel: Panel) -> list[Experiment]:
+        """A run of each row that has the panel, which needs what all of them need."""
         (point, *_) = self.exhibit.points(self.scale.name).values()
-        return self.experiments(panel, row, point)[0]
+        rows = [row for row in self.rows if self.exhibit.asks_for(panel, row, "")]
+        return [self.experiments(panel, row, point)[0] for row in rows]
 
     def run_folders(self) -> list[str]:
         """The folders of all runs of the whole table, below OUT."""

@@ -84,8 +84,7 @@ class Reproduction:
     def beside(self, panel: Panel, row: Row, column: str) -> Beside:
         """A cell beside the paper's."""
         ours = MeanStd.of([each.value for each in self.of(panel, row, column)])
-        numbers = dict(zip(self.columns(panel), row.published.get(panel.name, ()), strict=False))
-        return Beside(ours, numbers.get(column))
+        return Beside(ours, self.plan.exhibit.number(panel, row, column))
 
     def measurements(self) -> list[dict[str, Any]]:
         """Every number, as :class:`~fedshift.reproduction.carry_out.Measured` says."""

@@ -15,6 +15,7 @@ from fedshift.runs.selection import by_environment, last, mean_accuracy, target_
 PERCENT = 100.0
 A_MEGABYTE = 1e6
 Values = Callable[[Run, Sequence[Record]], Iterable[float]]
+Count = Callable[[Run, Record], float]
 
 
 @dataclass(frozen=True)
@@ -53,14 +54,18 @@ def _seconds(run: Run, records: Sequence[Record]) -> list[float]:
     return [run.folder.times().training]
 
 
-def _reached(accuracy: float, count: Callable[[Record], float], run: Run, records: Sequence[Record]) -> list[float]:
+def _reached(accuracy: float, count: Count, run: Run, records: Sequence[Record]) -> list[float]:
     """What had been counted when the mean accuracy was first reached; nothing if it never was."""
-    there = (count(record) for record in records if PERCENT * mean_accuracy(record, "test") >= accuracy)
+    there = (count(run, record) for record in records if PERCENT * mean_accuracy(record, "test") >= accuracy)
     return [*there][:1]
 
 
-def _megabytes(record: Record) -> float:
-    return float(record["bytes_down"] + record["bytes_up"]) / A_MEGABYTE
+def _position(run: Run, record: Record) -> float:
+    return float(record["position"])
+
+
+def _megabytes(run: Run, record: Record) -> float:
+    return float(record["bytes_down"] + record["bytes_up"]) / A_MEGABYTE / len(run.federation["clients"])
 
 
 SCORES: Mapping[str, Score] = {
@@ -72,8 +77,8 @@ SCORES: Mapping[str, Score] = {
 }
 WITH_ARGUMENT: Mapping[str, Callable[[str], Score]] = {
     "on": lambda name: Score("%", partial(_on, name)),
-    "rounds to": lambda accuracy: Score("rounds", partial(_reached, float(accuracy), lambda each: each["position"])),
-    "megabytes to": lambda accuracy: Score("MB", partial(_reached, float(accuracy), _megabytes)),
+    "rounds to": lambda accuracy: Score("rounds", partial(_reached, float(accuracy), _position)),
+    "megabytes a client to": lambda accuracy: Score("MB", partial(_reached, float(accuracy), _megabytes)),
 }
 
 
@@ -83,7 +88,7 @@ def score(text: str) -> Score:
     Args:
         text: "mean" and "worst": accuracy over test environments at the last round; "on: NAME": on one of them; "best
             round": the mean at the round that is best on the test; "risk": the mean loss over test environments;
-            "seconds" of training; "rounds to: A" and "megabytes to: A" (in both directions): when the mean accuracy
+            "seconds" of training; "rounds to: A" and "megabytes a client to: A" (in both directions): when the mean accuracy
             was first A %.
 
     Raises:
