@@ -17,7 +17,7 @@ import fedshift
 from fedshift.benchmarking import carry_out as carry_out_module
 from fedshift.benchmarking import plan as plan_module
 from fedshift.benchmarking.benchmark import Benchmark
-from fedshift.benchmarking.carry_out import DIVERGED, Lacking, Measured, Outcome, carry_out
+from fedshift.benchmarking.carry_out import Measured, Outcome, carry_out
 from fedshift.benchmarking.columns import Column, Scale, all_columns, columns_of, scale_of, scales
 from fedshift.benchmarking.forecast import forecast
 from fedshift.benchmarking.plan import Plan
@@ -29,6 +29,7 @@ from fedshift.cli.app import app
 from fedshift.cli.benchmark import _data
 from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.methods import METHODS
+from fedshift.runs.cells import DIVERGED, Lacking
 from fedshift.runs.folder import locked
 from fedshift.runs.progress import Progress
 from fedshift.settings.experiment import Experiment, load_plugins
@@ -331,7 +332,7 @@ def test_a_benchmark_is_carried_out_once_and_goes_on_where_it_was(on_tiny_data: 
     from fedshift.benchmarking import carry_out as module
 
     first = Heard()
-    whole = module._carried_out
+    whole = module.carried_out
     asked: list[list[Experiment]] = []
 
     def killed(experiments, progress):
@@ -340,10 +341,10 @@ def test_a_benchmark_is_carried_out_once_and_goes_on_where_it_was(on_tiny_data: 
             raise KeyboardInterrupt
         return whole(experiments, progress)
 
-    monkeypatch.setattr(module, "_carried_out", killed)
+    monkeypatch.setattr(module, "carried_out", killed)
     with pytest.raises(KeyboardInterrupt):
         carry_out(on_tiny_data, first)
-    monkeypatch.setattr(module, "_carried_out", whole)
+    monkeypatch.setattr(module, "carried_out", whole)
     second, third = Heard(), Heard()
     outcome = carry_out(on_tiny_data, second)
     assert len(first.begun) + len(second.begun) == 24  # but for choices that a sampler repeats
@@ -540,7 +541,7 @@ def test_a_plugin_that_fails_is_noted_and_the_others_go_on_to_exit_code_1(
 def test_a_forecast_counts_every_run(on_tiny_data: Plan):
     """Two held-out domains, each with two trials and two seeds."""
     costs = [*forecast(on_tiny_data, on_tiny_data.columns[1])]
-    assert [(cost.method, cost.runs) for cost in costs] == [("fedavg", 8), ("fedprox", 8)]
+    assert [(cost.row, cost.runs) for cost in costs] == [("fedavg", 8), ("fedprox", 8)]
     assert all(cost.seconds and cost.total == pytest.approx(8 * cost.seconds) for cost in costs)
     assert not on_tiny_data.folder.exists()
 
@@ -573,7 +574,7 @@ def test_the_command_and_the_function_do_the_same(on_tiny_data: Plan, monkeypatc
     call = ["benchmark", "--scale", "small", "--method", "fedavg,fedprox", "--out", str(tmp_path)]
     dry = CliRunner().invoke(app, [*call, "--dry-run"])
     assert dry.exit_code == 0, dry.output
-    assert "8 runs of 2 methods" in dry.output
+    assert "8 runs of 2 rows" in dry.output
     done = CliRunner().invoke(app, call)
     assert done.exit_code == 0, done.output
     assert "Accuracy less fedavg's" in done.output

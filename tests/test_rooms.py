@@ -36,7 +36,7 @@ LAYERS: list[set[str]] = [
     {"reporting"},
     {"deployment"},
     {"tuning"},
-    {"benchmarking"},
+    {"benchmarking", "reproduction"},
     {"api"},
     {"fedshift"},  # the package's own __init__
     {"cli"},

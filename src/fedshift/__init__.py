@@ -20,6 +20,8 @@ if TYPE_CHECKING:
         grid,
         index,
         load,
+        reproduce,
+        reproductions,
         resume,
         run,
         tune,
@@ -106,6 +108,8 @@ if TYPE_CHECKING:
     from fedshift.methods.references import Centralised, Single
     from fedshift.methods.scaffold import SCAFFOLD
     from fedshift.models import MODELS
+    from fedshift.reproduction.reproduction import Reproduction
+    from fedshift.reproduction.states import States
     from fedshift.runs.run import Run
     from fedshift.settings.catalogue import From
     from fedshift.settings.experiment import Experiment
@@ -232,6 +236,7 @@ __all__ = [
     "Protocol",
     "Range",
     "Replies",
+    "Reproduction",
     "Round",
     "Run",
     "Samples",
@@ -240,6 +245,7 @@ __all__ = [
     "Single",
     "Spec",
     "Stage",
+    "States",
     "Steps",
     "Streams",
     "Tensors",
@@ -264,6 +270,8 @@ __all__ = [
     "mirror",
     "no_draws",
     "no_upload",
+    "reproduce",
+    "reproductions",
     "resume",
     "run",
     "send_nothing_else",
@@ -287,6 +295,8 @@ _ROOMS = {
         "grid",
         "index",
         "load",
+        "reproduce",
+        "reproductions",
         "resume",
         "run",
         "tune",
@@ -363,6 +373,8 @@ _ROOMS = {
     "methods.personal": ("FineTuning", "PersonalCopy"),
     "methods.references": ("Centralised", "Single"),
     "models": ("MODELS",),
+    "reproduction.reproduction": ("Reproduction",),
+    "reproduction.states": ("States",),
     "runs.run": ("Run",),
     "settings.catalogue": ("From",),
     "settings.experiment": ("Experiment",),

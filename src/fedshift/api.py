@@ -25,6 +25,11 @@ from fedshift.reporting.frames import as_frame
 from fedshift.reporting.results import MeanStd, Results, Row, described, label
 from fedshift.reporting.table import as_text
 from fedshift.reporting.units import clock
+from fedshift.reproduction.carry_out import carry_out as carry_out_table
+from fedshift.reproduction.plan import OUT as REPRODUCED
+from fedshift.reproduction.plan import Plan as TablePlan
+from fedshift.reproduction.reproduction import Reproduction
+from fedshift.reproduction.states import States, states
 from fedshift.runs import runner
 from fedshift.runs.folder import RunFolder
 from fedshift.runs.progress import Progress
@@ -406,6 +411,65 @@ def benchmark(
         done = Benchmark(plan, carry_out_benchmark(plan, shown))
     done.write()
     return done
+
+
+def reproduce(
+    table: str,
+    scale: str = "smoke",
+    *,
+    panels: Sequence[str] | None = None,
+    rows: Sequence[str] | None = None,
+    data: Mapping[str, str | Path] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    out: str | Path = REPRODUCED,
+    progress: Progress | None = None,
+) -> Reproduction:
+    """Carry out a table or curve of one of the five papers, and put it beside the paper's numbers.
+
+    What is finished is not repeated: called again, it goes on where it was. The table, and of a curve the figure, are
+    written into a folder of the table and the scale.
+
+    Args:
+        table: its name, such as "fedsr-table1" or "fedcir-fig10".
+        scale: "smoke", "short" or "paper".
+        panels: of its federations those that are carried out now, or one; by default all whose data are here.
+        rows: of its rows those that are carried out now, or one; by default all.
+        data: paths of data, by the data set's name (``{"pacs": "pacs.parquet"}``), or by another setting of it
+            (``{"digits.usps": "usps.parquet"}``).
+        settings: dotted settings of [run] that differ, such as ``{"run.threads": 2}``.
+        out: the folder.
+        progress: hears of the progress; by default a live display.
+
+    Raises:
+        FedshiftError: a name is not known, nothing that the table needs is here, or runs cannot be carried out for a
+            reason that is not their method's, such as a full disk; what is finished is kept.
+    """
+    plan = TablePlan.of(table, scale, panels, rows, out, data, settings)
+    with _shown(progress, sum(len(cell.experiments) for cell in plan.cells)) as shown:
+        done = Reproduction(plan, carry_out_table(plan, shown))
+    done.write()
+    return done
+
+
+def reproductions(
+    tables: Sequence[str] | None = None,
+    scale: str | None = None,
+    *,
+    data: Mapping[str, str | Path] | None = None,
+    out: str | Path = REPRODUCED,
+) -> States:
+    """How far the tables and curves of the papers are, and what they need that is not on this machine.
+
+    Args:
+        tables: their names; by default all.
+        scale: "smoke", "short" or "paper"; by default all.
+        data: paths of data, as for :func:`reproduce`.
+        out: the folder.
+
+    Raises:
+        FedshiftError: a name is not known.
+    """
+    return states(tables, scale, out, data)
 
 
 def resume(path: str | Path, progress: Progress | None = None, *, trust: bool = False) -> Comparison:

@@ -19,7 +19,7 @@ def hub(name: str) -> Iterator[None]:
     The libraries ask a hub that cannot be reached again and again, for half a minute, before they look at what they
     have. Within, they are told that there is no network instead, as by the environment variable HF_HUB_OFFLINE.
     """
-    if Path(name).expanduser().is_dir() or _answers():
+    if Path(name).expanduser().is_dir() or answers():
         yield
         return
     from huggingface_hub import constants
@@ -35,7 +35,7 @@ def hub(name: str) -> Iterator[None]:
             module.HF_HUB_OFFLINE = value
 
 
-def _answers() -> bool:
+def answers() -> bool:
     """Whether the hub can be reached, whatever it says."""
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session

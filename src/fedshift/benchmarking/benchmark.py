@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedshift import files
-from fedshift.benchmarking.carry_out import Lacking, Measured
+from fedshift.benchmarking.carry_out import Measured
 from fedshift.benchmarking.scores import Scores
 from fedshift.benchmarking.statistics import Interval
 from fedshift.reporting.frames import as_frame
 from fedshift.reporting.results import MeanStd
+from fedshift.runs.cells import Lacking
 
 if TYPE_CHECKING:
     import pandas as pd

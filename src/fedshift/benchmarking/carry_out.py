@@ -1,8 +1,8 @@
 """Carrying out a benchmark: every method is tuned on a column, then run with seeds that nothing was chosen on.
 
 Runs lie in folders that are not repeated, so the same plan, asked for again, goes on where it was. A column's runs are
-ordered by seed, for which the data are loaded once. That a run of the results diverged is written into its folder, as
-it would diverge each time, and its cell's other seeds are left out.
+ordered by seed, for which the data are loaded once. Where a run of the results diverged, its cell's other seeds are
+left out.
 """
 
 from __future__ import annotations
@@ -11,19 +11,15 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
 
 from fedshift.benchmarking.columns import Column
 from fedshift.benchmarking.plan import Plan
-from fedshift.core.sealed import checked
 from fedshift.errors import DamagedError, DiskError, DivergedError, FedshiftError, FedshiftWarning, LockedError
 from fedshift.methods import METHODS
 from fedshift.reporting.results import Row
-from fedshift.runs import runner
-from fedshift.runs.folder import RunFolder, unsealed_json
+from fedshift.runs.cells import Lacking, carried_out
 from fedshift.runs.progress import Progress
 from fedshift.runs.run import Run
-from fedshift.runs.schema import File
 from fedshift.runs.selection import by_environment, last
 from fedshift.settings.experiment import Experiment
 from fedshift.simulation.simulation import Simulation
@@ -31,7 +27,6 @@ from fedshift.tuning.tune import Tuning, tune
 from fedshift.tuning.tuned import Found
 
 A_MEGABYTE = 1e6
-DIVERGED = "diverged.json"  # in the folder of a run of the results
 
 
 @dataclass(frozen=True)
@@ -57,19 +52,6 @@ class Measured:
     validation: float
     seconds: float
     megabytes: float
-
-
-@dataclass(frozen=True)
-class Lacking:
-    """Why a method has no figure on a column.
-
-    Attributes:
-        reason: in words.
-        kind: its training blew up, it refuses the federation, or a user's method failed.
-    """
-
-    reason: str
-    kind: Literal["diverged", "refused", "failed"]
 
 
 Cell = tuple[str, str]  # a column's name and a method's
@@ -120,7 +102,7 @@ def _column(plan: Plan, column: Column, outcome: Outcome, progress: Progress) ->
             if (column.name, method) in outcome.lacking:
                 continue
             with _noting(plan, column, method, outcome):
-                runs[method] += _carried_out([each for each in experiments if each.seed == seed], progress)
+                runs[method] += carried_out([each for each in experiments if each.seed == seed], progress)
     for method, carried in runs.items():
         if (column.name, method) not in outcome.lacking:
             outcome.measured += measured(column.name, method, carried)
@@ -142,47 +124,6 @@ def _found(tuning: Tuning) -> list[Found]:
     """What these studies found; the file has what others did as well."""
     names = {study.path.name for study in tuning.studies}
     return [found for found in tuning.tuned.tuned if found.study in names]
-
-
-def _carried_out(experiments: Sequence[Experiment], progress: Progress) -> list[Run]:
-    """Runs of the results with one seed.
-
-    Raises:
-        DivergedError: one diverged, now or earlier.
-    """
-    there = [RunFolder(runner.run_path(each)) for each in experiments]
-    if before := next(filter(None, map(_divergence, there)), ""):
-        raise DivergedError(before)
-    folders, failed = runner.run_all(experiments, progress)
-    if other := next((error for error in failed if not isinstance(error, DivergedError)), None):
-        raise other
-    if failed:
-        for folder in (each for each in there if not each.finished):
-            folder.write_json(DIVERGED, Divergence(reason=str(failed[0])).model_dump())
-        raise failed[0]
-    return [Run(folder) for folder in folders]
-
-
-class Divergence(File):
-    """diverged.json: why a run has no end.
-
-    Attributes:
-        reason: in words.
-    """
-
-    format: Literal[1] = 1
-    reason: str
-
-
-def _divergence(folder: RunFolder) -> str:
-    """Why a run diverged earlier; empty if it did not, or what says so is damaged."""
-    if folder.finished or not (folder.path / DIVERGED).exists():
-        return ""
-    data = (folder.path / DIVERGED).read_bytes()
-    try:
-        return checked(unsealed_json(data, folder.identity.fingerprint), Divergence).reason
-    except ValueError:
-        return ""
 
 
 @contextmanager

@@ -3,36 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from fedshift.benchmarking.carry_out import Lacking, lacking
+from fedshift.benchmarking.carry_out import lacking
 from fedshift.benchmarking.columns import Column
 from fedshift.benchmarking.plan import Plan
+from fedshift.runs.cells import Cost
 from fedshift.simulation.dry_run import estimate
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What a cell would cost.
-
-    Attributes:
-        column: the column's name.
-        method: the row's name.
-        runs: of tuning and of the results, all held-out domains; 0 if the method cannot run.
-        seconds: of one run; None if that is not known.
-        lacking: why it is not.
-    """
-
-    column: str
-    method: str
-    runs: int
-    seconds: float | None
-    lacking: Lacking | None = None
-
-    @property
-    def total(self) -> float:
-        """Seconds of all runs, as far as they are known."""
-        return self.runs * (self.seconds or 0.0)
 
 
 def forecast(plan: Plan, column: Column) -> Iterator[Cost]:

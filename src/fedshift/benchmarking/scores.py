@@ -8,12 +8,13 @@ from functools import cached_property
 from statistics import mean
 from typing import Any
 
-from fedshift.benchmarking.carry_out import Lacking, Measured, Outcome
+from fedshift.benchmarking.carry_out import Measured, Outcome
 from fedshift.benchmarking.columns import Column
 from fedshift.benchmarking.plan import Plan
 from fedshift.benchmarking.rows import BASE
 from fedshift.benchmarking.statistics import Interval, paired, ranks
 from fedshift.reporting.results import MeanStd
+from fedshift.runs.cells import Lacking
 
 LAST = float("-inf")  # the accuracy by which what diverged is ranked
 

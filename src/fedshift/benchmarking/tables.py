@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from io import StringIO
-
-from rich.console import Console
 
 from fedshift.benchmarking.columns import Column
 from fedshift.benchmarking.published import Published, published
@@ -16,12 +13,11 @@ from fedshift.benchmarking.statistics import Interval
 from fedshift.methods import METHODS
 from fedshift.reporting.page import render
 from fedshift.reporting.results import MeanStd
-from fedshift.reporting.table import Table
-from fedshift.reporting.units import printable
+from fedshift.reporting.table import Table, markdown, text
+from fedshift.runs.cells import LACKING
 from fedshift.settings.spec import shown
 
 NONE = "-"
-LACKING = {"diverged": "diverged", "refused": "cannot run", "failed": "failed"}
 
 
 def tables(scores: Scores) -> list[Table]:
@@ -185,29 +181,12 @@ def _title(scores: Scores, column: str) -> str:
 
 def as_markdown(scores: Scores) -> str:
     """The tables and notes as Markdown."""
-    blocks = [_markdown(table) for table in tables_and_settings(scores)]
-    return "\n\n".join([*blocks, "\n".join(f"- {_cell(note)}" for note in notes(scores))]) + "\n"
-
-
-def _markdown(table: Table) -> str:
-    lines = [table.columns, ["---", *["---:"] * (len(table.columns) - 1)], *table.rows]
-    return f"**{_cell(table.title)}**\n\n" + "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines)
-
-
-def _cell(text: str) -> str:
-    return printable(text).replace("|", "\\|").replace("*", "\\*")
+    return markdown(tables_and_settings(scores), notes(scores))
 
 
 def as_text(scores: Scores, width: int = 200) -> str:
     """The tables and notes as plain text."""
-    file = StringIO()
-    # In a notebook rich would otherwise show the tables there and leave the text empty.
-    console = Console(file=file, width=width, force_terminal=False, force_jupyter=False, color_system=None)
-    for table in tables(scores):
-        console.print(table.rich())
-    for note in notes(scores):
-        console.print(f"Note: {printable(note)}", markup=False, soft_wrap=True)
-    return file.getvalue()
+    return text(tables(scores), notes(scores), width)
 
 
 def as_html(scores: Scores) -> str:

@@ -41,6 +41,7 @@ from fedshift.cli.options import (
     folder_names,
     warnings_as_notes,
 )
+from fedshift.cli.reproduce import reproduce
 from fedshift.engines.machine import before_torch
 from fedshift.errors import FedshiftError
 
@@ -248,6 +249,18 @@ app.command(
     "  fedshift benchmark --scale short --plugin my_method.py --method all,my-method\n\n"
     "The same command again goes on where it was, or prints what came out.",
 )(benchmark)
+
+
+app.command(
+    "reproduce",
+    help="Carry out a table or curve of the five papers, and put it beside the paper's numbers.",
+    epilog="Examples:\n\n"
+    "  fedshift reproduce --list\n\n"
+    "  fedshift reproduce fedsr-table1\n\n"
+    "  fedshift reproduce fedpin-table2 --scale short --panel fedpin-cfmnist --dry-run\n\n"
+    "  fedshift reproduce fedcir-table1 --scale short --data pacs=pacs.parquet --row FedAvg,FedCiR\n\n"
+    "The same command again goes on where it was, or prints what came out.",
+)(reproduce)
 
 
 def _bench(asked: _Asked) -> None:

@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedshift.cli.ending import interruptible
-from fedshift.cli.options import PluginOption, names_of
-from fedshift.errors import FedshiftError
+from fedshift.cli.options import PluginOption, listed, names_of, paths_of
 
 if TYPE_CHECKING:
-    from fedshift.benchmarking.forecast import Cost
     from fedshift.benchmarking.plan import Plan
 
 WIDTH = 200  # columns of the widest table
@@ -70,8 +68,8 @@ def benchmark(
     from fedshift.cli.console import open_console
     from fedshift.reporting.units import printable
 
-    methods, columns = _listed(method), _listed(federation) if federation is not None else None
-    paths, plugins, folder = _paths(data or []), plugin or [], out or OUT
+    methods, columns = listed(method), listed(federation) if federation is not None else None
+    paths, plugins, folder = paths_of(data or []), plugin or [], out or OUT
     plan = BenchmarkPlan.of(scale, methods, columns, folder, paths, plugins)
     if dry_run:
         with interruptible("."):
@@ -92,62 +90,13 @@ def benchmark(
         raise typer.Exit(1)
 
 
-def _listed(text: str) -> list[str]:
-    """Names between commas."""
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
-def _paths(texts: list[str]) -> dict[str, str]:
-    """Paths by data set, of texts such as pacs=FILE."""
-    found: dict[str, str] = {}
-    for text in texts:
-        name, equals, path = text.partition("=")
-        if not (name.strip() and equals and path) or name.strip() in found:
-            raise FedshiftError(f"--data {text}: give each data set once with its path, as in --data pacs=FILE.")
-        found[name.strip()] = path
-    return found
-
-
 def _print_forecast(plan: Plan) -> None:
     """Say how many runs a benchmark has, and about how long they take."""
     from fedshift.benchmarking.forecast import forecast
-    from fedshift.benchmarking.tables import LACKING
-    from fedshift.cli.console import open_console
+    from fedshift.cli.estimates import print_costs
     from fedshift.reporting.live import LiveProgress
-    from fedshift.reporting.table import Table
-    from fedshift.reporting.units import clock, printable
 
-    console = open_console()
     with LiveProgress(0) as progress:
         columns, left_out = plan.available(progress)
-        costs = {column.name: list(forecast(plan, column)) for column in columns}
-    rows = [
-        [column.title, str(sum(cost.runs for cost in costs[column.name])), _seconds(costs[column.name])]
-        for column in columns
-    ]
-    everything = [cost for column in columns for cost in costs[column.name]]
-    title = f"{sum(cost.runs for cost in everything)} runs of {len(plan.methods)} methods would be carried out"
-    console.print(Table(title, ["federation", "runs", "time"], rows).rich())
-    titles = ["method", *(column.title for column in columns)]
-    per_run = [
-        [method, *(f"{cost.seconds:.1f}" if (cost := costs[c.name][n]).seconds is not None else "-" for c in columns)]
-        for n, method in enumerate(plan.methods)
-    ]
-    console.print(Table("Seconds of one run", titles, per_run).rich())
-    for cost in everything:
-        if why := cost.lacking:
-            text = printable(f"Note: {cost.column}, {cost.method}: {LACKING[why.kind]}. {why.reason}")
-            console.print(text, highlight=False, markup=False)
-    for note in left_out.values():
-        console.print(f"Note: {note}", highlight=False, markup=False)
-    total = clock(sum(cost.total for cost in everything))
-    unknown = sum(cost.runs for cost in everything if cost.seconds is None)
-    beside = f", besides {unknown} runs of unknown time" if unknown else ""
-    told = f"All take about {total} on this machine, in one process{beside}. Nothing was written."
-    console.print(told, highlight=False)
-
-
-def _seconds(costs: list[Cost]) -> str:
-    from fedshift.reporting.units import clock
-
-    return clock(sum(cost.total for cost in costs))
+        costs = {column.title: list(forecast(plan, column)) for column in columns}
+    print_costs(costs, left_out.values())

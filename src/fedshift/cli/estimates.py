@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from fedshift import api
 from fedshift.cli.console import open_console
 from fedshift.reporting.table import Table
-from fedshift.reporting.units import bytes_text, clock
+from fedshift.reporting.units import bytes_text, clock, printable
+from fedshift.runs.cells import LACKING, Cost
 from fedshift.settings.experiment import Experiment
 
 WIDTH = 120
@@ -43,3 +44,35 @@ def print_estimates(experiments: Sequence[Experiment]) -> None:
     console.print(
         f"Steps, bytes, memory and time are for one run; all runs take about {clock(total)}. Nothing was written."
     )
+
+
+def print_costs(costs: Mapping[str, Sequence[Cost]], left_out: Iterable[str]) -> None:
+    """What the cells of a table would cost, by its columns' titles, and why some of it is left out."""
+    console = open_console(least=WIDTH)
+    everything = [cost for cells in costs.values() for cost in cells]
+    per_column = [
+        [title, str(sum(cost.runs for cost in cells)), clock(sum(cost.total for cost in cells))]
+        for title, cells in costs.items()
+    ]
+    names = list(dict.fromkeys(cost.row for cost in everything))
+    title = f"{sum(cost.runs for cost in everything)} runs of {len(names)} rows would be carried out"
+    console.print(Table(title, ["federation", "runs", "time"], per_column).rich())
+    seconds = {
+        (title, cost.row): f"{cost.seconds:.1f}"
+        for title, cells in costs.items()
+        for cost in cells
+        if cost.seconds is not None
+    }
+    per_run = [[name, *(seconds.get((title, name), "-") for title in costs)] for name in names]
+    console.print(Table("Seconds of one run", ["row", *costs], per_run).rich())
+    for cost in everything:
+        if why := cost.lacking:
+            text = printable(f"Note: {cost.column}, {cost.row}: {LACKING[why.kind]}. {why.reason}")
+            console.print(text, highlight=False, markup=False)
+    for note in left_out:
+        console.print(f"Note: {note}", highlight=False, markup=False)
+    total = clock(sum(cost.total for cost in everything))
+    unknown = sum(cost.runs for cost in everything if cost.seconds is None)
+    beside = f", besides {unknown} runs of unknown time" if unknown else ""
+    told = f"All take about {total} on this machine, in one process{beside}. Nothing was written."
+    console.print(told, highlight=False)

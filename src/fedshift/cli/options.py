@@ -52,6 +52,28 @@ def searchable(incomplete: str) -> list[str]:
     return [name for name in dict.fromkeys(names) if name.startswith(incomplete)]
 
 
+def listed(text: str) -> list[str]:
+    """Names between commas."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def paths_of(texts: Sequence[str]) -> dict[str, str]:
+    """Paths by data set, of texts such as pacs=FILE.
+
+    Raises:
+        FedshiftError: one is not of that form, or names a data set again.
+    """
+    from fedshift.errors import FedshiftError
+
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, path = text.partition("=")
+        if not (name.strip() and equals and path) or name.strip() in found:
+            raise FedshiftError(f"--data {text}: give each data set once with its path, as in --data pacs=FILE.")
+        found[name.strip()] = path
+    return found
+
+
 ExperimentArgument = Annotated[
     str,
     typer.Argument(

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedshift.datasets.images import check_fits
-from fedshift.datasets.mnist import FASHION, MNIST, MNIST_HELP, MNIST_WORDS, read_mnist
+from fedshift.datasets.mnist import FASHION, MNIST, MNIST_HELP, MNIST_WORDS, check_mnist_here, read_mnist
 from fedshift.datasets.shortcuts import ShortcutDataset
 from fedshift.federation.domains import DomainData
 from fedshift.settings.spec import Probability, setting
@@ -52,6 +52,10 @@ class ColoredMNIST(ShortcutDataset):
     )
 
     size: Literal[28, 14, 7] = setting(28, help="height and width in pixels, each the mean of a square of the original")
+
+    def check_here(self) -> None:
+        """Whether there are the images."""
+        check_mnist_here(self.path, self.hub_id)
 
     def load(self, streams: Streams) -> DomainData:
         """Deal the images to the clients and colour them, for each environment anew.

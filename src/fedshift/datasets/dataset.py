@@ -95,6 +95,11 @@ class ImageDataset(Dataset):
             )
         return data
 
+    def check_here(self) -> None:
+        """Whether there is the frozen network, if one is asked for."""
+        if self.frozen != "none":
+            frozen_network(self.frozen)
+
     def read(self, streams: Streams) -> DomainData:
         """Read the images; what is random about it comes from the streams."""
         raise NotImplementedError
@@ -119,6 +124,11 @@ class SourceDataset(ImageDataset):
     def source(self) -> Source:
         """The reader of what the settings name."""
         raise NotImplementedError
+
+    def check_here(self) -> None:
+        """Whether there is the source."""
+        super().check_here()
+        self.source().check_here()
 
     def domain_names(self) -> tuple[str, ...]:
         """The domains that the source names."""

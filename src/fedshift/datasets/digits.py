@@ -37,7 +37,7 @@ from fedshift.datasets.images import (
     resized,
     subfolders,
 )
-from fedshift.datasets.mnist import MNIST_WORDS, read_mnist
+from fedshift.datasets.mnist import MNIST_WORDS, check_mnist_here, read_mnist
 from fedshift.datasets.tables import ONE_DOMAIN, Columns, HubSource, ParquetSource, TableSource, parquet_files
 from fedshift.errors import FedshiftError
 from fedshift.federation.domains import DomainData
@@ -93,6 +93,16 @@ class Digits(Dataset):
             raise FedshiftError(f"data.domains = {list(self.domains)}: give at least one domain, each once.")
         return self.domains
 
+    def check_here(self) -> None:
+        """Whether there are the images of each domain, and MNIST-M's photographs."""
+        for name in self.domains:
+            if name in ("mnist", "mnist-m"):
+                check_mnist_here(self.mnist, setting="data.mnist")
+            elif self._path_of(name) == "hub":
+                _on_hub(name).check_here()
+        if "mnist-m" in self.domains:
+            self._photograph_path()
+
     def load(self, streams: Streams) -> DomainData:
         """Read the part of each domain that is kept; ``x`` is uint8 (N, 3, size, size)."""
         names = self.domain_names()
@@ -132,17 +142,22 @@ class Digits(Dataset):
         return Pictures(torch.from_numpy(labels), lambda index: resized(Image.fromarray(images[index]), self.size, 3))
 
     def _other(self, name: Domain) -> Pictures:
-        path: str = getattr(self, name)
+        path = self._path_of(name)
         if path == "hub":
-            rows = _hub_rows(name)
-        elif not Path(path).expanduser().exists() or not path:
-            raise FedshiftError(f"data.{name} = '{path}' does not exist; give {SOURCE_HELP}.")
+            rows = _table_rows(_on_hub(name))
         elif path.endswith(".mat"):
             return _matlab(Path(path).expanduser(), self.size)
         else:
             rows = _local_rows(Path(path).expanduser())
         labels = torch.tensor([digit for _, _, digit in rows], dtype=torch.int64)
         return Pictures(labels, lambda index: decode(rows[index][0], rows[index][1], self.size, 3))
+
+    def _path_of(self, name: Domain) -> str:
+        """Where USPS or SVHN is."""
+        path: str = getattr(self, name)
+        if path != "hub" and not (path and Path(path).expanduser().exists()):
+            raise FedshiftError(f"data.{name} = '{path}' does not exist; give {SOURCE_HELP}.")
+        return path
 
     def _before_photographs(self, digits: Tensor, streams: Streams) -> Tensor:
         """MNIST-M of digits (N, 3, size, size): a photograph and a place in it are drawn for each."""
@@ -160,12 +175,7 @@ class Digits(Dataset):
 
     def _photographs(self) -> list[Tensor]:
         """Every photograph at its own size, uint8 (3, height, width)."""
-        path = Path(self.photographs).expanduser()
-        if not self.photographs or not path.exists():
-            raise FedshiftError(
-                f"data.photographs = '{self.photographs}': MNIST-M is made from photographs such as BSDS500's; give a "
-                'folder of images or a Parquet file, or leave it out: --set data.domains=["mnist","usps","svhn"]'
-            )
+        path = self._photograph_path()
         parquet = path.is_file() or parquet_files(path)
         found = _parquet_photographs(self.photographs) if parquet else [(str(file), file) for file in image_files(path)]
         photographs = read_all(lambda item: pixels(picture(*item).convert("RGB")), found)
@@ -175,6 +185,16 @@ class Digits(Dataset):
             if min(photograph.shape[1:]) < self.size:
                 raise FedshiftError(f"The photograph {where} is smaller than {self.size} pixels; remove it.")
         return photographs
+
+    def _photograph_path(self) -> Path:
+        """Where the photographs are."""
+        path = Path(self.photographs).expanduser()
+        if not self.photographs or not path.exists():
+            raise FedshiftError(
+                f"data.photographs = '{self.photographs}': MNIST-M is made from photographs such as BSDS500's; give a "
+                'folder of images or a Parquet file, or leave it out: --set data.domains=["mnist","usps","svhn"]'
+            )
+        return path
 
 
 def difference(digit: Tensor, crop: Tensor) -> Tensor:
@@ -196,12 +216,10 @@ def _local_rows(path: Path) -> list[Labelled]:
     ]
 
 
-def _hub_rows(name: Domain) -> list[Labelled]:
+def _on_hub(name: Domain) -> HubSource:
     hub_id, configuration = HUB[name]
     without = 'give a Parquet file of it, or leave it out: --set data.domains=["mnist","mnist-m"]'
-    return _table_rows(
-        HubSource(hub_id, ONE_DOMAIN, configuration=configuration, given=f"data.{name} = 'hub'", instead=without)
-    )
+    return HubSource(hub_id, ONE_DOMAIN, configuration=configuration, given=f"data.{name} = 'hub'", instead=without)
 
 
 def _table_rows(source: TableSource) -> list[Labelled]:

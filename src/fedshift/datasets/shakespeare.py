@@ -65,6 +65,10 @@ class Shakespeare(Dataset):
         """Every role that is long enough; a seed draws ``fraction`` of them."""
         return tuple(sorted(self._pieces()))
 
+    def check_here(self) -> None:
+        """Whether the text is there and can be read."""
+        self._texts()
+
     def load(self, streams: Streams) -> DomainData:
         """Draw roles and cut their blocks into windows.
 

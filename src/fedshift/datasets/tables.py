@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from fedshift.datasets.images import Encoded, Row, files_below, left_out
 from fedshift.errors import FedshiftError, Problems, need
 from fedshift.federation.names import check_names
-from fedshift.hub import hub
+from fedshift.hub import answers, hub
 
 BATCH = 256
 
@@ -135,6 +135,10 @@ class TableSource:
         """Nothing lies beside the rows."""
         return ()
 
+    def check_here(self) -> None:
+        """Whether the parts are there and have the columns."""
+        _ = self._checked
+
     def rows(self) -> Iterator[Row]:
         """Every row of every part."""
         _ = self._seen  # every name is checked before the first image is read
@@ -225,6 +229,11 @@ class HubSource(TableSource):
     configuration: str | None = None
     given: str = "data.path = 'hub'"
     instead: str = "give a Parquet file of it: --set data.name=parquet --set data.path=FILE"
+
+    def check_here(self) -> None:
+        """Whether the hub can be reached, or this machine holds a copy."""
+        if not answers():
+            super().check_here()
 
     def parts(self) -> list[Part]:
         """The split, as a whole."""

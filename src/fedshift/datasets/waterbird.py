@@ -76,6 +76,13 @@ class WaterBird(ShortcutDataset):
         """Scaling, and normalisation if asked for."""
         return Inputs(normalise=self.normalise)
 
+    def check_here(self) -> None:
+        """Whether the folders of birds, masks and backgrounds are there."""
+        _folders(self.path, "path")
+        _folders(self.masks, "masks")
+        for name in () if self.oracle else PLACES:
+            self._photographs(name)
+
     def load(self, streams: Streams) -> DomainData:
         """Deal the birds to the clients and put them before backgrounds, for each environment anew.
 
@@ -135,13 +142,7 @@ class WaterBird(ShortcutDataset):
         files: list[Path] = []
         chosen = torch.empty_like(place)
         for number, name in enumerate(PLACES):
-            place_folder = Path(self.backgrounds).expanduser() / name
-            found = image_files(place_folder) if place_folder.is_dir() else []
-            if len(found) < 2:
-                raise FedshiftError(
-                    f"'{self.backgrounds}/{name}' (data.backgrounds) holds {len(found)} images; training and tests "
-                    "need at least one each."
-                )
+            found = self._photographs(name)
             order = streams.permutation(len(found), "backgrounds", name) + len(files)
             tested = min(max(round(self.test * len(found)), 1), len(found) - 1)
             for environment, label in enumerate(self.environment_names()):
@@ -150,6 +151,17 @@ class WaterBird(ShortcutDataset):
                 chosen[inside] = _without_replacement(pool, int(inside.sum()), streams, name, label)
             files += found
         return lambda sample: decode(str(files[chosen[sample]]), files[chosen[sample]], self.size, 3)
+
+    def _photographs(self, name: str) -> list[Path]:
+        """The photographs of a kind of place."""
+        folder = Path(self.backgrounds).expanduser() / name
+        found = image_files(folder) if folder.is_dir() else []
+        if len(found) < 2:
+            raise FedshiftError(
+                f"'{self.backgrounds}/{name}' (data.backgrounds) holds {len(found)} images; training and tests "
+                "need at least one each."
+            )
+        return found
 
     def _bird(self, image: Path) -> tuple[Tensor, Tensor]:
         mask = Path(self.masks).expanduser() / image.parent.name / f"{image.stem}.png"
@@ -190,9 +202,12 @@ def _without_replacement(pool: Tensor, count: int, streams: Streams, *key: str) 
     return torch.cat([pool[:0], *orders])[:count]
 
 
+CUB = {"path": "images", "masks": "segmentations"}  # folders of CUB by the setting that names them
+
+
 def _folders(path: str, name: str) -> list[Path]:
     root = Path(path).expanduser()
     found = subfolders(root) if root.is_dir() else []
     if not found:
-        raise FedshiftError(f"data.{name} = '{path}' holds no folders; give CUB-200-2011's folder 'images'.")
+        raise FedshiftError(f"data.{name} = '{path}' holds no folders; give CUB-200-2011's folder '{CUB[name]}'.")
     return found

@@ -73,6 +73,11 @@ class Wilds(ImageDataset):
         """Every image that counts, from the tables alone."""
         raise NotImplementedError
 
+    def check_here(self) -> None:
+        """Whether the folder has its table."""
+        super().check_here()
+        self.root()
+
     def read(self, streams: Streams) -> DomainData:
         """Draw images of every domain and read them."""
         contents = self.contents()

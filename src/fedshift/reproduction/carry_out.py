@@ -1,0 +1,161 @@
+"""Carrying out a table: its runs lie in folders that are not repeated, so that it goes on where it was killed.
+
+A panel's runs are ordered by seed, for which the data are loaded once. Where a run diverged, its cell's other seeds are
+left out. What came of a table is read from the folders of all its runs, whichever of them were asked for now.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from fedshift import files
+from fedshift.errors import DamagedError, DiskError, DivergedError, FedshiftError, LockedError
+from fedshift.reporting.results import Row as Runs
+from fedshift.reproduction.plan import Cell, Plan
+from fedshift.reproduction.scores import Score, score
+from fedshift.runs import runner
+from fedshift.runs.cells import Lacking, carried_out, divergence
+from fedshift.runs.folder import RunFolder
+from fedshift.runs.progress import Progress
+from fedshift.runs.run import Run
+from fedshift.runs.selection import by_environment, last
+
+RUNS_FILE = "runs.json"  # in a table's folder: the folders of all its runs
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A number of one seed.
+
+    Attributes:
+        panel: the panel's name.
+        row: the row's.
+        column: the column's heading, or a point of a curve.
+        seed: the seed.
+        value: in the column's unit.
+        unit: that.
+    """
+
+    panel: str
+    row: str
+    column: str
+    seed: int
+    value: float
+    unit: str
+
+
+@dataclass
+class Outcome:
+    """What came of a table so far.
+
+    Attributes:
+        measured: every number.
+        seconds: what its finished runs took, evaluation included.
+        finished: how many runs are.
+        runs: how many there are in all.
+        lacking: why cells have no figure, by panel, row and point.
+        left_out: why panels are left out, by name.
+    """
+
+    measured: list[Measured] = field(default_factory=list)
+    seconds: float = 0.0
+    finished: int = 0
+    runs: int = 0
+    lacking: dict[tuple[str, str, str], Lacking] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+
+def carry_out(plan: Plan, progress: Progress) -> Outcome:
+    """Carry out all that a plan asks for and this machine has; finished runs are not repeated.
+
+    Raises:
+        FedshiftError: nothing of it can be carried out here; or runs cannot be, for a reason that is not their
+            method's, such as a full disk, or another process that is at work on them.
+    """
+    left_out = {panel.name: why for panel in plan.panels if (why := plan.lacking(panel))}
+    for why in left_out.values():
+        progress.note(why)
+    if len(left_out) == len(plan.panels):
+        raise FedshiftError("\n".join(left_out.values()))
+    files.make_folder(plan.folder)
+    files.write(plan.folder / RUNS_FILE, json.dumps(plan.run_folders(), indent=1))
+    refused: dict[tuple[str, str, str], Lacking] = {}
+    for panel in (panel for panel in plan.panels if panel.name not in left_out):
+        cells = [cell for cell in plan.cells if cell.panel == panel]
+        for seed in plan.scale.seeds:
+            for cell in (cell for cell in cells if cell.key not in refused):
+                if refusal := _seed_of(cell, seed, progress):
+                    refused[cell.key] = refusal
+    outcome = read(plan)
+    return replace(outcome, lacking={**outcome.lacking, **refused}, left_out=left_out)
+
+
+def _seed_of(cell: Cell, seed: int, progress: Progress) -> Lacking | None:
+    """Carry out the runs of one seed of a cell; gives back why that cannot be."""
+    try:
+        carried_out([each for each in cell.experiments if each.seed == seed], progress)
+    except DivergedError as error:
+        return Lacking(str(error), "diverged")
+    except (DiskError, LockedError, DamagedError) as error:
+        raise FedshiftError(
+            f"{cell.panel.title}, {cell.row.name}: {error} What is finished is kept. The same command carries on."
+        ) from error
+    except FedshiftError as error:
+        return Lacking(str(error), "refused")
+    return None
+
+
+def read(plan: Plan) -> Outcome:
+    """What the folders of a whole table say, whoever carried them out."""
+    outcome = Outcome()
+    for cell in plan.whole.cells:
+        folders = [RunFolder(runner.run_path(each)) for each in cell.experiments]
+        outcome.runs += len(folders)
+        if why := next(filter(None, map(divergence, folders)), ""):
+            outcome.lacking[cell.key] = Lacking(why, "diverged")
+            continue
+        runs = [Run(folder) for folder in folders if folder.finished]
+        outcome.finished += len(runs)
+        outcome.seconds += sum(times.training + times.evaluation for times in (run.folder.times() for run in runs))
+        outcome.measured += _measured(plan, cell, _whole_seeds(cell, runs))
+    return outcome
+
+
+def _whole_seeds(cell: Cell, runs: Sequence[Run]) -> list[Run]:
+    """The runs of the seeds of which all are finished, so that a mean over held-out domains is one over all."""
+    seeds = [run.table["seed"] for run in runs]
+    asked = [each.seed for each in cell.experiments]
+    return [run for run, seed in zip(runs, seeds, strict=True) if seeds.count(seed) == asked.count(seed)]
+
+
+def _measured(plan: Plan, cell: Cell, runs: Sequence[Run]) -> Iterator[Measured]:
+    """The numbers of a cell: of each column, or of each point of a curve."""
+    of_cell = Runs(cell.row.name, list(runs))
+    for column, (its, values) in _columns(plan, cell, runs).items():
+        for seed, value in sorted(of_cell.by_seed(values, its.of_seed).items()):
+            yield Measured(cell.panel.name, cell.row.name, column, seed, value, its.unit)
+
+
+def _columns(plan: Plan, cell: Cell, runs: Sequence[Run]) -> dict[str, tuple[Score, Callable[[Run], Iterable[float]]]]:
+    """What is read off runs, by the column."""
+    scores = {name: score(text) for name, text in plan.exhibit.scores(cell.panel).items()}
+    if plan.exhibit.along == "environment":
+        names = dict.fromkeys(name for run in runs for name in by_environment(last(run.records), "test"))
+        return {name: (its := score(f"on: {name}"), partial(_at_the_end, its)) for name in names}
+    if plan.exhibit.along == "round":
+        (its,) = scores.values()
+        positions = sorted({record["position"] for run in runs for record in run.records})
+        return {str(position): (its, partial(_after, its, position)) for position in positions}
+    return {cell.point or name: (its, partial(_at_the_end, its)) for name, its in scores.items()}
+
+
+def _at_the_end(its: Score, run: Run) -> Iterable[float]:
+    return its.values(run, run.records)
+
+
+def _after(its: Score, position: int, run: Run) -> Iterable[float]:
+    there = [record for record in run.records if record["position"] == position]
+    return its.values(run, there) if there else []

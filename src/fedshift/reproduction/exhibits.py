@@ -1,0 +1,174 @@
+"""The tables and figures of the papers, one TOML file each in ``tables/``.
+
+- ``paper``: the paper it is of; ``title``: its number there; ``what``: what it shows, in a sentence of ours.
+- ``kind``: "table"; "curve"; or "picture", which is not reproduced, for the reason ``why``.
+- ``panels``: names of its panels; ``columns``: what is read off their runs, where not as a panel says.
+- ``along``, of a curve: "round", "environment" (of the test), or for each scale a table of dotted settings by label,
+  which a table may have as well.
+- ``settings``: dotted settings by scale, or under "all".
+- ``says``: what the paper's text says of it, where it prints no numbers.
+- ``[[row]]``: ``name`` as printed; ``method`` with dotted ``settings`` and those of single panels (``at``), or the
+  reason ``why`` there is none here; ``published``: by panel the printed numbers in the order of the columns. Where a
+  row has any, its other cells are not carried out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from typing import Any, Literal, NamedTuple
+
+from fedshift.errors import UnknownNameError
+from fedshift.reproduction.panels import Panel, panels
+from fedshift.settings.written import parse_toml
+
+PAPERS = {
+    "fedsr": "Nguyen, Lim and Torr, FedSR, NeurIPS 2022",
+    "fedcir": "Li et al., FedCiR, IEEE TMC 2024",
+    "fraug": "Chen et al., FRAug, ICCV 2023",
+    "client2vec": "Guo et al., Client2Vec, 2024",
+    "fedpin": "Tang et al., FedPIN, ICML 2024",
+}
+NOT_PRINTED = "-"
+EVERY_SCALE = "all"
+AS_PRINTED = "paper"  # the scale whose points are the columns of what is printed
+
+
+class Printed(NamedTuple):
+    """A number of a paper, in the column's unit, its standard deviation where one is printed, and both as printed."""
+
+    mean: float
+    std: float | None
+    text: str
+
+    @classmethod
+    def of(cls, word: str) -> Printed:
+        """The number of a word such as "85.9±0.6"."""
+        mean, spread, std = word.partition("±")
+        return cls(float(mean), float(std) if spread else None, word.replace("±", " ± "))
+
+
+def printed(text: str) -> list[Printed | None]:
+    """The numbers of a text such as "85.9±0.6 - 94.5", where "-" stands for a number that is not printed."""
+    return [None if word == NOT_PRINTED else Printed.of(word) for word in text.split()]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a table, or a line of a curve.
+
+    Attributes:
+        name: as it is printed.
+        method: by name; empty if it is not carried out here.
+        settings: dotted settings.
+        at: further ones of single panels, by the panel's name.
+        published: the printed numbers by panel, in the order of the columns.
+        why: the reason why it is not carried out.
+    """
+
+    name: str
+    method: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    at: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    published: Mapping[str, Sequence[Printed | None]] = field(default_factory=dict)
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Exhibit:
+    """A table or figure of a paper.
+
+    Attributes:
+        name: the file's: the paper's method and the number.
+        paper: citation.
+        title: "Table 1".
+        what: what it shows.
+        kind: "table", "curve", or "picture".
+        panels: its federations.
+        rows: its rows or lines.
+        columns: what is read off the runs; empty: as each panel says.
+        along: what the columns are points of.
+        settings: dotted settings by scale, or under "all".
+        says: what the paper's text says of it.
+        why: the reason why it is not reproduced.
+    """
+
+    name: str
+    paper: str
+    title: str
+    what: str
+    kind: Literal["table", "curve", "picture"]
+    panels: tuple[Panel, ...] = ()
+    rows: tuple[Row, ...] = ()
+    columns: Mapping[str, str] = field(default_factory=dict)
+    along: str | Mapping[str, Mapping[str, Mapping[str, Any]]] = ""
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    says: Sequence[str] = ()
+    why: str = ""
+
+    @classmethod
+    def of(cls, name: str, text: str) -> Exhibit:
+        """The table or figure that a file describes."""
+        about = parse_toml(text, f"the table '{name}'")
+        rows = tuple(_row(**row) for row in about.pop("row", ()))
+        its = tuple(panels()[panel] for panel in about.pop("panels", ()))
+        return cls(name=name, paper=PAPERS[about.pop("paper")], panels=its, rows=rows, **about)
+
+    @property
+    def carried_out(self) -> list[Row]:
+        """The rows that have a method."""
+        return [row for row in self.rows if row.method]
+
+    def scores(self, panel: Panel) -> Mapping[str, str]:
+        """What is read off a panel's runs, by heading."""
+        return self.columns or panel.columns
+
+    def points(self, scale: str) -> Mapping[str, Mapping[str, Any]]:
+        """The settings of each point of a curve along settings, by label; otherwise a single one without any."""
+        return {"": {}} if isinstance(self.along, str) else self.along.get(scale, {})
+
+    def number(self, panel: Panel, row: Row, column: str) -> Printed | None:
+        """What is printed for a row in a column of a panel."""
+        columns = self.scores(panel) if isinstance(self.along, str) else self.points(AS_PRINTED)
+        return dict(zip(columns, row.published.get(panel.name, ()), strict=False)).get(column)
+
+    def asks_for(self, panel: Panel, row: Row, point: str) -> bool:
+        """Whether a cell is carried out: of a row with printed numbers those cells that have one."""
+        if not row.published:
+            return True
+        return panel.name in row.published and (not point or self.number(panel, row, point) is not None)
+
+    def own(self, scale: str) -> dict[str, Any]:
+        """Its own settings at a scale."""
+        return {**self.settings.get(EVERY_SCALE, {}), **self.settings.get(scale, {})}
+
+
+def _row(published: Mapping[str, str] | None = None, **rest: Any) -> Row:
+    return Row(published={panel: printed(text) for panel, text in (published or {}).items()}, **rest)
+
+
+@cache
+def exhibits() -> Mapping[str, Exhibit]:
+    """Every table and figure by name, paper by paper."""
+    entries = (resources.files(__package__) / "tables").iterdir()
+    texts = {entry.name.removesuffix(".toml"): entry.read_text(encoding="utf-8") for entry in entries}
+    return {name: Exhibit.of(name, texts[name]) for name in sorted(texts, key=_order)}
+
+
+def _order(name: str) -> tuple[int, bool, int]:
+    """Papers as they are listed, of each its tables and then its figures by number."""
+    paper, _, what = name.partition("-")
+    return [*PAPERS].index(paper), what.startswith("fig"), int("".join(filter(str.isdigit, what)))
+
+
+def exhibit_of(name: str) -> Exhibit:
+    """The table or figure of a name.
+
+    Raises:
+        UnknownNameError: there is none.
+    """
+    if name not in exhibits():
+        raise UnknownNameError("table", name, exhibits(), "`fedshift reproduce --list` says what each shows.")
+    return exhibits()[name]

@@ -1,0 +1,48 @@
+"""A curve as a figure: a panel each, a line for each row with a band of a standard deviation over seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fedshift.reporting.results import MeanStd
+from fedshift.reporting.units import printable
+from fedshift.reproduction.panels import Panel
+from fedshift.reproduction.reproduction import Reproduction, place
+from fedshift.reproduction.scores import score
+from fedshift.tuning.figures import as_png, plain
+
+WIDTH, HEIGHT = 5.2, 3.8  # inches of a panel
+
+
+def figure(done: Reproduction) -> bytes:
+    """The curve as a PNG file."""
+    panels = list(done.panels)
+    drawn = Figure(figsize=(WIDTH * len(panels), HEIGHT), layout="constrained")
+    for axis, panel in zip(drawn.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        _panel(done, panel, axis)
+    return as_png(drawn)
+
+
+def _panel(done: Reproduction, panel: Panel, axis: Axes) -> None:
+    exhibit, columns = done.plan.exhibit, done.columns(panel)
+    along = isinstance(exhibit.along, str)
+    places = {name: place(name) if along else float(number) for number, name in enumerate(columns)}
+    for row in exhibit.carried_out:
+        found = {name: ours for name in columns if (ours := done.beside(panel, row, name).ours) is not None}
+        _line(axis, row.name, [places[name] for name in found], [*found.values()])
+    if not along:
+        axis.set_xticks([*places.values()], [*map(printable, places)])
+    (its,) = exhibit.scores(panel).values()
+    axis.set(title=printable(panel.title), xlabel=exhibit.along if along else "", ylabel=f"{its} ({score(its).unit})")
+    axis.legend(frameon=False, fontsize=8)
+    plain(axis)
+
+
+def _line(axis: Axes, name: str, across: Sequence[float], found: Sequence[MeanStd]) -> None:
+    (line,) = axis.plot(across, [each.mean for each in found], "o-", markersize=3, linewidth=1.2, label=printable(name))
+    if found and all(each.std is not None for each in found):
+        low, high = ([each.mean + sign * (each.std or 0.0) for each in found] for sign in (-1, 1))
+        axis.fill_between(across, low, high, color=line.get_color(), alpha=0.15, linewidth=0)

@@ -1,0 +1,26 @@
+"""How many runs a table has that are not finished, and about how long they take on this machine; nothing is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fedshift.errors import DivergedError, FedshiftError
+from fedshift.reproduction.panels import Panel
+from fedshift.reproduction.plan import Plan
+from fedshift.runs import runner
+from fedshift.runs.cells import Cost, Lacking
+from fedshift.runs.folder import RunFolder
+from fedshift.simulation.dry_run import estimate
+
+
+def forecast(plan: Plan, panel: Panel) -> Iterator[Cost]:
+    """The cost of each row on a panel, as measured on a part of one run of each of its cells."""
+    for cell in plan.cells_of(panel):
+        left = [each for each in cell.experiments if not RunFolder(runner.run_path(each)).finished]
+        name = f"{cell.row.name}, {cell.point}" if cell.point else cell.row.name
+        try:
+            yield Cost(panel.title, name, len(left), estimate(left[0]).seconds if left else None)
+        except DivergedError as error:
+            yield Cost(panel.title, name, len(left), None, Lacking(str(error), "diverged"))
+        except FedshiftError as error:
+            yield Cost(panel.title, name, 0, None, Lacking(str(error), "refused"))

@@ -1,0 +1,242 @@
+"""What is carried out: the experiments of every cell of a table, and which of its panels have what they need here."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+from fedshift.errors import FedshiftError, UnknownNameError
+from fedshift.reproduction.exhibits import Exhibit, Row, exhibit_of
+from fedshift.reproduction.panels import Panel, Scale, scale_of
+from fedshift.runs import runner
+from fedshift.settings.experiment import Experiment
+from fedshift.settings.grid import expand, override
+from fedshift.settings.spec import Spec, shown
+
+OUT = "runs/reproduce"
+RUNS = "runs"  # the folder in OUT that holds all runs, so that tables share those that they have in common
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The runs of a row on a panel: a seed or held-out domain each.
+
+    Attributes:
+        panel: the federation.
+        row: the row.
+        point: of a curve along settings; otherwise "".
+        experiments: the runs, by seed.
+    """
+
+    panel: Panel
+    row: Row
+    point: str
+    experiments: tuple[Experiment, ...]
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """The panel's name, the row's and the point."""
+        return self.panel.name, self.row.name, self.point
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A table that is asked for.
+
+    Attributes:
+        exhibit: the table or curve.
+        scale: how large.
+        panels: those of its panels that are carried out.
+        rows: those of its rows that are carried out.
+        out: the folder.
+        data: files that a user gives, by the data set's name, or by NAME.SETTING.
+        run: dotted settings of [run], which decide no result.
+    """
+
+    exhibit: Exhibit
+    scale: Scale
+    panels: tuple[Panel, ...]
+    rows: tuple[Row, ...]
+    out: Path
+    data: Mapping[str, str] = field(default_factory=dict)
+    run: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        table: str,
+        scale: str,
+        panels: str | Sequence[str] | None = None,
+        rows: str | Sequence[str] | None = None,
+        out: str | Path = OUT,
+        data: Mapping[str, str | Path] | None = None,
+        run: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """The plan of what a user names; None stands for all panels, or rows.
+
+        Raises:
+            FedshiftError: a name is not known, the table is not reproduced, or a setting decides results.
+        """
+        exhibit, size = exhibit_of(table), scale_of(scale)
+        if exhibit.why:
+            raise FedshiftError(f"{exhibit.title} of {exhibit.paper} is not reproduced: {exhibit.why}")
+        there = {panel.name: panel for panel in exhibit.panels if size.name in panel.sizes}
+        if not there:
+            raise FedshiftError(f"{table} is not of the scale {scale}: give another --scale.")
+        given = {name: str(path) for name, path in (data or {}).items()}
+        plan = cls(
+            exhibit,
+            size,
+            tuple(_chosen("panel", there, panels)),
+            tuple(_chosen("row", {row.name: row for row in exhibit.carried_out}, rows)),
+            Path(out),
+            given,
+            dict(run or {}),
+        )
+        plan.check_given()
+        return plan
+
+    def check_given(self) -> None:
+        """Raise an error if data are of no panel, or a setting is not of [run]."""
+        for name in self.data:
+            if not self.takes(name):
+                raise UnknownNameError("data set", name.partition(".")[0], self.data_sets, f"In {self.exhibit.name}.")
+        for name, value in self.run.items():
+            if not name.startswith("run."):
+                raise FedshiftError(
+                    f"{name} = {shown(value)}: a table's settings are what is reproduced, so only those of [run], "
+                    "such as run.threads=2, can be given; for others there is `fedshift compare`."
+                )
+
+    def takes(self, name: str) -> bool:
+        """Whether data of this name, or of this NAME.SETTING, are of a panel."""
+        return name.partition(".")[0] in self.data_sets
+
+    @property
+    def data_sets(self) -> list[str]:
+        """The data sets of the panels that the scale has."""
+        return sorted({self._data_of(panel) for panel in self.whole.panels})
+
+    @property
+    def folder(self) -> Path:
+        """Where its tables lie."""
+        return self.out / f"{self.exhibit.name}-{self.scale.name}"
+
+    @property
+    def command(self) -> str:
+        """The command that makes the table."""
+        words = ["fedshift", "reproduce", self.exhibit.name, "--scale", self.scale.name]
+        words += [word for name, path in self.data.items() for word in ("--data", f"{name}={path}")]
+        words += [word for name, value in self.run.items() for word in ("--set", f"{name}={shown(value)}")]
+        return shlex.join([*words, *(["--out", str(self.out)] if str(self.out) != OUT else [])])
+
+    @property
+    def whole(self) -> Plan:
+        """The plan of all panels and rows."""
+        there = tuple(panel for panel in self.exhibit.panels if self.scale.name in panel.sizes)
+        rows = tuple(self.exhibit.carried_out)
+        return Plan(self.exhibit, self.scale, there, rows, self.out, self.data, self.run)
+
+    @cached_property
+    def cells(self) -> list[Cell]:
+        """Every cell, panel by panel.
+
+        Raises:
+            FedshiftError: the settings of one are wrong.
+        """
+        return [cell for panel in self.panels for cell in self.cells_of(panel)]
+
+    def cells_of(self, panel: Panel) -> Iterator[Cell]:
+        """The cells of a panel, row by row."""
+        for row in self.rows:
+            for point, settings in self.exhibit.points(self.scale.name).items():
+                if self.exhibit.asks_for(panel, row, point):
+                    yield Cell(panel, row, point, tuple(self.experiments(panel, row, settings)))
+
+    def experiments(self, panel: Panel, row: Row, point: Mapping[str, Any]) -> list[Experiment]:
+        """A cell's runs: for each domain that is held out, if any is, one for each seed."""
+        size = panel.sizes[self.scale.name]
+        changes: dict[str, Any] = {
+            "method.name": row.method,
+            **self.scale.settings,
+            **{f"method.{name}": value for name, value in self.scale.methods.get(row.method, {}).items()},
+            **size.settings,
+            **self.exhibit.own(self.scale.name),
+            **row.settings,
+            **row.at.get(panel.name, {}),
+            **point,
+            **self._given(panel),
+            **self.run,
+            "name": panel.name,
+            "seed": list(self.scale.seeds),
+            "run.out": str(self.out / RUNS),
+        }
+        return expand(override(size.experiment, changes))
+
+    def lacking(self, panel: Panel) -> str:
+        """What the data and the network of a panel need that is not here, and how to get it; empty if nothing."""
+        (first, *_) = self._firsts(panel)
+        specs = [(names, spec) for names, spec in first.specs() if names[:1] != ("method",)]
+        for names, spec in specs:
+            try:
+                spec.check_here()
+            except FedshiftError as error:
+                data = self._data_of(panel)
+                give = f" In this command: --data {data}=PATH." if names == ("data",) else ""
+                return f"{panel.title}: {error}{give}"
+        return ""
+
+    def needs(self, panel: Panel) -> str:
+        """As :meth:`lacking`, or else what the methods of its rows need."""
+        if why := self.lacking(panel):
+            return why
+        asked: list[Spec] = []
+        for first in self._firsts(panel):
+            for _, spec in first.method.specs():
+                if spec in asked:
+                    continue
+                asked.append(spec)
+                try:
+                    spec.check_here()
+                except FedshiftError as error:
+                    return f"{panel.title}, {first.method_name}: {error}"
+        return ""
+
+    def _firsts(self, panel: Panel) -> list[Experiment]:
+        """A run of each row that has the panel, which needs what all of them need."""
+        (point, *_) = self.exhibit.points(self.scale.name).values()
+        rows = [row for row in self.rows if self.exhibit.asks_for(panel, row, "")]
+        return [self.experiments(panel, row, point)[0] for row in rows]
+
+    def run_folders(self) -> list[str]:
+        """The folders of all runs of the whole table, below OUT."""
+        return [
+            str(runner.run_path(experiment).relative_to(self.out))
+            for cell in self.whole.cells
+            for experiment in cell.experiments
+        ]
+
+    def _data_of(self, panel: Panel) -> str:
+        size = panel.sizes[self.scale.name]
+        return str(size.settings.get("data.name", size.experiment["data"]["name"]))
+
+    def _given(self, panel: Panel) -> dict[str, str]:
+        """The settings by which a panel reads what a user gives."""
+        data = self._data_of(panel)
+        named = {tuple(name.split(".", 1)): path for name, path in self.data.items()}
+        return {f"data.{'.'.join(rest) or 'path'}": path for (name, *rest), path in named.items() if name == data}
+
+
+def _chosen(kind: str, there: Mapping[str, Any], names: str | Sequence[str] | None) -> list[Any]:
+    """Those that are named, in their order; all where no name is given."""
+    asked = [names] if isinstance(names, str) else names
+    if asked is not None and not asked:
+        raise FedshiftError(f"No {kind} is named: give some of {', '.join(there)}.")
+    for name in asked or ():
+        if name not in there:
+            raise UnknownNameError(kind, name, there)
+    return [each for name, each in there.items() if asked is None or name in asked]
