@@ -228,7 +228,9 @@ def test_efficientnet_has_the_stages_of_its_table():
     sizes = [(32, 32), (16, 32), (24, 16), (40, 8), (80, 4), (112, 4), (192, 2), (320, 2)]
     assert shapes == [*((channels, side, side) for channels, side in sizes), (1280,)]
     whole = lite0(lite0_file()).eval()
-    torch.testing.assert_close(x, whole.extract_features((255 * pixels - 127) / 128).mean(dim=(2, 3)), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        x, whole.extract_features((255 * pixels - 127) / 128).mean(dim=(2, 3)), rtol=1e-4, atol=1e-4
+    )
 
 
 def test_efficientnet_from_a_stage_on_is_the_frozen_features_network(make: Make):

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         send_nothing_else,
         start_as_received,
     )
+    from fedshift.core.frozen import FrozenNetwork, embed, frozen_network
     from fedshift.core.messages import Down, Up
     from fedshift.core.method import Method, tensor_scopes
     from fedshift.core.model import Model, ModelBuilder
@@ -106,6 +107,7 @@ if TYPE_CHECKING:
     from fedshift.methods.references import Centralised, Single
     from fedshift.methods.scaffold import SCAFFOLD
     from fedshift.models import MODELS
+    from fedshift.models.staged import Staged
     from fedshift.runs.run import Run
     from fedshift.settings.catalogue import From
     from fedshift.settings.experiment import Experiment
@@ -198,6 +200,7 @@ __all__ = [
     "Forecast",
     "Fraction",
     "From",
+    "FrozenNetwork",
     "GlobalModel",
     "HeadRetraining",
     "ImageDataset",
@@ -240,6 +243,7 @@ __all__ = [
     "Single",
     "Spec",
     "Stage",
+    "Staged",
     "Steps",
     "Streams",
     "Tensors",
@@ -253,8 +257,10 @@ __all__ = [
     "bench",
     "benchmark",
     "compare",
+    "embed",
     "estimate",
     "experiment",
+    "frozen_network",
     "grid",
     "holder",
     "index",
@@ -318,6 +324,7 @@ _ROOMS = {
         "send_nothing_else",
         "start_as_received",
     ),
+    "core.frozen": ("FrozenNetwork", "embed", "frozen_network"),
     "core.messages": ("Down", "Up"),
     "core.method": ("Method", "tensor_scopes"),
     "core.model": ("Model", "ModelBuilder"),
@@ -363,6 +370,7 @@ _ROOMS = {
     "methods.personal": ("FineTuning", "PersonalCopy"),
     "methods.references": ("Centralised", "Single"),
     "models": ("MODELS",),
+    "models.staged": ("Staged",),
     "runs.run": ("Run",),
     "settings.catalogue": ("From",),
     "settings.experiment": ("Experiment",),
