@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         send_nothing_else,
         start_as_received,
     )
+    from fedshift.core.frozen import FrozenNetwork, embed, frozen_network
     from fedshift.core.messages import Down, Up
     from fedshift.core.method import Method, tensor_scopes
     from fedshift.core.model import Model, ModelBuilder
@@ -108,6 +109,7 @@ if TYPE_CHECKING:
     from fedshift.methods.references import Centralised, Single
     from fedshift.methods.scaffold import SCAFFOLD
     from fedshift.models import MODELS
+    from fedshift.models.staged import Staged
     from fedshift.reproduction.reproduction import Reproduction
     from fedshift.reproduction.states import States
     from fedshift.runs.run import Run
@@ -202,6 +204,7 @@ __all__ = [
     "Forecast",
     "Fraction",
     "From",
+    "FrozenNetwork",
     "GlobalModel",
     "HeadRetraining",
     "ImageDataset",
@@ -245,6 +248,7 @@ __all__ = [
     "Single",
     "Spec",
     "Stage",
+    "Staged",
     "States",
     "Steps",
     "Streams",
@@ -259,8 +263,10 @@ __all__ = [
     "bench",
     "benchmark",
     "compare",
+    "embed",
     "estimate",
     "experiment",
+    "frozen_network",
     "grid",
     "holder",
     "index",
@@ -328,6 +334,7 @@ _ROOMS = {
         "send_nothing_else",
         "start_as_received",
     ),
+    "core.frozen": ("FrozenNetwork", "embed", "frozen_network"),
     "core.messages": ("Down", "Up"),
     "core.method": ("Method", "tensor_scopes"),
     "core.model": ("Model", "ModelBuilder"),
@@ -375,6 +382,7 @@ _ROOMS = {
     "models": ("MODELS",),
     "reproduction.reproduction": ("Reproduction",),
     "reproduction.states": ("States",),
+    "models.staged": ("Staged",),
     "runs.run": ("Run",),
     "settings.catalogue": ("From",),
     "settings.experiment": ("Experiment",),
