@@ -37,7 +37,7 @@ from fedshift.methods.fedpin_global import ClientMLP, FineTuned, GlobalModel
 from fedshift.simulation.simulation import Simulation
 from fedshift.streams import Streams
 
-MILD = {"method.alpha": 0.01, "method.global_steps": 2}  # plain SGD diverges under the paper's alpha
+MILD = {"method.alpha": 0.001, "method.global_steps": 2}  # plain SGD diverges under the paper's alpha
 PIN = {"method.name": "fedpin", "method.personal_steps": 2, **MILD}
 
 

@@ -119,9 +119,9 @@ class GlobalModel(FedAvg):
         source="ours; Prop. 4.2; Alg. 1",
     )
     scalar_weight: NonNegative = setting(
-        100.0,
+        300.0,
         help="with 'gradient', how much more the scale of omega_g counts than its other directions; ours",
-        search=(0.0, 10.0, 100.0),
+        search=(0.0, 30.0, 300.0),
     )
     auxiliary_head: Literal["mlp", "per_client"] = setting(
         "mlp",
