@@ -84,7 +84,7 @@ class Plan:
         exhibit, size = exhibit_of(table), scale_of(scale)
         if exhibit.why:
             raise FedshiftError(f"{exhibit.title} of {exhibit.paper} is not reproduced: {exhibit.why}")
-        there = {panel.name: panel for panel in exhibit.panels if size.name in panel.sizes}
+        there = {panel.name: panel for panel in exhibit.panels_of(size)}
         if not there:
             raise FedshiftError(f"{table} is not of the scale {scale}: give another --scale.")
         given = {name: str(path) for name, path in (data or {}).items()}
@@ -137,8 +137,7 @@ class Plan:
     @property
     def whole(self) -> Plan:
         """The plan of all panels and rows."""
-        there = tuple(panel for panel in self.exhibit.panels if self.scale.name in panel.sizes)
-        rows = tuple(self.exhibit.carried_out)
+        there, rows = self.exhibit.panels_of(self.scale), tuple(self.exhibit.carried_out)
         return Plan(self.exhibit, self.scale, there, rows, self.out, self.data, self.run)
 
     @cached_property

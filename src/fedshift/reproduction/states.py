@@ -122,7 +122,7 @@ def states(
 def _plan(table: str, scale: str, out: str | Path) -> Plan | None:
     """The plan of a table, if the scale has any of it."""
     exhibit = exhibit_of(table)
-    there = not exhibit.why and any(scale in panel.sizes for panel in exhibit.panels)
+    there = not exhibit.why and exhibit.panels_of(scale_of(scale))
     return Plan.of(table, scale, out=out) if there else None
 
 
