@@ -186,8 +186,20 @@ class Plan:
             except FedshiftError as error:
                 data = self._data_of(panel)
                 give = f" In this command: --data {data}=PATH." if names == ("data",) else ""
-                return f"{panel.title}: {error}{give}"
+                return f"{error}{give}"
         return ""
+
+    @cached_property
+    def left_out(self) -> dict[str, str]:
+        """The panels that lack something, by name, with what it is.
+
+        Raises:
+            FedshiftError: all do.
+        """
+        found = {panel.name: f"{panel.title}: {why}" for panel in self.panels if (why := self.lacking(panel))}
+        if len(found) == len(self.panels):
+            raise FedshiftError("\n".join(found.values()))
+        return found
 
     def needs(self, panel: Panel) -> str:
         """As :meth:`lacking`, or else what the methods of its rows need."""
@@ -202,7 +214,7 @@ class Plan:
                 try:
                     spec.check_here()
                 except FedshiftError as error:
-                    return f"{panel.title}, {first.method_name}: {error}"
+                    return f"For {first.method_name}: {error}"
         return ""
 
     def _firsts(self, panel: Panel) -> list[Experiment]:
