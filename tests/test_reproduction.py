@@ -94,6 +94,20 @@ def quoted(table: str, row: str, panel: str) -> list[float | None]:
 def test_published_numbers_are_the_papers():
     """Figures as the papers print them."""
     assert quoted("fedsr-table1", "FedSR", "fedsr-rotated-mnist") == [93.6, 99.3, 99.3, 99.2, 99.3, 93.5, 97.4]
+    assert quoted("fedsr-table2", "FedSR", "fedsr-pacs") == [83.2, 76.0, 93.8, 81.9, 83.7]
+    assert quoted("fedsr-table4", "FedSR", "fedsr-domainnet") == [None] * 6 + [41.3]
+    assert quoted("fedcir-table1", "FedCiR", "fedcir-iwildcam") == [86.23]
+    assert quoted("fedcir-table1", "FedAvg", "fedcir-pacs") == [52.61]
+    assert quoted("fedcir-table2", "reg 0.1, align 5e-06", "fedcir-pacs") == [67.73]
+    assert quoted("fraug-table2", "FRAug", "fraug-digits") == [97.81, 81.65, 81.24, 97.67, 89.59]
+    assert quoted("fraug-table2", "Single", "fraug-pacs") == [82.37, 86.08, 92.01, 87.52, 87.0]
+    assert quoted("fraug-table3", "All", "fraug-office-home")[-1] == 66.6
+    assert quoted("client2vec-table1", "FedAvg", "client2vec-cifar10") == [42.24]
+    assert quoted("client2vec-table1", "FedAvg + i + ii + iii (Federated)", "client2vec-cifar10") == [59.29]
+    assert quoted("client2vec-table1", "FedIIR + i (Global)", "client2vec-domainnet") == [57.05]
+    assert quoted("client2vec-table6", "FedDyn (Global)", "client2vec-cifar10") == [78.01, 70.59]
+    assert quoted("fedpin-table1", "FedSDR", "fedpin-pacs-60") == [48.1, 51.6]
+    assert quoted("fedpin-table1", "FedPIN", "fedpin-cfmnist") == [59.8, 63.1]
     assert quoted("fedpin-table2", "GM", "fedpin-cfmnist") == [48.2, 50.1]
     assert quoted("fedpin-table2", "PM", "fedpin-cfmnist") == [59.8, 63.1]
 
@@ -250,3 +264,24 @@ def test_a_list_without_data_or_runs(tmp_path: Path):
     with pytest.raises(UnknownNameError, match="Unknown data set 'foo'"):
         fedshift.reproductions(data={"foo": "x"})
     assert "No table is named" in str(CliRunner().invoke(app, ["reproduce"]).exception)
+
+
+# The page -----------------------------------------------------------------------------------------
+
+
+def listed() -> str:
+    """The list of tables and figures in docs/reproduce.md; printed by `python tests/test_reproduction.py`."""
+    lines = ["| table | what it shows | data, or why it is not reproduced |", "|---|---|---|"]
+    for name, exhibit in exhibits().items():
+        beside = "; ".join(panel.title for panel in exhibit.panels) or f"not reproduced: {exhibit.why}"
+        lines.append(f"| `{name}` | {exhibit.what} | {beside} |")
+    return "\n".join(lines) + "\n"
+
+
+def test_the_page_lists_every_table():
+    page = Path(__file__).parents[1] / "docs" / "reproduce.md"
+    assert listed() in page.read_text(encoding="utf-8")
+
+
+if __name__ == "__main__":
+    print(listed(), end="")  # noqa: T201
