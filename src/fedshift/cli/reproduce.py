@@ -116,13 +116,10 @@ def _print(tables: list[Any], notes: list[str]) -> None:
 def _print_forecast(plan: Plan) -> None:
     """Say how many runs a table has, about how long they take here, and what is left out."""
     from fedshift.cli.estimates import print_costs
-    from fedshift.errors import FedshiftError
     from fedshift.reporting.live import LiveProgress
     from fedshift.reproduction.forecast import forecast
 
-    left_out = {panel.name: why for panel in plan.panels if (why := plan.lacking(panel))}
-    if len(left_out) == len(plan.panels):
-        raise FedshiftError("\n".join(left_out.values()))
+    there = [panel for panel in plan.panels if panel.name not in plan.left_out]
     with LiveProgress(0):
-        costs = {panel.title: list(forecast(plan, panel)) for panel in plan.panels if panel.name not in left_out}
-    print_costs(costs, left_out.values())
+        costs = {panel.title: list(forecast(plan, panel)) for panel in there}
+    print_costs(costs, plan.left_out.values())

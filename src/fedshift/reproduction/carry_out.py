@@ -75,11 +75,9 @@ def carry_out(plan: Plan, progress: Progress) -> Outcome:
         FedshiftError: nothing of it can be carried out here; or runs cannot be, for a reason that is not their
             method's, such as a full disk, or another process that is at work on them.
     """
-    left_out = {panel.name: why for panel in plan.panels if (why := plan.lacking(panel))}
+    left_out = plan.left_out
     for why in left_out.values():
         progress.note(why)
-    if len(left_out) == len(plan.panels):
-        raise FedshiftError("\n".join(left_out.values()))
     files.make_folder(plan.folder)
     files.write(plan.folder / RUNS_FILE, json.dumps(plan.run_folders(), indent=1))
     refused: dict[tuple[str, str, str], Lacking] = {}

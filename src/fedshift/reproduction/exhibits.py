@@ -21,7 +21,7 @@ from importlib import resources
 from typing import Any, Literal, NamedTuple
 
 from fedshift.errors import UnknownNameError
-from fedshift.reproduction.panels import Panel, panels
+from fedshift.reproduction.panels import Panel, Scale, panels
 from fedshift.settings.written import parse_toml
 
 PAPERS = {
@@ -124,6 +124,10 @@ class Exhibit:
     def scores(self, panel: Panel) -> Mapping[str, str]:
         """What is read off a panel's runs, by heading."""
         return self.columns or panel.columns
+
+    def panels_of(self, scale: Scale) -> tuple[Panel, ...]:
+        """Its panels at a scale."""
+        return tuple(panel for panel in self.panels if scale.name in panel.sizes)[: scale.panels]
 
     def points(self, scale: str) -> Mapping[str, Mapping[str, Any]]:
         """The settings of each point of a curve along settings, by label; otherwise a single one without any."""

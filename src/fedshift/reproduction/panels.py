@@ -80,6 +80,7 @@ class Scale:
         about: what it is for.
         seeds: of its runs.
         compared: whether its numbers can be compared with the paper's.
+        panels: how many of a table's panels it has, the first ones; None: all.
         settings: dotted settings of every panel.
         methods: settings of single methods, by their names.
     """
@@ -88,6 +89,7 @@ class Scale:
     about: str
     seeds: tuple[int, ...]
     compared: bool = True
+    panels: int | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 

@@ -84,7 +84,7 @@ class Plan:
         exhibit, size = exhibit_of(table), scale_of(scale)
         if exhibit.why:
             raise FedshiftError(f"{exhibit.title} of {exhibit.paper} is not reproduced: {exhibit.why}")
-        there = {panel.name: panel for panel in exhibit.panels if size.name in panel.sizes}
+        there = {panel.name: panel for panel in exhibit.panels_of(size)}
         if not there:
             raise FedshiftError(f"{table} is not of the scale {scale}: give another --scale.")
         given = {name: str(path) for name, path in (data or {}).items()}
@@ -137,8 +137,7 @@ class Plan:
     @property
     def whole(self) -> Plan:
         """The plan of all panels and rows."""
-        there = tuple(panel for panel in self.exhibit.panels if self.scale.name in panel.sizes)
-        rows = tuple(self.exhibit.carried_out)
+        there, rows = self.exhibit.panels_of(self.scale), tuple(self.exhibit.carried_out)
         return Plan(self.exhibit, self.scale, there, rows, self.out, self.data, self.run)
 
     @cached_property
@@ -187,8 +186,20 @@ class Plan:
             except FedshiftError as error:
                 data = self._data_of(panel)
                 give = f" In this command: --data {data}=PATH." if names == ("data",) else ""
-                return f"{panel.title}: {error}{give}"
+                return f"{error}{give}"
         return ""
+
+    @cached_property
+    def left_out(self) -> dict[str, str]:
+        """The panels that lack something, by name, with what it is.
+
+        Raises:
+            FedshiftError: all do.
+        """
+        found = {panel.name: f"{panel.title}: {why}" for panel in self.panels if (why := self.lacking(panel))}
+        if len(found) == len(self.panels):
+            raise FedshiftError("\n".join(found.values()))
+        return found
 
     def needs(self, panel: Panel) -> str:
         """As :meth:`lacking`, or else what the methods of its rows need."""
@@ -203,7 +214,7 @@ class Plan:
                 try:
                     spec.check_here()
                 except FedshiftError as error:
-                    return f"{panel.title}, {first.method_name}: {error}"
+                    return f"For {first.method_name}: {error}"
         return ""
 
     def _firsts(self, panel: Panel) -> list[Experiment]:

@@ -8,12 +8,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fedshift.errors import UnknownNameError
-from fedshift.reporting.page import render
 from fedshift.reporting.table import Table, text
 from fedshift.reporting.units import clock
 from fedshift.reproduction.carry_out import RUNS_FILE
 from fedshift.reproduction.exhibits import exhibit_of, exhibits
-from fedshift.reproduction.panels import scale_of, scales
+from fedshift.reproduction.panels import panels, scale_of, scales
 from fedshift.reproduction.plan import OUT, Plan
 from fedshift.runs.cells import divergence
 from fedshift.runs.folder import RunFolder
@@ -79,9 +78,17 @@ class States:
 
     def notes(self) -> list[str]:
         """How to get what is needed, once each; and why some are not reproduced."""
-        found = dict.fromkeys(why for each in self.states for why in each.needs.values())
-        reasons = {each.table: each.why for each in self.states if each.why}
-        return [*found, *(f"{table} is not reproduced: {why}" for table, why in reasons.items())]
+        needs: dict[str, dict[str, None]] = {}
+        reasons: dict[str, dict[str, None]] = {}
+        for each in self.states:
+            for panel, why in each.needs.items():
+                needs.setdefault(why, {})[panels()[panel].title] = None
+            if each.why:
+                reasons.setdefault(each.why, {})[each.table] = None
+        return [
+            *(f"Needed for {'; '.join(titles)}: {why}" for why, titles in needs.items()),
+            *(f"Not reproduced, {', '.join(names)}: {why}." for why, names in reasons.items()),
+        ]
 
     def __str__(self) -> str:
         return text([self.table()], self.notes(), WIDTH)
@@ -89,6 +96,8 @@ class States:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
+        from fedshift.reporting.page import render  # with matplotlib
+
         return render("tables.html.jinja", tables=[self.table()], notes=self.notes())
 
 
@@ -122,7 +131,7 @@ def states(
 def _plan(table: str, scale: str, out: str | Path) -> Plan | None:
     """The plan of a table, if the scale has any of it."""
     exhibit = exhibit_of(table)
-    there = not exhibit.why and any(scale in panel.sizes for panel in exhibit.panels)
+    there = not exhibit.why and exhibit.panels_of(scale_of(scale))
     return Plan.of(table, scale, out=out) if there else None
 
 

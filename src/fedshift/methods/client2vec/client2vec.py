@@ -120,7 +120,7 @@ class Client2Vec(Method):
             raise FedshiftError(
                 f"method.base = '{METHODS.name_of(self.base)}': it pools the clients, so there is none to sample."
             )
-        if self.compared == "label" and not self.index.label_dim():
+        if self.compared == "label" and not self.index.has_labels():
             raise FedshiftError(
                 f"method.compared = 'label', but the index '{INDICES.name_of(self.index)}' has no label vectors: "
                 "set method.compared = 'feature', or method.index = 'dsa-ign'."

@@ -137,6 +137,10 @@ class DSAIGN(ClientIndex):
     heads: Width = setting(8, help="attention heads", source="App. D.2")
     feedforward: Width = setting(2048, help="width of the feed-forward layers", source="App. D.2")
 
+    def has_labels(self) -> bool:
+        """There is a label vector."""
+        return True
+
     def label_dim(self) -> int:
         """The length of a label vector."""
         return self.encoder.dim

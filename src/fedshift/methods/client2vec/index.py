@@ -65,6 +65,10 @@ class ClientIndex(Spec):
         """The length of a label vector; 0: the index has one part only."""
         return 0
 
+    def has_labels(self) -> bool:
+        """Whether there is a label vector, which is known before its length."""
+        return self.label_dim() > 0
+
     def parts(self, model: ModelBuilder, base: Mapping[str, Part], feature_scope: Scope) -> dict[str, Part]:
         """The vectors of all clients, and what makes them; feature vectors may be sent to clients (``down``)."""
         parts = {
