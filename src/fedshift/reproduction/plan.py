@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.reproduction.exhibits import Exhibit, Row, exhibit_of
@@ -41,6 +41,18 @@ class Cell:
     def key(self) -> tuple[str, str, str]:
         """The panel's name, the row's and the point."""
         return self.panel.name, self.row.name, self.point
+
+
+class Need(NamedTuple):
+    """Something that is not on this machine.
+
+    Attributes:
+        what: the data set, or what of the network or the method.
+        why: what is lacking, and how to get it.
+    """
+
+    what: str
+    why: str
 
 
 @dataclass(frozen=True)
@@ -154,9 +166,10 @@ class Plan:
         for row in self.rows:
             for point, settings in self.exhibit.points(self.scale.name).items():
                 if self.exhibit.asks_for(panel, row, point):
-                    yield Cell(panel, row, point, tuple(self.experiments(panel, row, settings)))
+                    its = self.experiments(panel, row, settings, self.scale.seeds)
+                    yield Cell(panel, row, point, tuple(its))
 
-    def experiments(self, panel: Panel, row: Row, point: Mapping[str, Any]) -> list[Experiment]:
+    def experiments(self, panel: Panel, row: Row, point: Mapping[str, Any], seeds: Sequence[int]) -> list[Experiment]:
         """A cell's runs: for each domain that is held out, if any is, one for each seed."""
         size = panel.sizes[self.scale.name]
         changes: dict[str, Any] = {
@@ -171,23 +184,30 @@ class Plan:
             **self._given(panel),
             **self.run,
             "name": panel.name,
-            "seed": list(self.scale.seeds),
+            "seed": list(seeds),
             "run.out": str(self.out / RUNS),
         }
         return expand(override(size.experiment, changes))
 
-    def lacking(self, panel: Panel) -> str:
-        """What the data and the network of a panel need that is not here, and how to get it; empty if nothing."""
-        (first, *_) = self._firsts(panel)
-        specs = [(names, spec) for names, spec in first.specs() if names[:1] != ("method",)]
-        for names, spec in specs:
-            try:
-                spec.check_here()
-            except FedshiftError as error:
-                data = self._data_of(panel)
-                give = f" In this command: --data {data}=PATH." if names == ("data",) else ""
-                return f"{error}{give}"
-        return ""
+    def lacking(self, panel: Panel) -> Need | None:
+        """What the data and the network of a panel need that is not here; None if nothing."""
+        row = next(row for row in self.rows if self.exhibit.asks_for(panel, row, ""))
+        first = self._first(panel, row)
+        return _need([first.data, first.partition, first.protocol, first.model], self._data_of(panel))
+
+    def needs(self, panel: Panel) -> Need | None:
+        """As :meth:`lacking`, or else what the methods of its rows need."""
+        if need := self.lacking(panel):
+            return need
+        rows = [row for row in self.rows if self.exhibit.asks_for(panel, row, "")]
+        methods = dict(zip([row.method for row in rows], rows, strict=True))  # rows of a method need the same
+        specs = [spec for row in methods.values() for _, spec in self._first(panel, row).method.specs()]
+        return _need(specs, self._data_of(panel))
+
+    def _first(self, panel: Panel, row: Row) -> Experiment:
+        """The first run of a row, which needs what all of them need."""
+        (point, *_) = self.exhibit.points(self.scale.name).values()
+        return self.experiments(panel, row, point, self.scale.seeds[:1])[0]
 
     @cached_property
     def left_out(self) -> dict[str, str]:
@@ -196,32 +216,10 @@ class Plan:
         Raises:
             FedshiftError: all do.
         """
-        found = {panel.name: f"{panel.title}: {why}" for panel in self.panels if (why := self.lacking(panel))}
+        found = {panel.name: f"{panel.title}: {need.why}" for panel in self.panels if (need := self.lacking(panel))}
         if len(found) == len(self.panels):
             raise FedshiftError("\n".join(found.values()))
         return found
-
-    def needs(self, panel: Panel) -> str:
-        """As :meth:`lacking`, or else what the methods of its rows need."""
-        if why := self.lacking(panel):
-            return why
-        asked: list[Spec] = []
-        for first in self._firsts(panel):
-            for _, spec in first.method.specs():
-                if spec in asked:
-                    continue
-                asked.append(spec)
-                try:
-                    spec.check_here()
-                except FedshiftError as error:
-                    return f"For {first.method_name}: {error}"
-        return ""
-
-    def _firsts(self, panel: Panel) -> list[Experiment]:
-        """A run of each row that has the panel, which needs what all of them need."""
-        (point, *_) = self.exhibit.points(self.scale.name).values()
-        rows = [row for row in self.rows if self.exhibit.asks_for(panel, row, "")]
-        return [self.experiments(panel, row, point)[0] for row in rows]
 
     def run_folders(self) -> list[str]:
         """The folders of all runs of the whole table, below OUT."""
@@ -251,3 +249,16 @@ def _chosen(kind: str, there: Mapping[str, Any], names: str | Sequence[str] | No
         if name not in there:
             raise UnknownNameError(kind, name, there)
     return [each for name, each in there.items() if asked is None or name in asked]
+
+
+def _need(specs: Sequence[Spec], data: str) -> Need | None:
+    """What the first of some specs lacks; the data set's is called by its name."""
+    for spec in specs:
+        try:
+            spec.check_here()
+        except FedshiftError as error:
+            if spec.section != "data":
+                return Need(type(spec).__name__, str(error))
+            given = data if "path" in spec.settings() else f"{data}.SETTING"
+            return Need(data, f"{error} In this command: --data {given}=PATH.")
+    return None

@@ -13,7 +13,7 @@ from fedshift.reporting.units import clock
 from fedshift.reproduction.carry_out import RUNS_FILE
 from fedshift.reproduction.exhibits import exhibit_of, exhibits
 from fedshift.reproduction.panels import panels, scale_of, scales
-from fedshift.reproduction.plan import OUT, Plan
+from fedshift.reproduction.plan import OUT, Need, Plan
 from fedshift.runs.cells import divergence
 from fedshift.runs.folder import RunFolder
 
@@ -32,7 +32,7 @@ class State:
         running: whether a process is at work on one of them.
         seconds: what the finished ones took.
         panels: how many federations it has at the scale.
-        needs: by panel, what of it is not on this machine, and how to get it.
+        needs: by panel, what of it is not on this machine.
         why: the reason why it is not carried out at all.
     """
 
@@ -43,7 +43,7 @@ class State:
     running: bool = False
     seconds: float = 0.0
     panels: int = 0
-    needs: Mapping[str, str] = field(default_factory=dict)
+    needs: Mapping[str, Need] = field(default_factory=dict)
     why: str = ""
 
     def __str__(self) -> str:
@@ -57,8 +57,9 @@ class State:
             words = f"done, {clock(self.seconds)}" if self.finished == self.runs else words
         if not self.needs:
             return words
-        lacking = "needs data" if len(self.needs) == self.panels else f"{len(self.needs)} of {self.panels} need data"
-        return lacking if words == "not run" else f"{words}; {lacking}"
+        names = ", ".join(dict.fromkeys(need.what for need in self.needs.values()))
+        part = "" if len(self.needs) == self.panels else f" for {len(self.needs)} of {self.panels}"
+        return f"needs {names}{part}" if words == "not run" else f"{words}; needs {names}{part}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -81,8 +82,8 @@ class States:
         needs: dict[str, dict[str, None]] = {}
         reasons: dict[str, dict[str, None]] = {}
         for each in self.states:
-            for panel, why in each.needs.items():
-                needs.setdefault(why, {})[panels()[panel].title] = None
+            for panel, need in each.needs.items():
+                needs.setdefault(need.why, {})[panels()[panel].title] = None
             if each.why:
                 reasons.setdefault(each.why, {})[each.table] = None
         return [
@@ -151,7 +152,7 @@ def _state(table: str, scale: str, plan: Plan | None, data: Mapping[str, str | P
         running=any(folder.held for folder in folders if folder.unfinished),
         seconds=sum(each.training + each.evaluation for each in times),
         panels=len(plan.panels),
-        needs={panel.name: why for panel in plan.panels if (why := plan.needs(panel))},
+        needs={panel.name: need for panel in plan.panels if (need := plan.needs(panel))},
     )
 
 
