@@ -125,7 +125,7 @@ def test_a_bad_answer_ends_the_run_with_an_error_that_names_its_place(
     ("changes", "name", "scope"),
     [
         ({**CNN_WITH_BN, "method.bn": "local"}, "encoder.1.running_mean", "client"),
-        ({"method": {"name": "fedpin", "alpha": 0.1}}, "personal_head.weight", "client"),
+        ({"method": {"name": "fedpin", "alpha": 1e-3}}, "personal_head.weight", "client"),
         ({"method.name": "feddyn"}, "correction.head.weight", "server"),
     ],
 )

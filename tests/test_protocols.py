@@ -352,7 +352,7 @@ def test_a_client_that_has_not_trained_is_scored_as_an_unseen_one(make: Make):
 
 @pytest.mark.parametrize("name", ["moon", "feddyn", "fedpin-gm"])
 def test_a_method_that_predicts_with_the_global_model_says_so(make: Make, name: str):
-    changes = {"method.name": name} | ({"method.alpha": 0.01} if name == "fedpin-gm" else {})
+    changes = {"method.name": name} | ({"method.alpha": 1e-3} if name == "fedpin-gm" else {})
     simulation = simulate(make(changes))
     rows = evaluated(simulation, simulation.coordinator.schedule[-1])["environments"]
     assert {row["model"] for row in rows} == {"global"}
