@@ -12,6 +12,7 @@ import torch
 import fedshift
 from conftest import Make, evaluated, first_messages, go_on, names_sent, net_of, simulate, states
 from fedshift.core.contract import Exchange, LocalWork, Measure, Optimiser, Part, Phase, ServerState, Stage, Upload
+from fedshift.core.model import ModelBuilder
 from fedshift.core.net import mirror
 from fedshift.core.tensors import Replies, Tensors
 from fedshift.engines.vectorised import Vectorised
@@ -333,10 +334,7 @@ def test_a_part_may_start_on_every_client_from_a_draw_of_its_own(make: Make):
         """FedAvg with a head that a client begins with and never uses."""
 
         def parts(self, model):
-            def build():
-                return torch.nn.Linear(model.dim, model.classes)
-
-            return {**super().parts(model), "own": Part(model.initialised("own", build), "client", each=build)}
+            return {**super().parts(model), "own": Part(model.head("own"), "client", each=lambda own: own.head("own"))}
 
     experiment = replace(make(PLAIN), method=OwnHead())
     before = [Simulation(experiment).site.state(client).tensors["own.weight"] for client in (0, 1)]
@@ -354,7 +352,7 @@ def test_only_a_private_part_starts_from_draws_of_its_own(make: Make):
         """FedAvg that asks for a shared head a client."""
 
         def parts(self, model):
-            return {**super().parts(model), "head": Part(model.head(), each=model.head)}
+            return {**super().parts(model), "head": Part(model.head(), each=ModelBuilder.head)}
 
     with pytest.raises(FedshiftError, match=r"The part 'head' is drawn for each client, but its scope is 'shared'"):
         Simulation(replace(make(PLAIN), method=SharedHead()))

@@ -16,7 +16,7 @@ import torch
 from fedshift import memory
 from fedshift.coordinator.coordinator import Coordinator, Received
 from fedshift.core.contract import Round, ServerState
-from fedshift.core.frozen import Embedding, silent
+from fedshift.core.frozen import Embedding, FrozenNetwork, embedded, silent
 from fedshift.core.messages import Missing, Order
 from fedshift.core.method import make_parts
 from fedshift.core.model import Model, ModelBuilder
@@ -290,18 +290,22 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-@lru_cache(maxsize=1)
 def load_data(dataset: Dataset, model: Model, seed: int, content: str, tell: Embedding = silent) -> DomainData:
     """A data set in memory, checked and embedded, as the model's encoder reads it.
 
-    It is kept for the next run of a grid while its files are the same.
+    It is kept for the next run of a grid while its files, and what the model freezes, are the same.
 
     Raises:
         FedshiftError: it cannot be read, or numbers made from it would be wrong.
     """
+    return _loaded(dataset, model.frozen_network(), seed, content, tell)
+
+
+@lru_cache(maxsize=1)
+def _loaded(dataset: Dataset, network: FrozenNetwork | None, seed: int, content: str, tell: Embedding) -> DomainData:
     inputs, streams = dataset.inputs(), Streams(seed)
     with streams.as_global("global draws in data"):
         data = dataset.load(streams)
     check_data(data, inputs)
     with streams.as_global("global draws in embedding"):
-        return model.embedded(dataset.embedded(data, tell), tell)
+        return embedded(dataset.embedded(data, tell), network, tell=tell)
