@@ -46,6 +46,25 @@ def test_a_client_knows_its_steps_and_its_rate(make: Make):
     assert (reply["steps"].item(), reply["lr"].item()) == (3, 0.05)
 
 
+def test_the_rate_that_a_client_knows_is_that_of_the_round(make: Make):
+    """Along half a cosine the second of two rounds has (1 + cos(pi / 2)) / 2, half of the rate."""
+    rates: list[float] = []
+
+    class Heard(Told):
+        """What is told, in order."""
+
+        def told(self, work: LocalWork):
+            rates.append(work.lr)
+            return super().told(work)
+
+    changes = {**PLAIN, "train.rounds": 2, "train.schedule": "cosine"}
+    for engine in (None, Vectorised()):
+        rates.clear()
+        simulate(replace(make(changes), method=Heard()), engine=engine)
+        half = len(rates) // 2
+        assert rates == pytest.approx([0.05] * half + [0.025] * half)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Robust(FedAvg):
     """A snapshot at a common drawn step, and an exchange with the last client alone."""
@@ -344,6 +363,27 @@ def test_a_part_may_start_on_every_client_from_a_draw_of_its_own(make: Make):
         with engine_named(name) as engine:
             after = [state.tensors["own.weight"] for _, state in states(simulate(experiment, engine=engine))]
         assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("made", "has"),
+    [
+        (torch.nn.Sequential(torch.nn.Linear(3, 2)), r"'0.weight': \(2, 3\)"),
+        (torch.nn.Linear(4, 2), r"'weight': \(2, 4\)"),
+    ],
+    ids=["names", "shapes"],
+)
+def test_what_is_made_for_each_client_is_the_same_module(make: Make, made: torch.nn.Module, has: str):
+    class Other(FedAvg):
+        """FedAvg whose clients begin with another part than the one there is."""
+
+        def parts(self, model):
+            own = Part(torch.nn.Linear(3, 2), "client", each=lambda _: made)
+            return {**super().parts(model), "own": own}
+
+    said = rf"The part 'own' has the tensors {{'weight': \(2, 3\), .*each= makes for a client has {{{has}"
+    with pytest.raises(FedshiftError, match=said):
+        simulate(replace(make(PLAIN), method=Other()))
 
 
 def test_only_a_private_part_starts_from_draws_of_its_own(make: Make):

@@ -61,7 +61,7 @@ class Dropout(nn.Module):
             )
         self.calls += 1
         shape = x.shape[: max(x.ndim - self.together, 2 if self.together == 2 else 1)]
-        places = torch.arange(shape.numel(), device=x.device).view(*shape, *[1] * self.together)
+        places = torch.arange(shape.numel(), device=x.device).view(*shape, *[1] * (x.ndim - len(shape)))
         drawn = _mixed(_mixed(self.key + self.calls) + places) >> (64 - BITS) & (1 << BITS) - 1  # uniform
         kept = (drawn >= round(self.p * 2**BITS)).to(x.dtype)
         dropped: Tensor = x * kept / ((1 - self.p) or 1)  # with p = 1 there is nothing to scale
@@ -91,9 +91,11 @@ def from_streams(module: nn.Module, role: str) -> nn.Module:
 
 
 def _from_streams(layer: nn.Module, path: str, role: str) -> nn.Module:
+    if not isinstance(layer, _DropoutNd):
+        return layer
     if type(layer) in LAYERS:
         return Dropout(layer.p, LAYERS[type(layer)]).train(layer.training)
-    if isinstance(layer, _DropoutNd) and layer.p > 0:
+    if layer.p > 0:
         raise FedshiftError(
             f"Layer '{path}' of the {role} is {type(layer).__name__}, which draws from a global generator, so the run "
             "could not be repeated: use nn.Dropout, or set its probability to 0."

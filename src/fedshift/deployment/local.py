@@ -108,11 +108,8 @@ def _check_shape(own: tuple[int, ...], agreed: tuple[int, ...]) -> None:
     if own == agreed:
         return
     images = len(own) == len(agreed) == 3
-    fix = (
-        "give images the size and channels of the other sites', in [data] of site.toml"
-        if images
-        else "bring them to that shape"
-    )
+    alike = "give its images the size and channels that the others have, in [data] of site.toml"
+    fix = alike if images else "bring them to that shape"
     raise FedshiftError(
         f"The site's samples have the shape {list(own)}; the federation agreed on {list(agreed)}: {fix}, or agree on "
         "another shape in federation.toml."

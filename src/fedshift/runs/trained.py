@@ -186,7 +186,7 @@ class Trained(nn.Module):
         if self.front is not None and x.dtype == torch.uint8:
             x = self.front(x)
         if tuple(x.shape[1:]) != self.blueprint.shape:
-            instead = " or images, uint8, of which the frozen stages make that" if self.front is not None else ""
+            instead = ", or images, uint8, of which the frozen stages make that" if self.front is not None else ""
             raise FedshiftError(
                 f"Give samples of shape (B, {', '.join(map(str, self.blueprint.shape))}){instead}, not {given}."
             )
