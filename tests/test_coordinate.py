@@ -24,6 +24,7 @@ from fedshift.deployment.link import Away
 from fedshift.deployment.rehearsal import rehearse
 from fedshift.deployment.wire import Done, Failed, Join, Joined, Score, Work, read_reply, read_request
 from fedshift.errors import FedshiftError
+from fedshift.methods import METHODS
 from fedshift.methods.fedavg import FedAvg
 from fedshift.runs.folder import RunFolder
 from fedshift.runs.progress import Progress
@@ -51,7 +52,6 @@ def test_every_method_ends_with_the_bits_of_a_simulation(make: Make, tmp_path: P
     alike(run, rehearse(folder, Progress()))
 
 
-@fedshift.METHODS.register("noting")
 class Noting(FedAvg):
     """FedAvg that has something to say of the end."""
 
@@ -59,7 +59,10 @@ class Noting(FedAvg):
         return (f"It ends with {len(state.shared)} shared tensors.",)
 
 
-def test_what_a_method_says_of_the_end_is_said_in_a_federation(make: Make, tmp_path: Path):
+def test_what_a_method_says_of_the_end_is_said_in_a_federation(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(METHODS._listed, "noting", Noting)
     folder = members(tmp_path / "trial", make({**IN_DOMAIN, "method": {"name": "noting"}}))
     run = coordinate(folder / "coordinator", Local(folder), Progress())
     said = f"It ends with {len(load_file(run.weights_file))} shared tensors."

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-import fedshift
 from conftest import Make, names_sent, simulate
 from federated import Local, members
 from fedshift.core.frozen import embedded, frozen_network, lite0, lite0_file
 from fedshift.core.model import Model, ModelBuilder
 from fedshift.core.net import batch_norms
+from fedshift.datasets import DATASETS
 from fedshift.datasets.dataset import Dataset
 from fedshift.deployment.agreement import Agreement, read_site
 from fedshift.deployment.coordinate import coordinate
@@ -27,6 +27,7 @@ from fedshift.errors import FedshiftError
 from fedshift.federation.domains import DomainData
 from fedshift.federation.inputs import IMAGENET_MEAN, IMAGENET_STD, Inputs
 from fedshift.files import cache_folder
+from fedshift.models import MODELS
 from fedshift.models.backbones import MobileNetV2, ResNet18
 from fedshift.models.efficientnet import EfficientNetLite0
 from fedshift.models.staged import Staged
@@ -41,7 +42,6 @@ from test_coordinate import alike
 from test_engines import assert_agree, engine_named
 
 
-@fedshift.MODELS.register("small-in-stages")
 @dataclass(frozen=True, kw_only=True)
 class Small(Staged):
     """Three stages with fixed weights: two convolutions with batch norm, and the mean with dropout."""
@@ -61,7 +61,6 @@ class Small(Staged):
         return {"stage1": first, "stage2": second, "stage3": last}
 
 
-@fedshift.DATASETS.register("pictures")
 @dataclass(frozen=True, kw_only=True)
 class Pictures(Dataset):
     """Twelve coloured images of each of three classes in each of three domains."""
@@ -80,6 +79,12 @@ class Pictures(Dataset):
         noise = torch.randint(0, 100, (108, 3, self.side, self.side), generator=streams.generator("pictures"))
         x = (noise + 30 * y.view(-1, 1, 1, 1) + 20 * domain.view(-1, 1, 1, 1)).byte()
         return DomainData(x, y, domain, self.domain_names(), ("a", "b", "c"), torch.arange(108))
+
+
+@pytest.fixture(autouse=True)
+def listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MODELS._listed, "small-in-stages", Small)
+    monkeypatch.setitem(DATASETS._listed, "pictures", Pictures)
 
 
 @pytest.fixture(autouse=True)
