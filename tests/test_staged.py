@@ -280,10 +280,10 @@ def test_data_are_loaded_once_for_models_that_freeze_alike(monkeypatch: pytest.M
 
     monkeypatch.setattr(Pictures, "load", counted)
     for model in (Small(dim=2), Small(dim=3), Small(dim=2, dropout=0.1)):
-        assert load_data(Pictures(), model, 5, "").x.shape[1:] == (3, 8, 8)
+        assert load_data(Pictures(), model.frozen_network(), 5, "").x.shape[1:] == (3, 8, 8)
     assert len(loads) == 1
     for model in (Small(dim=2, freeze_until=1), Small(dim=3, freeze_until=1)):
-        assert load_data(Pictures(), model, 5, "").x.shape[1:] == (4, 6, 6)
+        assert load_data(Pictures(), model.frozen_network(), 5, "").x.shape[1:] == (4, 6, 6)
     assert len(loads) == 2
 
 

@@ -82,8 +82,9 @@ def schema(experiment: Experiment, classes: Sequence[str] = (), shape: Sequence[
     shape = tuple(shape) or _shape_of_images(experiment)
     if classes and shape:
         return Schema(tuple(classes), shape)
+    network = experiment.model.frozen_network()
     try:
-        data = load_data(experiment.data, experiment.model, experiment.seed_of_data, str(experiment.contents))
+        data = load_data(experiment.data, network, experiment.seed_of_data, str(experiment.contents))
     except FedshiftError as error:
         lacking = [*([] if classes else ["--classes cat,dog"]), *([] if shape else ["--shape 3,64,64"])]
         raise FedshiftError(
