@@ -34,6 +34,7 @@ from fedshift.methods.client2vec.dsa_ign import (
 )
 from fedshift.methods.client2vec.encoder import pairs as encoded_pairs
 from fedshift.methods.client2vec.index import COUNTS, FEATURE, LABEL, notes_on, similarity
+from fedshift.methods.fedavg import FedAvg
 from fedshift.reporting.similarity import by_domain
 from fedshift.runs import runner
 from fedshift.runs.progress import Progress
@@ -417,6 +418,23 @@ def test_an_index_separates_if_two_clients_are_not_alike():
     (note,) = notes_on(torch.cat([close, torch.zeros(1, 2)]))
     assert "does not separate the clients: the least cosine between two of them is 0.995, above 0.99" in note
     assert notes_on(far) == ()
+
+
+def test_the_notes_are_the_bases_and_the_indexs(make: Make):
+    """The vectors (1, 0) and (3, 0) of two clients point the same way, which is worth a note."""
+
+    class Noting(FedAvg):
+        """FedAvg that has something to say."""
+
+        def notes(self, state):
+            return ("what the base says",)
+
+    method = dataclasses.replace(wrapped(make).experiment.method, base=Noting())
+    assert method.notes(state_of(**THREE)) == ("what the base says",)
+    alike = {"feature": [[1.0, 0.0], [3.0, 0.0]], "label": [[1.0, 0.0]] * 2, "samples": [1.0, 1.0]}
+    first, second = method.notes(state_of(**alike))
+    assert first == "what the base says"
+    assert "does not separate the clients" in second
 
 
 def test_the_label_index_is_the_mean_of_label_embeddings(make: Make):

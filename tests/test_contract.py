@@ -12,6 +12,7 @@ import torch
 import fedshift
 from conftest import Make, evaluated, first_messages, go_on, names_sent, net_of, simulate, states
 from fedshift.core.contract import Exchange, LocalWork, Measure, Optimiser, Part, Phase, ServerState, Stage, Upload
+from fedshift.core.model import ModelBuilder
 from fedshift.core.net import mirror
 from fedshift.core.tensors import Replies, Tensors
 from fedshift.engines.vectorised import Vectorised
@@ -43,6 +44,25 @@ class Told(FedAvg):
 def test_a_client_knows_its_steps_and_its_rate(make: Make):
     reply = first_messages(replace(make({**PLAIN, "train.rounds": 1}), method=Told()))["train", "up"]
     assert (reply["steps"].item(), reply["lr"].item()) == (3, 0.05)
+
+
+def test_the_rate_that_a_client_knows_is_that_of_the_round(make: Make):
+    """Along half a cosine the second of two rounds has (1 + cos(pi / 2)) / 2, half of the rate."""
+    rates: list[float] = []
+
+    class Heard(Told):
+        """What is told, in order."""
+
+        def told(self, work: LocalWork):
+            rates.append(work.lr)
+            return super().told(work)
+
+    changes = {**PLAIN, "train.rounds": 2, "train.schedule": "cosine"}
+    for engine in (None, Vectorised()):
+        rates.clear()
+        simulate(replace(make(changes), method=Heard()), engine=engine)
+        half = len(rates) // 2
+        assert rates == pytest.approx([0.05] * half + [0.025] * half)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -333,10 +353,7 @@ def test_a_part_may_start_on_every_client_from_a_draw_of_its_own(make: Make):
         """FedAvg with a head that a client begins with and never uses."""
 
         def parts(self, model):
-            def build():
-                return torch.nn.Linear(model.dim, model.classes)
-
-            return {**super().parts(model), "own": Part(model.initialised("own", build), "client", each=build)}
+            return {**super().parts(model), "own": Part(model.head("own"), "client", each=lambda own: own.head("own"))}
 
     experiment = replace(make(PLAIN), method=OwnHead())
     before = [Simulation(experiment).site.state(client).tensors["own.weight"] for client in (0, 1)]
@@ -348,13 +365,34 @@ def test_a_part_may_start_on_every_client_from_a_draw_of_its_own(make: Make):
         assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
 
 
+@pytest.mark.parametrize(
+    ("made", "has"),
+    [
+        (torch.nn.Sequential(torch.nn.Linear(3, 2)), r"'0.weight': \(2, 3\)"),
+        (torch.nn.Linear(4, 2), r"'weight': \(2, 4\)"),
+    ],
+    ids=["names", "shapes"],
+)
+def test_what_is_made_for_each_client_is_the_same_module(make: Make, made: torch.nn.Module, has: str):
+    class Other(FedAvg):
+        """FedAvg whose clients begin with another part than the one there is."""
+
+        def parts(self, model):
+            own = Part(torch.nn.Linear(3, 2), "client", each=lambda _: made)
+            return {**super().parts(model), "own": own}
+
+    said = rf"The part 'own' has the tensors {{'weight': \(2, 3\), .*each= makes for a client has {{{has}"
+    with pytest.raises(FedshiftError, match=said):
+        simulate(replace(make(PLAIN), method=Other()))
+
+
 def test_only_a_private_part_starts_from_draws_of_its_own(make: Make):
     @dataclass(frozen=True, kw_only=True)
     class SharedHead(FedAvg):
         """FedAvg that asks for a shared head a client."""
 
         def parts(self, model):
-            return {**super().parts(model), "head": Part(model.head(), each=model.head)}
+            return {**super().parts(model), "head": Part(model.head(), each=ModelBuilder.head)}
 
     with pytest.raises(FedshiftError, match=r"The part 'head' is drawn for each client, but its scope is 'shared'"):
         Simulation(replace(make(PLAIN), method=SharedHead()))

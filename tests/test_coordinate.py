@@ -17,12 +17,15 @@ from safetensors.torch import load, load_file
 import fedshift
 from conftest import Make
 from federated import SITES, Local, members, set_site
+from fedshift.core.contract import ServerState
 from fedshift.core.messages import Answer, Telemetry, Up, metadata, pack
 from fedshift.deployment.coordinate import coordinate
 from fedshift.deployment.link import Away
 from fedshift.deployment.rehearsal import rehearse
 from fedshift.deployment.wire import Done, Failed, Join, Joined, Score, Work, read_reply, read_request
 from fedshift.errors import FedshiftError
+from fedshift.methods import METHODS
+from fedshift.methods.fedavg import FedAvg
 from fedshift.runs.folder import RunFolder
 from fedshift.runs.progress import Progress
 from test_methods import EVERY_METHOD, small
@@ -47,6 +50,24 @@ def test_every_method_ends_with_the_bits_of_a_simulation(make: Make, tmp_path: P
     folder = members(tmp_path / "trial", make({**small(name), **IN_DOMAIN}))
     run = coordinate(folder / "coordinator", Local(folder), Progress())
     alike(run, rehearse(folder, Progress()))
+
+
+class Noting(FedAvg):
+    """FedAvg that has something to say of the end."""
+
+    def notes(self, state: ServerState) -> tuple[str, ...]:
+        return (f"It ends with {len(state.shared)} shared tensors.",)
+
+
+def test_what_a_method_says_of_the_end_is_said_in_a_federation(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(METHODS._listed, "noting", Noting)
+    folder = members(tmp_path / "trial", make({**IN_DOMAIN, "method": {"name": "noting"}}))
+    run = coordinate(folder / "coordinator", Local(folder), Progress())
+    said = f"It ends with {len(load_file(run.weights_file))} shared tensors."
+    assert said in run.summary.notes
+    assert said in rehearse(folder, Progress()).summary.notes
 
 
 # Whatever a site sends ----------------------------------------------------------------------------

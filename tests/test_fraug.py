@@ -541,6 +541,13 @@ def test_presets_are_what_was_published(name: str):
     assert made["digits"].beta in (0.1, 1, 10)
 
 
+def test_the_public_code_weighs_by_samples_and_keeps_momentum_and_statistics():
+    """Of the public code alone: the paper's page weighs clients alike, begins optimisers afresh and keeps all of bn."""
+    paper, code = (METHODS.get(name)() for name in ("fraug", "fraug-code"))
+    assert (paper.weighting, paper.optimiser_state, paper.bn) == ("uniform", "fresh", "local")
+    assert (code.weighting, code.optimiser_state, code.bn) == ("samples", "kept", "statistics")
+
+
 def test_the_search_covers_the_published_grids():
     grids = {field.name: set(field.metadata["search"]) for field in fields(FRAug) if field.name in ("alpha", "beta")}
     assert {0, 0.75, 1.25, 1.5, 1, 10} <= grids["alpha"]

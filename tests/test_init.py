@@ -392,10 +392,9 @@ def test_what_a_sample_is_can_be_said_or_seen(tmp_path: Path):
     with pytest.raises(FedshiftError, match=r"is no folder(.|\n)*say it: --classes cat,dog$"):
         schema(pets)
     frozen = api.experiment(pets, settings={"data.frozen": "efficientnet-lite0"}, model="mlp")
-    with pytest.raises(FedshiftError, match=r"say it: --shape 3,64,64$"):
-        schema(frozen, ["cat", "dog"])
-    with pytest.raises(FedshiftError, match=r"say it: --classes cat,dog --shape 3,64,64$"):
-        schema(frozen)
+    assert schema(frozen, ["cat", "dog"]).shape == (1280,)
+    cut = api.experiment(pets, settings={"model.freeze_until": 7}, model="efficientnet-lite0")
+    assert schema(cut, ["cat", "dog"]).shape == (192, 2, 2)
 
 
 def test_more_sites_than_domains_get_none(tmp_path: Path):

@@ -106,7 +106,8 @@ def test_the_unseen_are_given_the_global_model_and_nobodys_own_is_read(bn: str):
     }
 
 
-def test_with_local_batch_norms_the_unseen_are_given_their_mean_beside_the_global_weights():
+@pytest.mark.parametrize("bn", ["local", "statistics"])
+def test_with_local_batch_norms_the_unseen_are_given_their_mean_beside_the_global_weights(bn: str):
     """The statistics 2 and 4 of the clients' shared encoders: 3, for the shared encoder and in the copy's place.
 
     Those of the copies, 20 and 40, belong to other weights and are not taken, nor is what else clients have.
@@ -118,7 +119,7 @@ def test_with_local_batch_norms_the_unseen_are_given_their_mean_beside_the_globa
         | {"encoder.count": torch.tensor(count)}
         for mean, count in ((2, 1), (4, 4))
     ]
-    (given,) = OWN.of_the_unseen("local", state, clients)
+    (given,) = OWN.of_the_unseen(bn, state, clients)
     assert {name: tensor.item() for name, tensor in given.items()} == {
         "encoder.mean": 3,
         "encoder.count": 2,

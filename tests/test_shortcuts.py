@@ -11,13 +11,21 @@ import torch
 from PIL import Image
 
 from fedshift.datasets import mnist
-from fedshift.datasets.colored_mnist import GREEN, RED, WINDOWS, ColoredFashionMNIST, ColoredMNIST
+from fedshift.datasets.colored_mnist import GREEN, RED, WINDOWS, ColoredFashionMNIST, ColoredMNIST, averaged
 from fedshift.datasets.mnist import FASHION, read_mnist
 from fedshift.datasets.waterbird import WaterBird, blend, is_waterbird
 from fedshift.errors import FedshiftError
 from fedshift.federation.domains import DomainData
 from fedshift.streams import Streams
 from test_data import write_idx
+
+
+def test_an_image_is_made_smaller_by_means_that_are_rounded():
+    """The means of its four squares are 0.75, 0.25, 254.75 and 1.5, which goes to the even 2."""
+    image = [[1, 1, 0, 0], [1, 0, 1, 0], [255, 255, 1, 2], [255, 254, 1, 2]]
+    made = averaged(torch.tensor([image], dtype=torch.uint8), 2)
+    assert (made.dtype, made.tolist()) == (torch.uint8, [[[1, 0], [255, 2]]])
+
 
 # Where the images come from -----------------------------------------------------------------------
 

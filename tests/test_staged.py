@@ -11,19 +11,34 @@ import torch
 from torch import nn
 
 from conftest import Make, names_sent, simulate
-from fedshift.core.frozen import frozen_network, lite0, lite0_file
+from federated import Local, members
+from fedshift.core.frozen import embedded, frozen_network, lite0, lite0_file
 from fedshift.core.model import Model, ModelBuilder
+from fedshift.core.net import batch_norms
+from fedshift.datasets import DATASETS
 from fedshift.datasets.dataset import Dataset
+from fedshift.deployment.agreement import Agreement, read_site
+from fedshift.deployment.coordinate import coordinate
 from fedshift.deployment.folders import schema
+from fedshift.deployment.local import prepared, site_data
+from fedshift.deployment.model import site_model
+from fedshift.deployment.rehearsal import rehearse
 from fedshift.errors import FedshiftError
 from fedshift.federation.domains import DomainData
 from fedshift.federation.inputs import IMAGENET_MEAN, IMAGENET_STD, Inputs
 from fedshift.files import cache_folder
+from fedshift.models import MODELS
 from fedshift.models.backbones import MobileNetV2, ResNet18
 from fedshift.models.efficientnet import EfficientNetLite0
 from fedshift.models.staged import Staged
+from fedshift.runs import runner
+from fedshift.runs.progress import Progress
+from fedshift.runs.run import Run
 from fedshift.settings.experiment import Experiment
+from fedshift.settings.spec import setting
+from fedshift.simulation.simulation import Simulation, load_data
 from fedshift.streams import Streams
+from test_coordinate import alike
 from test_engines import assert_agree, engine_named
 
 
@@ -32,6 +47,7 @@ class Small(Staged):
     """Three stages with fixed weights: two convolutions with batch norm, and the mean with dropout."""
 
     dropout: float = 0.0
+    shift: float = 0.3
 
     def stages(self, channels):
         with torch.random.fork_rng(devices=[]):
@@ -40,7 +56,7 @@ class Small(Staged):
                 nn.Sequential(nn.Conv2d(before, after, 3, bias=False), nn.BatchNorm2d(after), nn.ReLU())
                 for before, after in ((channels, 4), (4, 5))
             )
-        first[1].running_mean.fill_(0.3)
+        first[1].running_mean.fill_(self.shift)
         last = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Dropout(self.dropout))
         return {"stage1": first, "stage2": second, "stage3": last}
 
@@ -49,14 +65,26 @@ class Small(Staged):
 class Pictures(Dataset):
     """Twelve coloured images of each of three classes in each of three domains."""
 
+    normalise: bool = setting(False, help="as images are")
+    side: int = setting(8, help="height and width")
+
+    def inputs(self):
+        return Inputs(normalise=self.normalise)
+
     def domain_names(self):
         return ("dark", "gray", "light")
 
     def load(self, streams):
         y, domain = torch.arange(3).repeat(36), torch.arange(3).repeat_interleave(36)
-        noise = torch.randint(0, 100, (108, 3, 8, 8), generator=streams.generator("pictures"))
+        noise = torch.randint(0, 100, (108, 3, self.side, self.side), generator=streams.generator("pictures"))
         x = (noise + 30 * y.view(-1, 1, 1, 1) + 20 * domain.view(-1, 1, 1, 1)).byte()
         return DomainData(x, y, domain, self.domain_names(), ("a", "b", "c"), torch.arange(108))
+
+
+@pytest.fixture(autouse=True)
+def listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MODELS._listed, "small-in-stages", Small)
+    monkeypatch.setitem(DATASETS._listed, "pictures", Pictures)
 
 
 @pytest.fixture(autouse=True)
@@ -67,6 +95,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def built(model: Model, shape: tuple[int, ...], seed: int = 0) -> nn.Module:
     return ModelBuilder(model, shape, 3, Streams(seed), clients=2).encoder()
+
+
+def embedding(model: Model, data: DomainData) -> DomainData:
+    return embedded(data, model.frozen_network())
 
 
 def pictures() -> DomainData:
@@ -94,47 +126,39 @@ def test_the_cut_changes_nothing_that_is_predicted(frozen: int):
     x = (data.x / 255 - torch.tensor(IMAGENET_MEAN).view(3, 1, 1)) / torch.tensor(IMAGENET_STD).view(3, 1, 1)
     whole = built(Small(dim=2), (3, 8, 8)).eval()
     cut = Small(dim=2, freeze_until=frozen)
-    given = cut.embedded(data).x if frozen else x
+    given = embedding(cut, data).x if frozen else x
     assert tuple(given.shape[1:]) == [(3, 8, 8), (4, 6, 6), (5, 4, 4)][frozen]
     z = built(cut, tuple(given.shape[1:])).eval()(given)
     torch.testing.assert_close(z, whole(x), rtol=1e-4, atol=1e-5)
 
 
 def test_what_is_frozen_is_computed_once(cache: Path, monkeypatch: pytest.MonkeyPatch):
-    first = Small(freeze_until=1).embedded(pictures()).x
+    first = embedding(Small(freeze_until=1), pictures()).x
     assert len(list(cache.iterdir())) == 1
     with monkeypatch.context() as patched:
         patched.setattr(nn.Conv2d, "forward", None)
-        assert torch.equal(Small(freeze_until=1).embedded(pictures()).x, first)
-    Small(freeze_until=2).embedded(pictures())
+        assert torch.equal(embedding(Small(freeze_until=1), pictures()).x, first)
+    embedding(Small(freeze_until=2), pictures())
     assert len(list(cache.iterdir())) == 2
 
 
 def test_other_weights_are_other_features(cache: Path):
-    class Other(Small):
-        """Another running mean in the first stage."""
-
-        def stages(self, channels):
-            stages = super().stages(channels)
-            stages["stage1"][1].running_mean.fill_(0.4)
-            return stages
-
-    Other.__name__ = "Small"
-    one, other = (model(freeze_until=1).embedded(pictures()).x for model in (Small, Other))
+    """The shift is in the weights alone, and no setting of a model is in what names features in the cache."""
+    one, other = (embedding(Small(freeze_until=1, shift=shift), pictures()).x for shift in (0.3, 0.4))
     assert not torch.equal(one, other)
 
 
 def test_what_cannot_be_frozen_is_refused():
     with pytest.raises(FedshiftError, match=r"up to 2 can be frozen \(1 stage1, 2 stage2, 3 stage3\).*data.frozen"):
-        Small(freeze_until=3).embedded(pictures())
+        embedding(Small(freeze_until=3), pictures())
     with pytest.raises(FedshiftError, match="'stage2', the first stage that is trained"):
         built(Small(freeze_until=1), (3, 8, 8))
     with pytest.raises(FedshiftError, match="try 'mlp'"):
         built(Small(), (20,))
     with pytest.raises(FedshiftError, match="freeze_until=0"):
-        Small(freeze_until=1).embedded(replace(pictures(), x=torch.zeros(108, 3, 8, 8)))
+        embedding(Small(freeze_until=1), replace(pictures(), x=torch.zeros(108, 3, 8, 8)))
     with pytest.raises(FedshiftError, match="would freeze random weights"):
-        ResNet18(freeze_until=1).embedded(pictures())
+        embedding(ResNet18(freeze_until=1), pictures())
 
 
 @pytest.mark.parametrize("name", ["augment", "normalise"])
@@ -186,6 +210,83 @@ def test_engines_agree(make: Make):
     assert not told
 
 
+@pytest.mark.parametrize("bn", ["shared", "reestimate"])
+def test_a_trained_model_predicts_from_images(make: Make, bn: str):
+    """The frozen stages are in front, and stay as they are whatever the others do."""
+    experiment = experiment_of(make, Small(dim=2, freeze_until=1), {"method.bn": bn})
+    finished = Run(runner.start(experiment, Progress()))
+    model, images = finished.model(), pictures().x
+    given = embedding(Small(freeze_until=1), pictures()).x
+    assert not torch.equal(model(images[:9]), model(images[9:18]))
+    assert torch.equal(model(images), model(given))
+    front = {name: tensor.clone() for name, tensor in model.front.state_dict().items()}
+    model.train()
+    assert not any(module.training for module in model.front.modules())
+    model(images)
+    assert all(torch.equal(tensor, front[name]) for name, tensor in model.front.state_dict().items())
+    assert not any(parameter.requires_grad for parameter in model.front.parameters())
+    for wrong in (images.float(), images[:, :, :6]):
+        with pytest.raises(FedshiftError, match=r"shape \(B, 4, 6, 6\), or images, uint8, of which the frozen stages"):
+            model(wrong)
+
+
+def federation_of(make: Make, folder: Path, model: Model, **data: Any) -> Path:
+    experiment = experiment_of(make, model, {"protocol": {"name": "in-domain"}, "evaluate.batch": 3})
+    experiment = replace(experiment, data=Pictures(**data))
+    return members(folder, experiment, federation={"shape": [4, 6, 6], "classes": ["a", "b", "c"]})
+
+
+def test_sites_freeze_as_a_simulation_does(make: Make, tmp_path: Path):
+    folder = federation_of(make, tmp_path / "trial", Small(dim=2, freeze_until=1))
+    run = coordinate(folder / "coordinator", Local(folder), Progress())
+    alike(run, rehearse(folder, Progress()))
+    images = pictures().x
+    assert torch.equal(site_model(folder / "sites" / "dark")(images), Run(run).model()(images))
+
+
+def test_samples_are_prepared_again_for_other_frozen_stages(make: Make, tmp_path: Path):
+    place = federation_of(make, tmp_path / "trial", Small(dim=2, freeze_until=1)) / "sites" / "dark"
+    agreement, (settings, own) = Agreement.read(place), read_site(place)
+    made = prepared(agreement, settings, own, place).x
+    assert torch.equal(prepared(agreement, settings, own, place).x, made)
+    other = replace(agreement, table={**agreement.table, "model": {**agreement.table["model"], "shift": 0.9}})
+    assert not torch.equal(prepared(other, settings, own, place).x, made)
+
+
+def test_images_that_are_normalised_are_refused_here_and_at_sites(make: Make, tmp_path: Path):
+    model, said = Small(dim=2, freeze_until=1), "--set data.normalise=false"
+    with pytest.raises(FedshiftError, match=said):
+        Simulation(replace(experiment_of(make, model), data=Pictures(normalise=True)))
+    place = federation_of(make, tmp_path / "trial", model, normalise=True) / "sites" / "dark"
+    agreement, (settings, own) = Agreement.read(place), read_site(place)
+    with pytest.raises(FedshiftError, match=said):
+        site_data(agreement, settings, own)
+
+
+def test_a_site_whose_images_have_another_size_is_told_so(make: Make, tmp_path: Path):
+    place = federation_of(make, tmp_path / "trial", Small(dim=2, freeze_until=1)) / "sites" / "dark"
+    agreement, (settings, _) = Agreement.read(place), read_site(place)
+    with pytest.raises(FedshiftError, match=r"shape \[4, 14, 14\].*its images the size and channels"):
+        site_data(agreement, settings, {"side": 16})
+
+
+def test_data_are_loaded_once_for_models_that_freeze_alike(monkeypatch: pytest.MonkeyPatch):
+    loads: list[int] = []
+    load = Pictures.load
+
+    def counted(self, streams):
+        loads.append(1)
+        return load(self, streams)
+
+    monkeypatch.setattr(Pictures, "load", counted)
+    for model in (Small(dim=2), Small(dim=3), Small(dim=2, dropout=0.1)):
+        assert load_data(Pictures(), model.frozen_network(), 5, "").x.shape[1:] == (3, 8, 8)
+    assert len(loads) == 1
+    for model in (Small(dim=2, freeze_until=1), Small(dim=3, freeze_until=1)):
+        assert load_data(Pictures(), model.frozen_network(), 5, "").x.shape[1:] == (4, 6, 6)
+    assert len(loads) == 2
+
+
 def test_institutions_agree_on_what_the_encoder_reads(make: Make):
     assert schema(experiment_of(make, Small(freeze_until=1))).shape == (4, 6, 6)
     assert schema(experiment_of(make, Small())).shape == (3, 8, 8)
@@ -202,7 +303,7 @@ def test_a_resnet_of_a_folder_is_cut(tmp_path: Path, frozen: int):
     transformers.ResNetModel(config).save_pretrained(tmp_path)
     data = large(32)
     cut = ResNet18(weights=str(tmp_path), freeze_until=frozen, dim=4)
-    x = cut.embedded(data).x
+    x = embedding(cut, data).x
     pooled = built(cut, tuple(x.shape[1:])).eval().stages(x).flatten(1)
     whole = frozen_network(str(tmp_path)).load().eval()
     scaled = (data.x / 255 - torch.tensor(IMAGENET_MEAN).view(3, 1, 1)) / torch.tensor(IMAGENET_STD).view(3, 1, 1)
@@ -227,6 +328,8 @@ def test_efficientnet_has_the_stages_of_its_table():
         shapes.append(tuple(x.shape[1:]))
     sizes = [(32, 32), (16, 32), (24, 16), (40, 8), (80, 4), (112, 4), (192, 2), (320, 2)]
     assert shapes == [*((channels, side, side) for channels, side in sizes), (1280,)]
+    layers = [layer for stage in EfficientNetLite0().stages(3).values() for _, layer in batch_norms(stage)]
+    assert {layer.momentum for layer in layers} == {0.1}  # PyTorch's default, not the network's own 0.01
     whole = lite0(lite0_file()).eval()
     torch.testing.assert_close(
         x, whole.extract_features((255 * pixels - 127) / 128).mean(dim=(2, 3)), rtol=1e-4, atol=1e-4
@@ -236,7 +339,7 @@ def test_efficientnet_has_the_stages_of_its_table():
 def test_efficientnet_from_a_stage_on_is_the_frozen_features_network(make: Make):
     data = large(64)
     model = EfficientNetLite0(freeze_until=7, dim=3)
-    x = model.embedded(data).x
+    x = embedding(model, data).x
     assert x.shape[1:] == (192, 2, 2)
     encoder = built(model, (192, 2, 2))
     network = frozen_network("efficientnet-lite0")

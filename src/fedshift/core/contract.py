@@ -98,14 +98,15 @@ class Part:
     are never sent; ``down`` ones belong to the server, are sent, and frozen on the client. Batch norms of a shared
     part stay on the client where the method keeps those local, unless ``follows_bn`` is False. A part that is
     ``apart`` travels only in exchanges that name it. Clients begin with a ``client`` part as ``module`` is, or, with
-    ``each``, which makes such a module, with one of their own: as the seed and the client's number draw it.
+    ``each``, which makes such a module by the builder that it is given, with one of their own: as the seed and the
+    client's number draw it.
     """
 
     module: nn.Module
     scope: Scope = "shared"
     follows_bn: bool = True
     apart: bool = False
-    each: Callable[[], nn.Module] | None = None
+    each: Callable[[ModelBuilder], nn.Module] | None = None
 
     def __repr__(self) -> str:
         tensors = counted(self.module.state_dict(), "tensor")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 
 from fedshift.errors import FedshiftError
 from fedshift.streams import Draw, Draws
@@ -21,9 +22,8 @@ from fedshift.streams import Draw, Draws
 if TYPE_CHECKING:
     from fedshift.core.net import Net
 
-NOISE = "dropout"
+NOISE = "dropout of the net's layers"  # which a page calls none of its own draws
 LAYERS: dict[type[nn.Module], int] = {nn.Dropout: 0, nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}
-REFUSED = (nn.AlphaDropout, nn.FeatureAlphaDropout)
 BITS = 24
 
 
@@ -32,7 +32,8 @@ class Dropout(nn.Module):
 
     Args:
         p: how likely a value is dropped, in 0..1.
-        together: so many of the last dimensions are dropped together: 2 for the channels of a map.
+        together: so many of the last dimensions are dropped together: 2 for the channels of a map. As with PyTorch's
+            Dropout2d, 2 takes (B, channels, length) as well.
     """
 
     def __init__(self, p: float, together: int = 0) -> None:
@@ -59,11 +60,11 @@ class Dropout(nn.Module):
                 "module into evaluation mode: module.eval()"
             )
         self.calls += 1
-        shape = x.shape[: x.ndim - self.together]
-        places = torch.arange(shape.numel(), device=x.device).view(*shape, *[1] * self.together)
+        shape = x.shape[: max(x.ndim - self.together, 2 if self.together == 2 else 1)]
+        places = torch.arange(shape.numel(), device=x.device).view(*shape, *[1] * (x.ndim - len(shape)))
         drawn = _mixed(_mixed(self.key + self.calls) + places) >> (64 - BITS) & (1 << BITS) - 1  # uniform
         kept = (drawn >= round(self.p * 2**BITS)).to(x.dtype)
-        dropped: Tensor = x * kept / (1 - self.p)
+        dropped: Tensor = x * kept / ((1 - self.p) or 1)  # with p = 1 there is nothing to scale
         return dropped
 
 
@@ -75,22 +76,31 @@ def _mixed(x: Tensor) -> Tensor:
     return x ^ (x >> 31 & (1 << 33) - 1)
 
 
-def from_streams(module: nn.Module, role: str) -> None:
-    """Replace PyTorch's dropout layers inside a module by :class:`Dropout`.
+def from_streams(module: nn.Module, role: str) -> nn.Module:
+    """The module with :class:`Dropout` in the place of PyTorch's dropout layers, itself among them.
 
     Raises:
-        FedshiftError: it has alpha dropout.
+        FedshiftError: it has alpha dropout, or another kind of dropout layer.
     """
-    for path, parent in list(module.named_modules()):
-        for name, layer in list(parent.named_children()):
-            if isinstance(layer, REFUSED) and layer.p > 0:
-                raise FedshiftError(
-                    f"Layer '{path + '.' if path else ''}{name}' of the {role} is {type(layer).__name__}, which draws "
-                    "from a global generator, so the run could not be repeated: use nn.Dropout, or set its "
-                    "probability to 0."
-                )
-            if type(layer) in LAYERS:
-                setattr(parent, name, Dropout(layer.p, LAYERS[type(layer)]))
+    layers = {layer: _from_streams(layer, path, role) for path, layer in module.named_modules()}
+    for parent in layers:
+        for name, layer in list(parent._modules.items()):  # named_children leaves out what is there twice
+            if layer is not None:
+                setattr(parent, name, layers[layer])
+    return layers[module]
+
+
+def _from_streams(layer: nn.Module, path: str, role: str) -> nn.Module:
+    if not isinstance(layer, _DropoutNd):
+        return layer
+    if type(layer) in LAYERS:
+        return Dropout(layer.p, LAYERS[type(layer)]).train(layer.training)
+    if layer.p > 0:
+        raise FedshiftError(
+            f"Layer '{path}' of the {role} is {type(layer).__name__}, which draws from a global generator, so the run "
+            "could not be repeated: use nn.Dropout, or set its probability to 0."
+        )
+    return layer
 
 
 def dropout_draws(net: Net, moves: Collection[str]) -> Draws:

@@ -14,12 +14,12 @@ made under other versions of a library or another number of threads are taken as
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -29,6 +29,7 @@ from torch.nn import functional as F
 from fedshift import memory
 from fedshift.core.messages import pack
 from fedshift.errors import FedshiftError, UnknownNameError, need
+from fedshift.federation.domains import DomainData
 from fedshift.federation.inputs import IMAGENET_MEAN, IMAGENET_STD
 from fedshift.files import cache, cache_folder
 from fedshift.hub import hub
@@ -64,6 +65,36 @@ class FrozenNetwork:
     load: Callable[[], nn.Module] = field(compare=False)
     mean: Colour = IMAGENET_MEAN
     std: Colour = IMAGENET_STD
+
+
+class Front(nn.Module):
+    """A frozen network that takes images as they are stored; it is in evaluation mode, whatever is asked for.
+
+    Args:
+        network: which.
+        size: height and width that images are resized to, in pixels; 0 leaves them as they are.
+    """
+
+    def __init__(self, network: FrozenNetwork, size: int = 0) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):  # initial values are drawn, then replaced by the weights
+            self.network = network.load()
+        self.size = size
+        for name, values in (("mean", network.mean), ("std", network.std)):
+            self.register_buffer(name, torch.tensor(values).view(-1, 1, 1), persistent=False)
+        self.eval().requires_grad_(False)
+
+    def train(self, mode: bool = True) -> Self:
+        """Nothing of it is trained."""
+        return super().train(False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images, uint8 (B, 1 or 3, height, width), to float32 (B, F), or maps (B, channels, height, width)."""
+        x = images.float().div_(255)
+        if self.size and x.shape[-2:] != (self.size, self.size):
+            x = F.interpolate(x, (self.size, self.size), mode="bilinear", antialias=True)
+        features: Tensor = self.network((x.expand(-1, 3, -1, -1) - self.get_buffer("mean")) / self.get_buffer("std"))
+        return features
 
 
 def frozen_network(name: str) -> FrozenNetwork:
@@ -112,29 +143,29 @@ def embed(images: Tensor, network: FrozenNetwork, size: int = 0, tell: Embedding
     folder, file = cache_folder("features"), f"{checksum(images, about)}.safetensors"
     features = _read(folder / file) if folder else None
     if features is None:
-        features = _computed(images, network, sides, tell)
+        features = _computed(images, network, size, tell)
         cache("features", file, pack({"features": features}, {"checksum": checksum(features)}))
     return features
 
 
-def _computed(images: Tensor, network: FrozenNetwork, sides: tuple[int, ...], tell: Embedding) -> Tensor:
+def embedded(data: DomainData, network: FrozenNetwork | None, size: int = 0, tell: Embedding = silent) -> DomainData:
+    """The data with what :func:`embed` gives in the place of images; as they are where there is no network."""
+    return data if network is None else replace(data, x=embed(data.x, network, size, tell))
+
+
+def _computed(images: Tensor, network: FrozenNetwork, size: int, tell: Embedding) -> Tensor:
     tell(network.name, 0, len(images))
+    sides = (size, size) if size else images.shape[-2:]
     memory.check(
         3 * 4 * min(BATCH, len(images)) * sides[0] * sides[1] * 3,  # three channels of four bytes, in three copies
         f"A batch of {min(BATCH, len(images))} images of {sides[0]} x {sides[1]} pixels for '{network.name}'",
-        "Choose a smaller data.frozen_size, or data.size.",
+        "Choose a smaller data.size, or with data.frozen a smaller data.frozen_size.",
     )
-    with torch.random.fork_rng(devices=[]):  # initial values are drawn, then replaced by the weights
-        module = network.load().eval()
-    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (network.mean, network.std))
+    front = Front(network, size)
     all_features, done = torch.empty(0), 0
     for batch in torch.split(images, BATCH):
-        x = batch.float().div_(255)
-        if tuple(x.shape[-2:]) != sides:
-            x = F.interpolate(x, sides, mode="bilinear", antialias=True)
-        x = x.expand(-1, 3, -1, -1)
         with torch.no_grad():
-            features: Tensor = module((x - mean) / std)
+            features = front(batch)
         if features.ndim < 2 or len(features) != len(batch):
             raise FedshiftError(
                 f"The frozen network '{network.name}' gives {tuple(features.shape)} for {len(batch)} images, "
@@ -149,7 +180,7 @@ def _computed(images: Tensor, network: FrozenNetwork, sides: tuple[int, ...], te
             memory.check(
                 4 * len(images) * features[0].numel(),
                 f"What '{network.name}' gives for {len(images):,} images, {features[0].numel():,} numbers each,",
-                "Choose a smaller data.frozen_size, or data.size.",
+                "Choose a smaller data.size, or with data.frozen a smaller data.frozen_size.",
             )
             all_features = torch.empty(len(images), *features.shape[1:])
         all_features[done : done + len(batch)] = features

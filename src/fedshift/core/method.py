@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -185,14 +185,12 @@ def make_parts(method: Method, model: ModelBuilder) -> dict[str, Part]:
     """The parts of a method, also of one that makes modules plainly, with initial values from the run's streams.
 
     Raises:
-        FedshiftError: a module has alpha dropout.
+        FedshiftError: a module has alpha dropout, or another kind of dropout layer.
     """
     with model.streams.as_global("initialisation", "parts"):
         parts = method.parts(model)
-    for name, part in parts.items():
-        from_streams(part.module, name)
-        part.module.train()  # weights that were read come in evaluation mode, and a step sees the mode of the top only
-    return parts
+    # Weights that were read come in evaluation mode, and a step sees the mode of the top only.
+    return {name: replace(part, module=from_streams(part.module, name).train()) for name, part in parts.items()}
 
 
 def tensor_scopes(method: Method, parts: Mapping[str, Part]) -> dict[str, Scope]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,8 +14,7 @@ from torch.nn import functional as F
 
 from fedshift import memory
 from fedshift.core.dropout import from_streams
-from fedshift.core.frozen import Embedding, silent
-from fedshift.federation.domains import DomainData
+from fedshift.core.frozen import FrozenNetwork
 from fedshift.federation.inputs import Inputs
 from fedshift.settings.spec import Spec, Width, setting
 from fedshift.streams import Streams
@@ -39,22 +39,12 @@ class Model(Spec):
         """
         raise NotImplementedError
 
-    @property
-    def freezes(self) -> bool:
-        """Whether :meth:`embedded` puts something in the place of the samples."""
-        return False
+    def frozen_network(self) -> FrozenNetwork | None:
+        """Those stages that are never trained: what they make of images is what the encoder reads; None: none are."""
+        return None
 
     def check(self, inputs: Inputs) -> None:
         """Raise an error if samples do not become inputs as the network can work with."""
-
-    def embedded(self, data: DomainData, tell: Embedding = silent) -> DomainData:
-        """What the encoder reads: the data, or what those stages of the network make of it that are never trained.
-
-        Args:
-            data: the samples as the data set gives them.
-            tell: hears how far the work is: a network's name, images embedded, images in all.
-        """
-        return data
 
 
 class GaussianEncoder(nn.Module):
@@ -81,6 +71,7 @@ class ModelBuilder:
         streams: the run's random streams; a part's initial values depend on the seed and its role only.
         clients: how many clients there are.
         environments: how many environments clients train in; see :attr:`Samples.environment`.
+        client: whose own draw of the initial values it gives, by number; None: the one that all have in common.
     """
 
     model: Model
@@ -89,6 +80,7 @@ class ModelBuilder:
     streams: Streams
     clients: int
     environments: int = 1
+    client: int | None = None
 
     @property
     def dim(self) -> int:
@@ -115,14 +107,16 @@ class ModelBuilder:
             FedshiftError: its tensors cannot fit into memory, or it has alpha dropout.
         """
         self._check_fits(role, build)
-        with self.streams.as_global("initialisation", role):
+        with self._drawing(role):
             module = build()
-        from_streams(module, role)
-        return module
+        return from_streams(module, role)
+
+    def _drawing(self, role: str) -> AbstractContextManager[None]:
+        return self.streams.as_global("initialisation", role, *(() if self.client is None else (self.client,)))
 
     def _check_fits(self, role: str, build: Callable[[], nn.Module]) -> None:
         """Refuse a module whose tensors do not fit, as a build without memory for them shows."""
-        with self.streams.as_global("initialisation", role), torch.device("meta"), warnings.catch_warnings():
+        with self._drawing(role), torch.device("meta"), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of weights that are read into such a module
             try:
                 module = build()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -152,12 +152,22 @@ class Setup:
         return self._starting({name: part.module for name, part in self.parts.items()}, scope)
 
     def begun(self, client: int) -> Tensors:
-        """The private tensors that a client starts with where it starts apart from others, by its number."""
-        own = {}
+        """The private tensors that a client starts with where it starts apart from others, by its number.
+
+        Raises:
+            FedshiftError: what a part makes for each has other tensors than the part.
+        """
+        own, builder = {}, replace(self.model, client=client)
         for name, part in self.parts.items():
             if part.each is not None:
                 with self.streams.as_global("initialisation", name, client):
-                    own[name] = part.each()
+                    own[name] = part.each(builder)
+                has, made = (_shapes(module) for module in (part.module, own[name]))
+                if has != made:
+                    raise FedshiftError(
+                        f"The part '{name}' has the tensors {has}, but what its each= makes for a client has {made}: "
+                        "make the same module, with other values."
+                    )
         return self._starting(own, "client")
 
     def _starting(self, modules: Mapping[str, nn.Module], scope: Scope) -> Tensors:
@@ -246,6 +256,10 @@ class Setup:
             n for n, scope in self.scopes.items() if scope == "client" and self.parts[part_of(n)].scope == "shared"
         ]
         return self.shapes.only(self.shapes.keys() - set(local))
+
+
+def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
 
 
 def told(name: str) -> Category:

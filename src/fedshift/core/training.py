@@ -35,7 +35,9 @@ class Train(Spec):
     optimiser: Literal["sgd", "adam"] = setting("sgd", help="the local optimiser")
     lr: LearningRate = setting(0.01, help="learning rate", search=Range(1e-3, 0.3, log=True))
     schedule: Literal["constant", "cosine"] = setting(
-        "constant", help="lr by round: the same in all, or falling from it towards 0 along half a cosine"
+        "constant",
+        help="lr by round: the same in all, or falling from it towards 0 along half a cosine, in each stage anew; "
+        "rates of a method's own stay as they are",
     )
     momentum: Momentum = setting(0.9, help="momentum of sgd (unused by adam)")
     weight_decay: NonNegative = setting(0.0, help="weight decay")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from fedshift.core.frozen import Embedding, embed, frozen_network, silent
+from fedshift.core.frozen import Embedding, FrozenNetwork, embedded, frozen_network, silent
 from fedshift.datasets.images import Source, domain_data
 from fedshift.errors import FedshiftError
 from fedshift.federation.domains import DomainData
@@ -83,8 +83,7 @@ class ImageDataset(Dataset):
 
     def load(self, streams: Streams) -> DomainData:
         """Read the images and check that every domain has every class."""
-        if self.frozen != "none":
-            frozen_network(self.frozen)  # whether there is one is known before the images are read, which takes longer
+        self.frozen_network()  # whether there is one is known before the images are read, which takes longer
         data = self.read(streams)
         missing = data.missing()
         if missing and self.missing_classes == "error":
@@ -97,8 +96,11 @@ class ImageDataset(Dataset):
 
     def check_here(self) -> None:
         """Whether there is the frozen network, if one is asked for."""
-        if self.frozen != "none":
-            frozen_network(self.frozen)
+        self.frozen_network()
+
+    def frozen_network(self) -> FrozenNetwork | None:
+        """The network whose features stand for the images; None: there is none."""
+        return None if self.frozen == "none" else frozen_network(self.frozen)
 
     def read(self, streams: Streams) -> DomainData:
         """Read the images; what is random about it comes from the streams."""
@@ -106,9 +108,7 @@ class ImageDataset(Dataset):
 
     def embedded(self, data: DomainData, tell: Embedding = silent) -> DomainData:
         """The data with features (N, F), float32, in the place of images, unless ``frozen`` is 'none'."""
-        if self.frozen == "none":
-            return data
-        return replace(data, x=embed(data.x, frozen_network(self.frozen), self.frozen_size, tell))
+        return embedded(data, self.frozen_network(), self.frozen_size, tell)
 
     def inputs(self) -> Inputs:
         """Scaling, and what the settings ask for."""

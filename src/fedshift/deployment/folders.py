@@ -22,6 +22,7 @@ import tomli_w
 import torch
 
 from fedshift.core.contract import Category
+from fedshift.core.frozen import Front
 from fedshift.datasets import DATASETS
 from fedshift.datasets.dataset import ImageDataset
 from fedshift.deployment import commands
@@ -81,8 +82,9 @@ def schema(experiment: Experiment, classes: Sequence[str] = (), shape: Sequence[
     shape = tuple(shape) or _shape_of_images(experiment)
     if classes and shape:
         return Schema(tuple(classes), shape)
+    network = experiment.model.frozen_network()
     try:
-        data = load_data(experiment.data, experiment.model, experiment.seed_of_data, str(experiment.contents))
+        data = load_data(experiment.data, network, experiment.seed_of_data, str(experiment.contents))
     except FedshiftError as error:
         lacking = [*([] if classes else ["--classes cat,dog"]), *([] if shape else ["--shape 3,64,64"])]
         raise FedshiftError(
@@ -93,11 +95,15 @@ def schema(experiment: Experiment, classes: Sequence[str] = (), shape: Sequence[
 
 
 def _shape_of_images(experiment: Experiment) -> tuple[int, ...]:
-    """The shape that the settings give to images; empty of other data, and where a frozen network reads them first."""
+    """The shape that the settings give to images, or to what a frozen network makes of them; empty of other data."""
     data = experiment.data
-    if not isinstance(data, ImageDataset) or data.frozen != "none" or experiment.model.freezes:
+    if not isinstance(data, ImageDataset):
         return ()
-    return (data.channels, data.size, data.size)
+    image = torch.zeros(1, data.channels, data.size, data.size, dtype=torch.uint8)
+    for network, size in ((data.frozen_network(), data.frozen_size), (experiment.model.frozen_network(), 0)):
+        if network is not None:
+            image = Front(network, size)(image)
+    return tuple(image.shape[1:])
 
 
 def for_institutions(experiment: Experiment) -> Experiment:

@@ -13,7 +13,7 @@ import torch
 
 from fedshift import files
 from fedshift.core import sealed
-from fedshift.core.frozen import Embedding, silent
+from fedshift.core.frozen import Embedding, embedded, silent
 from fedshift.deployment.agreement import Agreement, SiteSettings
 from fedshift.errors import DamagedError, FedshiftError, Problems, UnknownNameError
 from fedshift.federation.checks import check_samples
@@ -47,7 +47,7 @@ def site_data(
     check_samples(loaded, dataset.inputs())
     with streams.as_global("global draws in federation"):
         mine = dataset.embedded(_of_domains(loaded, settings.domains), tell)
-        mine = experiment.model.embedded(mine, tell)
+        mine = embedded(mine, experiment.model.frozen_network(), tell=tell)
     problems = Problems("things about the samples are not as agreed")
     with problems.gathered():
         _check_shape(tuple(mine.x.shape[1:]), agreement.federation.shape)
@@ -108,7 +108,8 @@ def _check_shape(own: tuple[int, ...], agreed: tuple[int, ...]) -> None:
     if own == agreed:
         return
     images = len(own) == len(agreed) == 3
-    fix = "set size and channels in [data] of site.toml" if images else "bring them to that shape"
+    alike = "give its images the size and channels that the others have, in [data] of site.toml"
+    fix = alike if images else "bring them to that shape"
     raise FedshiftError(
         f"The site's samples have the shape {list(own)}; the federation agreed on {list(agreed)}: {fix}, or agree on "
         "another shape in federation.toml."

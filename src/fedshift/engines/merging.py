@@ -112,7 +112,8 @@ def _plain(value: Any) -> Any:
 def kind(setup: Setup) -> tuple[object, ...]:
     """What runs must have in common to be stacked: all but seeds, domains, and numbers of method and optimiser.
 
-    Of a number it counts whether it is above zero, since methods leave out a term whose weight is not.
+    Of a number it counts whether it is above zero, since methods leave out a term whose weight is not, and what it
+    makes of the modules, such as how likely a layer drops.
     """
     method, train = setup.method, setup.train
     numbers = _numbers(method)
@@ -122,8 +123,9 @@ def kind(setup: Setup) -> tuple[object, ...]:
         del schedule[name]
     tensors = Net({name: part.module for name, part in setup.parts.items()}).tensors()
     shapes = tuple((name, tuple(tensor.shape), tensor.dtype) for name, tensor in tensors)
+    layers = {name: part.module for name, part in setup.parts.items()}
     signs = {name: value > 0 for name, value in numbers.items()}
-    plain = (rest, signs, schedule, setup.evaluate.table(), setup.model.model.table(), setup.model.shape)
+    plain = (rest, signs, layers, schedule, setup.evaluate.table(), setup.model.model.table(), setup.model.shape)
     return type(method), type(setup.model.model), repr(plain), shapes, tuple(setup.scopes.items()), setup.device
 
 

@@ -36,7 +36,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
@@ -69,6 +68,10 @@ def make_rtnet(classes: int, dim: int) -> Conditional:
     """m: representations (B, d) of any client and their classes to residuals (B, d) of this one."""
     half = noise_dim(dim)
     return Conditional(classes, nn.Sequential(*_layer(dim + classes, half), nn.ReLU(), *_layer(half, dim)))
+
+
+def _rtnet(model: ModelBuilder) -> nn.Module:
+    return model.initialised("rtnet", lambda: make_rtnet(model.classes, model.dim))
 
 
 def noise_dim(dim: int) -> int:
@@ -208,8 +211,7 @@ class FRAug(FedAvg):
         made = model.initialised("generator", lambda: make_generator(model.classes, model.dim))
         parts = {**super().parts(model), "generator": Part(made, follows_bn=False)}
         if self.rtnet:
-            rtnet = partial(make_rtnet, model.classes, model.dim)
-            parts["rtnet"] = Part(model.initialised("rtnet", rtnet), "client", each=rtnet)
+            parts["rtnet"] = Part(_rtnet(model), "client", each=_rtnet)
         if self.ema_term:
             parts["prototypes"] = Part(Prototypes(model.classes, model.dim), "client")
         return parts

@@ -11,18 +11,19 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from fedshift.core.frozen import Colour, Embedding, FrozenNetwork, checksum, embed, silent
+from fedshift.core.frozen import Colour, FrozenNetwork, checksum
 from fedshift.core.model import Model, Shape
 from fedshift.errors import FedshiftError
-from fedshift.federation.domains import DomainData
 from fedshift.federation.inputs import IMAGENET_MEAN, IMAGENET_STD, Inputs
+from fedshift.models import MODELS
 from fedshift.settings.spec import WholeNumber, setting
+from fedshift.streams import Streams
 
 Stages = Mapping[str, nn.Module]
 
@@ -76,9 +77,16 @@ class Staged(Model):
                     f"stages once, on images normalised for their weights: --set data.{name}=false"
                 )
 
-    def embedded(self, data: DomainData, tell: Embedding = silent) -> DomainData:
-        """The data with what the frozen stages give, float32 (N, channels, height, width), in the place of images."""
-        return replace(data, x=embed(data.x, self._frozen(), tell=tell)) if self.freezes else data
+    def frozen_network(self) -> FrozenNetwork | None:
+        """The stages up to ``freeze_until``; None where all are trained."""
+        if not self.freezes:
+            return None
+        with Streams(0).as_global("initial values that weights replace"):
+            stages, _ = self._cut(3)
+        front = nn.Sequential(OrderedDict(stages))
+        weights = [checksum(tensor, name) for name, tensor in front.state_dict().items()]
+        name = f"{MODELS.name_of(self)}, stages 1 to {self.freeze_until}"
+        return FrozenNetwork(name, checksum(torch.empty(0), weights), lambda: front, self.mean, self.std)
 
     def encoder(self, shape: Shape, out: int) -> nn.Module:
         """Inputs (B, *shape), images or what the frozen stages give, to (B, out)."""
@@ -100,13 +108,6 @@ class Staged(Model):
             )
         return dict(stages[: self.freeze_until]), dict(stages[self.freeze_until :])
 
-    def _frozen(self) -> FrozenNetwork:
-        stages, _ = self._cut(3)
-        front = nn.Sequential(OrderedDict(stages))
-        weights = [checksum(tensor, name) for name, tensor in front.state_dict().items()]
-        name = f"{type(self).__name__}, stages 1 to {self.freeze_until}"
-        return FrozenNetwork(name, checksum(torch.empty(0), weights), lambda: front, self.mean, self.std)
-
 
 def _features(stages: Stages, shape: Shape) -> int:
     """How many features the stages give, found by running them once.
@@ -115,7 +116,6 @@ def _features(stages: Stages, shape: Shape) -> int:
         FedshiftError: inputs of that shape do not fit them.
     """
     whole = nn.Sequential(*stages.values())
-    modes = {module: module.training for module in whole.modules()}
     try:
         with torch.no_grad():
             given: Tensor = whole.eval()(torch.zeros(1, *shape)).flatten(1)
@@ -124,6 +124,4 @@ def _features(stages: Stages, shape: Shape) -> int:
             f"Inputs of the shape {shape} do not fit '{next(iter(stages))}', the first stage that is trained: "
             f"{str(error).splitlines()[0]}"
         ) from error
-    for module, mode in modes.items():
-        module.training = mode
     return given.shape[1]

@@ -137,8 +137,9 @@ class Run:
             client: a client's name or id, for that client's model; None: the global model.
 
         Returns:
-            A module from samples (B, ...) as the data set stores them, or as frozen networks (data.frozen,
-            model.freeze_until) embed them, to log-probabilities (B, classes).
+            A module from samples (B, ...) as the data set stores them, or as a frozen network (data.frozen) embeds
+            them, to log-probabilities (B, classes). To train it further with dropout, replace its
+            :class:`fedshift.core.dropout.Dropout` layers, which know a run's steps only, by ``nn.Dropout``.
 
         Raises:
             FedshiftError: the run is not finished; there is no such client; or no client is given

@@ -10,6 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from fedshift.core.frozen import Front
 from fedshift.core.method import make_parts, tensor_scopes
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net, batch_norms
@@ -126,13 +127,17 @@ def rebuilt(
     )
     for name, part in parts.items():
         part.module.load_state_dict({own: tensors[f"{name}.{own}"] for own in held[name]})
-    return Trained(experiment, blueprint, model, {name: part.module for name, part in parts.items()}, unseen=id is None)
+    network = experiment.model.frozen_network()
+    front = None if network is None else Front(network)
+    modules = {name: part.module for name, part in parts.items()}
+    return Trained(experiment, blueprint, model, modules, front, unseen=id is None)
 
 
 class Trained(nn.Module):
     """Predicts as a run did: the parts that its method's prediction reads, in evaluation mode.
 
-    Its parameters and buffers are named as in the run's files, such as ``encoder.conv1.weight``.
+    Its parameters and buffers are named as in the run's files, such as ``encoder.conv1.weight``. Frozen stages of its
+    network (``model.freeze_until``) are in front of these, as ``front``.
     """
 
     def __init__(
@@ -141,6 +146,7 @@ class Trained(nn.Module):
         blueprint: Blueprint,
         model: ModelBuilder,
         modules: Mapping[str, nn.Module],
+        front: Front | None,
         unseen: bool,
     ) -> None:
         """Put trained modules together.
@@ -150,6 +156,7 @@ class Trained(nn.Module):
             blueprint: what a sample is.
             model: what the modules were made from.
             modules: the parts, by name.
+            front: the stages that are frozen, if any are.
             unseen: whether it is no client's model.
         """
         super().__init__()
@@ -157,12 +164,16 @@ class Trained(nn.Module):
         self._method, self._model = experiment.method, model
         self._dtype = DTYPES[experiment.train.precision]
         self._reestimates = experiment.method.reestimates(unseen)
+        self._parts = tuple(modules)
         for name, module in modules.items():
             self.add_module(name, module)
+        self.front = front
         self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
         """Samples (B, *shape) as the data set stores them to log-probabilities (B, classes).
+
+        Where stages are frozen these are images of uint8, or what :func:`embed` made of them by these stages.
 
         Images of uint8 are scaled and normalised as in the run; floating inputs are taken as they are scaled. The
         noise of a probabilistic method comes from a stream named by the batch's size, so that equal
@@ -171,9 +182,13 @@ class Trained(nn.Module):
         Raises:
             FedshiftError: samples have another shape.
         """
+        given = tuple(x.shape)
+        if self.front is not None and x.dtype == torch.uint8:
+            x = self.front(x)
         if tuple(x.shape[1:]) != self.blueprint.shape:
+            instead = ", or images, uint8, of which the frozen stages make that" if self.front is not None else ""
             raise FedshiftError(
-                f"Give samples of shape (B, {', '.join(map(str, self.blueprint.shape))}), not {tuple(x.shape)}."
+                f"Give samples of shape (B, {', '.join(map(str, self.blueprint.shape))}){instead}, not {given}."
             )
         draws = self._method.prediction_draws(self._model, len(x))
         noise = (
@@ -181,11 +196,11 @@ class Trained(nn.Module):
         )
         x = self._typed(self.blueprint.inputs.evaluation(x))
         noise = {name: self._typed(drawn) for name, drawn in noise.items()}
-        net = Net(dict(self.named_children()))
+        net = Net({name: self.get_submodule(name) for name in self._parts})
         with self._model.streams.as_global("global draws in prediction", "model", len(x)):
             if not self._reestimates:
                 return self._method.predict(net, x, noise)
-            with _measured_again(self):
+            with _measured_again([self.get_submodule(name) for name in self._parts]):
                 with torch.no_grad():
                     self._method.predict(net, x, noise)
                 self.eval()
@@ -196,9 +211,9 @@ class Trained(nn.Module):
 
 
 @contextmanager
-def _measured_again(module: nn.Module) -> Iterator[None]:
+def _measured_again(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Batch norms measure in training mode, each batch with equal weight; afterwards they are as they were."""
-    layers = [layer for _, layer in batch_norms(module)]
+    layers = [layer for module in modules for _, layer in batch_norms(module)]
     before = [(layer.momentum, {name: tensor.clone() for name, tensor in layer.named_buffers()}) for layer in layers]
     for layer in layers:
         layer.reset_running_stats()

@@ -16,10 +16,10 @@ import torch
 from fedshift import memory
 from fedshift.coordinator.coordinator import Coordinator, Received
 from fedshift.core.contract import Round, ServerState
-from fedshift.core.frozen import Embedding, silent
+from fedshift.core.frozen import Embedding, FrozenNetwork, embedded, silent
 from fedshift.core.messages import Missing, Order
 from fedshift.core.method import make_parts
-from fedshift.core.model import Model, ModelBuilder
+from fedshift.core.model import ModelBuilder
 from fedshift.core.net import batch_norms
 from fedshift.core.setup import Setup
 from fedshift.datasets.dataset import Dataset
@@ -218,7 +218,8 @@ def make_federation(experiment: Experiment, tell: Embedding = silent) -> Federat
     """
     seed, inputs = experiment.seed_of_data, experiment.data.inputs()
     experiment.model.check(inputs)
-    data, streams = load_data(experiment.data, experiment.model, seed, str(experiment.contents), tell), Streams(seed)
+    network, streams = experiment.model.frozen_network(), Streams(seed)
+    data = load_data(experiment.data, network, seed, str(experiment.contents), tell)
     with streams.as_global("global draws in federation"):
         federation = experiment.protocol.federate(data, experiment.partition, inputs, streams).checked()
         noted = replace(federation, notes=(*data.notes, *federation.notes))
@@ -291,10 +292,12 @@ def choose_device(name: str) -> torch.device:
 
 
 @lru_cache(maxsize=1)
-def load_data(dataset: Dataset, model: Model, seed: int, content: str, tell: Embedding = silent) -> DomainData:
-    """A data set in memory, checked and embedded, as the model's encoder reads it.
+def load_data(
+    dataset: Dataset, network: FrozenNetwork | None, seed: int, content: str, tell: Embedding = silent
+) -> DomainData:
+    """A data set in memory, checked and embedded, as an encoder reads it after the stages that a model freezes.
 
-    It is kept for the next run of a grid while its files are the same.
+    It is kept for the next run of a grid while its files, and these stages, are the same.
 
     Raises:
         FedshiftError: it cannot be read, or numbers made from it would be wrong.
@@ -304,4 +307,4 @@ def load_data(dataset: Dataset, model: Model, seed: int, content: str, tell: Emb
         data = dataset.load(streams)
     check_data(data, inputs)
     with streams.as_global("global draws in embedding"):
-        return model.embedded(dataset.embedded(data, tell), tell)
+        return embedded(dataset.embedded(data, tell), network, tell=tell)
