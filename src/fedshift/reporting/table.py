@@ -128,8 +128,8 @@ def _terms(results: Results) -> list[Table]:
     """What part of the clients' loss each term makes up, of the methods that have several; none if no method has."""
     rows = [[f"{row.label}: {name}", *cells] for row in results.rows() for name, cells in _shares(row.runs).items()]
     title = "What part of the clients' loss each term makes up, in %"
-    most = max((len(row) for row in rows), default=0)  # a run may have fewer evaluations than another
-    padded = [[*row[:-1], *[""] * (most - len(row)), row[-1]] for row in rows]
+    most = max((len(cells) for _, *cells in rows), default=0)  # a run may have fewer evaluations than another
+    padded = [[name, *cells[:-1], *[""] * (most - len(cells)), cells[-1]] for name, *cells in rows]
     return [Table(title, ["method: term", *MOMENTS[most - 1]], padded)] if rows else []
 
 
