@@ -32,6 +32,8 @@ from fedshift.runs import runner
 from fedshift.runs.cells import DIVERGED, Divergence
 from fedshift.runs.folder import LOCK, RunFolder, find
 from fedshift.runs.progress import Progress
+from fedshift.settings.grid import expand
+from fedshift.settings.grid import read as read_experiment
 
 SIZES = ("smoke", "short", "paper")
 CARRIED_OUT = [name for name, exhibit in exhibits().items() if not exhibit.why]
@@ -183,6 +185,12 @@ def test_a_name_that_cannot_be_carried_out_says_why():
         Plan.of("fedsr-table1", "smoke", run={"run.out": "x"})
 
 
+def test_a_file_where_the_folder_is_to_be_is_named(tmp_path: Path):
+    (tmp_path / "out").touch()
+    with pytest.raises(FedshiftError, match=r"'.*/out' is a file: give another folder\.$"):
+        fedshift.reproduce("fedsr-table1", out=tmp_path / "out", progress=Progress())
+
+
 def test_every_row_can_be_named_on_the_command_line(tmp_path: Path):
     """Also those with commas in their names, of which an error says where one ends."""
     name = "Generator, RTNet, EMA"
@@ -238,6 +246,17 @@ def test_settings_of_methods_that_a_scale_changes_are_said(tmp_path: Path):
     fraug = Plan.of("fraug-table2", "short", out=tmp_path)
     changed = {each.setting: each.rows for each in beside_paper(fraug, fraug.panels[0])}
     assert changed["method.lr_rtnet"] == ("FRAug",)
+
+
+def test_a_method_keeps_the_weights_of_the_shipped_experiment_at_short(tmp_path: Path):
+    """What the experiment file says of FedPIN holds in its tables, of its row as printed as well."""
+    shipped = {each.method_name: each for each in expand(read_experiment("colored-fashion-mnist"))}["fedpin"]
+    plan = Plan.of("fedpin-table2", "short", "fedpin-cfmnist", ["PM", "PM, as printed"], tmp_path)
+    ours, printed_form = (cell.experiments[0].table()["method"] for cell in plan.cells)
+    assert ours == shipped.table()["method"]
+    different = {name for name in ours if ours[name] != printed_form[name]}
+    assert different == {"auxiliary", "anchor"}
+    assert (printed_form["auxiliary"], printed_form["anchor"]) == ("literal", "features")
 
 
 def test_other_data_are_named_and_not_compared(tmp_path: Path):
@@ -443,7 +462,7 @@ def test_a_list_without_data_or_runs(tmp_path: Path):
     assert {str(each) for each in found.states} <= {"not run", "-", "not reproduced"}
     of_paper = fedshift.reproductions(["fedcir"], out=tmp_path)
     assert {each.table for each in of_paper.states} == {name for name in exhibits() if name.startswith("fedcir-")}
-    rows = {row[0]: row[2:] for row in of_paper.table().rows}
+    rows = {row[0].partition(":")[0]: row[1:] for row in of_paper.table().rows}
     assert rows["fedcir-fig1"] == ["not reproduced", "", ""]
     told = json.loads(of_paper.json())
     assert {(each["table"], each["scale"]) for each in told} == {(each.table, each.scale) for each in of_paper.states}

@@ -20,7 +20,7 @@ from fedshift.reproduction.plan import OUT, Need, Plan
 from fedshift.runs.folder import RunFolder
 
 WIDTH = 160
-WORDS = 70  # columns of what a table shows
+WORDS = 90  # columns of a table's name and of what it shows
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,8 @@ class State:
             words = f"done, {clock(self.count.seconds)}{diverged}" if self.count.complete else words
         if not self.needs:
             return words
-        names = ", ".join(dict.fromkeys(need.what for need in self.needs.values()))
+        first, *others = dict.fromkeys(need.what for need in self.needs.values())
+        names = first if not others else f"{first}, {others[0]}" if len(others) == 1 else f"{first}, {len(others)} more"
         part = "" if len(self.needs) == self.panels else f" for {len(self.needs)} of {self.panels}"
         return f"needs {names}{part}" if words == "not run" else f"{words}; needs {names}{part}"
 
@@ -79,10 +80,10 @@ class States:
             by_table.setdefault(each.table, []).append(each)
         shown = list(dict.fromkeys(each.scale for each in self.states))
         rows = [
-            [name, shorten(exhibit_of(name).what, WORDS, placeholder="..."), *_once(its)]
+            [shorten(f"{name}: {exhibit_of(name).what}", WORDS, placeholder="..."), *_once(its)]
             for name, its in by_table.items()
         ]
-        return Table("Tables and figures of the papers", ["table", "what it shows", *shown], rows)
+        return Table("Tables and figures of the papers", ["table", *shown], rows)
 
     def notes(self) -> list[str]:
         """How to get what is needed, once each; and why some are not reproduced."""

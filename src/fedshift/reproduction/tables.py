@@ -167,16 +167,17 @@ def _changes(plan: Plan, panel: Panel) -> list[str]:
     for each in beside_paper(plan, panel):
         by_rows.setdefault(each.rows, []).append(f"{each.setting} {each.here} ({each.paper})")
     return [
-        f"{', '.join(filter(None, [plan.title(panel), _of_rows(plan, rows)]))}, other than in the paper: "
+        f"{', '.join(filter(None, [plan.title(panel), _of_rows(plan, panel, rows)]))}, other than in the paper: "
         f"{', '.join(changes)}."
         for rows, changes in by_rows.items()
     ]
 
 
-def _of_rows(plan: Plan, names: tuple[str, ...]) -> str:
-    """Rows by their methods, where they are all that have these."""
-    methods = dict.fromkeys(row.method for row in plan.exhibit.carried_out if row.name in names)
-    whole = [row.name for row in plan.exhibit.carried_out if row.method in methods]
+def _of_rows(plan: Plan, panel: Panel, names: tuple[str, ...]) -> str:
+    """Rows by their methods, where they are all of a panel that have these."""
+    rows = [row for row in plan.exhibit.carried_out if plan.exhibit.asks_for(panel, row, "")]
+    methods = dict.fromkeys(row.method for row in rows if row.name in names)
+    whole = [row.name for row in rows if row.method in methods]
     return ", ".join(f"rows of {method}" for method in methods) if {*whole} == {*names} else "; ".join(names)
 
 
