@@ -54,8 +54,8 @@ def test_every_file_is_read_and_says_what_it_is():
     for name, exhibit in exhibits().items():
         assert exhibit.paper in PAPERS.values()
         assert exhibit.what.endswith(".")
-        assert exhibit.kind in ("table", "curve", "picture")
-        assert bool(exhibit.why) == (exhibit.kind == "picture") == (not exhibit.carried_out), name
+        assert exhibit.kind in ("table", "curve", "omitted")
+        assert bool(exhibit.why) == (exhibit.kind == "omitted") == (not exhibit.carried_out), name
         assert exhibit.kind != "curve" or exhibit.across
         assert len({row.name for row in exhibit.rows}) == len(exhibit.rows)
         assert all(bool(row.method) != bool(row.why) for row in exhibit.rows), name
@@ -305,6 +305,9 @@ def test_a_table_is_carried_out_once_and_stands_beside_the_papers(tmp_path: Path
     assert text == done.table()
     assert "|   the paper | 53.6 | 55.4 |" in text
     assert "7 of 7 runs finished; they took" in text
+    of_pm = [each for each in find(tmp_path) if each.path.name.startswith("fedpin-seed")]
+    told = [terms for each in of_pm for terms in each.records()[-1]["terms"].values()]
+    assert all([*terms][:4] == ["shortcut", "personal", "contrast", "variance"] for terms in told)  # as declared
     lines = [*csv.DictReader((folder / "fedpin-table2.csv").read_text().splitlines())]
     assert len(lines) == 7 * 2
     assert [(each["paper"], each["scale"]) for each in lines if each["row"] == "PM"] == [

@@ -164,7 +164,7 @@ def make_folder(path: Path) -> None:
         DiskError: it could not be made.
     """
     if file := next((each for each in (path, *path.parents) if each.is_file()), None):
-        raise DiskError(f"'{path}' cannot be made, as '{file}' is a file: give another folder.")
+        raise DiskError(f"'{path}' cannot be written, as '{file}' is a file: give another folder.")
     with _readable(path):
         path.mkdir(parents=True, exist_ok=True)
 

@@ -1,7 +1,7 @@
 """The tables and figures of the papers, one TOML file each in ``tables/``.
 
 - ``paper``: the paper it is of; ``title``: its number there; ``what``: what it shows, in a sentence of ours.
-- ``kind``: "table"; "curve"; or "picture", which is not reproduced, for the reason ``why``.
+- ``kind``: "table"; "curve"; or "omitted", which is not reproduced, for the reason ``why``.
 - ``panels``: names of its panels; ``columns``: what is read off their runs, where not as a panel says.
 - ``along``, of a curve: "round", "environment" (of the test), or tables of dotted settings by label, by scale or under
   "all", which a table may have as well; ``axis`` is what such labels of a curve say.
@@ -84,7 +84,7 @@ class Exhibit:
         paper: citation.
         title: "Table 1".
         what: what it shows.
-        kind: "table", "curve", or "picture".
+        kind: "table", "curve", or "omitted".
         panels: its federations.
         rows: its rows or lines.
         columns: what is read off the runs; empty: as each panel says.
@@ -99,7 +99,7 @@ class Exhibit:
     paper: str
     title: str
     what: str
-    kind: Literal["table", "curve", "picture"]
+    kind: Literal["table", "curve", "omitted"]
     panels: tuple[Panel, ...] = ()
     rows: tuple[Row, ...] = ()
     columns: Mapping[str, str] = field(default_factory=dict)

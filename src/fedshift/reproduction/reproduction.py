@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from fedshift import files
-from fedshift.reporting.frames import as_frame
+from fedshift.reporting.frames import as_csv, as_frame
 from fedshift.reporting.results import MeanStd
 from fedshift.reproduction.carry_out import Measured, Outcome, carry_out, read
 from fedshift.reproduction.exhibits import Printed, Row
@@ -158,11 +156,7 @@ class Reproduction:
 
     def _csv(self) -> str:
         """A line for each number."""
-        text = StringIO()
-        writer = csv.DictWriter(text, [*Measured.__dataclass_fields__, "paper", "scale"], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(self.measurements())
-        return text.getvalue()
+        return as_csv(self.measurements(), [*Measured.__dataclass_fields__, "paper", "scale"])
 
     def _json(self) -> str:
         """Everything that the tables say."""
