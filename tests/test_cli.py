@@ -173,6 +173,20 @@ def test_show_gives_default_search_range_and_source():
     assert "l2r = 0.1 weight of the norm of z number >= 0; search: 0.0001 to 1 (log); source: Eq. 9, 10-11" in lines
 
 
+def test_no_help_loses_what_stands_in_brackets():
+    """Text in brackets is markup to what prints the help, unless it is escaped."""
+    from rich.text import Text
+    from typer.main import get_command
+
+    def commands(group):
+        for command in group.commands.values():
+            yield from commands(command) if hasattr(command, "commands") else [command]
+
+    for command in commands(get_command(app)):
+        for text in filter(None, [command.help, *(getattr(each, "help", None) for each in command.params)]):
+            assert Text.from_markup(text).plain == text.replace("\\[", "["), command.name
+
+
 def test_help_does_not_wait_for_torch():
     import subprocess
     import sys

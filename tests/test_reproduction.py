@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,20 +12,28 @@ import time
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 import fedshift
 from fedshift.cli.app import app
-from fedshift.errors import FedshiftError, UnknownNameError
+from fedshift.errors import DivergedError, FedshiftError, UnknownNameError
 from fedshift.reporting.results import MeanStd
-from fedshift.reproduction.carry_out import RUNS_FILE
+from fedshift.reproduction import reproduction
+from fedshift.reproduction.carry_out import RUNS_FILE, Count, Measured, Outcome, read
 from fedshift.reproduction.exhibits import PAPERS, Printed, exhibit_of, exhibits, printed
+from fedshift.reproduction.figure import draw_panel
 from fedshift.reproduction.panels import panels, scales
 from fedshift.reproduction.plan import Plan
-from fedshift.reproduction.reproduction import Beside
+from fedshift.reproduction.reproduction import Beside, Reproduction
 from fedshift.reproduction.scores import score
-from fedshift.runs.folder import find
+from fedshift.reproduction.tables import beside_paper, notes
+from fedshift.runs import runner
+from fedshift.runs.cells import DIVERGED, Divergence
+from fedshift.runs.folder import LOCK, RunFolder, find
 from fedshift.runs.progress import Progress
+from fedshift.settings.grid import expand
+from fedshift.settings.grid import read as read_experiment
 
 SIZES = ("smoke", "short", "paper")
 CARRIED_OUT = [name for name, exhibit in exhibits().items() if not exhibit.why]
@@ -45,9 +54,9 @@ def test_every_file_is_read_and_says_what_it_is():
     for name, exhibit in exhibits().items():
         assert exhibit.paper in PAPERS.values()
         assert exhibit.what.endswith(".")
-        assert exhibit.kind in ("table", "curve", "picture")
-        assert bool(exhibit.why) == (exhibit.kind == "picture") == (not exhibit.carried_out), name
-        assert exhibit.kind != "curve" or exhibit.along
+        assert exhibit.kind in ("table", "curve", "omitted")
+        assert bool(exhibit.why) == (exhibit.kind == "omitted") == (not exhibit.carried_out), name
+        assert exhibit.kind != "curve" or exhibit.across
         assert len({row.name for row in exhibit.rows}) == len(exhibit.rows)
         assert all(bool(row.method) != bool(row.why) for row in exhibit.rows), name
         assert any("short" in panel.sizes or "paper" in panel.sizes for panel in exhibit.panels) != bool(exhibit.why)
@@ -161,9 +170,108 @@ TWO = {"run.threads": 2}
 def test_the_command_says_how_it_was_made():
     plan = Plan.of("fedpin-table2", "short", "fedpin-cfmnist", data={"colored-fashion-mnist": "a folder"}, run=TWO)
     assert plan.command == (
-        "fedshift reproduce fedpin-table2 --scale short --data 'colored-fashion-mnist=a folder' --set run.threads=2"
+        "fedshift reproduce fedpin-table2 --scale short --panel fedpin-cfmnist "
+        "--data 'colored-fashion-mnist=a folder' --set run.threads=2"
     )
     assert {each.data.path for cell in plan.cells for each in cell.experiments} == {"a folder"}  # type: ignore[attr-defined]
+
+
+def test_a_name_that_cannot_be_carried_out_says_why():
+    with pytest.raises(FedshiftError, match="row 'HIR': it is not carried out here: trains on the pooled domains"):
+        Plan.of("fedsr-table1", "smoke", rows="HIR")
+    with pytest.raises(FedshiftError, match="panel 'fedpin-cfmnist': it is not of the scale smoke"):
+        Plan.of("fedpin-table2", "smoke", panels="fedpin-cfmnist")
+    with pytest.raises(FedshiftError, match=r"run\.out = 'x': tables share their runs' folder; give --out instead"):
+        Plan.of("fedsr-table1", "smoke", run={"run.out": "x"})
+
+
+def test_a_file_where_the_folder_is_to_be_is_named(tmp_path: Path):
+    (tmp_path / "out").touch()
+    with pytest.raises(FedshiftError, match=r"'.*/out' is a file: give another folder\.$"):
+        fedshift.reproduce("fedsr-table1", out=tmp_path / "out", progress=Progress())
+
+
+def test_every_row_can_be_named_on_the_command_line(tmp_path: Path):
+    """Also those with commas in their names, of which an error says where one ends."""
+    name = "Generator, RTNet, EMA"
+    words = ["reproduce", "fraug-table3", "--row", name, "--out", str(tmp_path), "--dry-run"]
+    result = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert "1 runs of 1 rows" in result.output
+    with pytest.raises(UnknownNameError, match="'Generator, RTNet, EMA', 'Generator, RTNet, smoothing'"):
+        Plan.of("fraug-table3", "smoke", rows="Generator, RTNet, x")
+
+
+def test_cells_that_are_printed_in_several_tables_are_the_same_runs(tmp_path: Path):
+    """Client2Vec's Tables 1, 2, 5, 6 and 7 have cells in common; so have Figure 5's plain rows."""
+
+    def runs(table: str, row: str, point: str = "") -> list[str]:
+        plan = Plan.of(table, "paper", "client2vec-cifar10", row, tmp_path)
+        (cell,) = (cell for cell in plan.cells if cell.point == point)
+        return [each.fingerprint for each in cell.experiments]
+
+    alone, whole = (
+        runs("client2vec-table1", "FedAvg + i (Global)"),
+        runs("client2vec-table1", "FedAvg + i + ii + iii (Global)"),
+    )
+    assert (
+        alone == runs("client2vec-table2", "Client2Vec", "i") == runs("client2vec-table5", "FedAvg (Global)", "tau = 1")
+    )
+    assert whole == runs("client2vec-table2", "Client2Vec", "i + ii + iii")
+    assert whole == runs("client2vec-table6", "FedAvg (Global)", "E = 500")
+    assert whole == runs("client2vec-table7", "FedAvg (Global)", "5")
+    for base, tau in (("FedAvg", "0.1"), ("FedAvgM", "0.1"), ("Moon", "0.5")):
+        federated = runs("client2vec-table1", f"{base} + i (Federated)")
+        assert federated == runs("client2vec-table5", f"{base} (Federated)", f"tau = {tau}")
+        assert runs("client2vec-table1", base) == runs("client2vec-fig5", base)
+
+
+def test_settings_of_methods_that_a_scale_changes_are_said(tmp_path: Path):
+    """Client2Vec's encoder and epochs at short, of all its rows; FRAug's rates, of its row."""
+    plan = Plan.of("client2vec-table1", "short", out=tmp_path)
+    panel = next(panel for panel in plan.panels if panel.name == "client2vec-cifar10")
+    found = {each.setting: each for each in beside_paper(plan, panel)}
+    epochs = found["method.index.epochs"]
+    assert (epochs.here, epochs.paper) == ("100", "500")
+    assert {*epochs.rows} == {
+        row.name for row in plan.rows if row.method == "client2vec" and panel.name in row.published
+    }
+    assert (found["method.index.encoder.name"].here, found["method.index.encoder.name"].paper) == (
+        "'offline'",
+        "'clip'",
+    )
+    assert (found["data.size"].here, found["data.size"].paper, found["data.size"].rows) == ("16", "32", ())
+    text = "\n".join(notes(Reproduction(plan, Outcome())))
+    assert "CIFAR-10, small network, rows of client2vec, other than in the paper: " in text
+    assert "method.index.epochs 100 (500)" in text
+    fraug = Plan.of("fraug-table2", "short", out=tmp_path)
+    changed = {each.setting: each.rows for each in beside_paper(fraug, fraug.panels[0])}
+    assert changed["method.lr_rtnet"] == ("FRAug",)
+
+
+def test_a_method_keeps_the_weights_of_the_shipped_experiment_at_short(tmp_path: Path):
+    """What the experiment file says of FedPIN holds in its tables, of its row as printed as well."""
+    shipped = {each.method_name: each for each in expand(read_experiment("colored-fashion-mnist"))}["fedpin"]
+    plan = Plan.of("fedpin-table2", "short", "fedpin-cfmnist", ["PM", "PM, as printed"], tmp_path)
+    ours, printed_form = (cell.experiments[0].table()["method"] for cell in plan.cells)
+    assert ours == shipped.table()["method"]
+    different = {name for name in ours if ours[name] != printed_form[name]}
+    assert different == {"auxiliary", "anchor"}
+    assert (printed_form["auxiliary"], printed_form["anchor"]) == ("literal", "features")
+
+
+def test_other_data_are_named_and_not_compared(tmp_path: Path):
+    """PACS at short in the place of DomainNet, and small digits at smoke."""
+    plan = Plan.of("client2vec-table3", "short", out=tmp_path)
+    (panel,) = plan.panels
+    assert plan.title(panel) == "PACS in 60 clients, frozen features, in the place of DomainNet, MobileNetV2"
+    measured = [Measured(panel.name, "FedAvg", "Index and training", seed, 30000.0, "s") for seed in (0, 1)]
+    done = Reproduction(plan, Outcome(measured))
+    beside = done.beside(panel, plan.rows[1], "Index and training")
+    assert (beside.difference, beside.outside) == (None, False)
+    assert "| 30000.0 ± 0.0 |" in done.table()
+    assert "the paper, DomainNet, MobileNetV2 | 26224 |" in done.table()
+    smoke = Plan.of("client2vec-table3", "smoke", out=tmp_path)
+    assert smoke.title(panel) == "rotated-mnist in the place of DomainNet, MobileNetV2"
 
 
 # Carried out --------------------------------------------------------------------------------------
@@ -183,32 +291,46 @@ class Heard(Progress):
 def test_a_table_is_carried_out_once_and_stands_beside_the_papers(tmp_path: Path):
     first, second = Heard(), Heard()
     part = fedshift.reproduce("fedpin-table2", out=tmp_path, progress=first, rows=["GM"])
-    assert (part.outcome.finished, part.outcome.runs, part.complete) == (1, 6, False)
+    assert (part.outcome.count.finished, part.outcome.count.runs, part.complete) == (1, 7, False)
+    assert "Made by: fedshift reproduce fedpin-table2 --scale smoke --row GM --out" in part.table()
     done = fedshift.reproduce("fedpin-table2", out=tmp_path, progress=second)
     assert len(first.begun) == 1
-    assert len(second.begun) == 5
+    assert first.begun == ["GM, seed 0, fedpin-cmnist"]
+    assert len(second.begun) == 6
     assert done.complete
     folder = tmp_path / "fedpin-table2-smoke"
     names = {path.name for path in folder.iterdir()}
-    assert names == {RUNS_FILE, *(f"fedpin-table2.{kind}" for kind in ("md", "csv", "json"))}
+    assert names == {LOCK, RUNS_FILE, *(f"fedpin-table2.{kind}" for kind in ("md", "csv", "json"))}
     text = (folder / "fedpin-table2.md").read_text()
     assert text == done.table()
     assert "|   the paper | 53.6 | 55.4 |" in text
-    assert "6 of 6 runs are finished" in text
+    assert "7 of 7 runs finished; they took" in text
+    of_pm = [each for each in find(tmp_path) if each.path.name.startswith("fedpin-seed")]
+    told = [terms for each in of_pm for terms in each.records()[-1]["terms"].values()]
+    assert all([*terms][:4] == ["shortcut", "personal", "contrast", "variance"] for terms in told)  # as declared
     lines = [*csv.DictReader((folder / "fedpin-table2.csv").read_text().splitlines())]
-    assert len(lines) == 6 * 2
+    assert len(lines) == 7 * 2
+    assert [(each["paper"], each["scale"]) for each in lines if each["row"] == "PM"] == [
+        ("53.6", "smoke"),
+        ("55.4", "smoke"),
+    ]
+    assert {each["paper"] for each in lines if each["row"] == "PM, as printed"} == {""}
     whole = json.loads((folder / "fedpin-table2.json").read_text())
     (cell,) = (each for each in whole["cells"] if (each["row"], each["column"]) == ("PM", "Worst"))
     (line,) = (each for each in lines if (each["row"], each["column"]) == ("PM", "Worst"))
     assert cell["ours"]["mean"] == float(line["value"])
-    assert cell["difference"] == pytest.approx(float(line["value"]) - 53.6)
+    assert (cell["difference"], cell["unit"], cell["paper"]["mean"]) == (None, "%", 53.6)  # smoke compares nothing
+    assert ("train.rounds", "2", "600") in [
+        (each["setting"], each["here"], each["paper"]) for each in whole["differs"]["fedpin-cmnist"]
+    ]
+    assert whole["notes"][1].startswith("Scale smoke")
     assert whole["command"] == f"fedshift reproduce fedpin-table2 --scale smoke --out {tmp_path}"
     assert "PM (gamma = 0)" in str(done)
     assert "<table" in done._repr_html_()
 
 
 def test_a_command_that_is_killed_goes_on_and_repeats_nothing(tmp_path: Path):
-    """SIGKILL of a child process once two runs are finished; the same command then carries out the other four."""
+    """SIGKILL of a child process once two runs are finished; the same command then carries out the others."""
     words = ["reproduce", "fedpin-table2", "--out", str(tmp_path)]
     child = subprocess.Popen(
         [sys.executable, "-c", "from fedshift.cli.app import main; main()", *words],
@@ -225,17 +347,95 @@ def test_a_command_that_is_killed_goes_on_and_repeats_nothing(tmp_path: Path):
     written = [folder.path / "summary.json" for folder in find(tmp_path) if folder.finished]
     before = {path: path.stat().st_mtime_ns for path in written}
     listed = CliRunner().invoke(app, ["reproduce", "fedpin-table2", "--list", "--out", str(tmp_path)])
-    assert f"{len(before)} of 6 runs" in listed.output
+    assert f"{len(before)} of 7 runs" in listed.output
     result = CliRunner().invoke(app, words, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     assert all(path.stat().st_mtime_ns == at for path, at in before.items())
-    assert "6 of 6 runs are finished" in result.output
+    assert "7 of 7 runs finished" in result.output
     listed = CliRunner().invoke(app, ["reproduce", "fedpin-table2", "--list", "--out", str(tmp_path)])
     assert "done, 0:0" in listed.output
 
 
+def test_a_table_whose_runs_are_damaged_is_told_apart(tmp_path: Path):
+    """--list says it of that table alone; a reproduction says what to delete, and then makes it again."""
+    fedshift.reproduce("fedpin-table2", out=tmp_path, rows=["GM", "PM"], progress=Progress())
+    damaged = next(folder for folder in find(tmp_path) if "fedpin-gm-" in folder.path.name)
+    (damaged.path / "records.jsonl").write_text("{}\n")
+    (damaged.path / "run.json").write_text("{}")
+    with pytest.raises(FedshiftError, match="Or delete the run's folder: the same command makes it again"):
+        fedshift.reproduce("fedpin-table2", out=tmp_path, rows=["PM"], progress=Progress())
+    (damaged.path / "summary.json").unlink()
+    (damaged.path / "diverged.json").write_text("{}")
+    found = fedshift.reproductions(["fedpin-table2", "fedsr-table1"], "smoke", out=tmp_path)
+    assert [*map(str, found.states)] == ["damaged", "not run"]
+    assert "Or delete the run's folder" in found.notes()[0]
+    shutil.rmtree(damaged.path)
+    done = fedshift.reproduce("fedpin-table2", out=tmp_path, rows=["GM"], progress=Progress())
+    assert str(done.outcome.count) == "2 of 7 runs finished"
+    (tmp_path / "fedpin-table2-smoke" / RUNS_FILE).write_text('["x"]')
+    (state,) = fedshift.reproductions(["fedpin-table2"], "smoke", out=tmp_path).states
+    assert str(state) == "damaged"
+    assert f"{RUNS_FILE}' is not what was written." in state.damaged
+
+
+def test_a_cell_that_diverged_is_counted_alike_everywhere(tmp_path: Path):
+    """Seed 0 of FedAvg diverged: its three seeds are over, whether they ran or not. No advice that is refused here."""
+    plan = Plan.of("fedsr-table1", "short", rows="FedAVG", out=tmp_path)
+    folders = [[RunFolder(tmp_path / name) for name in names] for names in plan.run_folders()]
+    first = plan.cells[0].experiments[0]
+    folder = RunFolder.create(first, runner.run_path(first))
+    folder.write_json(DIVERGED, Divergence(reason="The loss is not finite.").model_dump())
+    assert (
+        str(Count.of(folders))
+        == f"0 of {sum(map(len, folders))} runs finished, {len(plan.cells[0].experiments)} diverged"
+    )
+    done = Reproduction(plan, read(plan))
+    assert str(done.outcome.count) == str(Count.of(folders))
+    assert f"{done.outcome.count}; they took" in done.table()
+    assert "RotatedMNIST, FedAVG: diverged. The loss is not finite." in done.table()
+    plan.folder.mkdir()
+    (plan.folder / RUNS_FILE).write_text(json.dumps(plan.run_folders()))
+    (state,) = fedshift.reproductions(["fedsr-table1"], "short", out=tmp_path).states
+    assert str(state) == str(done.outcome.count)
+
+
+def test_what_helps_elsewhere_is_not_advised_of_a_table():
+    error = DivergedError("The loss is not finite.", "Lower it: --set train.lr=1")
+    assert (str(error), error.what) == ("The loss is not finite. Lower it: --set train.lr=1", "The loss is not finite.")
+
+
+def test_two_processes_read_and_write_a_table_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """While one reads and writes the table, another waits for the folder's lock."""
+    held: list[bool] = []
+
+    def reading(plan: Plan) -> Outcome:
+        held.append(RunFolder(plan.folder).held)
+        return read(plan)
+
+    monkeypatch.setattr(reproduction, "read", reading)
+    fedshift.reproduce("fedpin-table2", out=tmp_path, rows=["GM"], progress=Progress())
+    assert held == [True]
+    assert not RunFolder(tmp_path / "fedpin-table2-smoke").held
+
+
+def test_a_curve_is_drawn_with_its_axes_named(tmp_path: Path):
+    """Points along settings have a label; lines differ in marker and dashes, so that none hides another."""
+    plan = Plan.of("fedcir-fig6", "smoke", out=tmp_path)
+    (panel,) = plan.panels
+    measured = [
+        Measured(panel.name, row.name, point, 0, 50.0, "%")
+        for row in plan.rows
+        for point in plan.exhibit.points("smoke")
+    ]
+    axis = Figure().subplots()
+    draw_panel(Reproduction(plan, Outcome(measured)), panel, axis)
+    assert (axis.get_xlabel(), axis.get_ylabel()) == ("beta of the Dirichlet distribution", "Accuracy (%)")
+    assert axis.get_title() == "rotated-mnist in the place of PACS, 50 clients\nscale smoke"
+    assert len({(line.get_marker(), line.get_linestyle()) for line in axis.lines}) == len(plan.rows)
+
+
 def test_a_dry_run_measures_and_writes_nothing(tmp_path: Path):
-    words = ["reproduce", "fedpin-table2", "--row", "GM,PM", "--out", str(tmp_path / "out"), "--dry-run"]
+    words = ["reproduce", "fedpin-table2", "--row", "GM", "--row", "PM", "--out", str(tmp_path / "out"), "--dry-run"]
     result = CliRunner().invoke(app, words, catch_exceptions=False)
     assert "2 runs of 2 rows would be" in result.output
     assert "Nothing was written." in result.output
@@ -263,6 +463,17 @@ def test_a_list_without_data_or_runs(tmp_path: Path):
     found = fedshift.reproductions(scale="smoke", out=tmp_path)
     assert {each.table for each in found.states} == {*exhibits()}
     assert {str(each) for each in found.states} <= {"not run", "-", "not reproduced"}
+    of_paper = fedshift.reproductions(["fedcir"], out=tmp_path)
+    assert {each.table for each in of_paper.states} == {name for name in exhibits() if name.startswith("fedcir-")}
+    rows = {row[0].partition(":")[0]: row[1:] for row in of_paper.table().rows}
+    assert rows["fedcir-fig1"] == ["not reproduced", "", ""]
+    told = json.loads(of_paper.json())
+    assert {(each["table"], each["scale"]) for each in told} == {(each.table, each.scale) for each in of_paper.states}
+    listed = CliRunner().invoke(app, ["reproduce", "--list", "--out", str(tmp_path)]).output.splitlines()
+    assert len(listed) < len(exhibits()) + 10
+    for ignored in (["--row", "GM"], ["--panel", "x"], ["--dry-run"], ["--set", "run.threads=2"]):
+        refused = CliRunner().invoke(app, ["reproduce", "--list", *ignored]).exception
+        assert f"leave out {ignored[0]}" in str(refused)
     with pytest.raises(UnknownNameError, match="Unknown data set 'foo'"):
         fedshift.reproductions(data={"foo": "x"})
     assert "No table is named" in str(CliRunner().invoke(app, ["reproduce"]).exception)

@@ -240,10 +240,27 @@ def test_what_part_of_the_loss_each_term_makes_up_by_hand(make: Make, tmp_path: 
     assert [*results.runs[2].shares.values()] == [{"ce": 1.0}, {}, {}]
     *_, terms = tables(results)
     assert terms.columns == ["method: term", "first scored round", "half-way", "last"]
-    assert terms.rows == [["fedcir: ce", "65", "50", "100"], ["fedcir: align", "35", "50", "0.03"]]
+    assert terms.rows == [["fedcir: ce", "65.0", "50.0", "100.0"], ["fedcir: align", "35.0", "50.0", "<0.1"]]
     page = Comparison(results).report(tmp_path / "report.html").read_text()
     assert "part of the clients&#39; loss each term" in page
     assert "fedcir: align" in page
+
+
+@pytest.mark.parametrize(
+    ("count", "columns", "cells"),
+    [(1, ["last"], ["75.0"]), (2, ["first scored round", "last"], ["75.0", "50.0"])],
+)
+def test_of_few_evaluations_there_are_as_many_columns(
+    count: int, columns: list[str], cells: list[str], make: Make, tmp_path: Path
+):
+    """3 and 1, then 1 and 1."""
+    experiment = make({"method.name": "fedcir", "protocol": {"name": "in-domain"}})
+    rows = [a_row("dark", "test", 0.5), a_row("dark", "validation", 0.5)]
+    told = [{"dark": {"ce": 3.0, "align": 1.0}}, {"dark": {"ce": 1.0, "align": 1.0}}][:count]
+    records = [a_record(number, rows, terms=terms) for number, terms in enumerate(told, 1)]
+    *_, terms = tables(Results.read([a_folder(tmp_path / experiment.run_name, experiment, records)]))
+    assert terms.columns == ["method: term", *columns]
+    assert terms.rows[0] == ["fedcir: ce", *cells]
 
 
 def test_very_many_environments_are_left_to_the_records(make: Make, tmp_path: Path):

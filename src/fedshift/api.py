@@ -25,7 +25,6 @@ from fedshift.reporting.frames import as_frame
 from fedshift.reporting.results import MeanStd, Results, Row, described, label
 from fedshift.reporting.table import as_text
 from fedshift.reporting.units import clock
-from fedshift.reproduction.carry_out import carry_out as carry_out_table
 from fedshift.reproduction.plan import OUT as REPRODUCED
 from fedshift.reproduction.plan import Plan as TablePlan
 from fedshift.reproduction.reproduction import Reproduction
@@ -446,9 +445,7 @@ def reproduce(
     """
     plan = TablePlan.of(table, scale, panels, rows, out, data, settings)
     with _shown(progress, sum(len(cell.experiments) for cell in plan.cells)) as shown:
-        done = Reproduction(plan, carry_out_table(plan, shown))
-    done.write()
-    return done
+        return Reproduction.made(plan, shown)
 
 
 def reproductions(
@@ -461,7 +458,7 @@ def reproductions(
     """How far the tables and curves of the papers are, and what they need that is not on this machine.
 
     Args:
-        tables: their names; by default all.
+        tables: their names, or papers' such as "fedcir"; by default all.
         scale: "smoke", "short" or "paper"; by default all.
         data: paths of data, as for :func:`reproduce`.
         out: the folder.

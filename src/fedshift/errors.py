@@ -36,6 +36,11 @@ class FedshiftWarning(UserWarning):
 class DivergedError(FedshiftError):
     """Training blew up; other runs of a grid go on."""
 
+    def __init__(self, what: str = "", fix: str = "") -> None:
+        """Keep what happened, and apart from it what helps, which not every command takes."""
+        super().__init__(f"{what} {fix}" if fix else what)
+        self.what, self.fix = what, fix
+
 
 class StoppedError(FedshiftError):
     """Who asked for a run gives it up; it is left as it is."""

@@ -163,6 +163,8 @@ def make_folder(path: Path) -> None:
     Raises:
         DiskError: it could not be made.
     """
+    if file := next((each for each in (path, *path.parents) if each.is_file()), None):
+        raise DiskError(f"'{path}' cannot be written, as '{file}' is a file: give another folder.")
     with _readable(path):
         path.mkdir(parents=True, exist_ok=True)
 

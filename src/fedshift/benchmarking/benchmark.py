@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from dataclasses import asdict, dataclass
-from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +11,7 @@ from fedshift import files
 from fedshift.benchmarking.carry_out import Measured
 from fedshift.benchmarking.scores import Scores
 from fedshift.benchmarking.statistics import Interval
-from fedshift.reporting.frames import as_frame
+from fedshift.reporting.frames import as_csv, as_frame
 from fedshift.reporting.results import MeanStd
 from fedshift.runs.cells import Lacking
 
@@ -60,11 +58,7 @@ class Benchmark(Scores):
 
     def _csv(self) -> str:
         """A line for each seed of each cell."""
-        text = StringIO()
-        writer = csv.DictWriter(text, list(Measured.__dataclass_fields__), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(self.measurements())
-        return text.getvalue()
+        return as_csv(self.measurements(), list(Measured.__dataclass_fields__))
 
     def _json(self) -> str:
         """Everything that the tables say."""

@@ -253,12 +253,13 @@ app.command(
 
 app.command(
     "reproduce",
-    help="Carry out a table or curve of the five papers, and put it beside the paper's numbers.",
+    help="Carry out a table or curve of the five papers (TABLE, such as fedsr-table1), and put it beside the paper's "
+    "numbers.",
     epilog="Examples:\n\n"
     "  fedshift reproduce --list\n\n"
     "  fedshift reproduce fedsr-table1\n\n"
     "  fedshift reproduce fedpin-table2 --scale short --panel fedpin-cfmnist --dry-run\n\n"
-    "  fedshift reproduce fedcir-table1 --scale short --data pacs=pacs.parquet --row FedAvg,FedCiR\n\n"
+    "  fedshift reproduce fedcir-table1 --scale short --data pacs=pacs.parquet --row FedAvg --row FedCiR\n\n"
     "The same command again goes on where it was, or prints what came out.",
 )(reproduce)
 

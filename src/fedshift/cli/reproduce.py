@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedshift.cli.ending import interruptible
-from fedshift.cli.options import DryRunOption, listed, paths_of
+from fedshift.cli.options import DryRunOption, paths_of
 
 if TYPE_CHECKING:
     from fedshift.reproduction.plan import Plan
 
 WIDTH = 200  # columns of the widest table
+NAME_ONE = (
+    "`fedshift reproduce fedsr --list`, of one paper, or of one table, says what is needed and how to get it, and why "
+    "some are not reproduced."
+)
 
 
 def _tables(incomplete: str) -> list[str]:
@@ -32,8 +36,7 @@ def _scales(incomplete: str) -> list[str]:
 def _panels(incomplete: str) -> list[str]:
     from fedshift.reproduction.panels import panels
 
-    before, comma, word = incomplete.rpartition(",")
-    return [f"{before}{comma}{name}" for name in panels() if name.startswith(word)]
+    return [name for name in panels() if name.startswith(incomplete)]
 
 
 def _data(incomplete: str) -> list[str]:
@@ -44,7 +47,11 @@ def _data(incomplete: str) -> list[str]:
 
 def reproduce(
     table: Annotated[
-        str | None, typer.Argument(help="A table or curve, such as fedsr-table1.", autocompletion=_tables)
+        str | None,
+        typer.Argument(
+            help="A table or curve, such as fedsr-table1; with --list also a paper's, as in fedsr.",
+            autocompletion=_tables,
+        ),
     ] = None,
     scale: Annotated[
         str | None,
@@ -54,19 +61,25 @@ def reproduce(
         bool, typer.Option("--list", help="Say how far all tables are, and what they need that is not here.")
     ] = False,
     panel: Annotated[
-        str | None,
-        typer.Option("--panel", help="Of its federations only these.", autocompletion=_panels),
+        list[str] | None,
+        typer.Option(
+            "--panel", help="Of its federations only this, or several: once for each.", autocompletion=_panels
+        ),
     ] = None,
-    row: Annotated[str | None, typer.Option("--row", help="Of its rows only these, as they are printed.")] = None,
+    row: Annotated[
+        list[str] | None,
+        typer.Option("--row", help="Of its rows only this, as it is printed, or several: once for each."),
+    ] = None,
     data: Annotated[
         list[str] | None,
         typer.Option("--data", help="Data: pacs=FILE, or another setting: digits.usps=FILE.", autocompletion=_data),
     ] = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="A setting of [run], which decides no result: run.threads=2.")
+        list[str] | None, typer.Option("--set", help=r"A setting of \[run], which decides no result: run.threads=2.")
     ] = None,
     out: Annotated[str | None, typer.Option("--out", help="The folder; by default runs/reproduce.")] = None,
     dry_run: DryRunOption = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False,
 ) -> None:
     """Carry out a table, say what it would cost, or say how far all are."""
     from fedshift import api
@@ -79,21 +92,30 @@ def reproduce(
 
     paths, folder = paths_of(data or []), out or OUT
     if list_:
+        ignored = {"--panel": panel, "--row": row, "--set": set_, "--dry-run": dry_run}
+        if given := [name for name, value in ignored.items() if value]:
+            raise FedshiftError(f"--list says how far whole tables are: leave out {', '.join(given)}.")
         found = api.reproductions(None if table is None else [table], scale, data=paths, out=folder)
-        _print([found.table()], found.notes())
+        if json_:
+            typer.echo(found.json())
+        else:
+            _print([found.table()], found.notes() if table else [NAME_ONE])
         return
+    if json_:
+        raise FedshiftError("--json is of --list; a table's folder has TABLE.json.")
     if table is None:
         raise FedshiftError("No table is named; `fedshift reproduce --list` lists them.")
-    panels, rows = (None if text is None else listed(text) for text in (panel, row))
     run = {name: value.read(Any) for name, value in parse_assignments(set_ or []).items()}
-    plan = TablePlan.of(table, scale or "smoke", panels, rows, folder, paths, run)
+    plan = TablePlan.of(table, scale or "smoke", panel or None, row or None, folder, paths, run)
     if dry_run:
         with interruptible("."):
             _print_forecast(plan)
         return
     again = shlex.join(["fedshift", *sys.argv[1:]])
     with interruptible(f". The same command carries on: {again}"):
-        done = api.reproduce(table, plan.scale.name, panels=panels, rows=rows, data=paths, settings=run, out=folder)
+        done = api.reproduce(
+            table, plan.scale.name, panels=panel or None, rows=row or None, data=paths, settings=run, out=folder
+        )
     from fedshift.reproduction.tables import notes, tables
 
     _print(tables(done), notes(done))
@@ -121,5 +143,5 @@ def _print_forecast(plan: Plan) -> None:
 
     there = [panel for panel in plan.panels if panel.name not in plan.left_out]
     with LiveProgress(0):
-        costs = {panel.title: list(forecast(plan, panel)) for panel in there}
+        costs = {plan.title(panel): list(forecast(plan, panel)) for panel in there}
     print_costs(costs, plan.left_out.values())

@@ -88,8 +88,9 @@ def check_answer(setup: Setup, answer: Answer, exchange: Exchange, where: str) -
     _check_telemetry(setup, answer.telemetry, exchange, where)
     if name := first_not_finite(up):
         raise DivergedError(
-            f"'{name}' is not finite after the last step of {where}, exchange '{exchange.name}'. The last checkpoint, "
-            f"if there is one, is kept. A smaller learning rate usually helps: --set train.lr={setup.train.lr / 10:g}"
+            f"'{name}' is not finite after the last step of {where}, exchange '{exchange.name}'.",
+            "The last checkpoint, if there is one, is kept. A smaller learning rate usually helps: "
+            f"--set train.lr={setup.train.lr / 10:g}",
         )
 
 

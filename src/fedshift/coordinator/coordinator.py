@@ -13,7 +13,7 @@ from torch import Tensor
 from fedshift.coordinator.checks import check_answer, check_counts, check_scopes, enough, first_not_finite
 from fedshift.coordinator.ledger import Direction, Ledger
 from fedshift.coordinator.schedule import Schedule
-from fedshift.core.contract import Exchange, Round, Select, ServerState, Stage, send_nothing_else
+from fedshift.core.contract import Exchange, Round, Select, ServerState, Stage, send_nothing_else, term_names
 from fedshift.core.messages import Answer, Down, Missing, Order
 from fedshift.core.setup import Setup
 from fedshift.core.tensors import Replies, Tensors
@@ -207,7 +207,9 @@ class Coordinator:
         if answer.telemetry:
             self.bytes_telemetry += answer.telemetry.nbytes
             self.ledger.add(exchange.name, "telemetry", answer.telemetry, answer.client, round)
-            self.terms.setdefault(self.names[answer.client], {}).update(answer.telemetry.terms)
+            told, declared = answer.telemetry.terms, term_names(exchange.phases).values()
+            in_order = {name: told[name] for name in declared if name in told}
+            self.terms.setdefault(self.names[answer.client], {}).update(in_order)
 
     def record(self, round: Round) -> dict[str, Any]:
         """What a record of a round says beside scores; who was missing is said once."""

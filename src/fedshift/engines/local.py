@@ -300,8 +300,8 @@ def _finish(phase: Phase, course: _Course, names: Mapping[str, list[str]], table
             values = dict(zip(names[objective.name], table[first].tolist(), strict=True))
             lane.error = lane.error or DivergedError(
                 f"The loss is not finite at {lane.place}, round {lane.round.number}, phase '{phase.name}', "
-                f"step {first // objective.repeats + 1}, objective '{objective.name}': {values}. "
-                f"{advice(lane.setup, objective)}"
+                f"step {first // objective.repeats + 1}, objective '{objective.name}': {values}.",
+                advice(lane.setup, objective),
             )
         for name, mean in zip(names[objective.name], table.mean(dim=0).tolist(), strict=True):
             lane.means[called[phase.name, objective.name, name]] = mean

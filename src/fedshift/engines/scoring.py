@@ -202,8 +202,8 @@ def _score(question: Question, right: float, loss: float) -> Score:
     n = len(question.environment.samples)
     if not math.isfinite(loss):
         raise DivergedError(
-            f"The loss on '{question.environment.name}' is not finite after round {question.round.number}. "
-            f"{advice(question.setup)}"
+            f"The loss on '{question.environment.name}' is not finite after round {question.round.number}.",
+            advice(question.setup),
         )
     return Score(right / n, loss / n, n)
 

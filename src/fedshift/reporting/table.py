@@ -10,14 +10,16 @@ from typing import Literal
 
 import rich.box
 import rich.table
-from rich.console import Console
+from rich.console import Console, Group
 from rich.markup import escape
+from rich.text import Text
 
 from fedshift.reporting.results import MOST_ENVIRONMENTS, MeanStd, Results
 from fedshift.reporting.units import printable
 from fedshift.runs.run import Run
 
 MOST_INLINE = 6  # test environments that the headline table has room for
+MOMENTS = (("last",), ("first scored round", "last"), ("first scored round", "half-way", "last"))
 MOST_ACROSS = 14  # columns of a table without standard deviations; half as many with them
 
 
@@ -29,9 +31,9 @@ class Table:
     columns: list[str]
     rows: list[list[str]]
 
-    def rich(self) -> rich.table.Table:
-        """For a terminal."""
-        table = rich.table.Table(title=_cell(self.title), title_justify="left", box=rich.box.SIMPLE_HEAD)
+    def rich(self) -> Group:
+        """For a terminal, under its title, which may be wider than the table."""
+        table = rich.table.Table(box=rich.box.SIMPLE_HEAD)
         for number, column in enumerate(self.columns):
             # Headings and labels may wrap; a number is never cut.
             width = max((len(row[number]) for row in self.rows), default=0) if number else None
@@ -39,7 +41,7 @@ class Table:
             table.add_column(_cell(column), justify=side, overflow="fold", min_width=width)
         for row in self.rows:
             table.add_row(*map(_cell, row))
-        return table
+        return Group(Text(printable(self.title), style="table.title"), table)
 
     def markdown(self) -> str:
         """As Markdown, under its title."""
@@ -125,21 +127,37 @@ def _of_environments(results: Results, role: str, title: str, environments: Sequ
 def _terms(results: Results) -> list[Table]:
     """What part of the clients' loss each term makes up, of the methods that have several; none if no method has."""
     rows = [[f"{row.label}: {name}", *cells] for row in results.rows() for name, cells in _shares(row.runs).items()]
-    columns = ["method: term", "first scored round", "half-way", "last"]
-    return [Table("What part of the clients' loss each term makes up, in %", columns, rows)] if rows else []
+    title = "What part of the clients' loss each term makes up, in %"
+    most = max((len(cells) for _, *cells in rows), default=0)  # a run may have fewer evaluations than another
+    padded = [[name, *cells[:-1], *[""] * (most - len(cells)), cells[-1]] for name, *cells in rows]
+    return [Table(title, ["method: term", *MOMENTS[most - 1]], padded)] if rows else []
 
 
 def _shares(runs: Sequence[Run]) -> dict[str, list[str]]:
-    """Each loss term's share in % at three evaluations, the mean over runs; empty of methods with a single term."""
+    """Each loss term's share in % at three evaluations or those there are, the mean over runs, by term as declared.
+
+    Empty of methods with a single term.
+    """
     by_run = [[*run.shares.values()] for run in runs]
-    moments = [[found[0], found[(len(found) - 1) // 2], found[-1]] for found in by_run]
+    least = min(map(len, by_run))
+    moments = [[found[at] for at in _moments(len(found), least)] for found in by_run]
     names = dict.fromkeys(name for found in moments for shares in found for name in shares)
     if len(names) < 2:
         return {}
     return {
-        name: [f"{100 * mean(shares.get(name, 0.0) for shares in at):.3g}" for at in zip(*moments, strict=True)]
+        name: [_share(mean(shares.get(name, 0.0) for shares in at)) for at in zip(*moments, strict=True)]
         for name in names
     }
+
+
+def _moments(count: int, least: int) -> list[int]:
+    """Which of so many evaluations are shown: the first, the middle and the last, where ``least`` are there."""
+    return [*dict.fromkeys([0, (count - 1) // 2, count - 1])] if least > 2 else [0, count - 1][-least:]
+
+
+def _share(share: float) -> str:
+    """In %, to a tenth, so that columns can be compared."""
+    return "<0.1" if 0 < share < 0.0005 else f"{100 * share:.1f}"
 
 
 def _groups(names: Sequence[str], most: int) -> list[Sequence[str]]:

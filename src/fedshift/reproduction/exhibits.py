@@ -1,10 +1,10 @@
 """The tables and figures of the papers, one TOML file each in ``tables/``.
 
 - ``paper``: the paper it is of; ``title``: its number there; ``what``: what it shows, in a sentence of ours.
-- ``kind``: "table"; "curve"; or "picture", which is not reproduced, for the reason ``why``.
+- ``kind``: "table"; "curve"; or "omitted", which is not reproduced, for the reason ``why``.
 - ``panels``: names of its panels; ``columns``: what is read off their runs, where not as a panel says.
-- ``along``, of a curve: "round", "environment" (of the test), or for each scale a table of dotted settings by label,
-  which a table may have as well.
+- ``along``, of a curve: "round", "environment" (of the test), or tables of dotted settings by label, by scale or under
+  "all", which a table may have as well; ``axis`` is what such labels of a curve say.
 - ``settings``: dotted settings by scale, or under "all".
 - ``says``: what the paper's text says of it, where it prints no numbers.
 - ``[[row]]``: ``name`` as printed; ``method`` with dotted ``settings`` and those of single panels (``at``), or the
@@ -21,7 +21,7 @@ from importlib import resources
 from typing import Any, Literal, NamedTuple
 
 from fedshift.errors import UnknownNameError
-from fedshift.reproduction.panels import Panel, Scale, panels
+from fedshift.reproduction.panels import AS_PRINTED, Panel, Scale, panels
 from fedshift.settings.written import parse_toml
 
 PAPERS = {
@@ -33,7 +33,6 @@ PAPERS = {
 }
 NOT_PRINTED = "-"
 EVERY_SCALE = "all"
-AS_PRINTED = "paper"  # the scale whose points are the columns of what is printed
 
 
 class Printed(NamedTuple):
@@ -85,11 +84,12 @@ class Exhibit:
         paper: citation.
         title: "Table 1".
         what: what it shows.
-        kind: "table", "curve", or "picture".
+        kind: "table", "curve", or "omitted".
         panels: its federations.
         rows: its rows or lines.
         columns: what is read off the runs; empty: as each panel says.
         along: what the columns are points of.
+        axis: what the labels of points along settings say.
         settings: dotted settings by scale, or under "all".
         says: what the paper's text says of it.
         why: the reason why it is not reproduced.
@@ -99,11 +99,12 @@ class Exhibit:
     paper: str
     title: str
     what: str
-    kind: Literal["table", "curve", "picture"]
+    kind: Literal["table", "curve", "omitted"]
     panels: tuple[Panel, ...] = ()
     rows: tuple[Row, ...] = ()
     columns: Mapping[str, str] = field(default_factory=dict)
     along: str | Mapping[str, Mapping[str, Mapping[str, Any]]] = ""
+    axis: str = ""
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     says: Sequence[str] = ()
     why: str = ""
@@ -131,7 +132,12 @@ class Exhibit:
 
     def points(self, scale: str) -> Mapping[str, Mapping[str, Any]]:
         """The settings of each point of a curve along settings, by label; otherwise a single one without any."""
-        return {"": {}} if isinstance(self.along, str) else self.along.get(scale, {})
+        return {"": {}} if isinstance(self.along, str) else self.along.get(scale) or self.along[EVERY_SCALE]
+
+    @property
+    def across(self) -> str:
+        """What the columns of a curve are."""
+        return self.along if isinstance(self.along, str) else self.axis
 
     def number(self, panel: Panel, row: Row, column: str) -> Printed | None:
         """What is printed for a row in a column of a panel."""

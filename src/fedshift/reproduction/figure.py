@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import cycle
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -14,6 +16,7 @@ from fedshift.reproduction.reproduction import Reproduction, place
 from fedshift.reproduction.scores import score
 from fedshift.tuning.figures import as_png, plain
 
+MARKERS, DASHES = "osD^vP*X", ("-", "--", "-.", ":")  # so that lines that coincide can be told apart
 WIDTH, HEIGHT = 5.2, 3.8  # inches of a panel
 
 
@@ -22,27 +25,32 @@ def figure(done: Reproduction) -> bytes:
     panels = list(done.panels)
     drawn = Figure(figsize=(WIDTH * len(panels), HEIGHT), layout="constrained")
     for axis, panel in zip(drawn.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        _panel(done, panel, axis)
+        draw_panel(done, panel, axis)
     return as_png(drawn)
 
 
-def _panel(done: Reproduction, panel: Panel, axis: Axes) -> None:
+def draw_panel(done: Reproduction, panel: Panel, axis: Axes) -> None:
+    """Draw a panel's lines."""
     exhibit, columns = done.plan.exhibit, done.columns(panel)
     along = isinstance(exhibit.along, str)
     places = {name: place(name) if along else float(number) for number, name in enumerate(columns)}
-    for row in exhibit.carried_out:
+    for row, marker, dashes in zip(exhibit.carried_out, cycle(MARKERS), cycle(DASHES), strict=False):
         found = {name: ours for name in columns if (ours := done.beside(panel, row, name).ours) is not None}
-        _line(axis, row.name, [places[name] for name in found], [*found.values()])
+        _line(axis, row.name, [places[name] for name in found], [*found.values()], marker=marker, linestyle=dashes)
     if not along:
         axis.set_xticks([*places.values()], [*map(printable, places)])
-    (its,) = exhibit.scores(panel).values()
-    axis.set(title=printable(panel.title), xlabel=exhibit.along if along else "", ylabel=f"{its} ({score(its).unit})")
+    ((heading, its),) = exhibit.scores(panel).items()
+    title = f"{printable(done.plan.title(panel))}\nscale {done.plan.scale.name}"
+    axis.set(title=title, xlabel=exhibit.across, ylabel=printable(f"{heading} ({score(its).unit})"))
     axis.legend(frameon=False, fontsize=8)
     plain(axis)
 
 
-def _line(axis: Axes, name: str, across: Sequence[float], found: Sequence[MeanStd]) -> None:
-    (line,) = axis.plot(across, [each.mean for each in found], "o-", markersize=3, linewidth=1.2, label=printable(name))
+def _line(axis: Axes, name: str, across: Sequence[float], found: Sequence[MeanStd], **style: Any) -> None:
+    means = [each.mean for each in found]
+    (line,) = axis.plot(
+        across, means, markersize=4, linewidth=1.2, markerfacecolor="none", label=printable(name), **style
+    )
     if found and all(each.std is not None for each in found):
         low, high = ([each.mean + sign * (each.std or 0.0) for each in found] for sign in (-1, 1))
         axis.fill_between(across, low, high, color=line.get_color(), alpha=0.15, linewidth=0)

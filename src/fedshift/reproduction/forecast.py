@@ -19,8 +19,8 @@ def forecast(plan: Plan, panel: Panel) -> Iterator[Cost]:
         left = [each for each in cell.experiments if not RunFolder(runner.run_path(each)).finished]
         name = f"{cell.row.name}, {cell.point}" if cell.point else cell.row.name
         try:
-            yield Cost(panel.title, name, len(left), estimate(left[0]).seconds if left else None)
+            yield Cost(plan.title(panel), name, len(left), estimate(left[0]).seconds if left else None)
         except DivergedError as error:
-            yield Cost(panel.title, name, len(left), None, Lacking(str(error), "diverged"))
+            yield Cost(plan.title(panel), name, len(left), None, Lacking(error.what, "diverged"))
         except FedshiftError as error:
-            yield Cost(panel.title, name, 0, None, Lacking(str(error), "refused"))
+            yield Cost(plan.title(panel), name, 0, None, Lacking(str(error), "refused"))

@@ -3,7 +3,7 @@
 A file is an experiment without a method, as the paper has it, and a table ``[panel]``: ``title``; ``columns``, what is
 read off its runs, by heading; ``open``, what the paper leaves open or is another thing here; and for every scale that
 has the panel a table with ``settings`` (dotted), and perhaps ``experiment``, the name of a shipped experiment that
-takes the place of the file's.
+takes the place of the file's, and a ``title`` of its own.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from fedshift.errors import UnknownNameError
 from fedshift.settings.grid import read
 from fedshift.settings.written import parse_toml
 
+AS_PRINTED = "paper"  # the scale that is as the papers have it
+
 
 @dataclass(frozen=True)
 class Size:
@@ -26,10 +28,17 @@ class Size:
     Attributes:
         experiment: the tables of the experiment that it begins with.
         settings: dotted settings that differ from it.
+        title: what it is, where that is not as in the paper.
     """
 
     experiment: Mapping[str, Any]
     settings: Mapping[str, Any]
+    title: str = ""
+
+    @property
+    def data(self) -> str:
+        """The name of its data set."""
+        return str(self.settings.get("data.name", self.experiment["data"]["name"]))
 
 
 @dataclass(frozen=True)
@@ -50,6 +59,17 @@ class Panel:
     sizes: Mapping[str, Size]
     open: str = ""
 
+    def title_at(self, scale: str) -> str:
+        """The title at a scale, which says it where other data stand in the place of the paper's."""
+        size = self.sizes[scale]
+        if self.has_its_data(scale):
+            return size.title or self.title
+        return f"{size.title or size.data} in the place of {self.title}"
+
+    def has_its_data(self, scale: str) -> bool:
+        """Whether the data set of a scale is the paper's, so that numbers can be compared."""
+        return self.sizes[scale].data == self.sizes[AS_PRINTED].data
+
     @classmethod
     def of(cls, name: str, text: str) -> Panel:
         """The panel that a file describes."""
@@ -59,8 +79,8 @@ class Panel:
         return cls(name, sizes={scale: _size(tables, **size) for scale, size in about.items()}, **named)
 
 
-def _size(tables: Mapping[str, Any], settings: Mapping[str, Any], experiment: str = "") -> Size:
-    return Size(read(experiment) if experiment else tables, settings)
+def _size(tables: Mapping[str, Any], settings: Mapping[str, Any], experiment: str = "", title: str = "") -> Size:
+    return Size(read(experiment) if experiment else tables, settings, title)
 
 
 @cache

@@ -99,12 +99,14 @@ class Plan:
         there = {panel.name: panel for panel in exhibit.panels_of(size)}
         if not there:
             raise FedshiftError(f"{table} is not of the scale {scale}: give another --scale.")
+        elsewhere = {panel.name: f"it is not of the scale {scale}: give another --scale." for panel in exhibit.panels}
+        refused = {row.name: f"it is not carried out here: {row.why}." for row in exhibit.rows if row.why}
         given = {name: str(path) for name, path in (data or {}).items()}
         plan = cls(
             exhibit,
             size,
-            tuple(_chosen("panel", there, panels)),
-            tuple(_chosen("row", {row.name: row for row in exhibit.carried_out}, rows)),
+            tuple(_chosen("panel", there, panels, elsewhere)),
+            tuple(_chosen("row", {row.name: row for row in exhibit.carried_out}, rows, refused)),
             Path(out),
             given,
             dict(run or {}),
@@ -118,6 +120,8 @@ class Plan:
             if not self.takes(name):
                 raise UnknownNameError("data set", name.partition(".")[0], self.data_sets, f"In {self.exhibit.name}.")
         for name, value in self.run.items():
+            if name == "run.out":
+                raise FedshiftError(f"{name} = {shown(value)}: tables share their runs' folder; give --out instead.")
             if not name.startswith("run."):
                 raise FedshiftError(
                     f"{name} = {shown(value)}: a table's settings are what is reproduced, so only those of [run], "
@@ -142,9 +146,21 @@ class Plan:
     def command(self) -> str:
         """The command that makes the table."""
         words = ["fedshift", "reproduce", self.exhibit.name, "--scale", self.scale.name]
+        if self.panels != self.whole.panels:
+            words += [word for panel in self.panels for word in ("--panel", panel.name)]
+        if self.rows != self.whole.rows:
+            words += [word for row in self.rows for word in ("--row", row.name)]
         words += [word for name, path in self.data.items() for word in ("--data", f"{name}={path}")]
         words += [word for name, value in self.run.items() for word in ("--set", f"{name}={shown(value)}")]
         return shlex.join([*words, *(["--out", str(self.out)] if str(self.out) != OUT else [])])
+
+    def title(self, panel: Panel) -> str:
+        """A panel's title at the scale."""
+        return panel.title_at(self.scale.name)
+
+    def compared(self, panel: Panel) -> bool:
+        """Whether a panel's numbers can be compared with the paper's."""
+        return self.scale.compared and panel.has_its_data(self.scale.name)
 
     @property
     def whole(self) -> Plan:
@@ -178,9 +194,9 @@ class Plan:
             **{f"method.{name}": value for name, value in self.scale.methods.get(row.method, {}).items()},
             **size.settings,
             **self.exhibit.own(self.scale.name),
+            **point,
             **row.settings,
             **row.at.get(panel.name, {}),
-            **point,
             **self._given(panel),
             **self.run,
             "name": panel.name,
@@ -192,7 +208,7 @@ class Plan:
     def lacking(self, panel: Panel) -> Need | None:
         """What the data and the network of a panel need that is not here; None if nothing."""
         row = next(row for row in self.rows if self.exhibit.asks_for(panel, row, ""))
-        first = self._first(panel, row)
+        first = self.first(panel, row)
         return _need([first.data, first.partition, first.protocol, first.model], self._data_of(panel))
 
     def needs(self, panel: Panel) -> Need | None:
@@ -201,13 +217,19 @@ class Plan:
             return need
         rows = [row for row in self.rows if self.exhibit.asks_for(panel, row, "")]
         methods = dict(zip([row.method for row in rows], rows, strict=True))  # rows of a method need the same
-        specs = [spec for row in methods.values() for _, spec in self._first(panel, row).method.specs()]
+        specs = [spec for row in methods.values() for _, spec in self.first(panel, row).method.specs()]
         return _need(specs, self._data_of(panel))
 
-    def _first(self, panel: Panel, row: Row) -> Experiment:
+    def first(self, panel: Panel, row: Row) -> Experiment:
         """The first run of a row, which needs what all of them need."""
         (point, *_) = self.exhibit.points(self.scale.name).values()
         return self.experiments(panel, row, point, self.scale.seeds[:1])[0]
+
+    def run_title(self, cell: Cell, experiment: Experiment) -> str:
+        """What a run of a cell is called while it goes on."""
+        held_out = getattr(experiment.protocol, "hold_out", None)
+        words = [cell.row.name, cell.point, f"{held_out} held out" if held_out is not None else ""]
+        return ", ".join(filter(None, [*words, f"seed {experiment.seed}", cell.panel.name]))
 
     @cached_property
     def left_out(self) -> dict[str, str]:
@@ -216,22 +238,21 @@ class Plan:
         Raises:
             FedshiftError: all do.
         """
-        found = {panel.name: f"{panel.title}: {need.why}" for panel in self.panels if (need := self.lacking(panel))}
+        needs = [(panel, need) for panel in self.panels if (need := self.lacking(panel))]
+        found = {panel.name: f"{self.title(panel)}: {need.why}" for panel, need in needs}
         if len(found) == len(self.panels):
             raise FedshiftError("\n".join(found.values()))
         return found
 
-    def run_folders(self) -> list[str]:
-        """The folders of all runs of the whole table, below OUT."""
+    def run_folders(self) -> list[list[str]]:
+        """The folders of the runs of each cell of the whole table, below OUT."""
         return [
-            str(runner.run_path(experiment).relative_to(self.out))
+            [str(runner.run_path(experiment).relative_to(self.out)) for experiment in cell.experiments]
             for cell in self.whole.cells
-            for experiment in cell.experiments
         ]
 
     def _data_of(self, panel: Panel) -> str:
-        size = panel.sizes[self.scale.name]
-        return str(size.settings.get("data.name", size.experiment["data"]["name"]))
+        return panel.sizes[self.scale.name].data
 
     def _given(self, panel: Panel) -> dict[str, str]:
         """The settings by which a panel reads what a user gives."""
@@ -240,14 +261,19 @@ class Plan:
         return {f"data.{'.'.join(rest) or 'path'}": path for (name, *rest), path in named.items() if name == data}
 
 
-def _chosen(kind: str, there: Mapping[str, Any], names: str | Sequence[str] | None) -> list[Any]:
+def _chosen(
+    kind: str, there: Mapping[str, Any], names: str | Sequence[str] | None, refused: Mapping[str, str]
+) -> list[Any]:
     """Those that are named, in their order; all where no name is given."""
     asked = [names] if isinstance(names, str) else names
+    quoted = [f"'{name}'" if "," in name else name for name in there]
     if asked is not None and not asked:
-        raise FedshiftError(f"No {kind} is named: give some of {', '.join(there)}.")
+        raise FedshiftError(f"No {kind} is named: give some of {', '.join(quoted)}.")
     for name in asked or ():
+        if name not in there and name in refused:
+            raise FedshiftError(f"{kind} '{name}': {refused[name]}")
         if name not in there:
-            raise UnknownNameError(kind, name, there)
+            raise UnknownNameError(kind, name, quoted)
     return [each for name, each in there.items() if asked is None or name in asked]
 
 
@@ -260,5 +286,6 @@ def _need(specs: Sequence[Spec], data: str) -> Need | None:
             if spec.section != "data":
                 return Need(type(spec).__name__, str(error))
             given = data if "path" in spec.settings() else f"{data}.SETTING"
-            return Need(data, f"{error} In this command: --data {given}=PATH.")
+            told = str(error).replace("--set data.path=", f"--data {data}=")  # by which paths are given here
+            return Need(data, told if told != str(error) else f"{told.rstrip('.')}. Give it by --data {given}=PATH.")
     return None

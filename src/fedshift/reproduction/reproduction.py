@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from fedshift import files
-from fedshift.reporting.frames import as_frame
+from fedshift.reporting.frames import as_csv, as_frame
 from fedshift.reporting.results import MeanStd
-from fedshift.reproduction.carry_out import Measured, Outcome
+from fedshift.reproduction.carry_out import Measured, Outcome, carry_out, read
 from fedshift.reproduction.exhibits import Printed, Row
 from fedshift.reproduction.panels import Panel
 from fedshift.reproduction.plan import Plan
+from fedshift.runs.folder import locked
+from fedshift.runs.progress import Progress
 
 if TYPE_CHECKING:
     import pandas as pd
 
+WAIT = 600.0  # seconds for another process that reads and writes the same table
 SPREADS = 2  # standard deviations beyond which a paper's number is marked
 
 
@@ -32,15 +33,19 @@ class Beside:
     Attributes:
         ours: mean and standard deviation over seeds; None if there is none yet.
         paper: the printed one; None if none is printed.
+        compared: whether they are of the same thing.
     """
 
     ours: MeanStd | None
     paper: Printed | None
+    compared: bool = True
 
     @property
     def difference(self) -> float | None:
-        """Ours less the paper's; None where one of them is lacking."""
-        return None if self.ours is None or self.paper is None else self.ours.mean - self.paper.mean
+        """Ours less the paper's; None where one of them is lacking, or they are not compared."""
+        if self.ours is None or self.paper is None or not self.compared:
+            return None
+        return self.ours.mean - self.paper.mean
 
     @property
     def outside(self) -> bool:
@@ -62,10 +67,24 @@ class Reproduction:
     plan: Plan
     outcome: Outcome
 
+    @classmethod
+    def made(cls, plan: Plan, progress: Progress) -> Self:
+        """Carry out all that a plan asks for, and write the table of all that is there then.
+
+        Raises:
+            FedshiftError: as :func:`fedshift.reproduction.carry_out.carry_out` and :meth:`write`.
+        """
+        refused = carry_out(plan, progress)
+        with locked(plan.folder, WAIT):  # another process may have finished more runs since these were read
+            outcome = read(plan)
+            done = cls(plan, replace(outcome, lacking={**outcome.lacking, **refused}))
+            done.write()
+        return done
+
     @property
     def complete(self) -> bool:
-        """Whether every run is finished."""
-        return self.outcome.finished == self.outcome.runs
+        """Whether nothing is left to carry out."""
+        return self.outcome.count.complete
 
     def columns(self, panel: Panel) -> list[str]:
         """The columns of a panel: headings, or points of a curve."""
@@ -84,11 +103,18 @@ class Reproduction:
     def beside(self, panel: Panel, row: Row, column: str) -> Beside:
         """A cell beside the paper's."""
         ours = MeanStd.of([each.value for each in self.of(panel, row, column)])
-        return Beside(ours, self.plan.exhibit.number(panel, row, column))
+        return Beside(ours, self.plan.exhibit.number(panel, row, column), self.plan.compared(panel))
 
     def measurements(self) -> list[dict[str, Any]]:
-        """Every number, as :class:`~fedshift.reproduction.carry_out.Measured` says."""
-        return [asdict(each) for each in self.outcome.measured]
+        """Every number, as :class:`~fedshift.reproduction.carry_out.Measured` says, with the scale and the paper's."""
+        panels = {panel.name: panel for panel in self.panels}
+        rows = {row.name: row for row in self.plan.exhibit.rows}
+        found = []
+        for each in self.outcome.measured:
+            theirs = self.plan.exhibit.number(panels[each.panel], rows[each.row], each.column)
+            paper = None if theirs is None else theirs.mean
+            found.append({**asdict(each), "paper": paper, "scale": self.plan.scale.name})
+        return found
 
     def frame(self) -> pd.DataFrame:
         """The :meth:`measurements` as a pandas table, a row for each.
@@ -130,14 +156,12 @@ class Reproduction:
 
     def _csv(self) -> str:
         """A line for each number."""
-        text = StringIO()
-        writer = csv.DictWriter(text, list(Measured.__dataclass_fields__), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(self.measurements())
-        return text.getvalue()
+        return as_csv(self.measurements(), [*Measured.__dataclass_fields__, "paper", "scale"])
 
     def _json(self) -> str:
         """Everything that the tables say."""
+        from fedshift.reproduction.tables import beside_paper, notes, unit_of
+
         plan, outcome = self.plan, self.outcome
         whole = {
             "table": plan.exhibit.name,
@@ -145,11 +169,15 @@ class Reproduction:
             "scale": plan.scale.name,
             "seeds": list(plan.scale.seeds),
             "command": plan.command,
-            "runs": outcome.runs,
-            "finished": outcome.finished,
-            "seconds": outcome.seconds,
+            **asdict(outcome.count),
             "cells": [
-                {"panel": panel.name, "row": row.name, "column": column, **_cell(self.beside(panel, row, column))}
+                {
+                    "panel": panel.name,
+                    "row": row.name,
+                    "column": column,
+                    "unit": unit_of(plan, panel, column),
+                    **_cell(self.beside(panel, row, column)),
+                }
                 for panel in self.panels
                 for row in plan.exhibit.rows
                 for column in self.columns(panel)
@@ -159,6 +187,8 @@ class Reproduction:
                 for (panel, row, point), why in outcome.lacking.items()
             ],
             "left_out": outcome.left_out,
+            "differs": {panel.name: [each._asdict() for each in beside_paper(plan, panel)] for panel in self.panels},
+            "notes": notes(self),
         }
         return json.dumps(whole, indent=1) + "\n"
 

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from textwrap import shorten
 
-from fedshift.errors import UnknownNameError
+from pydantic import TypeAdapter
+
+from fedshift.errors import DamagedError, FedshiftError, UnknownNameError
 from fedshift.reporting.table import Table, text
 from fedshift.reporting.units import clock
-from fedshift.reproduction.carry_out import RUNS_FILE
+from fedshift.reproduction.carry_out import RUNS_FILE, Count, said_of_damage
 from fedshift.reproduction.exhibits import exhibit_of, exhibits
 from fedshift.reproduction.panels import panels, scale_of, scales
 from fedshift.reproduction.plan import OUT, Need, Plan
-from fedshift.runs.cells import divergence
 from fedshift.runs.folder import RunFolder
 
 WIDTH = 160
+WORDS = 90  # columns of a table's name and of what it shows
 
 
 @dataclass(frozen=True)
@@ -27,10 +30,9 @@ class State:
     Attributes:
         table: its name.
         scale: the scale's.
-        runs: how many runs it has; 0 before it has begun.
-        finished: how many of them are over.
+        count: how many runs are over; of none before it has begun.
         running: whether a process is at work on one of them.
-        seconds: what the finished ones took.
+        damaged: what cannot be read of it, and how it is mended.
         panels: how many federations it has at the scale.
         needs: by panel, what of it is not on this machine.
         why: the reason why it is not carried out at all.
@@ -38,10 +40,9 @@ class State:
 
     table: str
     scale: str
-    runs: int = 0
-    finished: int = 0
+    count: Count = Count()
     running: bool = False
-    seconds: float = 0.0
+    damaged: str = ""
     panels: int = 0
     needs: Mapping[str, Need] = field(default_factory=dict)
     why: str = ""
@@ -51,13 +52,17 @@ class State:
             return "not reproduced"
         if not self.panels:
             return "-"
+        if self.damaged:
+            return "damaged"
         words = "not run"
-        if self.runs:
-            words = f"{'running, ' if self.running else ''}{self.finished} of {self.runs} runs"
-            words = f"done, {clock(self.seconds)}" if self.finished == self.runs else words
+        if self.count.runs:
+            words = f"{'running, ' if self.running else ''}{self.count}"
+            diverged = f", {self.count.diverged} diverged" if self.count.diverged else ""
+            words = f"done, {clock(self.count.seconds)}{diverged}" if self.count.complete else words
         if not self.needs:
             return words
-        names = ", ".join(dict.fromkeys(need.what for need in self.needs.values()))
+        first, *others = dict.fromkeys(need.what for need in self.needs.values())
+        names = first if not others else f"{first}, {others[0]}" if len(others) == 1 else f"{first}, {len(others)} more"
         part = "" if len(self.needs) == self.panels else f" for {len(self.needs)} of {self.panels}"
         return f"needs {names}{part}" if words == "not run" else f"{words}; needs {names}{part}"
 
@@ -74,7 +79,10 @@ class States:
         for each in self.states:
             by_table.setdefault(each.table, []).append(each)
         shown = list(dict.fromkeys(each.scale for each in self.states))
-        rows = [[f"{name}: {exhibit_of(name).what}", *map(str, its)] for name, its in by_table.items()]
+        rows = [
+            [shorten(f"{name}: {exhibit_of(name).what}", WORDS, placeholder="..."), *_once(its)]
+            for name, its in by_table.items()
+        ]
         return Table("Tables and figures of the papers", ["table", *shown], rows)
 
     def notes(self) -> list[str]:
@@ -83,13 +91,22 @@ class States:
         reasons: dict[str, dict[str, None]] = {}
         for each in self.states:
             for panel, need in each.needs.items():
-                needs.setdefault(need.why, {})[panels()[panel].title] = None
+                needs.setdefault(need.why, {})[panels()[panel].title_at(each.scale)] = None
             if each.why:
                 reasons.setdefault(each.why, {})[each.table] = None
         return [
+            *(f"Damaged, {each.table} at {each.scale}: {each.damaged}" for each in self.states if each.damaged),
             *(f"Needed for {'; '.join(titles)}: {why}" for why, titles in needs.items()),
             *(f"Not reproduced, {', '.join(names)}: {why}." for why, names in reasons.items()),
         ]
+
+    def json(self) -> str:
+        """Everything as JSON, a list with an object for each table and scale."""
+        found = [
+            {**asdict(each), "needs": {panel: need._asdict() for panel, need in each.needs.items()}, "says": str(each)}
+            for each in self.states
+        ]
+        return json.dumps(found, indent=1)
 
     def __str__(self) -> str:
         return text([self.table()], self.notes(), WIDTH)
@@ -111,7 +128,7 @@ def states(
     """How far tables are.
 
     Args:
-        tables: their names; by default all.
+        tables: their names, or those of papers' methods; by default all.
         scale: a single one; by default all.
         out: the folder.
         data: files that a user gives, by the data set's name, or by NAME.SETTING.
@@ -119,7 +136,8 @@ def states(
     Raises:
         FedshiftError: a name is not known, or data are of no table.
     """
-    names = [exhibit_of(name).name for name in (exhibits() if tables is None else tables)]
+    asked = [*exhibits()] if tables is None else [name for each in tables for name in _of_paper(each) or [each]]
+    names = [exhibit_of(name).name for name in asked]
     sizes = [*scales()] if scale is None else [scale_of(scale).name]
     plans = {(name, size): plan for name in names for size in sizes if (plan := _plan(name, size, out))}
     for given in data or {}:
@@ -127,6 +145,11 @@ def states(
             known = sorted({known for plan in plans.values() for known in plan.data_sets})
             raise UnknownNameError("data set", given.partition(".")[0], known)
     return States([_state(name, size, plans.get((name, size)), data or {}) for name in names for size in sizes])
+
+
+def _of_paper(paper: str) -> list[str]:
+    """The tables of a paper, by the name of its method; none of what is no such name."""
+    return [name for name in exhibits() if name.partition("-")[0] == paper]
 
 
 def _plan(table: str, scale: str, out: str | Path) -> Plan | None:
@@ -141,25 +164,37 @@ def _state(table: str, scale: str, plan: Plan | None, data: Mapping[str, str | P
     if plan is None:
         return State(table, scale, why=exhibit_of(table).why)
     plan = replace(plan, data={name: str(path) for name, path in data.items() if plan.takes(name)})
-    folders = _folders(plan)
-    over = [folder for folder in folders if folder.finished or divergence(folder)]
-    times = [folder.times() for folder in over if folder.finished]
-    return State(
+    state = State(
         table,
         scale,
-        runs=len(folders),
-        finished=len(over),
-        running=any(folder.held for folder in folders if folder.unfinished),
-        seconds=sum(each.training + each.evaluation for each in times),
         panels=len(plan.panels),
         needs={panel.name: need for panel in plan.panels if (need := plan.needs(panel))},
     )
-
-
-def _folders(plan: Plan) -> list[RunFolder]:
-    """The folders of a table's runs, as it last began."""
     try:
-        names: list[str] = json.loads((plan.folder / RUNS_FILE).read_bytes())
-    except (OSError, ValueError):
+        with said_of_damage():
+            cells = _folders(plan)
+            unfinished = [folder for folders in cells for folder in folders if folder.unfinished]
+            return replace(state, count=Count.of(cells), running=any(folder.held for folder in unfinished))
+    except DamagedError as error:
+        return replace(state, damaged=str(error))
+
+
+def _folders(plan: Plan) -> list[list[RunFolder]]:
+    """The folders of the runs of each of a table's cells, as it last began.
+
+    Raises:
+        FedshiftError: what says so is damaged.
+    """
+    file = plan.folder / RUNS_FILE
+    if not file.exists():
         return []
-    return [RunFolder(plan.out / name) for name in names]
+    try:
+        cells = TypeAdapter(list[list[str]]).validate_json(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise FedshiftError(f"'{file}' is not what was written.") from error
+    return [[RunFolder(plan.out / name) for name in names] for names in cells]
+
+
+def _once(its: Sequence[State]) -> list[str]:
+    """What a line says of each scale; why there is nothing of any is said once."""
+    return [str(each) if not (each.why and number) else "" for number, each in enumerate(its)]

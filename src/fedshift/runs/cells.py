@@ -72,10 +72,10 @@ def carried_out(experiments: Sequence[Experiment], progress: Progress) -> list[R
     folders, failed = runner.run_all(experiments, progress)
     if other := next((error for error in failed if not isinstance(error, DivergedError)), None):
         raise other
-    if failed:
+    if diverged := next((error for error in failed if isinstance(error, DivergedError)), None):
         for folder in (each for each in there if not each.finished):
-            folder.write_json(DIVERGED, Divergence(reason=str(failed[0])).model_dump())
-        raise failed[0]
+            folder.write_json(DIVERGED, Divergence(reason=diverged.what).model_dump())
+        raise DivergedError(diverged.what)  # settings are not the user's here, so what helps elsewhere is left out
     return [Run(folder) for folder in folders]
 
 

@@ -443,15 +443,19 @@ class RunFolder:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
+def locked(path: Path, wait: float = LOOKS) -> Iterator[None]:
     """Keep other processes from what is done in a folder; it is made if there is none.
+
+    Args:
+        path: the folder.
+        wait: for so many seconds, if one is at work there.
 
     Raises:
         LockedError: one is at work there now.
         DiskError: the folder cannot be written.
     """
     files.make_folder(path)
-    lock = FileLock(path / LOCK, timeout=LOOKS)
+    lock = FileLock(path / LOCK, timeout=wait)
     try:
         lock.acquire()
     except Timeout:

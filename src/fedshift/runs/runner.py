@@ -27,7 +27,7 @@ from fedshift.simulation.checkpoint import Execution, saved
 from fedshift.simulation.simulation import Simulation
 
 _CHOICES = TypeAdapter(Choice)
-TOLD_APART = (DivergedError, DiskError, LockedError)  # kinds of failure that who asked for runs may tell apart
+TOLD_APART = (DiskError, LockedError)  # kinds of failure that who asked for runs may tell apart
 
 
 @dataclass(frozen=True, eq=False)
@@ -316,8 +316,12 @@ class _Grid:
             self._folders.pop(asked.folder.path, None)
             if not (self._folders or self.failed):
                 raise error
-        kind = next((kind for kind in TOLD_APART if isinstance(error, kind)), FedshiftError)
-        self.failed[asked.folder.path] = kind(f"{asked.folder.path.name}: {error}")
+        name = asked.folder.path.name
+        if isinstance(error, DivergedError):
+            self.failed[asked.folder.path] = DivergedError(f"{name}: {error.what}", error.fix)
+        else:
+            kind = next((kind for kind in TOLD_APART if isinstance(error, kind)), FedshiftError)
+            self.failed[asked.folder.path] = kind(f"{name}: {error}")
 
 
 def _execution(folder: RunFolder) -> Execution | None:
