@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -39,6 +40,8 @@ from fedshift.simulation.rounds import advance
 from fedshift.simulation.simulation import Simulation
 
 load_plugins([str(Path(__file__).parent / "tiny.py")])
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background job, and in all that it starts
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 torch.set_num_threads(1)  # as workers have, with which results are compared bit for bit
 
 TINY: dict[str, Any] = {

@@ -246,7 +246,9 @@ def test_every_image_that_cannot_be_read_is_named(site: SiteFolder):
 def test_images_of_another_size(site: SiteFolder):
     x = np.zeros((20, 1, 9, 9), np.uint8)
     message = problems(site(x=x, federation={"shape": [1, 8, 8]}))
-    assert "the shape [1, 9, 9]; the federation agreed on [1, 8, 8]: set size and channels in [data]" in message
+    assert (
+        "the shape [1, 9, 9]; the federation agreed on [1, 8, 8]: give its images the size and channels that" in message
+    )
 
 
 @pytest.mark.parametrize("name", ["federation.toml", "experiment.toml", "site.toml"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from collections.abc import Iterable, Iterator
@@ -164,7 +165,8 @@ def make_folder(path: Path) -> None:
         DiskError: it could not be made.
     """
     if file := next((each for each in (path, *path.parents) if each.is_file()), None):
-        raise DiskError(f"'{path}' cannot be written, as '{file}' is a file: give another folder.")
+        cause = NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(file))
+        raise DiskError(f"'{path}' cannot be written, as '{file}' is a file: give another folder.") from cause
     with _readable(path):
         path.mkdir(parents=True, exist_ok=True)
 
