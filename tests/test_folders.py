@@ -27,6 +27,7 @@ from fedshift.runs.records import read
 from fedshift.runs.run import Run
 from fedshift.runs.schema import Grid, GridRun, Timed
 from fedshift.runs.trust import UntrustedError
+from fedshift.settings import code as code_module
 from fedshift.settings import experiment as experiment_module
 from fedshift.settings.content import code_digest, digest
 from fedshift.settings.experiment import Experiment
@@ -49,7 +50,7 @@ def plugged(plugin: Path, out: Path, version: int = 1, **changes: Any) -> Experi
     plugin.parent.mkdir(parents=True, exist_ok=True)
     plugin.write_text(PLUGIN.replace("{version}", str(version)))
     fedshift.METHODS._listed.pop("mine", None)  # as in another process
-    experiment_module._load_plugin.cache_clear()
+    code_module._imported.cache_clear()
     changes = {"plugins": [str(plugin)], "method.name": "mine", "run.out": str(out), **changes}
     (experiment,) = expand(override(TINY, changes))
     return experiment
