@@ -16,7 +16,7 @@ import fedshift
 from conftest import TINY, Make, a_folder, a_record, a_row, interrupt_after, resume
 from fedshift import api
 from fedshift.cli.app import app
-from fedshift.core import sealed
+from fedshift.core import plugins, sealed
 from fedshift.errors import FedshiftError
 from fedshift.reporting.results import Results
 from fedshift.runs import folder as folder_module
@@ -27,7 +27,6 @@ from fedshift.runs.records import read
 from fedshift.runs.run import Run
 from fedshift.runs.schema import Grid, GridRun, Timed
 from fedshift.runs.trust import UntrustedError
-from fedshift.settings import code as code_module
 from fedshift.settings import experiment as experiment_module
 from fedshift.settings.content import code_digest, digest
 from fedshift.settings.experiment import Experiment
@@ -50,7 +49,7 @@ def plugged(plugin: Path, out: Path, version: int = 1, **changes: Any) -> Experi
     plugin.parent.mkdir(parents=True, exist_ok=True)
     plugin.write_text(PLUGIN.replace("{version}", str(version)))
     fedshift.METHODS._listed.pop("mine", None)  # as in another process
-    code_module._imported.cache_clear()
+    plugins._imported.cache_clear()
     changes = {"plugins": [str(plugin)], "method.name": "mine", "run.out": str(out), **changes}
     (experiment,) = expand(override(TINY, changes))
     return experiment

@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from fedshift.core.method import Method
 from fedshift.core.model import Model
+from fedshift.core.plugins import module_of
 from fedshift.core.training import Evaluate, Train
 from fedshift.datasets import DATASETS
 from fedshift.datasets.dataset import Dataset
@@ -25,7 +26,6 @@ from fedshift.files import digest_of
 from fedshift.methods import METHODS
 from fedshift.models import MODELS
 from fedshift.settings.catalogue import Catalogue, Entry, From
-from fedshift.settings.code import module_of
 from fedshift.settings.content import digest
 from fedshift.settings.spec import (
     AtMost,
