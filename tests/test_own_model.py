@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import shutil
 import signal
 import subprocess
@@ -518,3 +519,54 @@ def test_compare_and_tune_take_it():
     assert {row.label for row in table.results.rows()} == {"fedavg", "fedsr"}
     found = fedshift.tune(method="fedavg", trials=2, sampler="random", search={"train.lr": [0.1, 0.2]}, **options)
     assert fedshift.experiment(method="fedavg", tuned=found.path, data=data, model=options["model"], rounds=2)
+
+
+@pytest.mark.parametrize("kind", ["kept", "py"])
+def test_it_travels_to_every_member_of_a_federation(tmp_path: Path, kind: str):
+    pytest.importorskip("cryptography", reason="the extra 'flower' is not installed")
+    from fedshift.deployment.agreement import Agreement, FederationSettings
+    from fedshift.deployment.folders import make, planned
+
+    (tmp_path / "bending.py").write_text("SLOPE = 0.1\n")
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\nif False:\n    import bending\ndef net(): return nn.Linear(4, 3)\n"
+    )
+    model = fedshift.own_model(Vectors) if kind == "kept" else Own(path="net.py:net")
+    chosen = fedshift.experiment(
+        data={"name": "arrays", "path": "none"}, method="fedsr", model=model, hold_out="a", rounds=2
+    )
+    federation = FederationSettings(
+        name="new", sites=("a", "b"), shape=(4,), classes=("x", "y"), address="localhost:80"
+    )
+    root = tmp_path / "new"
+    make(root, planned(root, federation, chosen))
+    for member in ("coordinator", "sites/a", "sites/b"):
+        agreement = Agreement.read(root / member)
+        there = agreement.experiment.model
+        assert isinstance(there, Own)
+        assert Path(there.path) == root / member / "files" / f"model.path.{kind}"
+        assert agreement.experiment.contents["model.path"] == chosen.contents["model.path"]
+        assert agreement.setup(torch.device("cpu")).model.dim == (6 if kind == "kept" else 3)
+
+
+# The pages ------------------------------------------------------------------------------------------
+
+DOCS = Path(__file__).parents[1] / "docs"
+EXAMPLES = [
+    (page, marker)
+    for page in ("your-data.md", "your-model.md")
+    for marker in re.findall(r"<!-- (\w+) -->", (DOCS / page).read_text(encoding="utf-8"))
+]
+
+
+@pytest.mark.parametrize(("page", "marker"), EXAMPLES)
+def test_the_examples_of_the_pages_run(page: str, marker: str, monkeypatch: pytest.MonkeyPatch):
+    text = (DOCS / page).read_text(encoding="utf-8")
+    (code,) = re.findall(rf"<!-- {marker} -->\n```python\n(.*?)```", text, re.DOTALL)
+    for door in ("run", "compare"):
+        monkeypatch.setattr(fedshift, door, partial(getattr(fedshift, door), progress=Progress()))
+    names: dict[str, Any] = {"__name__": "example"}
+    exec(compile(code, page, "exec"), names)  # the point of the test
+    runs = names["table"].runs if "table" in names else [names["run"]]
+    assert all(run.finished for run in runs)
+    assert len(EXAMPLES) == 6
