@@ -175,7 +175,7 @@ def test_names_of_classes_and_groups_over_sites():
     group = data.group.tolist()
     assert group[0] == group[2] == group[4]
     assert len(set(group)) == 5
-    text = loaded({"a": (X, ["i", "w", "i", "w"])}, classes=("w", "i"))
+    text = loaded({"a": (X, ["i", "w", "i", "w"])}, classes=np.array(["w", "i"]))
     assert text.y.tolist() == [1, 0, 1, 0]
     assert loaded({10: (X, Y), 9: (X, Y)}).domains == ("9", "10")
     assert loaded({"a": (X, np.array(["x", "y", "x", "y"], object))}).classes == ("x", "y")

@@ -54,7 +54,7 @@ def in_memory(sites: Mapping[Any, Any], classes: Sequence[str] | None = None, fo
         FedshiftError: something cannot be used; the message names the site, the row and the value.
         DiskError: the file cannot be written.
     """
-    data, names = _gathered(sites, tuple(classes or ()))
+    data, names = _gathered(sites, () if classes is None else tuple(classes))
     arrays = _arrays(data, names)
     total = blake2b(digest_size=16)
     for piece in _npz(arrays):

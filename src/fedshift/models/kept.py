@@ -30,9 +30,10 @@ from torch.nn.parameter import is_lazy
 from fedshift import files
 from fedshift.core.frozen import checksum
 from fedshift.errors import FedshiftError
-from fedshift.settings.content import KEPT, RAN_HERE, code_digest, digest
+from fedshift.settings.content import KEPT, digest, ran_here, remember_code
 
 SUFFIX = ".kept"
+HEAP_TYPE = 1 << 9  # of a class that Python code made
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 NOT_OF_A_CLASS = {
     *("__dict__", "__weakref__", "__module__", "__doc__", "__firstlineno__", "__static_attributes__"),
@@ -62,7 +63,7 @@ def keep(given: Any, name: str, folder: Path) -> Path:
             f"'{name}' cannot be kept for the processes that run it ({type(error).__name__}: {error}). Give a function "
             "that makes the module, and make in it what cannot be pickled."
         ) from error
-    files.cache(RAN_HERE, code_digest(path), str(path))
+    remember_code(path)
     return path
 
 
@@ -88,8 +89,8 @@ def read(path: Path) -> Any:
 
 
 def _is_whole(path: Path, meaning: str) -> bool:
-    """Whether a file is there, and is what this Python once wrote for that."""
-    if digest(path) != meaning:
+    """Whether a file is there, and is what this Python once wrote for that, on this machine."""
+    if digest(path) != meaning or not ran_here(path):  # its first line is its own word
         return False
     head, _, pickled = path.read_bytes().partition(b"\n")
     return head.split()[-3:] == [files.digest_of(pickled).encode(), b"python", PYTHON.encode()]
@@ -139,8 +140,15 @@ def _by_value() -> Iterator[None]:
 
 def _is_yours(module: str | None) -> bool:
     """Whether a module is the user's own: neither Python's, nor of an installed package, nor fedshift's."""
-    root = (module or "builtins").partition(".")[0]
-    return root not in _installed()
+    return not module or module.partition(".")[0] not in _installed()
+
+
+def _is_known(value: type | FunctionType) -> bool:
+    """Whether a class or function is of a module that is not the user's, where it is found by its name."""
+    if isinstance(value, type) and not value.__flags__ & HEAP_TYPE:
+        return True
+    made_up = value.__module__ == "builtins" or "<locals>" in value.__qualname__
+    return not made_up and not _is_yours(value.__module__)
 
 
 @cache
@@ -217,8 +225,8 @@ class Meaning:
         self._say("module", digest(own) if own else module.__name__)
 
     def _add_class(self, cls: type) -> None:
-        self._say("class", cls.__qualname__, "" if _is_yours(cls.__module__) else cls.__module__)
-        if not _is_yours(cls.__module__):
+        self._say("class", cls.__qualname__, cls.__module__ if _is_known(cls) else "")
+        if _is_known(cls):
             return
         self._add(cls.__bases__)
         for name, value in sorted(vars(cls).items()):
@@ -227,8 +235,8 @@ class Meaning:
                 self._add(value)
 
     def _add_function(self, function: FunctionType) -> None:
-        self._say("function", function.__qualname__, "" if _is_yours(function.__module__) else function.__module__)
-        if not _is_yours(function.__module__):
+        self._say("function", function.__qualname__, function.__module__ if _is_known(function) else "")
+        if _is_known(function):
             return
         self._add_code(function)
         self._add((function.__defaults__, function.__kwdefaults__))

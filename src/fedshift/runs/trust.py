@@ -6,9 +6,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedshift import files
 from fedshift.errors import FedshiftError
-from fedshift.settings.content import RAN_HERE, code_digest, digest
+from fedshift.settings.content import digest, ran_here, remember_code
 from fedshift.settings.experiment import Experiment
 
 
@@ -19,7 +18,7 @@ class UntrustedError(FedshiftError):
 def remember_plugins(plugins: Iterable[str]) -> None:
     """Remember, by their digests, plugins that a user named."""
     for path in plugins:
-        files.cache(RAN_HERE, code_digest(path), path)
+        remember_code(path)
 
 
 def check_plugins(plugins: Mapping[str, str], folder: Path, trust: bool) -> None:
@@ -42,7 +41,7 @@ def check_plugins(plugins: Mapping[str, str], folder: Path, trust: bool) -> None
                 f"The plugin '{path}' of the run '{folder}' {state} (then {content[:12]}, now {now[:12] or 'none'}). "
                 "Restore it, or start a new run."
             )
-        if not trust and not _known(code_digest(path)):
+        if not trust and not ran_here(path):
             raise UntrustedError(
                 f"The run '{folder}' imports the plugin '{path}' (digest {content[:12]}), which never ran on this "
                 "machine. A plugin can do whatever you can: read it, and if you trust it, add --trust "
@@ -89,9 +88,3 @@ def check_digests(table: Mapping[str, Any], plugins: Mapping[str, str], folder: 
                 f"The experiment of the run '{folder}' names the plugin '{path}', but not its digest, so it was "
                 "changed since it was written. Restore it, or start a new run."
             )
-
-
-def _known(content: str) -> bool:
-    """Whether a plugin of a digest ran here, which a file of that name says."""
-    folder = files.cache_folder(RAN_HERE)
-    return folder is not None and (folder / content).is_file()

@@ -8,10 +8,11 @@ from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
 
+from fedshift import files
 from fedshift.errors import FedshiftError
 
 KEPT = b"fedshift kept object "  # how a file begins whose first line goes on with a digest of what it means
-RAN_HERE = "plugins"  # the cache's folder that knows, by their digests, which code ran on this machine
+RAN_HERE = "plugins"  # the cache's folder that knows, by the digests of their bytes, which code ran on this machine
 
 
 def digest(path: str | Path) -> str:
@@ -53,13 +54,24 @@ def _content(path: str | Path) -> str:
         return ""
     try:
         root = Path(path).expanduser()
-        files = [root] if root.is_file() else sorted(file for file in root.rglob("*") if file.is_file())
-        state = tuple((str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files)
-        return _digest(str(root), state) if files else ""
+        inside = [root] if root.is_file() else sorted(file for file in root.rglob("*") if file.is_file())
+        state = tuple((str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in inside)
+        return _digest(str(root), state) if inside else ""
     except (OSError, RuntimeError, ValueError) as error:  # in turn: files, ~ of a user who is not there, a zero byte
         where = getattr(error, "filename", None) or path
         reason = getattr(error, "strerror", None) or error
         raise FedshiftError(f"'{where}' cannot be read ({reason}). Allow reading it, or move it elsewhere.") from error
+
+
+def remember_code(path: str | Path) -> None:
+    """Remember that a user of this machine ran a file of code."""
+    files.cache(RAN_HERE, code_digest(path), str(path))
+
+
+def ran_here(path: str | Path) -> bool:
+    """Whether a user of this machine ran a file of code, byte for byte."""
+    folder = files.cache_folder(RAN_HERE)
+    return folder is not None and (folder / code_digest(path)).is_file()
 
 
 def imported(path: str | Path) -> list[Path]:
