@@ -16,7 +16,7 @@ import fedshift
 from conftest import TINY, Make, a_folder, a_record, a_row, interrupt_after, resume
 from fedshift import api
 from fedshift.cli.app import app
-from fedshift.core import sealed
+from fedshift.core import plugins, sealed
 from fedshift.errors import FedshiftError
 from fedshift.reporting.results import Results
 from fedshift.runs import folder as folder_module
@@ -49,7 +49,7 @@ def plugged(plugin: Path, out: Path, version: int = 1, **changes: Any) -> Experi
     plugin.parent.mkdir(parents=True, exist_ok=True)
     plugin.write_text(PLUGIN.replace("{version}", str(version)))
     fedshift.METHODS._listed.pop("mine", None)  # as in another process
-    experiment_module._load_plugin.cache_clear()
+    plugins._imported.cache_clear()
     changes = {"plugins": [str(plugin)], "method.name": "mine", "run.out": str(out), **changes}
     (experiment,) = expand(override(TINY, changes))
     return experiment

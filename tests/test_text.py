@@ -356,12 +356,12 @@ def names(model: MLP) -> list[str]:
 
 def test_the_mlps_layers():
     """Its defaults lay it out as before: states and checkpoints name these layers by number."""
-    assert names(MLP()) == ["Flatten", "Linear", "ReLU", "Linear"]
-    assert names(MLP(hidden=(4, 5))) == ["Flatten", "Linear", "ReLU", "Linear", "ReLU", "Linear"]
-    assert names(MLP(final_relu=True)) == ["Flatten", "Linear", "ReLU", "Linear", "ReLU"]
-    assert names(MLP(batch_norm=True)) == ["Flatten", "Linear", "BatchNorm1d", "ReLU", "Linear"]
-    assert names(MLP(hidden=(), batch_norm=True, final_relu=True)) == ["Flatten", "Linear", "BatchNorm1d", "ReLU"]
-    assert names(MLP(hidden=(), batch_norm=True)) == ["Flatten", "Linear"]
+    assert names(MLP()) == ["FlatNumbers", "Linear", "ReLU", "Linear"]
+    assert names(MLP(hidden=(4, 5))) == ["FlatNumbers", "Linear", "ReLU", "Linear", "ReLU", "Linear"]
+    assert names(MLP(final_relu=True)) == ["FlatNumbers", "Linear", "ReLU", "Linear", "ReLU"]
+    assert names(MLP(batch_norm=True)) == ["FlatNumbers", "Linear", "BatchNorm1d", "ReLU", "Linear"]
+    assert names(MLP(hidden=(), batch_norm=True, final_relu=True)) == ["FlatNumbers", "Linear", "BatchNorm1d", "ReLU"]
+    assert names(MLP(hidden=(), batch_norm=True)) == ["FlatNumbers", "Linear"]
 
 
 def test_fedpins_network_is_one_hidden_layer():

@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from fedshift.core.training import Train
     from fedshift.datasets import DATASETS
     from fedshift.datasets.dataset import Dataset, ImageDataset
+    from fedshift.datasets.in_memory import in_memory
     from fedshift.deployment.model import site_model
     from fedshift.errors import FedshiftError, FedshiftWarning
     from fedshift.federation import PARTITIONS, PROTOCOLS
@@ -109,6 +110,7 @@ if TYPE_CHECKING:
     from fedshift.methods.references import Centralised, Single
     from fedshift.methods.scaffold import SCAFFOLD
     from fedshift.models import MODELS
+    from fedshift.models.own import own_model
     from fedshift.models.staged import Staged
     from fedshift.reproduction.reproduction import Reproduction
     from fedshift.reproduction.states import States
@@ -269,6 +271,7 @@ __all__ = [
     "frozen_network",
     "grid",
     "holder",
+    "in_memory",
     "index",
     "keep_nothing",
     "leave",
@@ -276,6 +279,7 @@ __all__ = [
     "mirror",
     "no_draws",
     "no_upload",
+    "own_model",
     "reproduce",
     "reproductions",
     "resume",
@@ -344,6 +348,7 @@ _ROOMS = {
     "deployment.model": ("site_model",),
     "datasets": ("DATASETS",),
     "datasets.dataset": ("Dataset", "ImageDataset"),
+    "datasets.in_memory": ("in_memory",),
     "errors": ("FedshiftError", "FedshiftWarning"),
     "federation": ("PARTITIONS", "PROTOCOLS"),
     "federation.clients": ("Client",),
@@ -382,6 +387,7 @@ _ROOMS = {
     "models": ("MODELS",),
     "reproduction.reproduction": ("Reproduction",),
     "reproduction.states": ("States",),
+    "models.own": ("own_model",),
     "models.staged": ("Staged",),
     "runs.run": ("Run",),
     "settings.catalogue": ("From",),

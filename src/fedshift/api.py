@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import groupby
@@ -38,7 +38,7 @@ from fedshift.runs.selection import ORACLES, RULES
 from fedshift.settings.change import Changed, changed
 from fedshift.settings.experiment import NAMED, Experiment
 from fedshift.settings.grid import EVERY_DOMAIN, SEARCH, expand, read
-from fedshift.settings.spec import Spec, plain
+from fedshift.settings.spec import Spec, plain, shown
 from fedshift.simulation import dry_run
 from fedshift.tuning.space import flat_ranges
 from fedshift.tuning.study import Sampler
@@ -70,6 +70,10 @@ FIELDS = {  # each option's field of an experiment; what they name comes first, 
     "name": "name",
     "plugins": "plugins",
 }
+YOURS = {
+    "data": " Arrays or a torch Dataset of yours: data=fedshift.in_memory({site: (x, y), ...})",
+    "model": " A module of yours: model=fedshift.own_model(module)",
+}
 
 
 class Options(TypedDict, total=False):
@@ -80,7 +84,8 @@ class Options(TypedDict, total=False):
             A name keeps the settings of the source that the method has as well. An instance or table takes the place
             of all that the source says of methods. What is left out is said by a :class:`FedshiftWarning`.
         data: the data set, as a name, instance or table; so are the partition, the protocol and the model. Paths of
-            files of another data set are not kept.
+            files of another data set are not kept. Without a source, each domain of other data is scored on samples
+            of its own, unless ``hold_out`` or ``protocol`` says otherwise.
         partition: how domains are divided among clients.
         protocol: what is held out, and who is scored on what.
         model: the network.
@@ -206,9 +211,11 @@ def _document(source: Source, given: Mapping[str, Any], settings: Mapping[str, A
     for option in (option for option in FIELDS if option in given):
         value = _chosen(option, given[option]) if option in NAMED else given[option]
         changes[option if isinstance(value, Mapping) else FIELDS[option]] = value
-    if source == DEFAULT and "data" in given and "name" not in given:  # other data are another experiment
-        data = changes.get("data", {"name": changes.get("data.name")})
-        changes["name"] = data["name"]
+    if source == DEFAULT and "data" in given:
+        data = changes.get("data", {"name": changes.get("data.name")})["name"]
+        changes = {"name": data} | changes  # other data are another experiment
+        if data != DEFAULT:
+            source = _of_other_data(source, {*changes, *settings})
     if isinstance(changes.get("plugins"), str):
         changes["plugins"] = [changes["plugins"]]
     twice = [field for field in settings if field in changes and field != "name"]
@@ -219,6 +226,12 @@ def _document(source: Source, given: Mapping[str, Any], settings: Mapping[str, A
     if isinstance(source, Experiment):
         return changed(_stated(source, changes), changes)
     return changed(source if isinstance(source, Mapping) else read(source), changes)
+
+
+def _of_other_data(source: str, given: Collection[str]) -> dict[str, Any]:
+    """The default experiment for data that have other domains: none is held out, unless that is asked for."""
+    held_out = "protocol.hold_out" in given
+    return {**read(source), "protocol": {"name": "leave-one-domain-out" if held_out else "in-domain"}}
 
 
 def _stated(source: Experiment, changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -258,8 +271,8 @@ def _chosen(option: str, value: Any) -> Any:
         return value
     several = "" if option == "method" else "; only method may be a list"
     raise FedshiftError(
-        f"{option} = {value!r}: give the name of a {catalogue.kind} ({', '.join(catalogue)}), an instance, or a table "
-        f"with a name{several}."
+        f"{option} = {shown(value)}: give the name of a {catalogue.kind} ({', '.join(catalogue)}), an instance, or a "
+        f"table with a name{several}.{YOURS.get(option, '')}"
     )
 
 

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -38,6 +39,14 @@ class Model(Spec):
             FedshiftError: inputs of that shape do not fit the network.
         """
         raise NotImplementedError
+
+    def dim_for(self, shape: Shape) -> int:
+        """The dimension d of z for inputs (B, *shape).
+
+        Raises:
+            FedshiftError: inputs of that shape do not fit the network.
+        """
+        return self.dim
 
     def frozen_network(self) -> FrozenNetwork | None:
         """Those stages that are never trained: what they make of images is what the encoder reads; None: none are."""
@@ -82,10 +91,10 @@ class ModelBuilder:
     environments: int = 1
     client: int | None = None
 
-    @property
+    @cached_property
     def dim(self) -> int:
         """The dimension d of z."""
-        return self.model.dim
+        return self.model.dim_for(self.shape)
 
     def encoder(self, role: str = "encoder") -> nn.Module:
         """A deterministic encoder x -> z (B, d); another role has other initial values."""

@@ -22,7 +22,7 @@ from fedshift.settings.spec import setting
 from fedshift.streams import Streams
 
 SUFFIX = ".npz"
-NEEDED, OPTIONAL = ("x", "y"), ("domain", "group", "classes")
+NEEDED, OPTIONAL = ("x", "y"), ("domain", "group", "classes", "notes")
 KINDS = ("uint8", "int64", "float32", "float64")
 
 
@@ -63,12 +63,24 @@ class ArrayFile:
         Raises:
             FedshiftError: they are no names.
         """
+        return self._words("classes")
+
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the results must know of how the arrays came about.
+
+        Raises:
+            FedshiftError: that is no text.
+        """
+        return self._words("notes")
+
+    def _words(self, name: str) -> tuple[str, ...]:
+        """An array of different words; none where there is no such array."""
         with self._opened() as file:
-            array = self._array(file, "classes")
+            array = self._array(file, name)
         if array is None:
             return ()
         if array.ndim != 1 or array.dtype.kind != "U" or len(set(array.tolist())) < array.size:
-            raise FedshiftError(f"{self._called('classes')} should be text of shape (classes,), each name once.")
+            raise FedshiftError(f"{self._called(name)} should be text of shape ({name},), each name once.")
         return tuple(array.tolist())
 
     def part(self) -> Part:
@@ -84,13 +96,13 @@ class ArrayFile:
         assert y is not None
         problems = Problems(f"arrays of '{self.path}' cannot be used")
         with problems.gathered():
-            inputs = self._inputs(x)
+            inputs = inputs_of(x, self._called("x"))
         for name in ("y", "domain", "group"):
             with problems.gathered():
                 self._check_length(name, found[name], len(x) if x.ndim else 0)
         problems.check()
         with problems.gathered():
-            labels = self._labels(y)
+            labels = labels_of(y, self.classes(), self._called("y"))
         with problems.gathered():
             domain = self._domains(found["domain"], len(x))
         with problems.gathered():
@@ -100,23 +112,6 @@ class ArrayFile:
 
     def _called(self, name: str) -> str:
         return f"{name} of '{self.path}'"
-
-    def _labels(self, y: Array) -> Names:
-        """The classes of the samples, by name where the file names them."""
-        labels, classes = names_of(y, self._called("y"), whole=True), self.classes()
-        if not classes:
-            return labels
-        named = []
-        for number, value in enumerate(labels.values):
-            if isinstance(value, str) and value not in classes:
-                raise UnknownNameError(f"class in {labels.place(number, self._called('y'))}", value, classes)
-            if not isinstance(value, str) and not 0 <= value < len(classes):
-                raise FedshiftError(
-                    f"{self._called('y')} holds {value} in row {labels.rows[number]}, but classes has {len(classes)} "
-                    f"names, so it should be from 0 to {len(classes) - 1}."
-                )
-            named.append(value if isinstance(value, str) else classes[int(value)])
-        return labels._replace(values=named)
 
     def _domains(self, array: Array | None, count: int) -> Names:
         if array is None:
@@ -133,37 +128,6 @@ class ArrayFile:
             raise FedshiftError(
                 f"{self._called(name)} has the shape {array.shape}; x holds {samples} samples, so give ({samples},)."
             )
-
-    def _inputs(self, x: Array) -> Tensor:
-        """The samples as a network's inputs."""
-        called = self._called("x")
-        kind = x.dtype.newbyteorder("=").name
-        if kind not in KINDS:
-            raise FedshiftError(
-                f'{called} is {kind}; give uint8 images, float32 (x.astype("float32")) or int64 tokens.'
-            )
-        if x.ndim < 2 or not x.size:
-            raise FedshiftError(f"{called} has the shape {x.shape}, so there is no sample of a number; give (N, ...).")
-        if kind == "uint8":
-            self._check_images(x)
-        elif kind == "int64":
-            if x.ndim != 2:
-                raise FedshiftError(f"{called} is int64 of shape {x.shape}; tokens have the shape (N, length).")
-            check_each(x, lambda some: some < 0, called, "a token from 0")
-        else:
-            limit = np.finfo(np.float32).max
-            check_each(x, lambda some: ~(np.abs(some) <= limit), called, "a finite number of float32")
-            return torch.from_numpy(np.ascontiguousarray(x, np.float32))
-        return torch.from_numpy(np.ascontiguousarray(x, x.dtype.newbyteorder("=")))
-
-    def _check_images(self, x: Array) -> None:
-        if x.ndim == 4 and (x.shape[1] in (1, 3) or x.shape[-1] not in (1, 3, 4)):
-            return
-        fix = {3: "x[:, None]", 4: "x.transpose(0, 3, 1, 2)"}.get(x.ndim)
-        raise FedshiftError(
-            f"{self._called('x')} is uint8 of shape {x.shape}; images have the shape (N, channels, height, width)"
-            f"{f': {fix}' if fix else ''}."
-        )
 
     @contextmanager
     def _opened(self) -> Iterator[NpzFile]:
@@ -200,6 +164,71 @@ class ArrayFile:
         if not isinstance(array, np.ndarray):
             raise FedshiftError(f"{self._called(name)} is no array of NumPy; write it with numpy.savez.")
         return array
+
+
+def inputs_of(x: Array, called: str) -> Tensor:
+    """An array of samples as a network's inputs: uint8 images, int64 tokens, or float32.
+
+    Args:
+        x: the samples, (N, ...).
+        called: what errors call the array.
+
+    Raises:
+        FedshiftError: it has another type or shape, or a number that cannot be; the message names the row.
+    """
+    kind = x.dtype.newbyteorder("=").name
+    if kind not in KINDS:
+        raise FedshiftError(f'{called} is {kind}; give uint8 images, float32 (x.astype("float32")) or int64 tokens.')
+    if x.ndim < 2 or not x.size:
+        raise FedshiftError(f"{called} has the shape {x.shape}, so there is no sample of a number; give (N, ...).")
+    if kind == "uint8":
+        _check_images(x, called)
+    elif kind == "int64":
+        if x.ndim != 2:
+            raise FedshiftError(f"{called} is int64 of shape {x.shape}; tokens have the shape (N, length).")
+        check_each(x, lambda some: some < 0, called, "a token from 0")
+    else:
+        limit = np.finfo(np.float32).max
+        check_each(x, lambda some: ~(np.abs(some) <= limit), called, "a finite number of float32")
+        return torch.from_numpy(np.ascontiguousarray(x, np.float32))
+    return torch.from_numpy(np.ascontiguousarray(x, x.dtype.newbyteorder("=")))
+
+
+def _check_images(x: Array, called: str) -> None:
+    if x.ndim == 4 and (x.shape[1] in (1, 3) or x.shape[-1] not in (1, 3, 4)):
+        return
+    fix = {3: "x[:, None]", 4: "x.transpose(0, 3, 1, 2)"}.get(x.ndim)
+    raise FedshiftError(
+        f"{called} is uint8 of shape {x.shape}; images have the shape (N, channels, height, width)"
+        f"{f': {fix}' if fix else ''}."
+    )
+
+
+def labels_of(y: Array, classes: Sequence[str], called: str) -> Names:
+    """The classes of samples, by name where numbers have names.
+
+    Args:
+        y: a number or name for each sample, (N,).
+        classes: the names of the numbers 0, 1, ...; none: a class is called what it is called in ``y``.
+        called: what errors call the array.
+
+    Raises:
+        FedshiftError: a value is no class; the message names the row.
+    """
+    labels = names_of(y, called, whole=True)
+    if not classes:
+        return labels
+    named = []
+    for number, value in enumerate(labels.values):
+        if isinstance(value, str) and value not in classes:
+            raise UnknownNameError(f"class in {labels.place(number, called)}", value, classes)
+        if not isinstance(value, str) and not 0 <= value < len(classes):
+            raise FedshiftError(
+                f"{called} holds {value} in row {labels.rows[number]}, but classes has {len(classes)} "
+                f"names, so it should be from 0 to {len(classes) - 1}."
+            )
+        named.append(value if isinstance(value, str) else classes[int(value)])
+    return labels._replace(values=named)
 
 
 @contextmanager
@@ -249,7 +278,8 @@ class ArraySource:
             with problems.gathered():
                 parts.append(file.part())
         problems.check()
-        return joined(parts, classes, beside(self.path, [file.path for file in self.files]))
+        said = dict.fromkeys(note for file in self.files for note in file.notes())
+        return joined(parts, classes, (*said, *beside(self.path, [file.path for file in self.files])))
 
     def _classes(self) -> tuple[str, ...]:
         """The names of class numbers, which all files give alike, or none."""
@@ -266,7 +296,7 @@ class ArraySource:
 
 @dataclass(frozen=True, kw_only=True)
 class Arrays(Dataset):
-    """Arrays ``x`` and ``y`` in an ``.npz`` file (and ``domain``, ``group``, ``classes``), or one file a domain."""
+    """Arrays in ``.npz`` file: ``x``, ``y`` (``domain``, ``group``, ``classes``, ``notes``), or one file a domain."""
 
     path: str = setting(help="an .npz file, or a folder that holds one a domain", path=True)
 

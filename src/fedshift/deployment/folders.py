@@ -339,6 +339,8 @@ def _relative(experiment: Experiment) -> tuple[dict[str, Any], Planned]:
             there = f"{FILES}/{'.'.join(names)}{path.suffix}"
             inside = [file for file in sorted(path.rglob("*")) if file.is_file()] if path.is_dir() else []
             copies |= {f"{there}/{file.relative_to(path).as_posix()}": file for file in inside} or {there: path}
+            beside = imported(path) if path.suffix == ".py" else []
+            copies |= {f"{FILES}/{file.relative_to(path.parent).as_posix()}": file for file in beside}
         _put(table, names, there)
     return table, copies
 

@@ -25,5 +25,6 @@ MODELS: Catalogue[Model] = Catalogue(
         "digits-cnn": ".cnn:DigitsCNN",
         "cct-7-3x1": ".cct:CCT7",
         "lstm": ".lstm:LSTM",
+        "own": ".own:Own",
     },
 )

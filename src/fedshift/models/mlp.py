@@ -6,10 +6,25 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 
-from torch import nn
+from torch import Tensor, nn
 
 from fedshift.core.model import Model, Shape
+from fedshift.errors import FedshiftError
 from fedshift.settings.spec import Width, setting
+
+
+class FlatNumbers(nn.Flatten):
+    """Inputs of any shape as vectors."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Inputs (B, ...) to (B, features).
+
+        Raises:
+            FedshiftError: they are token ids.
+        """
+        if not x.is_floating_point():
+            raise FedshiftError("The model 'mlp' reads numbers, not token ids; try 'lstm', or give float32.")
+        return super().forward(x)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +44,7 @@ class MLP(Model):
     def encoder(self, shape: Shape, out: int) -> nn.Module:
         """Inputs (B, ...) of any shape to (B, out)."""
         widths = (prod(shape), *self.hidden, out)
-        layers: list[nn.Module] = [nn.Flatten()]
+        layers: list[nn.Module] = [FlatNumbers()]
         for number, (before, after) in enumerate(pairwise(widths)):
             layers.append(nn.Linear(before, after))
             if self.final_relu or number < len(self.hidden):

@@ -27,7 +27,7 @@ from fedshift.errors import DamagedError, DiskError, FedshiftError, LockedError
 from fedshift.runs.records import Record, Records, read
 from fedshift.runs.schema import Federated, Identity, Machine, Messages, Resolved, Summary, Timed, parsed
 from fedshift.runs.selection import summary
-from fedshift.runs.trust import check_digests, check_plugins, remember_plugins
+from fedshift.runs.trust import check_code, check_digests, check_plugins, remember_plugins
 from fedshift.settings.experiment import Experiment, check_tables
 from fedshift.simulation.checkpoint import CURRENT, NEXT, saved
 
@@ -129,7 +129,7 @@ class RunFolder:
             series=experiment.series,
             table=_table_digest(tomllib.loads(text)),
             contents=experiment.contents,
-            plugins=experiment.plugin_digests,
+            plugins=experiment.code,
             host=host,
         )
         files.write(path / RUN, sealed_json(identity.model_dump()))
@@ -221,6 +221,7 @@ class RunFolder:
         check_digests(table, self.identity.plugins, self.path)
         check_plugins(self.identity.plugins, self.path, trust)
         experiment = Experiment.from_table(table)
+        check_code(experiment, self.identity.plugins, self.path)
         if experiment.fingerprint != self.identity.fingerprint:
             before, now = self.identity.contents, experiment.contents
             changed = sorted(what for what in before.keys() | now.keys() if before.get(what) != now.get(what))

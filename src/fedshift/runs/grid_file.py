@@ -13,7 +13,7 @@ from fedshift.core.sealed import checked
 from fedshift.errors import FedshiftError
 from fedshift.runs.folder import sealed_json, unsealed_json
 from fedshift.runs.schema import Grid, GridRun
-from fedshift.runs.trust import check_digests, check_plugins
+from fedshift.runs.trust import check_code, check_digests, check_plugins
 from fedshift.settings.experiment import Experiment, check_tables
 
 
@@ -24,9 +24,7 @@ def write_grid(experiments: Sequence[Experiment], folder: Path) -> None:
         FedshiftError: the folder cannot be written.
     """
     runs = [
-        GridRun(
-            folder=each.run_name, fingerprint=each.fingerprint, plugins=each.plugin_digests, experiment=each.table()
-        )
+        GridRun(folder=each.run_name, fingerprint=each.fingerprint, plugins=each.code, experiment=each.table())
         for each in experiments
     ]
     if len(runs) < 2:
@@ -72,6 +70,7 @@ def experiment_of(run: GridRun, path: Path, trust: bool) -> Experiment:
     check_plugins(run.plugins, path.parent / run.folder, trust)
     check_tables(run.experiment)
     experiment = Experiment.from_table(run.experiment)
+    check_code(experiment, run.plugins, path.parent / run.folder)
     if experiment.fingerprint != run.fingerprint:
         raise FedshiftError(
             f"The run '{run.folder}' of '{path}' cannot begin: the data or fedshift itself changed since the "

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedshift import files
 from fedshift.errors import FedshiftError
-from fedshift.settings.content import code_digest
-
-PLUGINS = "plugins"  # what the cache's folder is called
+from fedshift.settings.content import digest, ran_here, remember_code
+from fedshift.settings.experiment import Experiment
 
 
 class UntrustedError(FedshiftError):
     """A run folder's plugin never ran on this machine."""
 
 
-def remember_plugins(plugins: Mapping[str, str]) -> None:
+def remember_plugins(plugins: Iterable[str]) -> None:
     """Remember, by their digests, plugins that a user named."""
-    for path, content in plugins.items():
-        files.cache(PLUGINS, content, path)
+    for path in plugins:
+        remember_code(path)
 
 
 def check_plugins(plugins: Mapping[str, str], folder: Path, trust: bool) -> None:
@@ -36,14 +34,14 @@ def check_plugins(plugins: Mapping[str, str], folder: Path, trust: bool) -> None
         FedshiftError: one is missing, or is not what it was.
     """
     for path, content in plugins.items():
-        now = code_digest(path)
+        now = digest(path)
         if now != content:
             state = "is not what it was" if now else "is missing"
             raise FedshiftError(
                 f"The plugin '{path}' of the run '{folder}' {state} (then {content[:12]}, now {now[:12] or 'none'}). "
                 "Restore it, or start a new run."
             )
-        if not trust and not _known(content):
+        if not trust and not ran_here(path):
             raise UntrustedError(
                 f"The run '{folder}' imports the plugin '{path}' (digest {content[:12]}), which never ran on this "
                 "machine. A plugin can do whatever you can: read it, and if you trust it, add --trust "
@@ -51,6 +49,25 @@ def check_plugins(plugins: Mapping[str, str], folder: Path, trust: bool) -> None
             )
     if trust:
         remember_plugins(plugins)
+
+
+def check_code(experiment: Experiment, plugins: Mapping[str, str], folder: Path) -> None:
+    """Raise an error if a setting names code that :func:`check_plugins` is not asked about; none of it has run yet.
+
+    Args:
+        experiment: as the run's folder has it.
+        plugins: digests of its code, by path, as the run's folder has them.
+        folder: the run's, for the message.
+
+    Raises:
+        FedshiftError: a file has no digest.
+    """
+    for path in experiment.code:
+        if path not in plugins:
+            raise FedshiftError(
+                f"The experiment of the run '{folder}' names the code '{path}', but not its digest, so it was changed "
+                "since it was written. Restore it, or start a new run."
+            )
 
 
 def check_digests(table: Mapping[str, Any], plugins: Mapping[str, str], folder: Path) -> None:
@@ -71,9 +88,3 @@ def check_digests(table: Mapping[str, Any], plugins: Mapping[str, str], folder: 
                 f"The experiment of the run '{folder}' names the plugin '{path}', but not its digest, so it was "
                 "changed since it was written. Restore it, or start a new run."
             )
-
-
-def _known(content: str) -> bool:
-    """Whether a plugin of a digest ran here, which a file of that name says."""
-    folder = files.cache_folder(PLUGINS)
-    return folder is not None and (folder / content).is_file()

@@ -8,42 +8,70 @@ from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
 
+from fedshift import files
 from fedshift.errors import FedshiftError
+
+KEPT = b"fedshift kept object "  # how a file begins whose first line goes on with a digest of what it means
+RAN_HERE = "plugins"  # the cache's folder that knows, by the digests of their bytes, which code ran on this machine
 
 
 def digest(path: str | Path) -> str:
-    """A digest of a file, or of a folder's files and their names below it; empty if there is no such path.
+    """A digest of what decides results in a file, or a folder's files and their names below it; empty if there is none.
+
+    Of a Python file it is of the files that it imports from its own folder as well, and of a kept object
+    (:data:`KEPT`) that of what the object means, which its first line says.
 
     Raises:
-        FedshiftError: there is, but it cannot be read.
+        FedshiftError: there is such a path, but it cannot be read.
     """
+    exact = code_digest(path) if str(path).endswith(".py") else _content(path)
+    if not exact or not Path(path).expanduser().is_file():
+        return exact
+    with Path(path).expanduser().open("rb") as file:
+        words = file.readline(200).split() if file.read(len(KEPT)) == KEPT else []
+    return words[0].decode(errors="replace") if words else exact
+
+
+def code_digest(path: str | Path) -> str:
+    """A digest of the bytes of a file, and of those that a Python file imports from its own folder; empty if none.
+
+    Raises:
+        FedshiftError: one of them cannot be read.
+    """
+    own, beside = _content(path), imported(path)
+    if not own or not beside:
+        return own
+    folder = Path(path).expanduser().resolve().parent
+    total = blake2b(own.encode(), digest_size=16)
+    for file in beside:
+        total.update(f"{file.relative_to(folder).as_posix()} {_content(file)}\n".encode(errors="surrogateescape"))
+    return total.hexdigest()
+
+
+def _content(path: str | Path) -> str:
+    """A digest of a file, or of a folder's files and their names below it; empty if there is no such path."""
     if not str(path):
         return ""
     try:
         root = Path(path).expanduser()
-        files = [root] if root.is_file() else sorted(file for file in root.rglob("*") if file.is_file())
-        state = tuple((str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files)
-        return _digest(str(root), state) if files else ""
+        inside = [root] if root.is_file() else sorted(file for file in root.rglob("*") if file.is_file())
+        state = tuple((str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in inside)
+        return _digest(str(root), state) if inside else ""
     except (OSError, RuntimeError, ValueError) as error:  # in turn: files, ~ of a user who is not there, a zero byte
         where = getattr(error, "filename", None) or path
         reason = getattr(error, "strerror", None) or error
         raise FedshiftError(f"'{where}' cannot be read ({reason}). Allow reading it, or move it elsewhere.") from error
 
 
-def code_digest(path: str | Path) -> str:
-    """A digest of a Python file and of the files that it imports from its own folder; empty if there is no such file.
+def remember_code(path: str | Path) -> None:
+    """Remember that a user of this machine ran a file of code."""
+    files.cache(RAN_HERE, code_digest(path), str(path))
 
-    Raises:
-        FedshiftError: one of them cannot be read.
-    """
-    own, beside = digest(path), imported(path)
-    if not own or not beside:
-        return own
-    folder = Path(path).expanduser().resolve().parent
-    total = blake2b(own.encode(), digest_size=16)
-    for file in beside:
-        total.update(f"{file.relative_to(folder).as_posix()} {digest(file)}\n".encode(errors="surrogateescape"))
-    return total.hexdigest()
+
+def ran_here(path: str | Path) -> bool:
+    """Whether a user of this machine ran a file of code, byte for byte."""
+    folder = files.cache_folder(RAN_HERE)
+    return folder is not None and (folder / code_digest(path)).is_file()
 
 
 def imported(path: str | Path) -> list[Path]:
@@ -58,7 +86,7 @@ def imported(path: str | Path) -> list[Path]:
     found, left = {first}, [first]
     while left:
         file = left.pop()
-        new = {each for each in _named(file, first.parent, digest(file)) if each.is_file()} - found
+        new = {each for each in _named(file, first.parent, _content(file)) if each.is_file()} - found
         found |= new
         left += new
     return sorted(found - {first})

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import json
-import linecache
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
-from hashlib import blake2b
+from functools import cached_property
 from html import escape
-from importlib import util
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from fedshift.core.method import Method
 from fedshift.core.model import Model
+from fedshift.core.plugins import module_of
 from fedshift.core.training import Evaluate, Train
 from fedshift.datasets import DATASETS
 from fedshift.datasets.dataset import Dataset
@@ -29,7 +26,7 @@ from fedshift.files import digest_of
 from fedshift.methods import METHODS
 from fedshift.models import MODELS
 from fedshift.settings.catalogue import Catalogue, Entry, From
-from fedshift.settings.content import code_digest, digest, imported
+from fedshift.settings.content import digest
 from fedshift.settings.spec import (
     AtMost,
     FolderName,
@@ -169,7 +166,7 @@ class Experiment(Spec):
         found = {".".join(names): digest(path) for names, path in self.paths() if path}
         for path in self.plugins:
             name = Path(path).name
-            found[f"{name} ({list(self.plugins).index(path)})" if name in found else name] = code_digest(path)
+            found[f"{name} ({list(self.plugins).index(path)})" if name in found else name] = digest(path)
         for cls in {type(spec) for _, spec in self.specs()}:
             if cls.__module__.startswith("fedshift.") or _file_of(cls) in self.plugins:
                 continue
@@ -177,9 +174,10 @@ class Experiment(Spec):
         return {what: content for what, content in sorted(found.items()) if content}
 
     @property
-    def plugin_digests(self) -> dict[str, str]:
-        """Digests of the plugins and of what they import from their folder, by path."""
-        return {path: code_digest(path) for path in self.plugins}
+    def code(self) -> dict[str, str]:
+        """Digests of the files whose code a run carries out, by path: plugins, and those that settings name."""
+        named = (path for _, spec in self.specs() for path in spec.code_paths())
+        return {path: digest(path) for path in (*self.plugins, *named)}
 
     def _decides(self) -> dict[str, Any]:
         """The settings that decide the result; in the place of a file's path its content counts."""
@@ -275,28 +273,4 @@ def load_plugins(paths: Sequence[str]) -> None:
     if not isinstance(paths, list | tuple) or not all(isinstance(path, str) for path in paths):
         raise FedshiftError(f'plugins = {shown(paths)}: give a list of paths, such as ["my_method.py"].')
     for path in paths:
-        _load_plugin(str(Path(path).expanduser().resolve()), code_digest(path))
-
-
-@cache
-def _load_plugin(path: str, content: str) -> None:
-    if not content:
-        raise FedshiftError(f"The plugin '{path}' does not exist; give the path of a Python file.")
-    name = f"fedshift_plugin_{Path(path).stem}_{blake2b(path.encode(), digest_size=4).hexdigest()}"
-    spec = util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise FedshiftError(f"The plugin '{path}' is no Python file.")
-    module = util.module_from_spec(spec)
-    if name in sys.modules:  # it is imported again, so what it imports from its folder is as well
-        stale = {str(file) for file in imported(path)}
-        for each in [key for key, loaded in sys.modules.items() if getattr(loaded, "__file__", None) in stale]:
-            del sys.modules[each]
-        importlib.invalidate_caches()
-    sys.modules[name] = module
-    linecache.checkcache(path)
-    try:
-        exec(compile(Path(path).read_bytes(), path, "exec"), module.__dict__)  # what a plugin is for
-    except FedshiftError:
-        raise
-    except (Exception, SystemExit) as error:  # which would end the command, and say nothing
-        raise FedshiftError(f"The plugin '{path}' fails when imported: {type(error).__name__}: {error}") from error
+        module_of(path)

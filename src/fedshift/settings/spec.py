@@ -114,6 +114,7 @@ def setting(
     path: bool = False,
     words: tuple[str, ...] = (),
     portable: bool = False,
+    code: bool = False,
 ) -> Any:
     """A documented field of a :class:`Spec`.
 
@@ -125,8 +126,10 @@ def setting(
         path: it may name a file or folder of this machine, whose content then counts, not where it lies.
         words: values of such a path that name no file, as "hub" does.
         portable: the file or folder of such a path serves other entries of the catalogue just as well.
+        code: the file of such a path is code, or holds some, which a run carries out: it is trusted as plugins are.
     """
-    about = {"help": help, "source": source, "search": search, "path": path, "words": words, "portable": portable}
+    about: dict[str, Any] = {"help": help, "source": source, "search": search}
+    about |= {"path": path, "words": words, "portable": portable, "code": code}
     return field(default=default, metadata=about)
 
 
@@ -244,6 +247,10 @@ class Spec:
             for name, about in spec.settings().items():
                 if about.metadata.get("path"):
                     yield (*names, name), getattr(spec, name)
+
+    def code_paths(self) -> tuple[str, ...]:
+        """The values of settings whose files hold code that a run carries out."""
+        return tuple(getattr(self, name) for name, about in self.settings().items() if about.metadata.get("code"))
 
     def check_here(self) -> None:
         """Raise an error, with the fix, if what the settings name can neither be found here nor be had from the hub.

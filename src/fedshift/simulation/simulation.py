@@ -31,6 +31,7 @@ from fedshift.evaluation.evaluation import Evaluation
 from fedshift.federation.checks import check_data
 from fedshift.federation.domains import DomainData
 from fedshift.federation.federation import Federation
+from fedshift.models.own import Widened
 from fedshift.settings.experiment import Experiment
 from fedshift.simulation.checkpoint import NEXT, Checkpoint, Execution, check_alike, commit, saved
 from fedshift.site.site import Site
@@ -76,7 +77,7 @@ class Simulation:
         self.site = Site(self.setup, federation, audit=experiment.run.audit)
         self.coordinator = Coordinator(self.setup, {client.id: client.name for client in federation.clients})
         self.evaluation = Evaluation(self.site)
-        self.notes = [*federation.notes, *_notes_on_batch_norm(self.setup)]
+        self.notes = [*federation.notes, *_notes_on_batch_norm(self.setup), *_notes_on_widths(self.setup)]
         self._folder: Path | None = None
 
     @property
@@ -272,6 +273,17 @@ def _notes_on_batch_norm(setup: Setup) -> list[str]:
             "without labels, so its accuracy is transductive"
         ]
     return []
+
+
+def _notes_on_widths(setup: Setup) -> list[str]:
+    """Where a layer was put behind a module of the user's."""
+    return [
+        f"Behind the {layer.features} features of {type(layer.body).__name__} a linear layer gives the {layer.out} of "
+        f"'{name}'."
+        for name, part in setup.parts.items()
+        for layer in part.module.modules()
+        if isinstance(layer, Widened)
+    ]
 
 
 def choose_device(name: str) -> torch.device:

@@ -1,0 +1,236 @@
+"""A network of the user's own, without registration: an nn.Module, a class, or a function that makes one.
+
+Choices: where a method, or ``dim``, asks for another number of features than the module gives, a linear layer follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedshift.core.model import Model, Shape
+from fedshift.core.plugins import module_of
+from fedshift.errors import FedshiftError, UnknownNameError
+from fedshift.models.kept import keep, read
+from fedshift.settings.content import digest
+from fedshift.settings.spec import OptionalWidth, setting
+from fedshift.streams import Streams
+
+FOLDER = "runs/models"
+BATCH = 2  # of zeros, by which it is found what a module gives
+
+
+class Widened(nn.Module):
+    """A module (B, ...) to (B, features), and a linear layer to (B, out)."""
+
+    def __init__(self, body: nn.Module, features: int, out: int) -> None:
+        super().__init__()
+        self.body, self.features, self.out = body, features, out
+        self.projection = nn.Linear(features, out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Inputs (B, ...) to (B, out)."""
+        projected: Tensor = self.projection(self.body(x))
+        return projected
+
+
+@dataclass(frozen=True, kw_only=True)
+class Own(Model):
+    """A module of yours: what fedshift.own_model kept, or a class or function in a Python file (net.py:Net)."""
+
+    path: str = setting(
+        help="a file that fedshift.own_model wrote; or a Python file and a class or function in it: net.py:Net",
+        path=True,
+        code=True,
+    )
+    maker: str = setting("", help="the class or function in a Python file, which net.py:Net names as well")
+    head: str = setting("", help="the submodule that is left out, as the method's own classifier takes its place")
+    dim: OptionalWidth = setting(
+        0, help="dimension d of the representation z, by a linear layer if need be; 0: as many as the module gives"
+    )
+
+    def __post_init__(self) -> None:
+        """Take "net.py:Net" apart.
+
+        Raises:
+            FedshiftError: a setting is wrong.
+        """
+        path, _, maker = str(self.path).rpartition(":")
+        if path.endswith(".py"):
+            object.__setattr__(self, "path", path)
+            object.__setattr__(self, "maker", maker)
+        super().__post_init__()
+
+    def check_here(self) -> None:
+        """Whether there is the file."""
+        if not Path(self.path).expanduser().is_file():
+            raise FedshiftError(
+                f"model.path = '{self.path}' does not exist; give a file that fedshift.own_model wrote, or a class in "
+                "a Python file, such as net.py:Net."
+            )
+
+    def dim_for(self, shape: Shape) -> int:
+        """``dim``, or as many as the module gives for inputs (B, *shape)."""
+        return self.dim or self._features(shape)
+
+    def encoder(self, shape: Shape, out: int) -> nn.Module:
+        """Inputs (B, *shape) to (B, out)."""
+        features = self._features(shape)
+        module = self.module()
+        check_output(module, shape)  # which gives lazy layers their weights
+        return module if features == out else Widened(module, features, out)
+
+    def module(self) -> nn.Module:
+        """The module anew, without its head.
+
+        Raises:
+            FedshiftError: it cannot be made.
+        """
+        self.check_here()
+        if not self.path.endswith(".py"):
+            return without(made(read(Path(self.path).expanduser())), self.head)
+        file = module_of(self.path)
+        defined = vars(file)
+        if self.maker not in defined:
+            known = [name for name, value in defined.items() if getattr(value, "__module__", "") == file.__name__]
+            raise UnknownNameError(f"class or function in '{self.path}'", self.maker, known)
+        maker = defined[self.maker]
+        if isinstance(maker, nn.Module) or not callable(maker):
+            raise FedshiftError(
+                f"'{self.maker}' in '{self.path}' is no class or function that makes a module; name one, or keep the "
+                "module itself by fedshift.own_model."
+            )
+        return without(made(maker), self.head)
+
+    def _features(self, shape: Shape) -> int:
+        return _found(self, shape, digest(self.path))
+
+
+@lru_cache(maxsize=64)
+def _found(model: Own, shape: Shape, content: str) -> int:
+    """How many features a module gives; found again when its file has changed."""
+    with Streams(0).as_global("a module of which only the width is asked"):
+        return check_output(model.module(), shape)
+
+
+def own_model(
+    what: nn.Module | type[nn.Module] | Callable[[], nn.Module],
+    head: str | None = None,
+    dim: int | None = None,
+    folder: str | Path = FOLDER,
+) -> Own:
+    """A network of yours as ``model=`` of :func:`fedshift.compare`, :func:`fedshift.run` and the others.
+
+    It maps inputs (B, ...) to features (B, F), on which the method puts its own classifier. It is kept in a file, with
+    the source of what a script or notebook defines, so that other processes can go on with the run; whoever reads such
+    a file runs what it holds, so run folders from elsewhere ask for trust as with plugins.
+
+    Args:
+        what: a module, whose weights are the initial ones whatever the seed; or a class or function that makes one
+            without arguments, whose initial weights are drawn from the run's seed.
+        head: of a whole classifier the submodule to leave out, such as "fc" or "classifier.1": what comes before it is
+            the representation.
+        dim: dimension of the representation, by a linear layer if need be; by default F.
+        folder: where the file is written, unless it is there. A run reads it, so it should stay.
+
+    Returns:
+        The model that reads the file.
+
+    Raises:
+        FedshiftError: it makes no module, has no such submodule, or cannot be pickled.
+        DiskError: the file cannot be written.
+    """
+    if not callable(what):
+        raise FedshiftError(f"{type(what).__name__} is no module, nor a class or function that makes one.")
+    with Streams(0).as_global("a module that is only looked at"):
+        without(made(what), head or "", look=True)
+    name = type(what).__name__ if isinstance(what, nn.Module) else getattr(what, "__name__", type(what).__name__)
+    path = keep(what, name.strip("<>"), Path(folder).expanduser().resolve())
+    return Own(path=str(path), head=head or "", dim=dim or 0)
+
+
+def made(what: Any) -> nn.Module:
+    """A module, or what a class or function makes.
+
+    Raises:
+        FedshiftError: it makes none.
+    """
+    if isinstance(what, nn.Module):
+        return what
+    name = getattr(what, "__name__", type(what).__name__)
+    try:
+        signature(what).bind()
+    except TypeError as error:
+        raise FedshiftError(
+            f"'{name}' cannot be called without arguments ({error}); give a function that makes the module: "
+            f"lambda: {name}(...)"
+        ) from error
+    except ValueError:  # of what is built in, of which it is not known
+        pass
+    try:
+        module = what()
+    except FedshiftError:
+        raise
+    except Exception as error:  # whatever the user's code raises
+        raise FedshiftError(f"'{name}' makes no module: {type(error).__name__}: {error}") from error
+    if not isinstance(module, nn.Module):
+        raise FedshiftError(f"'{name}' makes a {type(module).__name__}; it should make an nn.Module.")
+    return module
+
+
+def without(module: nn.Module, head: str, look: bool = False) -> nn.Module:
+    """A module with an identity in the place of a submodule; ``look`` only sees whether there is one.
+
+    Raises:
+        FedshiftError: it has no such submodule.
+    """
+    if not head:
+        return module
+    known = [name for name, _ in module.named_modules() if name]
+    if head not in known:
+        raise UnknownNameError(f"submodule of {type(module).__name__} (head)", head, known)
+    if not look:
+        parent, _, name = head.rpartition(".")
+        setattr(module.get_submodule(parent), name, nn.Identity())
+    return module
+
+
+@torch.no_grad()
+def check_output(module: nn.Module, shape: Shape) -> int:
+    """How many features a module gives for inputs (B, *shape), found by running it once.
+
+    Raises:
+        FedshiftError: such inputs do not fit it, or it gives something else.
+    """
+    name, was_training = type(module).__name__, module.training
+    module.eval()
+    given: Any = None
+    refused: dict[str, str] = {}
+    for kind, dtype in {"numbers": torch.float32, "tokens": torch.int64}.items():
+        if kind == "tokens" and (len(shape) != 1 or not refused):
+            continue  # sequences alone may be of tokens
+        try:
+            given = module(torch.zeros(BATCH, *shape, dtype=dtype))
+            refused.clear()
+        except Exception as error:  # whatever the user's code raises
+            refused[kind] = f"as {kind}: {type(error).__name__}: {str(error).strip() or 'no reason'}".splitlines()[0]
+    module.train(was_training)
+    if refused:
+        sample = ", ".join(["B", *map(str, shape)])
+        raise FedshiftError(f"Inputs ({sample}) do not fit the module {name}, {'; '.join(refused.values())}")
+    if not isinstance(given, Tensor):
+        raise FedshiftError(f"The module {name} gives a {type(given).__name__}; it should give a tensor (B, features).")
+    if given.ndim != 2 or len(given) != BATCH or not given.is_floating_point():
+        sizes = ["B" if size == BATCH and not place else str(size) for place, size in enumerate(given.shape)]
+        raise FedshiftError(
+            f"The module {name} gives {str(given.dtype).removeprefix('torch.')} of shape ({', '.join(sizes)}); it "
+            "should give features (B, F) in float32: end it with pooling or nn.Flatten()."
+        )
+    return int(given.shape[1])

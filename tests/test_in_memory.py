@@ -1,0 +1,340 @@
+"""Arrays, tensors and torch data sets by site: what is read is what was given, to the same bits as from any file."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from datasets import Dataset as Hub
+from datasets import Features, Image, Value
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from PIL import Image as Pillow
+from torch.utils.data import Dataset, TensorDataset
+
+import fedshift
+from conftest import Make, simulate
+from fedshift.datasets.arrays import Arrays
+from fedshift.errors import FedshiftError
+from fedshift.federation.domains import DomainData
+from fedshift.runs.progress import Progress
+from fedshift.streams import Streams
+
+X = np.arange(12, dtype=np.float32).reshape(4, 3)
+Y = np.array([0, 1, 0, 1])
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def loaded(sites: Any, **options: Any) -> DomainData:
+    return fedshift.in_memory(sites, **options).load(Streams(0))
+
+
+def refusal(sites: Any, **options: Any) -> str:
+    with pytest.raises(FedshiftError) as caught:
+        fedshift.in_memory(sites, **options)
+    return str(caught.value)
+
+
+# The same bits by every way -----------------------------------------------------------------------
+
+
+def weights(make: Make, data: Any) -> dict[str, torch.Tensor]:
+    changes = {"protocol.hold_out": "rome", "train.rounds": 3, "data": {"name": "arrays", "path": "none"}}
+    experiment = fedshift.experiment(make(changes), data=data)
+    return dict(simulate(experiment).coordinator.state.shared)
+
+
+def test_images_as_a_folder_as_parquet_and_in_memory_give_equal_bits(make: Make):
+    draw = np.random.default_rng(0)
+    sites: dict[str, tuple[list[Any], list[str]]] = {}
+    rows: list[dict[str, Any]] = []
+    for site in ("oslo", "rome", "turin"):
+        for label in ("cat", "dog"):
+            folder = Path("images", site, label)
+            folder.mkdir(parents=True)
+            for number in range(6):
+                image = draw.integers(0, 256, (10, 10, 3), np.uint8)
+                file = folder / f"{number}.png"
+                Pillow.fromarray(image).save(file)
+                sites.setdefault(site, ([], []))[0].append(image)
+                sites[site][1].append(label)
+                rows.append({"image": {"path": None, "bytes": file.read_bytes()}, "domain": site, "label": label})
+    features = Features({"image": Image(), "domain": Value("string"), "label": Value("string")})
+    Hub.from_list(rows, features=features).to_parquet("images.parquet")
+    mine = {site: (np.stack(images), labels) for site, (images, labels) in sites.items()}
+    first = {site: (torch.tensor(x).permute(0, 3, 1, 2), y) for site, (x, y) in mine.items()}
+    ways = [
+        {"name": "folder", "path": "images", "size": 10},
+        {"name": "parquet", "path": "images.parquet", "size": 10},
+        fedshift.in_memory(mine),
+        fedshift.in_memory(first),
+    ]
+    one, *others = [weights(make, way) for way in ways]
+    assert all(tensor.isfinite().all() for tensor in one.values())
+    for other in others:
+        assert other.keys() == one.keys()
+        assert all(tensor.equal(one[name]) for name, tensor in other.items())
+
+
+def test_vectors_as_csv_as_npz_and_in_memory_give_equal_bits(make: Make):
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(60, 4)).astype(np.float32), draw.integers(0, 2, 60)
+    site = np.repeat(["oslo", "rome", "turin"], 20)
+    table = pd.DataFrame({f"column {number}": column.astype(float) for number, column in enumerate(x.T)})
+    table.assign(label=y, site=site).to_csv("vectors.csv", index=False)
+    np.savez("vectors.npz", x=x, y=y, domain=site)
+    mine = {name: (x[site == name], y[site == name]) for name in np.unique(site).tolist()}
+    pairs = {name: TensorDataset(*map(torch.tensor, site)) for name, site in mine.items()}
+    ways = [
+        {"name": "table", "path": "vectors.csv", "domain": "site"},
+        {"name": "arrays", "path": "vectors.npz"},
+        fedshift.in_memory(mine),
+        fedshift.in_memory(pairs),
+    ]
+    one, *others = [weights(make, way) for way in ways]
+    for other in others:
+        assert other.keys() == one.keys()
+        assert all(tensor.equal(one[name]) for name, tensor in other.items())
+
+
+@given(x=arrays.arrays(np.float32, (5, 2), elements=st.floats(-9, 9, width=32)), y=st.permutations("aabbc"))
+def test_what_is_read_is_what_was_given(x: np.ndarray, y: list[str]):
+    data = loaded({"b": (x[:2], y[:2]), "a": (x[2:], y[2:])})
+    assert data.domains == ("a", "b")
+    assert data.x.equal(torch.tensor(np.concatenate([x[2:], x[:2]])))
+    assert [data.classes[label] for label in data.y] == [*y[2:], *y[:2]]
+    assert data.domain.tolist() == [0, 0, 0, 1, 1]
+
+
+# What may be given --------------------------------------------------------------------------------
+
+
+def test_every_kind_of_container_holds_the_same():
+    class Items(Dataset[Any]):
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, row: int) -> Any:
+            return {"x": torch.tensor(X[row]), "y": int(Y[row])}
+
+    given = [(X, Y), {"x": X, "y": Y}, (torch.tensor(X), torch.tensor(Y)), (X.tolist(), Y.tolist())]
+    given += [(pd.DataFrame(X), pd.Series(Y)), TensorDataset(torch.tensor(X), torch.tensor(Y)), Items()]
+    given += [(torch.tensor(X).to(torch.bfloat16), [0.0, 1.0, 0.0, 1.0]), (X.astype(">f8"), Y.astype(np.uint8))]
+    one, *others = [loaded({"a": each, "b": (X, Y)}) for each in given]
+    for other in others:
+        assert other.x.equal(one.x)
+        assert other.y.equal(one.y)
+        assert (other.classes, other.domains) == (("0", "1"), ("a", "b"))
+
+
+def test_kinds_of_samples_and_what_is_converted_is_said():
+    gray = np.arange(2 * 5 * 6, dtype=np.uint8).reshape(2, 5, 6)
+    data = loaded({"a": (gray, [0, 1])})
+    assert data.x.equal(torch.tensor(gray)[:, None])
+    assert data.notes == ("in_memory: images (N, 5, 6) are taken as gray, with one channel.",)
+    colour = np.arange(2 * 5 * 6 * 3, dtype=np.uint8).reshape(2, 5, 6, 3)
+    data = loaded({"a": (colour, [0, 1])})
+    assert data.x.equal(torch.tensor(colour).permute(0, 3, 1, 2))
+    assert data.notes == ("in_memory: images (N, 5, 6, 3) are taken as (N, height, width, channels).",)
+    assert loaded({"a": (colour.transpose(0, 3, 1, 2), [0, 1])}).notes == ()
+    data = loaded({"a": (X.astype(np.float64), Y)})
+    assert data.x.dtype == torch.float32
+    assert data.notes == ("in_memory: x is float64 and becomes float32.",)
+    assert loaded({"a": (np.array([[1, 2], [3, 0]]), [0, 1])}).x.dtype == torch.int64
+    assert loaded({"a": (np.zeros((2, 3, 50), np.float32), [0, 1])}).x.shape == (2, 3, 50)
+    pictures = [(Pillow.fromarray(image), label) for image, label in zip(colour, "ab", strict=True)]
+    data = loaded({"a": _Listed(pictures)})
+    assert data.x.equal(torch.tensor(colour).permute(0, 3, 1, 2))
+
+
+class _Listed(Dataset[Any]):
+    def __init__(self, items: list[Any]) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, row: int) -> Any:
+        return self.items[row]
+
+
+def test_names_of_classes_and_groups_over_sites():
+    data = loaded({"a": (X, Y, ["p", "q", "p", "r"]), "b": (X, [1, 1, 0, 1], ["p", "s", "s", "t"])}, classes=("w", "i"))
+    assert (data.classes, data.y.tolist()) == (("w", "i"), [0, 1, 0, 1, 1, 1, 0, 1])
+    group = data.group.tolist()
+    assert group[0] == group[2] == group[4]
+    assert len(set(group)) == 5
+    text = loaded({"a": (X, ["i", "w", "i", "w"])}, classes=np.array(["w", "i"]))
+    assert text.y.tolist() == [1, 0, 1, 0]
+    assert loaded({10: (X, Y), 9: (X, Y)}).domains == ("9", "10")
+    assert loaded({"a": (X, np.array(["x", "y", "x", "y"], object))}).classes == ("x", "y")
+
+
+# One file by content ------------------------------------------------------------------------------
+
+
+def test_equal_content_is_one_file_that_is_written_once():
+    one = fedshift.in_memory({"a": (X, Y), "b": (X + 1, Y)})
+    written = Path(one.path).stat().st_mtime_ns
+    assert Path(one.path).parent == Path("runs/data").resolve()
+    again = fedshift.in_memory({"b": TensorDataset(torch.tensor(X + 1), torch.tensor(Y)), "a": {"x": X, "y": Y}})
+    assert again == one
+    assert Path(one.path).stat().st_mtime_ns == written
+    assert isinstance(one, Arrays)
+    others = [{"a": (X, Y)}, {"a": (X + 1, Y), "b": (X, Y)}, {"a": (X, 1 - Y), "b": (X + 1, Y)}]
+    paths = {fedshift.in_memory(other).path for other in others} | {one.path}
+    assert len(paths) == len(list(Path("runs/data").iterdir())) == 4
+    elsewhere = Path(fedshift.in_memory({"a": (X, Y), "b": (X + 1, Y)}, folder="other").path)
+    assert elsewhere.read_bytes() == Path(one.path).read_bytes()
+    Path(one.path).write_bytes(b"damaged")
+    assert Path(fedshift.in_memory({"a": (X, Y), "b": (X + 1, Y)}).path).read_bytes() == elsewhere.read_bytes()
+
+
+def test_numpy_reads_the_file():
+    with np.load(fedshift.in_memory({"a": (X, Y), "b": (X, Y)}).path) as file:
+        assert sorted(file.files) == ["classes", "domain", "x", "y"]
+        assert np.array_equal(file["x"], np.concatenate([X, X]))
+        assert file["domain"].tolist() == ["a"] * 4 + ["b"] * 4
+
+
+# Refused ------------------------------------------------------------------------------------------
+
+NAN = np.array([[1.0, 2.0], [3.0, np.nan]])
+
+
+@pytest.mark.parametrize(
+    ("sites", "words"),
+    [
+        ([], ["is no mapping of sites"]),
+        ({}, ["is no mapping of sites"]),
+        ({"a": (X, Y), 3: (X, Y)}, ["Sites are called ['a', 3]"]),
+        ({"a": (X, Y), "south": (NAN, [0, 1])}, ["x of the site 'south'", "nan in row 1 at [1]"]),
+        ({"a": (X, Y), "south": (X, [0, 1, np.nan, 1])}, ["y of the site 'south'", "nan in row 2"]),
+        ({"south": (X, [0, 1, 0.5, 1])}, ["y of the site 'south'", "0.5 in row 2", "whole number"]),
+        ({"south": (X, ["a", "b", None, "a"])}, ["y of the site 'south' is None in row 2"]),
+        ({"south": (X, Y[:3])}, ["y of the site 'south' has the shape (3,)", "4 rows"]),
+        ({"south": (X, Y, Y[:2])}, ["group of the site 'south' has the shape (2,)"]),
+        ({"a": (X, Y), "south": (X[:0], Y[:0])}, ["'south' holds no sample"]),
+        ({"south": _Listed([])}, ["'south' holds no sample"]),
+        ({"a": (X, Y), "south": (X[:, :2], Y)}, ["[3]", "site south", "[2]"]),
+        ({"a": (X, Y), "south": (X.astype(int), Y)}, ["site a", "torch.float32", "site south", "torch.int64"]),
+        ({"a": (X, Y), "b": (X, ["u", "v", "u", "v"])}, ["class is the number 0 in row 0 of site a", "text 'u'"]),
+        ({"a": (X, Y), "A": (X, Y)}, ["differ only in case"]),
+        ({"south": X}, ["The site 'south' is of the type ndarray", "(x, y)"]),
+        ({"south": [X, Y]}, ["The site 'south' is a list of 2"]),
+        ({"south": (X,)}, ["The site 'south' is a tuple of 1"]),
+        ({"south": {"x": X, "label": Y}}, ["Unknown key of the site 'south' 'label'"]),
+        ({"south": {"x": X}}, ["lacks y"]),
+        ({"south": iter([(X, Y)])}, ["The site 'south' is of the type list_iterator"]),
+        ({"south": _Listed([X[0], X[1]])}, ["Item 0 of the site 'south' is of the type ndarray"]),
+        ({"south": _Listed([(X[0], 0), (X[1, :2], 1)])}, ["x of the site 'south'", "(2,) in row 1", "(3,) in row 0"]),
+        ({"south": _Listed([(X[0], 0), (X[1], 1, "p")])}, ["'south' differ in whether they have a group"]),
+        ({"south": ([[1, 2], [3, 4]], [0, 1])}, ["list of whole numbers", "features, tokens or pixels"]),
+        ({"south": ([[1.0, 2.0], [3.0]], [0, 1])}, ["x of the site 'south'", "row 1 has 1 values and row 0 has 2"]),
+        ({"south": (np.array([["a"], ["b"]]), [0, 1])}, ["x of the site 'south' is str"]),
+        ({"south": (np.array([[1.0, "b"]], object), [0])}, ["x of the site 'south' holds float, str"]),
+        ({"south": (np.zeros((4, 5), np.uint8), Y)}, ["x of the site 'south' is uint8 of shape (4, 5)"]),
+        ({"south": (-X.astype(int), Y)}, ["x of the site 'south' holds -1 in row 0", "a token from 0"]),
+        (
+            {"south": (X.astype(float) * 1e39, Y)},
+            ["x of the site 'south'", "e+39 in row 0", "a finite number"],
+        ),
+        ({"south": (X[:, 0], Y)}, ["x of the site 'south' has the shape (4,)"]),
+    ],
+    ids=range(32),
+)
+def test_what_cannot_be_used_is_named(sites: Any, words: list[str]):
+    message = refusal(sites)
+    assert [word for word in words if word not in message] == []
+    assert not Path("runs").exists()
+
+
+def test_labels_out_of_range_and_names_of_classes():
+    assert "y of the site 'b' holds 2 in row 3" in refusal({"b": (X, [0, 1, 0, 2])}, classes=["u", "v"])
+    assert "Unknown class in row 1 of y of the site 'b' 'w'" in refusal({"b": (X, list("uwuu"))}, classes=["u", "v"])
+    assert "give each name once" in refusal({"b": (X, Y)}, classes=["u", "u"])
+    assert "as text" in refusal({"b": (X, Y)}, classes=[0, 1])
+
+
+def test_an_item_that_cannot_be_read_is_named_and_all_sites_are_gathered():
+    class Broken(_Listed):
+        def __getitem__(self, row: int) -> Any:
+            return 1 / (2 - row)
+
+    message = refusal({"a": Broken([0] * 3), "b": (X, Y[:2])})
+    assert "Item 0 of the site 'a'" in message
+    assert "y of the site 'b' has the shape (2,)" in message
+    sound = Broken([0] * 3)
+    sound.__class__.__getitem__ = lambda self, row: (X[row], 1 / (2 - row))  # type: ignore[method-assign]  # a test's
+    assert "Item 2 of the site 'a' cannot be read: ZeroDivisionError" in refusal({"a": sound})
+
+
+# In a script --------------------------------------------------------------------------------------
+
+SCRIPT = """
+import sys
+import numpy as np
+import fedshift
+from fedshift.runs.progress import Progress
+
+draw = np.random.default_rng(0)
+y = draw.integers(0, 2, 40)
+x = draw.normal(size=(40, 3))
+data = fedshift.in_memory({"north": (x, y), "south": (x + 1, y)})
+table = fedshift.compare(data=data, method=["fedavg", "fedsr"], model="mlp", rounds=2, progress=Progress())
+print(*(run.path for run in table.runs), table.accuracy("fedsr"))
+"""
+
+
+def test_the_same_script_twice_is_the_same_runs(tmp_path: Path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    said = [
+        subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, check=True).stdout for _ in "ab"
+    ]
+    assert said[0] == said[1] != ""
+    runs = fedshift.load(tmp_path / "runs" / "arrays").runs
+    assert [run.table["method"]["name"] for run in runs] == ["fedavg", "fedsr"]
+    assert {run.table["protocol"]["name"] for run in runs} == {"in-domain"}
+    assert set(runs[0].federation["domains"].values()) == {"north", "south"}
+
+
+def test_other_data_than_the_default_experiment_s_hold_out_what_is_asked_for():
+    data = fedshift.in_memory({"north": (X, Y), "south": (X, Y)})
+    assert type(fedshift.experiment(data=data, model="mlp", method="fedavg").protocol).__name__ == "InDomain"
+    held_out = fedshift.grid(data=data, model="mlp", method="fedavg", hold_out="all")
+    assert [each.protocol.hold_out for each in held_out] == ["north", "south"]  # type: ignore[attr-defined]
+    chosen = fedshift.experiment(data=data, model="mlp", method="fedavg", protocol="all-clients")
+    assert type(chosen.protocol).__name__ == "AllClients"
+    same = fedshift.experiment(data="rotated-mnist", method="fedavg")
+    assert same.fingerprint == fedshift.experiment(method="fedavg").fingerprint
+
+
+@pytest.mark.parametrize(
+    ("model", "x", "words"),
+    [
+        ("cnn", X, "The model 'cnn' takes images (channels, height, width), not (3,); try 'mlp'"),
+        ("mlp", X.astype(int), "The model 'mlp' reads numbers, not token ids; try 'lstm'"),
+        ("lstm", X, "The model 'lstm' reads token ids, not features; try 'mlp'"),
+    ],
+)
+def test_a_model_that_does_not_fit_names_one_that_does(model: str, x: np.ndarray, words: str):
+    data = fedshift.in_memory({"north": (np.tile(x, (5, 1)), np.tile(Y, 5))})
+    with pytest.raises(FedshiftError) as caught:
+        fedshift.run(data=data, model=model, method="fedavg", rounds=1, progress=Progress())
+    assert words in str(caught.value)
+
+
+def test_arrays_given_as_data_say_what_to_call():
+    with pytest.raises(FedshiftError, match=r"data=fedshift\.in_memory\(\{site: \(x, y\), \.\.\.\}\)"):
+        fedshift.grid(data={"north": (X, Y)})

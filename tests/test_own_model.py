@@ -1,0 +1,592 @@
+"""Modules of the user's as models: kept, trusted, and run as those of the catalogue are, by every engine."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from typer.testing import CliRunner
+
+import fedshift
+from conftest import Make, interrupt_after, results, simulate
+from fedshift import api, files
+from fedshift.cli.app import app
+from fedshift.core.method import make_parts
+from fedshift.core.model import ModelBuilder
+from fedshift.errors import FedshiftError
+from fedshift.models.kept import Meaning, read
+from fedshift.models.own import Own, Widened
+from fedshift.runs import runner
+from fedshift.runs.folder import RUN, RunFolder, sealed_json, unsealed_json
+from fedshift.runs.progress import Progress
+from fedshift.runs.trust import UntrustedError
+from fedshift.settings.content import digest
+from fedshift.streams import Streams
+from test_engines import engine_named
+from test_methods import assert_same, tensors_of
+
+SLOPE = 0.1
+
+
+def bent(x: Tensor) -> Tensor:
+    return F.leaky_relu(x, SLOPE)
+
+
+class Net(nn.Module):
+    """A whole classifier of tiny images, with all that a module may have."""
+
+    def __init__(self, width: int = 5, drop: float = 0.2) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten())
+        self.features = nn.Sequential(nn.Linear(3 * 8 * 8, width), nn.Dropout(drop))
+        self.classify = nn.Linear(width, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classify(bent(self.features(self.body(x))))
+
+
+class Vectors(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return bent(self.fc(x))
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDSHIFT_CACHE", str(tmp_path / "cache"))
+
+
+def seeded(seed: int = 0, **options: Any) -> Net:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return Net(**options)
+
+
+def builder(model: Own, shape: tuple[int, ...] = (1, 10, 10), seed: int = 0) -> ModelBuilder:
+    return ModelBuilder(model, shape, 3, Streams(seed), clients=2)
+
+
+def refusal(*arguments: Any, shape: tuple[int, ...] = (1, 10, 10), **options: Any) -> str:
+    with pytest.raises(FedshiftError) as caught:
+        builder(fedshift.own_model(*arguments, **options), shape).encoder()
+    return str(caught.value)
+
+
+# What it makes --------------------------------------------------------------------------------------
+
+
+def test_a_module_s_weights_are_the_initial_ones_whatever_the_seed():
+    net = seeded()
+    for seed in (0, 1):
+        encoder = builder(fedshift.own_model(net, head="classify"), seed=seed).encoder()
+        state = encoder.state_dict()
+        assert "classify.weight" not in state
+        assert all(tensor.equal(net.state_dict()[name]) for name, tensor in state.items())
+    assert isinstance(net.classify, nn.Linear)  # the user's own is left alone
+
+
+@pytest.mark.parametrize(
+    "what", [Net, partial(Net, drop=0.1), lambda: Net(drop=0.0)], ids=["class", "partial", "lambda"]
+)
+def test_a_class_or_function_is_drawn_from_the_seed_and_no_global_generator(what: Callable[[], nn.Module]):
+    before = torch.get_rng_state()
+    model = fedshift.own_model(what, head="classify")
+    one, again, other = (builder(model, seed=seed).encoder().body[0].weight for seed in (0, 0, 1))
+    assert one.equal(again)
+    assert not one.equal(other)
+    torch.rand(3)
+    assert builder(model).encoder().body[0].weight.equal(one)
+    assert torch.get_rng_state().ne(before).any()  # by the line before the last alone
+    torch.set_rng_state(before)
+    assert builder(model).encoder().body[0].weight.equal(one)
+    assert torch.get_rng_state().equal(before)
+
+
+def test_its_width_is_found_and_a_linear_layer_gives_what_is_asked_for():
+    model = fedshift.own_model(Net, head="classify")
+    assert builder(model).dim == 5
+    x = torch.zeros(2, 1, 10, 10)
+    encoder = builder(model).encoder().eval()
+    assert (type(encoder), encoder(x).shape) == (Net, (2, 5))
+    body = builder(model).gaussian_encoder().eval()
+    assert isinstance(body.body, Widened)
+    assert body.body.projection.weight.shape == (10, 5)
+    assert body(x)[1].shape == (2, 5)
+    assert builder(fedshift.own_model(Net, head="classify", dim=7)).encoder().projection.weight.shape == (7, 5)
+    whole = builder(fedshift.own_model(partial(Net, width=8), head="classify", dim=4)).gaussian_encoder()
+    assert type(whole.body) is Net  # 8 = 2 * 4 features are what is asked for
+
+
+def test_layers_that_find_their_own_width_and_tokens():
+    lazy = fedshift.own_model(lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(6), nn.ReLU()))
+    assert builder(lazy).encoder()[1].weight.shape == (6, 100)
+    tokens = fedshift.own_model(lambda: nn.Sequential(nn.Embedding(20, 3), nn.Flatten()))
+    assert builder(tokens, (7,)).dim == 21
+
+
+def test_the_note_says_where_a_layer_was_added(make: Make):
+    notes = {}
+    for method in ("fedavg", "fedsr"):
+        experiment = make({"method.name": method, "train.rounds": 1})
+        notes[method] = simulate(replace(experiment, model=fedshift.own_model(Net, head="classify"))).notes
+    assert notes["fedavg"] == []
+    assert notes["fedsr"] == ["Behind the 5 features of Net a linear layer gives the 10 of 'encoder'."]
+
+
+# Engines --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedsr", "fedbn", "scaffold", "fraug"])
+def test_every_engine_gives_the_same(make: Make, method: str):
+    """In float64 to 1e-9 where it is stacked, and the same bits by workers."""
+    changes = {"method.name": method, "train.precision": "float64", "train.rounds": 3, "data.fewer": 2}
+    changes |= {"train.lr": 0.02, "train.momentum": 0.0}
+    experiment = replace(make(changes), model=fedshift.own_model(seeded(), head="classify"))
+    one = simulate(experiment)
+    told: list[str] = []
+    with engine_named("vectorised", told) as engine:
+        stacked = simulate(experiment, engine=engine)
+    assert not told
+    with engine_named("workers") as engine:
+        assert_same(one, simulate(experiment, engine=engine))
+    for name, tensor in tensors_of(one).items():
+        torch.testing.assert_close(tensors_of(stacked)[name], tensor, rtol=1e-9, atol=1e-9)
+
+
+def test_what_is_sent_lacks_the_head_that_was_left_out(make: Make):
+    simulation = simulate(replace(make({"train.rounds": 1}), model=fedshift.own_model(seeded(), head="classify")))
+    names = set(simulation.coordinator.ledger.declaration()["train"]["up"]["tensors"])
+    assert {name for name in names if name.startswith("encoder.")} == {
+        f"encoder.{name}" for name in Net().state_dict() if not name.startswith("classify")
+    }
+
+
+def test_every_role_of_a_method_has_a_module_of_its_own(make: Make):
+    experiment = replace(make({"method.name": "fedsdr"}), model=fedshift.own_model(seeded(), head="classify"))
+    assert isinstance(experiment.model, Own)
+    parts = make_parts(experiment.method, replace(builder(experiment.model), environments=2))
+    modules = [id(each) for part in parts.values() for each in part.module.modules()]
+    assert sum(type(each.module) is Net for each in parts.values()) > 1
+    assert len(modules) == len(set(modules))
+
+
+# What it means --------------------------------------------------------------------------------------
+
+
+def variant(source: str, name: str = "Net", **options: Any) -> Any:
+    """A class of a text that is no file, as typed into a prompt."""
+    names: dict[str, Any] = {"__name__": "typed", "nn": nn, "torch": torch, "math": __import__("math")}
+    exec(source, names)
+    return names[name]
+
+
+TYPED = """
+SCALE, OTHER = 2.0, 3.0
+def scaled(x): return SCALE * x
+class Net(nn.Module):
+    deep = 1
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 2)
+    def forward(self, x):
+        return scaled(self.fc(x))
+"""
+
+
+def test_a_digest_follows_what_decides_and_nothing_else():
+    one = Meaning.of(variant(TYPED))
+    assert Meaning.of(variant(TYPED)) == one
+    assert Meaning.of(variant("# a comment\n\nUNUSED = 1\n" + TYPED)) == one
+    for before, after in {
+        "SCALE, OTHER = 2.0": "SCALE, OTHER = 2.5",  # a number that a function reads, which a method calls
+        "SCALE * x": "SCALE + x",
+        "deep = 1": "deep = 2",
+        "nn.Linear(4, 2)": "nn.Linear(4, 3)",
+        "class Net(nn.Module)": "class Net(nn.Sequential)",
+        "self.fc(x))": "self.fc(x) + 0)",
+    }.items():
+        assert before in TYPED
+        assert Meaning.of(variant(TYPED.replace(before, after))) != one, after
+    assert Meaning.of(variant(TYPED.replace("OTHER = 2.0, 3.0", "OTHER = 2.0, 4.0"))) == one
+
+
+def test_the_digest_of_a_module_covers_weights_attributes_and_ties():
+    one = Meaning.of(seeded())
+    assert Meaning.of(seeded()) == one
+    others = [seeded(1), seeded(drop=0.3), seeded().requires_grad_(False), seeded().double()]
+    marked, tied, untied = seeded(), nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Linear(2, 2))
+    marked.temperature = 0.5  # type: ignore[assignment]  # as users do
+    others.append(marked)
+    tied.append(tied[0])
+    untied.append(nn.Linear(2, 2))
+    untied.load_state_dict(tied.state_dict())
+    digests = [one, *map(Meaning.of, others), Meaning.of(tied)]
+    assert len(set(digests)) == len(digests)
+    both = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    both.load_state_dict(tied.state_dict())
+    assert Meaning.of(both) != Meaning.of(tied)
+
+
+def test_functions_count_with_what_they_close_over():
+    def maker(width: int, options: Mapping[str, Any]) -> Callable[[], nn.Module]:
+        return lambda: nn.Sequential(nn.Flatten(), nn.Linear(100, width, **options))
+
+    one = Meaning.of(maker(3, {"bias": True}))
+    assert one == Meaning.of(maker(3, {"bias": True}))
+    assert one not in (Meaning.of(maker(4, {"bias": True})), Meaning.of(maker(3, {"bias": False})))
+    assert Meaning.of({"b", "a", "c"}) == Meaning.of({"c", "b", "a"})
+    assert Meaning.of(bent) != Meaning.of(FunctionType(bent.__code__, {**bent.__globals__, "SLOPE": 0.2}, "bent"))
+
+
+def test_a_class_of_no_module_counts_by_its_text_as_well():
+    """As ``exec`` makes it where the names have no ``__name__``: its module is then said to be builtins."""
+
+    def made(slope: float) -> Any:
+        names: dict[str, Any] = {"nn": nn}
+        exec(f"class Net(nn.Module):\n    def forward(self, x):\n        return {slope} * x\n", names)
+        assert names["Net"].__module__ == "builtins"
+        return names["Net"]
+
+    assert Meaning.of(made(0.1)) == Meaning.of(made(0.1)) != Meaning.of(made(0.2))
+    assert Meaning.of(type(None)) == Meaning.of(type(None)) != Meaning.of(int)
+
+
+def test_a_file_from_elsewhere_is_not_taken_for_one_s_own(tmp_path: Path):
+    """It says that it means what the user's class does, but holds something else."""
+    path = Path(fedshift.own_model(Net).path)
+    own = path.read_bytes()
+    forged(path, own.partition(b"\n")[2] + b"whatever follows the end of a pickle")
+    fedshift.own_model(Net)
+    assert path.read_bytes() == own
+
+
+def test_one_file_by_content_that_is_written_once():
+    one = fedshift.own_model(Net)
+    path = Path(one.path)
+    written = path.stat().st_mtime_ns
+    assert path.parent == Path("runs/models").resolve()
+    assert fedshift.own_model(Net, head="classify").path == one.path
+    assert path.stat().st_mtime_ns == written
+    before = digest(path)
+    path.unlink()
+    fedshift.own_model(Net)
+    assert digest(path) == before
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    with pytest.raises(FedshiftError, match=r"is not what fedshift\.own_model wrote"):
+        read(path)
+    fedshift.own_model(Net)
+    assert read(path) is not None
+
+
+# In other processes ---------------------------------------------------------------------------------
+
+SCRIPT = """
+import os, signal, sys
+import numpy as np
+import torch
+from torch import nn
+import fedshift
+import layers
+from fedshift.runs.progress import Progress, RunProgress
+
+class Net(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, width), layers.Bent(), nn.BatchNorm1d(width), nn.Dropout(0.3))
+        self.classify = nn.Linear(width, 2)
+
+    def forward(self, x):
+        return self.classify(self.body(x))
+
+class Killed(Progress):
+    def begin(self, outlook):
+        def after(position, down, up):
+            if position == int(sys.argv[2]):
+                os.kill(os.getpid(), signal.SIGKILL)
+        run = RunProgress()
+        run.round = after
+        return run
+
+draw = np.random.default_rng(0)
+y = draw.integers(0, 2, 40)
+x = draw.normal(size=(40, 4)) + y[:, None]
+torch.manual_seed(0)
+run = fedshift.run(
+    data=fedshift.in_memory({"north": (x, y), "south": (x[::-1], y[::-1])}), method="fedsr", rounds=12, out=sys.argv[1],
+    model=fedshift.own_model(Net(6), head="classify"), progress=Killed(),
+    settings={"run.checkpoint_every": 4, "run.engine": "sequential", "run.threads": 1, "train.batch": 8})
+print(run.path)
+"""
+LAYERS = """
+from torch import nn
+class Bent(nn.Module):
+    def forward(self, x):
+        return x.clamp(min=0) + 0.1 * x
+"""
+
+
+def child(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **environment})
+
+
+def test_a_run_that_was_killed_goes_on_where_its_class_is_not_known(tmp_path: Path):
+    """The class is of a script and a file beside it. The kept file is lost meanwhile, and made again by the script."""
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project/script.py").write_text(SCRIPT)
+    (tmp_path / "project/layers.py").write_text(LAYERS)
+    killed = child("project/script.py", "killed", "7", PYTHONHASHSEED="1")
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    shutil.rmtree("runs/models")
+    whole = child("project/script.py", "whole", "99", PYTHONHASHSEED="2")
+    assert whole.returncode == 0, whole.stderr
+    (file,) = Path("runs/models").iterdir()
+    assert file.name.startswith("Net-")
+    (tmp_path / "project").rename(tmp_path / "gone")
+    resumed = child("-m", "fedshift", "resume", "killed")
+    assert resumed.returncode == 0, resumed.stderr + resumed.stdout
+    one, other = (RunFolder(next((tmp_path / out / "arrays").iterdir())) for out in ("killed", "whole"))
+    assert one.path.name == other.path.name
+    assert results(one) == results(other)
+    (run,) = fedshift.load("whole").runs
+    assert run.model()(torch.ones(2, 4)).shape == (2, 2)
+    assert "layers" not in sys.modules
+
+
+def test_from_a_python_file_by_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "bending.py").write_text("SLOPE = 0.1\n")
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\nfrom bending import SLOPE\n\nclass Net(nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n"
+        "        self.body = nn.Sequential(nn.Flatten(), nn.Linear(100, 6), nn.LeakyReLU(SLOPE))\n"
+        "        self.fc = nn.Linear(6, 3)\n\n"
+        "    def forward(self, x):\n        return self.fc(self.body(x))\n"
+    )
+    tiny = str(Path(__file__).parent / "tiny.py")
+    words = ["run", "--plugin", tiny, "--data", "tiny", "--method", "fedavg", "--model", "own", "--rounds", "1"]
+    words += ["--set", "model.path=net.py:Net", "--set", "model.head=fc", "--out", "out", "--device", "cpu"]
+    said = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert said.exit_code == 0, said.output
+    (run,) = fedshift.load("out").runs
+    assert run.table["model"] == {
+        "name": "own",
+        "path": str(tmp_path / "net.py"),
+        "maker": "Net",
+        "head": "fc",
+        "dim": 0,
+    }
+    assert run.model()(torch.zeros(2, 1, 10, 10)).shape == (2, 3)
+    assert set(run.folder.identity.plugins) == {tiny, str(tmp_path / "net.py")}
+    before = run.experiment.fingerprint
+    (tmp_path / "bending.py").write_text("SLOPE = 0.25\n")
+    with pytest.raises(FedshiftError, match=r"net\.py' of the run .* is not what it was"):
+        fedshift.load("out").runs[0].model()
+    assert fedshift.experiment(run.table).fingerprint != before
+
+
+def test_what_of_a_python_file_is_no_module(tmp_path: Path):
+    (tmp_path / "net.py").write_text("from torch import nn\nmade = nn.Linear(2, 2)\ndef make(): return 3\n")
+
+    def said(path: str) -> str:
+        with pytest.raises(FedshiftError) as caught:
+            builder(Own(path=path), (2,)).encoder()
+        return str(caught.value)
+
+    assert "Did you mean 'make'? Known: make." in said("net.py:mak")
+    assert "'made' in 'net.py' is no class or function" in said("net.py:made")
+    assert "'make' makes a int" in said("net.py:make")
+    assert "model.path = 'none.py' does not exist" in said("none.py:Net")
+    assert "model.path = 'none' does not exist" in said("none")
+
+
+# Trust ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def from_elsewhere(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    """An interrupted run whose module this machine never ran."""
+    experiment = make({"train.rounds": 3, "run.checkpoint_every": 1})
+    experiment = replace(experiment, model=fedshift.own_model(Net, head="classify"))
+    with pytest.raises(KeyboardInterrupt):
+        runner.start(experiment, interrupt_after(2))
+    monkeypatch.setenv("FEDSHIFT_CACHE", str(tmp_path / "another cache"))
+    return RunFolder(runner.run_path(experiment))
+
+
+def test_a_module_from_elsewhere_needs_trust(from_elsewhere: RunFolder):
+    with pytest.raises(UntrustedError, match=r"Net-\w+\.kept' .* never ran on this machine"):
+        api.resume(from_elsewhere.path, Progress())
+    with pytest.raises(UntrustedError):
+        fedshift.load(from_elsewhere.path).runs[0].experiment  # noqa: B018
+    assert not api.resume(from_elsewhere.path, Progress(), trust=True).failed
+    assert fedshift.load(from_elsewhere.path).runs[0].model()(torch.zeros(1, 1, 10, 10)).shape == (1, 3)
+
+
+def forged(path: Path, pickled: bytes) -> None:
+    """Put other bytes into a kept file that still says that it means the same."""
+    head = path.read_bytes().partition(b"\n")[0].split()
+    head[4] = files.digest_of(pickled).encode()
+    path.write_bytes(b" ".join(head) + b"\n" + pickled)
+
+
+def test_who_says_that_a_file_means_what_is_known_is_not_believed(from_elsewhere: RunFolder):
+    """Its first line is its own word; what is trusted are its bytes."""
+    path = next(path for path in from_elsewhere.identity.plugins if path.endswith(".kept"))
+    mine = fedshift.own_model(Net, head="classify", folder="mine")
+    forged(Path(path), Path(path).read_bytes().partition(b"\n")[2] + b"whatever follows the end of a pickle")
+    assert digest(mine.path) == digest(path)
+    with pytest.raises(UntrustedError):
+        api.resume(from_elsewhere.path, Progress())
+    shutil.copy(mine.path, path)
+    assert not api.resume(from_elsewhere.path, Progress()).failed
+
+
+def test_code_that_is_hidden_from_the_question_is_not_opened(from_elsewhere: RunFolder, tmp_path: Path):
+    """Seals are no signatures: whoever made the files can leave the module out of what is asked about."""
+    file = from_elsewhere.path / RUN
+    table = unsealed_json(file.read_bytes())
+    kept = next(path for path in table["plugins"] if path.endswith(".kept"))
+    del table["plugins"][kept]
+    file.write_text(sealed_json(table))
+
+    class Touch:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return Path.touch, (tmp_path / "opened",)
+
+    forged(Path(kept), pickle.dumps(Touch()))
+    with pytest.raises(FedshiftError, match=r"names the code .* but not its digest"):
+        api.resume(RunFolder(from_elsewhere.path).path, Progress(), trust=True)
+    assert not (tmp_path / "opened").exists()
+    read(Path(kept))
+    assert (tmp_path / "opened").exists()  # so it is a file that would have been run
+
+
+# Refused --------------------------------------------------------------------------------------------
+
+
+class Locked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("resnet18",), ["str is no module"]),
+        ((nn.Linear,), ["'Linear' cannot be called without arguments", "lambda: Linear(...)"]),
+        ((dict,), ["'dict' makes a dict; it should make an nn.Module"]),
+        ((lambda: 1 / 0,), ["makes no module: ZeroDivisionError"]),
+        ((Net, "fc"), ["Unknown submodule of Net (head) 'fc'", "body, body.0", "classify", "features.1"]),
+        ((Locked(),), ["'Locked' cannot be kept", "cannot pickle '_thread.lock'", "a function that makes the module"]),
+        ((nn.Linear(7, 2),), ["Inputs (B, 1, 10, 10) do not fit the module Linear", "(20x10 and 7x2)"]),
+        ((nn.Conv2d(1, 2, 3),), ["Conv2d gives float32 of shape (B, 2, 8, 8)", "nn.Flatten()"]),
+        ((nn.Identity(),), ["Identity gives float32 of shape (B, 1, 10, 10)"]),
+        ((nn.Flatten(0),), ["Flatten gives float32 of shape (200)"]),
+        ((nn.LSTM(10, 2),), ["LSTM", "do not fit"]),
+        ((nn.MaxPool2d(2, return_indices=True),), ["MaxPool2d gives a tuple"]),
+    ],
+    ids=range(12),
+)
+def test_what_cannot_be_a_model_is_named(arguments: tuple[Any, ...], words: list[str]):
+    message = refusal(*arguments)
+    assert [word for word in words if word not in message] == []
+
+
+def test_vectors_that_do_not_fit_say_so_as_numbers_and_as_tokens():
+    message = refusal(Vectors(), shape=(5,))
+    assert "Inputs (B, 5) do not fit the module Vectors, as numbers: RuntimeError: mat1" in message
+    assert "; as tokens: " in message
+
+
+def test_a_module_given_as_model_says_what_to_call():
+    with pytest.raises(FedshiftError, match=r"model=fedshift\.own_model\(module\)"):
+        fedshift.grid(model=Net())  # type: ignore[call-overload]  # that is the point
+
+
+# Front doors ----------------------------------------------------------------------------------------
+
+
+def test_compare_and_tune_take_it():
+    draw = np.random.default_rng(0)
+    y = draw.integers(0, 2, 40)
+    x = draw.normal(size=(40, 4)).astype(np.float32) + y[:, None].astype(np.float32)
+    data = fedshift.in_memory({"north": (x, y), "south": (x, y)})
+    options: dict[str, Any] = {"data": data, "model": fedshift.own_model(Vectors), "rounds": 2, "progress": Progress()}
+    table = fedshift.compare(method=["fedavg", "fedsr"], **options)
+    assert {row.label for row in table.results.rows()} == {"fedavg", "fedsr"}
+    found = fedshift.tune(method="fedavg", trials=2, sampler="random", search={"train.lr": [0.1, 0.2]}, **options)
+    assert fedshift.experiment(method="fedavg", tuned=found.path, data=data, model=options["model"], rounds=2)
+
+
+@pytest.mark.parametrize("kind", ["kept", "py"])
+def test_it_travels_to_every_member_of_a_federation(tmp_path: Path, kind: str):
+    pytest.importorskip("cryptography", reason="the extra 'flower' is not installed")
+    from fedshift.deployment.agreement import Agreement, FederationSettings
+    from fedshift.deployment.folders import make, planned
+
+    (tmp_path / "bending.py").write_text("SLOPE = 0.1\n")
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\nif False:\n    import bending\ndef net(): return nn.Linear(4, 3)\n"
+    )
+    model = fedshift.own_model(Vectors) if kind == "kept" else Own(path="net.py:net")
+    chosen = fedshift.experiment(
+        data={"name": "arrays", "path": "none"}, method="fedsr", model=model, hold_out="a", rounds=2
+    )
+    federation = FederationSettings(
+        name="new", sites=("a", "b"), shape=(4,), classes=("x", "y"), address="localhost:80"
+    )
+    root = tmp_path / "new"
+    make(root, planned(root, federation, chosen))
+    for member in ("coordinator", "sites/a", "sites/b"):
+        agreement = Agreement.read(root / member)
+        there = agreement.experiment.model
+        assert isinstance(there, Own)
+        assert Path(there.path) == root / member / "files" / f"model.path.{kind}"
+        assert agreement.experiment.contents["model.path"] == chosen.contents["model.path"]
+        assert agreement.setup(torch.device("cpu")).model.dim == (6 if kind == "kept" else 3)
+
+
+# The pages ------------------------------------------------------------------------------------------
+
+DOCS = Path(__file__).parents[1] / "docs"
+EXAMPLES = [
+    (page, marker)
+    for page in ("your-data.md", "your-model.md")
+    for marker in re.findall(r"<!-- (\w+) -->", (DOCS / page).read_text(encoding="utf-8"))
+]
+
+
+@pytest.mark.parametrize(("page", "marker"), EXAMPLES)
+def test_the_examples_of_the_pages_run(page: str, marker: str, monkeypatch: pytest.MonkeyPatch):
+    text = (DOCS / page).read_text(encoding="utf-8")
+    (code,) = re.findall(rf"<!-- {marker} -->\n```python\n(.*?)```", text, re.DOTALL)
+    for door in ("run", "compare"):
+        monkeypatch.setattr(fedshift, door, partial(getattr(fedshift, door), progress=Progress()))
+    names: dict[str, Any] = {"__name__": "example"}
+    exec(compile(code, page, "exec"), names)  # the point of the test
+    runs = names["table"].runs if "table" in names else [names["run"]]
+    assert all(run.finished for run in runs)
+    assert len(EXAMPLES) == 6
