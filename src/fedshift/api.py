@@ -611,12 +611,17 @@ def inspect_data(
         held_out = getattr(asked.protocol, "hold_out", None)
         words = [f"seed {asked.seed_of_data}", *([f"'{held_out}' held out"] if held_out is not None else [])]
         notes.append(f"These runs divide data in {len(divisions)} ways; this is the first: {', '.join(words)}.")
+    inputs = asked.data.inputs()
+    try:
+        asked.model.check(inputs)
+    except FedshiftError as error:
+        notes.append(f"The experiment's model cannot be trained on these data. {error}")
     with _shown(progress, 1) as shown:
         data, federation = read_federation(asked)
         return DataReport.of(
             data,
             federation,
-            asked.data.inputs(),
+            inputs,
             seed=asked.seed_of_data,
             batch=asked.train.batch,
             experiment=asked.name,

@@ -1,8 +1,8 @@
 """Whether sites differ: in what their samples of a class look like (feature drift), and in their classes (label drift).
 
 Feature drift is told by a classifier's two-sample test (Lopez-Paz and Oquab, Revisiting Classifier Two-Sample
-Tests, ICLR 2017): a classifier learns on one half of the samples which of two sites each is of, and is scored on the other
-half. Were the sites alike, it could only guess.
+Tests, ICLR 2017): a classifier learns on one half of the samples which of two sites each is of, and is scored on the
+other half. Were the sites alike, it could only guess.
 
 *Choices.* Of each class both sites give equally many samples, to each half, so that a difference in classes alone is
 not seen; classes that only one of them has are left out. Of samples made from one original (``DomainData.group``) one
@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -131,18 +131,19 @@ def feature_drift(data: DomainData, looked: Tensor, kind: Kind, streams: Streams
     return replace(_corrected(found), per_site=per_site)
 
 
-def label_drift(data: DomainData, looked: Tensor) -> Drift:
-    """How far sites differ in their classes; of samples made from one original, the first counts.
+def label_drift(data: DomainData, holder: Tensor, names: Sequence[str]) -> Drift:
+    """How far sites, or clients, differ in their classes; of samples made from one original, the first counts.
 
     Args:
         data: the samples.
-        looked: which are used, (N,), bool.
+        holder: the site or client of each, (N,), int64; -1: it is not used.
+        names: what these are called.
     """
-    table = np.zeros((len(data.domains), len(data.classes)), dtype=np.int64)
-    rows = looked.nonzero().flatten().numpy()
-    original = data.domain.numpy()[rows] * (int(data.group.max()) + 1) + data.group.numpy()[rows]
-    first = rows[np.unique(original, return_index=True)[1]]
-    np.add.at(table, (data.domain.numpy()[first], data.y.numpy()[first]), 1)
+    table = np.zeros((len(names), len(data.classes)), dtype=np.int64)
+    rows = (holder >= 0).nonzero().flatten().numpy()
+    held, group = holder.numpy()[rows], np.unique(data.group.numpy()[rows], return_inverse=True)[1]
+    first = np.unique(held * len(data.y) + group, return_index=True)[1]
+    np.add.at(table, (held[first], data.y.numpy()[rows[first]]), 1)
     sites = [site for site, counts in enumerate(table) if counts.sum() >= 2 * LEAST]
     asked: list[tuple[int, int | None]] = list(combinations(sites, 2)) if len(sites) <= MOST_PAIRED else []
     asked += [(site, None) for site in sites] if len(sites) > 2 else []
@@ -154,8 +155,8 @@ def label_drift(data: DomainData, looked: Tensor) -> Drift:
         if p is not None:
             shares = both / both.sum(axis=1, keepdims=True)
             distance = float(np.abs(shares[0] - shares[1]).sum() / 2)
-            name = REST if other is None else data.domains[other]
-            found.append(Difference(data.domains[one], name, distance, p, p, int(both.sum())))
+            name = REST if other is None else names[other]
+            found.append(Difference(names[one], name, distance, p, p, int(both.sum())))
     return _corrected(found)
 
 
@@ -174,7 +175,6 @@ def two_sample_test(z: Array, y: Array, mine: Array, draw: np.random.Generator) 
     Returns:
         None if the sites have too few samples of common classes.
     """
-    from scipy.stats import hypergeom
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
@@ -192,16 +192,35 @@ def two_sample_test(z: Array, y: Array, mine: Array, draw: np.random.Generator) 
     rows = np.concatenate(learnt)
     classifier = make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=1000))
     classifier.fit(z[rows], mine[rows])
-    pmf, right, own = np.ones(1), 0, 0  # of how many of the first site are told to be of it; all that are right
-    for a, b in held:
-        if not len(a):
-            continue
-        said, wrong = (int(classifier.predict(z[side]).sum()) for side in (a, b))
-        pmf = np.convolve(pmf, hypergeom(2 * len(a), len(a), said + wrong).pmf(np.arange(len(a) + 1)))
-        own += said
-        right += said + len(b) - wrong
-    total = 2 * sum(len(a) for a, _ in held)
-    return right / total, float(min(1.0, pmf[own:].sum())), total
+    told = [
+        Told(len(a), int(classifier.predict(z[a]).sum()), int(classifier.predict(z[b]).sum()))
+        for a, b in held
+        if len(a)
+    ]
+    total = 2 * sum(each.count for each in told)
+    right = sum(each.mine + each.count - each.theirs for each in told)
+    return right / total, by_chance(told), total
+
+
+class Told(NamedTuple):
+    """What a classifier says of held-out samples of a class: of ``count`` of each of two sites.
+
+    ``mine`` and ``theirs`` are how many of the first site's, and of the other's, it says to be of the first.
+    """
+
+    count: int
+    mine: int
+    theirs: int
+
+
+def by_chance(told: Sequence[Told]) -> float:
+    """How likely as many samples, or more, are told right if the samples of each class are exchanged at random."""
+    from scipy.stats import hypergeom
+
+    pmf = np.ones(1)  # of how many of the first site are told to be of it, on which the number of right ones depends
+    for count, mine, theirs in told:
+        pmf = np.convolve(pmf, hypergeom(2 * count, count, mine + theirs).pmf(np.arange(count + 1)))
+    return float(min(1.0, pmf[sum(each.mine for each in told) :].sum()))
 
 
 def homogeneity(table: Array) -> float | None:

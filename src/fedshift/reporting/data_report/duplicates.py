@@ -31,7 +31,8 @@ class Duplicates:
 
     Attributes:
         where: "validation" or "test", of samples that are scored in this role and equal ones that are trained on;
-            "sites", of equal samples of several sites; "labels", of several classes; "class", of one site and class.
+            "sites", of equal samples of several sites; "labels", of several classes; "class", of those that one site
+            trains on for one class.
         samples: how many samples that are: of those scored, those that are also trained on; of "class", those beyond
             the first; else all.
         sets: the equal samples, by number from 0; of those scored, it comes first and one that is trained on second.
@@ -61,12 +62,13 @@ def find_duplicates(data: DomainData, roles: Roles, tell: Tell = silent) -> tupl
     shared = Counter(pair for each in sites for pair in combinations(sorted(set(data.domain[list(each)].tolist())), 2))
     pairs = tuple((data.domains[a], data.domains[b], count) for (a, b), count in sorted(shared.items()))
     labels = [each for each in sets if len(set(data.y[list(each)].tolist())) > 1]
-    cell = (content[rows] * len(data.domains) + data.domain[rows]) * len(data.classes) + data.y[rows]
-    alike = [each for each in _sets(rows, cell) if len(each) > 1]
+    alike = rows[roles.masks["training"][rows]]
+    cell = (content[alike] * len(data.domains) + data.domain[alike]) * len(data.classes) + data.y[alike]
+    again = [each for each in _sets(alike, cell) if len(each) > 1]
     found += [
         Duplicates("sites", sum(map(len, sites)), tuple(sites), pairs),
         Duplicates("labels", sum(map(len, labels)), tuple(labels)),
-        Duplicates("class", sum(len(each) - 1 for each in alike), tuple(alike)),
+        Duplicates("class", sum(len(each) - 1 for each in again), tuple(again)),
     ]
     return tuple(each for each in found if each.sets)
 

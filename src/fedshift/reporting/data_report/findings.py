@@ -94,10 +94,9 @@ def _duplicates(report: DataReport, roles: Roles) -> Iterator[Finding]:
         if each.where == "class":
             yield Finding(
                 "duplicates",
-                f"{each.samples} samples repeat, bit by bit, one of the same site and class: {place(data, some[0])} "
-                "and "
-                f"{place(data, some[1])}.",
-                "They count twice in training: remove them unless they are meant.",
+                f"{each.samples} training samples repeat, bit by bit, one of the same site and class: "
+                f"{place(data, some[0])} and {place(data, some[1])}.",
+                "They count twice: remove them unless they are meant.",
                 tuple(dict.fromkeys(data.domains[int(data.domain[rows[0]])] for rows in each.sets)),
             )
 
@@ -241,7 +240,7 @@ def _brightness(report: DataReport) -> Iterator[Finding]:
         words = [f"{name} {own:.3g} (others {level:.3g})" for name, (own, level) in found.items()]
         yield Finding(
             "brightness",
-            f"Images of {len(found)} of {len(names)} sites have another brightness, as the mean of a pixel: "
+            f"Images of {len(found)} of {len(enough)} sites have another brightness, as the mean of a pixel: "
             f"{_listed(words)}.",
             "If devices differ like that, it is the shift to study: normalise images, or keep batch-norm statistics at "
             "the sites (fedbn, or method.bn = 'local'). If not, look at how that site's images were written.",
@@ -289,7 +288,7 @@ def _columns(report: DataReport) -> Iterator[Finding]:
         words = [f"{name} {100 * part:.0f} %" for name, part in missing.items()]
         yield Finding(
             "missing values",
-            f"Numbers are missing at {len(missing)} of {len(report.sites)} sites, of the {word} that lacks most: "
+            f"Numbers are missing at {len(missing)} of {int(seen.sum())} sites, of the {word} that lacks most: "
             f"{_listed(words)} ({word} {worst} the most of all).",
             "Say how they are filled in; where a site lacks more than others, that it is missing tells the site.",
             tuple(missing),
@@ -322,7 +321,7 @@ def _ranges(report: DataReport) -> Iterator[Finding]:
     if found:
         yield Finding(
             "value ranges",
-            f"{len(found)} of {len(report.sites)} sites have values of another range: "
+            f"{len(found)} of {len(enough)} sites have values of another range: "
             f"{_listed([f'{name}, {text}' for name, text in found.items()], '; ')}.",
             "Look for other units or encodings. If the ranges are right, standardise with each site's own statistics.",
             tuple(found),
@@ -337,7 +336,7 @@ def _moments(mean: torch.Tensor, std: torch.Tensor) -> str:
 
 
 def _drift(report: DataReport) -> Iterator[Finding]:
-    if report.features is not None and (most := _most(report.features)):
+    if report.features is not None and (most := _most(report.features, "sites")):
         count, of, what, top = most
         yield Finding(
             "feature drift",
@@ -349,20 +348,23 @@ def _drift(report: DataReport) -> Iterator[Finding]:
             "nearly 100 %, look for marks of the site itself in its samples: borders, stamps, units.",
             _sites_of(report.features),
         )
-    if most := _most(report.labels):
+    for drift, who in ((report.labels, "sites"), (report.client_labels, "clients")):
+        most = None if drift is None else _most(drift, who)
+        if drift is None or most is None:
+            continue
         count, of, what, top = most
         yield Finding(
             "label drift",
-            f"Sites differ in their classes: {count} of {of} {what} do, {_named(top)} most, by a total variation "
-            f"distance of {top.value:.2f} (0: equal, 1: no class in common; p = {p_text(top.adjusted)}, corrected).",
+            f"{who.capitalize()} differ in their classes: {count} of {of} {what} do, {_named(top)} most, by a total "
+            f"variation distance of {top.value:.2f} (0: equal, 1: no class in common; p = {p_text(top.adjusted)}, corrected).",
             "Report metrics that count classes equally, and compare methods for label shift, such as fedlc.",
-            _sites_of(report.labels),
+            _sites_of(drift),
         )
 
 
-def _most(drift: Drift) -> tuple[int, int, str, Difference] | None:
+def _most(drift: Drift, who: str) -> tuple[int, int, str, Difference] | None:
     """How many comparisons are significant, of how many, of what, and the clearest."""
-    compared, what = (drift.pairs, "pairs of sites") if drift.pairs else (drift.rest, "sites and the others")
+    compared, what = (drift.pairs, f"pairs of {who}") if drift.pairs else (drift.rest, f"{who} and the others")
     found = [each for each in compared if each.significant]
     return (len(found), len(compared), what, max(found, key=lambda each: each.value)) if found else None
 

@@ -40,7 +40,7 @@ KINDS = {
     "test": "test samples that are also in training",
     "sites": "samples of several sites",
     "labels": "samples of several classes",
-    "class": "samples that repeat one of their site and class",
+    "class": "training samples that repeat one of their site and class",
 }
 
 
@@ -89,11 +89,19 @@ def told(report: DataReport) -> list[str]:
             else "Of test samples no more is looked at than how many there are of each class, and whether they are "
             "equal to others, bit by bit."
         )
-    if report.features is not None and report.features.pairs:
+    if report.features is not None:
         notes.append(
             f"Sites are compared on at most {report.features.per_site:,} samples each, equally many of each class, "
             "and one of each group."
         )
+        compared = {name for each in (*report.features.pairs, *report.features.rest) for name in (each.one, each.other)}
+        looked = [site.name for site, count in zip(report.sites, report.values.samples, strict=True) if count]
+        left = [name for name in looked if name not in compared]
+        if left and len(looked) > 1:
+            notes.append(
+                f"{len(left)} of {len(looked)} sites have too few samples of common classes (or too few groups) to be "
+                "compared by a classifier."
+            )
     return notes
 
 
@@ -126,7 +134,8 @@ def tables(report: DataReport) -> list[Table]:
         )
         found += _differences(title, report.features, 100, ".0f")
     title = "Total variation distance between the classes of sites (0: equal; *: p < 0.05)"
-    return [*found, *_differences(title, report.labels, 1, ".2f")]
+    found += _differences(title, report.labels, 1, ".2f")
+    return [*found, *_differences(title.replace("sites", "clients"), report.client_labels or Drift(), 1, ".2f")]
 
 
 def _sites(report: DataReport) -> Table:
@@ -146,7 +155,7 @@ def _sites(report: DataReport) -> Table:
 
 def _clients(report: DataReport) -> list[Table]:
     """Who trains on what, where a site is several clients."""
-    if not report.divided:
+    if report.client_labels is None:
         return []
     by_site: dict[str, list[int]] = {}
     for client in report.clients:
@@ -299,6 +308,7 @@ def as_table(report: DataReport) -> dict[str, Any]:
         ],
         "features": None if report.features is None else asdict(report.features),
         "labels": asdict(report.labels),
+        "client_labels": None if report.client_labels is None else asdict(report.client_labels),
         "findings": [asdict(finding) for finding in report.findings],
         "notes": told(report),
     }

@@ -128,6 +128,7 @@ class DataReport:
         duplicates: equal samples.
         features: how sites differ in what samples of a class look like; None: it was not tested.
         labels: how sites differ in their classes.
+        client_labels: how clients differ in their classes, where a site is divided among several; else None.
         examples: samples to look at.
         findings: what is odd, and what to do.
         notes: what else a reader must know.
@@ -152,6 +153,7 @@ class DataReport:
     duplicates: tuple[Duplicates, ...]
     features: Drift | None
     labels: Drift
+    client_labels: Drift | None
     examples: tuple[Examples, ...]
     notes: tuple[str, ...]
     data: DomainData
@@ -192,6 +194,8 @@ class DataReport:
         streams, kind = Streams(seed), kind_of(data, inputs)
         roles = Roles.of(federation, len(data.y))
         looked = roles.judged(test=test)
+        sites, clients = _sites(data, federation, roles), _clients(data, federation, roles)
+        divided = any(site.clients > 1 for site in sites)
         features, untested = None, list[str]()
         duplicates = find_duplicates(data, roles, tell)
         try:
@@ -207,8 +211,8 @@ class DataReport:
             bytes=data.x.nbytes,
             originals=len(torch.unique(data.group)),
             classes=data.classes,
-            sites=_sites(data, federation, roles),
-            clients=_clients(data, federation, roles),
+            sites=sites,
+            clients=clients,
             batch=batch,
             scored=_scored(federation),
             trained=tuple(roles.counts(data.y, len(data.classes))["training"]),
@@ -216,18 +220,14 @@ class DataReport:
             values=measure(data, looked, kind, tell),
             duplicates=duplicates,
             features=features,
-            labels=label_drift(data, looked),
+            labels=label_drift(data, data.domain.where(looked, -1), data.domains),
+            client_labels=label_drift(data, roles.client, [client.name for client in clients]) if divided else None,
             examples=draw_examples(data, looked, streams),
             notes=tuple(dict.fromkeys([*data.notes, *federation.notes, *untested, *notes])),
             data=data,
             inputs=inputs,
         )
         return replace(report, findings=tuple(find(report, roles)))
-
-    @property
-    def divided(self) -> bool:
-        """Whether a site's samples are divided among several clients."""
-        return any(site.clients > 1 for site in self.sites)
 
     def table(self) -> dict[str, Any]:
         """What was found, as JSON can hold it."""
