@@ -615,9 +615,13 @@ def inspect_data(
     try:
         asked.model.check(inputs)
     except FedshiftError as error:
-        notes.append(f"The experiment's model cannot be trained on these data. {error}")
+        notes.append(f"The model cannot be trained on these data. {error}")
     with _shown(progress, 1) as shown:
         data, federation = read_federation(asked)
+        try:
+            federation = federation.checked()
+        except FedshiftError as error:
+            notes.append(f"The experiment cannot be run on these data. {error}")
         return DataReport.of(
             data,
             federation,

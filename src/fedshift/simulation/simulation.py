@@ -222,13 +222,15 @@ def make_federation(experiment: Experiment, tell: Embedding = silent) -> Federat
     network, streams = experiment.model.frozen_network(), Streams(seed)
     data = load_data(experiment.data, network, seed, str(experiment.contents), tell)
     with streams.as_global("global draws in federation"):
-        federation = divided(experiment, data, streams)
+        federation = divided(experiment, data, streams).checked()
         noted = replace(federation, notes=(*data.notes, *federation.notes))
         return experiment.method.federation(noted)
 
 
 def read_federation(experiment: Experiment) -> tuple[DomainData, Federation]:
-    """The samples of an experiment as they were read, and who has which; no network replaces any by features.
+    """The samples of an experiment as they were read, and who has which, which may be nothing.
+
+    No network replaces images by features, and the method has no say.
 
     Raises:
         FedshiftError: the data cannot be had, or cannot be divided as asked.
@@ -240,12 +242,12 @@ def read_federation(experiment: Experiment) -> tuple[DomainData, Federation]:
 
 
 def divided(experiment: Experiment, data: DomainData, streams: Streams) -> Federation:
-    """Samples as clients and environments, before the method has its say.
+    """Samples as clients and environments, some of which may have none.
 
     Raises:
         FedshiftError: they cannot be divided as asked.
     """
-    return experiment.protocol.federate(data, experiment.partition, experiment.data.inputs(), streams).checked()
+    return experiment.protocol.federate(data, experiment.partition, experiment.data.inputs(), streams)
 
 
 def make_setup(experiment: Experiment, federation: Federation, device: torch.device) -> Setup:

@@ -197,18 +197,18 @@ def two_sample_test(z: Array, y: Array, mine: Array, draw: np.random.Generator) 
         for a, b in held
         if len(a)
     ]
-    total = 2 * sum(each.count for each in told)
-    right = sum(each.mine + each.count - each.theirs for each in told)
+    total = 2 * sum(each.of_each for each in told)
+    right = sum(each.mine + each.of_each - each.theirs for each in told)
     return right / total, by_chance(told), total
 
 
 class Told(NamedTuple):
-    """What a classifier says of held-out samples of a class: of ``count`` of each of two sites.
+    """What a classifier says of held-out samples of a class: of ``of_each`` of each of two sites.
 
     ``mine`` and ``theirs`` are how many of the first site's, and of the other's, it says to be of the first.
     """
 
-    count: int
+    of_each: int
     mine: int
     theirs: int
 
@@ -218,8 +218,8 @@ def by_chance(told: Sequence[Told]) -> float:
     from scipy.stats import hypergeom
 
     pmf = np.ones(1)  # of how many of the first site are told to be of it, on which the number of right ones depends
-    for count, mine, theirs in told:
-        pmf = np.convolve(pmf, hypergeom(2 * count, count, mine + theirs).pmf(np.arange(count + 1)))
+    for of_each, mine, theirs in told:
+        pmf = np.convolve(pmf, hypergeom(2 * of_each, of_each, mine + theirs).pmf(np.arange(of_each + 1)))
     return float(min(1.0, pmf[sum(each.mine for each in told) :].sum()))
 
 

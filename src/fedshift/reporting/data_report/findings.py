@@ -19,8 +19,8 @@ SHARE = 0.1  # of the median client's samples
 IMBALANCE = 10.0  # of the most frequent class for one of the rarest
 IDS = 20  # classes from which on labels may be identifiers, where they have at most so many samples in the middle:
 PER_ID = 2
-OTHER_LEVEL = 2.0  # standard deviations of a sample's mean, from one site to the others
-OTHER_SCALE = 5.0  # times the others' standard deviation of a column, or as many of them from its mean
+OTHER_LEVEL = 2.0  # standard deviations of a sample's mean, from a site to the median site
+OTHER_SCALE = 5.0  # times the median site's standard deviation of a column, or as many of them from its mean
 LEAST = 10  # samples of a site whose values are compared
 NAMED = 5  # things that are named one by one
 
@@ -178,13 +178,13 @@ def _sizes(report: DataReport) -> Iterator[Finding]:
             "batch",
             f"A batch of {report.batch} is larger than what {len(below)} of {len(sizes)} clients train on "
             f"({_numbered(below)}): each of their steps takes all they have.",
-            f"Lower train.batch to {min(below.values())} or less, unless that is meant.",
+            f"Lower train.batch to {max(1, min(below.values()))} or less, unless that is meant.",
             tuple(below),
         )
     for role, setting in (("validation", "protocol.validation"), ("test", "protocol.test")):
         small = {each.name: each.samples for each in report.scored if each.role == role and each.samples < FEW}
         if small:
-            fewest = min(small.values())
+            fewest = max(1, min(small.values()))
             yield Finding(
                 f"small {role}",
                 f"{len(small)} {role} environments have few samples, {_numbered(small)}: one sample more or less "
@@ -224,24 +224,19 @@ def _constant(report: DataReport) -> Iterator[Finding]:
 
 
 def _brightness(report: DataReport) -> Iterator[Finding]:
-    values, names = report.values, [site.name for site in report.sites]
-    enough = [site for site, count in enumerate(values.samples.tolist()) if count >= LEAST]
-    found: dict[str, tuple[float, float]] = {}
-    for site in enough if len(enough) > 2 else enough[:1]:
-        others = [other for other in enough if other != site]
-        if not others:
-            return
-        weights = values.samples[others].double()
-        level = float((values.level[others] * weights).sum() / weights.sum())
-        spread = float((values.spread[[site, *others]].square().mean()).sqrt())
-        if abs(float(values.level[site]) - level) >= OTHER_LEVEL * max(spread, 1e-12):
-            found[names[site]] = float(values.level[site]), level
+    """Sites whose images are brighter or darker than those of the site in the middle."""
+    values = report.values
+    enough = (values.samples >= LEAST).nonzero().flatten()
+    level, spread = values.level[enough].nanmedian(), values.spread[enough].nanmedian()
+    apart = (values.level - level).abs()
+    other = (apart > 0) & (apart >= OTHER_LEVEL * torch.maximum(values.spread, spread))
+    found = {report.sites[site].name: float(values.level[site]) for site in enough.tolist() if other[site]}
     if found:
-        words = [f"{name} {own:.3g} (others {level:.3g})" for name, (own, level) in found.items()]
         yield Finding(
             "brightness",
             f"Images of {len(found)} of {len(enough)} sites have another brightness, as the mean of a pixel: "
-            f"{_listed(words)}.",
+            f"{_listed([f'{name} {own:.3g}' for name, own in found.items()])}, where the median site has "
+            f"{float(level):.3g}.",
             "If devices differ like that, it is the shift to study: normalise images, or keep batch-norm statistics at "
             "the sites (fedbn, or method.bn = 'local'). If not, look at how that site's images were written.",
             tuple(found),
@@ -296,27 +291,24 @@ def _columns(report: DataReport) -> Iterator[Finding]:
 
 
 def _ranges(report: DataReport) -> Iterator[Finding]:
-    """Sites of which a column has another scale, as with other units."""
+    """Sites of which a column has another scale than at the site in the middle, as with other units."""
     values, word = report.values, column_word(report.kind)
-    enough = (values.samples >= LEAST).nonzero().flatten().tolist()
+    enough = (values.samples >= LEAST).nonzero().flatten()
+    if not len(enough):
+        return
+    mean, std = (each[enough].nanmedian(dim=0).values for each in (values.mean, values.std))
     found: dict[str, str] = {}
-    for site in enough if len(enough) > 2 else enough[:1]:
-        others = [other for other in enough if other != site]
-        if not others:
-            return
-        count = values.count[others]
-        mean = (values.mean[others].nan_to_num(0.0) * count).sum(dim=0) / count.sum(dim=0)
-        within = values.std[others].square().nan_to_num(0.0) + (values.mean[others] - mean).square().nan_to_num(0.0)
-        std = ((within * count).sum(dim=0) / count.sum(dim=0)).sqrt()
-        own, varies = values.std[site], (values.std[site] > 0) & (std > 0)
-        scaled = varies & ((own >= OTHER_SCALE * std) | (std >= OTHER_SCALE * own))
-        moved = varies & ((values.mean[site] - mean).abs() >= OTHER_SCALE * torch.maximum(own, std))
+    for site in enough.tolist():
+        own = values.std[site]
+        scaled = (own > 0) & (std > 0) & ((own >= OTHER_SCALE * std) | (std >= OTHER_SCALE * own))
+        apart = (values.mean[site] - mean).abs()
+        moved = (apart > 0) & (apart >= OTHER_SCALE * torch.maximum(own, std))
         columns = (scaled | moved).nonzero().flatten().tolist()
         if columns:
             first = columns[0]
             found[report.sites[site].name] = (
-                f"{word} {_listed(columns)} (of {first}: {_moments(values.mean[site, first], own[first])}, others "
-                f"{_moments(mean[first], std[first])})"
+                f"{word} {_listed(columns)} ({first} is {_moments(values.mean[site, first], own[first])}, at the "
+                f"median site {_moments(mean[first], std[first])})"
             )
     if found:
         yield Finding(
@@ -356,7 +348,8 @@ def _drift(report: DataReport) -> Iterator[Finding]:
         yield Finding(
             "label drift",
             f"{who.capitalize()} differ in their classes: {count} of {of} {what} do, {_named(top)} most, by a total "
-            f"variation distance of {top.value:.2f} (0: equal, 1: no class in common; p = {p_text(top.adjusted)}, corrected).",
+            f"variation distance of {top.value:.2f} (0: equal, 1: no class in common; p = {p_text(top.adjusted)}, "
+            "corrected).",
             "Report metrics that count classes equally, and compare methods for label shift, such as fedlc.",
             _sites_of(drift),
         )

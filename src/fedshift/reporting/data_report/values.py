@@ -80,15 +80,19 @@ def measure(data: DomainData, looked: Tensor, kind: Kind, tell: Tell = silent) -
     low, high = torch.full_like(zeros, torch.inf), torch.full_like(zeros, -torch.inf)
     rows = looked.nonzero().flatten()
     levels, same = torch.empty(len(rows), dtype=torch.float64), torch.empty(len(rows), dtype=torch.bool)
+    # Sums are of differences from a number that occurs at the site, as numbers may lie far from 0.
+    pivot = zeros.clone()
+    for site in torch.unique(data.domain[rows]).tolist():
+        one = data.x[rows[data.domain[rows] == site][0]]
+        pivot[site] = one.double().reshape(columns, -1)[:, 0].nan_to_num(0.0)
     step = max(1, PIECE // data.x[0].numel())
     for start in range(0, len(rows), step):
         tell("Measuring inputs", start, len(rows))
         some = rows[start : start + step]
-        # A mean of 256 shades needs no more than float32; numbers may lie far from 0.
-        x = data.x[some].to(torch.float32 if data.x.dtype == torch.uint8 else torch.float64)
-        x = x.reshape(len(some), columns, -1)
+        kind_of_sum = torch.float32 if data.x.dtype == torch.uint8 else torch.float64  # 256 shades need no more
+        x = data.x[some].to(kind_of_sum).reshape(len(some), columns, -1)
         there, site = ~x.isnan(), data.domain[some]
-        filled = x.nan_to_num(0.0)
+        filled = (x - pivot[site].to(kind_of_sum).unsqueeze(2)).nan_to_num(0.0)
         counted, summed = there.sum(dim=2).double(), filled.sum(dim=2).double()
         for into, what in ((count, counted), (total, summed), (squares, filled.square().sum(dim=2).double())):
             into.index_add_(0, site, what)
@@ -97,11 +101,12 @@ def measure(data: DomainData, looked: Tensor, kind: Kind, tell: Tell = silent) -
         place = site.unsqueeze(1).expand(-1, columns)
         low.scatter_reduce_(0, place, least, "amin")
         high.scatter_reduce_(0, place, most, "amax")
-        levels[start : start + step] = summed.sum(dim=1) / counted.sum(dim=1)
+        levels[start : start + step] = (summed + counted * pivot[site]).sum(dim=1) / counted.sum(dim=1)
         same[start : start + step] = least.amin(dim=1) == most.amax(dim=1)
     tell("Measuring inputs", len(rows), len(rows))
     mean = total / count
     std = (squares / count - mean.square()).clamp_min(0).sqrt()
+    mean += pivot
     std[low == high] = 0.0  # whatever rounding left
     empty = count == 0
     of = [data.domain[rows] == number for number in range(sites)]
