@@ -768,3 +768,31 @@ def test_the_display_shows_what_is_looked_at():
     display = LiveProgress(1, Console(file=file), partial(next, times))
     display.inspected("Looking for equal samples", 10, 40)
     assert "Looking for equal samples: 10 of 40" in file.getvalue()
+
+
+# The page of the docs -----------------------------------------------------------------------------
+
+DOCS = (Path(__file__).parents[1] / "docs" / "check-data.md").read_text(encoding="utf-8")
+
+
+def test_the_example_of_the_docs_runs_and_finds_what_it_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.chdir(tmp_path)
+    code, found = (re.search(rf"<!-- {marker} -->\n```\w+\n(.*?)```", DOCS, re.DOTALL) for marker in ("check", "found"))
+    assert code is not None
+    assert found is not None
+    names: dict[str, Any] = {}
+    exec(compile(code[1], "check-data.md", "exec"), names)  # the point of the test
+    assert len(code[1].strip().splitlines()) <= 12
+    text = str(names["report"]).replace(f"{tmp_path}/", "")
+    accuracy = partial(re.sub, r"\d+ % of", "some % of")  # its last digit is that of a version of scikit-learn
+    assert accuracy(text[text.index("Found: ") : text.index("Note: ")]) == accuracy(found[1])
+    assert names["page"].is_file()
+
+
+def test_every_kind_of_finding_is_in_the_docs():
+    table = DOCS.partition("| found | when |\n|---|---|\n")[2].partition("\n\n")[0]
+    listed = {name for row in table.splitlines() for name in row.split("|")[1].strip().split(", ")}
+    source = Path(fedshift.__file__).parent / "reporting" / "data_report" / "findings.py"
+    made = re.findall(r'Finding\(\n\s+f?"([^"]+)"', source.read_text(encoding="utf-8"))
+    made = [name.replace("{role}", role) for name in made for role in ("validation", "test")]
+    assert set(made) == listed

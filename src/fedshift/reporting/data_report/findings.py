@@ -123,7 +123,7 @@ def _labels(report: DataReport) -> Iterator[Finding]:
     }
     lacking = {name: classes for name, classes in lacking.items() if classes}
     if lacking:
-        words = [f"{name} lacks {_listed([repr(each) for each in classes])}" for name, classes in lacking.items()]
+        words = [f"{name} lacks {_quoted(classes)}" for name, classes in lacking.items()]
         yield Finding(
             "absent class",
             f"{len(lacking)} of {len(report.clients)} clients train without a sample of some class: "

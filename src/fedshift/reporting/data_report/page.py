@@ -16,6 +16,7 @@ import torch
 from markupsafe import Markup
 from PIL import Image
 from torch import Tensor
+from torch.nn.functional import pad
 
 from fedshift.reporting.data_report.drift import REST, Drift
 from fedshift.reporting.data_report.examples import Examples
@@ -35,6 +36,7 @@ CURVE = (150, 60)  # pixels of a signal
 MOST_CHANNELS, MOST_POINTS = 8, 200  # of a signal
 MOST_NUMBERS = 12  # columns of a row
 MOST_LETTERS = 200  # of a text
+WORDS = {"text": "texts", "tokens": "rows of tokens"}
 KINDS = {
     "validation": "validation samples that are also in training",
     "test": "test samples that are also in training",
@@ -111,7 +113,7 @@ def facts(report: DataReport) -> dict[str, str]:
     found = {
         "Experiment": report.experiment,
         "Data": report.dataset,
-        "Samples": f"{samples:,} {report.kind} of shape {list(report.shape)}, {report.dtype}",
+        "Samples": f"{samples:,} {WORDS.get(report.kind, report.kind)} of shape {list(report.shape)}, {report.dtype}",
         "Originals": f"{report.originals:,} groups, which a split keeps whole" if report.originals < samples else "",
         "In memory": bytes_text(report.bytes),
         "Sites": str(len(report.sites)),
@@ -185,6 +187,8 @@ def _classes(report: DataReport) -> Table:
             report.classes, counts.sum(dim=0).tolist(), report.trained, figures, strict=True
         )
     ]
+    if len(rows) > MOST_DOWN:  # those that are shown are the largest
+        rows.sort(key=lambda row: -int(row[1]))
     return Table(title, columns, _cut(rows))
 
 
@@ -375,8 +379,9 @@ def _images(report: DataReport, each: Examples) -> str:
     if x.dtype != torch.uint8:
         low, high = (float(bound) for bound in (_least(report.values.low), -_least(-report.values.high)))
         x = ((x.nan_to_num(low) - low) / max(high - low, 1e-12) * 255).clamp(0, 255).to(torch.uint8)
-    x = x.expand(-1, 3, -1, -1).permute(0, 2, 3, 1)
-    pictures = [Image.fromarray(np.ascontiguousarray(image.numpy())) for image in x]
+    # One channel is gray; of two, the third colour is lacking.
+    x = x.expand(-1, 3, -1, -1) if x.shape[1] == 1 else pad(x, (0, 0, 0, 0, 0, max(0, 3 - x.shape[1])))[:, :3]
+    pictures = [Image.fromarray(np.ascontiguousarray(image.numpy())) for image in x.permute(0, 2, 3, 1)]
     width, height = pictures[0].size
     scale = THUMBNAIL / max(width, height)
     size = max(1, round(scale * width)), max(1, round(scale * height))

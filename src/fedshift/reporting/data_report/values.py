@@ -14,7 +14,7 @@ from fedshift.federation.inputs import Inputs
 from fedshift.reporting.data_report.duplicates import PIECE, Tell, silent
 
 Kind = Literal["images", "signals", "rows", "text", "tokens", "arrays"]
-COLOURS = (1, 3)
+COLOURS = 4  # channels of an image, at most
 
 
 def kind_of(data: DomainData, inputs: Inputs) -> Kind:
@@ -22,7 +22,7 @@ def kind_of(data: DomainData, inputs: Inputs) -> Kind:
     if data.x.dtype == torch.int64:
         return "text" if inputs.vocabulary else "tokens"
     shape = data.x.shape[1:]
-    if len(shape) == 3 and shape[0] in COLOURS:
+    if len(shape) == 3 and shape[0] <= COLOURS:
         return "images"
     kinds: dict[int, Kind] = {1: "rows", 2: "signals"}
     return kinds.get(len(shape), "arrays")
