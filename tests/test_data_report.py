@@ -576,6 +576,47 @@ def test_what_is_drawn_for_a_comparison_depends_on_the_seed_alone():
     assert feature_drift(data, looked, "rows", Streams(4)) != first
 
 
+def test_that_numbers_are_missing_tells_a_site_where_it_does():
+    """A tenth is missing everywhere, or at one site alone; what is missing looks as if it were the mean."""
+    anywhere = drawn(600, 6, seed=2) > 1.28
+    everywhere = changed(clean(), lambda x: x.masked_fill_(anywhere, torch.nan))
+    one = changed(clean(), lambda x: x.masked_fill_(anywhere & (torch.arange(600) < 200)[:, None], torch.nan))
+    looked = torch.ones(600, dtype=torch.bool)
+    assert not any(each.significant for each in feature_drift(everywhere, looked, "rows", Streams(0)).pairs)
+    found = [each.significant for each in feature_drift(one, looked, "rows", Streams(0)).pairs]
+    assert found == [True, True, False]
+
+
+@pytest.mark.parametrize("kind", ["rows", "signals", "images", "arrays"])
+def test_where_nothing_varies_nothing_is_compared(kind: str):
+    report = reported(changed(clean(kind), lambda x: x.fill_(7)))
+    assert report.features is not None
+    assert report.features.pairs == ()
+    assert {"constant columns", "constant samples"} & set(kinds(report))
+
+
+@pytest.mark.parametrize("kind", ["rows", "signals", "arrays"])
+def test_the_largest_numbers_can_be_compared(kind: str):
+    drift = reported(changed(clean(kind), lambda x: x.mul_(1e37))).features
+    assert drift is not None
+    assert [each.significant for each in drift.pairs] == [False] * 3
+
+
+def test_of_many_sites_each_is_compared_with_the_others():
+    """Of 18, one of which is moved; 1,000 samples of a site at most, or 20,000 in all."""
+    x, domain = drawn(18 * 60, 3), torch.arange(18).repeat_interleave(60)
+    x[:60] += 2
+    names = tuple(f"site {number}" for number in range(18))
+    data = DomainData(x, torch.arange(18 * 60) % 2, domain, names, ("ill", "well"), torch.arange(18 * 60))
+    drift = feature_drift(data, torch.ones(18 * 60, dtype=torch.bool), "rows", Streams(0))
+    assert drift.pairs == ()
+    assert [each.one for each in drift.rest] == list(names)
+    assert [each.one for each in drift.rest if each.significant] == ["site 0"]
+    assert drift.per_site == 1000
+    text = str(reported(data))
+    assert "1 of 18 sites and the others are told apart by a classifier, site 0 and the others best" in text
+
+
 def test_sites_of_no_common_class_are_not_compared():
     data = clean(sites=2)
     data = replace(data, y=data.domain)

@@ -112,6 +112,8 @@ def feature_drift(data: DomainData, looked: Tensor, kind: Kind, streams: Streams
     every = torch.cat([rows[site] for site in sites])
     tell("Comparing sites", 0, 1)
     z = features(data.x, every, kind, streams)
+    if not z.shape[1]:  # nothing varies
+        return Drift(per_site=per_site)
     y, group, site_of = data.y[every].numpy(), data.group[every].numpy(), data.domain[every].numpy()
     several = len(sites) > 2
     asked: list[tuple[int, int | None]] = list(combinations(sites, 2)) if len(sites) <= MOST_PAIRED else []
@@ -302,7 +304,7 @@ def _reduced(x: Tensor, kind: Kind, tokens: int) -> tuple[Array, Array]:
         counts = torch.zeros(len(x), tokens)
         counts.scatter_add_(1, x.flatten(1) % tokens, torch.ones(x.flatten(1).shape))
         return (counts / x[0].numel()).sqrt().numpy(), np.zeros((len(x), 0))
-    x = x.float()
+    x = x.double() if x.is_floating_point() else x.float()
     absent = x.isnan()
     filled = x.nan_to_num(0.0)
     if kind == "rows":
@@ -315,7 +317,7 @@ def _reduced(x: Tensor, kind: Kind, tokens: int) -> tuple[Array, Array]:
         small = adaptive_avg_pool1d(channels, min(LENGTH, channels.shape[2]))
         bands = torch.fft.rfft(channels, dim=2).abs().log1p()
         figures.append(adaptive_avg_pool1d(bands, min(BANDS, bands.shape[2])).flatten(1))
-    return small.flatten(1).numpy(), torch.cat([each.float() for each in figures], dim=1).numpy()
+    return small.flatten(1).numpy(), torch.cat([each.to(x.dtype) for each in figures], dim=1).numpy()
 
 
 def _standardised(values: Array) -> Array:

@@ -369,7 +369,8 @@ def _shown(report: DataReport, each: Examples) -> Shown:
         return Shown(each.site, each.label, "", [line.replace("\n", "⏎") for line in report.inputs.text(cut)], numbers)
     rows = each.x.flatten(1)
     more = ", ..." if rows.shape[1] > MOST_NUMBERS else ""
-    words = [", ".join(f"{value:.4g}" for value in row[:MOST_NUMBERS].tolist()) + more for row in rows]
+    form = ".4g" if rows.is_floating_point() else "d"
+    words = [", ".join(f"{value:{form}}" for value in row[:MOST_NUMBERS].tolist()) + more for row in rows]
     return Shown(each.site, each.label, "", words, numbers)
 
 
