@@ -255,7 +255,7 @@ ODD: dict[str, tuple[str, Plant, dict[str, str]]] = {
     "missing": (
         "rows",
         _filled(slice(0, 100), 2, torch.nan),
-        {"missing values": "Numbers are missing at 1 of 3 sites, of the column that lacks most: north"},
+        {"missing values": "Numbers are missing at 1 of 3 sites, most of all north 50 % of column 2."},
     ),
     "scaled": ("rows", _times, {"value ranges": "1 of 3 sites have values of another range: north, column 4 (4 is "}),
     "identifiers": (

@@ -253,7 +253,8 @@ def _columns(report: DataReport) -> Iterator[Finding]:
     if constant:
         yield Finding(
             "constant columns",
-            f"{len(constant)} of {values.mean.shape[1]} {word}s are the same in all samples: {_listed(constant)}.",
+            f"{len(constant)} of {values.mean.shape[1]} {word}s are the same in all samples: "
+            f"{_columns_of(report, constant)}.",
             "They tell nothing: leave them out.",
         )
     at_site: dict[str, list[int]] = {}
@@ -262,7 +263,7 @@ def _columns(report: DataReport) -> Iterator[Finding]:
         if columns := [column for column in own if column not in constant]:
             at_site[report.sites[site].name] = columns
     if at_site:
-        words = [f"{name}: {word} {_listed(columns)}" for name, columns in at_site.items()]
+        words = [f"{name}: {word} {_columns_of(report, columns)}" for name, columns in at_site.items()]
         yield Finding(
             "constant columns",
             f"{len(at_site)} sites have {word}s that never change, or are missing, there alone: "
@@ -272,21 +273,19 @@ def _columns(report: DataReport) -> Iterator[Finding]:
             "out.",
             tuple(at_site),
         )
-    missing = {
-        site.name: float(part)
-        for site, part in zip(report.sites, values.missing.nan_to_num(0.0).amax(dim=1), strict=True)
-        if part > 0
-    }
-    if missing:
-        total = values.missing.nan_to_num(0.0)
-        worst = int(total.amax(dim=0).argmax())
-        words = [f"{name} {100 * part:.0f} %" for name, part in missing.items()]
+    missing = values.missing.nan_to_num(0.0)
+    most, which = missing.max(dim=1)
+    lacking = (most > 0).nonzero().flatten().tolist()
+    if lacking:
+        words = [
+            f"{report.sites[site].name} {100 * float(most[site]):.0f} % of {word} {report.columns[int(which[site])]}"
+            for site in sorted(lacking, key=lambda site: -float(most[site]))
+        ]
         yield Finding(
             "missing values",
-            f"Numbers are missing at {len(missing)} of {int(seen.sum())} sites, of the {word} that lacks most: "
-            f"{_listed(words)} ({word} {worst} the most of all).",
+            f"Numbers are missing at {len(lacking)} of {int(seen.sum())} sites, most of all {_listed(words)}.",
             "Say how they are filled in; where a site lacks more than others, that it is missing tells the site.",
-            tuple(missing),
+            tuple(report.sites[site].name for site in lacking),
         )
 
 
@@ -307,7 +306,8 @@ def _ranges(report: DataReport) -> Iterator[Finding]:
         if columns:
             first = columns[0]
             found[report.sites[site].name] = (
-                f"{word} {_listed(columns)} ({first} is {_moments(values.mean[site, first], own[first])}, at the "
+                f"{word} {_columns_of(report, columns)} ({report.columns[first]} is "
+                f"{_moments(values.mean[site, first], own[first])}, at the "
                 f"median site {_moments(mean[first], std[first])})"
             )
     if found:
@@ -375,6 +375,10 @@ def _named(found: Difference) -> str:
 def p_text(p: float) -> str:
     """A p value for a reader."""
     return f"{p:.2g}" if p >= 1e-10 else "less than 1e-10"
+
+
+def _columns_of(report: DataReport, columns: Sequence[int]) -> str:
+    return _listed([report.columns[column] for column in columns])
 
 
 # Words --------------------------------------------------------------------------------------------

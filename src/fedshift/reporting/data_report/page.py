@@ -228,7 +228,10 @@ def _values(report: DataReport) -> list[Table]:
         heads = [word, *(site.name for site in report.sites if values.samples[report.sites.index(site)])]
         seen = (values.samples > 0).nonzero().flatten().tolist()
         cells = [
-            [str(column), *(f"{float(values.mean[s, column]):.3g} ± {float(values.std[s, column]):.3g}" for s in seen)]
+            [
+                report.columns[column],
+                *(f"{float(values.mean[s, column]):.3g} ± {float(values.std[s, column]):.3g}" for s in seen),
+            ]
             for column in range(values.mean.shape[1])
         ]
         found.append(Table(f"Mean and standard deviation of each {word}", heads, _cut(cells)))
@@ -275,6 +278,7 @@ def as_table(report: DataReport) -> dict[str, Any]:
         "samples": sum(site.samples for site in report.sites),
         "originals": report.originals,
         "classes": list(report.classes),
+        "columns": list(report.columns),
         "tested": report.tested,
         "sites": [
             {

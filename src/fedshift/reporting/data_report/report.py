@@ -18,7 +18,7 @@ from fedshift.reporting.data_report.drift import Drift, feature_drift, label_dri
 from fedshift.reporting.data_report.duplicates import Duplicates, Tell, find_duplicates, silent
 from fedshift.reporting.data_report.examples import Examples, draw_examples
 from fedshift.reporting.data_report.roles import Roles
-from fedshift.reporting.data_report.values import Kind, Values, kind_of, measure
+from fedshift.reporting.data_report.values import Kind, Values, column_names, kind_of, measure
 from fedshift.streams import Streams
 
 
@@ -124,6 +124,7 @@ class DataReport:
         scored: what models are scored on.
         trained: how many samples of each class somebody trains on.
         tested: whether test samples are judged, and shown, as well; else nothing but their labels and digests is read.
+        columns: what the columns of the values are called.
         values: what the inputs look like.
         duplicates: equal samples.
         features: how sites differ in what samples of a class look like; None: it was not tested.
@@ -149,6 +150,7 @@ class DataReport:
     scored: tuple[Scored, ...]
     trained: tuple[int, ...]
     tested: bool
+    columns: tuple[str, ...]
     values: Values
     duplicates: tuple[Duplicates, ...]
     features: Drift | None
@@ -217,6 +219,7 @@ class DataReport:
             scored=_scored(federation),
             trained=tuple(roles.counts(data.y, len(data.classes))["training"]),
             tested=test,
+            columns=column_names(data, kind),
             values=measure(data, looked, kind, tell),
             duplicates=duplicates,
             features=features,

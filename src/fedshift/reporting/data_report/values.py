@@ -33,6 +33,11 @@ def column_word(kind: Kind) -> str:
     return {"images": "channel", "signals": "channel", "rows": "column"}.get(kind, "input")
 
 
+def column_names(data: DomainData, kind: Kind) -> tuple[str, ...]:
+    """What the columns of :class:`Values` are called: by their number from 0."""
+    return tuple(map(str, range(data.x.shape[1] if column_word(kind) != "input" else 1)))
+
+
 @dataclass(frozen=True, eq=False)
 class Values:
     """The inputs of each site that are looked at, in sums over samples; S sites, C columns.
@@ -74,7 +79,7 @@ def measure(data: DomainData, looked: Tensor, kind: Kind, tell: Tell = silent) -
         kind: what a sample is.
         tell: hears how far the work is.
     """
-    sites, columns = len(data.domains), data.x.shape[1] if column_word(kind) != "input" else 1
+    sites, columns = len(data.domains), len(column_names(data, kind))
     zeros = torch.zeros(sites, columns, dtype=torch.float64)
     count, total, squares, absent = (zeros.clone() for _ in range(4))
     low, high = torch.full_like(zeros, torch.inf), torch.full_like(zeros, -torch.inf)
