@@ -382,8 +382,10 @@ def _images(report: DataReport, each: Examples) -> str:
     """Images beside each other as one PNG; floats are scaled alike at all sites."""
     x = each.x
     if x.dtype != torch.uint8:
-        low, high = (float(bound) for bound in (_least(report.values.low), -_least(-report.values.high)))
-        x = ((x.nan_to_num(low) - low) / max(high - low, 1e-12) * 255).clamp(0, 255).to(torch.uint8)
+        low = float(report.values.low.nan_to_num(torch.inf).min())
+        high = float(report.values.high.nan_to_num(-torch.inf).max())
+        shades = (x.double() - low) / max(high - low, 1e-12) * 255
+        x = shades.nan_to_num(0.0).clamp(0, 255).to(torch.uint8)
     # One channel is gray; of two, the third colour is lacking.
     x = x.expand(-1, 3, -1, -1) if x.shape[1] == 1 else pad(x, (0, 0, 0, 0, 0, max(0, 3 - x.shape[1])))[:, :3]
     pictures = [Image.fromarray(np.ascontiguousarray(image.numpy())) for image in x.permute(0, 2, 3, 1)]
@@ -399,10 +401,6 @@ def _images(report: DataReport, each: Examples) -> str:
     alt = Markup("Samples {} of class {} at {}").format(", ".join(map(str, each.rows)), each.label, each.site)
     data = b64encode(buffer.getvalue()).decode()
     return Markup('<img src="data:image/png;base64,{}" alt="{}">').format(data, alt)
-
-
-def _least(values: Tensor) -> Tensor:
-    return values[~values.isnan()].min()
 
 
 def _curve(x: Tensor) -> str:
