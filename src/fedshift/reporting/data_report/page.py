@@ -91,19 +91,21 @@ def told(report: DataReport) -> list[str]:
             else "Of test samples no more is looked at than how many there are of each class, and whether they are "
             "equal to others, bit by bit."
         )
-    if report.features is not None:
+    if report.features is None:
+        return notes
+    compared = {name for each in (*report.features.pairs, *report.features.rest) for name in (each.one, each.other)}
+    if compared:
         notes.append(
             f"Sites are compared on at most {report.features.per_site:,} samples each, equally many of each class, "
             "and one of each group."
         )
-        compared = {name for each in (*report.features.pairs, *report.features.rest) for name in (each.one, each.other)}
-        looked = [site.name for site, count in zip(report.sites, report.values.samples, strict=True) if count]
-        left = [name for name in looked if name not in compared]
-        if left and len(looked) > 1:
-            notes.append(
-                f"{len(left)} of {len(looked)} sites have too few samples of common classes (or too few groups) to be "
-                "compared by a classifier."
-            )
+    looked = [site.name for site, count in zip(report.sites, report.values.samples, strict=True) if count]
+    left = [name for name in looked if name not in compared]
+    if left and len(looked) > 1:
+        notes.append(
+            f"{len(left)} of {len(looked)} sites have too few samples of common classes (or too few groups) to be "
+            "compared by a classifier."
+        )
     return notes
 
 

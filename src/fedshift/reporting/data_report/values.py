@@ -55,7 +55,7 @@ class Values:
         missing: what part of all is missing, (S, C), float64 in 0..1; NaN of a site without a sample.
         level: the mean over a site's samples of a sample's own mean, (S,), float64.
         spread: its standard deviation over the site's samples, (S,), float64.
-        constant: the samples of which every number is the same, by number, for each site; only of several numbers.
+        constant: the samples of which every number is the same or missing, by number, for each site; only of several.
     """
 
     samples: Tensor
@@ -107,7 +107,7 @@ def measure(data: DomainData, looked: Tensor, kind: Kind, tell: Tell = silent) -
         low.scatter_reduce_(0, place, least, "amin")
         high.scatter_reduce_(0, place, most, "amax")
         levels[start : start + step] = (summed + counted * pivot[site]).sum(dim=1) / counted.sum(dim=1)
-        same[start : start + step] = least.amin(dim=1) == most.amax(dim=1)
+        same[start : start + step] = least.amin(dim=1) >= most.amax(dim=1)
     tell("Measuring inputs", len(rows), len(rows))
     mean = total / count
     std = (squares / count - mean.square()).clamp_min(0).sqrt()
