@@ -217,8 +217,8 @@ def make_federation(experiment: Experiment, tell: Embedding = silent) -> Federat
     Raises:
         FedshiftError: the data cannot be had, cannot be divided as asked, or are no inputs for the model.
     """
-    seed = experiment.seed_of_data
-    experiment.model.check(experiment.data.inputs())
+    seed, inputs = experiment.seed_of_data, experiment.data.inputs()
+    experiment.model.check(inputs)
     network, streams = experiment.model.frozen_network(), Streams(seed)
     data = load_data(experiment.data, network, seed, str(experiment.contents), tell)
     with streams.as_global("global draws in federation"):
