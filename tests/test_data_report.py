@@ -235,7 +235,7 @@ def _dark(data: DomainData) -> DomainData:
 
 
 ODD: dict[str, tuple[str, Plant, dict[str, str]]] = {
-    "few": ("rows", _few, {"few samples": "1 of 3 clients train on few samples, south 18, where the median is 120"}),
+    "few": ("rows", _few, {"few samples": "1 of 3 clients train on few samples, south: 18, where the median is 120"}),
     "rare": ("rows", _rare, {"imbalance": "the class 'ill' has 351 samples and 'well' 9, 39 times fewer"}),
     "lacking": (
         "rows",
@@ -261,7 +261,7 @@ ODD: dict[str, tuple[str, Plant, dict[str, str]]] = {
     "identifiers": (
         "rows",
         _ids,
-        {"labels like identifiers": "There are 300 classes for 600 samples", "small validation": ""},
+        {"labels like identifiers": "There are 300 classes for 600 samples", "small validation": "north: 0"},
     ),
     "black": ("images", _black, {"constant samples": "images show nothing"}),
     "dark": (
@@ -301,8 +301,8 @@ def test_a_large_batch_and_a_small_validation_are_found():
     report = reported(clean(per_class=30), batch=64)
     texts = {finding.kind: finding.text for finding in report.findings}
     assert set(texts) == {"batch", "small validation", "small test"}
-    assert texts["batch"].startswith("A batch of 64 is larger than what 3 of 3 clients train on (north 36, ")
-    assert "3 validation environments have few samples, north 12" in texts["small validation"]
+    assert texts["batch"].startswith("A batch of 64 is larger than what 3 of 3 clients train on (north: 36, ")
+    assert "3 validation environments have few samples, north: 12" in texts["small validation"]
     assert "moves an accuracy by 8 percentage points" in texts["small validation"]
 
 
@@ -744,7 +744,7 @@ def test_the_command_prints_and_writes_the_page(ok: Callable[..., str], tmp_path
     page = tmp_path / "page.html"
     output = ok("--html", str(page))
     assert re.search(r"Found: \d\n1\. ", output)
-    assert "2 validation environments have few samples, dark 3" in output
+    assert "2 validation environments have few samples, dark: 3" in output
     assert f"Written: {page}" in output
     Page(page.read_text(encoding="utf-8"))
     assert not (tmp_path / "runs").exists()
@@ -795,7 +795,15 @@ def test_a_model_that_cannot_take_the_data_is_told(make: Make, monkeypatch: pyte
 
     monkeypatch.setattr(type(experiment.model), "check", refuse)
     report = fedshift.inspect_data(experiment, progress=Progress())
-    assert "The model cannot be trained on these data. No." in report.notes
+    assert report.findings[0].text == "A run would not begin. No."
+
+
+def test_a_division_that_a_run_refuses_is_reported(make: Make):
+    """One image of a class: none is left for validation."""
+    report = fedshift.inspect_data(make({"data.per_class": 1}), progress=Progress())
+    assert report.findings[0].kind == "refused"
+    assert "No validation image of 'dark' is left to score" in report.findings[0].text
+    assert [each.samples for each in report.scored if each.role == "validation"] == [0, 0]
 
 
 def test_the_display_shows_what_is_looked_at():
@@ -834,6 +842,6 @@ def test_every_kind_of_finding_is_in_the_docs():
     table = DOCS.partition("| found | when |\n|---|---|\n")[2].partition("\n\n")[0]
     listed = {name for row in table.splitlines() for name in row.split("|")[1].strip().split(", ")}
     source = Path(fedshift.__file__).parent / "reporting" / "data_report" / "findings.py"
-    made = re.findall(r'Finding\(\n\s+f?"([^"]+)"', source.read_text(encoding="utf-8"))
+    made = re.findall(r'Finding\(\s*f?"([^"]+)"', source.read_text(encoding="utf-8"))
     made = [name.replace("{role}", role) for name in made for role in ("validation", "test")]
     assert set(made) == listed

@@ -611,17 +611,17 @@ def inspect_data(
         held_out = getattr(asked.protocol, "hold_out", None)
         words = [f"seed {asked.seed_of_data}", *([f"'{held_out}' held out"] if held_out is not None else [])]
         notes.append(f"These runs divide data in {len(divisions)} ways; this is the first: {', '.join(words)}.")
-    inputs = asked.data.inputs()
+    inputs, refused = asked.data.inputs(), list[FedshiftError]()
     try:
         asked.model.check(inputs)
     except FedshiftError as error:
-        notes.append(f"The model cannot be trained on these data. {error}")
+        refused.append(error)
     with _shown(progress, 1) as shown:
         data, federation = read_federation(asked)
         try:
             federation = federation.checked()
         except FedshiftError as error:
-            notes.append(f"The experiment cannot be run on these data. {error}")
+            refused.append(error)
         return DataReport.of(
             data,
             federation,
@@ -631,6 +631,7 @@ def inspect_data(
             experiment=asked.name,
             dataset=NAMED["data"].name_of(asked.data),
             test=test,
+            refused=refused,
             notes=notes,
             tell=shown.inspected,
         )

@@ -7,6 +7,7 @@ from statistics import median
 
 import torch
 
+from fedshift.errors import FedshiftError
 from fedshift.federation.domains import DomainData
 from fedshift.reporting.data_report.drift import Difference, Drift
 from fedshift.reporting.data_report.duplicates import Duplicates
@@ -25,13 +26,16 @@ LEAST = 10  # samples of a site whose values are compared
 NAMED = 5  # things that are named one by one
 
 
-def find(report: DataReport, roles: Roles) -> Iterator[Finding]:
+def find(report: DataReport, roles: Roles, refused: Sequence[FedshiftError]) -> Iterator[Finding]:
     """Everything odd, what spoils results first.
 
     Args:
         report: all else that is known.
         roles: what each sample is used for.
+        refused: why a run of the experiment would not begin.
     """
+    for error in refused:
+        yield Finding("refused", f"A run would not begin. {error}", "Mend that first.")
     yield from _duplicates(report, roles)
     yield from _labels(report)
     yield from _sizes(report)
@@ -51,12 +55,11 @@ def crossing(duplicates: Sequence[Duplicates], data: DomainData, roles: Roles) -
             scored, trained = each.sets[0]
             yield Finding(
                 "duplicates",
-                f"{each.samples} of {int(roles.masks[each.where].sum())} samples of {each.where} are also in training, "
-                f"bit by bit ({place(data, scored)} is as {place(data, trained)}, counted from 0): what is scored on "
-                "them is too good.",
-                "Remove duplicates, or give equal samples one group, which a split keeps whole, unless they are "
-                "equal by "
-                "chance.",
+                f"{each.samples} of {int(roles.masks[each.where].sum())} samples of {each.where} are also in "
+                f"training, bit by bit ({place(data, scored)} is as {place(data, trained)}, counted from 0): what is "
+                "scored on them is too good.",
+                "Remove duplicates, or give equal samples one group, which a split keeps whole, unless they are equal "
+                "by chance.",
                 tuple(dict.fromkeys(data.domains[number] for number in data.domain[[row for row, _ in each.sets]])),
             )
 
@@ -87,8 +90,7 @@ def _duplicates(report: DataReport, roles: Roles) -> Iterator[Finding]:
                 f"{each.samples} samples occur, bit by bit, at several sites: {pairs}; {place(data, one)} is as "
                 f"{place(data, other)}.",
                 "Sites are then not independent, and one that is held out is not unseen: keep each at one site, or "
-                "give "
-                "equal samples one group.",
+                "give equal samples one group.",
                 tuple(dict.fromkeys(name for a, b, _ in each.pairs for name in (a, b))),
             )
         if each.where == "class":
@@ -141,8 +143,7 @@ def _labels(report: DataReport) -> Iterator[Finding]:
             f"'{report.classes[least]}' {int(trained[least])}, {int(trained[most]) / int(trained[least]):.0f} times "
             "fewer.",
             "Use class weights or balanced batches, and select by and report a metric that counts classes equally, "
-            "such "
-            "as balanced accuracy or macro F1.",
+            "such as balanced accuracy or macro F1.",
         )
 
 
@@ -168,8 +169,8 @@ def _sizes(report: DataReport) -> Iterator[Finding]:
             "few samples",
             f"{len(few)} of {len(sizes)} clients train on few samples, {_numbered(few)}, where the median is "
             f"{median(sizes.values()):g}.",
-            "Such a client overfits, and weighs as much as any other where models are averaged uniformly: join it with "
-            "another, leave it out, or weight clients by their samples.",
+            "Such a client overfits, and weighs as much as any other where models are averaged uniformly: join it "
+            "with another, leave it out, or weight clients by their samples.",
             tuple(few),
         )
     below = {name: size for name, size in sizes.items() if size < report.batch}
@@ -187,9 +188,8 @@ def _sizes(report: DataReport) -> Iterator[Finding]:
             fewest = max(1, min(small.values()))
             yield Finding(
                 f"small {role}",
-                f"{len(small)} {role} environments have few samples, {_numbered(small)}: one sample more or less "
-                "that is "
-                f"right moves an accuracy by {100 / fewest:.0f} percentage points.",
+                f"{len(small)} {role} environments have few samples, {_numbered(small)}: one sample more or less that "
+                f"is right moves an accuracy by {100 / fewest:.0f} percentage points.",
                 f"Give more samples, hold out a larger part ({setting}, where the protocol has it), and use several "
                 "seeds.",
                 tuple(small),
@@ -235,10 +235,10 @@ def _brightness(report: DataReport) -> Iterator[Finding]:
         yield Finding(
             "brightness",
             f"Images of {len(found)} of {len(enough)} sites have another brightness, as the mean of a pixel: "
-            f"{_listed([f'{name} {own:.3g}' for name, own in found.items()])}, where the median site has "
+            f"{_listed([f'{name}: {own:.3g}' for name, own in found.items()])}, where the median site has "
             f"{float(level):.3g}.",
-            "If devices differ like that, it is the shift to study: normalise images, or keep batch-norm statistics at "
-            "the sites (fedbn, or method.bn = 'local'). If not, look at how that site's images were written.",
+            "If devices differ like that, it is the shift to study: normalise images, or keep batch-norm statistics "
+            "at the sites (fedbn, or method.bn = 'local'). If not, look at how that site's images were written.",
             tuple(found),
         )
 
@@ -269,8 +269,7 @@ def _columns(report: DataReport) -> Iterator[Finding]:
             f"{len(at_site)} sites have {word}s that never change, or are missing, there alone: "
             f"{_listed(words, '; ')}.",
             "A site's own statistics cannot scale or fill in such columns: use those of all sites, or leave the "
-            "columns "
-            "out.",
+            "columns out.",
             tuple(at_site),
         )
     missing = values.missing.nan_to_num(0.0)
@@ -307,8 +306,8 @@ def _ranges(report: DataReport) -> Iterator[Finding]:
             first = columns[0]
             found[report.sites[site].name] = (
                 f"{word} {_columns_of(report, columns)} ({report.columns[first]} is "
-                f"{_moments(values.mean[site, first], own[first])}, at the "
-                f"median site {_moments(mean[first], std[first])})"
+                f"{_moments(values.mean[site, first], own[first])}, at the median site "
+                f"{_moments(mean[first], std[first])})"
             )
     if found:
         yield Finding(
@@ -334,8 +333,7 @@ def _drift(report: DataReport) -> Iterator[Finding]:
             "feature drift",
             f"Sites differ in what samples of one class look like: {count} of {of} {what} are told apart by a "
             f"classifier, {_named(top)} best, with {100 * top.value:.0f} % of {top.samples} held-out samples "
-            "(guessing: "
-            f"50 %; p = {p_text(top.adjusted)}, corrected).",
+            f"(guessing: 50 %; p = {p_text(top.adjusted)}, corrected).",
             "Compare methods for feature shift (fedbn, fedsr, ...) with fedavg, and report each site for itself. At "
             "nearly 100 %, look for marks of the site itself in its samples: borders, stamps, units.",
             _sites_of(report.features),
@@ -395,4 +393,4 @@ def _quoted(names: Sequence[str]) -> str:
 
 def _numbered(counts: dict[str, int]) -> str:
     """Names with numbers, the smallest first."""
-    return _listed([f"{name} {count}" for name, count in sorted(counts.items(), key=lambda item: item[1])])
+    return _listed([f"{name}: {count}" for name, count in sorted(counts.items(), key=lambda item: item[1])])

@@ -174,6 +174,7 @@ class DataReport:
         experiment: str = "",
         dataset: str = "",
         test: bool = False,
+        refused: Sequence[FedshiftError] = (),
         notes: Sequence[str] = (),
         tell: Tell = silent,
     ) -> DataReport:
@@ -188,6 +189,7 @@ class DataReport:
             experiment: the experiment's name.
             dataset: the data set's name.
             test: whether test samples are judged and shown.
+            refused: why a run of the experiment would not begin.
             notes: what else a reader must know.
             tell: hears how far the work is: what is done, samples done, samples in all.
         """
@@ -230,7 +232,7 @@ class DataReport:
             data=data,
             inputs=inputs,
         )
-        return replace(report, findings=tuple(find(report, roles)))
+        return replace(report, findings=tuple(find(report, roles, refused)))
 
     def table(self) -> dict[str, Any]:
         """What was found, as JSON can hold it."""
