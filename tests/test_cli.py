@@ -52,7 +52,7 @@ def ok(*arguments: str) -> str:
     return result.output
 
 
-@pytest.mark.parametrize("command", ["run", "compare", "resume", "watch", "report", "list", "show", "schema"])
+@pytest.mark.parametrize("command", ["run", "compare", "data", "resume", "watch", "report", "list", "show", "schema"])
 def test_every_command_helps_with_examples(command: str):
     assert f"fedshift {command}" in ok(command, "--help").split("Examples:")[1]
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         experiment,
         grid,
         index,
+        inspect_data,
         load,
         reproduce,
         reproductions,
@@ -112,6 +113,7 @@ if TYPE_CHECKING:
     from fedshift.models import MODELS
     from fedshift.models.own import own_model
     from fedshift.models.staged import Staged
+    from fedshift.reporting.data_report.report import DataReport
     from fedshift.reproduction.reproduction import Reproduction
     from fedshift.reproduction.states import States
     from fedshift.runs.run import Run
@@ -170,6 +172,7 @@ __all__ = [
     "Comparison",
     "Context",
     "Count",
+    "DataReport",
     "Dataset",
     "Ditto",
     "DomainData",
@@ -273,6 +276,7 @@ __all__ = [
     "holder",
     "in_memory",
     "index",
+    "inspect_data",
     "keep_nothing",
     "leave",
     "load",
@@ -304,6 +308,7 @@ _ROOMS = {
         "experiment",
         "grid",
         "index",
+        "inspect_data",
         "load",
         "reproduce",
         "reproductions",
@@ -385,6 +390,7 @@ _ROOMS = {
     "methods.personal": ("FineTuning", "PersonalCopy"),
     "methods.references": ("Centralised", "Single"),
     "models": ("MODELS",),
+    "reporting.data_report.report": ("DataReport",),
     "reproduction.reproduction": ("Reproduction",),
     "reproduction.states": ("States",),
     "models.own": ("own_model",),

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
     from fedshift.engines.calibration import Calibration
     from fedshift.methods.client2vec.vectors import Index
+    from fedshift.reporting.data_report.report import DataReport
 
 Source = str | Path | Mapping[str, Any] | Experiment
 Choice = str | Spec | Mapping[str, Any]
@@ -577,6 +578,63 @@ def estimate(source: Source | Sequence[Source] = DEFAULT, **options: Unpack[Opti
         except DivergedError as error:
             forecasts.append(Forecast(name, len(group), None, str(error)))
     return forecasts
+
+
+def inspect_data(
+    source: Source | Sequence[Source] = DEFAULT,
+    *,
+    test: bool = False,
+    progress: Progress | None = None,
+    **options: Unpack[Options],
+) -> DataReport:
+    """What a data set holds, who would have it and what is odd about it, before anything is trained or written.
+
+    Args:
+        source: the experiment; of several runs the data and division of the first are looked at.
+        test: whether test samples, those of a held-out domain among them, are judged and shown as well; by default
+            nothing of them is looked at but their labels, and whether they are equal to others.
+        progress: hears of the progress; by default a live display.
+        options: what differs from the source, see :class:`Options`.
+
+    Raises:
+        FedshiftError: something in the experiment is wrong, or its data cannot be read or divided.
+    """
+    from fedshift.reporting.data_report.report import DataReport
+    from fedshift.settings.experiment import NAMED
+    from fedshift.simulation.simulation import read_federation
+
+    experiments = grid(source, **options)
+    asked = experiments[0]
+    divisions = {repr((e.seed_of_data, e.data, e.partition, e.protocol)) for e in experiments}
+    notes = []
+    if len(divisions) > 1:
+        held_out = getattr(asked.protocol, "hold_out", None)
+        words = [f"seed {asked.seed_of_data}", *([f"'{held_out}' held out"] if held_out is not None else [])]
+        notes.append(f"These runs divide data in {len(divisions)} ways; this is the first: {', '.join(words)}.")
+    inputs, refused = asked.data.inputs(), list[FedshiftError]()
+    try:
+        asked.model.check(inputs)
+    except FedshiftError as error:
+        refused.append(error)
+    with _shown(progress, 1) as shown:
+        data, federation = read_federation(asked)
+        try:
+            federation = federation.checked()
+        except FedshiftError as error:
+            refused.append(error)
+        return DataReport.of(
+            data,
+            federation,
+            inputs,
+            seed=asked.seed_of_data,
+            batch=asked.train.batch,
+            experiment=asked.name,
+            dataset=NAMED["data"].name_of(asked.data),
+            test=test,
+            refused=refused,
+            notes=notes,
+            tell=shown.inspected,
+        )
 
 
 def bench(

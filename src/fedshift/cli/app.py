@@ -25,6 +25,8 @@ from fedshift.cli.options import (
     DryRunOption,
     ExperimentArgument,
     HoldOutOption,
+    HtmlOption,
+    JsonOption,
     MethodOption,
     ModelOption,
     NameOption,
@@ -36,6 +38,7 @@ from fedshift.cli.options import (
     SearchOption,
     SeedOption,
     SetOption,
+    TestOption,
     TrialsOption,
     TunedOption,
     folder_names,
@@ -312,6 +315,25 @@ app.command(
     help="Measure which engine is fastest for an experiment on this machine, and say why it is chosen.",
     epilog="Examples:\n\n  fedshift bench\n\n  fedshift bench --method fedsr --set train.precision=bfloat16",
 )(_experiment_command(_bench))
+
+
+def _data(asked: _Asked, *, html: HtmlOption = None, json: JsonOption = False, test: TestOption = False) -> None:
+    from fedshift import api
+    from fedshift.cli.data import print_data
+
+    if asked.dry_run:
+        raise FedshiftError("`fedshift data` carries out no run, and writes nothing but --html: leave --dry-run out.")
+    print_data(api.inspect_data(asked.experiments, test=test), html, json)
+
+
+app.command(
+    "data",
+    help="Look at an experiment's data before a run: counts, duplicates, drift between sites, and what is odd.",
+    epilog="Examples:\n\n"
+    "  fedshift data\n\n"
+    "  fedshift data my-experiment.toml --html data.html\n\n"
+    "  fedshift data --data folder --set data.path=photos --hold-out sketch --json",
+)(_experiment_command(_data))
 
 
 def _index(asked: _Asked) -> None:

@@ -173,7 +173,7 @@ def domain_data(
     """
     check_fits(count, size, channels)
     known = None if classes is None else frozenset(classes)
-    domain_of, class_of = [], []
+    domain_of, class_of, places = [], [], []
 
     def read(row: Row) -> Tensor:
         where, image, domain, label = row
@@ -183,6 +183,7 @@ def domain_data(
         decoded = decode(where, image, size, channels)
         domain_of.append(domain)
         class_of.append(label)
+        places.append(where)
         return decoded
 
     images = read_all(read, rows)
@@ -200,6 +201,7 @@ def domain_data(
         classes=classes,
         group=torch.arange(len(domain_of)),
         notes=notes,
+        where=tuple(places),
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import torch
@@ -44,6 +44,30 @@ class Names(NamedTuple):
     def place(self, number: int, where: str) -> str:
         """Where a value occurs first, for errors."""
         return f"row {self.rows[number]} of {where}" if self.rows else where
+
+
+@dataclass(frozen=True)
+class Rows(Sequence[str]):
+    """Where each sample was read from, made when it is asked for: files in order, each with its number of samples."""
+
+    files: tuple[tuple[str, int], ...]
+
+    def __len__(self) -> int:
+        return sum(count for _, count in self.files)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self[row] for row in range(len(self))[index]]
+        row = range(len(self))[index]
+        for file, count in self.files:
+            if row < count:
+                return f"row {row} of '{file}'"
+            row -= count
+        raise IndexError(index)
 
 
 @dataclass(frozen=True)
@@ -165,8 +189,8 @@ def joined(parts: list[Part], classes: Sequence[str] = (), notes: tuple[str, ...
     _check_alike(parts)
     domains, domain = _numbered("domain", parts, lambda part: part.domain)
     named, y = _numbered("class", parts, lambda part: part.y, classes)
-    group = _groups(parts)
-    return DomainData(_together(parts), y, domain, domains, named, group, notes=notes)
+    group, where = _groups(parts), Rows(tuple((part.where, len(part.x)) for part in parts))
+    return DomainData(_together(parts), y, domain, domains, named, group, notes=notes, where=where)
 
 
 def domain_names(places: Sequence[tuple[str, Names]]) -> tuple[str, ...]:

@@ -8,14 +8,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from hashlib import blake2b
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import disk_usage
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fedshift.core.setup import Setup
 from fedshift.datasets.images import files_below
@@ -24,14 +22,13 @@ from fedshift.deployment.leaving import Leaves, leaving, what_leaves
 from fedshift.deployment.local import site_data, site_federation
 from fedshift.deployment.policy import refusal, refused
 from fedshift.errors import FedshiftError, Problems, UnknownNameError, need
-from fedshift.federation.domains import DomainData
-from fedshift.federation.federation import Federation
-from fedshift.federation.samples import Samples
+from fedshift.reporting.data_report.duplicates import find_duplicates
+from fedshift.reporting.data_report.findings import crossing
+from fedshift.reporting.data_report.roles import Roles
 from fedshift.reporting.units import bytes_text
 
 KEY, PUBLIC, AUTHORITY = "keys/site.key", "keys/site.pub", "certificates/ca.crt"
 COPIES = 4  # of a model and its states that a run keeps on the disk, at most at a time
-ROLES = ("training", "validation", "test")
 
 
 @dataclass(frozen=True)
@@ -195,15 +192,16 @@ def _held(agreement: Agreement, settings: SiteSettings, data: Mapping[str, Any])
     path = getattr(agreement.with_data(data).data, "path", "")
     files = _files(path)
     size = sum(file.stat().st_size for file in files)
-    parts = _parts(federation)
+    roles = Roles.of(federation, len(samples.y))
     counts = {
-        role: dict(zip(samples.classes, _counted(parts[role], len(samples.classes)), strict=True)) for role in ROLES
+        role: dict(zip(samples.classes, count, strict=True))
+        for role, count in roles.counts(samples.y, len(samples.classes)).items()
     }
     kind = str(samples.x.dtype).removeprefix("torch.")
     shape = tuple(samples.x.shape[1:])
     notes = tuple(dict.fromkeys([*samples.notes, *federation.notes]))
     held = Held(path if files else "", len(files), size, len(samples.y), shape, kind, counts, notes)
-    return held, _twice(samples, parts)
+    return held, [str(finding) for finding in crossing(find_duplicates(samples, roles), samples, roles)]
 
 
 def _files(path: str) -> list[Path]:
@@ -212,45 +210,6 @@ def _files(path: str) -> list[Path]:
     if not path or not there.exists():
         return []
     return [file for file in files_below(there) if file.is_file()] if there.is_dir() else [there]
-
-
-def _parts(federation: Federation) -> dict[str, list[Samples]]:
-    """The site's samples by part of the split."""
-    scored = {role: [each.samples for each in federation.environments if each.role == role] for role in ROLES}
-    return {**scored, "training": [client.train for client in federation.clients]}
-
-
-def _counted(parts: list[Samples], classes: int) -> list[int]:
-    """How many samples each class has."""
-    counts = torch.zeros(classes, dtype=torch.int64)
-    for part in parts:
-        counts += torch.bincount(part.y, minlength=classes)
-    return counts.tolist()
-
-
-def _twice(data: DomainData, parts: Mapping[str, list[Samples]]) -> list[str]:
-    """A note for each part that is scored and holds samples that are also trained on, bit by bit."""
-    rows = {role: {row for part in samples for row in _rows(part)} for role, samples in parts.items()}
-    trained = {_digest(data.x[row]): row for row in sorted(rows["training"])}
-    notes = []
-    for role in ("validation", "test"):
-        same = [row for row in sorted(rows[role] - rows["training"]) if _digest(data.x[row]) in trained]
-        if same:
-            notes.append(
-                f"{len(same)} of {len(rows[role])} samples of {role} are also in training, bit by bit (sample "
-                f"{same[0]} is as sample {trained[_digest(data.x[same[0]])]}, counted from 0): what is scored on them "
-                "is too good. Remove duplicates, unless such samples are equal by chance."
-            )
-    return notes
-
-
-def _rows(samples: Samples) -> list[int]:
-    rows: list[int] = list(range(len(samples))) if samples.rows is None else samples.rows.tolist()
-    return rows
-
-
-def _digest(sample: Tensor) -> bytes:
-    return blake2b(sample.contiguous().numpy().tobytes(), digest_size=16).digest()
 
 
 # The folder ---------------------------------------------------------------------------------------

@@ -101,6 +101,7 @@ def _of_domains(data: DomainData, domains: tuple[str, ...]) -> DomainData:
         group=data.group[rows],
         environment=None if data.environment is None else data.environment[rows],
         train_environment=None,
+        where=[data.where[row] for row in rows.nonzero().flatten().tolist()] if data.where else (),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -31,6 +32,7 @@ class DomainData:
             collected, (N,), int64; samples that nobody trains on may have any number. None: each domain is one.
         train_environments: the names of those.
         notes: what a reader of the results must know of how the data were read.
+        where: for messages, the file or the row that each sample was read from, (N,); empty where nobody knows.
 
     Raises:
         FedshiftError: a field has another type, shape or length, or a number that stands for no name; the message names
@@ -48,6 +50,7 @@ class DomainData:
     train_environment: Tensor | None = None
     train_environments: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    where: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         self.check_fields()
@@ -69,6 +72,10 @@ class DomainData:
         for name, names in numbered.items():
             with problems.gathered():
                 _check_numbers(name, getattr(self, name), len(self.x), names)
+        if len(self.where) not in (0, len(self.x)):
+            problems.add(
+                FedshiftError(f"where names {len(self.where)} places of {len(self.x)} samples; name all or none.")
+            )
         problems.check()
 
     def __repr__(self) -> str:

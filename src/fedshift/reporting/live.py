@@ -80,9 +80,12 @@ class LiveProgress(Progress):
 
     def embedded(self, network: str, done: int, total: int) -> None:
         """Show how many images are embedded."""
-        text = f"Embedding images with {network}"
-        self._embedding = (text, done, total) if done < total else None
-        self.update(f"{text}: {done} of {total}")
+        self.inspected(f"Embedding images with {network}", done, total)
+
+    def inspected(self, what: str, done: int, total: int) -> None:
+        """Show how far a work is that comes before runs."""
+        self._embedding = (what, done, total) if done < total else None
+        self.update(f"{what}: {done} of {total}")
 
     def note(self, text: str) -> None:
         """Leave a line, unless it is the last note again."""

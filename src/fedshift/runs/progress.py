@@ -52,6 +52,9 @@ class Progress:
     def embedded(self, network: str, done: int, total: int) -> None:
         """A frozen network has embedded ``done`` of ``total`` images, before a run starts."""
 
+    def inspected(self, what: str, done: int, total: int) -> None:
+        """Of a look at data, ``done`` of ``total`` steps or samples are done."""
+
     def note(self, text: str) -> None:
         """Something a user should see: which engine was chosen and why, say, or that clients could not be stacked."""
 

@@ -222,9 +222,32 @@ def make_federation(experiment: Experiment, tell: Embedding = silent) -> Federat
     network, streams = experiment.model.frozen_network(), Streams(seed)
     data = load_data(experiment.data, network, seed, str(experiment.contents), tell)
     with streams.as_global("global draws in federation"):
-        federation = experiment.protocol.federate(data, experiment.partition, inputs, streams).checked()
+        federation = divided(experiment, data, streams).checked()
         noted = replace(federation, notes=(*data.notes, *federation.notes))
         return experiment.method.federation(noted)
+
+
+def read_federation(experiment: Experiment) -> tuple[DomainData, Federation]:
+    """The samples of an experiment as they were read, and who has which, which may be nothing.
+
+    No network replaces images by features, and the method has no say.
+
+    Raises:
+        FedshiftError: the data cannot be had, or cannot be divided as asked.
+    """
+    streams = Streams(experiment.seed_of_data)
+    data = read_data(experiment.data, streams)
+    with streams.as_global("global draws in federation"):
+        return data, divided(experiment, data, streams)
+
+
+def divided(experiment: Experiment, data: DomainData, streams: Streams) -> Federation:
+    """Samples as clients and environments, some of which may have none.
+
+    Raises:
+        FedshiftError: they cannot be divided as asked.
+    """
+    return experiment.protocol.federate(data, experiment.partition, experiment.data.inputs(), streams)
 
 
 def make_setup(experiment: Experiment, federation: Federation, device: torch.device) -> Setup:
@@ -314,9 +337,20 @@ def load_data(
     Raises:
         FedshiftError: it cannot be read, or numbers made from it would be wrong.
     """
-    inputs, streams = dataset.inputs(), Streams(seed)
+    streams = Streams(seed)
+    data = read_data(dataset, streams)
+    with streams.as_global("global draws in embedding"):
+        return embedded(dataset.embedded(data, tell), network, tell=tell)
+
+
+def read_data(dataset: Dataset, streams: Streams) -> DomainData:
+    """A data set in memory, checked.
+
+    Raises:
+        FedshiftError: it cannot be read, or numbers made from it would be wrong.
+    """
+    inputs = dataset.inputs()
     with streams.as_global("global draws in data"):
         data = dataset.load(streams)
     check_data(data, inputs)
-    with streams.as_global("global draws in embedding"):
-        return embedded(dataset.embedded(data, tell), network, tell=tell)
+    return data

@@ -1,0 +1,1 @@
+"""What a data set holds, who has it and what is odd about it, before anything is trained on it."""

@@ -1,0 +1,847 @@
+"""A look at data before a run: what was planted is found, with its numbers, and nothing where there is nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from html.parser import HTMLParser
+from itertools import combinations
+from math import comb
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from torch import Tensor
+from typer.testing import CliRunner
+
+import fedshift
+from conftest import TINY, Make
+from fedshift.cli.app import app
+from fedshift.errors import FedshiftError
+from fedshift.federation.domains import DomainData
+from fedshift.federation.federation import Federation
+from fedshift.federation.inputs import Inputs
+from fedshift.federation.partitions import IID, Domains
+from fedshift.federation.protocols import InDomain, LeaveOneDomainOut, Protocol
+from fedshift.reporting.data_report.drift import (
+    REST,
+    Told,
+    by_chance,
+    feature_drift,
+    holm,
+    homogeneity,
+    label_drift,
+    two_sample_test,
+)
+from fedshift.reporting.data_report.duplicates import contents
+from fedshift.reporting.data_report.report import DataReport
+from fedshift.reporting.data_report.roles import Roles
+from fedshift.runs.progress import Progress
+from fedshift.settings.grid import override
+from fedshift.streams import Streams
+
+pytest.importorskip("sklearn")
+
+SITES = ("north", "south", "west")
+PER_CLASS = 100
+IN_DOMAIN = InDomain(test=0.2, validation=0.2)
+RUNNER = CliRunner()
+Plant = Callable[[DomainData], DomainData]
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def clean(kind: str = "rows", seed: int = 0, per_class: int = PER_CLASS, sites: int = 3) -> DomainData:
+    """Sites whose samples of a class are drawn from one distribution, and which have equally many of each."""
+    count = 2 * per_class * sites
+    y = torch.arange(2).repeat(per_class * sites)
+    shape = {"rows": (6,), "signals": (2, 30), "images": (1, 8, 8), "text": (40,), "arrays": (2, 3, 4, 5)}[kind]
+    x = drawn(count, *shape, seed=seed) + y.view(-1, *[1] * len(shape))
+    if kind == "images":
+        x = (128 + 30 * x).clamp(0, 255).to(torch.uint8)
+    if kind == "text":
+        x = (2 * x).round().clamp(0, 9).long()
+    domain = torch.arange(sites).repeat_interleave(2 * per_class)
+    return DomainData(x, y, domain, SITES[:sites], ("ill", "well"), torch.arange(count))
+
+
+def federated(data: DomainData, protocol: Protocol = IN_DOMAIN, seed: int = 0) -> Federation:
+    return protocol.federate(data, Domains(), Inputs(), Streams(seed))
+
+
+def reported(data: DomainData, protocol: Protocol = IN_DOMAIN, **more: Any) -> DataReport:
+    inputs = Inputs(vocabulary=tuple("abcdefghij") if data.x.dtype == torch.int64 else ())
+    return DataReport.of(data, federated(data, protocol), inputs, **{"seed": 0, "batch": 16, **more})
+
+
+def kinds(report: DataReport) -> list[str]:
+    return [finding.kind for finding in report.findings]
+
+
+def changed(data: DomainData, x: Callable[[Tensor], object] | None = None, **fields: Any) -> DomainData:
+    """A copy of the data, with changes in place to the inputs."""
+    data = replace(data, x=data.x.clone(), y=data.y.clone(), **fields)
+    if x is not None:
+        x(data.x)
+    return data
+
+
+# Nothing odd --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["rows", "signals", "images", "text", "arrays"])
+def test_nothing_odd_is_found_in_clean_data(kind: str):
+    report = reported(clean(kind))
+    assert report.kind == kind
+    assert report.findings == ()
+    assert report.features is not None
+    assert len(report.features.pairs) == len(report.labels.pairs) == 3
+    assert "Nothing odd was found." in str(report)
+
+
+# What is there ------------------------------------------------------------------------------------
+
+
+def test_what_was_read():
+    """100 of each class at each of 3 sites, a fifth of each for tests and a fifth for validation: 60 + 20 + 20."""
+    report = reported(clean(), experiment="trial", dataset="table")
+    assert [(site.name, site.samples, site.clients, site.classes) for site in report.sites] == [
+        (name, 200, 1, (100, 100)) for name in SITES
+    ]
+    assert all(site.roles == {"training": 120, "validation": 40, "test": 40, "nobody": 0} for site in report.sites)
+    assert [(client.name, client.site, client.classes) for client in report.clients] == [
+        (name, name, (60, 60)) for name in SITES
+    ]
+    assert {(each.name, each.role, each.clients, each.samples) for each in report.scored} == {
+        (name, role, 1, 40) for name in SITES for role in ("validation", "test")
+    }
+    assert (report.shape, report.dtype, report.bytes, report.originals) == ((6,), "float32", 600 * 6 * 4, 600)
+    assert report.trained == (180, 180)
+    assert "Samples: 600 rows of shape [6], float32" in str(report)
+
+
+def test_a_held_out_site_is_counted_and_nobodys_samples_are():
+    report = reported(clean(), LeaveOneDomainOut(hold_out="west", validation=0.2, fraction=0.5))
+    north, _, west = report.sites
+    assert north.roles == {"training": 80, "validation": 40, "test": 0, "nobody": 80}
+    assert west.roles == {"training": 0, "validation": 0, "test": 200, "nobody": 0}
+    assert (west.clients, west.classes) == (0, (100, 100))
+    assert [(each.name, each.clients) for each in report.scored if each.role == "test"] == [("west", 0)]
+
+
+def test_clients_of_a_divided_site():
+    data = clean()
+    federation = IN_DOMAIN.federate(data, IID(clients=2), Inputs(), Streams(0)).checked()
+    report = DataReport.of(data, federation, Inputs(), seed=0, batch=16)
+    assert [(client.name, client.site, client.samples) for client in report.clients[:3]] == [
+        ("north/0", "north", 60),
+        ("north/1", "north", 60),
+        ("south/0", "south", 60),
+    ]
+    assert [site.clients for site in report.sites] == [2, 2, 2]
+    assert report.client_labels is not None
+    assert len(report.client_labels.pairs) == 15
+    assert report.findings == ()
+
+
+def test_values_are_measured_at_each_site():
+    data = changed(clean(), lambda x: x[:200, 1].add_(1e6))
+    data.x[3, 2] = torch.nan
+    roles = Roles.of(federated(data), 600)
+    looked = roles.judged(test=False)
+    values = reported(data).values
+    for site in range(3):
+        own = data.x[looked & (data.domain == site)].double()
+        for name, expected in {
+            "mean": own.nanmean(dim=0),
+            "low": own.nan_to_num(torch.inf).amin(dim=0),
+            "high": own.nan_to_num(-torch.inf).amax(dim=0),
+            "missing": own.isnan().double().mean(dim=0),
+        }.items():
+            torch.testing.assert_close(getattr(values, name)[site], expected)
+        columns = [column[~column.isnan()].std(correction=0) for column in own.T]
+        torch.testing.assert_close(values.std[site], torch.stack(columns), rtol=1e-4, atol=1e-6)
+    assert values.samples.tolist() == [160, 160, 160]
+
+
+def test_of_test_samples_only_labels_and_equality_are_looked_at():
+    """Whatever they hold, nothing changes unless that is asked for, and then it does."""
+    data, protocol = clean(), LeaveOneDomainOut(hold_out="west", validation=0.2)
+    poisoned = changed(data, lambda x: x[data.domain == 2].shape and x.index_fill_(0, torch.arange(400, 600), 1e9))
+    poisoned.x[400:, 0] = torch.arange(200)  # no two are equal
+    before, after = (reported(each, protocol) for each in (data, poisoned))
+    assert before.table() == after.table()
+    assert before.findings == after.findings
+    assert [each.site for each in before.examples] == ["north", "north", "south", "south"]
+    assert torch.isnan(before.values.mean[2]).all()
+    assert any(note.startswith("Of test samples no more is looked at") for note in before.table()["notes"])
+    asked = reported(poisoned, protocol, test=True)
+    assert {"value ranges", "feature drift"} <= set(kinds(asked))
+    assert {each.site for each in asked.examples} == set(SITES)
+    assert any(note.startswith("Test samples are judged") for note in asked.table()["notes"])
+
+
+# What is odd --------------------------------------------------------------------------------------
+
+
+def _few(data: DomainData) -> DomainData:
+    kept = (data.domain != 1) | (torch.arange(600) < 230)
+    return replace(data, x=data.x[kept], y=data.y[kept], domain=data.domain[kept], group=data.group[kept])
+
+
+def _rare(data: DomainData) -> DomainData:
+    """Of 300 of each class 285 of one become the other: 9 of 180 are trained on."""
+    y = data.y.clone()
+    y[(torch.arange(600) % 40 != 1) & (data.y == 1)] = 0
+    return replace(data, y=y)
+
+
+def _one_class_at_a_site(data: DomainData) -> DomainData:
+    return replace(data, y=data.y.where(data.domain != 0, 0))
+
+
+def _filled(rows: slice, column: int | slice, value: float) -> Plant:
+    def plant(data: DomainData) -> DomainData:
+        return changed(data, lambda x: x[rows, column].fill_(value))
+
+    return plant
+
+
+def _times(data: DomainData) -> DomainData:
+    return changed(data, lambda x: x[:200, 4].mul_(1000))
+
+
+def _ids(data: DomainData) -> DomainData:
+    return replace(data, y=torch.arange(600) // 2, classes=tuple(str(number) for number in range(300)))
+
+
+def _black(data: DomainData) -> DomainData:
+    return changed(data, lambda x: x.index_fill_(0, torch.tensor([3, 205]), 0))
+
+
+def _dark(data: DomainData) -> DomainData:
+    return changed(data, lambda x: x[:200].floor_divide_(3))
+
+
+ODD: dict[str, tuple[str, Plant, dict[str, str]]] = {
+    "few": ("rows", _few, {"few samples": "1 of 3 clients train on few samples, south: 18, where the median is 120"}),
+    "rare": ("rows", _rare, {"imbalance": "the class 'ill' has 351 samples and 'well' 9, 39 times fewer"}),
+    "lacking": (
+        "rows",
+        _one_class_at_a_site,
+        {"absent class": "1 of 3 clients train without a sample of some class: north lacks 'well'", "label drift": ""},
+    ),
+    "constant": (
+        "rows",
+        _filled(slice(None), 5, 1.0),
+        {"constant columns": "1 of 6 columns are the same in all samples: 5"},
+    ),
+    "constant at a site": (
+        "rows",
+        _filled(slice(0, 200), 5, 1.0),
+        {"constant columns": "1 sites have columns that never change, or are missing, there alone: north: column 5"},
+    ),
+    "missing": (
+        "rows",
+        _filled(slice(0, 100), 2, torch.nan),
+        {"missing values": "Numbers are missing at 1 of 3 sites, most of all north 50 % of column 2."},
+    ),
+    "scaled": ("rows", _times, {"value ranges": "1 of 3 sites have values of another range: north, column 4 (4 is "}),
+    "identifiers": (
+        "rows",
+        _ids,
+        {"labels like identifiers": "There are 300 classes for 600 samples", "small validation": "north: 0"},
+    ),
+    "black": ("images", _black, {"constant samples": "images show nothing"}),
+    "dark": (
+        "images",
+        _dark,
+        {"brightness": "Images of 1 of 3 sites have another brightness, as the mean of a pixel: north"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_what_is_odd_is_found_with_its_numbers(name: str):
+    """Each with what necessarily comes with it: sites of other values are told apart, say."""
+    kind, plant, expected = ODD[name]
+    report = reported(plant(clean(kind)), test=name == "black")
+    drift = {"feature drift", "label drift"}
+    if name == "black":
+        drift |= {"duplicates", "conflicting labels"}
+    if name == "few":
+        drift |= {"small validation", "small test", "batch"}
+    assert set(kinds(report)) - drift == set(expected) - drift
+    for finding in report.findings:
+        assert expected.get(finding.kind, "") in finding.text
+        assert finding.remedy.endswith(".")
+
+
+def test_what_is_odd_names_its_sites():
+    assert {finding.kind: finding.sites for finding in reported(_dark(clean("images"))).findings} == {
+        "brightness": ("north",),
+        "feature drift": ("north", "south", "west"),
+    }
+    assert reported(_few(clean())).findings[0].sites == ("south",)
+
+
+def test_a_large_batch_and_a_small_validation_are_found():
+    """30 of each class at a site: 18 train, 6 are tested and 6 are validated on, of each class."""
+    report = reported(clean(per_class=30), batch=64)
+    texts = {finding.kind: finding.text for finding in report.findings}
+    assert set(texts) == {"batch", "small validation", "small test"}
+    assert texts["batch"].startswith("A batch of 64 is larger than what 3 of 3 clients train on (north: 36, ")
+    assert "3 validation environments have few samples, north: 12" in texts["small validation"]
+    assert "moves an accuracy by 8 percentage points" in texts["small validation"]
+
+
+def test_a_class_that_nobody_trains_on_is_found():
+    data = clean()
+    y = data.y.where(data.domain != 2, 2)
+    report = reported(replace(data, y=y, classes=(*data.classes, "dead")), LeaveOneDomainOut(hold_out="west"))
+    absent = [finding.text for finding in report.findings if finding.kind == "absent class"]
+    assert absent[0] == "1 of 3 classes have samples, but nobody trains on one: 'dead'."
+
+
+# Duplicates ---------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=40), st.sampled_from([torch.uint8, torch.float32, torch.int64]))
+def test_samples_of_equal_bytes_have_one_number(values: list[int], dtype: torch.dtype):
+    x = torch.tensor(values).to(dtype).view(-1, 1).expand(-1, 3)
+    found = contents(x).tolist()
+    for (one, a), (other, b) in combinations(zip(values, found, strict=True), 2):
+        assert (one == other) == (a == b)
+    assert sorted(set(found)) == list(range(len(set(values))))
+
+
+def roles_of(data: DomainData) -> Roles:
+    return Roles.of(federated(data), len(data.y))
+
+
+def copied(data: DomainData, pairs: list[tuple[int, int]]) -> DomainData:
+    """Some samples become what others are."""
+    to, of = zip(*pairs, strict=True)
+    return changed(data, lambda x: x.index_copy_(0, torch.tensor(to), data.x[list(of)]))
+
+
+def test_equal_samples_on_both_sides_of_a_split_are_found():
+    data = clean()
+    roles = roles_of(data)
+    trained, tested, validated = (
+        roles.masks[role].nonzero().flatten().tolist() for role in ("training", "test", "validation")
+    )
+    pairs = [(tested[0], trained[-1]), (tested[1], trained[-1]), (validated[0], trained[5])]
+    report = reported(copied(data, pairs))
+    found = {each.where: each for each in report.duplicates}
+    assert found["test"].sets == ((tested[0], trained[-1]), (tested[1], trained[-1]))
+    assert found["validation"].sets == ((validated[0], trained[5]),)
+    texts = [finding.text for finding in report.findings if finding.kind == "duplicates"]
+    assert texts[0].startswith(
+        f"1 of 120 samples of validation are also in training, bit by bit (sample {validated[0]} "
+    )
+    assert texts[1].startswith(f"2 of 120 samples of test are also in training, bit by bit (sample {tested[0]} ")
+
+
+def test_equal_samples_of_sites_and_classes_are_found():
+    data = clean()
+    trained = roles_of(data).masks["training"]
+    a, b, c = ((trained & (data.domain == site) & (data.y == 0)).nonzero().flatten().tolist() for site in range(3))
+    ill = (trained & (data.domain == 2) & (data.y == 1)).nonzero().flatten().tolist()
+    pairs = [(b[0], a[0]), (b[1], a[1]), (c[0], a[1]), (c[4], c[3]), (c[5], c[3]), (ill[7], c[9])]
+    report = reported(copied(data, pairs))
+    found = {each.where: each for each in report.duplicates}
+    assert set(found) == {"sites", "labels", "class"}
+    assert (found["sites"].samples, len(found["sites"].sets)) == (5, 2)
+    assert found["sites"].pairs == (("north", "south", 2), ("north", "west", 1), ("south", "west", 1))
+    assert found["labels"].sets == (tuple(sorted((c[9], ill[7]))),)
+    assert (found["class"].samples, found["class"].sets) == (2, ((c[3], c[4], c[5]),))
+    texts = {finding.kind: finding.text for finding in report.findings}
+    assert "2 samples are equal bit by bit to one of another class" in texts["conflicting labels"]
+    assert set(texts) == {"duplicates", "conflicting labels"}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_group_keeps_equal_samples_on_one_side(seed: int):
+    """Every sample twice: without groups some of the pairs are parted by any split, with groups none is."""
+    data = clean(seed=seed)
+    data = replace(data, x=data.x[torch.arange(600) // 4 * 4 + data.y])  # sample 4k and 4k + 2, 4k + 1 and 4k + 3
+    apart, together = data, replace(data, group=torch.arange(600) // 4 * 2 + data.y)
+    assert torch.equal(contents(data.x)[:4], torch.tensor([0, 1, 0, 1]))
+    assert {"validation", "test"} <= {each.where for each in reported(apart).duplicates}
+    assert {each.where for each in reported(together).duplicates} == {"class"}
+
+
+def test_equal_samples_are_named_by_file_where_that_is_known(tmp_path: Path, make: Make):
+    """An image that lies at two sites, and rows of an array."""
+    draw = np.random.default_rng(0)
+    for site in ("a", "b"):
+        for label in ("ill", "well"):
+            (tmp_path / "photos" / site / label).mkdir(parents=True)
+            for number in range(8):
+                picture = draw.integers(0, 255, (6, 6), dtype=np.uint8)
+                Image.fromarray(picture).save(tmp_path / "photos" / site / label / f"{number}.png")
+    twin = tmp_path / "photos" / "b" / "well" / "3.png"
+    twin.write_bytes((tmp_path / "photos" / "a" / "well" / "5.png").read_bytes())
+    settings = {"data.path": str(tmp_path / "photos"), "data.size": 6, "data.channels": 1, "protocol.hold_out": "b"}
+    report = fedshift.inspect_data(make(), data="folder", settings=settings, progress=Progress())
+    assert [each.where for each in report.duplicates] == ["test", "sites"]
+    first = next(finding.text for finding in report.findings if finding.kind == "duplicates")
+    assert first.count(str(twin)) == 1
+    assert str(tmp_path / "photos" / "a" / "well" / "5.png") in first
+
+    x = draw.normal(size=(40, 3)).astype("float32")
+    x[33] = x[2]
+    arrays = {"x": x, "y": np.arange(40) % 2, "domain": np.repeat(["a", "b"], 20)}
+    np.savez(tmp_path / "all.npz", **arrays)
+    settings = {"data.path": str(tmp_path / "all.npz"), "protocol.hold_out": "b"}
+    table = fedshift.inspect_data(make(), data="arrays", settings=settings, progress=Progress()).table()
+    assert table["duplicates"][1]["first"] == [
+        [f"sample {row} (row {row} of '{tmp_path / 'all.npz'}')" for row in (2, 33)]
+    ]
+
+
+# Drift --------------------------------------------------------------------------------------------
+
+
+def test_chance_is_what_counting_gives():
+    """Of 2 + 2 held-out samples of a class all are right: one of 4!/(2! 2!) = 6 ways; of two such classes one of 36.
+
+    All of one prediction: every way gives as many right ones.
+    """
+    assert by_chance([Told(2, 2, 0)]) == pytest.approx(1 / 6)
+    assert by_chance([Told(2, 2, 0), Told(2, 2, 0)]) == pytest.approx(1 / 36)
+    assert by_chance([Told(3, 3, 3)]) == pytest.approx(1)
+    assert by_chance([Told(3, 0, 3)]) == pytest.approx(1)
+
+
+@given(
+    st.lists(
+        st.integers(1, 4).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(0, n))),
+        min_size=1,
+        max_size=3,
+    )
+)
+def test_chance_is_the_share_of_assignments(strata: list[tuple[int, int, int]]):
+    """Every way to say which held-out samples of a class are of the first site, counted one by one."""
+    ways = np.array([1.0])
+    for count, mine, theirs in strata:
+        said = [1] * (mine + theirs) + [0] * (2 * count - mine - theirs)
+        own = np.zeros(count + 1)
+        for chosen in combinations(range(2 * count), count):
+            own[sum(said[place] for place in chosen)] += 1
+        assert own.sum() == comb(2 * count, count)
+        ways = np.convolve(ways, own / own.sum())
+    expected = ways[sum(mine for _, mine, _ in strata) :].sum()
+    assert by_chance([Told(*each) for each in strata]) == pytest.approx(expected)
+
+
+def test_holms_correction():
+    """Of 3: the smallest times 3, the next times 2, the last times 1, none below the one before it."""
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.5, 0.9]) == pytest.approx([1.0, 1.0])
+    assert holm([]) == []
+
+
+def test_classes_are_compared_by_a_chi_squared_test():
+    """The two rare classes (3 and 4 expected at a site) count as one of 14."""
+    table = np.array([[50, 30, 2, 5], [40, 40, 4, 3]])
+    expected = scipy.stats.chi2_contingency(np.array([[50, 30, 7], [40, 40, 7]]), correction=False).pvalue
+    assert homogeneity(table) == pytest.approx(expected)
+    assert homogeneity(np.array([[50, 0], [40, 0]])) is None
+
+
+def p_values(count: int, shift: float = 0.0) -> np.ndarray:
+    found = []
+    for seed in range(count):
+        draw = np.random.default_rng(seed)
+        y, mine = np.arange(240) % 3, np.arange(240) < 120
+        z = draw.normal(size=(240, 4)) + y[:, None] + shift * mine[:, None]
+        told = two_sample_test(z, y, mine, draw)
+        assert told is not None
+        found.append(told[1])
+    return np.array(found)
+
+
+def test_where_sites_are_alike_p_is_uniform():
+    """Exact p values of a discrete statistic are never below uniform: at most 5 % below 0.05 and so on.
+
+    The number below a level is binomial, so over 300 seeds it exceeds its 99.9 % point once in a thousand times; how
+    far it may fall below is how coarse the statistic is: of 120 samples it steps by at most 0.15 in p.
+    """
+    p = p_values(300)
+    for level in (0.05, 0.1, 0.25, 0.5, 0.75):
+        below = int((p <= level).sum())
+        assert below <= scipy.stats.binom.ppf(0.999, 300, level)
+        assert below >= scipy.stats.binom.ppf(0.001, 300, max(level - 0.15, 0.0))
+
+
+def test_where_sites_differ_p_is_small():
+    assert (p_values(20, shift=1.0) < 1e-3).all()
+
+
+@pytest.mark.parametrize("kind", ["rows", "signals", "images", "text", "arrays"])
+def test_a_shift_of_features_is_told(kind: str):
+    """One site's samples are moved, of any kind, and only its pairs differ."""
+    data = changed(clean(kind))
+    moved = data.x[:200] * (2 if kind != "images" else 0.6)
+    data.x[:200] = (moved.clamp(0, 9) if kind == "text" else moved).to(data.x.dtype)
+    drift = reported(data).features
+    assert drift is not None
+    assert [each.significant for each in drift.pairs] == [True, True, False]
+    assert [(each.one, each.other) for each in drift.pairs] == [
+        ("north", "south"),
+        ("north", "west"),
+        ("south", "west"),
+    ]
+    assert next(each.one for each in drift.rest if each.significant) == "north"
+    assert {each.other for each in drift.rest} == {REST}
+    assert all(each.adjusted >= each.p for each in (*drift.pairs, *drift.rest))
+
+
+def _skewed(seed: int) -> DomainData:
+    """A site has 300 of one class and 30 or 60 of the other, another site the other way round; else they are alike."""
+    data = clean(sites=2, per_class=300, seed=seed)
+    kept = torch.arange(1200) % 20 < torch.where(data.y == data.domain, 20, 3)
+    return replace(data, x=data.x[kept], y=data.y[kept], domain=data.domain[kept], group=data.group[kept])
+
+
+def test_a_shift_of_labels_is_no_shift_of_features():
+    """Of 20 such pairs of sites more than 5 have p below 0.05 by chance in less than one of a thousand cases."""
+    count = 0
+    for seed in range(20):
+        data = _skewed(seed)
+        (pair,) = feature_drift(data, torch.ones_like(data.y, dtype=torch.bool), "rows", Streams(seed)).pairs
+        count += pair.significant
+    assert count <= scipy.stats.binom.ppf(0.999, 20, 0.05)
+
+
+def test_a_shift_of_labels_is_found():
+    """Shares of the first class: 300 of 330 and 60 of 360."""
+    data = _skewed(0)
+    (pair,) = label_drift(data, data.domain, data.domains).pairs
+    assert pair.value == pytest.approx(300 / 330 - 60 / 360)
+    assert pair.adjusted < 1e-10
+    assert pair.samples == 690
+    assert "label drift" in kinds(reported(data))
+
+
+def test_samples_of_one_original_are_no_independent_samples():
+    """Each site has patients of its own, with ten nearly equal samples each; sites are alike but for who is there.
+
+    Taken as independent, the samples of a patient on both halves give its site away.
+    """
+    patients = drawn(60, 6)
+    x = patients.repeat_interleave(10, dim=0) + 0.01 * drawn(600, 6, seed=1)
+    y, domain = torch.arange(60).repeat_interleave(10) % 2, torch.arange(600) // 300
+    data = DomainData(x, y, domain, SITES[:2], ("ill", "well"), torch.arange(600))
+    looked = torch.ones(600, dtype=torch.bool)
+    known = replace(data, group=torch.arange(60).repeat_interleave(10))
+    alone = feature_drift(data, looked, "rows", Streams(0))
+    assert alone.pairs[0].p < 0.01
+    assert feature_drift(known, looked, "rows", Streams(0)).pairs == ()  # 30 patients of a site are too few
+    many = DomainData(
+        drawn(200, 6).repeat_interleave(3, dim=0),
+        torch.arange(200).repeat_interleave(3) % 2,
+        domain,
+        SITES[:2],
+        ("ill", "well"),
+        torch.arange(200).repeat_interleave(3),
+    )
+    (pair,) = feature_drift(many, looked, "rows", Streams(0)).pairs
+    assert pair.p > 0.05
+    assert pair.samples <= 100
+
+
+def test_what_is_drawn_for_a_comparison_depends_on_the_seed_alone():
+    data = clean()
+    looked = torch.ones(600, dtype=torch.bool)
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    first = feature_drift(data, looked, "rows", Streams(3))
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(6)
+    assert feature_drift(data, looked, "rows", Streams(3)) == first
+    assert feature_drift(data, looked, "rows", Streams(4)) != first
+
+
+def test_that_numbers_are_missing_tells_a_site_where_it_does():
+    """A tenth is missing everywhere, or at one site alone; what is missing looks as if it were the mean."""
+    anywhere = drawn(600, 6, seed=2) > 1.28
+    everywhere = changed(clean(), lambda x: x.masked_fill_(anywhere, torch.nan))
+    one = changed(clean(), lambda x: x.masked_fill_(anywhere & (torch.arange(600) < 200)[:, None], torch.nan))
+    looked = torch.ones(600, dtype=torch.bool)
+    assert not any(each.significant for each in feature_drift(everywhere, looked, "rows", Streams(0)).pairs)
+    found = [each.significant for each in feature_drift(one, looked, "rows", Streams(0)).pairs]
+    assert found == [True, True, False]
+
+
+@pytest.mark.parametrize("kind", ["rows", "signals", "images", "arrays"])
+def test_where_nothing_varies_nothing_is_compared(kind: str):
+    report = reported(changed(clean(kind), lambda x: x.fill_(7)))
+    assert report.features is not None
+    assert report.features.pairs == ()
+    assert {"constant columns", "constant samples"} & set(kinds(report))
+
+
+@pytest.mark.parametrize("kind", ["rows", "signals", "arrays"])
+def test_the_largest_numbers_can_be_compared(kind: str):
+    drift = reported(changed(clean(kind), lambda x: x.mul_(1e37))).features
+    assert drift is not None
+    assert [each.significant for each in drift.pairs] == [False] * 3
+
+
+def test_of_many_sites_each_is_compared_with_the_others():
+    """Of 18, one of which is moved; 1,000 samples of a site at most, or 20,000 in all."""
+    x, domain = drawn(18 * 60, 3), torch.arange(18).repeat_interleave(60)
+    x[:60] += 2
+    names = tuple(f"site {number}" for number in range(18))
+    data = DomainData(x, torch.arange(18 * 60) % 2, domain, names, ("ill", "well"), torch.arange(18 * 60))
+    drift = feature_drift(data, torch.ones(18 * 60, dtype=torch.bool), "rows", Streams(0))
+    assert drift.pairs == ()
+    assert [each.one for each in drift.rest] == list(names)
+    assert [each.one for each in drift.rest if each.significant] == ["site 0"]
+    assert drift.per_site == 1000
+    text = str(reported(data))
+    assert "1 of 18 sites and the others are told apart by a classifier, site 0 and the others best" in text
+
+
+def test_sites_of_no_common_class_are_not_compared():
+    data = clean(sites=2)
+    data = replace(data, y=data.domain)
+    assert feature_drift(data, torch.ones(400, dtype=torch.bool), "rows", Streams(0)).pairs == ()
+    (pair,) = label_drift(data, data.domain, data.domains).pairs
+    assert (pair.value, pair.significant) == (1.0, True)
+    assert any(
+        "2 of 2 sites have too few samples of common classes" in note for note in reported(data).table()["notes"]
+    )
+
+
+def test_without_scikit_learn_all_else_is_reported(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(__import__("sys").modules, "sklearn.decomposition", None)
+    report = reported(clean())
+    assert report.features is None
+    assert any("pip install 'fedshift[sklearn]'" in note for note in report.notes)
+    assert len(report.labels.pairs) == 3
+
+
+# Where it is read ---------------------------------------------------------------------------------
+
+
+class Page(HTMLParser):
+    """Counts tags, and raises an error where they do not nest."""
+
+    VOID = ("meta", "img", "br")
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.words: list[str] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+@pytest.mark.parametrize(("kind", "tag", "count"), [("images", "img", 6), ("signals", "svg", 36)])
+def test_the_page_shows_samples_of_each_site_and_class(tmp_path: Path, kind: str, tag: str, count: int):
+    """A strip of images for 3 sites and 2 classes, or six curves for each."""
+    path = reported(clean(kind), experiment="<script>").report(tmp_path / "new")
+    assert path == tmp_path / "new"
+    page = Page(path.read_text(encoding="utf-8"))
+    assert page.tags.count(tag) == count
+    assert "script" not in page.tags
+    assert "The data of <script>" in page.words
+
+
+@pytest.mark.parametrize("kind", ["rows", "text", "arrays"])
+def test_the_page_shows_rows_and_texts_as_lines(tmp_path: Path, kind: str):
+    report = reported(clean(kind))
+    page = Page(report.report(tmp_path).read_text(encoding="utf-8"))
+    assert (tmp_path / "data.html").is_file()
+    first = report.examples[0]
+    if kind == "text":
+        assert report.inputs.text(first.x)[0] in page.words
+    else:
+        start = ", ".join(f"{value:.4g}" for value in first.x[0].flatten()[:6].tolist())
+        assert any(word.startswith(start) for word in page.words)
+    assert len(report.examples) == 6
+    assert all((report.data.y[list(each.rows)] == report.classes.index(each.label)).all() for each in report.examples)
+
+
+@pytest.mark.parametrize("kind", ["rows", "signals", "images", "text", "arrays"])
+def test_everything_is_in_the_text_the_notebook_and_the_json(kind: str):
+    data = replace(clean(kind), domains=("a|b", "<i>", "*"))
+    report = reported(_one_class_at_a_site(data), notes=["Something else."])
+    Page(report._repr_html_())
+    for finding in report.findings:
+        assert finding.text in str(report)
+    assert "Note: Something else." in repr(report)
+    table = json.loads(json.dumps(report.table(), allow_nan=False))
+    assert [site["name"] for site in table["sites"]] == ["a|b", "<i>", "*"]
+    assert table["findings"][0]["kind"] == "absent class"
+    assert table["sites"][1]["classes"] == {"ill": 100, "well": 100}
+
+
+def test_progress_is_told():
+    told: list[tuple[str, int, int]] = []
+    reported(clean(), tell=lambda *what: told.append(what))
+    assert list(dict.fromkeys(what for what, _, _ in told)) == [
+        "Looking for equal samples",
+        "Comparing sites",
+        "Measuring inputs",
+    ]
+    assert all(done <= total for _, done, total in told)
+
+
+# The command --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ok(tmp_path: Path, make: Make) -> Callable[..., str]:
+    import tomli_w
+
+    file = tmp_path / "tiny.toml"
+    file.write_text(tomli_w.dumps(override(TINY, {"run.out": str(tmp_path / "runs")})))
+
+    def invoke(*words: str, code: int = 0) -> str:
+        result = RUNNER.invoke(app, ["data", str(file), *words])
+        assert result.exit_code == code, result.output
+        if code:
+            assert isinstance(result.exception, FedshiftError)
+            return str(result.exception)
+        return result.stdout
+
+    return invoke
+
+
+def test_the_command_prints_and_writes_the_page(ok: Callable[..., str], tmp_path: Path):
+    """The tiny data: brightness is the site, and 3 of 30 images of a site are validated on."""
+    page = tmp_path / "page.html"
+    output = ok("--html", str(page))
+    assert re.search(r"Found: \d\n1\. ", output)
+    assert "2 validation environments have few samples, dark: 3" in output
+    assert f"Written: {page}" in output
+    Page(page.read_text(encoding="utf-8"))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_command_prints_json_alone(ok: Callable[..., str]):
+    table = json.loads(ok("--json", "--method", "fedavg,fedsr"))
+    assert (table["experiment"], table["data"], table["kind"], table["samples"]) == ("tiny", "tiny", "images", 90)
+    assert not any("divide data" in note for note in table["notes"])
+    assert table["sites"][2]["roles"] == {"training": 0, "validation": 0, "test": 30, "nobody": 0}
+
+
+def test_of_several_divisions_the_first_is_looked_at(ok: Callable[..., str]):
+    notes = json.loads(ok("--json", "--hold-out", "dark,light", "--seed", "0,1"))["notes"]
+    assert "These runs divide data in 4 ways; this is the first: seed 0, 'dark' held out." in notes
+
+
+def test_the_command_judges_tests_where_that_is_asked_for(ok: Callable[..., str]):
+    assert json.loads(ok("--json"))["sites"][2]["values"]["mean"] == [None]
+    assert json.loads(ok("--json", "--test"))["sites"][2]["values"]["mean"] != [None]
+
+
+def test_errors_are_errors(ok: Callable[..., str], tmp_path: Path):
+    assert "--dry-run" in ok("--dry-run", code=1)  # Typer's runner; the command's main makes it 2
+    assert "domain to hold out" in ok("--hold-out", "nowhere", code=1)
+    (tmp_path / "file").touch()
+    assert "cannot be written" in ok("--html", str(tmp_path / "file" / "page.html"), code=1)
+
+
+def test_it_changes_nothing_of_a_run(make: Make):
+    """Looked at or not, the federation has the same samples."""
+    from fedshift.simulation.simulation import make_federation, read_federation
+
+    experiment = make({"partition.name": "iid", "partition.clients": 4})
+    data, looked_at = read_federation(experiment)
+    federation = make_federation(experiment)
+    for one, other in zip(looked_at.clients, federation.clients, strict=True):
+        assert torch.equal(one.train.x, other.train.x)
+        assert one.name == other.name
+    assert torch.equal(data.x, federation.clients[0].train.pool.x)
+
+
+def test_a_model_that_cannot_take_the_data_is_told(make: Make, monkeypatch: pytest.MonkeyPatch):
+    experiment = make()
+
+    def refuse(model: object, inputs: object) -> None:
+        raise FedshiftError("No.")
+
+    monkeypatch.setattr(type(experiment.model), "check", refuse)
+    report = fedshift.inspect_data(experiment, progress=Progress())
+    assert report.findings[0].text == "A run would not begin. No."
+
+
+def test_a_division_that_a_run_refuses_is_reported(make: Make):
+    """One image of a class: none is left for validation."""
+    report = fedshift.inspect_data(make({"data.per_class": 1}), progress=Progress())
+    assert report.findings[0].kind == "refused"
+    assert "No validation image of 'dark' is left to score" in report.findings[0].text
+    assert [each.samples for each in report.scored if each.role == "validation"] == [0, 0]
+
+
+def test_the_display_shows_what_is_looked_at():
+    from io import StringIO
+
+    from rich.console import Console
+
+    from fedshift.reporting.live import LiveProgress
+
+    file, times = StringIO(), iter([0.0, 100.0, 200.0])
+    display = LiveProgress(1, Console(file=file), partial(next, times))
+    display.inspected("Looking for equal samples", 10, 40)
+    assert "Looking for equal samples: 10 of 40" in file.getvalue()
+
+
+# The page of the docs -----------------------------------------------------------------------------
+
+DOCS = (Path(__file__).parents[1] / "docs" / "check-data.md").read_text(encoding="utf-8")
+
+
+def test_the_example_of_the_docs_runs_and_finds_what_it_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.chdir(tmp_path)
+    code, found = (re.search(rf"<!-- {marker} -->\n```\w+\n(.*?)```", DOCS, re.DOTALL) for marker in ("check", "found"))
+    assert code is not None
+    assert found is not None
+    names: dict[str, Any] = {}
+    exec(compile(code[1], "check-data.md", "exec"), names)  # the point of the test
+    assert len(code[1].strip().splitlines()) <= 12
+    text = str(names["report"]).replace(f"{tmp_path}/", "")
+    accuracy = partial(re.sub, r"\d+ % of", "some % of")  # its last digit is that of a version of scikit-learn
+    assert accuracy(text[text.index("Found: ") : text.index("Note: ")]) == accuracy(found[1])
+    assert names["page"].is_file()
+
+
+def test_every_kind_of_finding_is_in_the_docs():
+    table = DOCS.partition("| found | when |\n|---|---|\n")[2].partition("\n\n")[0]
+    listed = {name for row in table.splitlines() for name in row.split("|")[1].strip().split(", ")}
+    source = Path(fedshift.__file__).parent / "reporting" / "data_report" / "findings.py"
+    made = re.findall(r'Finding\(\s*f?"([^"]+)"', source.read_text(encoding="utf-8"))
+    made = [name.replace("{role}", role) for name in made for role in ("validation", "test")]
+    assert set(made) == listed
