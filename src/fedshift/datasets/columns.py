@@ -1,0 +1,166 @@
+"""Columns of CSV and Parquet files, as numbers, names or times; errors name file, column, row and value."""
+
+from __future__ import annotations
+
+import csv
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedshift.datasets.parts import Array, Names, check_each, names_of
+from fedshift.errors import FedshiftError, need
+
+SUFFIXES = (".csv", ".parquet")
+ENCODING = "utf-8-sig"  # with the mark that Excel writes, or without
+NUMBERS = "iuf"  # kinds of NumPy's types
+MISSING = frozenset(("", "nan", "na", "n/a", "null", "none"))  # what a cell without a number holds, in small letters
+FLOAT32 = float(np.finfo(np.float32).max)
+
+
+def column_names(file: Path) -> list[str]:
+    """The names of a file's columns, in order.
+
+    Args:
+        file: CSV (commas, UTF-8, a first line of names) or Parquet.
+
+    Raises:
+        FedshiftError: it cannot be read, or two have one name.
+    """
+    with _reading(file):
+        if file.suffix.lower() == ".parquet":
+            names: list[str] = _parquet().read_schema(file).names
+        else:
+            with file.open(encoding=ENCODING, newline="") as opened:
+                names = next(csv.reader(opened), [])
+    if not names:
+        raise FedshiftError(f"'{file}' is empty; its first line should name the columns.")
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise FedshiftError(f"'{file}' has two columns '{twice}'; give each a name of its own.")
+    return names
+
+
+def read_columns(file: Path, columns: Sequence[str]) -> Any:
+    """Some columns of a file, as a table of pandas; empty cells of CSV are empty text.
+
+    Raises:
+        FedshiftError: it cannot be read, or a row has more values than there are columns.
+    """
+    try:
+        import pandas as pd
+    except ImportError as error:
+        raise need("pandas", "Reading CSV and Parquet", error) from error
+    with _reading(file), warnings.catch_warnings():
+        if file.suffix.lower() == ".parquet":
+            return _parquet().read_table(file, columns=list(columns)).to_pandas(ignore_metadata=True)
+        warnings.simplefilter("error", pd.errors.ParserWarning)  # that it drops what a row has too many
+        options = {"names": column_names(file), "na_filter": False, "low_memory": False, "index_col": False}
+        return pd.read_csv(file, header=0, encoding=ENCODING, **options)[list(columns)]
+
+
+def numbers(column: Any, where: str, *, missing: bool, fix: str) -> Array:
+    """A column of numbers, (N,), float64.
+
+    Args:
+        column: pandas' column.
+        where: what errors call it, with its file.
+        missing: whether a number may be missing; it is NaN then.
+        fix: what helps against a missing one, a sentence.
+
+    Raises:
+        FedshiftError: a cell holds text or a number that float32 does not hold, or none; the message names the row.
+    """
+    if column.dtype.kind in NUMBERS:
+        values: Array = column.to_numpy(np.float64, na_value=np.nan)
+    else:
+        cells = column.astype(object).to_numpy()
+        values = np.array([_number(cell, row, where) for row, cell in enumerate(cells)], np.float64)
+    gone = np.isnan(values)
+    if gone.any() and not missing:
+        more = f", and {gone.sum() - 1} more are" if gone.sum() > 1 else ""
+        raise FedshiftError(f"{where} lacks a number in row {np.flatnonzero(gone)[0]}{more}. {fix}")
+    check_each(np.where(gone, 0, values), lambda some: ~(np.abs(some) <= FLOAT32), where, "a finite number of float32")
+    return values
+
+
+def names(column: Any, where: str, *, whole: bool = False) -> Names:
+    """A column of names or numbers, none of which is missing; see :func:`names_of`.
+
+    Raises:
+        FedshiftError: a cell holds none; the message names the row.
+    """
+    missing = np.flatnonzero(column.isna().to_numpy())
+    if len(missing):
+        raise FedshiftError(f"{where} holds nothing in row {missing[0]}; fill it in or remove the row.")
+    if column.dtype.kind in NUMBERS:
+        return names_of(column.to_numpy(), where, whole=whole)
+    values = column.astype(object).to_numpy()
+    for row, value in enumerate(values):
+        if not isinstance(value, str | bool):
+            raise FedshiftError(
+                f"{where} holds the {type(value).__name__} {str(value)!r:.100} in row {row}; give text or numbers."
+            )
+        if not str(value).strip():
+            raise FedshiftError(f"{where} holds nothing in row {row}; fill it in or remove the row.")
+    return names_of(values.astype(str), where)
+
+
+def times(column: Any, where: str) -> Array:
+    """A column of times: numbers of any unit, or dates and times (ISO 8601 in text), which become seconds; float64.
+
+    Raises:
+        FedshiftError: a cell holds neither; the message names the row.
+    """
+    import pandas as pd
+
+    if column.dtype.kind in NUMBERS:
+        return numbers(column, where, missing=False, fix="Fill it in or remove the row.")
+    stamps = pd.to_datetime(column, format="ISO8601", errors="coerce", utc=True)
+    wrong = np.flatnonzero(stamps.isna().to_numpy())
+    if len(wrong):
+        raise FedshiftError(
+            f"{where} holds {str(column.iloc[wrong[0]])!r:.100} in row {wrong[0]}; give numbers, or dates and times as "
+            "ISO 8601 writes them (2024-01-31T12:00:00.5)."
+        )
+    seconds: Array = (stamps - stamps.iloc[0]).dt.total_seconds().to_numpy()
+    return seconds
+
+
+def _number(cell: object, row: int, where: str) -> float:
+    """A number that pandas keeps as an object: a Decimal, a number of many digits, or text; NaN where there is none."""
+    if cell is None or str(cell).strip().lower() in MISSING or str(cell) == "<NA>":
+        return float("nan")
+    if isinstance(cell, str | int | float | Decimal) and not isinstance(cell, bool) and "_" not in str(cell):
+        try:
+            return float(cell)
+        except (ValueError, OverflowError):
+            pass
+    raise FedshiftError(
+        f"{where} holds {str(cell)!r:.100} ({type(cell).__name__}) in row {row}, and should hold numbers; write one, "
+        "or name the columns to read: --set data.columns=..."
+    )
+
+
+def _parquet() -> Any:
+    try:
+        from pyarrow import parquet
+    except ImportError as error:
+        raise need("parquet", "Reading Parquet", error) from error
+    return parquet
+
+
+@contextmanager
+def _reading(file: Path) -> Iterator[None]:
+    """Names the file in whatever goes wrong: pandas and Arrow raise errors of many kinds."""
+    try:
+        yield
+    except FedshiftError:
+        raise
+    except Exception as error:
+        reason = str(error).strip() or type(error).__name__
+        raise FedshiftError(f"'{file}' cannot be read as a table ({reason}). Write it again.") from error
