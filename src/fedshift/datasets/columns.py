@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from fedshift.datasets.parts import Array, Names, check_each, names_of
 from fedshift.errors import FedshiftError, need
@@ -99,15 +100,22 @@ def names(column: Any, where: str, *, whole: bool = False) -> Names:
         raise FedshiftError(f"{where} holds nothing in row {missing[0]}; fill it in or remove the row.")
     if column.dtype.kind in NUMBERS:
         return names_of(column.to_numpy(), where, whole=whole)
-    values = column.astype(object).to_numpy()
-    for row, value in enumerate(values):
-        if not isinstance(value, str | bool):
+    cells = column.astype(object).to_numpy()
+    first: dict[str, int] = {}  # the row in which each name occurs first
+    which = np.empty(len(cells), np.int64)
+    for row, cell in enumerate(cells):
+        if not isinstance(cell, str | bool):
             raise FedshiftError(
-                f"{where} holds the {type(value).__name__} {str(value)!r:.100} in row {row}; give text or numbers."
+                f"{where} holds the {type(cell).__name__} {str(cell)!r:.100} in row {row}; give text or numbers."
             )
-        if not str(value).strip():
-            raise FedshiftError(f"{where} holds nothing in row {row}; fill it in or remove the row.")
-    return names_of(values.astype(str), where)
+        which[row] = first.setdefault(str(cell), row)
+    if (row := next((row for name, row in first.items() if not name.strip()), None)) is not None:
+        raise FedshiftError(f"{where} holds nothing in row {row}; fill it in or remove the row.")
+    values = sorted(first)
+    rows = [first[value] for value in values]
+    place = np.empty(len(cells), np.int64)
+    place[rows] = np.arange(len(rows))
+    return Names(values, rows, torch.from_numpy(place[which]))
 
 
 def times(column: Any, where: str) -> Array:

@@ -48,8 +48,8 @@ class Medical(Dataset):
     patient on one side, where DICOM names the patient, and those of a file otherwise.
 
     *Choices.* Of several windows in a file the first is taken. Slices are stretched to a square, as images are,
-    whatever the distance of their pixels. What is MONOCHROME1 is inverted, so that high values are white everywhere; without a
-    window within the values that its stored bits can have.
+    whatever the distance of their pixels. MONOCHROME1 is inverted, so that high values are white
+    everywhere; without a window within the values that its stored bits can have.
     """
 
     path: str = setting(help="the folder that holds one folder a domain", path=True)

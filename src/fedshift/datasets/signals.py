@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -85,7 +85,11 @@ class Signals(WindowedDataset):
                 parts.append(self._part(file, channels, counts))
         problems.check()
         notes = (*beside(self.path, files), *self.notes(counts))
-        return joined([part for part in parts if len(part.x)], notes=notes)
+        data = joined(parts, notes=notes)
+        held = torch.bincount(data.domain, minlength=len(data.domains)).tolist()
+        empty = [name for name, count in zip(data.domains, held, strict=True) if not count]
+        without = f"No window is left of the sites {', '.join(empty)}."
+        return replace(data, notes=(*notes, without)) if empty else data
 
     def notes(self, counts: Counter[str]) -> tuple[str, ...]:
         """What was left out, decided or filled in, in sentences."""

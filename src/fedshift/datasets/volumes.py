@@ -1,7 +1,7 @@
 """DICOM and NIfTI files as slices, in the units that the files themselves give (Hounsfield units, say).
 
-A slice of NIfTI is turned as DICOM's usual ones lie: with the patient's right (sagittal: front) at the left, and with the
-front (axial) or the head at the top. Slices of a DICOM file stay as they are stored.
+A slice of NIfTI is turned as DICOM's usual ones lie: with the patient's right (sagittal: front) at the left, and with
+the front (axial) or the head at the top. Slices of a DICOM file stay as they are stored.
 """
 
 from __future__ import annotations

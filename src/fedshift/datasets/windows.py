@@ -144,24 +144,24 @@ class WindowedDataset(Dataset):
             counts[SHORT] += 1
             counts[UNUSED] += steps
             return starts, np.empty(0, np.int64)
-        inside = np.lib.stride_tricks.sliding_window_view(recording.labels, self.window)[starts]
-        mixed = (inside != inside[:, :1]).any(axis=1)
-        labels = inside[:, 0].astype(np.int64)
-        for row in np.flatnonzero(mixed):
-            labels[row] = np.bincount(inside[row]).argmax()
+        changes = np.concatenate([[0], (np.diff(recording.labels) != 0).cumsum()])  # so far, at each step
+        mixed = changes[starts + self.window - 1] > changes[starts]
+        labels = recording.labels[starts].astype(np.int64)
+        for number in np.flatnonzero(mixed):
+            labels[number] = np.bincount(recording.labels[starts[number] : starts[number] + self.window]).argmax()
         counts[MIXED] += int(mixed.sum())
         if self.mixed == "drop":
             starts, labels = starts[~mixed], labels[~mixed]
-        covered = np.zeros(steps, bool)
-        for start in starts:
-            covered[start : start + self.window] = True
-        counts[UNUSED] += int(steps - covered.sum())
+        begun, ended = np.bincount(starts, minlength=steps), np.bincount(starts + self.window, minlength=steps)
+        counts[UNUSED] += int((begun.cumsum() == ended[:steps].cumsum()).sum())
         return starts, labels
 
 
 def standardised(values: Array, axis: int) -> Array:
     """Values with mean 0 and standard deviation 1 along an axis; zeros where they do not change along it."""
-    constant = values.max(axis=axis, keepdims=True) == values.min(axis=axis, keepdims=True)
-    deviation = np.where(constant, 1, values.std(axis=axis, keepdims=True))
-    result: Array = np.where(constant, 0, (values - values.mean(axis=axis, keepdims=True)) / deviation)
+    changes = values.max(axis=axis, keepdims=True) > values.min(axis=axis, keepdims=True)
+    result: Array = np.where(changes, values - values.mean(axis=axis, keepdims=True), 0)
+    result -= result.mean(axis=axis, keepdims=True)  # what rounding left of a mean that is large beside the changes
+    deviation = result.std(axis=axis, keepdims=True)
+    result /= np.where(deviation > 0, deviation, 1)
     return result
