@@ -109,8 +109,9 @@ def names(column: Any, where: str, *, whole: bool = False) -> Names:
                 f"{where} holds the {type(cell).__name__} {str(cell)!r:.100} in row {row}; give text or numbers."
             )
         which[row] = first.setdefault(str(cell), row)
-    if (row := next((row for name, row in first.items() if not name.strip()), None)) is not None:
-        raise FedshiftError(f"{where} holds nothing in row {row}; fill it in or remove the row.")
+    empty = [row for name, row in first.items() if not name.strip()]
+    if empty:
+        raise FedshiftError(f"{where} holds nothing in row {empty[0]}; fill it in or remove the row.")
     values = sorted(first)
     rows = [first[value] for value in values]
     place = np.empty(len(cells), np.int64)

@@ -7,6 +7,7 @@ the front (axial) or the head at the top. Slices of a DICOM file stay as they ar
 from __future__ import annotations
 
 import gzip
+import logging
 import warnings
 import zlib
 from collections.abc import Iterator
@@ -79,8 +80,7 @@ def read_volume(file: Path, axis: Axis) -> Volume:
     Raises:
         FedshiftError: it cannot be read, or is none of these; the message names the file and what in it is wrong.
     """
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with _heard() as caught:
         nifti = file.name.lower().endswith((".nii", ".nii.gz"))
         volume = _nifti(file, axis) if nifti else _dicom(file)
     finite = np.isfinite(volume.values)
@@ -90,7 +90,7 @@ def read_volume(file: Path, axis: Axis) -> Volume:
             f"The file '{file}' holds {volume.values[tuple(place)]} at {place[1:]} of slice {place[0]}, and "
             f"{(~finite).sum() - 1} more such; write finite numbers, such as 0 outside of the body."
         )
-    return volume._replace(warned=tuple(dict.fromkeys(str(each.message) for each in caught)))
+    return volume._replace(warned=tuple(dict.fromkeys(_line(str(each.message)) for each in caught)))
 
 
 def _dicom(file: Path) -> Volume:
@@ -98,14 +98,11 @@ def _dicom(file: Path) -> Volume:
         import pydicom
     except ImportError as error:
         raise need("medical", "Reading DICOM", error) from error
-    with _readable(file):
+    with _readable(file):  # values are read from their bytes when they are asked for
         held = pydicom.dcmread(file)
-    _check_pixels(file, held)
-    _check_decoder(file, held)
-    with _readable(file):
-        stored = held.pixel_array
-    frames = stored[None] if stored.ndim == 2 else stored
-    with _readable(file):
+        _check_pixels(file, held)
+        stored = _decoded(file, held)
+        frames = stored[None] if stored.ndim == 2 else stored
         values = frames.astype(np.float64)
         if "ModalityLUTSequence" in held:
             values = np.asarray(pydicom.pixels.apply_modality_lut(frames, held), np.float64)
@@ -119,9 +116,8 @@ def _dicom(file: Path) -> Volume:
             limits += [bound * slope + intercept for bound in _bounds(held)]
             windows.append(_window(file, held, number))
         patient = str(held.get("PatientID") or "").strip()
-    return Volume(
-        values, tuple(windows), held.PhotometricInterpretation == "MONOCHROME1", (min(limits), max(limits)), patient
-    )
+        inverted = held.PhotometricInterpretation == "MONOCHROME1"
+    return Volume(values, tuple(windows), inverted, (min(limits), max(limits)), patient)
 
 
 def _check_pixels(file: Path, held: Any) -> None:
@@ -132,23 +128,26 @@ def _check_pixels(file: Path, held: Any) -> None:
     """
     if not any(name in held for name in ("PixelData", "FloatPixelData", "DoubleFloatPixelData")):
         raise FedshiftError(f"The file '{file}' holds no pixels {_tag('PixelData')}; remove it, or export the image.")
-    for name in ("Rows", "Columns", "PhotometricInterpretation"):
-        if not held.get(name):
-            raise FedshiftError(f"The file '{file}' lacks {_tag(name)}; export it again.")
+    if not held.get("PhotometricInterpretation"):
+        raise FedshiftError(f"The file '{file}' lacks {_tag('PhotometricInterpretation')}; export it again.")
     if held.PhotometricInterpretation not in GRAY:
         raise FedshiftError(
             f"The file '{file}' is {held.PhotometricInterpretation} {_tag('PhotometricInterpretation')}, and the data "
             f"set 'medical' reads {' and '.join(GRAY)}; export colour images as PNG for the data set 'folder'."
         )
-    count = int(held.Rows) * int(held.Columns) * int(held.get("NumberOfFrames") or 1)
-    memory.check(count * BYTES_PER_VALUE, f"Reading the file '{file}'", "Split it, or remove it.")
+    sides = {"Rows": 0, "Columns": 0, "NumberOfFrames": 1}
+    sizes = [_number(file, held, 0, name, default) for name, default in sides.items()]
+    for name, size in zip(sides, sizes, strict=True):
+        if size < 1 or size != int(size):
+            raise FedshiftError(f"The file '{file}' has {size:g} in {_tag(name)}; export it again.")
+    memory.check(int(np.prod(sizes)) * BYTES_PER_VALUE, f"Reading the file '{file}'", "Split it, or remove it.")
 
 
-def _check_decoder(file: Path, held: Any) -> None:
-    """The pixels are stored in a way that can be decoded here.
+def _decoded(file: Path, held: Any) -> Array:
+    """The pixels as stored, (height, width) or (frames, height, width).
 
     Raises:
-        FedshiftError: they are not; the message says what to install.
+        FedshiftError: they are compressed as nothing here can decode; the message says what to install.
     """
     from pydicom.pixels import get_decoder
 
@@ -160,12 +159,21 @@ def _check_decoder(file: Path, held: Any) -> None:
         lacking = "" if decoder.is_available else "; ".join(decoder.missing_dependencies)
     except NotImplementedError:
         lacking = "pydicom knows no decoder of it"
-    if lacking:
-        raise FedshiftError(
-            f"The pixels of '{file}' are compressed as {syntax.name} {_tag('TransferSyntaxUID')}, which cannot be "
-            f"decoded here ({lacking}): pip install pylibjpeg pylibjpeg-libjpeg pylibjpeg-openjpeg, or export the file "
-            "uncompressed."
-        )
+    if not lacking:
+        try:
+            held.pixel_array_options(allow_excess_frames=False)  # than the file says it has
+            pixels: Array = held.pixel_array
+        except Exception as error:  # decoders raise nearly anything
+            if not syntax.is_compressed:
+                raise
+            lacking = str(error).strip()
+        else:
+            return pixels
+    raise FedshiftError(
+        f"The pixels of '{file}' are compressed as {syntax.name} {_tag('TransferSyntaxUID')}, and cannot be decoded "
+        f"here ({_line(lacking)}): pip install pylibjpeg pylibjpeg-libjpeg pylibjpeg-openjpeg, or export the file "
+        "uncompressed."
+    )
 
 
 def _bounds(held: Any) -> tuple[float, float]:
@@ -191,13 +199,11 @@ def _window(file: Path, held: Any, frame: int) -> Window | None:
 
 
 def _number(file: Path, held: Any, frame: int, keyword: str, default: float) -> float:
-    found = _found(held, frame, keyword)
-    if found is None:
-        return default
-    try:
-        number = float(found)
+    try:  # pydicom reads the value now, too
+        found = _found(held, frame, keyword)
+        number = default if found is None else float(found)
     except (TypeError, ValueError) as error:
-        raise FedshiftError(f"The file '{file}' has {found!r:.100} in {_tag(keyword)}; write a number.") from error
+        raise FedshiftError(f"The file '{file}' has no number in {_tag(keyword)} ({error}); correct it.") from error
     if not np.isfinite(number):
         raise FedshiftError(f"The file '{file}' has {number} in {_tag(keyword)}; write a finite number.")
     return number
@@ -261,6 +267,19 @@ def _nifti(file: Path, axis: Axis) -> Volume:
 
 
 @contextmanager
+def _heard() -> Iterator[list[warnings.WarningMessage]]:
+    """The warnings of what is read; pydicom also logs them, so that they would be said twice."""
+    log = logging.getLogger("pydicom")
+    silent, log.disabled = log.disabled, True
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield caught
+    finally:
+        log.disabled = silent
+
+
+@contextmanager
 def _readable(file: Path) -> Iterator[None]:
     """Names the file in whatever goes wrong: the libraries raise nearly anything on damaged bytes."""
     try:
@@ -269,5 +288,12 @@ def _readable(file: Path) -> Iterator[None]:
         raise
     except Exception as error:
         damaged = isinstance(error, EOFError | zlib.error | gzip.BadGzipFile)
-        reason = "it is cut off or damaged" if damaged else str(error).strip() or type(error).__name__
+        other = type(error).__name__ in ("InvalidDicomError", "ImageFileError")  # whose words are for programmers
+        reason = "it does not begin as such files do" if other else _line(str(error)) or type(error).__name__
+        reason = "it is cut off or damaged" if damaged else reason
         raise FedshiftError(f"The file '{file}' cannot be read ({reason}). Replace or remove it.") from error
+
+
+def _line(text: str) -> str:
+    """A library's words in a line."""
+    return " ".join(text.split())
