@@ -1,12 +1,12 @@
-"""Exercises of the shoulder, as a smartwatch records them (Burns et al., Physiological Measurement 39, 2018).
+"""Exercises of the shoulder, as a smartwatch records them (Burns et al., Physiological Measurement 39(7), 2018).
 
-Ten persons did seven exercises of rehabilitation with the right and with the left arm, twenty times in a row; each such
-series is one recording of six channels at 50 Hz: acceleration (ax, ay, az) and angular velocity (wx, wy, wz). It is
-the part of the study's data that the package seglearn ships (140 recordings of 19 to 52 seconds), and is read offline.
+Ten healthy persons did seven exercises of rehabilitation with the right and with the left arm, twenty times in a row; each such
+series is one recording of six channels at 50 Hz: acceleration (ax, ay, az) and angular velocity (wx, wy, wz). These
+140 recordings of 19 to 52 seconds are the part of the study's data that the package seglearn ships, and are read offline.
 
 The side is a real covariate: on the other arm the watch sees the same exercise mirrored. So is the person.
 
-Choices: windows of 4 seconds that overlap by half, as in the paper. Where sides are sites, a split keeps a person's
+Choices: windows of 4 seconds that overlap by half. Where sides are sites, a split keeps a person's
 recordings of both sides together, so that persons are new to the model that is scored; where persons are sites it keeps
 recordings whole.
 """
@@ -40,10 +40,8 @@ class Watch(WindowedDataset):
     """Seven exercises of the shoulder in six channels of a smartwatch at 50 Hz; sites are arms or persons."""
 
     domain: Literal["side", "subject"] = setting("side", help="what a site is: the left or the right arm, or a person")
-    window: Count = setting(200, help="steps of 1/50 second in a window", source="Burns et al., Sec. 2.4: 4 seconds")
-    stride: WholeNumber = setting(
-        100, help="steps from the beginning of a window to that of the next; 0: as window", source="Burns et al."
-    )
+    window: Count = setting(200, help="steps of 1/50 second in a window")
+    stride: WholeNumber = setting(100, help="steps from the beginning of a window to that of the next; 0: as window")
 
     def domain_names(self) -> tuple[str, ...]:
         """The arms, or the persons by number."""
