@@ -250,24 +250,28 @@ def test_a_missing_number_is_an_error_or_is_interpolated(tmp_path: Path):
     for suffix in (".csv", ".parquet"):
         file = tmp_path / f"x{suffix}"
         message = refusal(save(file, gap, time="t"))
-        assert f"The column 'a' of '{file}' lacks a number in row 1, and 1 more are." in message
-        assert "--set data.missing=interpolate" in message
-        data = load(save(file, gap, ends, columns=["a"], missing="interpolate"))
+        assert f"The column 'a' of '{file}' holds nothing in row 1, and in 1 more; fill it in" in message
+        assert "--set data.impute=interpolate" in message
+        data = load(save(file, gap, ends, columns=["a"], impute="interpolate"))
         assert data.x.flatten().tolist() == [5, 5, 7, 7, 1, 2, 3, 4]
         assert data.notes == ("4 missing numbers were interpolated.",)
     uneven = gap.assign(a=[1, None, None, 5])
-    data = load(save(tmp_path / "x.csv", uneven, columns=["a"], time="t", missing="interpolate"))
+    data = load(save(tmp_path / "x.csv", uneven, columns=["a"], time="t", impute="interpolate"))
     assert data.x.flatten().tolist() == [1, 2, 3, 5]
 
 
 def test_what_csv_writes_for_a_missing_number(tmp_path: Path):
     (tmp_path / "x.csv").write_text("label,a\nrun,1\nrun,\nrun,NA\nrun,nan\nrun, \nrun,6\n")
-    dataset = Signals(path=str(tmp_path / "x.csv"), window=6, missing="interpolate")
-    assert load(dataset).x.flatten().tolist() == [1, 2, 3, 4, 5, 6]
+    settings: dict[str, Any] = {"path": str(tmp_path / "x.csv"), "window": 6, "impute": "interpolate"}
+    assert load(Signals(**settings, missing=["", "NA", "nan"])).x.flatten().tolist() == [1, 2, 3, 4, 5, 6]
+    assert "holds 'nan' (str) in row 3" in refusal(Signals(**settings, missing=["", "NA"]))
+    message = refusal(Signals(**settings))
+    assert "holds 'NA' (str) in row 2" in message
+    assert "--set data.missing=" in message
 
 
 def test_a_channel_without_any_number_cannot_be_interpolated(tmp_path: Path):
-    message = refusal(save(tmp_path / "x.csv", steps("w", "oslo", "run", [None, None]), *TWO, missing="interpolate"))
+    message = refusal(save(tmp_path / "x.csv", steps("w", "oslo", "run", [None, None]), *TWO, impute="interpolate"))
     assert "The recording (walk 'w') of" in message
     assert "has no number in the column 'a'" in message
 
@@ -283,7 +287,7 @@ def test_time_rises_in_each_recording(tmp_path: Path):
 def test_times_may_be_written_as_dates_and_gaps_are_said(tmp_path: Path):
     stamps = [f"2024-01-31T12:00:0{second}.5" for second in (0, 1, 2, 7)]
     recording = steps("w", "oslo", "run", [1, None, None, 8], t=stamps)
-    data = load(save(tmp_path / "x.csv", recording, columns=["a"], time="t", missing="interpolate"))
+    data = load(save(tmp_path / "x.csv", recording, columns=["a"], time="t", impute="interpolate"))
     assert data.x.flatten().tolist() == [1, 2, 3, 8]
     assert data.notes[0].startswith("2 missing")
     assert data.notes[1].startswith("1 steps of the column 't' are more than 1.5 times as long")

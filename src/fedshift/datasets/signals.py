@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedshift import memory
-from fedshift.datasets.columns import SUFFIXES, column_names, names, numbers, read_columns, times
+from fedshift.datasets.cells import SUFFIXES, column_names, names, numbers, read_columns, times
 from fedshift.datasets.parts import Array, Names, Part, beside, domain_names, files_in, joined
 from fedshift.datasets.windows import Recording, WindowedDataset
 from fedshift.errors import FedshiftError, Problems, UnknownNameError
@@ -44,10 +44,11 @@ class Signals(WindowedDataset):
     )
     time: str = setting("", help="the column of the time, which rises in each recording; empty: there is none")
     columns: tuple[str, ...] = setting((), help="the columns of the channels, in order; none: all others")
-    missing: Literal["error", "interpolate"] = setting(
-        "error",
-        help="what a missing number means; interpolate: linearly in time between its neighbours in the recording, the "
-        "nearest at its ends",
+    missing: tuple[str, ...] = setting(("",), help="what is written in a cell that holds nothing, such as NA")
+    impute: Literal["none", "interpolate"] = setting(
+        "none",
+        help="what stands for a missing number; none: it is an error; interpolate: linear in time between its "
+        "neighbours in the recording, the nearest at its ends",
     )
 
     def __post_init__(self) -> None:
@@ -144,8 +145,15 @@ class Signals(WindowedDataset):
         return Part(str(file), windows.x, label._replace(which=windows.y), _at(domain, first), kept)
 
     def _channel(self, frame: Any, file: Path, name: str) -> Array:
-        fix = "Fill it in, or between its neighbours: --set data.missing=interpolate"
-        return numbers(frame[name], _column(name, file), missing=self.missing == "interpolate", fix=fix)
+        found = numbers(frame[name], _column(name, file), self.missing)
+        gone = np.flatnonzero(np.isnan(found))
+        if len(gone) and self.impute == "none":
+            more = f", and in {len(gone) - 1} more" if len(gone) > 1 else ""
+            raise FedshiftError(
+                f"{_column(name, file)} holds nothing in row {gone[0]}{more}; fill it in, or have it filled in between "
+                "its neighbours: --set data.impute=interpolate"
+            )
+        return found
 
     def _recordings(self, file: Path, frame: Any) -> tuple[Array, list[str]]:
         """The number of each row's recording, and what errors call each."""

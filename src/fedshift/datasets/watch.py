@@ -1,14 +1,14 @@
 """Exercises of the shoulder, as a smartwatch records them (Burns et al., Physiological Measurement 39(7), 2018).
 
-Ten healthy persons did seven exercises of rehabilitation with the right and with the left arm, twenty times in a row; each such
-series is one recording of six channels at 50 Hz: acceleration (ax, ay, az) and angular velocity (wx, wy, wz). These
-140 recordings of 19 to 52 seconds are the part of the study's data that the package seglearn ships, and are read offline.
+Ten healthy persons did seven exercises of rehabilitation with the right and with the left arm, twenty times in a row;
+each such series is one recording of six channels at 50 Hz: acceleration (ax, ay, az) and angular velocity (wx, wy, wz).
+These 140 recordings of 19 to 52 seconds are the part of the study's data that the package seglearn ships, and are read
+offline.
 
 The side is a real covariate: on the other arm the watch sees the same exercise mirrored. So is the person.
 
-Choices: windows of 4 seconds that overlap by half. Where sides are sites, a split keeps a person's
-recordings of both sides together, so that persons are new to the model that is scored; where persons are sites it keeps
-recordings whole.
+Choices: windows of 4 seconds that overlap by half. Where sides are sites, a split keeps a person's recordings of both
+sides together, so that persons are new to the model that is scored; where persons are sites it keeps recordings whole.
 """
 
 from __future__ import annotations

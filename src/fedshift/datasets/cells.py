@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from decimal import Decimal
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from fedshift.errors import FedshiftError, need
 SUFFIXES = (".csv", ".parquet")
 ENCODING = "utf-8-sig"  # with the mark that Excel writes, or without
 NUMBERS = "iuf"  # kinds of NumPy's types
-MISSING = frozenset(("", "nan", "na", "n/a", "null", "none"))  # what a cell without a number holds, in small letters
 FLOAT32 = float(np.finfo(np.float32).max)
 
 
@@ -64,28 +64,31 @@ def read_columns(file: Path, columns: Sequence[str]) -> Any:
         return pd.read_csv(file, header=0, encoding=ENCODING, **options)[list(columns)]
 
 
-def numbers(column: Any, where: str, *, missing: bool, fix: str) -> Array:
-    """A column of numbers, (N,), float64.
+def numbers(column: Any, where: str, missing: Sequence[str]) -> Array:
+    """A column of numbers, (N,), float64; NaN where a cell holds nothing.
 
     Args:
         column: pandas' column.
         where: what errors call it, with its file.
-        missing: whether a number may be missing; it is NaN then.
-        fix: what helps against a missing one, a sentence.
+        missing: the text of cells that hold nothing.
 
     Raises:
-        FedshiftError: a cell holds text or a number that float32 does not hold, or none; the message names the row.
+        FedshiftError: a cell holds other text, or a number that float32 does not hold; the message names the row.
     """
     if column.dtype.kind in NUMBERS:
         values: Array = column.to_numpy(np.float64, na_value=np.nan)
     else:
         cells = column.astype(object).to_numpy()
-        values = np.array([_number(cell, row, where) for row, cell in enumerate(cells)], np.float64)
-    gone = np.isnan(values)
-    if gone.any() and not missing:
-        more = f", and {gone.sum() - 1} more are" if gone.sum() > 1 else ""
-        raise FedshiftError(f"{where} lacks a number in row {np.flatnonzero(gone)[0]}{more}. {fix}")
-    check_each(np.where(gone, 0, values), lambda some: ~(np.abs(some) <= FLOAT32), where, "a finite number of float32")
+        values = np.full(len(cells), np.nan)
+        for row in np.flatnonzero(~column.isna().to_numpy()):
+            if not (isinstance(cells[row], str) and cells[row].strip() in missing):
+                values[row] = _number(cells[row], int(row), where)
+    check_each(
+        np.where(np.isnan(values), 0, values),
+        lambda some: ~(np.abs(some) <= FLOAT32),
+        where,
+        "a finite number of float32",
+    )
     return values
 
 
@@ -128,7 +131,9 @@ def times(column: Any, where: str) -> Array:
     import pandas as pd
 
     if column.dtype.kind in NUMBERS:
-        return numbers(column, where, missing=False, fix="Fill it in or remove the row.")
+        found: Array = column.to_numpy(np.float64, na_value=np.nan)
+        check_each(found, lambda some: ~np.isfinite(some), where, "a finite number")
+        return found
     stamps = pd.to_datetime(column, format="ISO8601", errors="coerce", utc=True)
     wrong = np.flatnonzero(stamps.isna().to_numpy())
     if len(wrong):
@@ -141,17 +146,15 @@ def times(column: Any, where: str) -> Array:
 
 
 def _number(cell: object, row: int, where: str) -> float:
-    """A number that pandas keeps as an object: a Decimal, a number of many digits, or text; NaN where there is none."""
-    if cell is None or str(cell).strip().lower() in MISSING or str(cell) == "<NA>":
-        return float("nan")
+    """A number that pandas keeps as an object: a Decimal, a number of many digits, or text."""
     if isinstance(cell, str | int | float | Decimal) and not isinstance(cell, bool) and "_" not in str(cell):
-        try:
-            return float(cell)
-        except (ValueError, OverflowError):
-            pass
+        with suppress(ValueError, OverflowError):
+            number = float(cell)
+            if not isnan(number):
+                return number
     raise FedshiftError(
         f"{where} holds {str(cell)!r:.100} ({type(cell).__name__}) in row {row}, and should hold numbers; write one, "
-        "or name the columns to read: --set data.columns=..."
+        "say what stands for nothing (--set data.missing=...), or name the columns to read (--set data.columns=...)."
     )
 
 
