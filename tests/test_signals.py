@@ -284,6 +284,13 @@ def test_time_rises_in_each_recording(tmp_path: Path):
     assert f"The column 't' of '{tmp_path / 'x.csv'}' holds 2.5 in row 6, after 2.5 in row 5" in message
 
 
+def test_nanoseconds_since_1970_rise(tmp_path: Path):
+    """Float64 would take the two for the same."""
+    moments = [1_700_000_000_000_000_000, 1_700_000_000_000_000_001]
+    assert float(moments[0]) == float(moments[1])
+    assert len(load(save(tmp_path / "x.csv", steps("w", "oslo", "run", [1, 2], t=moments), time="t")).x) == 1
+
+
 def test_times_may_be_written_as_dates_and_gaps_are_said(tmp_path: Path):
     stamps = [f"2024-01-31T12:00:0{second}.5" for second in (0, 1, 2, 7)]
     recording = steps("w", "oslo", "run", [1, None, None, 8], t=stamps)
@@ -293,6 +300,12 @@ def test_times_may_be_written_as_dates_and_gaps_are_said(tmp_path: Path):
     assert data.notes[1].startswith("1 steps of the column 't' are more than 1.5 times as long")
     table = recording.assign(t=pd.to_datetime(stamps), a=[1, 2, 3, 8])
     assert torch.equal(load(save(tmp_path / "x.parquet", table, columns=["a"], time="t")).x, data.x)
+    lasting = recording.assign(t=pd.to_timedelta([0, 1, 2, 7], unit="s"))
+    assert torch.equal(
+        load(save(tmp_path / "x.parquet", lasting, columns=["a"], time="t", impute="interpolate")).x, data.x
+    )
+    message = refusal(save(tmp_path / "x.csv", recording.assign(a=1, b=1, t=stamps[::-1]), time="t"))
+    assert "holds 2024-01-31T12:00:02.5 in row 1, after 2024-01-31T12:00:07.5 in row 0" in message
     message = refusal(save(tmp_path / "x.csv", recording.assign(t=["1.5.2024", *stamps[1:]]), time="t"))
     assert "holds '1.5.2024' in row 0; give numbers, or dates and times as ISO 8601" in message
 

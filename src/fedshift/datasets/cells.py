@@ -123,25 +123,33 @@ def names(column: Any, where: str, *, whole: bool = False) -> Names:
 
 
 def times(column: Any, where: str) -> Array:
-    """A column of times: numbers of any unit, or dates and times (ISO 8601 in text), which become seconds; float64.
+    """A column of times, from the first of them on, (N,), float64.
+
+    Args:
+        column: numbers of any unit, or durations, dates and times (in text as ISO 8601), which become seconds.
+        where: what errors call it, with its file.
 
     Raises:
-        FedshiftError: a cell holds neither; the message names the row.
+        FedshiftError: a cell holds none of these; the message names the row.
     """
     import pandas as pd
 
     if column.dtype.kind in NUMBERS:
-        found: Array = column.to_numpy(np.float64, na_value=np.nan)
-        check_each(found, lambda some: ~np.isfinite(some), where, "a finite number")
-        return found
-    stamps = pd.to_datetime(column, format="ISO8601", errors="coerce", utc=True)
-    wrong = np.flatnonzero(stamps.isna().to_numpy())
+        values: Array = column.to_numpy()
+        check_each(values, lambda some: ~np.isfinite(some), where, "a finite number")
+        since: Array = (values - values.min()).astype(np.float64)  # it would not hold nanoseconds since 1970
+        return since
+    try:
+        moments = column if column.dtype.kind == "m" else pd.to_datetime(column, "coerce", format="ISO8601", utc=True)
+        wrong = np.flatnonzero(moments.isna().to_numpy())
+    except (TypeError, ValueError):  # of what no moment can be made
+        wrong = np.array([0])
     if len(wrong):
         raise FedshiftError(
             f"{where} holds {str(column.iloc[wrong[0]])!r:.100} in row {wrong[0]}; give numbers, or dates and times as "
             "ISO 8601 writes them (2024-01-31T12:00:00.5)."
         )
-    seconds: Array = (stamps - stamps.iloc[0]).dt.total_seconds().to_numpy()
+    seconds: Array = (moments - moments.min()).dt.total_seconds().to_numpy()
     return seconds
 
 

@@ -132,7 +132,7 @@ class Signals(WindowedDataset):
                 with problems.gathered():
                     _check_one(group, each, where, self.group, "name each recording apart")
             with problems.gathered():
-                self._check_time(time, each, file, counts)
+                self._check_time(frame, time, each, file, counts)
             with problems.gathered():
                 self._fill(values, time, each, where, channels, counts)
         problems.check()
@@ -171,7 +171,7 @@ class Signals(WindowedDataset):
         ]
         return which.reshape(-1), [f"The recording ({name}) of '{file}'" for name in called]
 
-    def _check_time(self, time: Array | None, rows: Array, file: Path, counts: Counter[str]) -> None:
+    def _check_time(self, frame: Any, time: Array | None, rows: Array, file: Path, counts: Counter[str]) -> None:
         """The time rises in a recording."""
         if time is None or len(rows) < 2:
             return
@@ -179,8 +179,9 @@ class Signals(WindowedDataset):
         wrong = np.flatnonzero(~(steps > 0))
         if len(wrong):
             row, before = int(rows[wrong[0] + 1]), int(rows[wrong[0]])
+            cells = frame[self.time]
             raise FedshiftError(
-                f"{_column(self.time, file)} holds {time[row]:.17g} in row {row}, after {time[before]:.17g} in row "
+                f"{_column(self.time, file)} holds {cells.iloc[row]} in row {row}, after {cells.iloc[before]} in row "
                 f"{before} of the same recording; sort its rows by time, leave out those that are there twice, or name "
                 "the recording apart (data.recording)."
             )
