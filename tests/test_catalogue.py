@@ -35,6 +35,7 @@ ENTRIES = [pytest.param(catalogue, name, id=name) for catalogue in CATALOGUES fo
 VARIANTS = [name for name in METHODS if METHODS.get(name).variant]
 REQUIRED = {
     "path": "there",
+    "window": 4,
     "hold_out": "dark",
     "repository": "a/b",
     "groups": [["a"], ["b"]],

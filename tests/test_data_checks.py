@@ -695,7 +695,7 @@ def test_what_is_not_read_is_said(tmp_path: Path, make: Make):
     (note,) = (note for note in simulation.notes if "Not read" in note)
     assert note == (
         f"Not read in '{root}': 1 .csv, 1 .png (images outside of a class's folder), 1 .txt, "
-        "3 DICOM (convert to PNG or TIFF), 1 without a suffix."
+        "3 DICOM (data.name = 'medical' reads it), 1 without a suffix."
     )
 
 
@@ -715,7 +715,7 @@ def test_a_domain_of_dicom_alone_is_refused(tmp_path: Path):
     (tmp_path / "paris" / "cat" / "IM1").write_bytes(DICOM)
     message = refusal(dataset)
     assert f"'{tmp_path / 'paris'}' holds no image" in message
-    assert "1 DICOM (convert to PNG or TIFF)" in message
+    assert "1 DICOM (data.name = 'medical' reads it)" in message
 
 
 def test_a_class_of_dicom_alone_is_refused(tmp_path: Path):
@@ -726,7 +726,7 @@ def test_a_class_of_dicom_alone_is_refused(tmp_path: Path):
         (tmp_path / domain / "fox" / "1.dcm").write_bytes(DICOM)
     message = refusal(dataset)
     assert "fox' holds no image" in message
-    assert "DICOM (convert to PNG or TIFF)" in message
+    assert "DICOM (data.name = 'medical' reads it)" in message
 
 
 # Sizes ------------------------------------------------------------------------------------------

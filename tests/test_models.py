@@ -28,7 +28,8 @@ def spec(model: Model, shape: tuple[int, ...] = (1, 28, 28), seed: int = 0) -> M
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "own"])
 def test_every_model_gives_z_and_a_distribution_of_z(name: str):
-    x = torch.zeros(2, 20, dtype=torch.int64) if name == "lstm" else torch.zeros(2, 3, 32, 32)
+    others = {"lstm": torch.zeros(2, 20, dtype=torch.int64), "cnn1d": torch.zeros(2, 3, 32)}
+    x = others.get(name, torch.zeros(2, 3, 32, 32))
     built = spec(MODELS.get(name)(), tuple(x.shape[1:]))
     z = built.encoder().eval()(x)
     mu, sigma = built.gaussian_encoder().eval()(x)

@@ -340,7 +340,7 @@ def test_one_seed_gives_one_training():
 
 
 def test_what_the_lstm_does_not_read():
-    with pytest.raises(FedshiftError, match=r"takes text .*try 'cnn' or 'mlp'"):
+    with pytest.raises(FedshiftError, match=r"takes tokens .*try 'cnn'"):
         spec(LSTM(), (3, 8, 8)).encoder()
     encoder = spec(LSTM(vocabulary=4), (2,)).encoder()
     encoder(torch.tensor([[0, 3]]))

@@ -16,12 +16,30 @@ from torch.nn import functional as F
 from fedshift import memory
 from fedshift.core.dropout import from_streams
 from fedshift.core.frozen import FrozenNetwork
+from fedshift.errors import FedshiftError
 from fedshift.federation.inputs import Inputs
 from fedshift.settings.spec import Spec, Width, setting
 from fedshift.streams import Streams
 
 Shape = tuple[int, ...]
 COPIES = 4  # of a model's tensors that a run holds at once, at least
+FITTING = {  # networks of the catalogue, by how many axes a sample has
+    1: "'mlp' (vectors) or 'lstm' (tokens)",
+    2: "'cnn1d' (signals: channels, time)",
+    3: "'cnn' (images: channels, height, width)",
+}
+
+
+def unfit(model: str, takes: str, shape: Shape) -> FedshiftError:
+    """The error for samples of a shape that a network does not take; it names a network that does.
+
+    Args:
+        model: the network, as the catalogue calls it.
+        takes: what it takes, such as "images (channels, height, width)".
+        shape: a sample's shape.
+    """
+    fitting = FITTING.get(len(shape), "'mlp'")
+    return FedshiftError(f"The model '{model}' takes {takes}, but a sample has the shape {list(shape)}; try {fitting}.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,8 @@ DATASETS: Catalogue[Dataset] = Catalogue(
         "parquet": ".parquet:ParquetFile",
         "arrays": ".arrays:Arrays",
         "table": ".number_table:NumberTable",
+        "signals": ".signals:Signals",
+        "medical": ".medical:Medical",
         "hub": ".hub:HubDataset",
         "colored-mnist": ".colored_mnist:ColoredMNIST",
         "colored-fashion-mnist": ".colored_mnist:ColoredFashionMNIST",
@@ -32,6 +34,7 @@ DATASETS: Catalogue[Dataset] = Catalogue(
         "cifar10": ".image_sets:CIFAR10",
         "camelyon17": ".wilds:Camelyon17",
         "iwildcam": ".wilds:IWildCam",
+        "watch": ".watch:Watch",
         "shakespeare": ".shakespeare:Shakespeare",
     },
 )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from fedshift.datasets.dataset import SourceDataset
-from fedshift.datasets.images import DICOM, Row, image_files, left_out, subfolders, unread
+from fedshift.datasets.images import DICOM, NIFTI, Row, files_below, is_image, left_out, subfolders, unread
 from fedshift.errors import FedshiftError
 from fedshift.federation.names import check_names
 from fedshift.settings.spec import setting
@@ -17,9 +17,15 @@ from fedshift.settings.spec import setting
 
 @dataclass(frozen=True)
 class FolderSource:
-    """Images in root/domain/class/file, or deeper below the class; other files are counted, but not read."""
+    """Images in root/domain/class/file, or deeper below the class; other files are counted, but not read.
+
+    Attributes:
+        path: the root.
+        reads: whether a file is an image.
+    """
 
     path: str
+    reads: Callable[[Path], bool] = is_image
 
     def domains(self) -> tuple[str, ...]:
         """The names of the first-level folders."""
@@ -33,11 +39,11 @@ class FolderSource:
 
     def sizes(self) -> Counter[str]:
         """How many images each class has."""
-        return Counter(label for _, _, label in self._found)
+        return Counter(label for _, _, label in self.found)
 
     def notes(self) -> tuple[str, ...]:
         """The files that are not read, counted by suffix."""
-        note = left_out(self._root(), (file for file, _, _ in self._found))
+        note = left_out(self._root(), (file for file, _, _ in self.found), self.reads)
         return (note,) if note else ()
 
     def check_here(self) -> None:
@@ -46,10 +52,10 @@ class FolderSource:
 
     def rows(self) -> Iterator[Row]:
         """Every image file, domain by domain and class by class."""
-        return ((str(file), file, domain, label) for file, domain, label in self._found)
+        return ((str(file), file, domain, label) for file, domain, label in self.found)
 
     @cached_property
-    def _found(self) -> list[tuple[Path, str, str]]:
+    def found(self) -> list[tuple[Path, str, str]]:
         """Every image file with its domain and class.
 
         Raises:
@@ -59,14 +65,15 @@ class FolderSource:
         found: list[tuple[Path, str, str]] = []
         places: dict[str, str] = {}
         for domain in subfolders(self._root()):
-            labels = {label: image_files(label) for label in subfolders(domain)}
+            labels = {label: list(filter(self.reads, files_below(label))) for label in subfolders(domain)}
             own = [(file, domain.name, label.name) for label, files in labels.items() for file in files]
             if not own:
+                beside = left_out(domain, reads=self.reads)
                 raise FedshiftError(
-                    f"The domain folder '{domain}' holds no image (domain/class/file). {left_out(domain)}".rstrip()
+                    f"The domain folder '{domain}' holds no image (domain/class/file). {beside}".rstrip()
                 )
             for label, files in labels.items():
-                if not files and DICOM in unread(label):  # it would be no class at all
+                if not files and {DICOM, NIFTI} & set(unread(label, reads=self.reads)):  # it would be no class at all
                     raise FedshiftError(f"The class folder '{label}' holds no image. {left_out(label)}")
             for _, _, name in own:
                 places.setdefault(name, f"folder '{domain / name}'")

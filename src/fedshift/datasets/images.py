@@ -24,7 +24,7 @@ MOST_PIXELS = 89_478_485
 BYTES_PER_PIXEL = 16  # an image of four channels, and the copies of it while transparency is made white
 LARGE = 2**24  # pixels from which the memory is looked at before decoding; that takes as long as decoding a small image
 
-DICOM = "DICOM (convert to PNG or TIFF)"
+DICOM, NIFTI = ("DICOM (data.name = 'medical' reads it)", "NIfTI (data.name = 'medical' reads it)")
 
 T = TypeVar("T")
 Encoded = bytes | Path | None
@@ -111,34 +111,47 @@ def _listed(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def unread(root: Path, read: Iterable[Path] = ()) -> Counter[str]:
+def is_dicom(file: Path) -> bool:
+    """Whether a file's name is that of DICOM, or the file has none and begins as DICOM does."""
+    suffix = file.suffix.lower()
+    bare = not suffix or suffix[1:].isdigit()  # names of DICOM files are often numbers between dots
+    return not file.name.startswith(".") and (suffix in (".dcm", ".dicom") or (bare and _begins_as_dicom(file)))
+
+
+def is_nifti(file: Path) -> bool:
+    """Whether a file's name is that of NIfTI, and not a hidden one's."""
+    return not file.name.startswith(".") and file.name.lower().endswith((".nii", ".nii.gz"))
+
+
+def unread(root: Path, read: Iterable[Path] = (), reads: Callable[[Path], bool] = is_image) -> Counter[str]:
     """What lies below a folder beside the files that are read, counted by kind, without hidden files and folders."""
     known = set(read)
     return Counter(
-        _kind(file)
+        _kind(file, reads)
         for file in files_below(root)
         if file not in known and not any(part.startswith(".") for part in file.relative_to(root).parts)
     )
 
 
-def left_out(root: Path, read: Iterable[Path] = ()) -> str:
+def left_out(root: Path, read: Iterable[Path] = (), reads: Callable[[Path], bool] = is_image) -> str:
     """What is :func:`unread`, as a sentence; empty if nothing is."""
-    words = ", ".join(f"{count} {kind}" for kind, count in sorted(unread(root, read).items()))
+    words = ", ".join(f"{count} {kind}" for kind, count in sorted(unread(root, read, reads).items()))
     return f"Not read in '{root}': {words}." if words else ""
 
 
-def _kind(file: Path) -> str:
+def _kind(file: Path, reads: Callable[[Path], bool]) -> str:
     """What a file that is not read is called when such files are counted."""
     suffix = file.suffix.lower()
-    bare = not suffix or suffix[1:].isdigit()  # names of DICOM files are often numbers between dots
-    if suffix in (".dcm", ".dicom") or (bare and _is_dicom(file)):
+    if reads(file):
+        return f"{'DICOM' if is_dicom(file) else suffix} (images outside of a class's folder)"
+    if is_dicom(file):
         return DICOM
-    if is_image(file):
-        return f"{suffix} (images outside of a class's folder)"
-    return "without a suffix" if bare else suffix
+    if is_nifti(file):
+        return NIFTI
+    return "without a suffix" if not suffix or suffix[1:].isdigit() else suffix
 
 
-def _is_dicom(file: Path) -> bool:
+def _begins_as_dicom(file: Path) -> bool:
     """Whether a file begins as DICOM does: "DICM" after 128 bytes; such files often have no suffix."""
     try:
         if not file.is_file():

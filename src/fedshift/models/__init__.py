@@ -16,6 +16,7 @@ MODELS: Catalogue[Model] = Catalogue(
     base="fedshift.core.model:Model",
     entries={
         "cnn": ".cnn:CNN",
+        "cnn1d": ".cnn1d:CNN1d",
         "mlp": ".mlp:MLP",
         "resnet10": ".resnet:ResNet10",
         "resnet18": ".backbones:ResNet18",

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedshift.core.model import Model, Shape
+from fedshift.core.model import Model, Shape, unfit
 from fedshift.errors import FedshiftError
 from fedshift.settings.spec import AtMost, Count, Layers, Width, setting
 
@@ -130,7 +130,7 @@ class CCT7(Model):
     def encoder(self, shape: Shape, out: int) -> nn.Module:
         """Inputs (B, channels, height, width) of one fixed size to (B, out)."""
         if len(shape) != 3:
-            raise FedshiftError(f"The model 'cct-7-3x1' takes images (channels, height, width), not {shape}.")
+            raise unfit("cct-7-3x1", "images (channels, height, width)", shape)
         if self.width % self.heads:
             raise FedshiftError(
                 f"model.width = {self.width} is no multiple of model.heads = {self.heads}: --set model.heads=1"

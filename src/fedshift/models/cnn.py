@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from fedshift.core.model import Model, Shape
+from fedshift.core.model import Model, Shape, unfit
 from fedshift.errors import FedshiftError
 from fedshift.settings.spec import OptionalPixels, Width, setting
 
@@ -25,7 +25,7 @@ class CNN(Model):
     def encoder(self, shape: Shape, out: int) -> nn.Module:
         """Inputs (B, channels, height, width) to (B, out)."""
         if len(shape) != 3:
-            raise FedshiftError(f"The model 'cnn' takes images (channels, height, width), not {shape}; try 'mlp'.")
+            raise unfit("cnn", "images (channels, height, width)", shape)
         layers: list[nn.Module] = []
         channels, *size = shape
         for width in self.channels:
@@ -61,7 +61,7 @@ class DigitsCNN(Model):
     def encoder(self, shape: Shape, out: int) -> nn.Module:
         """Inputs (B, channels, height, width) to (B, out)."""
         if len(shape) != 3:
-            raise FedshiftError(f"The model 'digits-cnn' takes images (channels, height, width), not {shape}.")
+            raise unfit("digits-cnn", "images (channels, height, width)", shape)
         layers: list[nn.Module] = []
         channels, *size = shape
         for place, width in enumerate(self.channels):

@@ -15,7 +15,7 @@ from typing import Annotated
 
 from torch import Tensor, nn
 
-from fedshift.core.model import Model, Shape
+from fedshift.core.model import Model, Shape, unfit
 from fedshift.errors import FedshiftError
 from fedshift.settings.spec import AtMost, Count, Width, setting
 
@@ -64,5 +64,5 @@ class LSTM(Model):
     def encoder(self, shape: Shape, out: int) -> nn.Module:
         """Token ids (B, length) to (B, out)."""
         if len(shape) != 1:
-            raise FedshiftError(f"The model 'lstm' takes text (length,), not {shape}; try 'cnn' or 'mlp'.")
+            raise unfit("lstm", "tokens (length,)", shape)
         return LastState(self.vocabulary, self.embedding, self.hidden, self.layers, out)

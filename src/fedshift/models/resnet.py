@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedshift.core.model import Model, Shape
-from fedshift.errors import FedshiftError
+from fedshift.core.model import Model, Shape, unfit
 from fedshift.settings.spec import Width, setting
 
 STAGES = 4  # each halves the image after the first, and doubles the channels
@@ -54,7 +53,7 @@ class ResNet10(Model):
     def encoder(self, shape: Shape, out: int) -> nn.Module:
         """Inputs (B, channels, height, width) to (B, out)."""
         if len(shape) != 3:
-            raise FedshiftError(f"The model 'resnet10' takes images (channels, height, width), not {shape}; try 'mlp'.")
+            raise unfit("resnet10", "images (channels, height, width)", shape)
         widths = [self.width * 2**stage for stage in range(STAGES)]
         return nn.Sequential(
             nn.Conv2d(shape[0], self.width, kernel_size=7, stride=2, padding=3, bias=False),

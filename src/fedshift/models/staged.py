@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fedshift.core.frozen import Colour, FrozenNetwork, checksum
-from fedshift.core.model import Model, Shape
+from fedshift.core.model import Model, Shape, unfit
 from fedshift.errors import FedshiftError
 from fedshift.federation.inputs import IMAGENET_MEAN, IMAGENET_STD, Inputs
 from fedshift.models import MODELS
@@ -91,9 +91,7 @@ class Staged(Model):
     def encoder(self, shape: Shape, out: int) -> nn.Module:
         """Inputs (B, *shape), images or what the frozen stages give, to (B, out)."""
         if len(shape) != 3:
-            raise FedshiftError(
-                f"The networks in stages take images (channels, height, width), not {shape}; try 'mlp'."
-            )
+            raise unfit(MODELS.name_of(self), "images (channels, height, width)", shape)
         _, trained = self._cut(3 if self.freezes else shape[0])
         return Projected(trained, _features(trained, shape), out)
 

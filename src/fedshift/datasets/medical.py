@@ -1,0 +1,200 @@
+"""A user's own DICOM and NIfTI files as folder/domain/class/file."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+from annotated_types import Ge
+from PIL import Image
+from torch import Tensor
+
+from fedshift import memory
+from fedshift.datasets.dataset import Dataset
+from fedshift.datasets.folder import FolderSource
+from fedshift.datasets.images import is_dicom, is_nifti
+from fedshift.datasets.parts import Array, Names, Part, joined
+from fedshift.datasets.volumes import Axis, Volume, Window, read_volume
+from fedshift.errors import FedshiftError, Problems
+from fedshift.federation.domains import DomainData
+from fedshift.federation.inputs import Inputs
+from fedshift.settings.spec import FLOAT32, Count, NonNegative, Pixels, setting
+from fedshift.streams import Streams
+
+FILES, SLICES, RESIZED, STRETCHED, INVERTED, NAMELESS = (
+    "files",
+    "slices",
+    "resized",
+    "stretched",
+    "inverted",
+    "nameless",
+)
+SCALES = {
+    "file": "Values are 0 to 1 by the window that each file names.",
+    "range": "Values are 0 to 1 from the smallest to the largest of each file.",
+    "none": "Values are those of the files, after rescale slope and intercept.",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Medical(Dataset):
+    """Slices of DICOM and NIfTI files in folder/domain/class/file, gray, with all their bits, as float32.
+
+    A DICOM file holds one slice or several (frames), a NIfTI file those along an axis. A split keeps the slices of a
+    patient on one side, where DICOM names the patient, and those of a file otherwise.
+
+    *Choices.* Of several windows in a file the first is taken. Slices are stretched to a square, as images are,
+    whatever the distance of their pixels. MONOCHROME1 is inverted, so that high values are white
+    everywhere; without a window within the values that its stored bits can have.
+    """
+
+    path: str = setting(help="the folder that holds one folder a domain", path=True)
+    size: Pixels = setting(224, help="height and width that slices are resized to, in pixels")
+    channels: Literal[1, 3] = setting(1, help="1: gray; 3: the same three times, for a network that takes colour")
+    window: Literal["file", "given", "range", "none"] = setting(
+        "file",
+        help="which values become 0 to 1: those of the file's own window; of centre and width; from each file's "
+        "smallest to its largest; none: values stay as they are",
+    )
+    centre: Annotated[float, Ge(-3e38), FLOAT32] = setting(
+        0.0, help="centre of the window, where it is given (in Hounsfield units, for CT)"
+    )
+    width: NonNegative = setting(0.0, help="width of the window, where it is given")
+    axis: Axis = setting("axial", help="which slices of a NIfTI volume; frames of a DICOM file are taken as they are")
+    slices: Literal["all", "middle"] = setting("all", help="which slices of a file of several")
+    every: Count = setting(1, help="of all slices, each so many-th from the first on")
+    group: Literal["patient", "file"] = setting(
+        "patient", help="what a split keeps whole; patient: a file's slices, where it names no patient"
+    )
+    normalise: bool = setting(False, help="ImageNet's mean and standard deviation (needs 3 channels and a window)")
+
+    def __post_init__(self) -> None:
+        """Check the settings.
+
+        Raises:
+            FedshiftError: one is wrong, or two contradict each other.
+        """
+        super().__post_init__()
+        if (self.window == "given") != (self.width > 0):
+            raise FedshiftError(
+                f"data.window = '{self.window}', data.centre = {self.centre:g}, data.width = {self.width:g}: a window "
+                "that is given has a width above 0, and no other has one."
+            )
+        if self.slices == "middle" and self.every > 1:
+            raise FedshiftError(f"data.every = {self.every} is for all slices: --set data.slices=all")
+        if self.normalise and (self.channels == 1 or self.window == "none"):
+            raise FedshiftError(
+                "data.normalise needs values of 0 to 1 (data.window) in three channels (data.channels)."
+            )
+
+    def domain_names(self) -> tuple[str, ...]:
+        """The names of the first-level folders."""
+        return self._source().domains()
+
+    def check_here(self) -> None:
+        """Whether the folder is there."""
+        self._source().check_here()
+
+    def inputs(self) -> Inputs:
+        """What the settings ask for."""
+        return Inputs(normalise=self.normalise)
+
+    def load(self, streams: Streams) -> DomainData:
+        """Read every slice; ``x`` is float32 (N, channels, size, size)."""
+        source = self._source()
+        found = source.found
+        memory.check(
+            len(found) * self.channels * self.size**2 * 4,
+            f"The data set, {len(found)} files or more slices of {self.size} x {self.size} pixels,",
+            "Choose a smaller data.size, or fewer files.",
+        )
+        parts, counts, warned = list[Part](), Counter[str](), Counter[str]()
+        problems = Problems("files cannot be read")
+        for file, domain, label in found:
+            with problems.gathered():
+                volume = read_volume(file, self.axis)
+                x = self._slices(file, volume, counts)
+                named = self.group == "patient" and volume.patient
+                counts[NAMELESS] += not volume.patient
+                warned.update(volume.warned)
+                names = (label, domain, f"patient {volume.patient}" if named else f"file {file}")
+                parts.append(Part(str(file), x, *(Names.all(name, len(x)) for name in names)))
+        problems.check()
+        notes = (*source.notes(), *self._notes(counts), *(f"{n} files: {text}" for text, n in warned.most_common(5)))
+        return joined(parts, source.classes(), notes)
+
+    def _source(self) -> FolderSource:
+        return FolderSource(self.path, is_medical)
+
+    def _slices(self, file: Path, volume: Volume, counts: Counter[str]) -> Tensor:
+        """The slices of a file that are kept, (slices, channels, size, size), float32."""
+        count, height, width = volume.values.shape
+        chosen = [count // 2] if self.slices == "middle" else list(range(0, count, self.every))
+        memory.check(
+            len(chosen) * self.channels * self.size**2 * 4, f"The file '{file}'", "Choose a smaller data.size."
+        )
+        scaled = self._scaled(file, volume, chosen)
+        x = torch.stack([torch.from_numpy(_resized(each, self.size)) for each in scaled])
+        counts[FILES] += 1
+        counts[SLICES] += len(chosen)
+        counts[RESIZED] += len(chosen) * ((height, width) != (self.size, self.size))
+        counts[STRETCHED] += len(chosen) * (height != width)
+        counts[INVERTED] += len(chosen) * volume.inverted
+        return x.unsqueeze(1).repeat(1, self.channels, 1, 1)
+
+    def _scaled(self, file: Path, volume: Volume, chosen: list[int]) -> Array:
+        """The chosen slices' values as the settings ask for them, with white high."""
+        values = volume.values[chosen]
+        if self.window == "none":
+            low, high = volume.limits
+            return low + high - values if volume.inverted else values
+        shown = np.stack(
+            [self._window(file, volume, slice).shown(own) for slice, own in zip(chosen, values, strict=True)]
+        )
+        return 1 - shown if volume.inverted else shown
+
+    def _window(self, file: Path, volume: Volume, slice: int) -> Window:
+        if self.window == "given":
+            return Window(self.centre, self.width)
+        if self.window == "range":
+            low, high = float(volume.values.min()), float(volume.values.max())
+            return Window((low + high) / 2, (high - low) or 1)
+        own = volume.windows[slice]
+        if own is None:
+            tags = "cal_min and cal_max" if is_nifti(file) else "(0028,1050) Window Center and (0028,1051) Window Width"
+            raise FedshiftError(
+                f"The file '{file}' names no window ({tags}): --set data.window=given --set data.centre=... --set "
+                "data.width=..., or data.window=range, or none"
+            )
+        return own
+
+    def _notes(self, counts: Counter[str]) -> tuple[str, ...]:
+        """What was done to the slices, in sentences."""
+        low, high = self.centre - self.width / 2, self.centre + self.width / 2
+        said = [SCALES.get(self.window, f"Values are 0 to 1 from {low:g} to {high:g}, and cut off beyond that.")]
+        of = f"of {counts[SLICES]} slices"
+        if counts[RESIZED]:
+            stretched = f", of which {counts[STRETCHED]} were no squares and are stretched" if counts[STRETCHED] else ""
+            said.append(f"{counts[RESIZED]} {of} were resized to {self.size} x {self.size} pixels{stretched}.")
+        if counts[INVERTED]:
+            said.append(f"{counts[INVERTED]} {of} are MONOCHROME1 and were inverted.")
+        if self.group == "patient" and counts[NAMELESS]:
+            said.append(
+                f"{counts[NAMELESS]} of {counts[FILES]} files name no patient; a split keeps each of these files whole."
+            )
+        return tuple(said)
+
+
+def is_medical(file: Path) -> bool:
+    """Whether a file is DICOM or NIfTI, by its name; a file without a suffix by how it begins."""
+    return is_dicom(file) or is_nifti(file)
+
+
+def _resized(values: Array, size: int) -> Array:
+    """A slice as float32 (size, size), by Pillow's bilinear filter, as images are."""
+    image = Image.fromarray(np.ascontiguousarray(values, np.float32))
+    return np.array(image.resize((size, size), Image.Resampling.BILINEAR))

@@ -1,0 +1,283 @@
+"""A user's own signals, as CSV or Parquet in long form: a row for each step of time, a column for each channel."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedshift import memory
+from fedshift.datasets.cells import SUFFIXES, column_names, names, numbers, read_columns, times
+from fedshift.datasets.parts import Array, Names, Part, beside, domain_names, files_in, joined
+from fedshift.datasets.windows import Recording, WindowedDataset
+from fedshift.errors import FedshiftError, Problems, UnknownNameError
+from fedshift.federation.domains import DomainData
+from fedshift.settings.spec import setting
+from fedshift.streams import Streams
+
+FILLED, GAPS, WIDE = "filled", "gaps", 1.5  # a gap is wider than so many of the recording's usual steps of time
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signals(WindowedDataset):
+    """Windows of recordings in CSV (commas, UTF-8, a line of names) or Parquet, with a column of labels.
+
+    *Choices.* A recording's rows stand in the order of time and in one file; between them may be rows of others. All
+    channels of a window are of the same steps, and steps count alike however long they last.
+    """
+
+    path: str = setting(help="a file that ends in .csv or .parquet, or a folder of them", path=True)
+    label: str = setting("label", help="the column of the class, at each step")
+    domain: str = setting("", help="the column of the site; empty: a file is one site, named like the file")
+    recording: tuple[str, ...] = setting(
+        (), help="the columns that together name the recording, on its site; none: a file is one recording of its site"
+    )
+    group: str = setting(
+        "", help="the column of what a split keeps whole, such as a patient; empty: a recording is kept whole"
+    )
+    time: str = setting("", help="the column of the time, which rises in each recording; empty: there is none")
+    columns: tuple[str, ...] = setting((), help="the columns of the channels, in order; none: all others")
+    missing: tuple[str, ...] = setting(("",), help="what is written in a cell that holds nothing, such as NA")
+    impute: Literal["none", "interpolate"] = setting(
+        "none",
+        help="what stands for a missing number; none: it is an error; interpolate: linear in time between its "
+        "neighbours in the recording, the nearest at its ends",
+    )
+
+    def __post_init__(self) -> None:
+        """Check the settings.
+
+        Raises:
+            FedshiftError: one is wrong, or a column has two uses.
+        """
+        super().__post_init__()
+        channels = Counter(self.columns)
+        used = [name for name in self.columns if channels[name] > 1 or name in self._named_apart]
+        if not self.label or used or len(set(self.recording)) < len(self.recording):
+            raise FedshiftError(
+                f"data.label = '{self.label}', data.recording = {list(self.recording)}, data.columns = "
+                f"{list(self.columns)}: name the label's column, and each channel and each column of the recording "
+                f"once{f'; {used[0]} has two uses' if used else ''}."
+            )
+
+    def domain_names(self) -> tuple[str, ...]:
+        """The values of the site's column, or the files' names."""
+        files = files_in(self.path, SUFFIXES)
+        return domain_names([(str(file), self._domains(file)) for file in files])
+
+    def load(self, streams: Streams) -> DomainData:
+        """Read every recording and cut it into windows; ``x`` is (N, channels, window), float32."""
+        files = files_in(self.path, SUFFIXES)
+        memory.check(sum(file.stat().st_size for file in files), f"The table '{self.path}'", "Give fewer rows.")
+        channels: Sequence[str] = self.columns
+        parts: list[Part] = []
+        counts = Counter[str]()
+        problems = Problems(f"things are wrong with the signals '{self.path}'")
+        for file in files:
+            with problems.gathered():
+                channels = channels or self._others(file)
+                parts.append(self._part(file, channels, counts))
+        problems.check()
+        notes = (*beside(self.path, files), *self.notes(counts))
+        data = joined(parts, notes=notes)
+        held = torch.bincount(data.domain, minlength=len(data.domains)).tolist()
+        empty = [name for name, count in zip(data.domains, held, strict=True) if not count]
+        without = f"No window is left of the sites {', '.join(empty)}."
+        return replace(data, notes=(*notes, without)) if empty else data
+
+    def notes(self, counts: Counter[str]) -> tuple[str, ...]:
+        """What was left out, decided or filled in, in sentences."""
+        said = {
+            FILLED: f"{counts[FILLED]} missing numbers were interpolated.",
+            GAPS: f"{counts[GAPS]} steps of the column '{self.time}' are more than {WIDE} times as long as is usual in "
+            "their recording; windows go across them.",
+        }
+        return (*super().notes(counts), *(sentence for key, sentence in said.items() if counts[key]))
+
+    def _part(self, file: Path, channels: Sequence[str], counts: Counter[str]) -> Part:
+        """The windows of a file."""
+        self._check_columns(file, channels)
+        frame = read_columns(file, [*channels, *self._named_apart])
+        if not len(frame):
+            raise FedshiftError(f"'{file}' has no row; write one for each step of time.")
+        values = np.empty((len(frame), len(channels)))
+        time: Array | None = None
+        problems = Problems(f"columns of '{file}' cannot be used")
+        for number, name in enumerate(channels):
+            with problems.gathered():
+                values[:, number] = self._channel(frame, file, name)
+        with problems.gathered():
+            label = names(frame[self.label], _column(self.label, file), whole=True)
+        with problems.gathered():
+            domain = self._named(file, frame)
+        with problems.gathered():
+            which, called = self._recordings(file, frame)
+        with problems.gathered():
+            group = names(frame[self.group], _column(self.group, file)) if self.group else None
+        with problems.gathered():
+            time = times(frame[self.time], _column(self.time, file)) if self.time else None
+        problems.check()
+        rows = _rows(which, len(called))
+        for each, where in zip(rows, called, strict=True):
+            with problems.gathered():
+                _check_one(domain, each, where, self.domain, "set data.recording to the columns that name it")
+            if group is not None:
+                with problems.gathered():
+                    _check_one(group, each, where, self.group, "name each recording apart")
+            with problems.gathered():
+                self._check_time(frame, time, each, file, counts)
+            with problems.gathered():
+                self._fill(values, time, each, where, channels, counts)
+        problems.check()
+        recordings = [
+            Recording(where, values[each], label.which.numpy()[each]) for each, where in zip(rows, called, strict=True)
+        ]
+        windows = self.cut(recordings, counts)
+        first = torch.tensor([int(each[0]) for each in rows])[windows.recording]  # a row of each window's recording
+        kept = Names(called, [int(each[0]) for each in rows], windows.recording) if group is None else _at(group, first)
+        return Part(str(file), windows.x, label._replace(which=windows.y), _at(domain, first), kept)
+
+    def _channel(self, frame: Any, file: Path, name: str) -> Array:
+        found = numbers(frame[name], _column(name, file), self.missing)
+        gone = np.flatnonzero(np.isnan(found))
+        if len(gone) and self.impute == "none":
+            more = f", and in {len(gone) - 1} more" if len(gone) > 1 else ""
+            raise FedshiftError(
+                f"{_column(name, file)} holds nothing in row {gone[0]}{more}; fill it in, or have it filled in between "
+                "its neighbours: --set data.impute=interpolate"
+            )
+        return found
+
+    def _recordings(self, file: Path, frame: Any) -> tuple[Array, list[str]]:
+        """The number of each row's recording, and what errors call each."""
+        found = [names(frame[name], _column(name, file)) for name in self.recording]
+        if not found:
+            return np.zeros(len(frame), np.int64), [f"'{file}'"]
+        together = np.stack([each.which.numpy() for each in found], axis=1)
+        pairs, which = np.unique(together, axis=0, return_inverse=True)
+        called = [
+            ", ".join(
+                f"{column} '{each.values[place]}'"
+                for column, each, place in zip(self.recording, found, pair, strict=True)
+            )
+            for pair in pairs.tolist()
+        ]
+        return which.reshape(-1), [f"The recording ({name}) of '{file}'" for name in called]
+
+    def _check_time(self, frame: Any, time: Array | None, rows: Array, file: Path, counts: Counter[str]) -> None:
+        """The time rises in a recording."""
+        if time is None or len(rows) < 2:
+            return
+        steps = np.diff(time[rows])
+        wrong = np.flatnonzero(~(steps > 0))
+        if len(wrong):
+            row, before = int(rows[wrong[0] + 1]), int(rows[wrong[0]])
+            cells = frame[self.time]
+            raise FedshiftError(
+                f"{_column(self.time, file)} holds {cells.iloc[row]} in row {row}, after {cells.iloc[before]} in row "
+                f"{before} of the same recording; sort its rows by time, leave out those that are there twice, or name "
+                "the recording apart (data.recording)."
+            )
+        counts[GAPS] += int((steps > WIDE * np.median(steps)).sum())
+
+    def _fill(
+        self, values: Array, time: Array | None, rows: Array, where: str, channels: Sequence[str], counts: Counter[str]
+    ) -> None:
+        """Numbers in the place of missing ones of a recording."""
+        for number, name in enumerate(channels):
+            own = values[rows, number]
+            gone = np.isnan(own)
+            if not gone.any():
+                continue
+            if gone.all():
+                raise FedshiftError(f"{where} has no number in the column '{name}', so none can be interpolated.")
+            at = np.arange(len(rows)) if time is None else time[rows]
+            values[rows[gone], number] = np.interp(at[gone], at[~gone], own[~gone])
+            counts[FILLED] += int(gone.sum())
+
+    def _others(self, file: Path) -> list[str]:
+        """The columns of the first file that have no other use, where channels are not named."""
+        self._check_named(file)
+        others = [name for name in column_names(file) if name not in self._named_apart]
+        nameless = next((name for name in others if not name.strip() or name.startswith("__index_level_")), None)
+        if nameless is not None:
+            raise FedshiftError(
+                f"'{file}' has a column without a name ('{nameless}'), as pandas writes the index of its rows: write "
+                "the file with index=False, or name the channels: --set data.columns=..."
+            )
+        if not others:
+            raise FedshiftError(f"'{file}' has no column of a channel beside {', '.join(self._named_apart)}.")
+        return others
+
+    def _check_columns(self, file: Path, channels: Sequence[str]) -> None:
+        self._check_named(file)
+        present = column_names(file)
+        for name in channels:
+            if name not in present:
+                raise UnknownNameError(f"column of a channel in '{file}'", name, present)
+        more = [] if self.columns else [name for name in self._others(file) if name not in channels]
+        if more:
+            raise FedshiftError(
+                f"'{file}' has the column '{more[0]}', which files before it lack; make them alike, or name the "
+                "channels: --set data.columns=..."
+            )
+
+    def _check_named(self, file: Path) -> None:
+        present = column_names(file)
+        for name, named_by in self._named_apart.items():
+            if name not in present:
+                hint = "Separate columns by commas." if len(present) == 1 else f"Name it: --set {named_by}=COLUMN"
+                raise UnknownNameError(f"column ({named_by}) in '{file}'", name, present, hint)
+
+    @property
+    def _named_apart(self) -> dict[str, str]:
+        """The columns that are no channels, and the setting that names each."""
+        named = dict.fromkeys(self.recording, "data.recording")
+        single = {"label": self.label, "domain": self.domain, "group": self.group, "time": self.time}
+        return named | {name: f"data.{use}" for use, name in single.items() if name}
+
+    def _domains(self, file: Path) -> Names:
+        """What the recordings' sites are called, read alone."""
+        if not self.domain:
+            return Names.all(file.stem, 0)
+        self._check_named(file)
+        return self._named(file, read_columns(file, [self.domain]))
+
+    def _named(self, file: Path, frame: Any) -> Names:
+        if not self.domain:
+            return Names.all(file.stem, len(frame))
+        return names(frame[self.domain], _column(self.domain, file))
+
+
+def _column(name: str, file: Path) -> str:
+    return f"The column '{name}' of '{file}'"
+
+
+def _rows(which: Array, count: int) -> list[Array]:
+    """The rows of each recording, in the order of the file."""
+    order = np.argsort(which, kind="stable")
+    stops = np.searchsorted(which[order], np.arange(count + 1))
+    return [order[start:stop] for start, stop in pairwise(stops.tolist())]
+
+
+def _at(names: Names, rows: Tensor) -> Names:
+    """The names of some rows."""
+    return names._replace(which=names.which[rows])
+
+
+def _check_one(names: Names, rows: Array, where: str, column: str, fix: str) -> None:
+    """All rows of a recording have one name."""
+    own = names.which.numpy()[rows]
+    other = np.flatnonzero(own != own[0])
+    if len(other):
+        raise FedshiftError(
+            f"{where} has '{names.values[own[0]]}' in row {rows[0]} of the column '{column}' and "
+            f"'{names.values[own[other[0]]]}' in row {rows[other[0]]}; a recording has one: {fix}."
+        )

@@ -1,0 +1,167 @@
+"""Recordings of signals cut into windows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedshift import memory
+from fedshift.datasets.dataset import Dataset
+from fedshift.datasets.parts import Array
+from fedshift.errors import FedshiftError, Problems
+from fedshift.settings.spec import Count, WholeNumber, setting
+
+STEPS, UNUSED, SHORT, MIXED, WINDOWS = "steps", "unused", "short", "mixed", "windows"  # what is counted
+
+
+class Recording(NamedTuple):
+    """A signal as it was recorded.
+
+    Attributes:
+        where: what errors call it, with its file.
+        values: (steps, channels), float64, finite.
+        labels: the class's number at each step, (steps,), int64.
+    """
+
+    where: str
+    values: Array
+    labels: Array
+
+
+class Windows(NamedTuple):
+    """Windows of several recordings.
+
+    Attributes:
+        x: (N, channels, window), float32.
+        y: the class's number of each, (N,), int64.
+        recording: the place of the recording that each is of, (N,), int64.
+    """
+
+    x: Tensor
+    y: Tensor
+    recording: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowedDataset(Dataset):
+    """Signals of any length, of which each sample is a window (channels, time), float32.
+
+    *Choices.* Windows lie in one recording and begin at its steps 0, stride, 2 stride, ...; the steps that are left
+    over at its end are in none. Of two labels that are equally frequent in a window, the one that sorts first is taken.
+    Standardising subtracts a channel's mean over time and divides by its standard deviation (that of the steps
+    themselves, not an estimate for others); a channel that does not change becomes zeros.
+    """
+
+    window: Count = setting(help="steps of time in a window")
+    stride: WholeNumber = setting(0, help="steps from the beginning of a window to that of the next; 0: as window")
+    mixed: Literal["drop", "majority"] = setting(
+        "drop", help="what becomes of a window in which the label changes; majority: its most frequent label"
+    )
+    short: Literal["error", "drop"] = setting("error", help="what a recording that is shorter than a window means")
+    standardise: Literal["none", "window", "recording"] = setting(
+        "none", help="over which steps each channel gets mean 0 and standard deviation 1"
+    )
+
+    def cut(self, recordings: Sequence[Recording], counts: Counter[str]) -> Windows:
+        """The windows of recordings, in order.
+
+        Args:
+            recordings: all with as many channels.
+            counts: what :meth:`notes` says, added to.
+
+        Raises:
+            FedshiftError: a recording is too short, no window is left, or they do not fit into memory.
+        """
+        stride = self.stride or self.window
+        self._check_lengths(recordings)
+        chosen = [self._chosen(recording, stride, counts) for recording in recordings]
+        total = sum(len(starts) for starts, _ in chosen)
+        channels = recordings[0].values.shape[1] if recordings else 0
+        memory.check(
+            total * channels * self.window * 4,
+            f"The data set, {total} windows of {self.window} steps in {channels} channels,",
+            "Raise data.stride, or read fewer rows.",
+        )
+        x = np.empty((total, channels, self.window), np.float32)
+        stop = 0
+        for recording, (starts, _) in zip(recordings, chosen, strict=True):
+            if len(starts):
+                whole = standardised(recording.values, axis=0) if self.standardise == "recording" else recording.values
+                own = np.lib.stride_tricks.sliding_window_view(whole, self.window, axis=0)[starts]
+                stop += len(own)
+                x[stop - len(own) : stop] = standardised(own, axis=2) if self.standardise == "window" else own
+        counts[WINDOWS] += total
+        labels = [labels for _, labels in chosen]
+        which = np.repeat(np.arange(len(recordings)), [len(own) for own in labels])
+        y = np.concatenate(labels) if labels else np.empty(0, np.int64)
+        return Windows(torch.from_numpy(x), torch.from_numpy(y), torch.from_numpy(which))
+
+    def notes(self, counts: Counter[str]) -> tuple[str, ...]:
+        """What :meth:`cut` left out or decided, in sentences.
+
+        Raises:
+            FedshiftError: no window is left.
+        """
+        if not counts[WINDOWS]:
+            raise FedshiftError(
+                f"No window of data.window = {self.window} steps is left: {counts[SHORT]} recordings are shorter, and "
+                f"in {counts[MIXED]} windows the label changes (data.mixed = '{self.mixed}')."
+            )
+        fate = "are left out" if self.mixed == "drop" else "have the label of most of their steps"
+        said = {
+            SHORT: f"{counts[SHORT]} recordings are shorter than a window of {self.window} steps and are left out.",
+            MIXED: f"{counts[MIXED]} windows in which the label changes {fate}.",
+            UNUSED: f"{counts[UNUSED]} of {counts[STEPS]} steps lie in no window.",
+        }
+        return tuple(sentence for key, sentence in said.items() if counts[key])
+
+    def _check_lengths(self, recordings: Sequence[Recording]) -> None:
+        if self.short == "drop":
+            return
+        problems = Problems(f"recordings are shorter than data.window = {self.window} steps")
+        for recording in recordings:
+            if len(recording.values) < self.window:
+                problems.add(
+                    FedshiftError(
+                        f"{recording.where} has {len(recording.values)} steps, fewer than data.window = {self.window}: "
+                        "choose a shorter window, or leave such recordings out: --set data.short=drop"
+                    )
+                )
+        problems.check()
+
+    def _chosen(self, recording: Recording, stride: int, counts: Counter[str]) -> tuple[Array, Array]:
+        """The steps at which a recording's windows begin, and their labels."""
+        steps = len(recording.values)
+        counts[STEPS] += steps
+        starts = np.arange(0, steps - self.window + 1, stride)
+        if not len(starts):
+            counts[SHORT] += 1
+            counts[UNUSED] += steps
+            return starts, np.empty(0, np.int64)
+        changes = np.concatenate([[0], (np.diff(recording.labels) != 0).cumsum()])  # so far, at each step
+        mixed = changes[starts + self.window - 1] > changes[starts]
+        labels = recording.labels[starts].astype(np.int64)
+        for number in np.flatnonzero(mixed):
+            labels[number] = np.bincount(recording.labels[starts[number] : starts[number] + self.window]).argmax()
+        counts[MIXED] += int(mixed.sum())
+        if self.mixed == "drop":
+            starts, labels = starts[~mixed], labels[~mixed]
+        begun, ended = np.bincount(starts, minlength=steps), np.bincount(starts + self.window, minlength=steps)
+        counts[UNUSED] += int((begun.cumsum() == ended[:steps].cumsum()).sum())
+        return starts, labels
+
+
+def standardised(values: Array, axis: int) -> Array:
+    """Values with mean 0 and standard deviation 1 along an axis; zeros where they do not change along it."""
+    changes = values.max(axis=axis, keepdims=True) > values.min(axis=axis, keepdims=True)
+    result: Array = np.where(changes, values - values.mean(axis=axis, keepdims=True), 0)
+    result -= result.mean(axis=axis, keepdims=True)  # what rounding left of a mean that is large beside the changes
+    deviation = result.std(axis=axis, keepdims=True)
+    result /= np.where(deviation > 0, deviation, 1)
+    return result

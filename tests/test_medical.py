@@ -1,0 +1,498 @@
+"""DICOM and NIfTI: values by hand and as pydicom has them, slices, patients, what is refused."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from PIL import Image
+
+import fedshift
+from conftest import Make, simulate
+from fedshift import memory
+from fedshift.datasets.folder import ImageFolder
+from fedshift.datasets.medical import Medical
+from fedshift.datasets.volumes import Window, read_volume
+from fedshift.deployment.inspection import inspect
+from fedshift.errors import FedshiftError
+from fedshift.federation.domains import DomainData
+from fedshift.runs.progress import Progress
+from fedshift.streams import Streams
+from test_federation_check import SiteFolder, site
+
+pydicom = pytest.importorskip("pydicom")
+nibabel = pytest.importorskip("nibabel")
+pytest.importorskip("flwr")
+
+from pydicom.data import get_testdata_file  # noqa: E402
+from pydicom.dataset import Dataset, FileMetaDataset  # noqa: E402
+from pydicom.uid import ExplicitVRLittleEndian, MRImageStorage  # noqa: E402
+
+ROOT = Path(__file__).parents[1]
+RAMP = np.arange(16, dtype=np.uint16).reshape(4, 4)
+
+__all__ = ["site"]  # the fixture of a site's folder
+
+
+def dicom(file: Path, pixels: np.ndarray, **elements: Any) -> Path:
+    """A file of 16 bits, MONOCHROME2; an element that is None is left out."""
+    held = Dataset()
+    held.file_meta = FileMetaDataset()
+    held.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    held.file_meta.MediaStorageSOPClassUID = held.SOPClassUID = MRImageStorage
+    held.file_meta.MediaStorageSOPInstanceUID = held.SOPInstanceUID = "1.2.3"
+    signed = pixels.dtype.kind == "i"
+    own = {"SamplesPerPixel": 1, "PhotometricInterpretation": "MONOCHROME2", "PixelRepresentation": int(signed)}
+    own |= {"BitsAllocated": 16, "BitsStored": 16, "HighBit": 15, "Rows": pixels.shape[-2], "Columns": pixels.shape[-1]}
+    if pixels.ndim == 3:
+        own["NumberOfFrames"] = len(pixels)
+    for name, value in (own | elements).items():
+        if value is not None:
+            setattr(held, name, value)
+    held.PixelData = pixels.tobytes()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    held.save_as(file, enforce_file_format=True)
+    return file
+
+
+def nifti(file: Path, values: np.ndarray, affine: np.ndarray | None = None, **header: float) -> Path:
+    image = nibabel.Nifti1Image(values, np.eye(4) if affine is None else affine)
+    for name, value in header.items():
+        image.header[name] = value
+    file.parent.mkdir(parents=True, exist_ok=True)
+    nibabel.save(image, file)
+    return file
+
+
+def load(root: Path, **settings: Any) -> DomainData:
+    return Medical(**{"path": str(root), "size": 4, "window": "none", **settings}).load(Streams(0))
+
+
+def refusal(root: Path, **settings: Any) -> str:
+    with pytest.raises(FedshiftError) as caught:
+        load(root, **settings)
+    return str(caught.value)
+
+
+def one(root: Path, pixels: np.ndarray = RAMP, **elements: Any) -> Path:
+    """A folder of a single file."""
+    dicom(root / "oslo" / "ill" / "1.dcm", pixels, **elements)
+    return root
+
+
+# Values ------------------------------------------------------------------------------------------
+
+
+def test_all_bits_are_kept(tmp_path: Path):
+    """Every value of 16 bits comes through, signed or not, in the units of slope and intercept."""
+    every = np.arange(65536, dtype=np.uint16).reshape(256, 256)
+    x = load(one(tmp_path, every), size=256).x
+    assert (x.dtype, tuple(x.shape)) == (torch.float32, (1, 1, 256, 256))
+    assert np.array_equal(x[0, 0].numpy(), every)
+    signed = load(one(tmp_path, every.astype(np.int16)), size=256).x
+    assert np.array_equal(signed[0, 0].numpy(), every.astype(np.int16))
+    rescaled = load(one(tmp_path, RAMP, RescaleSlope="0.5", RescaleIntercept="-1000")).x
+    assert np.array_equal(rescaled[0, 0].numpy(), RAMP * 0.5 - 1000)
+
+
+def test_windows_by_hand(tmp_path: Path):
+    """From 5 - 8/2 = 1 to 9, or as DICOM's LINEAR has it: ((x - (5 - 0.5)) / (8 - 1)) + 0.5."""
+    root = one(tmp_path, WindowCenter=["5", "40"], WindowWidth=["8", "400"])
+    given_ = load(root, window="given", centre=5, width=8)
+    torch.testing.assert_close(given_.x[0, 0], torch.from_numpy(np.clip((RAMP - 1.0) / 8, 0, 1)).float())
+    assert "Values are 0 to 1 from 1 to 9, and cut off beyond that." in given_.notes
+    own = load(root, window="file")
+    torch.testing.assert_close(own.x[0, 0], torch.from_numpy(np.clip((RAMP - 4.5) / 7 + 0.5, 0, 1)).float())
+    exact = load(one(tmp_path, WindowCenter="5", WindowWidth="8", VOILUTFunction="LINEAR_EXACT"), window="file")
+    assert torch.equal(exact.x, given_.x)
+    full = load(root, window="range")
+    torch.testing.assert_close(full.x[0, 0], torch.from_numpy(RAMP / 15.0).float())
+    assert "Values are those of the files, after rescale slope and intercept." in load(root).notes
+    assert load(one(tmp_path, np.full((4, 4), 7, np.uint16)), window="range").x.unique().numel() == 1
+
+
+@pytest.mark.parametrize("function", ["LINEAR", "LINEAR_EXACT", "SIGMOID"])
+@given(centre=st.integers(-50, 300), width=st.integers(2, 600))
+@example(centre=7, width=2)
+def test_windows_are_pydicoms(function: str, centre: int, width: int):
+    """Its own go from 0 to 255 for values of 8 bits, ours from 0 to 1."""
+    held = Dataset()
+    held.PhotometricInterpretation, held.BitsStored, held.PixelRepresentation = "MONOCHROME2", 8, 0
+    held.WindowCenter, held.WindowWidth, held.VOILUTFunction = centre, width, function
+    values = np.arange(256, dtype=np.uint8)
+    expected = pydicom.pixels.apply_windowing(values, held) / 255
+    np.testing.assert_allclose(Window(centre, width, function).shown(values.astype(float)), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("settings", [{"window": "given", "centre": 5, "width": 8}, {"window": "range"}])
+def test_monochrome1_is_inverted(tmp_path: Path, settings: dict[str, Any]):
+    """Low is meant to be white, so 1 - y; and it is said."""
+    dicom(tmp_path / "oslo" / "ill" / "1.dcm", RAMP)
+    dicom(tmp_path / "oslo" / "ill" / "2.dcm", RAMP, PhotometricInterpretation="MONOCHROME1")
+    data = load(tmp_path, **settings)
+    torch.testing.assert_close(data.x[1], 1 - data.x[0])
+    assert "1 of 2 slices are MONOCHROME1 and were inverted." in data.notes
+
+
+def test_monochrome1_without_a_window_is_inverted_within_its_bits(tmp_path: Path):
+    """Of 12 bits the highest is 4095: 0 becomes 2 * 4095 - 10 and 15 becomes 2 * 4080 - 10, signed -1 - x."""
+    invert = {"PhotometricInterpretation": "MONOCHROME1"}
+    scale = {"BitsStored": 12, "HighBit": 11, "RescaleSlope": "2", "RescaleIntercept": "-10"}
+    x = load(one(tmp_path, **invert, **scale)).x
+    assert np.array_equal(x[0, 0].numpy(), 2.0 * (4095 - RAMP) - 10)
+    signed = load(one(tmp_path, RAMP.astype(np.int16), **invert)).x
+    assert np.array_equal(signed[0, 0].numpy(), -1.0 - RAMP)
+
+
+def test_real_files_have_pydicoms_values():
+    """Those that it ships: slope and intercept, three ways of storing the same slice."""
+    for name in ("CT_small.dcm", "MR_small.dcm", "MR_small_bigendian.dcm", "MR_small_RLE.dcm"):
+        file = Path(str(get_testdata_file(name)))
+        held = pydicom.dcmread(file)
+        expected = pydicom.pixels.apply_rescale(held.pixel_array, held)
+        volume = read_volume(file, "axial")
+        assert np.array_equal(volume.values, expected[None])
+        assert (volume.patient, len(volume.windows)) == (held.PatientID, 1)
+    scan = Path(str(get_testdata_file("MR_small.dcm")))
+    assert read_volume(scan, "axial").windows == (Window(600, 1600, "LINEAR"),)
+
+
+def test_a_modality_table_is_looked_up(tmp_path: Path):
+    table = Dataset()
+    table.LUTDescriptor, table.ModalityLUTType, table.LUTData = (
+        [16, 0, 16],
+        "US",
+        np.arange(0, 160, 10, np.uint16).tobytes(),
+    )
+    x = load(one(tmp_path, ModalityLUTSequence=[table])).x
+    assert np.array_equal(x[0, 0].numpy(), 10.0 * RAMP)
+
+
+def test_frames_have_slopes_and_windows_of_their_own(tmp_path: Path):
+    """Enhanced files say them in groups: the slope for all frames, and for the second one another and a window."""
+    shared, first, second, scale, other, window = (Dataset() for _ in range(6))
+    scale.RescaleSlope, scale.RescaleIntercept = "2", "1"
+    other.RescaleSlope, other.RescaleIntercept = "3", "0"
+    window.WindowCenter, window.WindowWidth = "24", "48"
+    shared.PixelValueTransformationSequence = [scale]
+    second.PixelValueTransformationSequence, second.FrameVOILUTSequence = [other], [window]
+    groups = {"SharedFunctionalGroupsSequence": [shared], "PerFrameFunctionalGroupsSequence": [first, second]}
+    file = dicom(tmp_path / "1.dcm", np.stack([RAMP, RAMP]), **groups, RescaleSlope="9")
+    volume = read_volume(file, "axial")
+    assert np.array_equal(volume.values, np.stack([2.0 * RAMP + 1, 3.0 * RAMP]))
+    assert volume.windows == (None, Window(24, 48, "LINEAR"))
+
+
+def test_what_is_resized_is_resized_as_images_are(tmp_path: Path):
+    """The same 8 bits as PNG and as DICOM differ by the rounding of the PNG's, once for each axis."""
+    pixels = np.random.default_rng(0).integers(0, 256, (11, 7)).astype(np.uint8)
+    (tmp_path / "png" / "oslo" / "ill").mkdir(parents=True)
+    Image.fromarray(pixels).save(tmp_path / "png" / "oslo" / "ill" / "1.png")
+    images = ImageFolder(path=str(tmp_path / "png"), size=5, channels=1).load(Streams(0)).x
+    data = load(one(tmp_path / "dicom", pixels.astype(np.uint16)), size=5)
+    assert (data.x - images.float()).abs().max() <= 1
+    assert "1 of 1 slices were resized to 5 x 5 pixels, of which 1 were no squares and are stretched." in data.notes
+    assert not any("resized" in note for note in load(one(tmp_path / "same")).notes)
+
+
+def test_three_channels_are_the_same_three_times(tmp_path: Path):
+    dataset = Medical(path=str(one(tmp_path)), size=4, window="range", channels=3, normalise=True)
+    x = dataset.load(Streams(0)).x
+    assert tuple(x.shape) == (1, 3, 4, 4)
+    assert torch.equal(x[:, 0], x[:, 2])
+    red = dataset.inputs().evaluation(x)[0, 0]
+    torch.testing.assert_close(red, (x[0, 0] - 0.485) / 0.229)
+
+
+# Slices and patients -----------------------------------------------------------------------------
+
+
+def test_frames_are_slices_of_one_group(tmp_path: Path):
+    frames = np.arange(5 * 16, dtype=np.uint16).reshape(5, 4, 4)
+    dicom(tmp_path / "oslo" / "ill" / "1.dcm", frames)
+    dicom(tmp_path / "oslo" / "well" / "2.dcm", frames[:2])
+    every = load(tmp_path)
+    assert np.array_equal(every.x[:5, 0].numpy(), frames)
+    assert every.group.tolist() == [0] * 5 + [1] * 2
+    assert every.y.tolist() == [0] * 5 + [1] * 2
+    assert load(tmp_path, slices="middle").x[:, 0, 0, 0].tolist() == [32, 16]  # the third of five, the second of two
+    assert load(tmp_path, every=2).x[:, 0, 0, 0].tolist() == [0, 32, 64, 0]
+
+
+@pytest.mark.parametrize("axis", ["axial", "coronal", "sagittal"])
+@pytest.mark.parametrize("flips", [(1, 1, 1), (-1, 1, 1), (1, -1, -1)])
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
+def test_slices_of_a_volume_lie_alike(
+    tmp_path: Path, axis: str, flips: tuple[int, int, int], order: tuple[int, int, int]
+):
+    """A volume's voxels name their place (to the right, front and head, from 0), however the file stores its axes.
+
+    Axial rows go from front to back and columns from the patient's right to the left; coronal rows from head to feet;
+    sagittal columns from front to back.
+    """
+    right, front, head = np.meshgrid(np.arange(4), np.arange(4), np.arange(4), indexing="ij")
+    volume = (100 * right + 10 * front + head).astype(np.float32)
+    affine = np.eye(4)
+    for place, (axis_of_body, sign) in enumerate(zip(order, (flips[each] for each in order), strict=True)):
+        affine[:3, place] = 0
+        affine[axis_of_body, place] = sign
+    stored = np.flip(volume, [place for place in range(3) if flips[place] < 0]).transpose(order)
+    nifti(tmp_path / "oslo" / "ill" / "1.nii", stored, affine)
+    slices = load(tmp_path, axis=axis).x[:, 0].numpy()
+    place = {
+        "axial": lambda slice, row, column: (3 - column, 3 - row, slice),
+        "coronal": lambda slice, row, column: (3 - column, 3 - slice, 3 - row),
+        "sagittal": lambda slice, row, column: (3 - slice, 3 - column, 3 - row),
+    }[axis]
+    for slice, row, column in np.ndindex(4, 4, 4):
+        assert slices[slice, row, column] == volume[place(slice, row, column)]
+
+
+def test_nifti_has_its_scale_and_window(tmp_path: Path):
+    """Slope 2 and intercept 1 of 16 bits; the header's range of display, 1 to 31, is its window; .nii.gz is alike."""
+    values = RAMP.reshape(4, 4, 1).astype(np.int16)
+    image = nibabel.Nifti1Image(values, np.diag([-1.0, -1.0, 1.0, 1.0]))
+    image.header.set_slope_inter(2, 1)
+    image.header["cal_min"], image.header["cal_max"] = 1, 31
+    for name in ("1.nii", "2.nii.gz"):
+        (tmp_path / "oslo" / "ill").mkdir(parents=True, exist_ok=True)
+        image.to_filename(tmp_path / "oslo" / "ill" / name)
+    raw = load(tmp_path)
+    assert np.array_equal(raw.x[0, 0].numpy(), 2.0 * RAMP.T + 1)
+    assert torch.equal(raw.x[0], raw.x[1])
+    assert raw.group.tolist() == [0, 1]
+    assert "2 of 2 files name no patient; a split keeps each of these files whole." in raw.notes
+    torch.testing.assert_close(load(tmp_path, window="file").x[0, 0], torch.from_numpy(RAMP.T / 15.0).float())
+
+
+def test_a_patient_stays_on_one_side(tmp_path: Path, make: Make):
+    """Eight patients of three files at each of two sites: nobody is in two of training, validation and test."""
+    for number in range(16):
+        for file in range(3):
+            pixels = np.full((4, 4), 100 * number + file, np.uint16)
+            place = tmp_path / ("oslo", "rome")[number % 2] / ("ill", "well")[number // 2 % 2]
+            dicom(place / f"{number}-{file}", pixels, PatientID=f"P{number}")
+    data = {"name": "medical", "path": str(tmp_path), "size": 4, "window": "none"}
+    protocol = {"name": "in-domain", "test": 0.25, "validation": 0.25}
+    simulation = simulate(make({"data": data, "protocol": protocol, "model.name": "mlp", "train.lr": 1e-7}))
+    federation = simulation.federation
+    sides = [client.train for client in federation.clients] + [each.samples for each in federation.environments]
+    held = [{int(value) // 100 for value in side.x[:, 0, 0, 0].tolist()} for side in sides]
+    assert [len(side) for side in sides] == [3 * len(patients) for patients in held]
+    assert sum(map(len, held)) == len(set().union(*held)) == 16
+    assert load(tmp_path, group="file").group.tolist() == list(range(48))
+
+
+def test_files_of_both_kinds_and_of_any_name(tmp_path: Path):
+    """DICOM needs no suffix; deeper folders belong to the class; what is not read is said."""
+    dicom(tmp_path / "oslo" / "ill" / "study" / "IM0001", RAMP)
+    dicom(tmp_path / "oslo" / "well" / "1.2.840.10008", RAMP)
+    nifti(tmp_path / "rome" / "ill" / "1.nii.gz", np.zeros((4, 4, 3), np.float32))
+    for name in ("rome/ill/1.json", "rome/ill/1.png", "rome/notes", "oslo/ill/.hidden.dcm"):
+        (tmp_path / name).write_bytes(b"text")
+    dicom(tmp_path / "rome" / "misplaced.dcm", RAMP)
+    data = load(tmp_path)
+    assert (data.domains, data.domain.tolist()) == (("oslo", "rome"), [0, 0, 1, 1, 1])
+    assert (data.classes, data.y.tolist()) == (("ill", "well"), [0, 1, 0, 0, 0])
+    assert data.notes[0] == (
+        f"Not read in '{tmp_path}': 1 .json, 1 .png, 1 DICOM (images outside of a class's folder), 1 without a suffix."
+    )
+
+
+def test_the_folder_of_images_names_the_data_set_that_reads_them(tmp_path: Path):
+    nifti(tmp_path / "oslo" / "ill" / "1.nii.gz", np.zeros((4, 4, 3), np.float32))
+    with pytest.raises(FedshiftError, match=r"holds no image.*1 NIfTI \(data.name = 'medical' reads it\)"):
+        ImageFolder(path=str(tmp_path)).load(Streams(0))
+
+
+def test_what_pydicom_warns_of_is_said(tmp_path: Path):
+    file = one(tmp_path) / "oslo" / "ill" / "1.dcm"
+    held = pydicom.dcmread(file)
+    held.PixelData += bytes(64)
+    held.save_as(file)
+    data = load(tmp_path)
+    assert len(data.x) == 1
+    assert data.notes[-1] == (
+        "1 files: The pixel data is 96 bytes long, which indicates it contains 64 bytes of excess padding to be removed"
+    )
+
+
+# What is refused ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("elements", "words"),
+    [
+        ({"PhotometricInterpretation": "PALETTE COLOR"}, "is PALETTE COLOR (0028,0004) Photometric Interpretation"),
+        ({"PhotometricInterpretation": None}, "lacks (0028,0004) Photometric Interpretation"),
+        ({"Rows": None}, "has 0 in (0028,0010) Rows"),
+        ({"Rows": 5}, "The number of bytes of pixel data is less than expected (32 vs 40 bytes)"),
+        ({"RescaleSlope": "0"}, "has the rescale slope 0 (0028,1053) Rescale Slope"),
+        ({"NumberOfFrames": "0"}, "has 0 in (0028,0008) Number of Frames"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named_with_its_tag(tmp_path: Path, elements: dict[str, Any], words: str):
+    message = refusal(one(tmp_path, **elements))
+    assert words in message
+    assert str(tmp_path / "oslo" / "ill" / "1.dcm") in message
+
+
+@pytest.mark.parametrize(("element", "name"), [("RescaleSlope", "(0028,1053)"), ("WindowCenter", "(0028,1050)")])
+def test_an_element_that_is_no_number(tmp_path: Path, element: str, name: str):
+    file = one(tmp_path, **{element: "77", "WindowWidth": "4"}) / "oslo" / "ill" / "1.dcm"
+    file.write_bytes(file.read_bytes().replace(b"DS\x02\x0077", b"DS\x02\x00xy"))
+    message = refusal(tmp_path)
+    assert f"has no number in {name}" in message
+    assert "xy" in message
+
+
+def test_files_without_a_window(tmp_path: Path):
+    message = refusal(one(tmp_path), window="file")
+    assert (
+        "names no window ((0028,1050) Window Center and (0028,1051) Window Width): --set data.window=given" in message
+    )
+    assert "has a window of width 0.5 (0028,1051)" in refusal(one(tmp_path, WindowCenter="1", WindowWidth="0.5"))
+    elements = {"WindowCenter": "1", "WindowWidth": "2", "VOILUTFunction": "CUBIC"}
+    assert "has the unknown function CUBIC (0028,1056)" in refusal(one(tmp_path, **elements))
+    nifti(tmp_path / "n" / "oslo" / "ill" / "1.nii", np.zeros((4, 4, 3), np.float32))
+    assert "names no window (cal_min and cal_max)" in refusal(tmp_path / "n", window="file")
+
+
+def test_pixels_that_cannot_be_decoded_here(tmp_path: Path):
+    """JPEG-LS needs a library that is not installed; lossy JPEG of 12 bits is beyond Pillow."""
+    for name, syntax in (("MR_small_jpeg_ls_lossless.dcm", "JPEG-LS Lossless"), ("JPEG-lossy.dcm", "JPEG Extended")):
+        place = tmp_path / name / "oslo" / "ill" / "1.dcm"
+        place.parent.mkdir(parents=True)
+        place.write_bytes(Path(str(get_testdata_file(name))).read_bytes())
+        message = refusal(tmp_path / name)
+        assert f"The pixels of '{place}' are compressed as {syntax}" in message
+        assert "(0002,0010) Transfer Syntax UID, and cannot be decoded here" in message
+        assert "pip install pylibjpeg" in message
+
+
+def test_every_damaged_file_is_named(tmp_path: Path):
+    place = one(tmp_path) / "oslo" / "ill"
+    (place / "2.dcm").write_bytes((place / "1.dcm").read_bytes()[:-9])
+    (place / "3.dcm").write_bytes(b"no DICOM")
+    (place / "4.nii").write_bytes(b"no NIfTI")
+    whole = nifti(place / "5.nii.gz", np.random.default_rng(0).normal(size=(9, 9, 9))).read_bytes()
+    (place / "5.nii.gz").write_bytes(whole[:-200])
+    nifti(place / "6.nii", np.zeros((4, 4, 3, 2), np.float32))
+    nifti(place / "7.nii", np.full((4, 4, 3), np.nan, np.float32))
+    message = refusal(tmp_path)
+    assert message.startswith("6 files cannot be read:")
+    assert "2.dcm' cannot be read (The number of bytes of pixel data is less than expected" in message
+    assert "3.dcm' cannot be read (it does not begin as such files do)" in message
+    assert "4.nii' cannot be read (it does not begin as such files do)" in message
+    assert "5.nii.gz' cannot be read (it is cut off or damaged)" in message
+    assert "6.nii' holds float32 of shape [4, 4, 3, 2]" in message
+    assert "7.nii' holds nan at [0, 0] of slice 0, and 47 more such" in message
+
+
+@given(st.integers(0, 400), st.binary(min_size=1, max_size=6))
+def test_whatever_bytes_a_file_has_the_error_is_one_for_users(tmp_path_factory: Any, place: int, new: bytes):
+    """Or it can still be read."""
+    file = tmp_path_factory.getbasetemp() / "damaged" / "1.dcm"
+    data = dicom(file, RAMP, RescaleSlope="1", WindowCenter="5", WindowWidth="8", PatientID="P1").read_bytes()
+    file.write_bytes(data[:place] + new + data[place + len(new) :])
+    try:
+        assert read_volume(file, "axial").values.ndim == 3
+    except FedshiftError as error:
+        assert str(file) in str(error)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"window": "given"}, "a window that is given has a width above 0"),
+        ({"window": "file", "width": 400}, "and no other has one"),
+        ({"slices": "middle", "every": 2}, "data.every = 2 is for all slices"),
+        ({"normalise": True}, "data.normalise needs"),
+        ({"normalise": True, "channels": 3, "window": "none"}, "data.normalise needs"),
+    ],
+)
+def test_settings_that_contradict_each_other(settings: dict[str, Any], words: str):
+    with pytest.raises(FedshiftError, match=words):
+        Medical(path="x", **settings)
+
+
+def test_what_does_not_fit_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A file of 16 values takes 320 bytes to read, one sample of 512 pixels a megabyte."""
+    root = one(tmp_path)
+    monkeypatch.setattr(memory, "available", lambda: 300)
+    assert "1.dcm' takes 320 B, but only 300 B of memory is free" in refusal(root)
+    monkeypatch.setattr(memory, "available", lambda: 1_000_000)
+    assert "of 512 x 512 pixels, takes 1.0 MB" in refusal(root, size=512)
+
+
+# A run, a site, the page -------------------------------------------------------------------------
+
+
+def test_a_run_gives_its_model(tmp_path: Path, make: Make):
+    """The model takes samples as they are loaded, and gives the recorded accuracy."""
+    draw = np.random.default_rng(0)
+    for domain in ("oslo", "rome"):
+        for label, offset in (("ill", 0), ("well", 30000)):
+            for number in range(6):
+                pixels = (draw.integers(0, 20000, (16, 16)) + offset).astype(np.uint16)
+                dicom(tmp_path / "data" / domain / label / f"{number}.dcm", pixels)
+    settings = {"path": str(tmp_path / "data"), "size": 12, "window": "given", "centre": 32768, "width": 65536}
+    run = fedshift.run(
+        method="fedavg",
+        hold_out="rome",
+        rounds=2,
+        model="cnn",
+        settings={"data": {"name": "medical", **settings}, "train.batch": 4, "run.out": str(tmp_path / "runs")},
+        progress=Progress(),
+    )
+    data = Medical(**settings).load(Streams(0))
+    held_out = data.domain == data.domains.index("rome")
+    with torch.no_grad():
+        right = (run.model()(data.x[held_out]).argmax(dim=1) == data.y[held_out]).double().mean()
+    (row,) = (row for row in run.records[-1]["environments"] if row["environment"] == "rome")
+    assert row["accuracy"] == right.item()
+
+
+def test_a_site_checks_its_slices(site: SiteFolder, tmp_path: Path):
+    """Ten patients of two slices each; of five patients of a class one is tested and one validated on."""
+    for number in range(10):
+        frames = np.full((2, 4, 4), number, np.uint16)
+        dicom(tmp_path / "own" / "here" / ("ill", "well")[number % 2] / f"{number}.dcm", frames, PatientID=str(number))
+    data = {"name": "medical", "path": str(tmp_path / "own"), "size": 4, "window": "none"}
+    folder = site(experiment={"data": data}, federation={"shape": [1, 4, 4]})
+    found = inspect(folder)
+    found.check()
+    assert found.held is not None
+    assert (found.held.samples, found.held.shape, found.held.dtype) == (20, (1, 4, 4), "float32")
+    assert found.held.counts["training"] == {"ill": 6, "well": 6, "unknown": 0}
+
+
+def test_without_the_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    import sys
+
+    root = one(tmp_path)
+    nifti(root / "oslo" / "ill" / "1.nii", np.zeros((4, 4, 3), np.float32))
+    for name in ("pydicom", "nibabel"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert refusal(root).count("pip install 'fedshift[medical]'") == 2
+
+
+def test_the_example_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    page = (ROOT / "docs" / "medical.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"<!-- medical -->\n```python\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    original = fedshift.run
+    monkeypatch.setattr(fedshift, "run", lambda **options: original(**options, progress=Progress()))
+    names: dict[str, Any] = {}
+    with warnings.catch_warnings():
+        exec(compile(code, "medical.md", "exec"), names)  # the point of the test
+    assert names["run"].finished
+    assert set(names["run"].federation["domains"].values()) == {"Berlin", "Oslo"}
+    assert names["run"].model()(torch.zeros(2, 1, 16, 16)).shape == (2, 2)
