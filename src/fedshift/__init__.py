@@ -143,6 +143,7 @@ if TYPE_CHECKING:
         Width,
         setting,
     )
+    from fedshift.sklearn import FederatedClassifier
     from fedshift.streams import Draw, Draws, Streams
 
 __version__ = "0.1.0"
@@ -203,6 +204,7 @@ __all__ = [
     "FedRoD",
     "FedSDR",
     "FedSR",
+    "FederatedClassifier",
     "Federation",
     "FedshiftError",
     "FedshiftWarning",
@@ -427,6 +429,7 @@ _ROOMS = {
         "OptionalSteps",
         "Probability",
     ),
+    "sklearn": ("FederatedClassifier",),
     "streams": ("Draw", "Draws", "Streams"),
     "methods.drfa": ("DRFA",),
     "methods.ftfa": ("FTFA",),

@@ -154,16 +154,21 @@ def predictions(
 
 
 def probabilities(model: Trained, pieces: Iterable[Tensor], batch: int) -> Iterator[Tensor]:
-    """The probabilities (B, classes), float64, of samples that come in pieces, so many at a time."""
+    """The probabilities (B, classes), float64, of samples that come in pieces, so many at a time.
+
+    Where a model draws noise it is one at a time, so that a sample has the same wherever it stands.
+    """
     waiting: list[Tensor] = []
+    batch = 1 if model.draws else batch
     for piece in pieces:
         waiting.append(piece)
-        while sum(map(len, waiting)) >= batch:
-            whole = torch.cat(waiting)
-            yield _probabilities(model, whole[:batch])
-            waiting = [whole[batch:]]
-    if rest := [piece for piece in waiting if len(piece)]:
-        yield _probabilities(model, torch.cat(rest))
+        if sum(map(len, waiting)) >= batch:
+            *full, rest = torch.split(torch.cat(waiting), batch)  # type: ignore[no-untyped-call]
+            waiting = [] if len(rest) == batch else [rest]
+            for x in full if waiting else [*full, rest]:
+                yield _probabilities(model, x)
+    if waiting:
+        yield _probabilities(model, torch.cat(waiting))
 
 
 def _probabilities(model: Trained, x: Tensor) -> Tensor:

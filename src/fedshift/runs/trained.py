@@ -138,6 +138,10 @@ class Trained(nn.Module):
 
     Its parameters and buffers are named as in the run's files, such as ``encoder.conv1.weight``. Frozen stages of its
     network (``model.freeze_until``) are in front of these, as ``front``.
+
+    Attributes:
+        blueprint: what a sample is.
+        draws: whether it draws noise for a batch, so that what it says of a sample depends on the sample's place.
     """
 
     def __init__(
@@ -164,6 +168,7 @@ class Trained(nn.Module):
         self._method, self._model = experiment.method, model
         self._dtype = DTYPES[experiment.train.precision]
         self._reestimates = experiment.method.reestimates(unseen)
+        self.draws = bool(self._method.prediction_draws(model, 1))
         self._parts = tuple(modules)
         for name, module in modules.items():
             self.add_module(name, module)
