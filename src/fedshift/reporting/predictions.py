@@ -163,7 +163,7 @@ def probabilities(model: Trained, pieces: Iterable[Tensor], batch: int) -> Itera
     for piece in pieces:
         waiting.append(piece)
         if sum(map(len, waiting)) >= batch:
-            *full, rest = torch.split(torch.cat(waiting), batch)  # type: ignore[no-untyped-call]
+            *full, rest = torch.split(torch.cat(waiting), batch)
             waiting = [] if len(rest) == batch else [rest]
             for x in full if waiting else [*full, rest]:
                 yield _probabilities(model, x)

@@ -90,7 +90,7 @@ def _listed(words: Iterable[str]) -> str:
 def rebuilt(
     experiment: Experiment, blueprint: Blueprint, weights: Mapping[str, Tensor], client: int | str | None
 ) -> Trained:
-    """The final model of a client, by name or id, or the global one, from a run's final tensors.
+    """The model of a client, by name or id, or the global one, from the tensors of a round of a run.
 
     Raises:
         FedshiftError: there is no such client, it never trained, or only clients have models.
@@ -111,10 +111,12 @@ def rebuilt(
         have = [number for number in blueprint.clients if f"client.{number}.{min(kept)}" in weights]
         if id not in have:
             whose = "There is no global model" if id is None else f"Client {blueprint.named([id])} never trained"
-            raise FedshiftError(
-                f"{whose}: '{experiment.method_name}' leaves every client with a model. Give client=... by name "
-                f"or id: {blueprint.named(have)}."
+            fix = (
+                f"Give client=... by name or id: {blueprint.named(have)}."
+                if have
+                else "None is here: in a federation each stays at its site, whose fedshift.site_model(FOLDER) gives it."
             )
+            raise FedshiftError(f"{whose}: '{experiment.method_name}' leaves every client with a model. {fix}")
     # What a client keeps, or is sent in the place of what others are, comes before what all have.
     names = {name: f"client.{id}.{name}" for name in scopes}
     found = {name: mine if mine in weights else name for name, mine in names.items()}
