@@ -59,7 +59,7 @@ def photos(tmp_path: Path) -> Run:
 @pytest.fixture
 def table(tmp_path: Path) -> Run:
     frame(120).to_csv(tmp_path / "table.csv", index=False)
-    return carried_out(tmp_path, {"name": "numbers", "path": str(tmp_path / "table.csv"), "domain": "hospital"})
+    return carried_out(tmp_path, {"name": "table", "path": str(tmp_path / "table.csv"), "domain": "hospital"})
 
 
 @pytest.fixture
@@ -78,12 +78,12 @@ def rows_of(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(StringIO(text)))
 
 
-def check(run: Run, rows: list[dict[str, str]], x: torch.Tensor, *which: Any) -> None:
-    """Probabilities are those of the model as a module, digit for digit of float32; the class is the likeliest."""
+def check(run: Run, rows: list[dict[str, str]], x: torch.Tensor, *which: Any, rtol: float = 1e-8) -> None:
+    """Probabilities are those of the model as a module, to the digits that are written; the class is the likeliest."""
     with torch.no_grad():
         expected = run.model(*which)(x).double().softmax(dim=1)
     found = [[float(row[f"p_{name}"]) for name in CLASSES] for row in rows]
-    torch.testing.assert_close(torch.tensor(found, dtype=torch.float64), expected, rtol=1e-8, atol=1e-12)
+    torch.testing.assert_close(torch.tensor(found, dtype=torch.float64), expected, rtol=rtol, atol=1e-12)
     assert [row["predicted"] for row in rows] == [CLASSES[number] for number in expected.argmax(dim=1)]
 
 
@@ -144,7 +144,7 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_there(photos: Run, tmp_pat
     message = str(done.exception)
     assert message.startswith("4 files cannot be predicted for")
     assert all(str(file) in message for file in bad)
-    assert "'numbers'" not in message
+    assert "'table'" not in message
     assert "give files that end in .png, .jpg" in message
 
 
@@ -168,7 +168,7 @@ def test_a_table_by_the_names_of_its_columns(table: Run, tmp_path: Path, kind: s
     done = predict(table, file, "--out", "-", "--round", "selected")
     assert done.exit_code == 0, done.output
     assert "not looked at: label, name" in done.stderr
-    x = torch.tensor(new[["age", "weight", "pulse", "bilirubin"]].to_numpy(), dtype=torch.float32)
+    x = torch.tensor(new[["age", "weight", "pulse", "bilirubin"]].to_numpy().tolist())
     rows = rows_of(done.stdout)
     assert [row["row"] for row in rows] == [str(number) for number in range(7)]
     check(table, rows, x, None, "selected")
@@ -191,7 +191,7 @@ def test_a_table_names_column_row_and_value(table: Run, tmp_path: Path):
 
 def test_another_kind_of_file_is_refused(table: Run, tmp_path: Path):
     image(tmp_path / "cat.png", 0)
-    with pytest.raises(FedshiftError, match=r"cat\.png' is of no kind that 'numbers' reads: .* \.csv, \.parquet"):
+    with pytest.raises(FedshiftError, match=r"cat\.png' is of no kind that 'table' reads: .* \.csv, \.parquet"):
         fedshift.predict(table.path, [tmp_path / "cat.png"])
 
 
@@ -211,7 +211,7 @@ def test_arrays_of_one_client(arrays: Run, tmp_path: Path):
 def test_a_sample_has_the_same_prediction_wherever_it_stands(tmp_path: Path):
     """FedSR draws noise for a batch; a sample's does not depend on the others, nor on the size of a batch."""
     frame(60).to_csv(tmp_path / "table.csv", index=False)
-    data = {"name": "numbers", "path": str(tmp_path / "table.csv"), "domain": "hospital"}
+    data = {"name": "table", "path": str(tmp_path / "table.csv"), "domain": "hospital"}
     run = carried_out(tmp_path, data, **{"method": {"name": "fedsr", "test_samples": 2}})
     new = frame(6).drop(columns=["label", "hospital"])
     new.to_csv(tmp_path / "new.csv", index=False)
@@ -226,7 +226,7 @@ def test_a_sample_has_the_same_prediction_wherever_it_stands(tmp_path: Path):
 def test_a_batch_decides_nothing_but_the_last_digits(tmp_path: Path, batch: int):
     """Rows of several files come in order, whatever a batch holds."""
     frame(60).to_csv(tmp_path / "table.csv", index=False)
-    data = {"name": "numbers", "path": str(tmp_path / "table.csv"), "domain": "hospital"}
+    data = {"name": "table", "path": str(tmp_path / "table.csv"), "domain": "hospital"}
     run = carried_out(tmp_path, data, **{"evaluate.batch": batch})
     files = []
     for number, rows in enumerate((3, 1, 6)):
@@ -237,7 +237,7 @@ def test_a_batch_decides_nothing_but_the_last_digits(tmp_path: Path, batch: int)
         (str(file), row) for file, rows in zip(files, (3, 1, 6), strict=True) for row in range(rows)
     ]
     x = torch.cat([run.experiment.data.samples(file).x for file in files])
-    check(run, rows_of(found.csv()), x)
+    check(run, rows_of(found.csv()), x, rtol=1e-6)  # of float32, whose products of more rows are rounded otherwise
 
 
 def test_arrays_of_another_type_or_shape_are_refused(arrays: Run, tmp_path: Path):

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from shutil import rmtree
+from tempfile import mkdtemp
 from typing import Any, Self
+from weakref import finalize
 
 import numpy as np
 import torch
@@ -112,8 +114,8 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_consistent_length(x, names)
         self.sites_ = np.unique(names)
         self._dtype = x.dtype
-        self._folder = TemporaryDirectory(prefix="fedshift-") if self.out is None else None
-        folder = Path(self._folder.name if self._folder else str(self.out))
+        self._temporary = _Temporary() if self.out is None else None
+        folder = Path(str(self.out)) if self._temporary is None else self._temporary.path
         self.run_ = self._carried_out(folder, _written(folder / "data", x, codes, names, self.classes_))
         self._models = self._trained()
         return self
@@ -150,7 +152,7 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def __getstate__(self) -> dict[str, Any]:
         """All but the run, whose files are this object's alone."""
-        return {name: value for name, value in super().__getstate__().items() if name not in ("run_", "_folder")}
+        return {name: value for name, value in super().__getstate__().items() if name not in ("run_", "_temporary")}
 
     def _carried_out(self, folder: Path, data: Path) -> Run:
         table = {
@@ -158,7 +160,7 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             "data": {"name": "arrays", "path": str(data)},
             "protocol": {"name": "train-on-all", "validation": self.validation_fraction},
             "train": {"optimiser": "adam", "lr": LR},
-            "run": {} if self._folder is None else {"checkpoint_every": max(1, int(self.rounds))},
+            "run": {} if self._temporary is None else {"checkpoint_every": max(1, int(self.rounds))},
         }
         options: dict[str, Any] = {"method": self.method, "model": self.model, "rounds": self.rounds}
         asked = api.experiment(table, **options, seed=self.seed, out=folder / "runs", settings=self.settings)
@@ -177,6 +179,14 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             return found
         whose = f"The site '{site}' has no model" if site else "Every site has a model of its own"
         raise FedshiftError(f"{whose}: give sites=..., for each sample one of {', '.join(self.sites_)}.")
+
+
+class _Temporary:
+    """A folder that is removed when nobody holds this any more, or when the interpreter ends."""
+
+    def __init__(self) -> None:
+        self.path = Path(mkdtemp(prefix="fedshift-"))
+        finalize(self, rmtree, self.path, ignore_errors=True)
 
 
 def _dtype(X: Any) -> np.dtype[Any]:  # noqa: N803
