@@ -41,10 +41,10 @@ BATCH = 512  # samples that are predicted for together
 class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """A classifier that sites train together, by any method.
 
+    Once fitted it has ``n_features_in_`` as well, and of a table of pandas ``feature_names_in_``.
+
     Attributes:
         classes_: the classes, sorted.
-        n_features_in_: how many features a sample has.
-        feature_names_in_: their names, where they were given by a table of pandas.
         sites_: the sites' names, sorted.
         run_: the run, with its records and messages; its files are gone with the classifier unless ``out`` is given. A
             copy, or one that was pickled, has no run.
