@@ -16,7 +16,9 @@ from weakref import finalize
 import numpy as np
 import torch
 
-from fedshift import api, files
+from fedshift import api
+from fedshift.datasets.arrays import Arrays
+from fedshift.datasets.in_memory import in_memory
 from fedshift.errors import FedshiftError, need
 from fedshift.reporting.predictions import probabilities
 from fedshift.runs.progress import Progress
@@ -116,7 +118,9 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self._dtype = x.dtype
         self._temporary = _Temporary() if self.out is None else None
         folder = Path(str(self.out)) if self._temporary is None else self._temporary.path
-        self.run_ = self._carried_out(folder, _written(folder / "data", x, codes, names, self.classes_))
+        by_site = {name: (x[names == name], codes[names == name]) for name in self.sites_.tolist()}
+        data = in_memory(by_site, self.classes_.astype(str).tolist(), folder / "data")
+        self.run_ = self._carried_out(folder, data)
         self._models = self._trained()
         return self
 
@@ -154,15 +158,14 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """All but the run, whose files are this object's alone."""
         return {name: value for name, value in super().__getstate__().items() if name not in ("run_", "_temporary")}
 
-    def _carried_out(self, folder: Path, data: Path) -> Run:
+    def _carried_out(self, folder: Path, data: Arrays) -> Run:
         table = {
             "name": NAME,
-            "data": {"name": "arrays", "path": str(data)},
             "protocol": {"name": "train-on-all", "validation": self.validation_fraction},
             "train": {"optimiser": "adam", "lr": LR},
             "run": {} if self._temporary is None else {"checkpoint_every": max(1, int(self.rounds))},
         }
-        options: dict[str, Any] = {"method": self.method, "model": self.model, "rounds": self.rounds}
+        options: dict[str, Any] = {"data": data, "method": self.method, "model": self.model, "rounds": self.rounds}
         asked = api.experiment(table, **options, seed=self.seed, out=folder / "runs", settings=self.settings)
         return api.compare(asked, progress=None if self.verbose else Progress()).runs[0]
 
@@ -219,13 +222,3 @@ def _together(sites: Mapping[Any, Any]) -> tuple[Array, Array, Array]:
     if not xs:
         raise ValueError("The mapping holds no site.")
     return np.concatenate(xs), np.concatenate(ys), np.array(names)
-
-
-def _written(folder: Path, x: Array, codes: Array, sites: Array, classes: Array) -> Path:
-    """Samples as a file that is named by what it holds."""
-    files.make_folder(folder)
-    file = folder / "samples.npz"
-    np.savez(file, x=x, y=codes, domain=sites, classes=classes.astype(str))
-    named = folder / f"{files.digest(file)}.npz"
-    files.rename(file, named)
-    return named
