@@ -255,6 +255,28 @@ def test_arrays_of_another_type_or_shape_are_refused(arrays: Run, tmp_path: Path
     assert "nan in row 1 at [1, 2]" in message
 
 
+def test_slices_of_volumes(tmp_path: Path):
+    """As NIfTI, each third slice; a file is known by both parts of its suffix."""
+    import nibabel
+
+    def volume(path: Path, label: int) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        values = RNG.normal(label, 0.2, (6, 6, 7)).astype(np.float32)
+        nibabel.save(nibabel.Nifti1Image(values, np.eye(4)), path)
+
+    for domain in DOMAINS:
+        for label, name in enumerate(CLASSES):
+            for number in range(4):
+                volume(tmp_path / "scans" / domain / name / f"{number}.nii.gz", label)
+    data = {"name": "medical", "path": str(tmp_path / "scans"), "size": 6, "window": "none", "every": 3}
+    run = carried_out(tmp_path, data)
+    volume(tmp_path / "new" / "scan.nii.gz", 1)
+    (tmp_path / "new" / "scan.gz").write_bytes(b"no scan")
+    found = fedshift.predict(run.path, [tmp_path / "new"])
+    assert (found.files[0], found.rows) == (str(tmp_path / "new" / "scan.nii.gz"), (0, 3, 6))
+    check(run, rows_of(found.csv()), run.experiment.data.samples(tmp_path / "new" / "scan.nii.gz").x)
+
+
 def test_a_data_set_without_files_says_so(tmp_path: Path):
     document = override(TINY, {"run.out": str(tmp_path)})
     (experiment,) = expand(document)

@@ -56,6 +56,10 @@ class Dataset(Spec):
         """What files that :meth:`samples` reads end in, in small letters; none: it reads no files but its own."""
         return ()
 
+    def reads(self, file: Path) -> bool:
+        """Whether a file is of that kind, by its name."""
+        return file.name.lower().endswith(self.suffixes())
+
     def samples(self, file: Path) -> Unlabelled:
         """The samples of a file of the kind that this data set was read from, as :meth:`load` would give them.
 

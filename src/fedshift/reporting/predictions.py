@@ -194,18 +194,14 @@ def files_of(dataset: Dataset, name: str, paths: Sequence[str | Path], problems:
     for path in map(Path, paths):
         with problems.gathered():
             if path.is_dir():
-                below = [file for file in files_below(path) if _is_read(file, suffixes)]
+                below = [file for file in files_below(path) if dataset.reads(file) and not file.name.startswith(".")]
                 if not below:
                     raise FedshiftError(f"'{path}' holds no file that ends in {kinds}.")
                 found |= dict.fromkeys(below)
             elif not path.exists():
                 raise FedshiftError(f"'{path}' does not exist.")
-            elif path.suffix.lower() not in suffixes:
+            elif not dataset.reads(path):
                 raise FedshiftError(f"'{path}' is of no kind that '{name}' reads: give files that end in {kinds}.")
             else:
                 found[path] = None
     return list(found)
-
-
-def _is_read(file: Path, suffixes: Sequence[str]) -> bool:
-    return file.suffix.lower() in suffixes and not file.name.startswith(".")
