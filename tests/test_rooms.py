@@ -38,6 +38,7 @@ LAYERS: list[set[str]] = [
     {"tuning"},
     {"benchmarking", "reproduction"},
     {"api"},
+    {"sklearn"},
     {"fedshift"},  # the package's own __init__
     {"cli"},
     {"__main__"},

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         index,
         inspect_data,
         load,
+        predict,
         reproduce,
         reproductions,
         resume,
@@ -68,7 +69,7 @@ if TYPE_CHECKING:
     from fedshift.errors import FedshiftError, FedshiftWarning
     from fedshift.federation import PARTITIONS, PROTOCOLS
     from fedshift.federation.clients import Client
-    from fedshift.federation.domains import DomainData
+    from fedshift.federation.domains import DomainData, Unlabelled
     from fedshift.federation.federation import Federation
     from fedshift.federation.inputs import Inputs
     from fedshift.federation.partitions import Partition
@@ -114,6 +115,7 @@ if TYPE_CHECKING:
     from fedshift.models.own import own_model
     from fedshift.models.staged import Staged
     from fedshift.reporting.data_report.report import DataReport
+    from fedshift.reporting.predictions import Predictions
     from fedshift.reproduction.reproduction import Reproduction
     from fedshift.reproduction.states import States
     from fedshift.runs.run import Run
@@ -141,6 +143,7 @@ if TYPE_CHECKING:
         Width,
         setting,
     )
+    from fedshift.sklearn import FederatedClassifier
     from fedshift.streams import Draw, Draws, Streams
 
 __version__ = "0.1.0"
@@ -201,6 +204,7 @@ __all__ = [
     "FedRoD",
     "FedSDR",
     "FedSR",
+    "FederatedClassifier",
     "Federation",
     "FedshiftError",
     "FedshiftWarning",
@@ -239,6 +243,7 @@ __all__ = [
     "Phase",
     "Phases",
     "Positive",
+    "Predictions",
     "Probability",
     "ProperFraction",
     "Protocol",
@@ -260,6 +265,7 @@ __all__ = [
     "Tensors",
     "Terms",
     "Train",
+    "Unlabelled",
     "Up",
     "Upload",
     "WholeNumber",
@@ -284,6 +290,7 @@ __all__ = [
     "no_draws",
     "no_upload",
     "own_model",
+    "predict",
     "reproduce",
     "reproductions",
     "resume",
@@ -310,6 +317,7 @@ _ROOMS = {
         "index",
         "inspect_data",
         "load",
+        "predict",
         "reproduce",
         "reproductions",
         "resume",
@@ -357,7 +365,7 @@ _ROOMS = {
     "errors": ("FedshiftError", "FedshiftWarning"),
     "federation": ("PARTITIONS", "PROTOCOLS"),
     "federation.clients": ("Client",),
-    "federation.domains": ("DomainData",),
+    "federation.domains": ("DomainData", "Unlabelled"),
     "federation.federation": ("Federation",),
     "federation.inputs": ("Inputs",),
     "federation.partitions": ("Partition",),
@@ -391,6 +399,7 @@ _ROOMS = {
     "methods.references": ("Centralised", "Single"),
     "models": ("MODELS",),
     "reporting.data_report.report": ("DataReport",),
+    "reporting.predictions": ("Predictions",),
     "reproduction.reproduction": ("Reproduction",),
     "reproduction.states": ("States",),
     "models.own": ("own_model",),
@@ -420,6 +429,7 @@ _ROOMS = {
         "OptionalSteps",
         "Probability",
     ),
+    "sklearn": ("FederatedClassifier",),
     "streams": ("Draw", "Draws", "Streams"),
     "methods.drfa": ("DRFA",),
     "methods.ftfa": ("FTFA",),

@@ -22,6 +22,7 @@ from fedshift.benchmarking.plan import OUT
 from fedshift.benchmarking.plan import Plan as BenchmarkPlan
 from fedshift.errors import DivergedError, FedshiftError, FedshiftWarning, UnknownNameError
 from fedshift.reporting.frames import as_frame
+from fedshift.reporting.predictions import Predictions, nobody, predictions
 from fedshift.reporting.results import MeanStd, Results, Row, described, label
 from fedshift.reporting.table import as_text
 from fedshift.reporting.units import clock
@@ -33,7 +34,7 @@ from fedshift.runs import runner
 from fedshift.runs.folder import RunFolder
 from fedshift.runs.progress import Progress
 from fedshift.runs.records import Record
-from fedshift.runs.run import Run
+from fedshift.runs.run import Picked, Run
 from fedshift.runs.selection import ORACLES, RULES
 from fedshift.settings.change import Changed, changed
 from fedshift.settings.experiment import NAMED, Experiment
@@ -528,6 +529,34 @@ def load(path: str | Path, *, trust: bool = False) -> Comparison:
     """
     results = Results.at(_path(path), trust)
     return Comparison(results, asked=len(results.runs))
+
+
+def predict(
+    path: str | Path,
+    files: Sequence[str | Path],
+    *,
+    client: int | str | None = None,
+    round: Picked = "last",
+    trust: bool = False,
+    tell: Callable[[int, int], None] = nobody,
+) -> Predictions:
+    """Predict for files of the kind that a run was trained on: images, .npz arrays, CSV or Parquet, as its data are.
+
+    Labels in them are not looked at. Files that cannot be read do not keep the others from being predicted for; the
+    ``check()`` of what is returned raises an error that names them.
+
+    Args:
+        path: the run's folder.
+        files: files, or folders, of which every such file below is taken.
+        client: whose model, by name or id; None: the global one.
+        round: "last": the final model; "selected": that of the round which source validation picks.
+        trust: whether plugins may be imported that never ran on this machine.
+        tell: hears how many files are read, of how many.
+
+    Raises:
+        FedshiftError: there is no such model or file, or no file could be read; the message names every one.
+    """
+    return predictions(Run.open(_path(path), trust), files, client, round, tell)
 
 
 def _path(path: str | Path) -> Path:

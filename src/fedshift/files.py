@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
@@ -16,13 +16,21 @@ from typing import BinaryIO
 from fedshift.errors import DiskError, FedshiftError
 
 
-def write(path: Path, data: bytes | str | Iterable[bytes], *, private: bool = False) -> None:
+def write(
+    path: Path,
+    data: bytes | str | Iterable[bytes],
+    *,
+    private: bool = False,
+    patch: Callable[[], tuple[int, bytes]] | None = None,
+) -> None:
     """Replace a file at once and see it to the disk: after a crash it holds either the old content or the new.
 
     Args:
         path: the file.
         data: its content; pieces are written as they come, so that they need not be in memory together.
         private: nobody but its owner may read it, at no time.
+        patch: asked once all is written, such as for a digest of it: where to put which bytes in the place of those
+            that are there.
 
     Raises:
         DiskError: it could not be written; what was there before is untouched.
@@ -32,6 +40,10 @@ def write(path: Path, data: bytes | str | Iterable[bytes], *, private: bool = Fa
             whole = data.encode() if isinstance(data, str) else data
             for piece in [whole] if isinstance(whole, bytes) else whole:
                 file.write(piece)
+            if patch is not None:
+                place, what = patch()
+                file.seek(place)
+                file.write(what)
             file.flush()
             os.fsync(file.fileno())
         _sync_folder(path.parent)
@@ -78,17 +90,18 @@ def digest(path: Path) -> str:
     """A digest of what a file holds; empty if it cannot be read."""
     try:
         with path.open("rb") as file:
-            return file_digest(file, _hash).hexdigest()
+            return file_digest(file, hashing).hexdigest()
     except OSError:
         return ""
 
 
 def digest_of(data: bytes) -> str:
     """The digest of a file that holds these bytes."""
-    return _hash(data).hexdigest()
+    return hashing(data).hexdigest()
 
 
-def _hash(data: bytes = b"") -> blake2b:
+def hashing(data: bytes = b"") -> blake2b:
+    """What makes such a digest, of data that come in pieces."""
     return blake2b(data, digest_size=16)
 
 

@@ -44,6 +44,7 @@ from fedshift.cli.options import (
     folder_names,
     warnings_as_notes,
 )
+from fedshift.cli.predict import predict
 from fedshift.cli.reproduce import reproduce
 from fedshift.engines.machine import before_torch
 from fedshift.errors import FedshiftError
@@ -442,6 +443,13 @@ def report(
     from fedshift import api
 
     print_report(api.load(path), path, to)
+
+
+app.command(
+    epilog="Examples:\n\n"
+    "  fedshift predict runs/mine/fedsr-0-seed0-1a2b3c4d photos new.png\n\n"
+    "  fedshift predict runs/mine/fedbn-seed0-1a2b3c4d new.csv --client north --round selected --out -"
+)(predict)
 
 
 @app.command("list", epilog="Examples:\n\n  fedshift list\n\n  fedshift list methods")

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Self
+from typing import Any, Self
 
 import torch
 from safetensors.torch import load, save
@@ -172,14 +172,18 @@ def pack(tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) 
     return data
 
 
-def pack_in_pieces(likes: Mapping[str, Tensor], tensors: Iterable[Tensor]) -> Iterator[bytes]:
+def pack_in_pieces(
+    likes: Mapping[str, Tensor], tensors: Iterable[Tensor], metadata: Mapping[str, str] | None = None
+) -> Iterator[bytes]:
     """A safetensors file, piece by piece, of tensors that need not be in memory together.
 
     Args:
         likes: for each name, in order, a tensor of the type and shape of the one that will come.
         tensors: the tensors, in that order.
+        metadata: what the header, which is the first piece, begins with.
     """
-    header, offset = {}, 0
+    header: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
+    offset = 0
     for name, like in likes.items():
         end = offset + like.nbytes
         header[name] = {"dtype": _DTYPES[like.dtype], "shape": list(like.shape), "data_offsets": [offset, end]}

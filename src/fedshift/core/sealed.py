@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,12 +12,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
-from fedshift.core.messages import pack
+from fedshift import files
+from fedshift.core.messages import pack, pack_in_pieces
 from fedshift.errors import DamagedError
 from fedshift.files import digest_of
 
 _BLANK = b"0" * 32  # stands where the checksum will, while that is computed
+_PIECE = 1 << 20  # bytes read together
 LONGEST_HEADER = 100_000_000  # bytes, the most that safetensors reads
+_WRONG = "its checksum is wrong"
 
 
 class About(BaseModel):
@@ -43,9 +46,38 @@ def sealed(tensors: Mapping[str, Tensor], about: About) -> bytes:
         tensors: named tensors of any shape, type, layout and device.
         about: what it says beside them.
     """
-    # One entry only, safetensors writes several in no fixed order; it is the first thing in the file.
-    data = pack(tensors, {"run": json.dumps({"checksum": _BLANK.decode(), **about.model_dump()})})
+    data = pack(tensors, _said(about))
     return data.replace(_BLANK, digest_of(data).encode(), 1)
+
+
+def write_sealed(path: Path, likes: Mapping[str, Tensor], tensors: Iterable[Tensor], about: About) -> None:
+    """Write a sealed file of tensors that need not be in memory together, atomically.
+
+    Args:
+        path: the file.
+        likes: for each name, in order, a tensor of the type and shape of the one that will come.
+        tensors: the tensors, in that order.
+        about: what it says beside them.
+
+    Raises:
+        FedshiftError: the disk is full, say; what was there before is kept.
+    """
+    total, blank = files.hashing(), 0
+
+    def pieces() -> Iterator[bytes]:
+        nonlocal blank
+        for number, piece in enumerate(pack_in_pieces(likes, tensors, _said(about))):
+            if not number:
+                blank = piece.index(_BLANK)
+            total.update(piece)
+            yield piece
+
+    files.write(path, pieces(), patch=lambda: (blank, total.hexdigest().encode()))
+
+
+def _said(about: About) -> dict[str, str]:
+    """What stands first in a file's header; one entry only, as safetensors writes several in no fixed order."""
+    return {"run": json.dumps({"checksum": _BLANK.decode(), **about.model_dump()})}
 
 
 def unsealed(path: Path, experiment: str, what: str, kind: type[A]) -> tuple[dict[str, Tensor], A]:
@@ -72,6 +104,22 @@ def unsealed(path: Path, experiment: str, what: str, kind: type[A]) -> tuple[dic
             f"The {what} '{path}' belongs to another experiment than its run ({about.experiment} is not {experiment})."
         )
     return tensors, about
+
+
+def check_sealed(path: Path, what: str) -> None:
+    """Raise a DamagedError unless a sealed file is whole; it is read piece by piece."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(8)
+            start += file.read(min(int.from_bytes(start, "little"), LONGEST_HEADER))
+            there = str(_header(start[8:]).get("checksum")).encode()
+            total = files.hashing(start.replace(there, _BLANK, 1))
+            while piece := file.read(_PIECE):
+                total.update(piece)
+    except (OSError, ValueError) as error:
+        raise _damaged(path, what, error) from error
+    if total.hexdigest().encode() != there:
+        raise _damaged(path, what, ValueError(_WRONG))
 
 
 def said(path: Path, what: str, kind: type[A]) -> A:
@@ -106,7 +154,7 @@ def _check(data: bytes, checksum: object) -> None:
     """Raise a ValueError unless the checksum is that of the file."""
     there = str(checksum).encode()
     if len(there) != len(_BLANK) or digest_of(data.replace(there, _BLANK, 1)).encode() != there:
-        raise ValueError("its checksum is wrong")
+        raise ValueError(_WRONG)
 
 
 def checked(value: Any, kind: type[M]) -> M:

@@ -17,7 +17,7 @@ from fedshift import memory
 from fedshift.datasets.dataset import Dataset
 from fedshift.datasets.parts import Array, Names, Part, beside, check_each, domain_names, files_in, joined, names_of
 from fedshift.errors import FedshiftError, Problems, UnknownNameError
-from fedshift.federation.domains import DomainData
+from fedshift.federation.domains import DomainData, Unlabelled
 from fedshift.settings.spec import setting
 from fedshift.streams import Streams
 
@@ -110,6 +110,32 @@ class ArrayFile:
         problems.check()
         return Part(str(self.path), inputs, labels, domain, group)
 
+    def kind(self) -> str:
+        """The type of its samples, of which none is read: uint8, int64 or float.
+
+        Raises:
+            FedshiftError: it cannot be read.
+        """
+        with self._opened(("x",)) as file, _readable(self._called("x")):
+            assert file.zip is not None  # while it is open
+            with file.zip.open("x.npy") as opened:
+                first = np.lib.format.read_magic(opened) == (1, 0)
+                read = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0
+                dtype = read(opened)[2]
+        return "float" if dtype.kind == "f" else dtype.name
+
+    def unlabelled(self) -> Unlabelled:
+        """Its samples alone.
+
+        Raises:
+            FedshiftError: they cannot be used; the message names the row and the value.
+        """
+        with self._opened(("x",)) as file:
+            x, others = self._array(file, "x"), [name for name in file.files if name != "x"]
+        assert x is not None  # since it is needed
+        note = f"Arrays that are not looked at: {', '.join(others)} (of '{self.path}')."
+        return Unlabelled(inputs_of(x, self._called("x")), range(len(x)), (note,) if others else ())
+
     def _called(self, name: str) -> str:
         return f"{name} of '{self.path}'"
 
@@ -130,13 +156,13 @@ class ArrayFile:
             )
 
     @contextmanager
-    def _opened(self) -> Iterator[NpzFile]:
+    def _opened(self, needed: Sequence[str] = NEEDED) -> Iterator[NpzFile]:
         with ExitStack() as opened:
             with _readable(f"'{self.path}'"):
                 file = np.load(opened.enter_context(self.path.open("rb")), allow_pickle=False)
-            yield self._checked(file)
+            yield self._checked(file, needed)
 
-    def _checked(self, file: object) -> NpzFile:
+    def _checked(self, file: object, needed: Sequence[str]) -> NpzFile:
         """What NumPy has opened, if it has the arrays that there should be, and no other.
 
         Raises:
@@ -149,7 +175,7 @@ class ArrayFile:
         for name in file.files:
             if name not in (*NEEDED, *OPTIONAL):
                 raise UnknownNameError(f"array in '{self.path}'", name, (*NEEDED, *OPTIONAL))
-        lacking = [name for name in NEEDED if name not in file.files]
+        lacking = [name for name in needed if name not in file.files]
         if lacking:
             raise FedshiftError(
                 f"'{self.path}' lacks the array {' and '.join(lacking)}; it has {', '.join(file.files) or 'none'}."
@@ -307,3 +333,17 @@ class Arrays(Dataset):
     def load(self, streams: Streams) -> DomainData:
         """Read every array."""
         return ArraySource(self.path).load()
+
+    def suffixes(self) -> tuple[str, ...]:
+        """NumPy's."""
+        return (SUFFIX,)
+
+    def samples(self, file: Path) -> Unlabelled:
+        """The array ``x``, of the type that was trained on."""
+        given, first = ArrayFile(file, alone=True), ArraySource(self.path).files[0]
+        if given.kind() != first.kind():
+            raise FedshiftError(
+                f"x of '{file}' is {given.kind()}, but what was trained on, x of '{first.path}', is {first.kind()}; "
+                "give the same type, scaled alike."
+            )
+        return given.unlabelled()

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar, Literal
 
-from fedshift.core.frozen import Embedding, FrozenNetwork, embedded, frozen_network, silent
-from fedshift.datasets.images import Source, domain_data
+import torch
+
+from fedshift.core.frozen import Embedding, Front, FrozenNetwork, embedded, frozen_network, silent
+from fedshift.datasets.images import Source, decode, domain_data, read_all, suffixes
+from fedshift.datasets.tables import Columns, ParquetSource
 from fedshift.errors import FedshiftError
-from fedshift.federation.domains import DomainData
+from fedshift.federation.domains import DomainData, Unlabelled
 from fedshift.federation.inputs import Inputs
 from fedshift.settings.spec import OptionalPixels, Pixels, Spec, setting
 from fedshift.streams import Streams
+
+PARQUET = ".parquet"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +49,30 @@ class Dataset(Spec):
     def inputs(self) -> Inputs:
         """How its samples become inputs of a network."""
         return Inputs()
+
+    # Files to predict for -------------------------------------------------------------------------
+
+    def suffixes(self) -> tuple[str, ...]:
+        """What files that :meth:`samples` reads end in, in small letters; none: it reads no files but its own."""
+        return ()
+
+    def reads(self, file: Path) -> bool:
+        """Whether a file is of that kind, by its name."""
+        return file.name.lower().endswith(self.suffixes())
+
+    def samples(self, file: Path) -> Unlabelled:
+        """The samples of a file of the kind that this data set was read from, as :meth:`load` would give them.
+
+        Labels that it holds are not looked at, which a note says.
+
+        Raises:
+            FedshiftError: it cannot be read; the message names the file, the row, the column and the value.
+        """
+        raise NotImplementedError
+
+    def front(self) -> Front | None:
+        """What embeds these samples, where :meth:`embedded` does so with the others."""
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +139,27 @@ class ImageDataset(Dataset):
     def embedded(self, data: DomainData, tell: Embedding = silent) -> DomainData:
         """The data with features (N, F), float32, in the place of images, unless ``frozen`` is 'none'."""
         return embedded(data, self.frozen_network(), self.frozen_size, tell)
+
+    def suffixes(self) -> tuple[str, ...]:
+        """Those of images, and of Parquet."""
+        return (*suffixes(), PARQUET)
+
+    def samples(self, file: Path) -> Unlabelled:
+        """An image, or the column ``image`` of a Parquet file."""
+        if file.suffix.lower() != PARQUET:
+            return Unlabelled(decode(str(file), file, self.size, self.channels).unsqueeze(0))
+        source = ParquetSource(str(file), Columns(label="", domain=""))
+        images = read_all(lambda row: decode(row[0], row[1], self.size, self.channels), source.rows())
+        if not images:
+            raise FedshiftError(f"'{file}' has no row; write one for each image.")
+        others = source.others()
+        note = f"Columns that are not looked at: {', '.join(others)} (of '{file}')."
+        return Unlabelled(torch.stack(images), range(len(images)), (note,) if others else ())
+
+    def front(self) -> Front | None:
+        """The frozen network, where its features stand for the images."""
+        network = self.frozen_network()
+        return None if network is None else Front(network, self.frozen_size)
 
     def inputs(self) -> Inputs:
         """Scaling, and what the settings ask for."""

@@ -94,6 +94,11 @@ def image_files(folder: Path) -> list[Path]:
     return [file for file in files_below(folder) if is_image(file)]
 
 
+def suffixes() -> tuple[str, ...]:
+    """What names of image files end in, in small letters, the usual ones first."""
+    return tuple(dict.fromkeys([".png", ".jpg", ".jpeg", ".tif", ".tiff", *Image.registered_extensions()]))
+
+
 def is_image(file: Path) -> bool:
     """Whether a file's name is that of an image, and not a hidden one's."""
     if file.name.startswith(".") or file.suffix.lower() not in Image.registered_extensions():

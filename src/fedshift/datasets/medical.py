@@ -20,7 +20,7 @@ from fedshift.datasets.images import is_dicom, is_nifti
 from fedshift.datasets.parts import Array, Names, Part, joined
 from fedshift.datasets.volumes import Axis, Volume, Window, read_volume
 from fedshift.errors import FedshiftError, Problems
-from fedshift.federation.domains import DomainData
+from fedshift.federation.domains import DomainData, Unlabelled
 from fedshift.federation.inputs import Inputs
 from fedshift.settings.spec import FLOAT32, Count, NonNegative, Pixels, setting
 from fedshift.streams import Streams
@@ -127,13 +127,26 @@ class Medical(Dataset):
         notes = (*source.notes(), *self._notes(counts), *(f"{n} files: {text}" for text, n in warned.most_common(5)))
         return joined(parts, source.classes(), notes)
 
+    def suffixes(self) -> tuple[str, ...]:
+        """Those of DICOM and NIfTI; DICOM may have none."""
+        return (".dcm", ".dicom", ".nii", ".nii.gz")
+
+    def reads(self, file: Path) -> bool:
+        """Whether it is DICOM or NIfTI."""
+        return is_medical(file)
+
+    def samples(self, file: Path) -> Unlabelled:
+        """The slices that are kept of a file."""
+        volume = read_volume(file, self.axis)
+        return Unlabelled(self._slices(file, volume, Counter()), self._chosen(len(volume.values)), volume.warned)
+
     def _source(self) -> FolderSource:
         return FolderSource(self.path, is_medical)
 
     def _slices(self, file: Path, volume: Volume, counts: Counter[str]) -> Tensor:
         """The slices of a file that are kept, (slices, channels, size, size), float32."""
         count, height, width = volume.values.shape
-        chosen = [count // 2] if self.slices == "middle" else list(range(0, count, self.every))
+        chosen = self._chosen(count)
         memory.check(
             len(chosen) * self.channels * self.size**2 * 4, f"The file '{file}'", "Choose a smaller data.size."
         )
@@ -145,6 +158,10 @@ class Medical(Dataset):
         counts[STRETCHED] += len(chosen) * (height != width)
         counts[INVERTED] += len(chosen) * volume.inverted
         return x.unsqueeze(1).repeat(1, self.channels, 1, 1)
+
+    def _chosen(self, count: int) -> list[int]:
+        """Which of so many slices are kept."""
+        return [count // 2] if self.slices == "middle" else list(range(0, count, self.every))
 
     def _scaled(self, file: Path, volume: Volume, chosen: list[int]) -> Array:
         """The chosen slices' values as the settings ask for them, with white high."""

@@ -18,7 +18,7 @@ from fedshift import memory
 from fedshift.datasets.dataset import Dataset
 from fedshift.datasets.parts import Array, Names, Part, beside, check_each, domain_names, files_in, joined, names_of
 from fedshift.errors import FedshiftError, Problems, UnknownNameError, need
-from fedshift.federation.domains import DomainData
+from fedshift.federation.domains import DomainData, Unlabelled
 from fedshift.settings.spec import setting
 from fedshift.streams import Streams
 
@@ -73,24 +73,46 @@ class NumberTable(Dataset):
         problems.check()
         return joined(parts, notes=beside(self.path, files))
 
+    def suffixes(self) -> tuple[str, ...]:
+        """CSV and Parquet."""
+        return SUFFIXES
+
+    def samples(self, file: Path) -> Unlabelled:
+        """The columns that were trained on; the first file of these says which, where ``columns`` does not."""
+        columns, present = list(self.columns or self._first(files_in(self.path, SUFFIXES)[0])), _columns(file)
+        for name in columns:
+            if name not in present:
+                raise UnknownNameError(f"column of numbers in '{file}'", name, present)
+        problems = Problems(f"columns of '{file}' cannot be used")
+        x = self._inputs(file, _read(file, columns), columns, problems)
+        problems.check()
+        others = [name for name in present if name not in columns]
+        note = f"Columns that are not looked at: {', '.join(others)} (of '{file}')."
+        return Unlabelled(torch.from_numpy(x), range(len(x)), (note,) if others else ())
+
     def _part(self, file: Path, columns: Sequence[str]) -> Part:
         """The rows of a file."""
         present = _columns(file)
         self._check_columns(file, present, columns)
         frame = _read(file, [*columns, *self._named_apart])
-        if not len(frame):
-            raise FedshiftError(f"'{file}' has no row; write one for each sample.")
-        x = np.empty((len(frame), len(columns)), np.float32)
         problems = Problems(f"columns of '{file}' cannot be used")
-        for number, name in enumerate(columns):
-            with problems.gathered():
-                x[:, number] = _numbers(frame[name], f"The column '{name}' of '{file}'")
+        x = self._inputs(file, frame, columns, problems)
         with problems.gathered():
             y = _names(frame[self.label], f"The column '{self.label}' of '{file}'", whole=True)
         with problems.gathered():
             domains = self._named(file, frame)
         problems.check()
         return Part(str(file), torch.from_numpy(x), y, domains)
+
+    def _inputs(self, file: Path, frame: Any, columns: Sequence[str], problems: Problems) -> Array:
+        """The columns of numbers, (N, columns), float32; what is wrong with some is gathered."""
+        if not len(frame):
+            raise FedshiftError(f"'{file}' has no row; write one for each sample.")
+        x = np.empty((len(frame), len(columns)), np.float32)
+        for number, name in enumerate(columns):
+            with problems.gathered():
+                x[:, number] = _numbers(frame[name], f"The column '{name}' of '{file}'")
+        return x
 
     def _first(self, file: Path) -> list[str]:
         """The columns of numbers of the first file, where they are not named; others should have the same."""

@@ -139,6 +139,11 @@ class TableSource:
         """Whether the parts are there and have the columns."""
         _ = self._checked
 
+    def others(self) -> list[str]:
+        """The columns that are not read."""
+        known = [*self.columns.image, *self.columns.others()]
+        return sorted({name for part in self._checked for name in part.features if name not in known})
+
     def rows(self) -> Iterator[Row]:
         """Every row of every part."""
         _ = self._seen  # every name is checked before the first image is read

@@ -12,7 +12,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +40,7 @@ from fedshift.runs.progress import Outlook, Progress, RunProgress
 from fedshift.runs.records import Records
 from fedshift.runs.schema import Timed
 from fedshift.runs.trained import Blueprint
+from fedshift.runs.weights import Selection, final_weights, read_weights
 from fedshift.simulation.checkpoint import NEXT, Checkpoint, Execution, commit, saved
 from fedshift.simulation.listener import Task
 from fedshift.simulation.plan import PlannedStage
@@ -83,7 +83,9 @@ class _Run:
         self.agreement, self.setup, self.folder, self.engine = agreement, setup, folder, engine
         self.read = self._parts_read()
         self.coordinator = Coordinator(self.setup, agreement.clients)
+        self.selection = Selection(folder.path, folder.identity.fingerprint)
         self.records, self.scoring = self._go_back(), self._pending()
+        self.scored = read_weights(self.coordinator, self.read)  # the model that waits for scores, if one does
         self.session = Session(agreement.run, time.time_ns(), self.position, agreement.digest)
         self.display = self._begin_display(progress)
         self.members = Members(agreement.federation, link, self.display)
@@ -164,6 +166,7 @@ class _Run:
         if self.setup.scored(round):
             self._write_times()
             self.scoring = Scoring.after(round, self.coordinator, self.agreement)
+            self.scored = read_weights(self.coordinator, self.read)
             record = sealed_json(self.scoring.record, self.folder.identity.fingerprint)
             files.write(self.folder.path / PENDING, record)
         self._save()
@@ -194,7 +197,10 @@ class _Run:
             return
         record = scoring.completed(came)
         if {row["role"] for row in record["environments"]} == {"validation", "test"}:
+            # The weights first, since the record of a checkpoint's round is not made again.
+            self.selection.consider(record, self.scored)
             self.records.append(record)
+            self.selection.commit()
             self.display.evaluated(record)
         else:
             why = f"after round {record['round']}: nobody has scored validation and test environments"
@@ -227,6 +233,7 @@ class _Run:
             checkpoint.restore(self.coordinator)
             if path.name == NEXT:
                 commit(self.folder.path)
+        self.selection.go_back(self.folder.records())
         self._saved = position
         federation = self.agreement.federation
         inputs = self.agreement.experiment.data.inputs()
@@ -249,14 +256,7 @@ class _Run:
         """Write the final tensors and the summary."""
         self._write_times()
         coordinator = self.coordinator
-        last = coordinator.schedule[-1].stage.training
-        sent = dict(sorted((coordinator.state.shared | coordinator.state.down.of_parts(self.read)).items()))
-        own = {
-            f"client.{client}.{name}": tensor
-            for client in coordinator.names
-            for name, tensor in coordinator.own(last, client).items()
-        }
-        self.folder.write_weights(sent | own, chain(sent.values(), own.values()))
+        self.folder.write_weights(*final_weights(coordinator, self.read))
         self.folder.write_json(MESSAGES, coordinator.ledger.declaration())
         self.folder.write_summary(self._notes())
         self.display.end()

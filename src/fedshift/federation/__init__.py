@@ -32,6 +32,7 @@ PROTOCOLS: Catalogue[Protocol] = Catalogue(
         "leave-one-domain-out": ".protocols:LeaveOneDomainOut",
         "in-domain": ".protocols:InDomain",
         "all-clients": ".protocols:AllClients",
+        "train-on-all": ".protocols:TrainOnAll",
         "personal-under-shift": ".protocols:PersonalUnderShift",
     },
 )

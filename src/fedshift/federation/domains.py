@@ -89,6 +89,21 @@ class DomainData:
         return [(self.domains[d], self.classes[c]) for d, c in (counts == 0).nonzero().tolist()]
 
 
+@dataclass(frozen=True)
+class Unlabelled:
+    """The samples of a file, without labels, to predict for.
+
+    Attributes:
+        x: inputs (N, ...), as :class:`DomainData` has them.
+        rows: each sample's row in the file, from 0; empty where the file is one sample.
+        notes: what a reader of the predictions must know of how the file was read.
+    """
+
+    x: Tensor
+    rows: Sequence[int] = ()
+    notes: tuple[str, ...] = ()
+
+
 def _check_inputs(x: object) -> None:
     if not isinstance(x, Tensor):
         raise FedshiftError(f"x is of type {type(x).__name__}; give a tensor (N, ...).")

@@ -11,9 +11,10 @@ figures, which have a single environment, means over clients.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from annotated_types import Interval
 from torch import Tensor
 
 from fedshift.errors import FedshiftError, UnknownNameError
@@ -224,6 +225,44 @@ class AllClients(InDomain):
     def environment(self, domain: str) -> str:
         """One name for all."""
         return "all clients"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOnAll(Protocol):
+    """Clients train on all that they have, but for a part for validation if one is asked for; nothing is for a test.
+
+    For a model that is to be used, and that is judged elsewhere.
+    """
+
+    test_label: ClassVar[str] = "as validation"
+    validation_label: ClassVar[str] = "validation"
+
+    validation: Annotated[float, Interval(ge=0, lt=1)] = setting(
+        0.0, help="part of each client that a selection may look at; 0: it looks at what is trained on"
+    )
+
+    def check_choosing(self) -> None:
+        """Raise an error, since there is no test apart from validation."""
+        raise FedshiftError(
+            "protocol.name = 'train-on-all' has no samples for a test, so settings that are chosen on its validation "
+            "cannot be judged: --set protocol.name=in-domain"
+        )
+
+    def federate(self, data: DomainData, partition: Partition, inputs: Inputs, streams: Streams) -> Federation:
+        """Every client is scored on its part for validation, or on what it trains on."""
+        _refuse_environments(self, data)
+        division = divide(data, partition, streams)
+        nobody = torch.zeros_like(data.y, dtype=torch.bool)
+        held_out = split(data, (self.validation,), streams, division.holder)[0] if self.validation else nobody
+        domains, (whole, trained_in) = _domains(data, division), pooled(data)
+        train = division.views(whole, ~held_out)
+        scored = division.views(whole, held_out) if self.validation else train
+        kinds = Kind("validation", domains, scored), Kind("test", domains, scored)
+        what = "the part for validation" if self.validation else "the samples that were trained on"
+        note = f"No sample was left for a test: all figures are of {what}."
+        environments = Lazy.over(EnvironmentTable(kinds))
+        clients = Lazy.over(ClientTable(division.names, domains, train))
+        return Federation(clients, environments, data.classes, inputs, (note,), trained_in)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,7 @@ from fedshift.runs.records import Record, Records, read
 from fedshift.runs.schema import Federated, Identity, Machine, Messages, Resolved, Summary, Timed, parsed
 from fedshift.runs.selection import summary
 from fedshift.runs.trust import check_code, check_digests, check_plugins, remember_plugins
+from fedshift.runs.weights import NEXT_SELECTED, SELECTED
 from fedshift.settings.experiment import Experiment, check_tables
 from fedshift.simulation.checkpoint import CURRENT, NEXT, saved
 
@@ -38,7 +39,10 @@ ENVIRONMENT, FEDERATION, MESSAGES = "environment.json", "federation.json", "mess
 RECORDS, TIMINGS, EVENTS, CLIENTS = "records.jsonl", "timings.jsonl", "events.jsonl", "clients"
 RESULTS = (FEDERATION, MESSAGES, RECORDS, WEIGHTS)  # equal in equal runs; the summary has their digests
 # What carrying out makes, the summary first, since a run without it is not finished.
-MADE = (SUMMARY, CURRENT, NEXT, CLIENTS, RECORDS, MESSAGES, FEDERATION, TIMINGS, EVENTS, WEIGHTS)
+MADE = (
+    *(SUMMARY, CURRENT, NEXT, CLIENTS, RECORDS, MESSAGES, FEDERATION, TIMINGS, EVENTS, WEIGHTS),
+    *(SELECTED, NEXT_SELECTED),
+)
 ASIDE = "damaged-"
 STUDY = "study.json"  # of a folder whose runs are trials of a search, and no results of their own
 LOCK = ".lock"
@@ -87,6 +91,11 @@ class RunFolder:
     def weights_file(self) -> Path:
         """The final tensors: what is sent by name, each client's under ``client.<id>.``."""
         return self.path / WEIGHTS
+
+    @property
+    def selected_file(self) -> Path:
+        """The tensors of the round that source validation picks, named as the final ones."""
+        return self.path / SELECTED
 
     @property
     def finished(self) -> bool:
@@ -311,10 +320,24 @@ class RunFolder:
         """Raise a DamagedError unless the final tensors are those that were written."""
         self._bytes_as_summed(WEIGHTS)
 
+    def check_selected(self) -> None:
+        """Raise an error unless the tensors of the round that source validation picks are there as they were written.
+
+        Raises:
+            FedshiftError: the run keeps none.
+            DamagedError: they are damaged.
+        """
+        if SELECTED not in self.summary.files:
+            raise FedshiftError(
+                f"'{self.path}' keeps no weights of the round that validation picks: nothing was scored, or the run "
+                'began before they were kept. Its final model is there: round="last".'
+            )
+        self._bytes_as_summed(SELECTED)
+
     def damage(self) -> str:
         """What of a finished run is not as it was written; empty if all is."""
         try:
-            for name in RESULTS:
+            for name in dict.fromkeys((*RESULTS, *self.summary.files)):
                 self._bytes_as_summed(name)
             self.records()
             self.environment  # noqa: B018  # reads it
@@ -341,7 +364,8 @@ class RunFolder:
         """Write the last file: what rules pick, and digests of all others."""
         records = self.records()
         selected = summary(records) if records else {}  # a federation may have scored nothing
-        digests = {name: files.digest(self.path / name) for name in RESULTS}
+        kept = [SELECTED] if self.selected_file.exists() else []
+        digests = {name: files.digest(self.path / name) for name in (*RESULTS, *kept)}
         self.write_json(SUMMARY, {"selected": selected, "notes": notes, "files": digests})
         self.__dict__.pop("summary", None)
 

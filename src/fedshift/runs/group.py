@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
 
 from fedshift import files
 from fedshift.engines.choice import Choice, open_engine
@@ -24,6 +23,7 @@ from fedshift.runs.progress import Outlook, Progress, RunProgress
 from fedshift.runs.records import Records
 from fedshift.runs.schema import Timed
 from fedshift.runs.trained import Blueprint
+from fedshift.runs.weights import Selection, final_weights, read_weights
 from fedshift.simulation.checkpoint import NEXT, Execution, saved
 from fedshift.simulation.plan import planned_stages
 from fedshift.simulation.rounds import advance
@@ -46,6 +46,7 @@ class _Run:
     folder: RunFolder
     display: EventLog
     records: Records
+    selection: Selection
     engine: str
     since: int
     judge: Judge = to_the_end
@@ -92,6 +93,8 @@ class _Run:
             started = time.perf_counter()
             record = self.simulation.record(coordinator.schedule[self.position - 1], engine)
             self.records.append(record)
+            read = self.simulation.evaluation.read
+            self.selection.consider(record, read_weights(coordinator, read, self.simulation.site))
             self.display.evaluated(record)
             self._write_times(self.position, time.perf_counter() - started)
             if self.open and (reason := self.judge(self.folder)):
@@ -104,6 +107,7 @@ class _Run:
     def commit(self) -> None:
         """Put it in the place of the one before."""
         self.simulation.commit()
+        self.selection.commit()
 
     def stop(self, error: Exception) -> None:
         """End where it is, since another of its group cannot go on."""
@@ -112,7 +116,8 @@ class _Run:
     def finish(self) -> None:
         """Write the final tensors and the summary."""
         self._declare()
-        _write_weights(self.simulation, self.folder)
+        simulation = self.simulation
+        self.folder.write_weights(*final_weights(simulation.coordinator, simulation.evaluation.read, simulation.site))
         state, method = self.simulation.coordinator.state, self.simulation.setup.method
         self.folder.write_summary([*self.simulation.notes, *method.notes(state)])
         self.display.end()
@@ -253,27 +258,9 @@ def _begin(
         files.remove(folder.path / NEXT)
     records.go_back(position, there[position][1].records if position else "")
     simulation.attach(folder.path, position)
+    selection = Selection(folder.path, folder.identity.fingerprint)
+    selection.go_back(folder.records())
     folder.write_json(FEDERATION, Blueprint.of(simulation.federation).table() | simulation.federation.sizes())
     outlook = Outlook(folder.path.name, simulation.rounds, position, planned_stages(simulation))
     display = EventLog(folder.path / EVENTS, outlook, progress.begin(outlook))
-    return _Run(simulation, folder, display, records, engine, position, judge)
-
-
-def _write_weights(simulation: Simulation, folder: RunFolder) -> None:
-    state, read = simulation.coordinator.state, simulation.evaluation.read
-    # In order of their names, which a checkpoint does not keep as they were.
-    sent, private = (
-        dict(sorted(ts.items())) for ts in (state.shared | state.down.of_parts(read), simulation.site.initial)
-    )
-    store, site = simulation.site.store, simulation.site
-    trained = [client for client in store.ids() if site.has_trained(client)]
-    likes = sent | {f"client.{client}.{name}": like for client in trained for name, like in private.items()}
-    states = (state for _, state in store.items() if state.trained)  # one client in memory at a time
-    kept = (state.tensors[name] for state in states for name in private)
-    last = simulation.coordinator.schedule[-1].stage.training
-    individual = {
-        f"client.{client}.{name}": tensor
-        for client in simulation.coordinator.names
-        for name, tensor in simulation.coordinator.own(last, client).items()
-    }
-    folder.write_weights(likes | individual, chain(sent.values(), kept, individual.values()))
+    return _Run(simulation, folder, display, records, selection, engine, position, judge)

@@ -6,19 +6,23 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from fedshift.errors import FedshiftError
+from fedshift.errors import DamagedError, FedshiftError, UnknownNameError
 from fedshift.runs.folder import RunFolder
 from fedshift.runs.records import Record
 from fedshift.runs.selection import summary
 from fedshift.runs.terms import shares
+from fedshift.runs.weights import selected_position
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from fedshift.runs.trained import Trained
     from fedshift.settings.experiment import Experiment
+
+
+Picked = Literal["last", "selected"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,6 +125,20 @@ class Run:
         self.folder.check_weights()
         return _Weights(self.folder.weights_file)
 
+    @cached_property
+    def selected(self) -> Mapping[str, Tensor]:
+        """As :attr:`weights`, of the round that source validation picks, and only what a prediction reads.
+
+        Raises:
+            FedshiftError: the run is not finished, or keeps none.
+        """
+        self._check_finished("selected weights")
+        self.folder.check_selected()
+        picked, kept = self.summary["source_validation"]["position"], selected_position(self.folder.selected_file)
+        if kept != picked:
+            raise DamagedError(f"'{self.folder.selected_file}' is of round {kept}, but validation picks {picked}.")
+        return _Weights(self.folder.selected_file)
+
     def check(self) -> None:
         """Read all that a report shows.
 
@@ -130,11 +148,12 @@ class Run:
         for read in ("table", "records", "notes", "messages", "federation", "environment"):
             getattr(self, read)
 
-    def model(self, client: int | str | None = None) -> Trained:
-        """The final model as a module in evaluation mode; neither the data nor a global generator is touched.
+    def model(self, client: int | str | None = None, round: Picked = "last") -> Trained:
+        """A model as a module in evaluation mode; neither the data nor a global generator is touched.
 
         Args:
             client: a client's name or id, for that client's model; None: the global model.
+            round: "last": the final one; "selected": that of the round which source validation picks.
 
         Returns:
             A module from samples (B, ...) as the data set stores them, or as a frozen network (data.frozen) embeds
@@ -142,13 +161,16 @@ class Run:
             :class:`fedshift.core.dropout.Dropout` layers, which know a run's steps only, by ``nn.Dropout``.
 
         Raises:
-            FedshiftError: the run is not finished; there is no such client; or no client is given
-                where each has a model.
+            FedshiftError: the run is not finished; there is no such client; no client is given where each has a
+                model; or the run keeps no weights of the selected round.
         """
         from fedshift.runs.trained import Blueprint, rebuilt
 
+        if round not in get_args(Picked):
+            raise UnknownNameError("round", round, get_args(Picked))
         self._check_finished("model")
-        return rebuilt(self.experiment, Blueprint.from_table(self.federation), self.weights, client)
+        weights = self.weights if round == "last" else self.selected
+        return rebuilt(self.experiment, Blueprint.from_table(self.federation), weights, client)
 
     def _check_finished(self, what: str) -> None:
         if not self.finished:

@@ -90,7 +90,7 @@ def _listed(words: Iterable[str]) -> str:
 def rebuilt(
     experiment: Experiment, blueprint: Blueprint, weights: Mapping[str, Tensor], client: int | str | None
 ) -> Trained:
-    """The final model of a client, by name or id, or the global one, from a run's final tensors.
+    """The model of a client, by name or id, or the global one, from the tensors of a round of a run.
 
     Raises:
         FedshiftError: there is no such client, it never trained, or only clients have models.
@@ -111,10 +111,12 @@ def rebuilt(
         have = [number for number in blueprint.clients if f"client.{number}.{min(kept)}" in weights]
         if id not in have:
             whose = "There is no global model" if id is None else f"Client {blueprint.named([id])} never trained"
-            raise FedshiftError(
-                f"{whose}: '{experiment.method_name}' leaves every client with a model. Give client=... by name "
-                f"or id: {blueprint.named(have)}."
+            fix = (
+                f"Give client=... by name or id: {blueprint.named(have)}."
+                if have
+                else "None is here: in a federation each stays at its site, whose fedshift.site_model(FOLDER) gives it."
             )
+            raise FedshiftError(f"{whose}: '{experiment.method_name}' leaves every client with a model. {fix}")
     # What a client keeps, or is sent in the place of what others are, comes before what all have.
     names = {name: f"client.{id}.{name}" for name in scopes}
     found = {name: mine if mine in weights else name for name, mine in names.items()}
@@ -138,6 +140,10 @@ class Trained(nn.Module):
 
     Its parameters and buffers are named as in the run's files, such as ``encoder.conv1.weight``. Frozen stages of its
     network (``model.freeze_until``) are in front of these, as ``front``.
+
+    Attributes:
+        blueprint: what a sample is.
+        draws: whether it draws noise for a batch, so that what it says of a sample depends on the sample's place.
     """
 
     def __init__(
@@ -164,6 +170,7 @@ class Trained(nn.Module):
         self._method, self._model = experiment.method, model
         self._dtype = DTYPES[experiment.train.precision]
         self._reestimates = experiment.method.reestimates(unseen)
+        self.draws = bool(self._method.prediction_draws(model, 1))
         self._parts = tuple(modules)
         for name, module in modules.items():
             self.add_module(name, module)

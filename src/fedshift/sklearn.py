@@ -1,0 +1,224 @@
+"""scikit-learn's interface: a federation of arrays as one classifier.
+
+Inputs are taken as they are given. A scaler in a pipeline sees the samples of all sites together, which no machine of
+a real federation could; what keeps statistics at the sites, or sends their sums only, is in docs/model-back.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
+from typing import Any, Self
+from weakref import finalize
+
+import numpy as np
+import torch
+
+from fedshift import api
+from fedshift.datasets.arrays import Arrays
+from fedshift.datasets.in_memory import in_memory
+from fedshift.errors import FedshiftError, need
+from fedshift.reporting.predictions import probabilities
+from fedshift.runs.progress import Progress
+from fedshift.runs.run import Picked, Run
+from fedshift.runs.trained import Trained
+
+try:
+    from scipy.sparse import issparse
+    from sklearn.base import BaseEstimator, ClassifierMixin
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
+except ImportError as error:
+    raise need("sklearn", "FederatedClassifier", error) from error
+
+Array = np.ndarray[Any, Any]
+ALONE = "all"  # the name of the only site, where none is named
+NAME = "classifier"  # of its runs
+LR = 0.003  # of Adam, whose steps stay small where features are not scaled
+BATCH = 512  # samples that are predicted for together
+
+
+class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+    """A classifier that sites train together, by any method.
+
+    Once fitted it has ``n_features_in_`` as well, and of a table of pandas ``feature_names_in_``.
+
+    Attributes:
+        classes_: the classes, sorted.
+        sites_: the sites' names, sorted.
+        run_: the run, with its records and messages; its files are gone with the classifier unless ``out`` is given. A
+            copy, or one that was pickled, has no run.
+    """
+
+    def __init__(
+        self,
+        method: Any = "fedsr",
+        model: Any = "mlp",
+        *,
+        rounds: int = 20,
+        seed: int = 0,
+        settings: Mapping[str, Any] | None = None,
+        validation_fraction: float = 0.0,
+        round: Picked = "last",
+        out: str | Path | None = None,
+        verbose: bool = False,
+    ) -> None:
+        """Say how to train.
+
+        Args:
+            method: a name, instance or table, as :func:`fedshift.run` takes it.
+            model: likewise.
+            rounds: communication rounds.
+            seed: of all that is drawn.
+            settings: other settings, dotted, such as ``{"train.lr": 0.1, "method.l2r": 0.05}``.
+            validation_fraction: part of each site's samples that is not trained on, but scored, from 0 to below 1.
+            round: "last", or "selected": predict with the model of the round that is best on these samples.
+            out: the folder that keeps the data and the run; None: none is kept. A run that is there already is not
+                carried out again, and one that was interrupted goes on.
+            verbose: whether to show the progress.
+        """
+        self.method = method
+        self.model = model
+        self.rounds = rounds
+        self.seed = seed
+        self.settings = settings
+        self.validation_fraction = validation_fraction
+        self.round = round
+        self.out = out
+        self.verbose = verbose
+
+    def fit(self, X: Any, y: Any = None, sites: Any = None) -> Self:  # noqa: N803  # scikit-learn's name
+        """Train.
+
+        Args:
+            X: samples (N, features) of numbers, or (N, ...) for models that take such, or uint8 images (N, channels,
+                height, width); or a mapping from each site's name to its samples and their classes.
+            y: the class of each sample, (N,); None with a mapping.
+            sites: the site of each sample, (N,); None: all are of one.
+
+        Raises:
+            ValueError: samples or classes cannot be used.
+            FedshiftError: a setting is wrong, or the run cannot be carried out.
+        """
+        given = X
+        if isinstance(X, Mapping) and not issparse(X):  # some of which are mappings
+            if y is not None or sites is not None:
+                raise ValueError("A mapping from sites to (X, y) has classes and sites: give it alone.")
+            given, y, sites = _together(X)
+        x, y = validate_data(self, given, y, dtype=_dtype(given), allow_nd=True)
+        check_classification_targets(y)
+        self.classes_, codes = np.unique(y, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ValueError(f"All {len(y)} samples are of 1 class ({self.classes_[0]}); there must be at least two.")
+        names = np.full(len(y), ALONE) if sites is None else np.asarray(sites).astype(str)
+        check_consistent_length(x, names)
+        self.sites_ = np.unique(names)
+        self._dtype = x.dtype
+        self._temporary = _Temporary() if self.out is None else None
+        folder = Path(str(self.out)) if self._temporary is None else self._temporary.path
+        by_site = {name: (x[names == name], codes[names == name]) for name in self.sites_.tolist()}
+        data = in_memory(by_site, self.classes_.astype(str).tolist(), folder / "data")
+        self.run_ = self._carried_out(folder, data)
+        self._models = self._trained()
+        return self
+
+    def predict_proba(self, X: Any, sites: Any = None) -> Array:  # noqa: N803
+        """The probability of each class, (N, classes), float64.
+
+        Args:
+            X: samples, as in :meth:`fit`.
+            sites: the site of each sample, (N,), for methods that leave every site with a model of its own; where
+                there is one model for all it predicts for every site, known or not.
+
+        Raises:
+            ValueError: samples cannot be used.
+            FedshiftError: every site has a model and no site is given, or one that has none.
+        """
+        check_is_fitted(self)
+        if _dtype(X) != self._dtype:
+            raise ValueError(f"It was fitted to {self._dtype}, so give samples of that type, scaled alike.")
+        x = torch.from_numpy(np.ascontiguousarray(validate_data(self, X, dtype=_dtype(X), allow_nd=True, reset=False)))
+        names = np.full(len(x), "") if sites is None else np.asarray(sites).astype(str)
+        check_consistent_length(x, names)
+        found = np.empty((len(x), len(self.classes_)))
+        for name in np.unique(names):
+            rows = names == name
+            found[rows] = torch.cat(list(probabilities(self._model_of(name), [x[rows]], BATCH))).numpy()
+        return found
+
+    def predict(self, X: Any, sites: Any = None) -> Array:  # noqa: N803
+        """The most probable class of each sample, (N,); see :meth:`predict_proba`."""
+        chosen: Array = self.predict_proba(X, sites).argmax(axis=1)
+        predicted: Array = self.classes_[chosen]
+        return predicted
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the run, whose files are this object's alone."""
+        return {name: value for name, value in super().__getstate__().items() if name not in ("run_", "_temporary")}
+
+    def _carried_out(self, folder: Path, data: Arrays) -> Run:
+        table = {
+            "name": NAME,
+            "protocol": {"name": "train-on-all", "validation": self.validation_fraction},
+            "train": {"optimiser": "adam", "lr": LR},
+            "run": {} if self._temporary is None else {"checkpoint_every": max(1, int(self.rounds))},
+        }
+        options: dict[str, Any] = {"data": data, "method": self.method, "model": self.model, "rounds": self.rounds}
+        asked = api.experiment(table, **options, seed=self.seed, out=folder / "runs", settings=self.settings)
+        return api.compare(asked, progress=None if self.verbose else Progress()).runs[0]
+
+    def _trained(self) -> dict[str, Trained]:
+        """The models, by site; one that all share is called "", as is that of the only site."""
+        try:
+            return {"": self.run_.model(round=self.round)}
+        except FedshiftError:
+            models = {name: self.run_.model(name, self.round) for name in self.sites_.tolist()}
+            return models if len(models) > 1 else {"": next(iter(models.values()))}
+
+    def _model_of(self, site: str) -> Trained:
+        if found := self._models.get("", self._models.get(site)):
+            return found
+        whose = f"The site '{site}' has no model" if site else "Every site has a model of its own"
+        raise FedshiftError(f"{whose}: give sites=..., for each sample one of {', '.join(self.sites_)}.")
+
+
+class _Temporary:
+    """A folder that is removed when nobody holds this any more, or when the interpreter ends."""
+
+    def __init__(self) -> None:
+        self.path = Path(mkdtemp(prefix="fedshift-"))
+        finalize(self, rmtree, self.path, ignore_errors=True)
+
+
+def _dtype(X: Any) -> np.dtype[Any]:  # noqa: N803
+    """The type that samples are taken as: images of bytes as they are, all else as float32."""
+    images = getattr(X, "dtype", None) == np.uint8 and getattr(X, "ndim", 0) == 4
+    return np.dtype(np.uint8 if images else np.float32)
+
+
+def _together(sites: Mapping[Any, Any]) -> tuple[Array, Array, Array]:
+    """The samples, classes and sites of a mapping.
+
+    Raises:
+        ValueError: a site has none, or others than the first; the message names it.
+    """
+    xs, ys, names = list[Array](), list[Array](), list[str]()
+    for site, given in sites.items():
+        if not isinstance(given, Sequence) or len(given) != 2:
+            raise ValueError(f"The site {site!r} has a {type(given).__name__}; give (X, y).")
+        x, y = (np.asarray(each) for each in given)
+        if x.ndim < 2 or y.shape != x.shape[:1]:
+            raise ValueError(f"The site {site!r} has X of shape {x.shape} and y of {y.shape}; give (n, ...) and (n,).")
+        if xs and (x.shape[1:], x.dtype.kind) != (xs[0].shape[1:], xs[0].dtype.kind):
+            raise ValueError(
+                f"The site {site!r} has samples of shape {x.shape[1:]}, {x.dtype}, the first site of "
+                f"{xs[0].shape[1:]}, {xs[0].dtype}; make them alike."
+            )
+        xs.append(x)
+        ys.append(y)
+        names += [str(site)] * len(x)
+    if not xs:
+        raise ValueError("The mapping holds no site.")
+    return np.concatenate(xs), np.concatenate(ys), np.array(names)

@@ -1,0 +1,285 @@
+"""fedshift predict, as a user calls it: what a trained model says of new files."""
+
+from __future__ import annotations
+
+import csv
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner, Result
+
+import fedshift
+from conftest import TINY
+from fedshift.cli.app import app
+from fedshift.errors import FedshiftError
+from fedshift.runs import runner
+from fedshift.runs.progress import Progress
+from fedshift.runs.run import Run
+from fedshift.settings.grid import expand, override
+
+RNG = np.random.default_rng(0)
+DOMAINS, CLASSES = ("north", "south", "west"), ("cat", "dog, old", "owl")
+SHORT = {"train.rounds": 3, "train.lr": 0.3, "protocol": {"name": "in-domain"}}
+
+
+def image(path: Path, label: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.clip(RNG.normal(60 + 60 * label, 20, (9, 11, 3)), 0, 255).astype(np.uint8)
+    Image.fromarray(pixels).save(path)
+
+
+def carried_out(tmp_path: Path, data: dict[str, Any], **changes: Any) -> Run:
+    document = override({**TINY, "data": data}, {**SHORT, "run.out": str(tmp_path / "runs"), **changes})
+    (experiment,) = expand(document)
+    return Run(runner.start(experiment, Progress()))
+
+
+def frame(rows: int) -> pd.DataFrame:
+    labels = RNG.integers(0, 3, rows)
+    numbers = RNG.normal(labels[:, None], 1, (rows, 4)).round(3)
+    table = pd.DataFrame(numbers, columns=["age", "weight", "pulse", "bilirubin"])
+    return table.assign(label=np.array(CLASSES)[labels], hospital=np.array(DOMAINS)[RNG.integers(0, 3, rows)])
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Run:
+    for domain in DOMAINS:
+        for label, name in enumerate(CLASSES):
+            for number in range(8):
+                image(tmp_path / "photos" / domain / name / f"{number}.png", label)
+    return carried_out(tmp_path, {"name": "folder", "path": str(tmp_path / "photos"), "size": 8})
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Run:
+    frame(120).to_csv(tmp_path / "table.csv", index=False)
+    return carried_out(tmp_path, {"name": "table", "path": str(tmp_path / "table.csv"), "domain": "hospital"})
+
+
+@pytest.fixture
+def arrays(tmp_path: Path) -> Run:
+    y = RNG.integers(0, 3, 90)
+    x = RNG.normal(y[:, None, None], 1, (90, 2, 5)).astype(np.float32)
+    np.savez(tmp_path / "a.npz", x=x, y=y, domain=np.array(DOMAINS)[np.arange(90) % 3], classes=np.array(CLASSES))
+    return carried_out(tmp_path, {"name": "arrays", "path": str(tmp_path / "a.npz")}, **{"method.name": "fedbn"})
+
+
+def predict(run: Run, *arguments: Any) -> Result:
+    return CliRunner().invoke(app, ["predict", str(run.path), *map(str, arguments)])
+
+
+def rows_of(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(StringIO(text)))
+
+
+def check(run: Run, rows: list[dict[str, str]], x: torch.Tensor, *which: Any, rtol: float = 1e-8) -> None:
+    """Probabilities are those of the model as a module, to the digits that are written; the class is the likeliest."""
+    with torch.no_grad():
+        expected = run.model(*which)(x).double().softmax(dim=1)
+    found = [[float(row[f"p_{name}"]) for name in CLASSES] for row in rows]
+    torch.testing.assert_close(torch.tensor(found, dtype=torch.float64), expected, rtol=rtol, atol=1e-12)
+    assert [row["predicted"] for row in rows] == [CLASSES[number] for number in expected.argmax(dim=1)]
+
+
+# Images -------------------------------------------------------------------------------------------
+
+
+def test_images_and_folders_of_them(photos: Run, tmp_path: Path):
+    new = tmp_path / "new"
+    for number in range(3):
+        image(new / "deeper" / f"{number}.jpg", number)
+    image(tmp_path / "alone.png", 1)
+    (new / "notes.txt").write_text("no image")
+    done = predict(photos, new, tmp_path / "alone.png", tmp_path / "alone.png", "--out", tmp_path / "sub" / "p.csv")
+    assert done.exit_code == 0, done.output
+    text = (tmp_path / "sub" / "p.csv").read_text()
+    assert text.splitlines()[0] == 'file,row,predicted,p_cat,"p_dog, old",p_owl'
+    rows = rows_of(text)
+    files = [*(new / "deeper" / f"{number}.jpg" for number in range(3)), tmp_path / "alone.png"]
+    assert [(row["file"], row["row"]) for row in rows] == [(str(file), "") for file in files]
+    data = photos.experiment.data
+    check(photos, rows, torch.cat([data.samples(file).x for file in files]))
+
+
+def test_an_image_is_read_as_in_training(photos: Run):
+    """The pixels that the data set has of a file are those that are predicted for."""
+    from fedshift.streams import Streams
+
+    data = photos.experiment.data
+    whole = data.load(Streams(0))
+    file = Path(data.path) / DOMAINS[0] / CLASSES[0] / "0.png"
+    assert torch.equal(data.samples(file).x[0], whole.x[0])
+    assert data.samples(file).x.dtype == torch.uint8
+
+
+def test_parquet_of_images(photos: Run, tmp_path: Path):
+    for number in range(4):
+        image(tmp_path / f"{number}.png", number % 3)
+    encoded = [(tmp_path / f"{number}.png").read_bytes() for number in range(4)]
+    pd.DataFrame({"image": encoded, "label": ["cat"] * 4}).to_parquet(tmp_path / "new.parquet")
+    done = predict(photos, tmp_path / "new.parquet", "--out", "-")
+    assert done.exit_code == 0, done.output
+    assert "Note: Columns that are not looked at: label" in done.stderr
+    rows = rows_of(done.stdout)
+    assert [row["row"] for row in rows] == ["0", "1", "2", "3"]
+    data = photos.experiment.data
+    check(photos, rows, torch.cat([data.samples(tmp_path / f"{number}.png").x for number in range(4)]))
+
+
+def test_what_cannot_be_read_is_named_and_the_rest_is_there(photos: Run, tmp_path: Path):
+    image(tmp_path / "good.png", 0)
+    (tmp_path / "bad.png").write_bytes(b"no image")
+    (tmp_path / "cut.jpg").write_bytes(b"\xff\xd8\xff")
+    bad = [tmp_path / "bad.png", tmp_path / "cut.jpg", tmp_path / "gone.png", tmp_path / "table.csv"]
+    (tmp_path / "table.csv").write_text("a\n1\n")
+    done = predict(photos, *bad, tmp_path / "good.png", "--out", tmp_path / "p.csv")
+    assert [row["file"] for row in rows_of((tmp_path / "p.csv").read_text())] == [str(tmp_path / "good.png")]
+    assert isinstance(done.exception, FedshiftError)
+    message = str(done.exception)
+    assert message.startswith("4 files cannot be predicted for")
+    assert all(str(file) in message for file in bad)
+    assert "'table'" not in message
+    assert "give files that end in .png, .jpg" in message
+
+
+def test_nothing_that_can_be_read_writes_nothing(photos: Run, tmp_path: Path):
+    (tmp_path / "empty").mkdir()
+    done = predict(photos, tmp_path / "empty", "--out", tmp_path / "p.csv")
+    assert "holds no file that ends in .png" in str(done.exception)
+    assert not (tmp_path / "p.csv").exists()
+
+
+# Tables -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_table_by_the_names_of_its_columns(table: Run, tmp_path: Path, kind: str):
+    """In another order, with a label and a column more: those that were trained on are read, in their order."""
+    new = frame(7)
+    other = new[["label", "pulse", "age", "bilirubin", "weight"]].assign(name="x")
+    file = tmp_path / f"new.{kind}"
+    other.to_csv(file, index=False) if kind == "csv" else other.to_parquet(file)
+    done = predict(table, file, "--out", "-", "--round", "selected")
+    assert done.exit_code == 0, done.output
+    assert "not looked at: label, name" in done.stderr
+    x = torch.tensor(new[["age", "weight", "pulse", "bilirubin"]].to_numpy().tolist())
+    rows = rows_of(done.stdout)
+    assert [row["row"] for row in rows] == [str(number) for number in range(7)]
+    check(table, rows, x, None, "selected")
+
+
+def test_a_table_names_column_row_and_value(table: Run, tmp_path: Path):
+    new = frame(5).drop(columns=["label", "hospital"])
+    new.drop(columns=["pulse"]).to_csv(tmp_path / "lacks.csv", index=False)
+    new.astype(object).assign(age=[1, 2, "old", 4, 5]).to_csv(tmp_path / "text.csv", index=False)
+    new.iloc[:0].to_csv(tmp_path / "none.csv", index=False)
+    with pytest.raises(FedshiftError) as caught:
+        fedshift.predict(table.path, [tmp_path / "lacks.csv", tmp_path / "text.csv", tmp_path / "none.csv"])
+    message = str(caught.value)
+    assert "'pulse'" in message
+    assert "The column 'age' of" in message
+    assert "'old'" in message
+    assert "in row 2" in message
+    assert "has no row" in message
+
+
+def test_another_kind_of_file_is_refused(table: Run, tmp_path: Path):
+    image(tmp_path / "cat.png", 0)
+    with pytest.raises(FedshiftError, match=r"cat\.png' is of no kind that 'table' reads: .* \.csv, \.parquet"):
+        fedshift.predict(table.path, [tmp_path / "cat.png"])
+
+
+# Arrays, and models of clients --------------------------------------------------------------------
+
+
+def test_arrays_of_one_client(arrays: Run, tmp_path: Path):
+    x = RNG.normal(1, 1, (6, 2, 5)).astype(np.float32)
+    np.savez(tmp_path / "new.npz", x=x)
+    for which in ("south", "1"):
+        done = predict(arrays, tmp_path / "new.npz", "--client", which, "--out", "-")
+        assert done.exit_code == 0, done.output
+        check(arrays, rows_of(done.stdout), torch.from_numpy(x), "south")
+    assert isinstance(predict(arrays, tmp_path / "new.npz", "--client", "east").exception, FedshiftError)
+
+
+def test_a_sample_has_the_same_prediction_wherever_it_stands(tmp_path: Path):
+    """FedSR draws noise for a batch; a sample's does not depend on the others, nor on the size of a batch."""
+    frame(60).to_csv(tmp_path / "table.csv", index=False)
+    data = {"name": "table", "path": str(tmp_path / "table.csv"), "domain": "hospital"}
+    run = carried_out(tmp_path, data, **{"method": {"name": "fedsr", "test_samples": 2}})
+    new = frame(6).drop(columns=["label", "hospital"])
+    new.to_csv(tmp_path / "new.csv", index=False)
+    new.iloc[::-1].to_csv(tmp_path / "reversed.csv", index=False)
+    found = fedshift.predict(run.path, [tmp_path / "new.csv", tmp_path / "reversed.csv"])
+    assert torch.equal(found.probabilities[:6], found.probabilities[6:].flip(0))
+    assert len(found.frame()) == 12
+    torch.testing.assert_close(found.probabilities.sum(dim=1), torch.ones(12, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("batch", [1, 4, 5, 512])
+def test_a_batch_decides_nothing_but_the_last_digits(tmp_path: Path, batch: int):
+    """Rows of several files come in order, whatever a batch holds."""
+    frame(60).to_csv(tmp_path / "table.csv", index=False)
+    data = {"name": "table", "path": str(tmp_path / "table.csv"), "domain": "hospital"}
+    run = carried_out(tmp_path, data, **{"evaluate.batch": batch})
+    files = []
+    for number, rows in enumerate((3, 1, 6)):
+        files.append(tmp_path / f"{number}.csv")
+        frame(rows).drop(columns=["label", "hospital"]).to_csv(files[-1], index=False)
+    found = fedshift.predict(run.path, files)
+    assert list(zip(found.files, found.rows, strict=True)) == [
+        (str(file), row) for file, rows in zip(files, (3, 1, 6), strict=True) for row in range(rows)
+    ]
+    x = torch.cat([run.experiment.data.samples(file).x for file in files])
+    check(run, rows_of(found.csv()), x, rtol=1e-6)  # of float32, whose products of more rows are rounded otherwise
+
+
+def test_arrays_of_another_type_or_shape_are_refused(arrays: Run, tmp_path: Path):
+    np.savez(tmp_path / "bytes.npz", x=RNG.integers(0, 255, (4, 1, 2, 5), np.uint8))
+    np.savez(tmp_path / "long.npz", x=np.zeros((4, 2, 6)))
+    np.savez(tmp_path / "other.npz", y=np.zeros(4))
+    np.savez(tmp_path / "nan.npz", x=np.array([[[0.0] * 5] * 2, [[0.0] * 5, [0, 0, np.nan, 0, 0]]]))
+    names = ["bytes.npz", "long.npz", "other.npz", "nan.npz"]
+    with pytest.raises(FedshiftError) as caught:
+        fedshift.predict(arrays.path, [tmp_path / name for name in names], client="south")
+    message = str(caught.value)
+    assert "bytes.npz' is uint8, but what was trained on" in message
+    assert "samples of shape (2, 6); the model takes (2, 5)" in message
+    assert "lacks the array x" in message
+    assert "nan in row 1 at [1, 2]" in message
+
+
+def test_slices_of_volumes(tmp_path: Path):
+    """As NIfTI, each third slice; a file is known by both parts of its suffix."""
+    import nibabel
+
+    def volume(path: Path, label: int) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        values = RNG.normal(label, 0.2, (6, 6, 7)).astype(np.float32)
+        nibabel.save(nibabel.Nifti1Image(values, np.eye(4)), path)
+
+    for domain in DOMAINS:
+        for label, name in enumerate(CLASSES):
+            for number in range(4):
+                volume(tmp_path / "scans" / domain / name / f"{number}.nii.gz", label)
+    data = {"name": "medical", "path": str(tmp_path / "scans"), "size": 6, "window": "none", "every": 3}
+    run = carried_out(tmp_path, data)
+    volume(tmp_path / "new" / "scan.nii.gz", 1)
+    (tmp_path / "new" / "scan.gz").write_bytes(b"no scan")
+    found = fedshift.predict(run.path, [tmp_path / "new"])
+    assert (found.files[0], found.rows) == (str(tmp_path / "new" / "scan.nii.gz"), (0, 3, 6))
+    check(run, rows_of(found.csv()), run.experiment.data.samples(tmp_path / "new" / "scan.nii.gz").x)
+
+
+def test_a_data_set_without_files_says_so(tmp_path: Path):
+    document = override(TINY, {"run.out": str(tmp_path)})
+    (experiment,) = expand(document)
+    run = runner.start(experiment, Progress())
+    with pytest.raises(FedshiftError, match="'tiny' reads no files but its own"):
+        fedshift.predict(run.path, [tmp_path])

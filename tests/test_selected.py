@@ -1,0 +1,287 @@
+"""The model of the round that source validation picks is kept as a run goes, whatever happens to the run."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+import torch
+from safetensors.torch import load_file
+
+import fedshift
+from conftest import CNN_WITH_BN, TINY, Make, interrupt_after, results, resume
+from federated import Local, members
+from fedshift.core import sealed
+from fedshift.deployment.coordinate import coordinate
+from fedshift.deployment.link import Away
+from fedshift.deployment.rehearsal import rehearse
+from fedshift.errors import DamagedError, FedshiftError
+from fedshift.runs import runner
+from fedshift.runs.folder import RunFolder
+from fedshift.runs.progress import Progress
+from fedshift.runs.run import Run
+from fedshift.runs.selection import source_validation
+from fedshift.runs.weights import NEXT_SELECTED, SELECTED, selected_position
+from fedshift.settings.grid import expand, override
+from test_methods import small
+
+# A rate at which validation goes up and down, and is best before the last round.
+ROUGH = {"train.rounds": 12, "train.lr": 0.3, "train.steps": 1, "train.momentum": 0.0}
+MORE = {"data.per_class": 20}
+IN_DOMAIN = {"protocol": {"name": "in-domain"}, "train.min_answers": 0.5, "evaluate.batch": 6}
+PERSONAL = CNN_WITH_BN | {"method": {"name": "fedsr", "reference_scope": "client", "bn": "local"}}
+
+
+def carried_out(make: Make, changes: dict[str, Any]) -> Run:
+    return Run(runner.start(make(changes), Progress()))
+
+
+def picked(run: Run) -> int:
+    return int(source_validation(run.records)["position"])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {**MORE, "method.name": "fedavg"},
+        {**MORE, "method.name": "scaffold"},
+        {**small("fedpac"), "protocol": {"name": "in-domain"}},
+        {**MORE, **PERSONAL, "protocol": {"name": "in-domain"}},
+        {**MORE, "method.name": "fedrep", "protocol": {"name": "in-domain"}, "train.participation": 0.5},
+    ],
+    ids=lambda changes: changes.get("method.name", "personal"),
+)
+def test_it_is_the_model_of_a_run_that_ends_there(make: Make, tmp_path: Path, changes: dict[str, Any]):
+    """No method here looks at how many rounds there are, so a run of so many rounds ends with the selected model."""
+    run = carried_out(make, {**changes, **ROUGH})
+    position = picked(run)
+    assert position < 12, "it would say nothing"
+    short = carried_out(make, {**changes, **ROUGH, "train.rounds": position, "run.out": str(tmp_path / "short")})
+    assert {name: tensor.tolist() for name, tensor in run.selected.items()} == {
+        name: short.weights[name].tolist() for name in run.selected
+    }
+    x = torch.randn(5, 1, 10, 10, generator=torch.Generator().manual_seed(0))
+    own = [run.federation["clients"][name.split(".")[1]] for name in run.selected if name.startswith("client.")]
+    for client in dict.fromkeys([*own, *([] if own else [None])]):
+        selected = run.model(client, round="selected")
+        assert torch.equal(selected(x), short.model(client)(x))
+        assert not torch.equal(selected(x), run.model(client)(x))
+
+
+def test_only_what_a_prediction_reads_is_kept(make: Make):
+    """SCAFFOLD's control variates, of a model's size for every client, are in the final weights and not here."""
+    run = carried_out(make, {**ROUGH, "method.name": "scaffold"})
+    assert any(name.startswith("client.") for name in run.weights)
+    assert {name.split(".")[0] for name in run.selected} == {"encoder", "head"}
+    assert run.folder.selected_file.stat().st_size < run.folder.weights_file.stat().st_size / 2
+
+
+def test_which_model_is_asked_for_is_checked(make: Make):
+    run = carried_out(make, {**PERSONAL, "protocol": {"name": "in-domain"}})
+    with pytest.raises(FedshiftError, match=r"no global model: 'fedsr' leaves every client with a model\. Give client"):
+        run.model(round="selected")
+    with pytest.raises(FedshiftError, match="There is no client 'north'"):
+        run.model("north", "selected")
+    with pytest.raises(FedshiftError, match="best"):
+        run.model("dark", "best")  # type: ignore[arg-type]  # what a user may give
+    assert torch.equal(
+        fedshift.load(run.path).runs[0].model("dark", "selected")(torch.ones(1, 1, 10, 10)),
+        run.model(0, "selected")(torch.ones(1, 1, 10, 10)),
+    )
+
+
+def test_an_unfinished_run_has_none_yet(make: Make):
+    with pytest.raises(KeyboardInterrupt):
+        runner.start(make(ROUGH), interrupt_after(3))
+    with pytest.raises(FedshiftError, match="is not finished, so it has no model yet"):
+        Run.open(runner.run_path(make(ROUGH))).model(round="selected")
+
+
+def test_a_run_that_kept_none_says_so(make: Make):
+    run = carried_out(make, {})
+    run.folder.selected_file.unlink()
+    run.folder.write_summary([])
+    with pytest.raises(FedshiftError, match="keeps no weights of the round that validation picks"):
+        Run.open(run.path).model(round="selected")
+    assert not run.folder.damage()
+
+
+@pytest.mark.parametrize("place", [0.01, 0.5, 0.99])
+def test_damage_is_noticed(make: Make, place: float):
+    """A finished run's is; one that goes on notices as well, and is made again."""
+    run = carried_out(make, {})
+    data = bytearray(run.folder.selected_file.read_bytes())
+    data[int(place * len(data))] ^= 4
+    run.folder.selected_file.write_bytes(data)
+    with pytest.raises(DamagedError, match=r"selected\.safetensors"):
+        Run.open(run.path).model(round="selected")
+    assert SELECTED in run.folder.damage()
+    with pytest.raises(DamagedError, match=r"selected\.safetensors"):
+        sealed.check_sealed(run.folder.selected_file, "file")
+
+
+def test_what_goes_on_with_a_damaged_file_is_made_again(make: Make, tmp_path: Path):
+    whole = carried_out(make, {**ROUGH, "run.out": str(tmp_path / "whole")})
+    with pytest.raises(KeyboardInterrupt):
+        runner.start(make({**ROUGH, "run.checkpoint_every": 1}), interrupt_after(9))
+    folder = RunFolder(runner.run_path(make(ROUGH)))
+    folder.selected_file.write_bytes(folder.selected_file.read_bytes()[:-1])
+    resume(folder)
+    assert (folder.path / "damaged-1" / SELECTED).is_file()
+    assert folder.selected_file.read_bytes() == whole.folder.selected_file.read_bytes()
+
+
+# A run that is killed -----------------------------------------------------------------------------
+
+DYING = """
+import os, signal, sys
+from pathlib import Path
+from fedshift.runs.weights import NEXT_SELECTED, SELECTED, Selection
+from fedshift.simulation.simulation import Simulation
+
+left, where = int(sys.argv.pop(1)), sys.argv.pop(1)
+
+def die(folder):
+    global left
+    left -= (folder / NEXT_SELECTED).exists()
+    if left == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def before(cls, name):
+    act = getattr(cls, name)
+    def dying(self, *args, **options):
+        die(self._folder)
+        return act(self, *args, **options)
+    setattr(cls, name, dying)
+
+before(*{"checkpoint": (Simulation, "save"), "commit": (Simulation, "commit"), "rename": (Selection, "commit")}[where])
+from fedshift.cli.app import main
+main()
+"""
+# What cannot be seen at once: shared and client tensors, a cohort, and checkpoints behind the records.
+EVERYTHING = {
+    **ROUGH,
+    **MORE,
+    **PERSONAL,
+    "plugins": [str(Path(__file__).parent / "tiny.py")],
+    "protocol": {"name": "in-domain"},
+    "train.participation": 0.7,
+}
+
+
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("where", ["checkpoint", "commit", "rename"])
+@pytest.mark.parametrize("times", [1, 2])
+def test_killed_with_new_weights_and_resumed_it_has_the_same(tmp_path: Path, where: str, times: int, every: int):
+    """Killed between the selected weights and the checkpoint, between its two steps, and before the weights' second."""
+    document = override(TINY, EVERYTHING | {"run.checkpoint_every": every})
+    (whole,) = expand(override(document, {"run.out": str(tmp_path / "whole")}))
+    reference = runner.start(whole, Progress())
+    (killed,) = expand(override(document, {"run.out": str(tmp_path / "killed")}))
+    file = tmp_path / "experiment.toml"
+    file.write_text(tomli_w.dumps(killed.table()))
+    child = subprocess.run(
+        [sys.executable, "-c", DYING, str(times), where, "run", str(file)], capture_output=True, check=False
+    )
+    assert child.returncode == -signal.SIGKILL, child.stderr.decode()
+    folder = RunFolder.open(runner.run_path(killed))
+    assert (folder.path / NEXT_SELECTED).exists()
+    resume(folder)
+    assert results(folder) == results(reference)
+    assert folder.selected_file.read_bytes() == reference.selected_file.read_bytes()
+    assert not (folder.path / NEXT_SELECTED).exists()
+    assert selected_position(folder.selected_file) == picked(Run(folder))
+
+
+def test_runs_that_advance_together_keep_their_own(make: Make, tmp_path: Path):
+    """As a stack, interrupted and resumed; each has the weights of its own best round."""
+    changes = {**ROUGH, "run.engine": "vectorised", "run.together": 3}
+    asked = [make({**changes, "seed": seed}) for seed in (0, 1, 2)]
+    with pytest.raises(KeyboardInterrupt):
+        runner.run_all(asked, interrupt_after(7))
+    for folder in runner.resume(runner.below(runner.run_path(asked[0]).parent), Progress())[0]:
+        run = Run(folder)
+        assert selected_position(folder.selected_file) == picked(run)
+        run.model(round="selected")
+    whole = [make({**changes, "seed": seed, "run.out": str(tmp_path / "whole")}) for seed in (0, 1, 2)]
+    for one, other in zip(asked, runner.run_all(whole, Progress())[0], strict=True):
+        again = RunFolder(runner.run_path(one))
+        assert again.selected_file.read_bytes() == other.selected_file.read_bytes()
+
+
+# A federation across sites ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedpac", "fedbn"])
+def test_a_coordinator_keeps_what_it_may(make: Make, tmp_path: Path, name: str):
+    """The weights of a simulation, but for what clients keep: that stays at the sites."""
+    experiment = make({**small(name), **IN_DOMAIN, **ROUGH})
+    folder = members(tmp_path / "trial", experiment)
+    run = Run(coordinate(folder / "coordinator", Local(folder), Progress()))
+    simulated = Run(rehearse(folder, Progress()))
+    assert run.records == simulated.records
+    kept = {name: tensor.tolist() for name, tensor in simulated.selected.items()}
+    ours = {name: tensor.tolist() for name, tensor in run.selected.items()}
+    assert ours == {name: kept[name] for name in ours}
+    if name == "fedbn":
+        assert not any(each.startswith("client.") for each in ours)
+        with pytest.raises(FedshiftError, match="None is here: in a federation each stays at its site"):
+            run.model("dark", "selected")
+    else:
+        assert ours == kept
+
+
+@pytest.mark.parametrize("answers", [5, 17])
+def test_a_coordinator_that_is_killed_has_the_same(make: Make, tmp_path: Path, answers: int):
+    experiment = make({**small("fedavg"), **IN_DOMAIN, **ROUGH})
+    folder, other = members(tmp_path / "killed", experiment), members(tmp_path / "whole", experiment)
+    left = [answers]
+
+    def change(site: str, request: bytes, reply: bytes) -> bytes | Away:
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        return reply
+
+    with pytest.raises(KeyboardInterrupt):
+        coordinate(folder / "coordinator", Local(folder, change), Progress())
+    run = coordinate(folder / "coordinator", Local(folder), Progress())
+    whole = coordinate(other / "coordinator", Local(other), Progress())
+    assert run.records() == whole.records()
+    ours, theirs = load_file(run.selected_file), load_file(whole.selected_file)
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+    assert ours.keys() == theirs.keys()
+
+
+@pytest.mark.parametrize("before", ["append", "commit"])
+def test_a_coordinator_that_stops_between_weights_and_record(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str
+):
+    """Between the weights and the record, and between the record and the weights' second step."""
+    from fedshift.runs.records import Records
+    from fedshift.runs.weights import Selection
+
+    experiment = make({**small("fedavg"), **IN_DOMAIN, **ROUGH})
+    folder, other = members(tmp_path / "killed", experiment), members(tmp_path / "whole", experiment)
+    cls = {"append": Records, "commit": Selection}[before]
+    act, left = getattr(cls, before), [2]
+
+    def stopping(self: Any, *args: Any) -> None:
+        left[0] -= any(folder.rglob(NEXT_SELECTED))
+        if not left[0]:
+            raise KeyboardInterrupt
+        act(self, *args)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(cls, before, stopping)
+        coordinate(folder / "coordinator", Local(folder), Progress())
+    assert next(folder.rglob(NEXT_SELECTED))
+    run = coordinate(folder / "coordinator", Local(folder), Progress())
+    whole = coordinate(other / "coordinator", Local(other), Progress())
+    assert run.records() == whole.records()
+    assert run.selected_file.read_bytes() == whole.selected_file.read_bytes()

@@ -1,0 +1,169 @@
+"""The classifier behaves as scikit-learn's do: their own checks, pipelines, cross-validation, and what is ours."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.datasets import make_blobs
+from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+import fedshift
+from fedshift.errors import FedshiftError
+from fedshift.sklearn import FederatedClassifier
+
+QUICK: dict[str, Any] = {"run.device": "cpu", "run.threads": 1, "model.hidden": [32], "train.lr": 0.01}
+
+
+def classifier(method: Any = "fedavg", **options: Any) -> FederatedClassifier:
+    settings = QUICK | options.pop("settings", {})
+    return FederatedClassifier(method, rounds=options.pop("rounds", 8), settings=settings, **options)
+
+
+# No check is expected to fail.
+@parametrize_with_checks([classifier("fedsr"), classifier("fedavg")])
+def test_every_check_of_scikit_learn(estimator: Any, check: Any):
+    check(estimator)
+
+
+def blobs(seed: int = 0) -> tuple[Any, Any, Any]:
+    x, y = make_blobs(120, centers=3, n_features=4, random_state=seed)
+    return x, np.array(["a", "b", "c"])[y], np.array(["north", "south"])[np.arange(120) % 2]
+
+
+def test_a_mapping_and_labels_of_sites_are_the_same():
+    x, y, sites = blobs()
+    by_site = {name: (x[sites == name], y[sites == name]) for name in ("north", "south")}
+    order = np.argsort(sites, kind="stable")
+    one, other = classifier().fit(by_site), classifier().fit(x[order], y[order], sites=sites[order])
+    assert one.run_.records == other.run_.records
+    assert np.array_equal(one.predict_proba(x), other.predict_proba(x))
+    assert one.sites_.tolist() == ["north", "south"]
+    assert one.score(x, y) > 0.9
+    assert one.classes_.tolist() == ["a", "b", "c"]
+
+
+def test_it_is_the_runs_model_and_all_is_trained_on(tmp_path: Path):
+    x, y, sites = blobs()
+    fitted = classifier(out=tmp_path / "kept", seed=3).fit(x, y, sites=sites)
+    (run,) = fedshift.load(tmp_path / "kept").runs
+    assert run.table["seed"] == 3
+    assert sum(run.federation["samples"].values()) == 120
+    with torch.no_grad():
+        expected = run.model()(torch.tensor(x, dtype=torch.float32)).double().softmax(dim=1)
+    np.testing.assert_allclose(fitted.predict_proba(x), expected, rtol=1e-12)
+    again = classifier(out=tmp_path / "kept", seed=3).fit(x, y, sites=sites)
+    assert again.run_.path == run.path
+    assert any("No sample was left for a test" in note for note in run.notes)
+
+
+def test_validation_chooses_the_round():
+    x, y, sites = blobs(1)
+    x = StandardScaler().fit_transform(x) + np.random.default_rng(0).normal(0, 1, x.shape)
+    settings = {"evaluate.every": 1, "train.lr": 0.05, "train.batch": 8}
+    fitted = classifier(validation_fraction=0.2, round="selected", settings=settings).fit(x, y, sites=sites)
+    assert sum(fitted.run_.federation["samples"].values()) == 96  # a fifth of each class of each site is left out
+    assert fitted.run_.summary["source_validation"]["position"] < 8, "it would say nothing"
+    with torch.no_grad():
+        expected = fitted.run_.model(round="selected")(torch.tensor(x, dtype=torch.float32)).double().softmax(dim=1)
+    np.testing.assert_allclose(fitted.predict_proba(x), expected, rtol=1e-12)
+
+
+def test_methods_with_a_model_for_each_site():
+    x, y, sites = blobs()
+    fitted = classifier("fedrep").fit(x, y, sites=sites)
+    found = fitted.predict_proba(x, sites=sites)
+    for name in ("north", "south"):
+        with torch.no_grad():
+            own = fitted.run_.model(name)(torch.tensor(x[sites == name], dtype=torch.float32)).double().softmax(dim=1)
+        np.testing.assert_allclose(found[sites == name], own, rtol=1e-12)
+    with pytest.raises(FedshiftError, match=r"Every site has a model of its own: give sites=.* north, south"):
+        fitted.predict(x)
+    with pytest.raises(FedshiftError, match="The site 'east' has no model"):
+        fitted.predict(x[:1], sites=["east"])
+    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+        fitted.predict(x, sites=["north"])
+    assert classifier("fedrep").fit(x, y).score(x, y) > 0.9  # a single site's model serves all
+
+
+def test_pipelines_searches_and_clones():
+    x, y, sites = blobs()
+    pipeline = make_pipeline(StandardScaler(), classifier())
+    assert pipeline.fit(x, y, federatedclassifier__sites=sites).score(x, y) > 0.9
+    assert cross_val_score(pipeline, x, y, cv=2).min() > 0.8
+    search = GridSearchCV(classifier(), {"method": ["fedavg", fedshift.FedProx(mu=0.1)], "seed": [1]}, cv=2)
+    assert search.fit(x, y).best_score_ > 0.8
+    assert clone(classifier(fedshift.FedProx(mu=0.5))).method.mu == 0.5
+
+
+def test_samples_that_are_no_vectors():
+    """Signals (N, channels, time), and images of bytes, whose type is kept."""
+    draw = np.random.default_rng(0)
+    y = np.arange(60) % 2
+    signals = draw.normal(y[:, None, None], 0.3, (60, 2, 6))
+    assert classifier().fit(signals, y).score(signals, y) > 0.9
+    images = np.clip(draw.normal(80 + 100 * y[:, None, None, None], 20, (60, 1, 5, 5)), 0, 255).astype(np.uint8)
+    fitted = classifier().fit(images, y)
+    assert fitted.score(images, y) > 0.9
+    with pytest.raises(ValueError, match="fitted to uint8"):
+        fitted.predict(images / 255)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "holds no site"),
+        ({"north": 3}, "'north' has a int; give"),
+        ({"north": (np.zeros((3, 2)), [0, 1])}, r"'north' has X of shape \(3, 2\) and y of \(2,\)"),
+        (
+            {"north": (np.zeros((2, 2)), [0, 1]), "south": (np.zeros((2, 3)), [0, 1])},
+            r"'south' has samples of shape \(3,\).* the first site of \(2,\)",
+        ),
+        ({"north": (np.zeros((2, 2)), [1, 1])}, "All 2 samples are of 1 class"),
+        ({"north": (np.array([[0.0, np.nan], [0, 0]]), [0, 1])}, "NaN"),
+    ],
+)
+def test_what_is_wrong_with_a_site_is_said(given: Any, message: str):
+    with pytest.raises(ValueError, match=message):
+        classifier().fit(given)
+    with pytest.raises(ValueError, match="give it alone"):
+        classifier().fit({"north": (np.zeros((2, 2)), [0, 1])}, [0, 1])
+
+
+def test_it_leaves_no_folder_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Nor does a copy that was pickled, which predicts the same and has no run."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "temporary").mkdir()
+    x, y, _ = blobs()
+    with pytest.raises(NotFittedError):
+        classifier().predict(x)
+    fitted = classifier().fit(x, y)
+    assert list((tmp_path / "temporary").iterdir())
+    assert fitted.run_.records
+    copy = pickle.loads(pickle.dumps(fitted))
+    assert not hasattr(copy, "run_")
+    assert np.array_equal(copy.predict_proba(x), fitted.predict_proba(x))
+    classifier().fit(x, y).fit(x, y)
+    del fitted
+    gc.collect()
+    assert not list((tmp_path / "temporary").iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == ["temporary"]
+
+
+def test_without_scikit_learn_the_extra_is_named():
+    code = "import sys; sys.modules['sklearn'] = None\nimport fedshift\nfedshift.FederatedClassifier"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "pip install 'fedshift[sklearn]'" in done.stderr.splitlines()[-1]
