@@ -55,7 +55,7 @@ from fedshift.core.contract import (
 from fedshift.core.method import Method
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net
-from fedshift.core.servers.server import Mean, ServerOptimiser
+from fedshift.core.servers.server import ServerOptimiser
 from fedshift.core.tensors import Replies, Tensors
 from fedshift.errors import FedshiftError
 from fedshift.federation.federation import Federation
@@ -110,7 +110,7 @@ class Client2Vec(Method):
     weighting: Literal["uniform", "samples"] = field(default="uniform", init=False)
     optimiser_state: Literal["fresh", "kept"] = field(default="fresh", init=False)
     bn: Literal["shared", "local", "statistics", "reestimate"] = field(default="shared", init=False)
-    server: ServerOptimiser = field(default=Mean(), init=False)  # the base's merge takes the base's
+    server: ServerOptimiser = field(init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -128,7 +128,7 @@ class Client2Vec(Method):
                 f"method.compared = 'label', but the index '{INDICES.name_of(self.index)}' has no label vectors: "
                 "set method.compared = 'feature', or method.index = 'dsa-ign'."
             )
-        for name in ("weighting", "optimiser_state", "bn"):
+        for name in ("weighting", "optimiser_state", "bn", "server"):
             object.__setattr__(self, name, getattr(self.base, name))
 
     # What it is made of -------------------------------------------------------------------------
@@ -151,6 +151,10 @@ class Client2Vec(Method):
             head = model.initialised("projector_head", lambda: nn.Linear(length, model.classes))
             own |= {"projector": Part(projector), "projector_head": Part(head)}
         return base | index | own
+
+    def all_parts(self, model: ModelBuilder) -> dict[str, Part]:
+        """The parts, among which is what the server's optimiser keeps of the base's."""
+        return self.parts(model)
 
     def predict(self, net: Net, x: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
         """As the base."""
