@@ -32,6 +32,11 @@ BY_MEAN = [name for name in EVERY_METHOD if name in METHODS and not METHODS.get(
 ADAPTIVE = {"fedadagrad": FedAdagrad, "fedadam": FedAdam, "fedyogi": FedYogi}
 
 
+def one(number: float) -> torch.Tensor:
+    """A tensor of one number."""
+    return torch.tensor([number], dtype=torch.float64)
+
+
 def begun(method: Method, w: float) -> ServerState:
     """One parameter w and one batch-norm statistic of 10, with what the server keeps at first."""
     shared = Tensors(
@@ -43,7 +48,7 @@ def begun(method: Method, w: float) -> ServerState:
 
 def merged(method: Method, state: ServerState, mean: float) -> ServerState:
     """After a round in which two clients end 0.1 on either side of a mean."""
-    ends = [torch.tensor([mean + off], dtype=torch.float64) for off in (-0.1, 0.1)]
+    ends = [one(mean + off) for off in (-0.1, 0.1)]
     return method.merge(state, Replies(enumerate(Tensors({W: w, "encoder.running_mean": w}) for w in ends)))
 
 

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import math
+import re
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import fedshift
 from conftest import Make, simulate, states
 from fedshift import FedshiftError
+from fedshift.core.servers import SERVERS
 from fedshift.core.training import Train
+from fedshift.methods import METHODS
 from fedshift.methods.fedavg import FedAvg
 from fedshift.methods.scaffold import SCAFFOLD
+from fedshift.reporting.results import flat
+from fedshift.runs.progress import Progress
+from fedshift.settings.grid import expand, override
 from fedshift.tuning.space import Space
 from quadratics import OnQuadratics, W, at_rest, on_quadratics
 
@@ -118,3 +127,45 @@ def test_control_variates_are_gradients_in_a_warm_up_as_well(on_quadratics: OnQu
     simulation = simulate(on_quadratics.experiment(SCAFFOLD(), changes), rounds=1)
     kept = [state.tensors[f"own_variate.{W}"].item() for _, state in states(simulation)]
     assert kept == pytest.approx([-1.0, 4.0], abs=1e-12)
+
+
+# docs/training.md ---------------------------------------------------------------------------------
+
+PAGE = (Path(__file__).parents[1] / "docs" / "training.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.mark.parametrize("written", BLOCKS)
+def test_what_the_page_writes_is_an_experiment(tiny_document: dict[str, Any], written: str):
+    """As it stands, and carried out with fewer rounds."""
+    changes = flat(tomllib.loads(written))
+    (experiment,) = expand(override(tiny_document, changes))
+    assert changes.items() <= flat(experiment.table()).items()
+    fewer = {"train.rounds": 8} if "train.rounds" in changes else {}
+    (experiment,) = expand(override(tiny_document, changes | fewer))
+    assert simulate(experiment).coordinator.position == experiment.train.rounds
+
+
+def test_the_python_on_the_page_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    (code,) = re.findall(r"<!-- early -->\n```python\n(.*?)```", PAGE, re.DOTALL)
+    original = fedshift.run
+
+    def short(**options: Any) -> Any:
+        settings = options.pop("settings") | {"run.engine": "sequential"}  # nothing is measured for
+        return original(**options, settings=settings, progress=Progress())
+
+    monkeypatch.setattr(fedshift, "run", short)
+    exec(compile(code, "training.md", "exec"), {})  # the point of the test
+    assert "no validation score above" in capsys.readouterr().out
+
+
+def test_the_page_names_every_server_optimiser_with_its_defaults():
+    rows = re.findall(r'^\| `"(\w+)"` \| (\w+) \|', PAGE, re.MULTILINE)
+    assert {name for name, _ in rows} == {*SERVERS}
+    for name, method in rows:
+        assert METHODS.get(method.lower())().server == SERVERS.get(name)()
+    assert "`lr` 0.01, `beta1` 0.9, `beta2` 0.99, `tau` 0.001" in PAGE
+    assert SERVERS.get("adam")().table() == {"lr": 0.01, "beta1": 0.9, "beta2": 0.99, "tau": 0.001}
