@@ -129,7 +129,7 @@ def test_a_run_ends_early_and_says_where_and_why(early: RunFolder):
     assert 2 < records[-1]["position"] < 14
     assert [bool(record.get("ended")) for record in records] == [False] * (len(records) - 1) + [True]
     number = records[-1]["round"]
-    assert f"after round {number} of 14: no validation score above " in records[-1]["ended"]
+    assert f"after round {number} of 14: no better validation score than " in records[-1]["ended"]
     assert early.summary.ended == {"train": records[-1]["ended"]}
     assert early.summary.selected["last"].position == number
     assert early.damage() == ""

@@ -159,7 +159,7 @@ def test_the_python_on_the_page_runs(
 
     monkeypatch.setattr(fedshift, "run", short)
     exec(compile(code, "training.md", "exec"), {})  # the point of the test
-    assert "no validation score above" in capsys.readouterr().out
+    assert "no better validation score than" in capsys.readouterr().out
 
 
 def test_the_page_names_every_server_optimiser_with_its_defaults():

@@ -31,19 +31,23 @@ def end_early(coordinator: Coordinator, records: Sequence[Record]) -> str:
         return ""
     planned = coordinator.schedule[coordinator.position - 1].stage.rounds
     coordinator.end_stage()
-    score = f"{mean_accuracy(best, 'validation'):.4f} after round {best['round']}"
-    more = f" by more than {train.min_delta:g}" if train.min_delta else ""
-    times = f"in {waited} evaluations" if waited > 1 else "in the next evaluation"
-    return f"after round {newest['round']} of {planned}: no validation score above {score}{more} {times}"
+    by = f" by more than {train.min_delta:g}" if train.min_delta else ""
+    times = f"{waited} evaluations" if waited > 1 else "the next evaluation"
+    score = f"{_score(best):.4f} after round {best['round']}"
+    return f"after round {newest['round']} of {planned}: no better validation score{by} than {score} in {times}"
 
 
 def best_of(records: Sequence[Record], min_delta: float) -> tuple[Record, int]:
     """The last record that was better than all before it, by more than so much, and how many came after it."""
     best, waited = records[0], 0
     for record in records[1:]:
-        better = mean_accuracy(record, "validation") > mean_accuracy(best, "validation") + min_delta
-        best, waited = (record, 0) if better else (best, waited + 1)
+        best, waited = (record, 0) if _score(record) > _score(best) + min_delta else (best, waited + 1)
     return best, waited
+
+
+def _score(record: Record) -> float:
+    """What rules that choose by validation go by; the larger, the better."""
+    return mean_accuracy(record, "validation")
 
 
 def endings(records: Sequence[Record]) -> dict[str, str]:
