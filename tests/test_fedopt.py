@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+import fedshift
 from conftest import CNN_WITH_BN, Make, names_sent, simulate
 from fedshift import FedshiftError
 from fedshift.benchmarking.rows import SINCE, rows
@@ -264,6 +265,20 @@ def test_a_method_of_that_name_takes_no_other_server_optimiser():
     ):
         FedAdam(server="yogi")
     assert SERVERS.name_of(FedAdam(server={"lr": 0.5}).server) == "adam"
+
+
+def test_another_method_does_not_inherit_the_server_optimiser_that_makes_one(make: Make):
+    """FedAvg on FedAdam's server would go by FedAvg's name; what was asked for on FedAvg goes along."""
+    adam = make({"method": {"name": "fedadam", "server": {"lr": 0.5}}})
+    with pytest.warns(
+        fedshift.FedshiftWarning, match=r"method.server = .* is left out: it is that of the method 'fedad"
+    ):
+        assert fedshift.experiment(adam, method="fedavg").method == FedAvg()
+    asked = make({"method": {"name": "fedavg", "server": {"name": "yogi", "lr": 0.5}}})
+    kept = fedshift.experiment(asked, method="fedprox").method.server
+    assert kept == asked.method.server
+    with pytest.warns(fedshift.FedshiftWarning, match="method.server"):
+        assert fedshift.experiment(make(), method="fedadam").method == FedAdam()
 
 
 def test_parts_that_are_made_without_the_servers_are_an_error():
