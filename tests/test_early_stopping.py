@@ -30,6 +30,7 @@ from fedshift.runs.progress import Progress
 from fedshift.settings.experiment import Experiment
 from fedshift.settings.grid import expand, override
 from fedshift.simulation.simulation import Simulation, make_federation
+from fedshift.tuning.tune import Plan, tune
 from test_resume import interrupt_after_all
 
 
@@ -266,6 +267,41 @@ def test_a_federation_ends_where_a_simulation_does(make: Make, tmp_path: Path, m
     assert run.records() == simulated.records()
     assert run.messages == simulated.messages
     assert run.summary.ended == simulated.summary.ended
+
+
+@pytest.mark.parametrize("answers", [10, 22, 25, 29])
+def test_a_coordinator_that_is_killed_ends_where_it_would(make: Make, tmp_path: Path, answers: int):
+    """After any answer: to an order, or to the question what a model scores, which comes alone here."""
+    changes = {**EARLY, "protocol": {"name": "in-domain"}, "evaluate.batch": 6}
+    experiment = make(changes | {"method": {"name": "ftfa", "finetune_steps": 2}})
+    folder = members(tmp_path / "trial", experiment)
+    left = [answers]
+
+    def change(site: str, request: bytes, reply: bytes) -> bytes:
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        return reply
+
+    with pytest.raises(KeyboardInterrupt):
+        coordinate(folder / "coordinator", Local(folder, change), Progress())
+    run, simulated = coordinate(folder / "coordinator", Local(folder), Progress()), rehearse(folder, Progress())
+    assert run.records() == simulated.records()
+    assert run.messages == simulated.messages
+
+
+def test_trials_of_a_search_end_early_as_well(tmp_path: Path):
+    """Each by its own curve; one that ended counts by its last round, as any."""
+    changes = {**EARLY, "run.out": str(tmp_path), "run.engine": "vectorised"}
+    plan = Plan(3, search={"train.lr": [0.2, 0.05, 0.01]}, parallel=3)
+    found = tune(expand(override(TINY, changes)), plan, Progress())
+    (study,) = found.studies
+    assert [trial.state for trial in study.trials] == ["complete"] * 3
+    for trial in study.trials:
+        (run,) = (RunFolder(study.path / name) for name in trial.runs)
+        assert trial.rounds == [record["position"] for record in run.records()]
+        assert trial.value == trial.values[-1]
+    assert min(trial.rounds[-1] for trial in study.trials) < 14
 
 
 def test_displays_plan_no_more_rounds_of_a_stage_that_has_ended(early: RunFolder):
