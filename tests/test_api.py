@@ -19,6 +19,7 @@ from fedshift import Client2Vec, Experiment, FedAvg, FedProx, FedshiftError, Fed
 from fedshift.api import FIELDS, Options
 from fedshift.cli import app as cli
 from fedshift.cli import estimates
+from fedshift.core.servers import SERVERS
 from fedshift.datasets.rotated_mnist import RotatedMNIST
 from fedshift.federation.partitions import IID
 from fedshift.federation.protocols import LeaveOneDomainOut
@@ -71,7 +72,7 @@ def test_what_a_page_needs_is_exported():
 
 def test_whatever_an_experiment_names_can_be_made_and_registered():
     """Every list, and the class that its entries derive from."""
-    for catalogue in (*NAMED.values(), INDICES, ENCODERS):
+    for catalogue in (*NAMED.values(), INDICES, ENCODERS, SERVERS):
         name = catalogue.base().__name__
         assert getattr(fedshift, name) is catalogue.base()
         assert any(getattr(fedshift, listed) is catalogue for listed in fedshift.__all__)

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import Make
+from fedshift.core.servers import SERVERS
 from fedshift.core.training import Train
 from fedshift.datasets import DATASETS
 from fedshift.errors import FedshiftError, UnknownNameError
@@ -30,7 +31,7 @@ from fedshift.settings.experiment import NAMED, PLAIN, Experiment
 from fedshift.settings.grid import expand, override
 from fedshift.settings.spec import setting
 
-CATALOGUES: list[Catalogue[Any]] = [METHODS, DATASETS, MODELS, PARTITIONS, PROTOCOLS, INDICES, ENCODERS]
+CATALOGUES: list[Catalogue[Any]] = [METHODS, DATASETS, MODELS, PARTITIONS, PROTOCOLS, INDICES, ENCODERS, SERVERS]
 ENTRIES = [pytest.param(catalogue, name, id=name) for catalogue in CATALOGUES for name in catalogue]
 VARIANTS = [name for name in METHODS if METHODS.get(name).variant]
 REQUIRED = {
@@ -273,6 +274,7 @@ def test_an_experiments_tables_are_its_fields():
     assert [catalogue.table for catalogue in NAMED.values()] == list(NAMED)
     assert [cls.section for cls in PLAIN.values()] == list(PLAIN)
     assert INDICES.table == "method.index"
+    assert SERVERS.table == "method.server"
     assert ENCODERS.table == "method.index.encoder"
 
 

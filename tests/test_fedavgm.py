@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 import torch
@@ -34,7 +35,7 @@ def test_two_rounds_by_hand():
     Round 2: the mean of 0.3 and 0.5 is 0.4; v = 0.9 * 0.4 + (0.6 - 0.4) = 0.56; w = 0.6 - 0.56 = 0.04.
     The statistic is the mean of what came, 0.4.
     """
-    method = FedAvgM(beta=0.9)
+    method = FedAvgM(server={"beta": 0.9})
     once = method.merge(state(1.0), replies(0.5, 0.7))
     assert once.shared["encoder.w"].item() == pytest.approx(0.6)
     assert once.server["velocity.encoder.w"].item() == pytest.approx(0.4)
@@ -63,7 +64,10 @@ def test_a_tensor_without_velocity_is_averaged():
 
 def test_without_momentum_it_is_fedavg(make: Make):
     changes = {"train.rounds": 3} | CNN_WITH_BN
-    plain, ours = simulate(make(changes)), simulate(make(changes | {"method": {"name": "fedavgm", "beta": 0.0}}))
+    plain, ours = (
+        simulate(make(changes)),
+        simulate(make(changes | {"method": {"name": "fedavgm", "server": {"beta": 0.0}}})),
+    )
     one, other = plain.coordinator.state.shared, ours.coordinator.state.shared
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
@@ -77,13 +81,15 @@ def test_a_run_follows_the_equations(make: Make):
     class Recorded(FedAvgM):
         """Remembers what was merged."""
 
+        own_merge: ClassVar[str] = ""
+
         def merge(self, state, replies):
             merged = super().merge(state, replies)
             rounds.append((state, replies.ups, merged))
             return merged
 
     experiment = make({"train.rounds": 3} | CNN_WITH_BN)
-    simulation = simulate(dataclasses.replace(experiment, method=Recorded(beta=0.5)))
+    simulation = simulate(dataclasses.replace(experiment, method=Recorded(server={"beta": 0.5})))
     state, parameters = simulation.coordinator.state, {name for name, _ in net_of(simulation).parameters()}
     assert {f"velocity.{name}" for name in parameters} == set(state.server)
     velocity = {name: torch.zeros_like(state.shared[name], dtype=torch.float64) for name in parameters}

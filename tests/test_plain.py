@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import fedshift
 from conftest import TINY
 from fedshift import FedshiftError
+from fedshift.core.servers import SERVERS
 from fedshift.methods.client2vec import ENCODERS, INDICES
 from fedshift.settings.catalogue import Entry
 from fedshift.settings.experiment import NAMED, PLAIN, Experiment
@@ -25,7 +26,7 @@ from fedshift.settings.spec import Spec, plain
 
 INTEGERS = (np.int8, np.uint8, np.int16, np.int32, np.uint32, np.int64, np.uint64, np.intp)
 FLOATS = (np.float16, np.float32, np.float64, np.longdouble)
-CATALOGUES = {**NAMED, "method.index": INDICES, "method.index.encoder": ENCODERS}
+CATALOGUES = {**NAMED, "method.index": INDICES, "method.index.encoder": ENCODERS, "method.server": SERVERS}
 SPECS = [entry for kind in CATALOGUES.values() for name in kind if (entry := kind.get(name))]
 SPECS += [Entry(cls) for cls in PLAIN.values()]
 

@@ -466,7 +466,7 @@ def test_choices_that_repeat_cost_nothing_and_are_counted(tmp_path: Path, monkey
     assert found.tuned.tuned[0].repeated == 20 - len(different) > 0
     for trial in trials:
         assert trial.repeats is None or trials[trial.repeats].settings == trial.settings
-        assert trial.value == trial.settings["method.mu"]
+        assert trial.value == (trial.settings["method.mu"] if trial.state == "complete" else None)
 
 
 @pytest.mark.usefixtures("readable")
@@ -571,7 +571,9 @@ def test_settings_that_do_not_go_together_are_a_failed_trial(tmp_path: Path, mon
     (study,) = tune(experiments(tmp_path, changes), Plan(4, fixed=FIXED), Progress()).studies
     first, *others = study.trials
     assert (first.state, first.reason) == ("failed", "mu = 0.5 does not go with it.")
-    assert {trial.state for trial in others} == {"complete", "failed"}
+    for trial in others:
+        assert trial.state == ("failed" if trial.settings["method.mu"] == 0.5 else "complete")
+    assert "complete" in {trial.state for trial in others}
 
 
 # Real runs ----------------------------------------------------------------------------------------

@@ -60,6 +60,8 @@ if TYPE_CHECKING:
     from fedshift.core.method import Method, tensor_scopes
     from fedshift.core.model import Model, ModelBuilder
     from fedshift.core.net import Net, batch_norm_tensors, holder, mirror
+    from fedshift.core.servers import SERVERS
+    from fedshift.core.servers.server import ServerOptimiser
     from fedshift.core.tensors import SAMPLES, Replies, Tensors, weighted_mean
     from fedshift.core.training import Train
     from fedshift.datasets import DATASETS
@@ -91,6 +93,7 @@ if TYPE_CHECKING:
     from fedshift.methods.fedgen import FedGen
     from fedshift.methods.fediir import FedIIR
     from fedshift.methods.fedlc import FedLC
+    from fedshift.methods.fedopt import FedAdagrad, FedAdam, FedYogi
     from fedshift.methods.fedpac import FedPAC
     from fedshift.methods.fedpin import Anchored, FedPIN
     from fedshift.methods.fedpin_global import FineTuned, GlobalModel
@@ -162,6 +165,7 @@ __all__ = [
     "PROTOCOLS",
     "SAMPLES",
     "SCAFFOLD",
+    "SERVERS",
     "Anchored",
     "AtMost",
     "Batch",
@@ -188,6 +192,8 @@ __all__ = [
     "FRAug",
     "FRAugCode",
     "FedADG",
+    "FedAdagrad",
+    "FedAdam",
     "FedAvg",
     "FedAvgM",
     "FedBN",
@@ -204,6 +210,7 @@ __all__ = [
     "FedRoD",
     "FedSDR",
     "FedSR",
+    "FedYogi",
     "FederatedClassifier",
     "Federation",
     "FedshiftError",
@@ -254,6 +261,7 @@ __all__ = [
     "Run",
     "Samples",
     "Scope",
+    "ServerOptimiser",
     "ServerState",
     "Single",
     "Spec",
@@ -356,6 +364,8 @@ _ROOMS = {
     "core.method": ("Method", "tensor_scopes"),
     "core.model": ("Model", "ModelBuilder"),
     "core.net": ("Net", "mirror", "batch_norm_tensors", "holder"),
+    "core.servers": ("SERVERS",),
+    "core.servers.server": ("ServerOptimiser",),
     "core.tensors": ("Replies", "SAMPLES", "Tensors", "weighted_mean"),
     "core.training": ("Train",),
     "deployment.model": ("site_model",),
@@ -380,6 +390,7 @@ _ROOMS = {
     "methods.fedadg": ("FedADG",),
     "methods.fedavg": ("FedAvg",),
     "methods.fedavgm": ("FedAvgM",),
+    "methods.fedopt": ("FedAdagrad", "FedAdam", "FedYogi"),
     "methods.fedbn": ("FedBN",),
     "methods.fedcir": ("FedCiR",),
     "methods.feddyn": ("FedDyn",),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -39,6 +38,7 @@ class Coordinator:
         ledger: every kind of message that crossed the wire so far.
         terms: the means of the loss terms in the last round, by client's name.
         missing: who did not answer, and why, since the last record.
+        ended: the last rounds of stages that ended before they were to, by name.
     """
 
     def __init__(self, setup: Setup, names: Mapping[int, str]) -> None:
@@ -50,19 +50,36 @@ class Coordinator:
         self.ledger = Ledger()
         self.terms: dict[str, dict[str, float]] = {}
         self.missing: list[dict[str, Any]] = []
+        self.ended: dict[str, int] = {}
         self._sent: tuple[Exchange, ServerState, Down] | None = None
 
     # The plan -----------------------------------------------------------------------------------
 
-    @cached_property
+    @property
     def schedule(self) -> Schedule:
         """Every round of the run, in order."""
-        return Schedule(self.setup.stages)
+        return Schedule(self.setup.stages, self.ended)
 
     @property
     def next_round(self) -> Round:
         """The round that comes next."""
         return self.schedule[self.position]
+
+    def rounds_of(self, stage: Stage) -> int:
+        """How many rounds a stage has: all that it was to have, or those before it was ended."""
+        return self.ended.get(stage.name, stage.rounds)
+
+    @property
+    def stage_over(self) -> bool:
+        """Whether the round that was done last is its stage's last."""
+        last = self.schedule[self.position - 1]
+        return last.number == self.rounds_of(last.stage)
+
+    def end_stage(self) -> None:
+        """Leave out the rounds that the stage of the round that was done last still has."""
+        last = self.schedule[self.position - 1]
+        self.ended[last.stage.name] = last.number
+        self._check_counts_at_the_end()
 
     def skip_to(self, stage: Stage) -> None:
         """Leave out what comes before a stage."""
@@ -106,6 +123,9 @@ class Coordinator:
                 self.terms.setdefault("server", {}).update(terms)
             self._check_finite(round)
         self.position += 1
+        self._check_counts_at_the_end()
+
+    def _check_counts_at_the_end(self) -> None:
         if self.position == len(self.schedule):
             counted: dict[Direction, int] = {
                 "down": self.bytes_down,

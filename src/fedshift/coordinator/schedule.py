@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import overload
 
@@ -11,11 +11,12 @@ from fedshift.core.contract import Round, Stage
 
 
 class Schedule(Sequence[Round]):
-    """Every round of the stages, in order."""
+    """Every round of the stages, in order; of a stage that has ended early, by its name, so many."""
 
-    def __init__(self, stages: Sequence[Stage]) -> None:
+    def __init__(self, stages: Sequence[Stage], ended: Mapping[str, int] | None = None) -> None:
         self._stages = tuple(stages)
-        self._starts = list(accumulate((stage.rounds for stage in stages), initial=0))
+        lengths = ((ended or {}).get(stage.name, stage.rounds) for stage in stages)
+        self._starts = list(accumulate(lengths, initial=0))
 
     def start(self, stage: Stage) -> int:
         """How many rounds come before a stage."""

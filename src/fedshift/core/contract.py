@@ -122,8 +122,8 @@ def no_draws(model: ModelBuilder, batch: int) -> Draws:
 class Optimiser:
     """How an objective is minimised where that differs from the experiment's ``[train]``; None: as there.
 
-    ``clip`` is the largest norm of the gradient, over all that the objective moves; ``decay`` multiplies the rate after
-    every round.
+    ``clip`` is the largest norm of the gradient, over all that the objective moves; that of ``[train]`` holds as well.
+    ``decay`` multiplies the rate after every round.
     """
 
     name: Literal["sgd", "adam"] | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -29,9 +29,13 @@ from fedshift.core.contract import (
 from fedshift.core.dropout import from_streams
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net, batch_norm_tensors
+from fedshift.core.servers import SERVERS
+from fedshift.core.servers.server import Mean, ServerOptimiser
 from fedshift.core.tensors import Replies, Tensors, weighted_mean
 from fedshift.core.training import Train
+from fedshift.errors import FedshiftError
 from fedshift.federation.federation import Federation
+from fedshift.settings.catalogue import From
 from fedshift.settings.spec import Spec, setting
 from fedshift.streams import Draws
 
@@ -44,12 +48,15 @@ class Method(Spec):
         presets: published settings, by the data set's name.
         paper: where the method comes from.
         terms: the names of the terms that its loss returns.
+        own_merge: why a server optimiser cannot take the place of its merge, which is no mean; empty where it is one.
+            A page that writes a merge of its own, and calls this class's for the shared tensors, says "".
     """
 
     section: ClassVar[str] = "method"
     presets: ClassVar[dict[str, dict[str, object]]] = {}
     paper: ClassVar[str] = ""
     terms: ClassVar[tuple[str, ...]] = ()
+    own_merge: ClassVar[str] = ""
 
     weighting: Literal["uniform", "samples"] = setting(
         "uniform", help="how clients weigh in the average", source="methods differ; all five papers: uniform"
@@ -64,6 +71,26 @@ class Method(Spec):
         help="batch norm: averaged; kept on each client, whole or its statistics alone; or averaged with its "
         "statistics measured again on the inputs of whoever is predicted for",
     )
+    server: Annotated[ServerOptimiser, From(SERVERS)] = setting(
+        "mean",
+        help="what the server makes of the clients' mean: the next model, or a direction for an optimiser of its own",
+        source="Reddi et al., ICLR 2021, Algorithm 1",
+    )
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "merge" in vars(cls) and "own_merge" not in vars(cls):
+            cls.own_merge = (
+                'it has a merge of its own; if that calls Method.merge for the shared tensors, say own_merge = "" there'
+            )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.own_merge and not isinstance(self.server, Mean):
+            raise FedshiftError(
+                f"method.server = '{SERVERS.name_of(self.server)}' is not for {self.label}: {self.own_merge}. Leave it "
+                "at 'mean'."
+            )
 
     @property
     def label(self) -> str:
@@ -75,6 +102,11 @@ class Method(Spec):
     def parts(self, model: ModelBuilder) -> dict[str, Part]:
         """The named parts, fresh from their initial values."""
         raise NotImplementedError
+
+    def all_parts(self, model: ModelBuilder) -> dict[str, Part]:
+        """The parts, and what the server's optimiser keeps."""
+        parts = self.parts(model)
+        return parts | self.server.parts(parts)
 
     def moves(self) -> tuple[str, ...]:
         """The parts that local training moves."""
@@ -157,8 +189,9 @@ class Method(Spec):
         return ()
 
     def merge(self, state: ServerState, replies: Replies) -> ServerState:
-        """The server's next state: the weighted mean of every shared tensor, buffers included."""
-        return state.updated(replies.mean(state.shared))
+        """The server's next state: the weighted mean of every shared tensor, buffers included, or a step towards it."""
+        mean = replies.mean(state.shared)
+        return state.updated(mean | self.server.step(state, mean))
 
     def reestimates(self, unseen: bool) -> bool:
         """Whether batch-norm statistics are measured again on the inputs that are predicted for."""
@@ -188,7 +221,7 @@ def make_parts(method: Method, model: ModelBuilder) -> dict[str, Part]:
         FedshiftError: a module has alpha dropout, or another kind of dropout layer.
     """
     with model.streams.as_global("initialisation", "parts"):
-        parts = method.parts(model)
+        parts = method.all_parts(model)
     # Weights that were read come in evaluation mode, and a step sees the mode of the top only.
     return {name: replace(part, module=from_streams(part.module, name).train()) for name, part in parts.items()}
 

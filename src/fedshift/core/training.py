@@ -8,16 +8,19 @@ from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Interval
 
+from fedshift.errors import FedshiftError
 from fedshift.settings.spec import (
     BatchSize,
     Fraction,
     LearningRate,
     Momentum,
     NonNegative,
+    Positive,
     Range,
     Rounds,
     Spec,
     Steps,
+    WholeNumber,
     setting,
 )
 
@@ -34,14 +37,32 @@ class Train(Spec):
     batch: BatchSize = setting(64, help="samples in a batch; an epoch's incomplete last batch is left out")
     optimiser: Literal["sgd", "adam"] = setting("sgd", help="the local optimiser")
     lr: LearningRate = setting(0.01, help="learning rate", search=Range(1e-3, 0.3, log=True))
-    schedule: Literal["constant", "cosine"] = setting(
+    schedule: Literal["constant", "cosine", "step"] = setting(
         "constant",
-        help="lr by round: the same in all, or falling from it towards 0 along half a cosine, in each stage anew; "
-        "rates of a method's own stay as they are",
+        help="lr by round: the same in all, falling from it towards 0 along half a cosine, or in steps; in each stage "
+        "anew; rates of a method's own stay as they are",
+    )
+    warmup: WholeNumber = setting(
+        0, help="rounds in which lr rises in equal steps before the schedule begins; a stage of no more rounds has none"
+    )
+    step_every: Rounds = setting(100, help="with schedule = 'step', rounds after which lr is multiplied, over and over")
+    step_at: tuple[Rounds, ...] = setting(
+        (), help="with schedule = 'step', the rounds after which lr is multiplied instead, from the warm-up's end"
+    )
+    step_factor: Fraction = setting(0.1, help="with schedule = 'step', by what lr is multiplied")
+    clip: Literal["off"] | Positive = setting(
+        "off",
+        help="largest norm of the gradient in a step, over all that an objective moves; where a method has a limit of "
+        "its own, both hold",
     )
     momentum: Momentum = setting(0.9, help="momentum of sgd (unused by adam)")
     weight_decay: NonNegative = setting(0.0, help="weight decay")
     participation: Fraction = setting(1.0, help="part of the clients sampled in a round, at least one")
+    patience: Literal["off"] | Rounds = setting(
+        "off",
+        help="evaluations in a row without a better validation score after which a stage ends before its last round",
+    )
+    min_delta: NonNegative = setting(0.0, help="a score is better if it is above the best one by more than this, of 1")
     absent: Annotated[float, Interval(ge=0, lt=1)] = setting(
         0.0, help="simulated: how likely a sampled client is not to take part in an exchange, and then in its round"
     )
@@ -57,11 +78,41 @@ class Train(Spec):
         "float32", help="bfloat16: networks run in it, all else stays float32; float64: everything, to check a result"
     )
 
+    def __post_init__(self) -> None:
+        """Check the settings.
+
+        Raises:
+            FedshiftError: one is wrong, or the schedule is not what they describe.
+        """
+        super().__post_init__()
+        if self.warmup >= self.rounds:
+            raise FedshiftError(
+                f"train.warmup = {self.warmup} leaves no round of train.rounds = {self.rounds} at the learning rate "
+                "itself: lower it, or train longer."
+            )
+        if self.step_at and self.schedule != "step":
+            raise FedshiftError(
+                f"train.step_at = {list(self.step_at)} has no effect with train.schedule = '{self.schedule}': set "
+                "train.schedule = 'step', or leave it out."
+            )
+
     def lr_in(self, round: int, rounds: int) -> float:
-        """The learning rate in a round, from 1, of so many."""
-        if self.schedule == "constant":
-            return self.lr
-        return self.lr * (1 + math.cos(math.pi * (round - 1) / rounds)) / 2
+        """The learning rate in a round, from 1, of a stage of so many.
+
+        With a warm-up of W rounds it is r lr / (W + 1) in round r of these; the schedule's first round is the next.
+        """
+        warmup = self.warmup if self.warmup < rounds else 0
+        if round <= warmup:
+            return self.lr * round / (warmup + 1)
+        done, rounds = round - 1 - warmup, rounds - warmup
+        match self.schedule:
+            case "constant":
+                return self.lr
+            case "cosine":
+                return self.lr * (1 + math.cos(math.pi * done / rounds)) / 2
+            case "step":
+                falls = sum(at <= done for at in self.step_at) if self.step_at else done // self.step_every
+                return float(self.lr * self.step_factor**falls)
 
 
 @dataclass(frozen=True, kw_only=True)

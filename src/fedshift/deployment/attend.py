@@ -185,9 +185,9 @@ class Attendant:
         return Done(self.settings.name, scores=tuple(self._score(row) for row in rows), unscored=unscored)
 
     def _ends_with(self, order: Order) -> bool:
-        """Whether a model is the run's last."""
+        """Whether a model is the run's last; where a stage may end early, any that is scored may be."""
         last = self.setup.stages[-1]
-        return (order.stage, order.round) == (last.name, last.rounds)
+        return order.stage == last.name and (order.round == last.rounds or self.setup.train.patience != "off")
 
     def _score(self, row: Mapping[str, Any]) -> Score:
         """A row of a record, less what the policy withholds.
@@ -295,12 +295,13 @@ class Attendant:
             raise _CannotError("order", f"This is client {order.client} of the run {order.run}, not this site's.")
 
     def _round(self, order: Order, position: int) -> Round:
-        """The round of an order, which must be that after which so many are done."""
-        schedule, number = Schedule(self.setup.stages), position - 1
-        round = schedule[number] if 0 <= number < len(schedule) else None
-        if round is None or (round.stage.name, round.number) != (order.stage, order.round):
-            raise _CannotError("order", f"Round {order.round} of the stage '{order.stage}' is not the {position}th.")
-        return round
+        """The round of an order, which must be that after which so many are done, or fewer where stages end early."""
+        stage = next((stage for stage in self.setup.stages if stage.name == order.stage), None)
+        if stage is not None and 1 <= order.round <= stage.rounds:
+            planned = Schedule(self.setup.stages).start(stage) + order.round
+            if position == planned or (self.setup.train.patience != "off" and order.round <= position < planned):
+                return Round(stage, order.round)
+        raise _CannotError("order", f"Round {order.round} of the stage '{order.stage}' is not the {position}th.")
 
     # What is written down -------------------------------------------------------------------------
 

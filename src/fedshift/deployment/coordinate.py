@@ -2,7 +2,7 @@
 
 Its folder is that of a simulation's run. Each message costs seconds, so a model is scored in the message that brings
 the next order; a record is therefore written when the next round's answers are there, and only the last needs a
-message of its own.
+message of its own. With ``train.patience`` every record does, as there may be no next round.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from fedshift.errors import DivergedError, FedshiftError, Problems
 from fedshift.evaluation.evaluation import parts_predicted
 from fedshift.runs.events import EventLog
 from fedshift.runs.folder import EVENTS, FEDERATION, MESSAGES, RunFolder, sealed_json, unsealed_json
+from fedshift.runs.patience import end_early
 from fedshift.runs.progress import Outlook, Progress, RunProgress
 from fedshift.runs.records import Records
 from fedshift.runs.schema import Timed
@@ -110,9 +111,7 @@ class _Run:
                 clients = tuple(self.agreement.clients.values())
                 self.members.wait_for(clients, self._fewest(len(clients)), self._fewest(len(clients)))
                 self._round()
-            if self.scoring is not None:
-                self.members.wait_for(self.sites, len(self.sites), self._fewest(len(self.sites)))
-                self._note_scores(self.members.ask({site: self._work(site) for site in self.scoring.orders}))
+            self._score()
             self._finish()
         except Exception as error:
             self.display.failed(str(error))
@@ -169,7 +168,15 @@ class _Run:
             self.scored = read_weights(self.coordinator, self.read)
             record = sealed_json(self.scoring.record, self.folder.identity.fingerprint)
             files.write(self.folder.path / PENDING, record)
+            if self.setup.train.patience != "off":  # which decides whether there is a next round
+                self._score()
         self._save()
+
+    def _score(self) -> None:
+        """Have the model scored that waits for it, if one does, by messages of their own."""
+        if self.scoring is not None:
+            self.members.wait_for(self.sites, len(self.sites), self._fewest(len(self.sites)))
+            self._note_scores(self.members.ask({site: self._work(site) for site in self.scoring.orders}))
 
     def _order(self, round: Round, orders: Sequence[Order]) -> list[Received]:
         """What comes of orders; a model that is to be scored goes along."""
@@ -197,6 +204,10 @@ class _Run:
             return
         record = scoring.completed(came)
         if {row["role"] for row in record["environments"]} == {"validation", "test"}:
+            if self.setup.train.patience != "off" and (
+                ended := end_early(self.coordinator, [*self.folder.records(), record])
+            ):
+                record["ended"] = ended
             # The weights first, since the record of a checkpoint's round is not made again.
             self.selection.consider(record, self.scored)
             self.records.append(record)
@@ -298,8 +309,9 @@ class _Run:
 
     def _begin_display(self, progress: Progress) -> RunProgress:
         """A round's work is counted in answers here, since only sites know their steps."""
+        coordinator = self.coordinator
         stages = tuple(
-            PlannedStage(stage.name, stage.rounds, len(stage.exchanges) * self.coordinator.cohort(stage))
+            PlannedStage(stage.name, coordinator.rounds_of(stage), len(stage.exchanges) * coordinator.cohort(stage))
             for stage in self.setup.stages
         )
         outlook = Outlook(self.folder.path.name, len(self.coordinator.schedule), self.position, stages)

@@ -6,6 +6,7 @@ the others, so lanes are given with the most steps first.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
@@ -346,8 +347,7 @@ class _Descent:
         self.history: list[Tensor] = []
         own = [course.phase.objectives[number] for course in courses]
         self.moved = self._moved(courses[0].lane)
-        clips = [objective.optimiser.clip for objective in own]
-        self._clips = None if None in clips else torch.tensor(clips, device=courses[0].lane.setup.device)
+        self._clips = _clips([course.lane.setup for course in courses], own)
         self._take = replayed(self._go) if bank.on_graph else self._go
         self._shares: list[tuple[slice, dict[str, Tensor], torch.optim.Optimizer]] = []
         settings = [
@@ -493,6 +493,20 @@ def _settings(setup: Setup, objective: Objective, round: Round) -> _Settings:
         train.weight_decay if own.weight_decay is None else own.weight_decay,
         fused=setup.device.type in ("cpu", "cuda"),
     )
+
+
+def _clips(setups: Sequence[Setup], objectives: Sequence[Objective]) -> Tensor | None:
+    """The largest norm of each lane's gradient, (lanes,), on the device; None where no lane has a limit.
+
+    It is the smaller one of the objective's and the experiment's.
+    """
+    limits = []
+    for setup, objective in zip(setups, objectives, strict=True):
+        own, clip = objective.optimiser.clip, setup.train.clip
+        limits.append(min(math.inf if own is None else own, math.inf if clip == "off" else clip))
+    if all(limit == math.inf for limit in limits):
+        return None
+    return torch.tensor(limits, dtype=setups[0].dtype, device=setups[0].device)
 
 
 def _counted(state: Mapping[str, Mapping[str, Tensor]]) -> tuple[tuple[str, float], ...]:

@@ -117,9 +117,10 @@ def kind(setup: Setup) -> tuple[object, ...]:
     """
     method, train = setup.method, setup.train
     numbers = _numbers(method)
-    rest = {name: value for name, value in method.table().items() if name not in numbers}
+    beside = {*numbers, "server"}  # whose optimiser works after the clients
+    rest = {name: value for name, value in method.table().items() if name not in beside}
     schedule = train.table()
-    for name in ("lr", "momentum", "weight_decay"):
+    for name in ("lr", "clip", "momentum", "weight_decay"):
         del schedule[name]
     tensors = Net({name: part.module for name, part in setup.parts.items()}).tensors()
     shapes = tuple((name, tuple(tensor.shape), tensor.dtype) for name, tensor in tensors)

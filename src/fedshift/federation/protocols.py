@@ -50,7 +50,7 @@ class Protocol(Spec):
         raise NotImplementedError
 
     def check_choosing(self) -> None:
-        """Raise an error if settings chosen on its validation environments would be chosen on samples of the test."""
+        """Raise an error if what is chosen on its validation environments would be chosen on samples of the test."""
 
 
 @dataclass(frozen=True)
@@ -288,8 +288,8 @@ class PersonalUnderShift(Protocol):
         """Raise an error unless validation is on held-out samples of the clients' own distribution."""
         if self.validation != HELD_OUT:
             raise FedshiftError(
-                f"protocol.validation = '{self.validation}' is a test environment as well, and settings must not be "
-                f"chosen on the test: --set protocol.validation={HELD_OUT}"
+                f"protocol.validation = '{self.validation}' is a test environment as well, and neither settings nor "
+                f"the end of training (train.patience) must be chosen on the test: --set protocol.validation={HELD_OUT}"
             )
 
     def federate(self, data: DomainData, partition: Partition, inputs: Inputs, streams: Streams) -> Federation:

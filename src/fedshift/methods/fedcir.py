@@ -86,6 +86,7 @@ class FedCiR(Probabilistic):
 
     paper: ClassVar[str] = "Li et al., IEEE TMC 2024, Eq. 12-18"
     terms: ClassVar[tuple[str, ...]] = (*Probabilistic.terms, "reg", "align")
+    own_merge: ClassVar[str] = ""
     presets: ClassVar[dict[str, dict[str, object]]] = {
         "domainnet": {"l_reg": 0.5, "l_align": 1e-6},
         "iwildcam": {"l_reg": 0.5, "l_align": 1e-6},

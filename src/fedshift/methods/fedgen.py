@@ -93,6 +93,7 @@ class FedGen(FedAvg):
 
     paper: ClassVar[str] = "Zhu, Hong and Zhou, ICML 2021, Algorithm 1"
     terms: ClassVar[tuple[str, ...]] = (*FedAvg.terms, "generated", "distilled")
+    own_merge: ClassVar[str] = ""
     presets: ClassVar[dict[str, dict[str, object]]] = {
         "domainnet": {"generator_steps": 5, "beta": 1.0, "alpha": 0.5},
         "pacs": {"generator_steps": 5, "beta": 1.0, "alpha": 0.5},

@@ -96,6 +96,7 @@ class FedPAC(FedAvg):
 
     paper: ClassVar[str] = "Xu, Tong and Huang, ICLR 2023"
     terms: ClassVar[tuple[str, ...]] = (*FedAvg.terms, "alignment")
+    own_merge: ClassVar[str] = ""
 
     weighting: Literal["uniform", "samples"] = setting(
         "samples", help="how clients weigh in the average of encoders", source="paper: by samples"

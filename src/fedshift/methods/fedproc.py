@@ -83,6 +83,7 @@ class FedProc(Projected):
 
     paper: ClassVar[str] = "Mu et al., FGCS 2023"
     terms: ClassVar[tuple[str, ...]] = (*Projected.terms, "prototypical")
+    own_merge: ClassVar[str] = ""
 
     temperature: Positive = setting(0.5, help="temperature tau of the contrast", search=(0.1, 0.5, 1.0))
     denominator: Literal["all", "others"] = setting(

@@ -40,6 +40,7 @@ class Single(FedAvg):
     """
 
     paper: ClassVar[str] = "the usual lower reference"
+    own_merge: ClassVar[str] = "nothing is merged"
 
     def parts(self, model: ModelBuilder) -> dict[str, Part]:
         """FedAvg's parts, which stay on the client."""

@@ -13,8 +13,9 @@ Choices:
 
 - The correction is the gradient of a term <c - c_k, w> of the loss, so that it is minimised as any other.
 - Option II by default (``variate = "steps"``), as in the paper's experiments. (w_t - w_k) / (K eta) is a mean of
-  gradients only if every step is eta times one: momentum and Adam are refused. Option I (``variate = "gradient"``)
-  measures the gradient itself, in evaluation mode and without augmentation, so any optimiser will do.
+  gradients only if every step is eta times one: momentum, Adam and clipping are refused. Option I
+  (``variate = "gradient"``) measures the gradient itself, in evaluation mode and without augmentation, so any optimiser
+  will do.
 - Weight decay is a part of every client's objective, the same for all. Option II has it in c_k, option I does not; both
   end where the mean of F_k, with the decay, is least.
 - The server's step is 1, as in the paper's experiments.
@@ -62,6 +63,7 @@ class SCAFFOLD(FedAvg):
 
     paper: ClassVar[str] = "Karimireddy et al., ICML 2020, Algorithm 1"
     terms: ClassVar[tuple[str, ...]] = (*FedAvg.terms, "correction")
+    own_merge: ClassVar[str] = ""
 
     variate: Literal["steps", "gradient"] = setting(
         "steps",
@@ -72,13 +74,17 @@ class SCAFFOLD(FedAvg):
 
     def check(self, train: Train) -> None:
         """Option II takes w_t - w_k for a sum of gradients, which it is under plain SGD alone."""
-        if self.variate == "gradient" or (train.optimiser == "sgd" and not train.momentum):
+        given = [
+            *(["train.optimiser = 'adam'"] if train.optimiser == "adam" else []),
+            *([f"train.momentum = {train.momentum:g}"] if train.optimiser == "sgd" and train.momentum else []),
+            *([f"train.clip = {train.clip:g}"] if train.clip != "off" else []),
+        ]
+        if self.variate == "gradient" or not given:
             return
-        given = f"train.momentum = {train.momentum:g}" if train.optimiser == "sgd" else "train.optimiser = 'adam'"
         raise FedshiftError(
-            f"{given}: with method.variate = 'steps' SCAFFOLD takes (w_t - w_k) / (K lr) for the mean gradient of a "
-            "client's K steps, which it is under plain SGD alone. Set train.optimiser = 'sgd' and train.momentum = 0, "
-            "or method.variate = 'gradient'."
+            f"{', '.join(given)}: with method.variate = 'steps' SCAFFOLD takes (w_t - w_k) / (K lr) for the mean "
+            "gradient of a client's K steps, which it is under plain SGD alone. Set train.optimiser = 'sgd', "
+            "train.momentum = 0 and train.clip = 'off', or method.variate = 'gradient'."
         )
 
     def parts(self, model: ModelBuilder) -> dict[str, Part]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from statistics import mean
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -404,6 +405,16 @@ class LiveRun(RunProgress):
         means = {role: by_environment(record, role).values() for role in ROLES}
         self.scores = " ".join(f"{role} {100 * mean(values):.1f}" for role, values in means.items() if values)
         self._display.scored(self)
+        if ended := record.get("ended"):
+            self._shorten()
+            self._display.note(f"{self.title}  {self.stage.plan.name} ended early {printable(ended)}")
+
+    def _shorten(self) -> None:
+        """Plan no more rounds of the stage than are done."""
+        before, now = self.stage.plan, replace(self.stage.plan, rounds=self.stage.done)
+        self._plan = tuple(now if plan is before else plan for plan in self._plan)
+        self.rounds -= before.rounds - now.rounds
+        self.stage.plan = now
 
     def site(self, event: SiteEvent) -> None:
         """Show what a site did."""

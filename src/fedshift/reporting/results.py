@@ -12,6 +12,7 @@ from fedshift.errors import FedshiftError
 from fedshift.federation import PROTOCOLS
 from fedshift.runs.folder import RunFolder, check_no_study, find
 from fedshift.runs.grid_file import grid_files, read_grid
+from fedshift.runs.patience import endings
 from fedshift.runs.run import Run
 from fedshift.runs.selection import RULES, by_environment
 from fedshift.settings.experiment import NAMED, OF_ONE_RUN, PLAIN
@@ -158,6 +159,16 @@ class Results:
                     f"seed {seed}" + (f" with {domain} held out" if domain else "") for seed, domain in lacking
                 )
                 notes[f"{row.label} has no run for {words}; its means are over fewer runs than others."] = None
+        early = [run for run in self.runs if endings(run.records)]
+        if early and len(self.runs) == 1:
+            notes |= {
+                f"The stage '{stage}' ended early {why}.": None for stage, why in endings(early[0].records).items()
+            }
+        elif early:
+            notes[
+                f"{len(early)} of {len(self.runs)} runs ended a stage early, as train.patience asks; their records say "
+                "where and why."
+            ] = None
         missing = sum(len(record.get("missing", ())) for run in self.runs for record in run.records)
         if missing:
             notes[f"{missing} answers of clients are missing from rounds; records.jsonl says whose, and why."] = None

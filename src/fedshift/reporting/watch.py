@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
 
@@ -147,7 +147,7 @@ class Replay:
         elif isinstance(event, ProgressEvent):
             self._move(self._run, event)
         elif isinstance(event, EvaluatedEvent):
-            self._run.evaluated(_record(event))
+            self._evaluate(self._run, event)
         elif isinstance(event, SiteEvent):
             self._run.site(event)
         elif isinstance(event, EndEvent):
@@ -214,6 +214,14 @@ class Replay:
         for _ in range(answered, task.answered):
             run.answered()
 
+    def _evaluate(self, run: RunProgress, event: EvaluatedEvent) -> None:
+        """Tell of scores; a stage that they ended has no more rounds."""
+        if event.ended and event.position:
+            last = self._round(event.position - 1)
+            shorter = replace(last.stage, rounds=last.number)
+            self._stages = tuple(shorter if stage is last.stage else stage for stage in self._stages)
+        run.evaluated(_record(event))
+
     def _round(self, position: int) -> Round:
         """The round after so many; the stage's last one goes on after all."""
         for stage in self._stages:
@@ -226,7 +234,8 @@ class Replay:
 def _record(event: EvaluatedEvent) -> Record:
     """What displays read of a record."""
     rows = [each.model_dump() for each in event.environments]
-    return {"environments": [row | {"environment": printable(row["environment"])} for row in rows]}
+    named = [row | {"environment": printable(row["environment"])} for row in rows]
+    return {"environments": named, "ended": event.ended}
 
 
 # Following --------------------------------------------------------------------------------------

@@ -98,7 +98,11 @@ class EventLog(RunProgress):
     def evaluated(self, record: Record) -> None:
         """Write the mean scores."""
         self._display.evaluated(record)
-        self._write(self._event("evaluated", position=self._position, environments=_means(record)))
+        scores = self._event("evaluated", position=self._position, environments=_means(record))
+        if ended := record.get("ended"):  # whoever reads it must know how many rounds its stage has had
+            self._write(*self._untold(), scores | {"ended": ended})
+        else:
+            self._write(scores)
 
     def note(self, text: str) -> None:
         """Write a note, which displays hear elsewhere."""

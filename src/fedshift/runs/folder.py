@@ -24,6 +24,7 @@ from fedshift import files
 from fedshift.core.messages import pack_in_pieces
 from fedshift.core.sealed import checked
 from fedshift.errors import DamagedError, DiskError, FedshiftError, LockedError
+from fedshift.runs.patience import endings
 from fedshift.runs.records import Record, Records, read
 from fedshift.runs.schema import Federated, Identity, Machine, Messages, Resolved, Summary, Timed, parsed
 from fedshift.runs.selection import summary
@@ -366,7 +367,8 @@ class RunFolder:
         selected = summary(records) if records else {}  # a federation may have scored nothing
         kept = [SELECTED] if self.selected_file.exists() else []
         digests = {name: files.digest(self.path / name) for name in (*RESULTS, *kept)}
-        self.write_json(SUMMARY, {"selected": selected, "notes": notes, "files": digests})
+        early = {"ended": ended} if (ended := endings(records)) else {}
+        self.write_json(SUMMARY, {"selected": selected, "notes": notes, **early, "files": digests})
         self.__dict__.pop("summary", None)
 
     def clear(self) -> None:

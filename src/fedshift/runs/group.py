@@ -19,6 +19,7 @@ from fedshift.engines.forecast import Announcing
 from fedshift.errors import DiskError, FedshiftError, LockedError, StoppedError
 from fedshift.runs.events import EventLog
 from fedshift.runs.folder import EVENTS, FEDERATION, MESSAGES, RunFolder
+from fedshift.runs.patience import end_early
 from fedshift.runs.progress import Outlook, Progress, RunProgress
 from fedshift.runs.records import Records
 from fedshift.runs.schema import Timed
@@ -54,6 +55,7 @@ class _Run:
     together: int = 1
     notes: list[str] = field(default_factory=list)
     listed: int = 0  # how many kinds of messages are in messages.json
+    finished: bool = False
 
     @property
     def position(self) -> int:
@@ -68,10 +70,8 @@ class _Run:
     @property
     def due(self) -> bool:
         """Whether it is time for a checkpoint."""
-        round = self.simulation.coordinator.schedule[self.position - 1]
-        return self.position % self.simulation.experiment.run.checkpoint_every == 0 or (
-            round.number == round.stage.rounds
-        )
+        every = self.simulation.experiment.run.checkpoint_every
+        return self.position % every == 0 or self.simulation.coordinator.stage_over
 
     def note(self, text: str) -> None:
         """Keep what the engine said."""
@@ -92,6 +92,10 @@ class _Run:
         if self.simulation.scored(self.position):
             started = time.perf_counter()
             record = self.simulation.record(coordinator.schedule[self.position - 1], engine)
+            if self.simulation.setup.train.patience != "off" and (
+                ended := end_early(coordinator, [*self.folder.records(), record])
+            ):
+                record["ended"] = ended
             self.records.append(record)
             read = self.simulation.evaluation.read
             self.selection.consider(record, read_weights(coordinator, read, self.simulation.site))
@@ -121,6 +125,7 @@ class _Run:
         state, method = self.simulation.coordinator.state, self.simulation.setup.method
         self.folder.write_summary([*self.simulation.notes, *method.notes(state)])
         self.display.end()
+        self.finished = True
 
     def _declare(self) -> None:
         """Write down what crossed the wire."""
@@ -151,10 +156,11 @@ def carry_out(
 ) -> Failed:
     """Carry runs to their ends together, from the newest position that all of them have a checkpoint of.
 
-    Folders that are not there yet are made. A run that diverges leaves the others to go on, as it would each time, and
-    so does one that ``judge`` gives up. It is asked after every record but the last, and must say the same of the same
-    records: a group that is resumed carries the run out once more as far as that. A disk that is full ends all runs, so
-    that they can be resumed as the group that they were.
+    Folders that are not there yet are made. A run that ends before the others leaves them to go on, from a checkpoint
+    that all of them have. A run that diverges does so as well, as it would each time, and so does one that ``judge``
+    gives up. It is asked after every record but the last, and must say the same of the same records: a group that is
+    resumed carries the run out once more as far as that. A disk that is full ends all runs, so that they can be resumed
+    as the group that they were.
 
     Returns:
         What went wrong, by run; such a run can be resumed from its last checkpoint.
@@ -196,14 +202,14 @@ def common_position(folders: Sequence[RunFolder]) -> int:
 
 def _go_on(group: Sequence[_Run], engine: Engine, choice: Choice, failed: Failed) -> None:
     """Round after round, until every run is at its end or has failed."""
-    while going := [run for run in group if run.simulation not in failed]:
+    while going := [run for run in group if not run.finished and run.simulation not in failed]:
         if disk := next((error for error in failed.values() if isinstance(error, DiskError)), None):
             _each(going, failed, partial(_Run.stop, error=disk))
             return
         execution = Execution(choice.table(), tuple(run.folder.path.name for run in going))
-        if not all(run.open for run in going):
-            _each(going, failed, _Run.finish)
-            return
+        if at_their_ends := [run for run in going if not run.open]:
+            _each(at_their_ends, failed, _Run.finish)
+            continue
         started = time.perf_counter()
         displays = {run.simulation: run.display for run in going}
         errors = advance([run.simulation for run in going], engine, displays)
@@ -213,7 +219,7 @@ def _go_on(group: Sequence[_Run], engine: Engine, choice: Choice, failed: Failed
                 if error := errors.get(run.simulation):
                     raise error
                 run.after_round(seconds, len(going), engine)
-        if going[0].due:
+        if any(run.due for run in going):
             _each(going, failed, partial(_Run.save, execution=execution))
             if failed.keys().isdisjoint(run.simulation for run in going):  # or no position would be common to all
                 _each(going, failed, _Run.commit)

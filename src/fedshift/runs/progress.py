@@ -34,7 +34,7 @@ class RunProgress(Listener):
         """A round is done; bytes are totals since the start."""
 
     def evaluated(self, record: Record) -> None:
-        """The models were scored."""
+        """The models were scored; where the record says that its stage has ended early, that has no more rounds."""
 
     def site(self, event: SiteEvent) -> None:
         """A member of a federation did something, or something happened to it."""

@@ -238,7 +238,9 @@ class _Grid:
             for asked, _ in ready:
                 self._set_aside(asked, str(error))
             return
-        position, missing = common_position([asked.folder for asked, _ in ready]), len(execution.together) - len(ready)
+        position = common_position([asked.folder for asked, _ in ready])
+        gone = {*execution.together} - {asked.folder.path.name for asked, _ in ready}
+        missing = sum(not _had_ended(RunFolder(first.folder.path.parent / name), position) for name in gone)
         if missing and position < simulation.rounds and choice.engine == "vectorised":
             self._progress.note(
                 f"{first.folder.path.name} was stacked with {missing} runs that are finished, gone or damaged: its "
@@ -363,6 +365,14 @@ def _goes_on_with(execution: Execution, folder: RunFolder, known: Mapping[Path, 
 def _alike(current: Simulation, other: Simulation) -> bool:
     """Whether two runs may advance together: what shares a stack, carried out in the same way."""
     return kind(current.setup) == kind(other.setup) and current.experiment.run == other.experiment.run
+
+
+def _had_ended(folder: RunFolder, position: int) -> bool:
+    """Whether a run was at its end when so many rounds were done, so that others went on without it."""
+    try:
+        return folder.finished and folder.records()[-1]["position"] <= position
+    except (FedshiftError, IndexError):
+        return False
 
 
 def _choice(execution: Execution, simulation: Simulation, progress: Progress) -> Choice:

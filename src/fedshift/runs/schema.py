@@ -166,6 +166,7 @@ class Recorded(File):
     missing: list[dict[str, Any]] = []
     unscored: list[Unscored] = []
     only_in_simulation: bool = False
+    ended: str = ""  # where its stage ended early, and why
     environments: list[Scored]
 
     @field_validator("environments")
@@ -208,10 +209,14 @@ class Picked(File):
 
 
 class Summary(File):
-    """summary.json: what each selection rule picks, notes for readers, and digests of the run's other files."""
+    """summary.json: what each selection rule picks, notes for readers, and digests of the run's other files.
+
+    Where stages ended early, ``ended`` has where and why, by the stage's name.
+    """
 
     selected: dict[str, Picked]
     notes: list[str]
+    ended: dict[str, str] = {}
     files: dict[str, str]
 
 
@@ -364,6 +369,7 @@ class EvaluatedEvent(Event):
     kind: Literal["evaluated"] = "evaluated"
     position: Few
     environments: list[ScoresEvent]
+    ended: str = ""  # where the stage ended early, and why
 
 
 class NoteEvent(Event):

@@ -263,6 +263,8 @@ class _Change:
                 continue
             if field not in entry.settings():
                 refused[field] = f"the {kind} '{new}' {_has_not(1)}"
+            elif _tells_apart(before, entry, field, value):
+                refused[field] = f"it is that of the {kind} '{old}'"
             elif _names_files(before, entry, field, value):
                 refused[field] = f"it names files of the {kind} '{old}'"
             elif reason := _refusal(entry, field, value, {**kept, **given}, str(place)):
@@ -341,6 +343,14 @@ def _names_files(before: Entry[Any], entry: Entry[Any], field: str, value: Any) 
     return not all(choice in words for choice in _choices(value, setting_type(entry.cls, field)))
 
 
+def _tells_apart(before: Entry[Any], entry: Entry[Any], field: str, value: Any) -> bool:
+    """Whether a value is the entry of a catalogue in which two entries differ as they come."""
+    if not isinstance(entry.cls.nested().get(field), From) or field not in before.settings():
+        return False
+    own = before.settings()[field].default
+    return bool(own != entry.settings()[field].default and opened(value).get("name", own) == own)
+
+
 def _refusal(entry: Entry[Any], field: str, value: Any, beside: Mapping[str, Any], where: str) -> str:
     """Why an entry does not take a setting, beside others; empty if it does."""
     hint, nested = setting_type(entry.cls, field), entry.cls.nested().get(field)
@@ -373,9 +383,11 @@ def _builds(entry: Entry[Any], settings: Mapping[str, Any]) -> bool:
 
 def _stated(entry: Entry[Any], field: str, value: Any, whole: Mapping[str, Any]) -> bool:
     """Whether a whole entry has a setting's value, or says another than the default."""
-    if field not in entry.settings() or field in entry.cls.nested():
+    if field not in entry.settings() or (field in whole and field in entry.cls.nested()):
         return field in whole
     hint, default = setting_type(entry.cls, field), entry.settings()[field].default
+    if nested := entry.cls.nested().get(field):
+        return bool(nested.build(value, default, field) == nested.build(default, default, field))
 
     def checked(value: Any) -> list[Any]:
         return [entry.cls.checked(field, choice) for choice in _choices(value, hint)]

@@ -98,9 +98,12 @@ class Experiment(Spec):
         """Check the settings.
 
         Raises:
-            FedshiftError: one is wrong, or the method cannot work with this training.
+            FedshiftError: one is wrong, the method cannot work with this training, or its end would be chosen on the
+                test.
         """
         super().__post_init__()
+        if self.train.patience != "off":
+            self.protocol.check_choosing()
         self.method.check(self.train)
 
     def _repr_html_(self) -> str:

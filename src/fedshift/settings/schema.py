@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import MISSING
 from typing import Any, get_args, get_origin
 
+from fedshift.core.servers import SERVERS
 from fedshift.datasets import DATASETS
 from fedshift.federation import PARTITIONS, PROTOCOLS
 from fedshift.methods import METHODS
@@ -24,6 +25,7 @@ CATALOGUES: dict[str, Catalogue[Any]] = {
     "protocols": PROTOCOLS,
     "indices": INDICES,
     "encoders": ENCODERS,
+    "servers": SERVERS,
 }
 
 

@@ -10,6 +10,7 @@ there is a position that all of them can go back to.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from torch import Tensor
 from fedshift import files
 from fedshift.coordinator.coordinator import Coordinator
 from fedshift.coordinator.ledger import Ledger
+from fedshift.coordinator.schedule import Schedule
 from fedshift.core import sealed
 from fedshift.core.contract import ServerState
 from fedshift.core.state import flat_optimisers, optimisers_from_flat
@@ -30,7 +32,7 @@ from fedshift.settings.spec import RunName
 
 CURRENT = "checkpoint.safetensors"
 NEXT = "checkpoint.next.safetensors"
-_COUNTED = ("position", "bytes_down", "bytes_up", "bytes_telemetry", "missing")
+_COUNTED = ("position", "bytes_down", "bytes_up", "bytes_telemetry", "missing", "ended")
 _SCOPES = ("shared", "down", "server")
 
 
@@ -42,6 +44,7 @@ class About(sealed.About):
     bytes_up: NonNegativeInt
     bytes_telemetry: NonNegativeInt
     missing: list[dict[str, Any]]
+    ended: dict[str, NonNegativeInt]
     records: str
     ledger: list[dict[str, Any]]
     engine: dict[str, Any]
@@ -77,6 +80,7 @@ class Checkpoint:
         bytes_up: bytes sent by clients so far.
         bytes_telemetry: bytes of telemetry so far.
         missing: who did not answer since the last record.
+        ended: the last rounds of stages that ended early, by name.
         records: a digest of all records so far.
         execution: how the run is carried out.
         ledger: every kind of message that crossed the wire so far, as :meth:`Ledger.table` says it.
@@ -90,6 +94,7 @@ class Checkpoint:
     bytes_up: int
     bytes_telemetry: int
     missing: list[dict[str, Any]]
+    ended: dict[str, int]
     records: str
     execution: Execution
     ledger: list[dict[str, Any]]
@@ -101,7 +106,7 @@ class Checkpoint:
         cls, experiment: str, coordinator: Coordinator, clients: Mapping[int, int], records: str, execution: Execution
     ) -> Checkpoint:
         """A coordinator as it is now, the versions of its clients' states, and what was recorded."""
-        counted = {name: getattr(coordinator, name) for name in _COUNTED}
+        counted = {name: copy(getattr(coordinator, name)) for name in _COUNTED}
         return cls(
             experiment=experiment,
             server=coordinator.state,
@@ -118,22 +123,21 @@ class Checkpoint:
         Raises:
             DamagedError: it is no checkpoint of such a coordinator.
         """
-        if self.position > len(coordinator.schedule):
-            raise DamagedError(
-                f"The checkpoint is of round {self.position}, but the run has {len(coordinator.schedule)} rounds."
-            )
+        schedule = Schedule(coordinator.setup.stages, self.ended)
+        if self.position > len(schedule):
+            raise DamagedError(f"The checkpoint is of round {self.position}, but the run has {len(schedule)} rounds.")
         for scope in _SCOPES:
             check_alike(getattr(coordinator.state, scope), getattr(self.server, scope), "checkpoint")
         unknown = self.clients.keys() - coordinator.names.keys()
         if unknown:
             raise DamagedError(f"The checkpoint names client {min(unknown)}, which the run does not have.")
         for name in _COUNTED:
-            setattr(coordinator, name, getattr(self, name))
+            setattr(coordinator, name, copy(getattr(self, name)))
         try:
             coordinator.ledger = Ledger.from_table(self.ledger)
         except (LookupError, ValueError, TypeError, AttributeError) as error:
             raise DamagedError(f"The checkpoint's ledger of messages is none ({error}).") from error
-        last = coordinator.schedule[self.position - 1].number if self.position else 0
+        last = schedule[self.position - 1].number if self.position else 0
         coordinator.state = replace(self.server, clients=coordinator.state.clients, round=last)
 
     def save(self, path: Path) -> None:

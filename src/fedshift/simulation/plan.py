@@ -33,7 +33,7 @@ def planned_stages(simulation: Simulation) -> tuple[PlannedStage, ...]:
     """The stages of a run, each with the mean number of steps of a round over all cohorts it may have."""
     sizes = Counter(len(client.train) for client in simulation.federation.clients)
     return tuple(
-        PlannedStage(stage.name, stage.rounds, _steps_of_round(simulation, stage, sizes))
+        PlannedStage(stage.name, simulation.coordinator.rounds_of(stage), _steps_of_round(simulation, stage, sizes))
         for stage in simulation.setup.stages
     )
 

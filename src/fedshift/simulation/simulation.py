@@ -74,6 +74,7 @@ class Simulation:
         device = choose_device(experiment.run.device)
         federation = (federation or make_federation(experiment, tell)).to(device)
         self.setup = make_setup(experiment, federation, device)
+        _check_patience(experiment, federation)
         self.site = Site(self.setup, federation, audit=experiment.run.audit)
         self.coordinator = Coordinator(self.setup, {client.id: client.name for client in federation.clients})
         self.evaluation = Evaluation(self.site)
@@ -278,6 +279,16 @@ def _check_batches(experiment: Experiment, federation: Federation) -> None:
             batch * prod(federation.shape) * INPUT,
             f"A batch of {batch:,} samples of shape {federation.shape}",
             f"Lower {name}.",
+        )
+
+
+def _check_patience(experiment: Experiment, federation: Federation) -> None:
+    """Refuse to wait for better validation scores where there is nothing to score."""
+    validated = (environment for environment in federation.environments if environment.role == "validation")
+    if experiment.train.patience != "off" and not any(len(environment.samples) for environment in validated):
+        raise FedshiftError(
+            f"train.patience = {experiment.train.patience} ends training by validation scores, but no client has "
+            "validation samples: give the protocol some (--set protocol.validation=0.1), or set train.patience = 'off'."
         )
 
 

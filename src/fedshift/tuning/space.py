@@ -21,7 +21,10 @@ SEARCHED = ("method", "train", "model")  # tables; the others say what is measur
 JUDGED = "what trials are judged on"
 SAME_FOR_ALL = {  # settings of [train] that are not searched, and what they decide
     **dict.fromkeys(
-        ("train.rounds", "train.steps", "train.unit", "train.batch", "train.participation"),
+        (
+            *("train.rounds", "train.steps", "train.unit", "train.batch", "train.participation"),
+            *("train.patience", "train.min_delta"),
+        ),
         "how much training a trial has, which is its budget",
     ),
     **dict.fromkeys(("train.absent", "train.late", "train.min_answers"), JUDGED),

@@ -18,8 +18,9 @@ Choices, where the paper leaves something open:
   rows as they are. There are as many of them as clients, and their norm was 2.2 on CIFAR-10 in 100 clients (the mean of
   vectors of norm 11 that differ), so the sum weighs 220 times as much there. The divergence is KL(softmax(h(z)) ||
   softmax(h_P(z_P))), as written, with gradients into both. P and h_P are shared, and what the base does to all shared
-  parameters (FedProx's term) holds for them, but FedDyn and FedAvgM, which name theirs, average them plainly. The terms
-  join every objective of the base that moves encoder and head; of a probabilistic encoder they read the mean.
+  parameters (FedProx's term) holds for them, but FedDyn and server optimisers, which name theirs, average them
+  plainly. The terms join every objective of the base that moves encoder and head; of a probabilistic encoder they read
+  the mean.
 - q_i = N_i / N in Eq. 3 weighs clients by their samples, as all rows of the paper do: put it on, and compare it with, a
   base of ``weighting = "samples"``.
 - ``local_weight``: 1 with a federated index and 5 with a global one (Tables 1 and 7), or App. D.2's other rule: the
@@ -54,6 +55,7 @@ from fedshift.core.contract import (
 from fedshift.core.method import Method
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net
+from fedshift.core.servers.server import ServerOptimiser
 from fedshift.core.tensors import Replies, Tensors
 from fedshift.errors import FedshiftError
 from fedshift.federation.federation import Federation
@@ -108,6 +110,7 @@ class Client2Vec(Method):
     weighting: Literal["uniform", "samples"] = field(default="uniform", init=False)
     optimiser_state: Literal["fresh", "kept"] = field(default="fresh", init=False)
     bn: Literal["shared", "local", "statistics", "reestimate"] = field(default="shared", init=False)
+    server: ServerOptimiser = field(init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -125,7 +128,7 @@ class Client2Vec(Method):
                 f"method.compared = 'label', but the index '{INDICES.name_of(self.index)}' has no label vectors: "
                 "set method.compared = 'feature', or method.index = 'dsa-ign'."
             )
-        for name in ("weighting", "optimiser_state", "bn"):
+        for name in ("weighting", "optimiser_state", "bn", "server"):
             object.__setattr__(self, name, getattr(self.base, name))
 
     # What it is made of -------------------------------------------------------------------------
@@ -134,7 +137,7 @@ class Client2Vec(Method):
         """The base's parts, the index, the memory of past cohorts, and P with its head."""
         feature_scope: Scope = "down" if self.local_training else "server"
         own = {name: Part(Rows(model.clients), "server") for name in ("history", "last_cohort", "rounds_since")}
-        base = self.base.parts(model)
+        base = self.base.all_parts(model)
         if any(name not in base or base[name].scope != "shared" for name in ("encoder", "head")):
             raise FedshiftError(
                 f"method.base = '{METHODS.name_of(self.base)}': Client2Vec needs a method whose encoder and head "
@@ -148,6 +151,10 @@ class Client2Vec(Method):
             head = model.initialised("projector_head", lambda: nn.Linear(length, model.classes))
             own |= {"projector": Part(projector), "projector_head": Part(head)}
         return base | index | own
+
+    def all_parts(self, model: ModelBuilder) -> dict[str, Part]:
+        """The parts, among which is what the server's optimiser keeps of the base's."""
+        return self.parts(model)
 
     def predict(self, net: Net, x: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
         """As the base."""

@@ -1,0 +1,24 @@
+"""What a server makes of the mean of its clients' models, and the list of ways."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fedshift.settings.catalogue import Catalogue
+
+if TYPE_CHECKING:
+    from fedshift.core.servers.server import ServerOptimiser
+
+SERVERS: Catalogue[ServerOptimiser] = Catalogue(
+    "SERVERS",
+    __name__,
+    kind="server optimiser",
+    base=".server:ServerOptimiser",
+    entries={
+        "mean": ".server:Mean",
+        "momentum": ".momentum:Momentum",
+        "adagrad": ".adaptive:Adagrad",
+        "adam": ".adaptive:Adam",
+        "yogi": ".adaptive:Yogi",
+    },
+)

@@ -1,0 +1,92 @@
+"""Adaptive server optimisers: each parameter's step is divided by how much it has moved before.
+
+Reddi et al., Adaptive federated optimization, ICLR 2021, Algorithm 2. With Delta = mean_k w_k - w:
+
+    m <- beta1 m + (1 - beta1) Delta
+    v <- v + Delta^2                                     Adagrad
+    v <- v - (1 - beta2) Delta^2 sign(v - Delta^2)       Yogi
+    v <- beta2 v + (1 - beta2) Delta^2                   Adam
+    w <- w + lr m / (sqrt(v) + tau)
+
+Choices: m = 0 and v = tau^2 at first, the least that the algorithm allows. m and v are not corrected for that, as
+there. beta1 = 0.9 and beta2 = 0.99, of Adagrad beta1 = 0, and tau = 1e-3 are those of the paper's experiments; lr they
+tune for each task over half powers of ten, so 0.01 is only where a search begins.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from annotated_types import Interval
+
+from fedshift.core.contract import ServerState
+from fedshift.core.servers.server import ServerOptimiser
+from fedshift.core.tensors import Tensors
+from fedshift.settings.spec import LearningRate, Positive, Range, setting
+
+Decay = Annotated[float, Interval(ge=0, lt=1)]
+FIRST, SECOND = "first_moment", "second_moment"  # m and v
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adaptive(ServerOptimiser):
+    """What the three have in common."""
+
+    lr: LearningRate = setting(
+        0.01, help="the server's learning rate", source="Algorithm 2: eta", search=Range(1e-3, 1, log=True)
+    )
+    beta1: Decay = setting(0.9, help="decay of the mean step m", source="Algorithm 2")
+    tau: Positive = setting(1e-3, help="adaptivity: what is added to sqrt(v)", source="Algorithm 2")
+
+    def starts(self) -> Mapping[str, float]:
+        """The mean m of past steps, and v, of their squares."""
+        return {FIRST: 0.0, SECOND: self.tau**2}
+
+    def step(self, state: ServerState, mean: Tensors) -> Tensors:
+        """Algorithm 2 with Delta = mean_k w_k - w."""
+        delta = mean - state.shared
+        m = self.beta1 * self.kept(state, FIRST) + (1 - self.beta1) * delta
+        v = self.second(self.kept(state, SECOND), (delta * delta).only(m))
+        w = state.shared + self.lr * (m / (v.map(torch.sqrt) + self.tau))
+        return w | m.under(FIRST) | v.under(SECOND)
+
+    @abstractmethod
+    def second(self, v: Tensors, squares: Tensors) -> Tensors:
+        """The next v, from the last one and Delta^2."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adagrad(Adaptive):
+    """v is the sum of all squares, so steps become smaller and smaller."""
+
+    beta1: Decay = setting(0.0, help="decay of the mean step m", source="Algorithm 2; experiments: 0")
+
+    def second(self, v: Tensors, squares: Tensors) -> Tensors:
+        """V + Delta^2."""
+        return v + squares
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adam(Adaptive):
+    """v is a running mean of squares."""
+
+    beta2: Decay = setting(0.99, help="decay of the mean square v", source="Algorithm 2")
+
+    def second(self, v: Tensors, squares: Tensors) -> Tensors:
+        """beta2 v + (1 - beta2) Delta^2."""
+        return self.beta2 * v + (1 - self.beta2) * squares
+
+
+@dataclass(frozen=True, kw_only=True)
+class Yogi(Adaptive):
+    """v moves towards the squares by no more than a part of them, so that a sparse parameter's v does not collapse."""
+
+    beta2: Decay = setting(0.99, help="how slowly v follows the squares", source="Algorithm 2")
+
+    def second(self, v: Tensors, squares: Tensors) -> Tensors:
+        """V - (1 - beta2) Delta^2 sign(v - Delta^2)."""
+        return v - (1 - self.beta2) * (squares * (v - squares).map(torch.sign))

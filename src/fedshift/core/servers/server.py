@@ -1,0 +1,79 @@
+"""The base of every server optimiser: how the server's model follows the mean of its clients' models.
+
+Reddi et al., Adaptive federated optimization, ICLR 2021, Algorithm 1 (FedOpt): with w the model that clients received
+and mean_k w_k their mean, Delta = mean_k w_k - w takes the place of a negative gradient, and any optimiser its step.
+
+Only trained parameters that are shared take steps; buffers, such as batch-norm statistics, are the mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from fedshift.core.contract import Part, ServerState
+from fedshift.core.net import Net, holder
+from fedshift.core.tensors import Tensors
+from fedshift.errors import FedshiftError
+from fedshift.settings.spec import Spec
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptimiser(Spec):
+    """What the server makes of the mean of its clients' models."""
+
+    section: ClassVar[str] = "method.server"
+
+    def starts(self) -> Mapping[str, float]:
+        """The parts that the server keeps a number in for every trained one, and what that is at first."""
+        return {}
+
+    def step(self, state: ServerState, mean: Tensors) -> Tensors:
+        """What is not the mean: shared tensors after the step, and what the server keeps; by full name.
+
+        Args:
+            state: the server's, with the model that the clients received.
+            mean: the mean of their models.
+        """
+        raise NotImplementedError
+
+    def parts(self, parts: Mapping[str, Part]) -> dict[str, Part]:
+        """What the server keeps beside a method's parts.
+
+        Raises:
+            FedshiftError: the method has a part of such a name.
+        """
+        shared = {name: part.module for name, part in parts.items() if part.scope == "shared"}
+        trained = dict(Net(shared).parameters())
+        kept: dict[str, Part] = {}
+        for name, start in self.starts().items():
+            if name in parts:
+                raise FedshiftError(f"The method has a part '{name}', which its server optimiser needs: rename it.")
+            kept[name] = Part(holder({key: torch.full_like(one, start) for key, one in trained.items()}), "server")
+        return kept
+
+    def kept(self, state: ServerState, name: str) -> Tensors:
+        """What is kept in a part.
+
+        Raises:
+            FedshiftError: it is not there.
+        """
+        kept = state.server.of(name)
+        if not kept:
+            raise FedshiftError(
+                f"The server has no '{name}' for its optimiser: a method on top of another takes the base's "
+                "all_parts(), not its parts()."
+            )
+        return kept
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mean(ServerOptimiser):
+    """The mean itself is the next model, as FedAvg has it."""
+
+    def step(self, state: ServerState, mean: Tensors) -> Tensors:
+        """Everything is the mean."""
+        return Tensors()

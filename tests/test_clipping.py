@@ -1,0 +1,119 @@
+"""Gradients that are clipped: by hand, by torch's own function, in every engine and beside a method's own limit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from conftest import CNN_WITH_BN, Make, first_messages, simulate
+from fedshift import FedshiftError
+from fedshift.core.training import Train
+from fedshift.engines.engine import Engine
+from fedshift.engines.merging import kind
+from fedshift.engines.sequential import Sequential
+from fedshift.engines.vectorised import Vectorised
+from fedshift.methods.fedavg import FedAvg
+from fedshift.methods.feddyn import FedDyn
+from fedshift.methods.pfedme import PFedMe
+from fedshift.simulation.rounds import advance
+from fedshift.simulation.simulation import Simulation
+from quadratics import OnQuadratics, Quadratics, at_rest, on_quadratics
+
+__all__ = ["on_quadratics"]  # a fixture
+
+ENGINES = [Sequential, Vectorised]
+ONE = {"train.rounds": 1, "train.steps": 1, "train.lr": 0.1}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_each_clients_gradient_is_clipped_by_its_own_norm(on_quadratics: OnQuadratics, engine: type[Engine]):
+    """At w = 0 the gradients are a_k (0 - b_k) = (-1, 4).
+
+    With a limit of 2 the first is as it is and the second 4 * 2 / (4 + 1e-6), nearly 2, so that the clients end at
+    0.1 and -0.2 (nearly), in the mean -0.05. Without it they end at 0.1 and -0.4, in the mean -0.15.
+    """
+    free = on_quadratics.run(FedAvg(), ONE, engine=engine())
+    clipped = on_quadratics.run(FedAvg(), {**ONE, "train.clip": 2.0}, engine=engine())
+    assert at_rest(free) == pytest.approx(-0.15, abs=1e-12)
+    assert at_rest(clipped) == pytest.approx((0.1 - 0.1 * 4 * 2 / (4 + 1e-6)) / 2, abs=1e-12)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("own", "of_train", "norm"), [(0.5, 2.0, 0.5), (2.0, 0.5, 0.5), (1e6, 1.5, 1.5)])
+def test_with_a_methods_own_limit_both_hold(
+    on_quadratics: OnQuadratics, engine: type[Engine], own: float, of_train: float, norm: float
+):
+    """FedDyn's first step from w = w_t = 0 with g_k = 0 is of F_k alone, with the gradients (-1, 4)."""
+    method = FedDyn(alpha=1.0, max_norm=own)
+    simulation = on_quadratics.run(method, {**ONE, "train.clip": of_train}, engine=engine())
+    ups = [1.0 * min(1.0, norm / (1 + 1e-6)), -4.0 * min(1.0, norm / (4 + 1e-6))]
+    mean = 0.1 * sum(ups) / 2
+    assert at_rest(simulation) == pytest.approx(2 * mean, abs=1e-12)  # h = -alpha mean, and w = mean - h / alpha
+
+
+def test_every_repeat_is_a_step_that_is_clipped(on_quadratics: OnQuadratics):
+    """K = 3 steps of pFedMe's theta and its step of w each have a gradient of norm 1e-3 at most.
+
+    Both clients have their optimum above w = 0. At a rate of 0.1 theta goes 1e-4 three times; the gradient of w, with
+    lam = 1, is then w - theta = -3e-4, below the limit, so w goes eta times as far: 0.1 * 3e-4.
+    """
+    above = Quadratics(slopes=(1.0, 0.5), labels=(1, 2), samples=(10, 10))
+    method = PFedMe(lam=1.0, personal_steps=3, eta=0.1, beta=1.0)
+    simulation = on_quadratics.run(method, {**ONE, "train.clip": 1e-3}, above)
+    assert at_rest(simulation) == pytest.approx(0.1 * 3e-4, rel=1e-3)
+
+
+def test_it_is_what_torch_does(make: Make):
+    """One step of plain SGD from the first Down, by torch's clip_grad_norm_ over all parameters."""
+    changes = {**ONE, **CNN_WITH_BN, "train.momentum": 0.0, "train.clip": 0.05, "train.precision": "float64"}
+    moved = first_messages(make(changes))
+    free = first_messages(make(changes | {"train.clip": "off"}))
+    down = moved["train", "down"]
+    names = [name for name in down if down[name].is_floating_point() and "running" not in name]
+    parameters = [nn.Parameter(down[name].clone()) for name in names]
+    for parameter, name in zip(parameters, names, strict=True):
+        parameter.grad = (down[name] - free["train", "up"][name]) / 0.1
+    nn.utils.clip_grad_norm_(parameters, 0.05)
+    torch.optim.SGD(parameters, 0.1).step()
+    for parameter, name in zip(parameters, names, strict=True):
+        torch.testing.assert_close(moved["train", "up"][name], parameter.detach(), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("clip", [0.1, "off"])
+@pytest.mark.parametrize("method", ["fedavg", "fedsr", "fraug", "fedpac", "fedcir"])
+def test_engines_agree(make: Make, method: str, clip: Any):
+    own = {"method.unit": "steps", "method.head_steps": 2, "method.encoder_steps": 2} if method == "fedpac" else {}
+    changes = {"method.name": method, **own, "train.clip": clip, "train.precision": "float64", **CNN_WITH_BN}
+    one, other = (simulate(make(changes), 2, engine()) for engine in ENGINES)
+    for name, tensor in one.coordinator.state.shared.items():
+        torch.testing.assert_close(other.coordinator.state.shared[name], tensor, rtol=1e-9, atol=1e-9)
+
+
+def test_without_a_limit_nothing_is_scaled(make: Make):
+    """A limit that no gradient reaches is none, to the bit."""
+    one, other = (simulate(make({"train.clip": clip})) for clip in ("off", 1e6))
+    mine, theirs = one.coordinator.state.shared, other.coordinator.state.shared
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+def test_runs_with_and_without_share_a_stack(make: Make):
+    """Each lane has its own limit, which is infinite where it has none."""
+    runs = [Simulation(make({"train.clip": clip, "train.precision": "float64"})) for clip in ("off", 0.05)]
+    assert kind(runs[0].setup) == kind(runs[1].setup)
+    engine = Vectorised()
+    assert advance(runs, engine) == {}
+    for run, clip in zip(runs, ("off", 0.05), strict=True):
+        alone = simulate(make({"train.clip": clip, "train.precision": "float64"}), 1)
+        for name, tensor in alone.coordinator.state.shared.items():
+            torch.testing.assert_close(run.coordinator.state.shared[name], tensor, rtol=1e-9, atol=1e-9)
+
+
+def test_what_cannot_be_clipped_is_refused(make: Make):
+    with pytest.raises(FedshiftError, match=r"train.clip = 0"):
+        Train(clip=0)
+    with pytest.raises(FedshiftError, match=r"train.clip = 1: with method.variate = 'steps' SCAFFOLD"):
+        make({"method.name": "scaffold", "train.momentum": 0.0, "train.clip": 1.0})
+    make({"method": {"name": "scaffold", "variate": "gradient"}, "train.clip": 1.0})

@@ -1,0 +1,336 @@
+"""Stages that end where validation no longer becomes better: from made-up records, and in runs that are killed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from conftest import TINY, Make, a_record, a_row, interrupt_after, results
+from federated import Local, members
+from fedshift import FedshiftError, load
+from fedshift.core.contract import Round, Stage
+from fedshift.core.training import Train
+from fedshift.deployment.coordinate import coordinate
+from fedshift.deployment.rehearsal import rehearse
+from fedshift.reporting.live import LiveProgress
+from fedshift.reporting.watch import Replay
+from fedshift.runs import runner
+from fedshift.runs.events import read_event
+from fedshift.runs.folder import EVENTS, RunFolder
+from fedshift.runs.patience import best_of, end_early
+from fedshift.runs.progress import Progress
+from fedshift.settings.experiment import Experiment
+from fedshift.settings.grid import expand, override
+from fedshift.simulation.simulation import Simulation, make_federation
+from fedshift.tuning.tune import Plan, tune
+from test_resume import interrupt_after_all
+
+
+def scored(scores: Sequence[float], stage: str = "train", start: int = 0) -> list[dict[str, Any]]:
+    """An evaluation in every round with such validation scores, beside test scores that only become better."""
+    return [
+        a_record(
+            start + place,
+            [a_row("a", "validation", score), a_row("b", "test", place / 1000)],
+            stage=stage,
+            round=place,
+        )
+        for place, score in enumerate(scores, 1)
+    ]
+
+
+def ended(scores: Sequence[float], patience: int, min_delta: float = 0.0) -> int:
+    """After how many evaluations a stage of a hundred rounds ends; 0: after none of these."""
+    stage = Stage("train", 100, ())
+    for number in range(1, len(scores) + 1):
+        coordinator: Any = SimpleNamespace(
+            setup=SimpleNamespace(train=Train(patience=patience, min_delta=min_delta), stages=(stage,)),
+            position=number,
+            schedule=[Round(stage, each) for each in range(1, 101)],
+            stage_over=False,
+            end_stage=lambda: None,
+        )
+        if end_early(coordinator, scored(scores[:number])):
+            return number
+    return 0
+
+
+def test_by_hand():
+    """0.5 is the best after evaluation 2; 3 and 4 are not above it, so patience 2 ends at 4 and 3 at 7.
+
+    With patience 3, evaluation 5 is better (0.6 > 0.5) and the count begins again: 6, 7, 8 are not above 0.6.
+    With a least gain of 0.2, evaluation 2 is no better than the first (0.5 - 0.4 = 0.1): 2 and 3 are out at 3.
+    """
+    scores = [0.4, 0.5, 0.5, 0.3, 0.6, 0.6, 0.1, 0.59]
+    assert ended(scores, patience=1) == 3
+    assert ended(scores, patience=2) == 4
+    assert ended(scores, patience=3) == 8
+    assert ended(scores, patience=4) == 0
+    assert ended(scores, patience=2, min_delta=0.2) == 3
+
+
+@given(scores=st.lists(st.integers(0, 20), min_size=1, max_size=30), patience=st.integers(1, 6))
+def test_it_ends_after_the_first_so_many_evaluations_without_a_new_best(scores: list[int], patience: int):
+    """The definition written out: no score among the last so many is above the largest before them."""
+    shares = [score / 20 for score in scores]
+    ends = [
+        n for n in range(patience + 1, len(shares) + 1) if max(shares[n - patience : n]) <= max(shares[: n - patience])
+    ]
+    assert ended(shares, patience) == min(ends, default=0)
+
+
+@given(scores=st.lists(st.floats(0, 1), min_size=1, max_size=20))
+def test_the_best_is_the_first_of_the_largest(scores: list[float]):
+    best, waited = best_of(scored(scores), 0.0)
+    assert best["round"] == scores.index(max(scores)) + 1
+    assert waited == len(scores) - best["round"]
+
+
+def test_each_stage_begins_anew_and_other_stages_do_not_count():
+    stage = Stage("tune", 9, ())
+    coordinator: Any = SimpleNamespace(
+        setup=SimpleNamespace(train=Train(patience=2)), stage_over=False, end_stage=lambda: None, position=6
+    )
+    coordinator.schedule = [Round(stage, 1)] * 9
+    records = [*scored([0.9, 0.9, 0.9]), *scored([0.1, 0.2, 0.1], "tune", 3)]
+    assert end_early(coordinator, records) == ""
+    assert "after round 4 of 9" in end_early(coordinator, [*records, *scored([0.1, 0.2, 0.1, 0.1], "tune", 3)[3:]])
+
+
+# Runs ---------------------------------------------------------------------------------------------
+
+EARLY = {"train.rounds": 14, "train.patience": 2, "evaluate.every": 1, "run.checkpoint_every": 3, "train.lr": 0.2}
+
+
+def carried_out(experiment: Experiment) -> RunFolder:
+    return runner.start(experiment, Progress())
+
+
+def without_chain(folder: RunFolder) -> list[dict[str, Any]]:
+    return [{name: value for name, value in record.items() if name != "ended"} for record in folder.records()]
+
+
+@pytest.fixture(scope="module")
+def early(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A run that ends early."""
+    (experiment,) = expand(override(TINY, {**EARLY, "run.out": str(tmp_path_factory.mktemp("early"))}))
+    return carried_out(experiment)
+
+
+def test_a_run_ends_early_and_says_where_and_why(early: RunFolder):
+    records = early.records()
+    assert 2 < records[-1]["position"] < 14
+    assert [bool(record.get("ended")) for record in records] == [False] * (len(records) - 1) + [True]
+    number = records[-1]["round"]
+    assert f"after round {number} of 14: no better validation score than " in records[-1]["ended"]
+    assert early.summary.ended == {"train": records[-1]["ended"]}
+    assert early.summary.selected["last"].position == number
+    assert early.damage() == ""
+    assert f"The stage 'train' ended early {records[-1]['ended']}." in load(early.path).results.notes
+
+
+def test_until_there_it_is_the_run_that_it_would_be(make: Make, early: RunFolder):
+    """A run of as many rounds has the same weights, and one without patience the same records."""
+    rounds = early.records()[-1]["round"]
+    through = carried_out(make({**EARLY, "train.patience": "off"}))
+    assert without_chain(early) == through.records()[:rounds]
+    short = carried_out(make({**EARLY, "train.patience": "off", "train.rounds": rounds}))
+    assert early.weights_file.read_bytes() == short.weights_file.read_bytes()
+    assert early.messages == short.messages
+
+
+@pytest.mark.parametrize("last", range(1, 6))
+def test_killed_anywhere_it_ends_as_it_would(tmp_path: Path, early: RunFolder, last: int):
+    (experiment,) = expand(override(TINY, {**EARLY, "run.out": str(tmp_path)}))
+    last = min(last, early.records()[-1]["round"])
+    with pytest.raises(KeyboardInterrupt):
+        runner.start(experiment, interrupt_after(last))
+    folder = RunFolder(runner.run_path(experiment))
+    runner.resume(runner.below(folder.path), Progress())
+    assert results(folder) == results(early)
+    assert folder.summary.ended == early.summary.ended
+
+
+def test_killed_before_the_summary_it_ends_as_it_would(
+    tmp_path: Path, early: RunFolder, monkeypatch: pytest.MonkeyPatch
+):
+    (experiment,) = expand(override(TINY, {**EARLY, "run.out": str(tmp_path)}))
+
+    def killed(self: RunFolder, notes: list[str]) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(RunFolder, "write_summary", killed)
+        runner.start(experiment, Progress())
+    folder = RunFolder(runner.run_path(experiment))
+    runner.resume(runner.below(folder.path), Progress())
+    assert results(folder) == results(early)
+
+
+def test_the_next_stage_goes_on_from_there(make: Make):
+    """FTFA's fine-tuning follows the stage that has ended, from its model; positions count rounds that were done."""
+    folder = carried_out(make({**EARLY, "method": {"name": "ftfa", "finetune_steps": 2}}))
+    records = folder.records()
+    *_, last, tuned = records
+    assert last["ended"]
+    assert (tuned["stage"], tuned["round"], tuned["position"]) == ("finetune", 1, last["position"] + 1)
+    assert {*folder.summary.ended} == {"train"}
+
+
+# Runs that advance together -----------------------------------------------------------------------
+
+GROUP = {
+    **EARLY,
+    "data.per_class": 20,
+    "seed": [0, 1, 2],
+    "train.lr": 0.02,
+    "run.engine": "vectorised",
+    "run.together": 3,
+    "run.checkpoint_every": 4,
+}
+
+
+def group_in(out: Path) -> list[Experiment]:
+    return expand(override(TINY, {**GROUP, "run.out": str(out)}))
+
+
+@pytest.fixture(scope="module")
+def whole_group(tmp_path_factory: pytest.TempPathFactory) -> list[RunFolder]:
+    folders, failed = runner.run_all(group_in(tmp_path_factory.mktemp("group")), Progress())
+    assert not failed
+    return folders
+
+
+def lengths(folders: Sequence[RunFolder]) -> list[int]:
+    return [folder.records()[-1]["position"] for folder in folders]
+
+
+def test_runs_of_a_stack_end_where_each_would(whole_group: list[RunFolder]):
+    """All save when one of them leaves, and once in four rounds: ten times, which tests below count on."""
+    assert lengths(whole_group) == [6, 7, 9]
+    assert all(folder.finished for folder in whole_group)
+
+
+@pytest.mark.parametrize("rounds", [2, 13, 15, 17, 18, 19, 20, 21, 22])
+def test_a_stack_that_some_have_left_is_resumed_to_the_same_bits(
+    tmp_path: Path, whole_group: list[RunFolder], rounds: int
+):
+    """And nobody hears that a mate is gone, who was at its end."""
+    with pytest.raises(KeyboardInterrupt):
+        runner.run_all(group_in(tmp_path), interrupt_after_all(rounds))
+    noted: list[str] = []
+    progress = Progress()
+    progress.note = noted.append  # type: ignore[method-assign]  # a test's own
+    folders, failed = runner.resume(runner.below(tmp_path), progress)
+    assert not failed
+    assert [results(folder) for folder in folders] == [results(folder) for folder in whole_group]
+    assert not [note for note in noted if "last digits" in note]
+
+
+@pytest.mark.parametrize("stops", ["save", "commit"])
+@pytest.mark.parametrize("after", [3, 4, 5, 6, 7, 8])
+def test_killed_while_a_run_leaves_all_go_back_to_one_position(
+    tmp_path: Path, whole_group: list[RunFolder], monkeypatch: pytest.MonkeyPatch, stops: str, after: int
+):
+    plain, left = getattr(Simulation, stops), [after]
+
+    def stopping(self: Simulation, *arguments: Any) -> None:
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        plain(self, *arguments)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Simulation, stops, stopping)
+        runner.run_all(group_in(tmp_path), Progress())
+    folders, _ = runner.resume(runner.below(tmp_path), Progress())
+    assert [results(folder) for folder in folders] == [results(folder) for folder in whole_group]
+
+
+# Elsewhere ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", [{"name": "fedavg"}, {"name": "ftfa", "finetune_steps": 2}], ids=["fedavg", "ftfa"])
+def test_a_federation_ends_where_a_simulation_does(make: Make, tmp_path: Path, method: dict[str, Any]):
+    changes = {**EARLY, "protocol": {"name": "in-domain"}, "evaluate.batch": 6, "method": method}
+    folder = members(tmp_path / "trial", make(changes))
+    run, simulated = coordinate(folder / "coordinator", Local(folder), Progress()), rehearse(folder, Progress())
+    assert run.summary.ended
+    assert run.records() == simulated.records()
+    assert run.messages == simulated.messages
+    assert run.summary.ended == simulated.summary.ended
+
+
+@pytest.mark.parametrize("answers", [10, 22, 25, 29])
+def test_a_coordinator_that_is_killed_ends_where_it_would(make: Make, tmp_path: Path, answers: int):
+    """After any answer: to an order, or to the question what a model scores, which comes alone here."""
+    changes = {**EARLY, "protocol": {"name": "in-domain"}, "evaluate.batch": 6}
+    experiment = make(changes | {"method": {"name": "ftfa", "finetune_steps": 2}})
+    folder = members(tmp_path / "trial", experiment)
+    left = [answers]
+
+    def change(site: str, request: bytes, reply: bytes) -> bytes:
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        return reply
+
+    with pytest.raises(KeyboardInterrupt):
+        coordinate(folder / "coordinator", Local(folder, change), Progress())
+    run, simulated = coordinate(folder / "coordinator", Local(folder), Progress()), rehearse(folder, Progress())
+    assert run.records() == simulated.records()
+    assert run.messages == simulated.messages
+
+
+def test_trials_of_a_search_end_early_as_well(tmp_path: Path):
+    """Each by its own curve; one that ended counts by its last round, as any."""
+    changes = {**EARLY, "run.out": str(tmp_path), "run.engine": "vectorised"}
+    plan = Plan(3, search={"train.lr": [0.2, 0.05, 0.01]}, parallel=3)
+    found = tune(expand(override(TINY, changes)), plan, Progress())
+    (study,) = found.studies
+    assert [trial.state for trial in study.trials] == ["complete"] * 3
+    for trial in study.trials:
+        (run,) = (RunFolder(study.path / name) for name in trial.runs)
+        assert trial.rounds == [record["position"] for record in run.records()]
+        assert trial.value == trial.values[-1]
+    assert min(trial.rounds[-1] for trial in study.trials) < 14
+
+
+def test_displays_plan_no_more_rounds_of_a_stage_that_has_ended(early: RunFolder):
+    """Also those that read of it later."""
+    console = Console(file=None, quiet=True, width=200)
+    with LiveProgress(1, console) as live:
+        replay = Replay(live)
+        for line in (early.path / EVENTS).read_bytes().splitlines():
+            event = read_event(line)
+            if event.kind == "end":
+                break
+            replay.tell(event)
+        (run,) = live._under_way
+        assert run.rounds == run.done == early.records()[-1]["position"]
+        assert run.left() == 0
+
+
+def test_what_is_chosen_on_the_test_is_refused(make: Make):
+    shift = {"data.name": "colored-mnist", "protocol": {"name": "personal-under-shift", "validation": "test"}}
+    with pytest.raises(FedshiftError, match=r"the end of training \(train.patience\) must be chosen on the test"):
+        make({**shift, "train.patience": 3})
+    make(shift)
+
+
+def test_without_validation_samples_there_is_nothing_to_wait_for(make: Make, monkeypatch: pytest.MonkeyPatch):
+    experiment = make({**EARLY})
+    federation = make_federation(experiment)
+    tests = [each for each in federation.environments if each.role == "test"]
+    with pytest.raises(
+        FedshiftError, match=r"train\.patience = 2 ends training by validation scores, but no client has"
+    ):
+        Simulation(experiment, federation=replace(federation, environments=tests))
