@@ -323,7 +323,7 @@ def test_other_data_than_the_default_experiment_s_hold_out_what_is_asked_for():
 @pytest.mark.parametrize(
     ("model", "x", "words"),
     [
-        ("cnn", X, "The model 'cnn' takes images (channels, height, width), not (3,); try 'mlp'"),
+        ("cnn", X, "The model 'cnn' takes images (channels, height, width), but a sample has the shape [3]; try 'mlp'"),
         ("mlp", X.astype(int), "The model 'mlp' reads numbers, not token ids; try 'lstm'"),
         ("lstm", X, "The model 'lstm' reads token ids, not features; try 'mlp'"),
     ],
