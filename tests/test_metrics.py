@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from io import StringIO
@@ -441,8 +442,8 @@ def test_tables_show_what_selects_first_and_say_what_is_left_out(make: Make, tmp
     assert [row[mean] for row in headline.rows] == ["22.5", "7.5"]
     assert every.columns == ["method", "calibration error (15 bins) (smaller is better)", "accuracy", "AUROC"]
     assert every.rows == [["fedavg", "22.5", "50.0", "90.0"], ["fedprox", "7.5", "50.0", "90.0"]]
-    said = "AUROC is undefined for some or all models on 1 of the 2 test environments (b): no sample of the class"
-    assert f"{said}, or none of another. Means leave these out." in results.notes
+    said = "Means leave out 1 of 2 test environments (b) where a metric is undefined: AUROC (no sample of the class"
+    assert f"{said}, or none of another)." in results.notes
     comparison = fedshift.Comparison(results)
     assert comparison.score("fedprox") == pytest.approx(0.075)
     assert comparison.score("fedprox", "auroc") == 0.9
@@ -573,3 +574,29 @@ def test_metrics_cross_as_numbers_and_undefined_ones_as_none():
 def test_a_metric_that_is_none_makes_no_reply(value: float):
     with pytest.raises(FedshiftError, match="the metric auroc of a score is"):
         sent(auroc=value)
+
+
+# The page -----------------------------------------------------------------------------------------
+
+PAGE = (Path(__file__).parents[1] / "docs" / "metrics.md").read_text(encoding="utf-8")
+
+
+def test_the_example_of_the_page_runs_and_says_what_is_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Weights find the rare class at the price of accuracy; AUROC knew of it before; Rome is named."""
+    monkeypatch.chdir(tmp_path)
+    (code,) = re.findall(r"<!-- rare -->\n```python\n(.*?)```", PAGE, re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    found = names["found"]
+    plain, balanced = (f"fedavg (class_weights={which})" for which in ("none", "balanced"))
+    assert found.score(plain, "sensitivity of ill") < 0.2
+    assert found.score(balanced, "sensitivity of ill") > 0.5
+    assert found.accuracy(plain) > found.accuracy(balanced)
+    assert found.score(balanced) > found.score(plain) + 0.1
+    assert found.score(plain, "auroc") > 0.85
+    assert "(Rome) where a metric is undefined: AUROC" in str(found)
+
+
+def test_the_page_names_every_metric_there_is():
+    for name in EVERY:
+        assert f"`{re.sub('-0[.]8$', '-0.95', name)}`" in PAGE

@@ -20,7 +20,7 @@ from fedshift.runs.selection import RULES, by_environment, selects, value_of
 from fedshift.settings.experiment import NAMED, OF_ONE_RUN, PLAIN
 
 NOT_A_ROW = frozenset({"name", "plugins", *(".".join(names) for names in OF_ONE_RUN)})
-MOST_LACKING = 4  # environments that a note names
+MOST_NAMED = 4  # environments, or metrics, that a note names
 MOST_ENVIRONMENTS = 48  # environments of a role that are shown one by one
 
 
@@ -207,22 +207,24 @@ class Results:
         selecting = dict.fromkeys(selects(run.records[-1]).title for run in self.runs)
         if len(selecting) > 1:
             yield f"The runs select by different metrics ({', '.join(selecting)}); {self.metric.title} is shown."
-        for metric in self.metrics:
-            for role in ("test", "validation"):
-                rows = [
-                    (row["environment"], value_of(row, metric.name))
-                    for run in self.runs
-                    for row in run.records[-1]["environments"]
-                    if row["role"] == role
-                ]
-                every = dict.fromkeys(name for name, _ in rows)
-                lacking = dict.fromkeys(name for name, value in rows if value is None)
-                if lacking:
-                    named = ", ".join([*lacking][:MOST_LACKING]) + (", ..." if len(lacking) > MOST_LACKING else "")
-                    yield (
-                        f"{metric.heading} is undefined for some or all models on {len(lacking)} of the "
-                        f"{len(every)} {role} environments ({named}): {metric.lacks}. Means leave these out."
-                    )
+        for role in ("test", "validation"):
+            lacking: dict[tuple[str, ...], list[Metric]] = {}
+            for metric in self.metrics:
+                lacking.setdefault(self._without(role, metric), []).append(metric)
+            lacking.pop((), None)
+            for places, metrics in lacking.items():
+                named = ", ".join(places[:MOST_NAMED]) + ", ..." * (len(places) > MOST_NAMED)
+                why = [f"{metric.title} ({metric.lacks})" for metric in metrics]
+                more = f" and {len(why) - MOST_NAMED} more" if len(why) > MOST_NAMED else ""
+                yield (
+                    f"Means leave out {len(places)} of {len(self.environments(role))} {role} environments ({named}) "
+                    f"where a metric is undefined: {', '.join(why[:MOST_NAMED])}{more}."
+                )
+
+    def _without(self, role: str, metric: Metric) -> tuple[str, ...]:
+        """The environments of a role on which a metric is undefined for some model or all, at the last round."""
+        rows = (row for run in self.runs for row in run.records[-1]["environments"] if row["role"] == role)
+        return tuple(dict.fromkeys(row["environment"] for row in rows if value_of(row, metric.name) is None))
 
     def _cases(self, runs: Sequence[Run]) -> set[tuple[int, str]]:
         """Which seeds and held-out domains were run."""

@@ -130,7 +130,6 @@ def _metrics(results: Results, over: str) -> list[Table]:
     metrics, rows = results.metrics, results.rows()
     if len(metrics) == 1:
         return []
-    across = MOST_ACROSS if len(results.seeds) == 1 else MOST_ACROSS // 2
     titles = {metric.name: f"{metric.title}{metric.remark}" for metric in metrics}
     title = f"{results.label('test').capitalize()} metrics in %, mean over environments, last round, {over}"
     return [
@@ -139,7 +138,7 @@ def _metrics(results: Results, over: str) -> list[Table]:
             ["method", *(titles[name] for name in group)],
             [[row.label, *_percent([row.score("test", metric=name) for name in group])] for row in rows],
         )
-        for group in _groups([*titles], across)
+        for group in _groups([*titles], MOST_INLINE)
     ]
 
 
