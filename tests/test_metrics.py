@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from io import StringIO
@@ -260,6 +261,13 @@ def test_the_class_that_selects_must_be_there(make: Make):
     with pytest.raises(FedshiftError, match=r"Unknown class in evaluate\.select 'class 7'"):
         simulate(make(changes), 0)
     simulate(make(changes | {"evaluate.select": "auroc of class 2"}), 0)
+
+
+def test_without_scikit_learn_a_run_with_metrics_does_not_begin(make: Make, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    with pytest.raises(FedshiftError, match=r"evaluate\.metrics needs the 'sklearn' extra"):
+        simulate(make({"evaluate.metrics": ["auroc"]}), 0)
+    simulate(make({}), 0)
 
 
 def test_a_list_is_declared_on_a_command_line_and_what_selects_makes_a_grid(tiny_document: dict[str, Any]):

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fedshift.errors import FedshiftError, UnknownNameError
+from fedshift.errors import FedshiftError, UnknownNameError, need
 
 ACCURACY = "accuracy"
 CALIBRATION, SENSITIVITY_AT = "calibration-error", "sensitivity-at-specificity"
@@ -238,6 +238,19 @@ def mean_of(values: Sequence[Values]) -> tuple[dict[str, float | None], dict[str
     return means, undefined
 
 
+def scikit_learn() -> Any:
+    """scikit-learn's metrics, which are imported late.
+
+    Raises:
+        FedshiftError: it is not installed.
+    """
+    try:
+        from sklearn import metrics
+    except ImportError as error:
+        raise need("sklearn", "evaluate.metrics", error) from error
+    return metrics
+
+
 class _Predictions:
     """What a model predicts for an environment, and the labels; numbers in float64."""
 
@@ -253,9 +266,7 @@ class _Predictions:
             case "balanced-accuracy":
                 return _mean([self.sensitivity(c) for c in range(self.classes)])
             case "macro-f1":
-                from sklearn.metrics import f1_score
-
-                return float(f1_score(self.y, self.predicted, average="macro", zero_division=0.0))
+                return float(scikit_learn().f1_score(self.y, self.predicted, average="macro", zero_division=0.0))
             case "auroc":
                 return self._over_classes(self.auroc)
             case "average-precision":
@@ -283,27 +294,21 @@ class _Predictions:
 
     def auroc(self, c: int) -> float | None:
         """The area under the class's ROC curve."""
-        from sklearn.metrics import roc_auc_score
-
         own = self.y == c
-        return float(roc_auc_score(own, self.p[:, c])) if own.any() and not own.all() else None
+        return float(scikit_learn().roc_auc_score(own, self.p[:, c])) if own.any() and not own.all() else None
 
     def average_precision(self, c: int) -> float | None:
         """The mean precision over the class's thresholds, weighed by the recall that each wins."""
-        from sklearn.metrics import average_precision_score
-
         own = self.y == c
-        return float(average_precision_score(own, self.p[:, c])) if own.any() else None
+        return float(scikit_learn().average_precision_score(own, self.p[:, c])) if own.any() else None
 
     def sensitivity_at(self, c: int, specificity: float) -> float | None:
         """The largest sensitivity of a threshold with so much specificity, or more."""
-        from sklearn.metrics import roc_curve
-
         own = self.y == c
         if not own.any() or own.all():
             return None
         # Every threshold is one that can be chosen, also where the curve is a straight line.
-        false_positives, sensitivity, _ = roc_curve(own, self.p[:, c], drop_intermediate=False)
+        false_positives, sensitivity, _ = scikit_learn().roc_curve(own, self.p[:, c], drop_intermediate=False)
         return float(sensitivity[false_positives <= 1 - specificity + 1e-12].max())
 
     # Of the confidence --------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from fedshift.core.contract import (
 )
 from fedshift.core.messages import TERM
 from fedshift.core.method import Method, tensor_scopes
-from fedshift.core.metrics import check_classes, names
+from fedshift.core.metrics import check_classes, names, scikit_learn
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net
 from fedshift.core.tensors import SAMPLES, Tensors, part_of
@@ -84,9 +84,11 @@ class Setup:
         Raises:
             FedshiftError: an objective declares no loss terms, or too many; an upload reveals what is no private part;
                 a part that clients do not keep is to be drawn for each; a setting names a class that is not there, or
-                not as many as there are.
+                not as many as there are; metrics are asked for and scikit-learn is missing.
         """
         check_classes(self.evaluate.select, self.classes)
+        if self.metrics:
+            scikit_learn()  # here, and not after the first rounds
         weights = self.train.class_weights
         if isinstance(weights, tuple) and len(weights) != len(self.classes):
             raise FedshiftError(
