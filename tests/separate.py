@@ -38,7 +38,9 @@ def setup_of(experiment: Experiment, shape: Sequence[int], classes: int, clients
     streams = Streams(experiment.seed)
     model = ModelBuilder(experiment.model, tuple(shape), classes, streams, clients, environments=clients)
     parts, device = make_parts(experiment.method, model), torch.device("cpu")
-    return Setup("a run", experiment.method, model, parts, experiment.train, experiment.evaluate, streams, device)
+    train, evaluate = experiment.train, experiment.evaluate
+    names = tuple(map(str, range(classes)))
+    return Setup("a run", experiment.method, model, parts, train, evaluate, streams, device, names)
 
 
 def fingerprints(tensors: Sequence[Tensor]) -> set[str]:

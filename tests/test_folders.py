@@ -126,7 +126,7 @@ def test_runs_that_differ_in_a_plugin_are_rows_of_their_own(tmp_path: Path):
         experiment = plugged(tmp_path / "mine.py", tmp_path, version=seed, seed=seed)
         a_folder(runner.run_path(experiment), experiment, [judged("light", accuracy)])
     rows = api.load(tmp_path).results.rows()
-    assert [row.accuracy("test").percent() for row in rows] == ["71.7", "11.7"]
+    assert [row.score("test").percent() for row in rows] == ["71.7", "11.7"]
     labels = [row.label for row in rows]
     assert len(set(labels)) == 2
     assert all(label.startswith("mine (mine.py=") for label in labels)
@@ -141,7 +141,7 @@ def test_runs_that_differ_in_the_content_of_the_data_are_rows_of_their_own(tmp_p
         (experiment,) = expand(override(TINY, changes))
         a_folder(tmp_path / experiment.run_name, experiment, [judged("a", accuracy)])
     rows = api.load(tmp_path).results.rows()
-    assert [row.accuracy("test").percent() for row in rows] == ["71.7", "11.7"]
+    assert [row.score("test").percent() for row in rows] == ["71.7", "11.7"]
     assert all(row.label.startswith("fedavg (path=photos ") for row in rows)
 
 

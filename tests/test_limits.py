@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING
 from decimal import Decimal
-from typing import Any, get_origin
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
 
 import numpy as np
 import pytest
@@ -44,10 +44,11 @@ def upper(cls: type[Spec], name: str) -> float:
 def in_place(cls: type[Spec], name: str, value: Any) -> Any:
     """The value where the setting takes it: alone, or in a list as long as the default's."""
     hint = setting_type(cls, name)
-    if get_origin(hint) is not tuple:
+    alternatives = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    if not any(get_origin(one) is tuple for one in alternatives):
         return value
     default = cls.settings()[name].default
-    return [value] * (1 if default is MISSING or not default else len(default))
+    return [value] * (len(default) if isinstance(default, tuple) and default else 1)
 
 
 def refused(cls: type[Spec], name: str, value: Any) -> str:

@@ -426,10 +426,10 @@ def test_means_over_clients_and_of_many_environments_the_worst():
 
     few = shown(record(["a", "b", "c"] * 2, [0.1, 0.2, 0.3, 0.5, 0.6, 0.7]))
     assert [line.environment for line in few] == ["a", "b", "c"]
-    assert [line.accuracy for line in few] == pytest.approx([0.3, 0.4, 0.5])
+    assert [line.score for line in few] == pytest.approx([0.3, 0.4, 0.5])
     middle, worst = shown(record([f"e{i}" for i in range(20)], [i / 20 for i in range(20)]))
     assert (middle.environment, worst.environment) == ("mean", "worst (e0)")
-    assert (middle.accuracy, middle.loss, worst.accuracy) == pytest.approx((0.475, 0.95, 0))
+    assert (middle.score, middle.loss, worst.score) == pytest.approx((0.475, 0.95, 0))
 
 
 # What it took -----------------------------------------------------------------------------------

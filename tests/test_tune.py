@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -579,7 +580,7 @@ def test_settings_that_do_not_go_together_are_a_failed_trial(tmp_path: Path, mon
 # Real runs ----------------------------------------------------------------------------------------
 
 REAL: dict[str, Any] = {"train.rounds": 6, "evaluate.every": 1, "run.checkpoint_every": 2, "train.lr": 0.01}
-REAL_PLAN = Plan(12, "random")
+REAL_PLAN = Plan(16, "random")
 
 
 def outcome(found: tuning.Tuning) -> tuple[Any, ...]:
@@ -614,7 +615,7 @@ def test_what_lies_above_a_study_reads_and_resumes_no_trial(whole: tuning.Tuning
 def test_test_scores_of_trials_are_not_to_be_seen(whole: tuning.Tuning):
     """Neither in a report nor by watching, of a study's folder or of a trial's."""
     (study,) = whole.studies
-    run = find(study.path)[0].path
+    run = next(each.path for each in find(study.path) if each.finished)
     for path in (study.path, run, run / ".." / run.name):
         for look in (fedshift.resume, fedshift.load):
             with pytest.raises(FedshiftError, match=r"trials of a study.*tuned-\*\.html.*the command that began"):
@@ -700,7 +701,7 @@ class Silent(Progress):
 def test_a_command_that_is_killed_goes_on(tmp_path: Path):
     file = tmp_path / "experiment.toml"
     file.write_text(tomli_w.dumps(override(TINY, REAL | {"run.out": str(tmp_path / "runs"), "plugins": [PLUGIN]})))
-    words = ["tune", str(file), "--trials", "12", "--sampler", "random"]
+    words = ["tune", str(file), "--trials", str(REAL_PLAN.trials), "--sampler", "random"]
     child = subprocess.Popen(
         [sys.executable, "-c", "from fedshift.cli.app import main; main()", *words],
         stderr=subprocess.DEVNULL,
@@ -975,7 +976,7 @@ def test_the_command_and_python_do_the_same(tmp_path: Path):
     assert repr(found) == str(found)
     page = found.path.with_suffix(".html").read_text()
     assert page.count("data:image/png;base64,") == 6
-    assert "cdn" not in page
+    assert "cdn" not in re.sub(r"base64,[^\"]*", "", page)
     compared = CliRunner().invoke(app, ["compare", *words[1:4], "--tuned", str(found.path)], catch_exceptions=False)
     assert compared.exit_code == 0, compared.output
     with pytest.raises(FedshiftError, match="nothing to search"):

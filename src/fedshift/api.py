@@ -20,6 +20,7 @@ from fedshift.benchmarking.benchmark import Benchmark
 from fedshift.benchmarking.carry_out import carry_out as carry_out_benchmark
 from fedshift.benchmarking.plan import OUT
 from fedshift.benchmarking.plan import Plan as BenchmarkPlan
+from fedshift.core.metrics import ACCURACY
 from fedshift.errors import DivergedError, FedshiftError, FedshiftWarning, UnknownNameError
 from fedshift.reporting.frames import as_frame
 from fedshift.reporting.predictions import Predictions, nobody, predictions
@@ -765,10 +766,27 @@ class Comparison:
         Raises:
             FedshiftError: no row has that label.
         """
-        return _mean(self._row(method).accuracy("test"))
+        return self.score(method, ACCURACY)
+
+    def score(self, method: str, metric: str | None = None) -> float:
+        """A row's test score at the last round, mean over environments and seeds, in 0..1.
+
+        Args:
+            method: the row's label.
+            metric: such as "auroc" or "auroc of cat", of those in ``evaluate.metrics``; None: the one that selects.
+
+        Raises:
+            FedshiftError: no row has that label, or its runs no such metric.
+        """
+        row, known = self._row(method), [one.name for one in self.results.metrics]
+        if metric is not None and metric not in known:
+            raise UnknownNameError("metric", metric, known)
+        return _mean(row.score("test", metric=metric))
 
     def worst(self, method: str) -> float:
-        """A row's test accuracy at the last round on each seed's worst environment, mean over seeds, in 0..1.
+        """A row's test score, by the metric that selects, at the last round on each seed's worst environment.
+
+        It is the mean over seeds, in 0..1.
 
         Raises:
             FedshiftError: no row has that label.
@@ -781,8 +799,9 @@ class Comparison:
         Each has the ``run`` (its folder's name), the row's label as ``method``, ``seed``, ``hold_out`` (or None); the
         ``rule``, whether it is an ``oracle`` that looks at test data, and the ``position`` (rounds done), ``stage`` and
         ``round`` it picks; the ``environment`` and its ``role`` (test or validation), whose ``model`` is scored on it
-        (global, own, unseen), the mean over how many ``models``, the ``accuracy`` in 0..1, the ``loss`` in nats, and
-        over how many samples ``n``. An environment of several clients comes once for each.
+        (global, own, unseen), the mean over how many ``models``, the ``accuracy`` in 0..1, the ``loss`` in nats,
+        over how many samples ``n``, and each metric by its name (None where it is undefined). An environment of several
+        clients comes once for each.
         """
         return [
             {
@@ -793,7 +812,8 @@ class Comparison:
                 "rule": name,
                 "oracle": name in ORACLES,
                 **{key: record[key] for key in ("position", "stage", "round")},
-                **scored,
+                **{name: value for name, value in scored.items() if name not in ("metrics", "undefined")},
+                **scored.get("metrics", {}),
             }
             for row in self.results.rows()
             for run in row.runs
@@ -829,5 +849,5 @@ class Comparison:
 
 def _mean(measured: MeanStd | None) -> float:
     if measured is None:
-        raise FedshiftError("The row has no test environment.")
+        raise FedshiftError("The row has no test environment on which the metric is defined.")
     return measured.mean

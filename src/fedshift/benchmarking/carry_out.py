@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from fedshift.benchmarking.columns import Column
 from fedshift.benchmarking.plan import Plan
+from fedshift.core.metrics import ACCURACY
 from fedshift.errors import DamagedError, DiskError, DivergedError, FedshiftError, FedshiftWarning, LockedError
 from fedshift.methods import METHODS
 from fedshift.reporting.results import Row
@@ -172,7 +173,7 @@ def measured(column: str, method: str, runs: Sequence[Run]) -> list[Measured]:
     row = Row(method, list(runs))
 
     def environments(role: str, run: Run) -> list[float]:
-        return list(by_environment(last(run.records), role).values())
+        return list(by_environment(last(run.records), role, ACCURACY).values())
 
     accuracy = row.by_seed(lambda run: environments("test", run))
     worst = row.by_seed(lambda run: environments("test", run), min)

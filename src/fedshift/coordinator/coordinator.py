@@ -14,6 +14,7 @@ from fedshift.coordinator.ledger import Direction, Ledger
 from fedshift.coordinator.schedule import Schedule
 from fedshift.core.contract import Exchange, Round, Select, ServerState, Stage, send_nothing_else, term_names
 from fedshift.core.messages import Answer, Down, Missing, Order
+from fedshift.core.metrics import ACCURACY
 from fedshift.core.setup import Setup
 from fedshift.core.tensors import Replies, Tensors
 from fedshift.engines.engine import ServerJob
@@ -234,6 +235,7 @@ class Coordinator:
     def record(self, round: Round) -> dict[str, Any]:
         """What a record of a round says beside scores; who was missing is said once."""
         missing, self.missing = self.missing, []
+        select = self.setup.evaluate.select
         return {
             "position": self.position,
             "stage": round.stage.name,
@@ -243,6 +245,7 @@ class Coordinator:
             "bytes_telemetry": self.bytes_telemetry,
             "terms": self.terms,
             **({"missing": missing} if missing else {}),
+            **({"select": select} if select != ACCURACY else {}),
         }
 
     def _check_finite(self, round: Round) -> None:

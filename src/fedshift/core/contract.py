@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fedshift.core.dropout import dropping
 from fedshift.core.messages import Down
@@ -42,6 +43,7 @@ class Batch(NamedTuple):
         mean: of a probabilistic encoder, the mean of z (B, d).
         sigma: of a probabilistic encoder, the standard deviation of z (B, d).
         environment: which training environment each sample is of, (B,), int64, in phases that ask for it.
+        weight: how much each sample counts in the risk, (B,), 1 in the mean over the client's samples; None: alike.
     """
 
     x: Tensor
@@ -50,6 +52,25 @@ class Batch(NamedTuple):
     mean: Tensor | None = None
     sigma: Tensor | None = None
     environment: Tensor = torch.empty(0, dtype=torch.int64)
+    weight: Tensor | None = None
+
+    def cross_entropy(self, logits: Tensor, reduction: Literal["mean", "sum", "none"] = "mean") -> Tensor:
+        """The cross-entropy of logits (B, classes) on the labels, each sample by its weight; (B,) without reduction."""
+        if self.weight is None:
+            return F.cross_entropy(logits, self.y, reduction=reduction)
+        return self.weighted(F.cross_entropy(logits, self.y, reduction="none"), reduction)
+
+    def weighted(self, losses: Tensor, reduction: Literal["mean", "sum", "none"] = "mean") -> Tensor:
+        """Losses (B,) on the labels, each by its sample's weight; the mean is over the batch, whatever its weights."""
+        losses = losses if self.weight is None else self.weight * losses
+        if reduction == "none":
+            return losses
+        return losses.mean() if reduction == "mean" else losses.sum()
+
+    def part(self, rows: slice) -> Batch:
+        """Some of its samples."""
+        present = {name: tensor[rows] for name, tensor in self._asdict().items() if tensor is not None and len(tensor)}
+        return self._replace(**present)
 
     @property
     def features(self) -> Tensor:

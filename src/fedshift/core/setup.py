@@ -26,6 +26,7 @@ from fedshift.core.contract import (
 )
 from fedshift.core.messages import TERM
 from fedshift.core.method import Method, tensor_scopes
+from fedshift.core.metrics import check_classes, names, scikit_learn
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net
 from fedshift.core.tensors import SAMPLES, Tensors, part_of
@@ -64,6 +65,7 @@ class Setup:
         evaluate: scoring.
         streams: the run's random streams.
         device: where tensors live.
+        classes: the classes' names.
     """
 
     run: str
@@ -74,14 +76,25 @@ class Setup:
     evaluate: Evaluate
     streams: Streams
     device: torch.device
+    classes: tuple[str, ...]
 
     def __post_init__(self) -> None:
         """Check what the method declares.
 
         Raises:
             FedshiftError: an objective declares no loss terms, or too many; an upload reveals what is no private part;
-                a part that clients do not keep is to be drawn for each.
+                a part that clients do not keep is to be drawn for each; a setting names a class that is not there, or
+                not as many as there are; metrics are asked for and scikit-learn is missing.
         """
+        check_classes(self.evaluate.select, self.classes)
+        if self.metrics:
+            scikit_learn()  # here, and not after the first rounds
+        weights = self.train.class_weights
+        if isinstance(weights, tuple) and len(weights) != len(self.classes):
+            raise FedshiftError(
+                f"train.class_weights = {list(weights)}: give {len(self.classes)} weights, one for each class: "
+                f"{', '.join(self.classes)}."
+            )
         for name, part in self.parts.items():
             if part.each is not None and part.scope != "client":
                 raise FedshiftError(
@@ -103,6 +116,11 @@ class Setup:
                 f"The upload '{upload.name}' says that it reveals '{upload.reveals}', which is no part that stays on "
                 f"the client; there are {', '.join(private) or 'none'}: name one of these, or nothing."
             )
+
+    @cached_property
+    def metrics(self) -> tuple[str, ...]:
+        """The names of the metrics beside accuracy and loss that a score has."""
+        return names(self.evaluate.metrics, self.classes)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Interval
 
+from fedshift.core.metrics import check_metrics
 from fedshift.errors import FedshiftError
 from fedshift.settings.spec import (
     BatchSize,
@@ -55,6 +56,16 @@ class Train(Spec):
         help="largest norm of the gradient in a step, over all that an objective moves; where a method has a limit of "
         "its own, both hold",
     )
+    batches: Literal["shuffled", "balanced"] = setting(
+        "shuffled",
+        help="a client's batches: all its samples in a new order each epoch, or as many of each class that it has; an "
+        "epoch has as many batches either way",
+    )
+    class_weights: Literal["none", "balanced"] | tuple[NonNegative, ...] = setting(
+        "none",
+        help="what a class counts in the cross-entropy, scaled to a mean of 1 over each client's samples: none; "
+        "balanced, n / (C n_c) for a class with n_c of the client's n samples of C classes; or a list, one a class",
+    )
     momentum: Momentum = setting(0.9, help="momentum of sgd (unused by adam)")
     weight_decay: NonNegative = setting(0.0, help="weight decay")
     participation: Fraction = setting(1.0, help="part of the clients sampled in a round, at least one")
@@ -82,7 +93,8 @@ class Train(Spec):
         """Check the settings.
 
         Raises:
-            FedshiftError: one is wrong, or the schedule is not what they describe.
+            FedshiftError: one is wrong, the schedule is not what they describe, or rare classes would count more in
+                two ways at once.
         """
         super().__post_init__()
         if self.warmup >= self.rounds:
@@ -95,6 +107,22 @@ class Train(Spec):
                 f"train.step_at = {list(self.step_at)} has no effect with train.schedule = '{self.schedule}': set "
                 "train.schedule = 'step', or leave it out."
             )
+        if isinstance(self.class_weights, tuple) and not any(self.class_weights):
+            raise FedshiftError(
+                f"train.class_weights = {list(self.class_weights)}: give a weight for each class, some above 0."
+            )
+        if self.batches == "balanced" and self.class_weights != "none":
+            raise FedshiftError(
+                "train.batches = 'balanced' draws classes evenly, so train.class_weights would count rare ones twice: "
+                "choose one of the two."
+            )
+
+    @property
+    def balances(self) -> str:
+        """The setting by which classes count otherwise than by how many samples there are; empty if none does."""
+        return next(
+            (name for name in ("class_weights", "batches") if getattr(self, name) not in ("none", "shuffled")), ""
+        )
 
     def lr_in(self, round: int, rounds: int) -> float:
         """The learning rate in a round, from 1, of a stage of so many.
@@ -123,6 +151,26 @@ class Evaluate(Spec):
 
     every: Rounds = setting(10, help="rounds between evaluations; the last round is always scored")
     batch: BatchSize = setting(512, help="samples predicted at a time")
+    metrics: tuple[str, ...] = setting(
+        (),
+        help="metrics beside accuracy and loss: balanced-accuracy, macro-f1, auroc, average-precision, "
+        "sensitivity-at-specificity-0.9 (or another), calibration-error-15 (or so many bins), and of each class "
+        "class-sensitivity, class-precision, class-auroc",
+    )
+    select: str = setting(
+        "accuracy",
+        help="what selects rounds and settings, and what tables show first: accuracy, one of the metrics, or that of "
+        "a class, as 'auroc of cat' where class-auroc is among them",
+    )
     telemetry: bool = setting(
         True, help="clients send, beside their replies, the mean of each loss term and how many steps they took"
     )
+
+    def __post_init__(self) -> None:
+        """Check the settings.
+
+        Raises:
+            FedshiftError: a metric is unknown, or what selects is none of them.
+        """
+        super().__post_init__()
+        check_metrics(self.metrics, self.select)

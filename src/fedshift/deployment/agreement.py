@@ -192,7 +192,9 @@ class Agreement:
         classes, clients = len(self.federation.classes), len(self.clients)
         model = ModelBuilder(experiment.model, self.federation.shape, classes, streams, clients, environments=clients)
         parts = make_parts(experiment.method, model)
-        return Setup(self.run, experiment.method, model, parts, experiment.train, experiment.evaluate, streams, device)
+        train, evaluate = experiment.train, experiment.evaluate
+        names = tuple(self.federation.classes)
+        return Setup(self.run, experiment.method, model, parts, train, evaluate, streams, device, names)
 
     # What must be equal everywhere ---------------------------------------------------------------
 

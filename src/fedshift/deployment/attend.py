@@ -26,7 +26,7 @@ from fedshift.core.contract import Category, Round, ServerState
 from fedshift.core.messages import Order
 from fedshift.core.setup import Setup
 from fedshift.deployment.agreement import Agreement, SiteSettings, read_site
-from fedshift.deployment.leaving import category
+from fedshift.deployment.leaving import METRICS_ARE, category
 from fedshift.deployment.local import prepared, site_federation
 from fedshift.deployment.model import keep_model
 from fedshift.deployment.policy import refusal, refused, withheld, without
@@ -197,7 +197,11 @@ class Attendant:
         """
         if not math.isfinite(row["loss"]):
             raise DivergedError(f"The loss on '{row['environment']}' ({row['role']}) is {row['loss']}.")
-        return Score(**{**row, **dict.fromkeys(withheld(self.settings.refuse))})
+        told = {name: value for name, value in row.items() if name != "undefined"}  # which follows from the metrics
+        left_out: dict[str, Any] = dict.fromkeys(withheld(self.settings.refuse))
+        if METRICS_ARE in self.settings.refuse:
+            left_out["metrics"] = {}
+        return Score(**{**told, **left_out})
 
     def _check_policy(self) -> None:
         """Refuse a run that needs what this site does not send; of a target, which never trains, it needs nothing."""

@@ -14,7 +14,7 @@ from fedshift.core.contract import Category, Declared, Exchange, Stage
 from fedshift.core.setup import Setup, told
 from fedshift.core.tensors import counted, part_of
 from fedshift.deployment.agreement import FederationSettings
-from fedshift.deployment.wire import REASONS
+from fedshift.deployment.wire import METRIC, REASONS
 from fedshift.errors import FedshiftError
 from fedshift.methods import METHODS
 from fedshift.reporting.units import bytes_text
@@ -22,7 +22,8 @@ from fedshift.reporting.units import bytes_text
 Kind = Literal["reply", "telemetry", "scores"]
 CATEGORIES: tuple[Category, ...] = get_args(Category)
 SCORES: Mapping[str, Category] = {"accuracy": "statistic", "loss": "statistic", "n": "count"}
-"""The numbers of a score, each a tensor of shape (); ``n`` is how many samples were scored."""
+"""The numbers of every score, each a tensor of shape (); ``n`` is how many samples were scored."""
+METRICS_ARE: Category = "statistic"
 MEANING: Mapping[Category, str] = {
     "model update": "What training at the site made of the model, or a gradient of it: parameters, and of batch norms "
     "the running means, variances and numbers of batches too. It is no sample, but whoever analyses it can learn "
@@ -82,8 +83,8 @@ def category(setup: Setup, exchange: Exchange | None, name: str) -> Category:
         FedshiftError: nothing of that name may leave.
     """
     kind, _, own = name.partition(".")
-    if kind == "scores" and (number := own.rpartition(".")[2]) in SCORES:
-        return SCORES[number]
+    if kind == "scores" and (number := own.partition(".")[2]) in (scores := _of_scores(setup)):
+        return scores[number]
     if exchange is not None and kind == "up" and own in setup.categories(exchange):
         return setup.categories(exchange)[own]
     if exchange is not None and kind == "telemetry" and own in setup.telemetry(exchange):
@@ -99,8 +100,14 @@ def _of_stage(setup: Setup, stage: Stage) -> Iterator[Leaves]:
             telemetry = setup.telemetry(exchange)
             yield from _of_kind(stage, exchange.name, "telemetry", telemetry, {name: told(name) for name in telemetry})
     if stage.scored:
-        numbers: Declared = {name: (torch.int64 if name == "n" else torch.float64, ()) for name in SCORES}
-        yield from _of_kind(stage, "", "scores", numbers, SCORES, -(-stage.rounds // setup.evaluate.every))
+        scores = _of_scores(setup)
+        numbers: Declared = {name: (torch.int64 if name == "n" else torch.float64, ()) for name in scores}
+        yield from _of_kind(stage, "", "scores", numbers, scores, -(-stage.rounds // setup.evaluate.every))
+
+
+def _of_scores(setup: Setup) -> dict[str, Category]:
+    """The numbers of a score in a run, the metrics that it measures among them."""
+    return {**SCORES, **{METRIC + name: METRICS_ARE for name in setup.metrics}}
 
 
 def _of_kind(

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from math import isfinite
+from dataclasses import asdict, dataclass, field
+from math import isfinite, isnan, nan
 from typing import Annotated, Any, Literal
 
 import torch
@@ -20,6 +20,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 from fedshift.core.messages import Answer, Down, Order, Telemetry, Up, metadata, pack
+from fedshift.core.metrics import Values
 from fedshift.core.sealed import checked
 from fedshift.core.tensors import Tensors
 from fedshift.errors import FedshiftError
@@ -38,6 +39,7 @@ REASONS: Mapping[Reason, str] = {
 }
 NOBODY = -1  # the client's number of a site that never trains
 MEGABYTE = 10**6
+METRIC = "metrics."  # before the name of a score's metric among tensors
 SAME = "same"  # says that what is scored is what the order begins with
 
 
@@ -126,6 +128,8 @@ class Score:
         accuracy: in [0, 1].
         loss: mean negative log-likelihood in nats.
         n: how many samples were scored.
+        metrics: what the experiment measures besides, by name; None: undefined on the environment. Empty where the site
+            does not tell.
     """
 
     environment: str
@@ -135,6 +139,7 @@ class Score:
     accuracy: float | None
     loss: float | None
     n: int | None
+    metrics: Values = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -210,6 +215,8 @@ def score_tensors(score: Score) -> dict[str, Tensor]:
     """The numbers of a score, as they leave a site."""
     given = {"accuracy": score.accuracy, "loss": score.loss}
     tensors = {name: torch.tensor(value, dtype=torch.float64) for name, value in given.items() if value is not None}
+    for name, value in score.metrics.items():
+        tensors[METRIC + name] = torch.tensor(nan if value is None else value, dtype=torch.float64)
     return tensors | ({} if score.n is None else {"n": torch.tensor(score.n)})
 
 
@@ -362,13 +369,24 @@ _NUMBERS = {"accuracy": torch.float64, "loss": torch.float64, "n": torch.int64}
 
 def _score(said: _SaidScore, tensors: Tensors) -> Score:
     """A score, whose numbers must be possible ones."""
-    numbers = {name: _number(name, tensor) for name, tensor in tensors.items()}
+    numbers = {name: _number(name, tensor) for name, tensor in tensors.items() if not name.startswith(METRIC)}
+    metrics = {name: _metric(name, tensor) for name, tensor in tensors.of(METRIC.removesuffix(".")).items()}
     accuracy, loss, n = (numbers.get(name) for name in _NUMBERS)
     if accuracy is not None and not 0 <= accuracy <= 1:
         raise ValueError(f"an accuracy is {accuracy}")
     if n is not None and n < 1:
         raise ValueError(f"{n} samples were scored")
-    return Score(**said.model_dump(), accuracy=accuracy, loss=loss, n=None if n is None else int(n))
+    return Score(**said.model_dump(), accuracy=accuracy, loss=loss, n=None if n is None else int(n), metrics=metrics)
+
+
+def _metric(name: str, tensor: Tensor) -> float | None:
+    """A metric of a score; None where it is undefined, which crosses as nan."""
+    if (tensor.dtype, tensor.shape) != (torch.float64, ()):
+        raise ValueError(f"the metric {name:.100} of a score is a tensor {list(tensor.shape)} of {tensor.dtype}")
+    number: float = tensor.item()
+    if not (isnan(number) or 0 <= number <= 1):
+        raise ValueError(f"the metric {name:.100} of a score is {number}")
+    return None if isnan(number) else number
 
 
 def _number(name: str, tensor: Tensor) -> float:

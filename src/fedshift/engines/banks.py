@@ -26,13 +26,14 @@ from fedshift.engines.merging import Varying
 Function = Callable[[Net, Batch, Context], Mapping[str, Tensor]]
 
 
-DRAWN = ("x", "y", "environment")  # what a batch is drawn with
+DRAWN = ("x", "y", "environment", "weight")  # what a batch is drawn with
 
 
 def drawn(batches: Sequence[Batch], together: Callable[[list[Tensor]], Tensor]) -> dict[str, Tensor]:
-    """What some batches were drawn with, by name, side by side; environments only where a phase asked for them."""
-    names = DRAWN if len(batches[0].environment) else DRAWN[:2]
-    return {name: together([getattr(batch, name) for batch in batches]) for name in names}
+    """What some batches were drawn with, by name, side by side; environments and weights only where there are any."""
+    first = batches[0]
+    there = {"environment": len(first.environment) > 0, "weight": first.weight is not None}
+    return {name: together([getattr(batch, name) for batch in batches]) for name in DRAWN if there.get(name, True)}
 
 
 def batch_of(tensors: Mapping[str, Tensor]) -> Batch:
@@ -46,8 +47,8 @@ class Given:
 
     Attributes:
         context: a context whose round is everybody's.
-        tensors: ``x``, ``y`` and, where it was asked for, ``environment`` of the batch; ``client`` and ``counts``,
-            ``noise.<name>``, ``received.<name>`` and ``measured.<name>``.
+        tensors: ``x``, ``y`` and, where there are any, ``environment`` and ``weight`` of the batch; ``client`` and
+            ``counts``, ``noise.<name>``, ``received.<name>`` and ``measured.<name>``.
         dims: where each tensor has its lanes; None: all lanes share it.
     """
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from fedshift.core.contract import DEFAULTS, Exchange, Round, ServerState
 from fedshift.core.messages import Down, Up
+from fedshift.core.metrics import Values
 from fedshift.core.setup import Setup
 from fedshift.core.state import ClientState
 from fedshift.core.tensors import Replies, Tensors
@@ -98,11 +99,12 @@ class Question:
 
 @dataclass(frozen=True)
 class Score:
-    """Accuracy and loss (negative log-likelihood in nats), means over n samples."""
+    """Accuracy and loss (negative log-likelihood in nats), means over n samples, and metrics; see :class:`Metric`."""
 
     accuracy: float
     loss: float
     n: int
+    metrics: Values = field(default_factory=dict)
 
 
 class Engine(Protocol):

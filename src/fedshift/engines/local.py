@@ -24,7 +24,7 @@ from fedshift.core.state import OptimiserState
 from fedshift.core.tensors import Replies, Tensors
 from fedshift.core.training import Train
 from fedshift.engines.banks import Bank, Given
-from fedshift.engines.batches import BatchOrder
+from fedshift.engines.batches import BalancedOrder, BatchOrder, Purpose
 from fedshift.engines.engine import SERVER
 from fedshift.engines.graphs import replayed
 from fedshift.engines.optimisers import SGD, Adam
@@ -90,6 +90,26 @@ class Lane:
         labels = self.samples.y if self.samples else torch.zeros(0, dtype=torch.int64, device=device)
         return torch.bincount(labels, minlength=self.setup.model.classes)
 
+    @cached_property
+    def class_weights(self) -> Tensor | None:
+        """How much a sample of each class counts, (classes,), 1 in the mean over the client's samples; None: alike.
+
+        Raises:
+            FedshiftError: none of the client's samples counts.
+        """
+        given = self.setup.train.class_weights
+        if given == "none" or self.samples is None:
+            return None
+        counts = self.counts.double()
+        weights = 1 / counts.clamp(min=1) if given == "balanced" else counts.new_tensor(given)
+        weighted = (weights * counts).sum()
+        if not weighted:
+            raise FedshiftError(
+                f"train.class_weights = {list(given)}: all samples of {self.place} are of classes with a weight of 0. "
+                "Give these classes a weight, or leave the client out."
+            )
+        return (weights * (len(self.samples) / weighted)).to(self.setup.dtype)
+
     @property
     def training(self) -> list[Phase]:
         """The phases that take steps."""
@@ -108,7 +128,15 @@ class Lane:
         """The sequence of batches that a phase draws from; None for a server without samples."""
         if samples is None:
             return None
-        return BatchOrder(self.setup.streams, self.key, len(samples), phase.batch or self.setup.train.batch)
+        return self._order(samples, phase.batch, ("batches",))
+
+    def _order(self, samples: Samples, size: int | None, purpose: Purpose) -> BatchOrder:
+        """A sequence of batches; classes are balanced among a client's own samples alone."""
+        train = self.setup.train
+        drawn = self.setup.streams, self.key, len(samples), size or train.batch, purpose
+        if train.batches == "balanced" and samples is self.samples:
+            return BalancedOrder(*drawn, samples.y.cpu())
+        return BatchOrder(*drawn)
 
     def count(self, phase: Phase, order: BatchOrder | None) -> int:
         """How many steps a phase has."""
@@ -135,6 +163,11 @@ class Lane:
         when = self.round.number, self.round.stage.rounds
         return Context(*when, self.received, noise, self.number, self.counts, Tensors(self.measured), self.replies)
 
+    def batch(self, x: Tensor, y: Tensor) -> Batch:
+        """A batch of inputs and labels."""
+        weights = self.class_weights
+        return Batch(self.typed(x), y, weight=None if weights is None else weights[y])
+
     def no_batch(self) -> Batch:
         """The batch of a server without samples."""
         device = self.setup.device
@@ -146,9 +179,7 @@ class Lane:
         if phase.steps is None:
             return even_chunks(len(self.samples), self.setup.evaluate.batch)
         purpose = "measured batches", *self.round.key, phase.name
-        size = phase.batch or self.setup.train.batch
-        order = BatchOrder(self.setup.streams, self.key, len(self.samples), size, purpose)
-        return islice(order.from_number(0), phase.steps)
+        return islice(self._order(self.samples, phase.batch, purpose).from_number(0), phase.steps)
 
     def measured_batches(self, phase: Measure) -> Iterator[Batch]:
         """What a phase measures on, without augmentation."""
@@ -157,7 +188,7 @@ class Lane:
             return
         for rows in self.measured_rows(phase):
             x, y = self.samples.batch(rows.to(self.setup.device))
-            yield Batch(self.typed(self.inputs.evaluation(x)), y)
+            yield self.batch(self.inputs.evaluation(x), y)
 
 
 def steps_of(phase: Phase, train: Train, per_epoch: int) -> int:
@@ -218,7 +249,7 @@ class _Course:
             return lane.no_batch()
         rows = next(self.batches).to(lane.setup.device)
         x, y = self.samples.batch(rows)
-        batch = Batch(lane.typed(lane.inputs.training(x, lane.setup.streams, lane.key, self.start + step)), y)
+        batch = lane.batch(lane.inputs.training(x, lane.setup.streams, lane.key, self.start + step), y)
         return batch._replace(environment=self.samples.subset(rows).environment) if self.phase.environments else batch
 
 

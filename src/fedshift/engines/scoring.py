@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedshift.core.contract import Batch, Context
+from fedshift.core.metrics import Values, measured
 from fedshift.core.net import Net, batch_norms
 from fedshift.core.setup import Setup
 from fedshift.core.tensors import Tensors
@@ -69,8 +70,13 @@ def _scores(net: Net, questions: Sequence[Question]) -> list[Score]:
     if len(questions) == 1:
         if first.setup.method.reestimates(unseen=first.environment.client is None):
             _reestimate(net, first)
-        chunks = [_sums(predicted, y, [len(y)]) for predicted, y in _predictions(net, first)]
-        return [_score(first, *torch.stack(chunks).sum(dim=0)[:, 0].tolist())]
+        chunks, kept = [], []
+        for predicted, y in _predictions(net, first):
+            chunks.append(_sums(predicted, y, [len(y)]))
+            if first.setup.metrics:  # which are of all predictions at once
+                kept.append((predicted.cpu(), y.cpu()))
+        metrics = _metrics(first, *map(torch.cat, zip(*kept, strict=True))) if kept else {}
+        return [_score(first, torch.stack(chunks).sum(dim=0)[:, 0].tolist(), metrics)]
     asked = _joined(questions)
     return _of_each(questions, first.setup.method.predict(net, asked.x, asked.noise), asked.y)
 
@@ -142,8 +148,13 @@ def _joined(questions: Sequence[Question]) -> _Asked:
 
 def _of_each(questions: Sequence[Question], log_probabilities: Tensor, y: Tensor) -> list[Score]:
     """The scores of environments whose predictions stand one after the other."""
-    sums = _sums(log_probabilities, y, [len(question.environment.samples) for question in questions])
-    return [_score(question, *both) for question, both in zip(questions, sums.T.tolist(), strict=True)]
+    sizes = [len(question.environment.samples) for question in questions]
+    sums = _sums(log_probabilities, y, sizes).T.tolist()
+    parts = zip(torch.split(log_probabilities, sizes), torch.split(y, sizes), strict=True)
+    return [
+        _score(question, both, _metrics(question, *part))
+        for question, both, part in zip(questions, sums, parts, strict=True)
+    ]
 
 
 def _padded(tensor: Tensor, axis: int, length: int) -> Tensor:
@@ -193,19 +204,27 @@ def _predictions(net: Net, question: Question) -> Iterator[tuple[Tensor, Tensor]
         yield setup.method.predict(net, asked.x, asked.noise), asked.y
 
 
-def _score(question: Question, right: float, loss: float) -> Score:
-    """Accuracy and mean loss from their sums.
+def _metrics(question: Question, log_probabilities: Tensor, y: Tensor) -> Values:
+    """The declared metrics of an environment's predictions; none of what is not finite, as its loss will say."""
+    setup = question.setup
+    if not setup.metrics or not log_probabilities.exp().isfinite().all():
+        return {}
+    return measured(setup.evaluate.metrics, setup.classes, log_probabilities, y)
+
+
+def _score(question: Question, sums: Sequence[float], metrics: Values) -> Score:
+    """Accuracy and mean loss from their sums, and metrics.
 
     Raises:
         DivergedError: the loss is not finite.
     """
-    n = len(question.environment.samples)
-    if not math.isfinite(loss):
+    (right, loss), n = sums, len(question.environment.samples)
+    if not math.isfinite(loss) or len(metrics) < len(question.setup.metrics):
         raise DivergedError(
             f"The loss on '{question.environment.name}' is not finite after round {question.round.number}.",
             advice(question.setup),
         )
-    return Score(right / n, loss / n, n)
+    return Score(right / n, loss / n, n, metrics)
 
 
 def _batch_axes(question: Question) -> dict[str, int]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedshift.core.contract import Part, Round, ServerState
 from fedshift.core.method import Method
+from fedshift.core.metrics import Values, mean_of
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net, parts_read
 from fedshift.core.tensors import Tensors, part_of
@@ -130,7 +131,16 @@ def _mean(scores: Sequence[Score]) -> Row:
         "accuracy": sum(score.accuracy for score in scores) / len(scores),
         "loss": sum(score.loss for score in scores) / len(scores),
         "n": scores[0].n,
+        **metrics_of([score.metrics for score in scores]),
     }
+
+
+def metrics_of(values: Sequence[Values]) -> Row:
+    """What a row says of metrics, the means over models: each by name, and why some are undefined."""
+    if not values[0]:
+        return {}
+    means, undefined = mean_of(values)
+    return {"metrics": means, **({"undefined": undefined} if undefined else {})}
 
 
 class _Kept(Sequence[Tensors]):

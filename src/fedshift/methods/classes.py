@@ -11,8 +11,19 @@ import torch
 from torch import Tensor
 
 from fedshift.core.tensors import Replies
+from fedshift.core.training import Train
+from fedshift.errors import FedshiftError
 
 COUNTS = "class_counts.value"  # how many training samples of each class the client has, or all of a round's have
+
+
+def check_unbalanced(train: Train, method: str, why: str) -> None:
+    """Raise an error if classes are weighed or balanced for a method whose loss does that itself, in words ``why``."""
+    if name := train.balances:
+        raise FedshiftError(
+            f"train.{name} = {getattr(train, name)!r} is not for {method}: its {why} would count rare classes twice. "
+            f"Set it to {Train.settings()[name].default!r}, or choose another method."
+        )
 
 
 def one_hot(y: Tensor, classes: int, like: Tensor) -> Tensor:

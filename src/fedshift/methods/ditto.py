@@ -16,8 +16,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch.nn import functional as F
-
 from fedshift.core.contract import Batch, Context, Objective, Phase, Phases, Terms
 from fedshift.core.net import Net
 from fedshift.methods.personal import PersonalModel
@@ -39,5 +37,5 @@ class Ditto(PersonalModel):
 
     def personal_loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         """F_k(v) + lam/2 ||v - w_t||^2."""
-        risk = F.cross_entropy(self.own.logits(net, batch.x), batch.y)
+        risk = batch.cross_entropy(self.own.logits(net, batch.x))
         return {"personal": risk, "pull": self.lam / 2 * self.own.distance(net, context.received)}

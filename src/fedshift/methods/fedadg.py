@@ -45,11 +45,11 @@ from fedshift.streams import Draw, Draws
 
 
 def smoothed_cross_entropy(logits: Tensor, y: Tensor, smoothing: float) -> Tensor:
-    """The cross-entropy of logits (B, classes) with 1 - s on the labels y (B,) and s shared by the others, the mean."""
+    """The cross-entropies (B,) of logits (B, classes) with 1 - s on the labels y (B,) and s shared by the others."""
     log_probabilities = logits.log_softmax(dim=1)
     own = log_probabilities.gather(1, y.unsqueeze(1)).squeeze(1)
     others = (log_probabilities.sum(dim=1) - own) / max(1, logits.shape[1] - 1)
-    return -((1 - smoothing) * own + smoothing * others).mean()
+    return -((1 - smoothing) * own + smoothing * others)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +135,7 @@ class FedADG(FedAvg):
 
     def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         """The smoothed cross-entropy."""
-        return {"cross_entropy": smoothed_cross_entropy(net.head(batch.z), batch.y, self.smoothing)}
+        return {"cross_entropy": batch.weighted(smoothed_cross_entropy(net.head(batch.z), batch.y, self.smoothing))}
 
     def reference(self, net: Net, batch: Batch, context: Context) -> Tensor:
         """G(e, y) for the batch's labels, (B, d)."""

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
-from torch.nn import functional as F
 
 from fedshift.core.contract import Batch, Context, Part, Terms
 from fedshift.core.method import Method
@@ -46,7 +45,7 @@ class FedAvg(Method):
 
     def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         """Cross-entropy, mean over the batch."""
-        return {"cross_entropy": F.cross_entropy(net.head(batch.z), batch.y)}
+        return {"cross_entropy": batch.cross_entropy(net.head(batch.z))}
 
     def predict(self, net: Net, x: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
         """Log-softmax of the logits."""

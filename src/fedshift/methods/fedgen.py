@@ -155,7 +155,7 @@ class FedGen(FedAvg):
     def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         """CE + a CE(h(G(y~)), y~) + b KL(sg softmax(h(G(y))) || p(.|x)); the first alone in the first round."""
         logits = net.head(batch.z)
-        terms = {"cross_entropy": F.cross_entropy(logits, batch.y)}
+        terms = {"cross_entropy": batch.cross_entropy(logits)}
         if context.round == 1:
             return terms
         labels, fading = labels_among(net.class_counts(), context.noise["labels"]), self.decay**context.round

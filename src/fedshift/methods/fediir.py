@@ -23,13 +23,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from annotated_types import Interval
 from torch import Tensor
 from torch.func import functional_call, grad_and_value
-from torch.nn import functional as F
 
 from fedshift.core.contract import (
     Batch,
@@ -52,20 +51,21 @@ from fedshift.settings.spec import NonNegative, setting
 Memory = Annotated[float, Interval(ge=0, lt=1)]
 
 
-def head_gradients(net: Net, z: Tensor, y: Tensor, reduction: str = "mean") -> tuple[dict[str, Tensor], Tensor]:
+def head_gradients(
+    net: Net, batch: Batch, reduction: Literal["mean", "sum"] = "mean"
+) -> tuple[dict[str, Tensor], Tensor]:
     """The gradient of the cross-entropy for each parameter of the head, and the cross-entropy itself.
 
     Both can be differentiated again. ``torch.func`` rather than ``torch.autograd``, so that clients can be stacked.
 
     Args:
         net: the parts, of which ``head`` is read.
-        z: representations (B, d).
-        y: labels (B,).
-        reduction: over the batch, ``mean`` or ``sum``.
+        batch: with its representation.
+        reduction: over the batch.
     """
 
     def risk(parameters: dict[str, Tensor]) -> Tensor:
-        return F.cross_entropy(functional_call(net.head, parameters, (z,)), y, reduction=reduction)
+        return batch.cross_entropy(functional_call(net.head, parameters, (batch.z,)), reduction)
 
     gradients, value = grad_and_value(risk)(dict(net.head.named_parameters()))
     return gradients, value
@@ -111,7 +111,7 @@ class FedIIR(FedAvg):
         """The gradient of the cross-entropy, summed over the batch, for each parameter of the head."""
         with torch.no_grad():
             z = self.features(net, batch.x)
-        gradients, _ = head_gradients(net, z, batch.y, reduction="sum")
+        gradients, _ = head_gradients(net, batch._replace(z=z), "sum")
         return {f"gradient.head.{name}": gradient for name, gradient in gradients.items()}
 
     def mean_gradient(self, work: LocalWork) -> Tensors:
@@ -128,6 +128,6 @@ class FedIIR(FedAvg):
 
     def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         """Cross-entropy + lam ||grad_head CE - g||^2, differentiable through the gradient."""
-        gradients, risk = head_gradients(net, batch.z, batch.y)
+        gradients, risk = head_gradients(net, batch)
         distance = Tensors(gradients) - context.received.of("invariant.head")
         return {"cross_entropy": risk, "invariance": self.lam * distance.squared_norm()}

@@ -10,6 +10,8 @@ Choices:
 - Classes that the client does not have are left out of the sum (their margin would be infinite), so their logits
   receive no gradient. With tau = 0 and every class present it is FedAvg.
 - With "others", a client of a single class has nothing in the sum: its loss is 0, as it is with "all".
+- Neither class weights nor balanced batches: the margins are by the counts of what the client trains on, each sample
+  alike, and a weight would correct for the same rareness again.
 - Prediction takes the logits as they are.
 - Absent clients are not in the mean; nothing of them is kept.
 """
@@ -24,6 +26,8 @@ from torch.nn import functional as F
 
 from fedshift.core.contract import Batch, Context, Terms
 from fedshift.core.net import Net
+from fedshift.core.training import Train
+from fedshift.methods.classes import check_unbalanced
 from fedshift.methods.fedavg import FedAvg
 from fedshift.settings.spec import NonNegative, Range, setting
 
@@ -56,6 +60,10 @@ class FedLC(FedAvg):
         help="classes in the denominator: all, or all but the true one (paper)",
         source="calibrated cross-entropy",
     )
+
+    def check(self, train: Train) -> None:
+        """The margins are by the client's counts already."""
+        check_unbalanced(train, "FedLC", "margins by the client's class counts")
 
     def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         """The calibrated cross-entropy, mean over the batch."""

@@ -175,13 +175,13 @@ class FedPIN(Personalised):
 
     def shortcut_loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         """R(omega_psi(Psi_u)): plain training, which takes the shortcut."""
-        return {"shortcut": F.cross_entropy(SHORTCUT.logits(net, batch.x), batch.y)}
+        return {"shortcut": batch.cross_entropy(SHORTCUT.logits(net, batch.x))}
 
     def personal_loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         """R(omega_u(Phi_u)) + lam * L_con + gamma * Var (Eq. 7); a term whose weight is 0 is left out."""
         z = net.personal_encoder(batch.x)
         logits = net.personal_head(z)
-        terms = {"personal": F.cross_entropy(logits, batch.y)}
+        terms = {"personal": batch.cross_entropy(logits)}
         if self.lam > 0:
             own = z if self.anchor == "features" else logits.softmax(dim=1)
             anchor = self.compared(net, "", context.received, batch.x)
@@ -216,7 +216,7 @@ class Anchored(Personalised):
 
     def personal_loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         """R(theta_u) + mu/2 ||theta_u - theta_g||^2, with theta_g as received."""
-        terms = {"personal": F.cross_entropy(PERSONAL.logits(net, batch.x), batch.y)}
+        terms = {"personal": batch.cross_entropy(PERSONAL.logits(net, batch.x))}
         if self.mu > 0:
             terms["anchor"] = self.mu / 2 * PERSONAL.distance(net, context.received)
         return terms

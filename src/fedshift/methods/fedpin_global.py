@@ -174,7 +174,7 @@ class GlobalModel(FedAvg):
     def auxiliary_loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         """R(omega_a(sg(Phi_g), u))."""
         z = net.frozen("encoder", Tensors(), batch.x)
-        return {"auxiliary": F.cross_entropy(self.auxiliary_logits(net, z, context), batch.y)}
+        return {"auxiliary": batch.cross_entropy(self.auxiliary_logits(net, z, context))}
 
     def auxiliary_logits(self, net: Net, z: Tensor, context: Context) -> Tensor:
         """omega_a(z, u), (B, classes), of z (B, d) at the client at work."""
@@ -189,8 +189,8 @@ class GlobalModel(FedAvg):
         alpha = self.alpha_at(context.round)
         if self.auxiliary == "gradient":
             return {**super().loss(net, batch, context), "invariance": alpha * self.first_order_gain(net, batch)}
-        risk = F.cross_entropy(net.head(batch.z), batch.y, reduction="none")
-        informed = F.cross_entropy(self.auxiliary_logits(net, batch.z, context), batch.y, reduction="none")
+        risk = batch.cross_entropy(net.head(batch.z), "none")
+        informed = batch.cross_entropy(self.auxiliary_logits(net, batch.z, context), "none")
         return {"cross_entropy": risk.mean(), "invariance": alpha * (risk - informed).mean()}
 
     def first_order_gain(self, net: Net, batch: Batch) -> Tensor:
@@ -198,11 +198,11 @@ class GlobalModel(FedAvg):
 
         <omega_g, g> is the derivative of R at s = 1 when omega_g becomes s omega_g.
         """
-        halves = [(batch.z[start::2], batch.y[start::2]) for start in (0, 1)]
-        one, other = (Tensors(head_gradients(net, z, y, reduction="sum")[0]) for z, y in halves)
+        halves = [batch.part(slice(start, None, 2)) for start in (0, 1)]
+        one, other = (Tensors(head_gradients(net, half, "sum")[0]) for half in halves)
         omega = dict(net.head.named_parameters())
         products = (one * other).sum() + self.scalar_weight * (one * omega).sum() * (other * omega).sum()
-        return products / max(1, len(halves[0][1]) * len(halves[1][1]))
+        return products / max(1, len(halves[0].y) * len(halves[1].y))
 
     def alpha_at(self, round: int) -> float:
         """Alpha in a round, from 1."""

@@ -106,7 +106,7 @@ class FedProc(Projected):
         """(1 - a) CE + a L_proto with a = 1 - t/T, or a = 0 where the sample's class has no prototype."""
         known = net.class_counts() > 0
         a = (1 - context.round / context.rounds) * known[batch.y].to(batch.z.dtype)
-        risk = F.cross_entropy(net.head(batch.z), batch.y, reduction="none")
+        risk = batch.cross_entropy(net.head(batch.z), "none")
         contrast = prototypical(batch.z, batch.y, net.prototypes(), known, self.temperature, self.denominator)
         return {"cross_entropy": ((1 - a) * risk).mean(), "prototypical": (a * contrast).mean()}
 

@@ -11,6 +11,8 @@ Choices:
 
 - Classes that the client does not have are left out of the balanced softmax (log 0), so that their logits receive no
   gradient from it. The personal risk is over all classes, as is prediction.
+- Neither class weights nor balanced batches: the softmax is balanced by the counts of what the client trains on, and
+  h_P is to fit the client's classes as they are.
 - Both risks are taken on one batch and with one forward pass, before either moves.
 - h_P is linear and starts at 0, so that the personal model starts as the generic one; the paper's hypernetwork that
   makes h_P is left out.
@@ -33,6 +35,8 @@ from fedshift.core.contract import Batch, Context, Part, ServerState, Terms
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net
 from fedshift.core.tensors import Tensors
+from fedshift.core.training import Train
+from fedshift.methods.classes import check_unbalanced
 from fedshift.methods.fedavg import FedAvg
 from fedshift.methods.personal import mean_of_local
 from fedshift.settings.spec import Positive, setting
@@ -65,6 +69,10 @@ class FedRoD(FedAvg):
     def moves(self) -> tuple[str, ...]:
         """The shared parts, and h_P."""
         return (*super().moves(), "personal_head")
+
+    def check(self, train: Train) -> None:
+        """The generic model's risk is balanced by the client's counts already."""
+        check_unbalanced(train, "FedRoD", "softmax, balanced by the client's class counts,")
 
     def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         """The balanced risk of the generic model, and the risk of both heads together, which moves h_P alone."""

@@ -163,7 +163,7 @@ class FedSDR(PersonalModel):
     def personal_loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         """The risk of Phi + lam D(logits, e(Psi(x), y) | y); the first alone in the first round."""
         logits = self.own.logits(net, batch.x)
-        terms = {"personal": F.cross_entropy(logits, batch.y)}
+        terms = {"personal": batch.cross_entropy(logits)}
         if self.lam == 0 or context.round == 1:
             return terms
         z = net.frozen("shortcut", context.received.of("shortcut"), batch.x)

@@ -294,7 +294,7 @@ class FRAug(FedAvg):
         synthetic = self.synthesise(net, batch.z, batch.y, context, self.l_syn(context))
         terms = super().loss(net, batch, context)
         if self.batch_term:
-            terms["synthetic"] = F.cross_entropy(net.head(synthetic.batch), batch.y)
+            terms["synthetic"] = batch.cross_entropy(net.head(synthetic.batch))
         if self.ema_term:
             of_each = F.cross_entropy(net.head(synthetic.classes), synthetic.labels, reduction="none")
             terms["synthetic_classes"] = synthetic.over_classes(of_each)
@@ -305,7 +305,7 @@ class FRAug(FedAvg):
         u = self.fixed_features(net, batch.x)
         synthetic = u + self.stage2_weight(context) * self.residuals(net, context.noise["z"], batch.y)
         return {
-            "generator_cross_entropy": F.cross_entropy(net.head(synthetic), batch.y),
+            "generator_cross_entropy": batch.cross_entropy(net.head(synthetic)),
             "generator_mmd": -self.alpha * mmd(synthetic, u),
         }
 

@@ -31,7 +31,6 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fedshift.core.contract import (
     Batch,
@@ -215,7 +214,7 @@ class PartialFedAdaptive(Partial):
         weight = by_layer(received, a * last["done"])  # without last values w_t alone
         fixed = weight.map(Tensor.detach) | weight.only(net.trainable)  # no gradient goes through batch statistics
         mixed = received + fixed * (last.only(received) - received)
-        return {"choice": F.cross_entropy(self.logits(net, mixed, batch.x), batch.y)}
+        return {"choice": batch.cross_entropy(self.logits(net, mixed, batch.x))}
 
 
 def by_layer(tensors: Tensors, values: Tensor) -> Tensors:

@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import Tensor
-from torch.nn import functional as F
 
 from fedshift.core.contract import Batch, Context, Exchange, Objective, Optimiser, Phase, Phases, ServerState, Terms
 from fedshift.core.net import Net
@@ -62,7 +61,7 @@ class PFedMe(PersonalModel):
 
     def personal_loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         """f_k(theta) + lam/2 ||theta - w_k||^2 (Eq. 3)."""
-        risk = F.cross_entropy(self.own.logits(net, batch.x), batch.y)
+        risk = batch.cross_entropy(self.own.logits(net, batch.x))
         return {"personal": risk, "pull": self.gap(net)}
 
     def loss(self, net: Net, batch: Batch, context: Context) -> Terms:

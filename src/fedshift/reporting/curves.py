@@ -1,4 +1,4 @@
-"""Accuracy by round and by test environment, as the panels of a page.
+"""Scores by round and by test environment, as the panels of a page.
 
 A figure holds lines and numbers alone. What users name (environments, methods, quantities) stands beside it as text of
 the page: no font lacks its letters, nothing in it is read as mark-up, and it can be read at any width.
@@ -19,6 +19,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from fedshift.core.metrics import Metric
 from fedshift.reporting.results import Results, Row
 from fedshift.reporting.stages import unscored_before
 from fedshift.runs.selection import by_environment
@@ -28,7 +29,7 @@ LEAST_HEIGHT = 10.0  # percentage points that a panel covers
 MOST_MARKED = 15  # points of a line that are marked one by one; of a single one nothing but the mark is seen
 SIZE = (4.8, 3.0)  # inches of a panel, which fill a narrow screen at about the size they have
 
-BySeed = dict[float, dict[int, list[float]]]  # accuracies in %, by round or place and by seed
+BySeed = dict[float, dict[int, list[float]]]  # scores in %, by round or place and by seed
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Line:
     """A curve with its band, in %.
 
     Attributes:
-        label: whose accuracy it is, and on what.
+        label: whose score it is, and on what.
         colour: as #rrggbb.
         dashed: whether it is of validation.
         places: rounds or places, ascending.
@@ -55,7 +56,7 @@ class Line:
 
     @classmethod
     def of(cls, label: str, colour: str, found: BySeed, *, dashed: bool = False) -> Line:
-        """The line of accuracies; each seed counts as the mean of its values."""
+        """The line of scores; each seed counts as the mean of its values."""
         places = sorted(found)
         seeds = [[mean(values) for values in found[place].values()] for place in places]
         middle = [mean(values) for values in seeds]
@@ -78,11 +79,13 @@ class Panel:
         title: of what.
         across: what its horizontal axis is.
         lines: its curves.
+        metric: what its vertical axis is.
     """
 
     title: str
     across: str
     lines: list[Line]
+    metric: Metric
 
 
 def colours(count: int) -> list[str]:
@@ -94,7 +97,7 @@ def colours(count: int) -> list[str]:
 
 
 def by_round(results: Results) -> list[Panel]:
-    """A panel for each test environment: test accuracy solid, the mean of validation accuracy dashed.
+    """A panel for each test environment: the test score solid, the mean of validation dashed.
 
     Where the environments are many, a single panel shows their mean.
     """
@@ -111,26 +114,27 @@ def by_round(results: Results) -> list[Panel]:
             lines.append(Line.of(f"{row.label}, {validation}", colour, found, dashed=True))
         heading = results.heading("test", environment) if environment is not None else ""
         title = heading or f"{test}, mean over {len(names)} environments"
-        panels.append(Panel(title, "training round", [line for line in lines if line.places]))
+        panels.append(Panel(title, "training round", [line for line in lines if line.places], results.metric))
     return panels
 
 
 def _by_round(row: Row, environment: str | None, role: str) -> BySeed:
-    """Accuracies by training round of the runs that are tested on the environment (None: on any)."""
+    """Scores by training round of the runs that are tested on the environment (None: on any)."""
     found: BySeed = defaultdict(lambda: defaultdict(list))
     for run in row.runs:
-        if environment is not None and environment not in by_environment(run.records[-1], "test"):
+        tested = {scored["environment"] for scored in run.records[-1]["environments"] if scored["role"] == "test"}
+        if environment is not None and environment not in tested:
             continue
         before = unscored_before(run.records)
         for record in run.records:
-            for name, accuracy in by_environment(record, role).items():
+            for name, score in by_environment(record, role, row.metric.name).items():
                 if role == "validation" or environment in (None, name):
-                    found[record["position"] - before][run.table["seed"]].append(100 * accuracy)
+                    found[record["position"] - before][run.table["seed"]].append(100 * score)
     return found
 
 
 def by_place(results: Results) -> Panel | None:
-    """Test accuracy at the last round by test environment, a line for each row.
+    """The test score at the last round by test environment, a line for each row.
 
     None unless every test environment is named as a number of one quantity, such as p=0.3, and there are two of them.
     """
@@ -144,15 +148,16 @@ def by_place(results: Results) -> Panel | None:
     lines = [
         Line.of(row.label, colour, _by_place(row, places)) for row, colour in zip(rows, colours(len(rows)), strict=True)
     ]
-    return Panel(f"{results.label('test')}, last round", quantities.pop(), [line for line in lines if line.places])
+    shown = [line for line in lines if line.places]
+    return Panel(f"{results.label('test')}, last round", quantities.pop(), shown, results.metric)
 
 
 def _by_place(row: Row, places: Mapping[str, float]) -> BySeed:
-    """Accuracies at the last round by place."""
+    """Scores at the last round by place."""
     found: BySeed = defaultdict(lambda: defaultdict(list))
     for run in row.runs:
-        for name, accuracy in by_environment(run.records[-1], "test").items():
-            found[places[name]][run.table["seed"]].append(100 * accuracy)
+        for name, score in by_environment(run.records[-1], "test", row.metric.name).items():
+            found[places[name]][run.table["seed"]].append(100 * score)
     return found
 
 
@@ -169,7 +174,7 @@ def figures(panels: Sequence[Panel]) -> list[Figure]:
         axis = figure.subplots()
         for line in panel.lines:
             _draw(axis, line, marked=few or len(line.places) == 1)
-        axis.set(xlim=across, ylim=up, ylabel="accuracy (%)")
+        axis.set(xlim=across, ylim=up, ylabel=f"{panel.metric.title} (%)")
         axis.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=whole))
         axis.grid(alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)

@@ -22,7 +22,7 @@ from fedshift.reporting.units import bytes_text, clock, printable
 from fedshift.runs.progress import Outlook, Progress, RunProgress
 from fedshift.runs.records import Record
 from fedshift.runs.schema import SiteEvent
-from fedshift.runs.selection import by_environment
+from fedshift.runs.selection import mean_score, over_clients, selects, value_of
 from fedshift.simulation.listener import Task
 from fedshift.simulation.plan import PlannedStage
 
@@ -38,7 +38,7 @@ ROLES = ("test", "validation")
 
 
 class LiveProgress(Progress):
-    """What the runs under way do, their accuracies, bytes, steps a second, and the time left of each and of all.
+    """What the runs under way do, their scores, bytes, steps a second, and the time left of each and of all.
 
     Attributes:
         runs: how many runs there are to be.
@@ -116,7 +116,7 @@ class LiveProgress(Progress):
         return run
 
     def scored(self, run: LiveRun) -> None:
-        """Show new accuracies."""
+        """Show new scores."""
         self._newest = run
         self.update()
 
@@ -170,7 +170,7 @@ class LiveProgress(Progress):
             Text(line, no_wrap=True, overflow="ellipsis", style="dim") for run in runs[:most] for line in run.sites
         ]
         if len(runs) == 1 and runs[0].record:
-            shown.append(accuracy_table(runs[0].record))
+            shown.append(score_table(runs[0].record))
         return Group(*shown)
 
     def _bars(self, rows: Sequence[tuple[str, float, float, str, str, str]]) -> Table:
@@ -226,7 +226,7 @@ class LiveProgress(Progress):
         self.print(line or self._line(runs))
 
     def _line(self, runs: Sequence[LiveRun]) -> str:
-        """Where all runs under way are, and the newest accuracies."""
+        """Where all runs under way are, and the newest scores."""
         left = [run.left() for run in runs]
         known = [seconds for seconds in left if seconds is not None]
         these = "run" if len(runs) == 1 else "these runs"
@@ -239,7 +239,7 @@ class LiveProgress(Progress):
         ]
         for newest in runs:
             if newest is self._newest:
-                words += [newest.title] * (len(runs) > 1) + [newest.accuracies()]
+                words += [newest.title] * (len(runs) > 1) + [newest.in_words()]
         return "  ".join(words)
 
 
@@ -354,7 +354,7 @@ class LiveRun(RunProgress):
         stage: where it is.
         sent: bytes sent to clients and by clients.
         record: its last evaluation, or None before the first.
-        scores: the mean accuracies of its last evaluation, in words.
+        scores: the mean scores of its last evaluation, in words.
         together: how many runs were under way beside it at most, itself included.
         sites: the newest lines of what sites of a federation did.
     """
@@ -400,10 +400,10 @@ class LiveRun(RunProgress):
         self.stage.end_round()
 
     def evaluated(self, record: Record) -> None:
-        """Take new accuracies."""
+        """Take new scores."""
         self.record = record
-        means = {role: by_environment(record, role).values() for role in ROLES}
-        self.scores = " ".join(f"{role} {100 * mean(values):.1f}" for role, values in means.items() if values)
+        means = {role: mean_score(record, role) for role in ROLES}
+        self.scores = " ".join(f"{role} {percent(score)}" for role, score in means.items() if score is not None)
         self._display.scored(self)
         if ended := record.get("ended"):
             self._shorten()
@@ -425,7 +425,7 @@ class LiveRun(RunProgress):
     def end(self) -> None:
         """Leave a line of the finished run, if it was ever scored."""
         took = f"done: {self._steps} steps in {clock(self.seconds)}"
-        line = f"{self.title}  {took}  {self.accuracies()}" if self.record else ""
+        line = f"{self.title}  {took}  {self.in_words()}" if self.record else ""
         self._display.leave(self, line, self.whole())
 
     def failed(self, reason: str) -> None:
@@ -457,10 +457,10 @@ class LiveRun(RunProgress):
         left, here = self.left(), self.rounds - self._before
         return None if left is None or not here else (self.seconds + left) * self.rounds / here / self.together
 
-    def accuracies(self) -> str:
-        """The accuracy on each environment, in words."""
+    def in_words(self) -> str:
+        """The score on each environment."""
         rows = shown(self.record) if self.record else []
-        return "  ".join(f"{row.environment} {row.role} {100 * row.accuracy:.1f}" for row in rows)
+        return "  ".join(f"{row.environment} {row.role} {percent(row.score)}" for row in rows)
 
     def _of_position(self, position: int) -> _StageProgress:
         """The stage that comes after so many rounds; the last one after all."""
@@ -506,31 +506,37 @@ def _alike(task: Task, other: Task) -> bool:
 
 
 class Shown(NamedTuple):
-    """A line of the table: accuracy in 0..1 and loss, the means over clients."""
+    """A line of the table: the means over clients of the metric that selects, in 0..1, and of the loss."""
 
     environment: str
     role: str
     model: str
-    accuracy: float
+    score: float | None
     loss: float
 
 
-def accuracy_table(record: Record) -> Table:
-    """The accuracies and losses of an evaluation."""
+def percent(score: float | None) -> str:
+    """A score in %; a dash where it is undefined."""
+    return "–" if score is None else f"{100 * score:.1f}"
+
+
+def score_table(record: Record) -> Table:
+    """The scores and losses of an evaluation."""
     table = Table("environment", "scored for", "model", box=None, padding=(0, 2, 0, 0))
-    for column in ("accuracy %", "loss"):
-        table.add_column(column, justify="right", style="cyan")
+    for column in (f"{selects(record).title} %", "loss"):
+        table.add_column(escape(column), justify="right", style="cyan")
     for row in shown(record):
-        table.add_row(escape(row.environment), row.role, row.model, f"{100 * row.accuracy:.1f}", f"{row.loss:.3f}")
+        table.add_row(escape(row.environment), row.role, row.model, percent(row.score), f"{row.loss:.3f}")
     return table
 
 
 def shown(record: Record) -> list[Shown]:
     """A line for each environment and role; where these are many, each role's mean and worst."""
-    clients: dict[tuple[str, str, str], list[Record]] = {}
-    for row in record["environments"]:
-        clients.setdefault((row["environment"], row["role"], row["model"]), []).append(row)
-    lines = [Shown(*key, *_means([(row["accuracy"], row["loss"]) for row in rows])) for key, rows in clients.items()]
+    metric = selects(record)
+    lines = [
+        Shown(row["environment"], row["role"], row["model"], value_of(row, metric.name), row["loss"])
+        for row in over_clients(record)
+    ]
     if len(lines) <= MOST_SHOWN:
         return lines
     by_role: dict[tuple[str, str], list[Shown]] = {}
@@ -538,13 +544,10 @@ def shown(record: Record) -> list[Shown]:
         by_role.setdefault((line.role, line.model), []).append(line)
     few = []
     for (role, model), group in by_role.items():
-        worst = min(group, key=lambda line: line.accuracy)
-        means = _means([(line.accuracy, line.loss) for line in group])
-        few += [Shown("mean", role, model, *means), worst._replace(environment=f"worst ({worst.environment})")]
+        scored = {number: line.score for number, line in enumerate(group) if line.score is not None}
+        score = mean(scored.values()) if scored else None
+        few.append(Shown("mean", role, model, score, mean(line.loss for line in group)))
+        if scored:
+            worst = group[min(scored, key=lambda number: metric.merit(scored[number]))]
+            few.append(worst._replace(environment=f"worst ({worst.environment})"))
     return few
-
-
-def _means(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """The mean accuracy and loss."""
-    accuracies, losses = zip(*pairs, strict=True)
-    return mean(accuracies), mean(losses)

@@ -75,6 +75,7 @@ def page(results: Results, now: datetime) -> str:
         tables=tables(results),
         notes=results.notes,
         keys=list(zip([row.label for row in rows], colours(len(rows)), strict=True)),
+        metric=results.metric,
         test=results.label("test"),
         validation=results.label("validation") if results.environments("validation") else "",
         shaded=SHADED if any(line.banded for panel in rounds for line in panel.lines) else "",

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from fedshift.core.metrics import ACCURACY, Metric
 from fedshift.errors import FedshiftError
 from fedshift.federation import PROTOCOLS
 from fedshift.runs.folder import RunFolder, check_no_study, find
 from fedshift.runs.grid_file import grid_files, read_grid
 from fedshift.runs.patience import endings
 from fedshift.runs.run import Run
-from fedshift.runs.selection import RULES, by_environment
+from fedshift.runs.selection import RULES, by_environment, selects, value_of
 from fedshift.settings.experiment import NAMED, OF_ONE_RUN, PLAIN
 
 NOT_A_ROW = frozenset({"name", "plugins", *(".".join(names) for names in OF_ONE_RUN)})
+MOST_NAMED = 4  # environments, or metrics, that a note names
 MOST_ENVIRONMENTS = 48  # environments of a role that are shown one by one
 
 
@@ -43,10 +46,11 @@ class MeanStd:
 
 @dataclass(frozen=True)
 class Row:
-    """Runs that differ only in their seed and held-out domain."""
+    """Runs that differ only in their seed and held-out domain; ``metric`` is what is shown of them."""
 
     label: str
     runs: list[Run]
+    metric: Metric = Metric(ACCURACY)
 
     def __repr__(self) -> str:
         return f"Row({self.label!r}, runs: {len(self.runs)})"
@@ -66,25 +70,37 @@ class Row:
             found.setdefault(run.table["seed"], []).extend(value(run))
         return {seed: of_seed(values) for seed, values in found.items() if values}
 
-    def accuracy(self, role: str, rule: str = "last", environment: str | None = None) -> MeanStd | None:
-        """Accuracy of one role at the round a rule selects; on one environment, or the mean over all.
+    def score(
+        self, role: str, rule: str = "last", environment: str | None = None, metric: str | None = None
+    ) -> MeanStd | None:
+        """A metric for one role at the round a rule selects; on one environment, or the mean over all.
 
-        An environment counts once, however many clients are scored on it.
+        An environment counts once, however many clients are scored on it, and not where the metric is undefined.
+
+        Args:
+            role: "test" or "validation".
+            rule: which round.
+            environment: its name; None: all.
+            metric: its name; None: the one that is shown.
         """
+        name = metric or self.metric.name
         return self.over_seeds(
             lambda run: [
-                accuracy
-                for name, accuracy in by_environment(RULES[rule](run.records), role).items()
-                if environment in (None, name)
+                score
+                for place, score in by_environment(RULES[rule](run.records), role, name).items()
+                if environment in (None, place)
             ]
         )
 
     def worst(self, role: str = "test", rule: str = "last") -> MeanStd | None:
-        """Accuracy on each seed's worst environment, of the means over clients, at the round a rule selects.
+        """The metric on each seed's worst environment, of the means over clients, at the round a rule selects.
 
         The environments of a seed are those of all its runs: with domains held out in turn, all of them.
         """
-        return self.over_seeds(lambda run: by_environment(RULES[rule](run.records), role).values(), min)
+        name = self.metric.name
+        return self.over_seeds(
+            lambda run: by_environment(RULES[rule](run.records), role, name).values(), self.metric.worst
+        )
 
 
 @dataclass(frozen=True)
@@ -179,11 +195,36 @@ class Results:
             ] = None
         if any(row["models"] > 1 for run in self.runs for row in run.records[-1]["environments"]):
             notes["A domain that no client has seen is scored with each client's own model; the mean is shown."] = None
+        notes |= dict.fromkeys(self._of_metrics())
         for role in ("test", "validation"):
             count = len(self.environments(role))
             if count > MOST_ENVIRONMENTS:
                 notes[f"The {count} {role} environments are not shown one by one; records.jsonl holds them."] = None
         return list(notes)
+
+    def _of_metrics(self) -> Iterator[str]:
+        """By what runs select where that is not the same, and which means leave environments out."""
+        selecting = dict.fromkeys(selects(run.records[-1]).title for run in self.runs)
+        if len(selecting) > 1:
+            yield f"The runs select by different metrics ({', '.join(selecting)}); {self.metric.title} is shown."
+        for role in ("test", "validation"):
+            lacking: dict[tuple[str, ...], list[Metric]] = {}
+            for metric in self.metrics:
+                lacking.setdefault(self._without(role, metric), []).append(metric)
+            lacking.pop((), None)
+            for places, metrics in lacking.items():
+                named = ", ".join(places[:MOST_NAMED]) + ", ..." * (len(places) > MOST_NAMED)
+                why = [f"{metric.title} ({metric.lacks})" for metric in metrics]
+                more = f" and {len(why) - MOST_NAMED} more" if len(why) > MOST_NAMED else ""
+                yield (
+                    f"Means leave out {len(places)} of {len(self.environments(role))} {role} environments ({named}) "
+                    f"where a metric is undefined: {', '.join(why[:MOST_NAMED])}{more}."
+                )
+
+    def _without(self, role: str, metric: Metric) -> tuple[str, ...]:
+        """The environments of a role on which a metric is undefined for some model or all, at the last round."""
+        rows = (row for run in self.runs for row in run.records[-1]["environments"] if row["role"] == role)
+        return tuple(dict.fromkeys(row["environment"] for row in rows if value_of(row, metric.name) is None))
 
     def _cases(self, runs: Sequence[Run]) -> set[tuple[int, str]]:
         """Which seeds and held-out domains were run."""
@@ -195,7 +236,21 @@ class Results:
         for run in self.runs:
             groups.setdefault(run.folder.identity.series, []).append(run)
         flat = [described(runs[0].table, runs[0].folder.identity.contents) for runs in groups.values()]
-        return [Row(label(entry, flat), runs) for entry, runs in zip(flat, groups.values(), strict=True)]
+        metric = self.metric
+        return [Row(label(entry, flat), runs, metric) for entry, runs in zip(flat, groups.values(), strict=True)]
+
+    @cached_property
+    def metric(self) -> Metric:
+        """What is shown first: the metric by which the runs select, or accuracy where they select by several."""
+        selecting = dict.fromkeys(selects(run.records[-1]) for run in self.runs)
+        return next(iter(selecting)) if len(selecting) == 1 else Metric(ACCURACY)
+
+    @cached_property
+    def metrics(self) -> list[Metric]:
+        """Every metric that all runs have, the one that is shown first before the others."""
+        every = [run.records[-1]["environments"][0].get("metrics", {}) for run in self.runs]
+        common = [ACCURACY, *(name for name in every[0] if all(name in names for names in every))]
+        return [self.metric, *(Metric(name) for name in common if name != self.metric.name)]
 
     def environments(self, role: str) -> list[str]:
         """Names of the environments of one role, in the order they come."""
@@ -210,7 +265,7 @@ class Results:
         return label if environment == label else f"{label} {environment}"
 
     def label(self, role: str) -> str:
-        """What the protocol calls the accuracy on environments of one role."""
+        """What the protocol calls the score on environments of one role."""
         name = self.runs[0].table["protocol"]["name"]
         if name not in PROTOCOLS:  # a plugin's, which is not imported for a report
             return role

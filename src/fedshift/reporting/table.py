@@ -77,12 +77,13 @@ def text(tables: Sequence[Table], notes: Sequence[str], width: int) -> str:
 
 
 def tables(results: Results) -> list[Table]:
-    """The headline table, then accuracy by environment: of the tests where they are many, and of validation."""
+    """The headline table, scores by environment (of the tests where they are many, and of validation), then metrics."""
     seeds = ", ".join(str(seed) for seed in results.seeds)
     several = len(results.seeds) > 1
     over = f"mean ± standard deviation over seeds {seeds}" if several else f"seed {seeds}"
     apart = [] if len(results.environments("test")) <= MOST_INLINE else _by_environment(results, "test", over)
-    return [_headline(results, over), *apart, *_by_environment(results, "validation", over), *_terms(results)]
+    by_environment = [*apart, *_by_environment(results, "validation", over)]
+    return [_headline(results, over), *by_environment, *_metrics(results, over), *_terms(results)]
 
 
 def _headline(results: Results, over: str) -> Table:
@@ -95,33 +96,50 @@ def _headline(results: Results, over: str) -> Table:
     columns += [f"{validation} mean", f"{test} at best {validation}", f"{test} best (oracle)"]
     rows = []
     for row in results.rows():
-        cells = [row.worst("test"), row.accuracy("test")] if summarised else []
-        cells += [row.accuracy("test", environment=name) for name in inline]
+        cells = [row.worst("test"), row.score("test")] if summarised else []
+        cells += [row.score("test", environment=name) for name in inline]
         cells += [
-            row.accuracy("validation"),
-            row.accuracy("test", "source_validation"),
-            row.accuracy("test", "target_best"),
+            row.score("validation"),
+            row.score("test", "source_validation"),
+            row.score("test", "target_best"),
         ]
         rows.append([row.label, *_percent(cells)])
-    return Table(f"Accuracy in %, last round, {over}", columns, rows)
+    return Table(f"{results.metric.heading} in %{results.metric.remark}, last round, {over}", columns, rows)
 
 
 def _by_environment(results: Results, role: str, over: str) -> list[Table]:
-    """Accuracy on each environment, in tables narrow enough to read; none of a single one, nor of too many."""
+    """The score on each environment, in tables narrow enough to read; none of a single one, nor of too many."""
     environments = results.environments(role)
     if not 1 < len(environments) <= MOST_ENVIRONMENTS:
         return []
     across = MOST_ACROSS if len(results.seeds) == 1 else MOST_ACROSS // 2
-    title = f"{results.label(role).capitalize()} accuracy in % by environment, last round, {over}"
+    what = f"{results.metric.title} in % by environment"
+    title = f"{results.label(role).capitalize()} {what}, last round, {over}"
     return [_of_environments(results, role, title, group) for group in _groups(environments, across)]
 
 
 def _of_environments(results: Results, role: str, title: str, environments: Sequence[str]) -> Table:
     rows = [
-        [row.label, *_percent([row.accuracy(role, environment=name) for name in environments])]
-        for row in results.rows()
+        [row.label, *_percent([row.score(role, environment=name) for name in environments])] for row in results.rows()
     ]
     return Table(title, ["method", *environments], rows)
+
+
+def _metrics(results: Results, over: str) -> list[Table]:
+    """Every metric, the means over test environments, in tables narrow enough to read; none of accuracy alone."""
+    metrics, rows = results.metrics, results.rows()
+    if len(metrics) == 1:
+        return []
+    titles = {metric.name: f"{metric.title}{metric.remark}" for metric in metrics}
+    title = f"{results.label('test').capitalize()} metrics in %, mean over environments, last round, {over}"
+    return [
+        Table(
+            title,
+            ["method", *(titles[name] for name in group)],
+            [[row.label, *_percent([row.score("test", metric=name) for name in group])] for row in rows],
+        )
+        for group in _groups([*titles], MOST_INLINE)
+    ]
 
 
 def _terms(results: Results) -> list[Table]:

@@ -235,7 +235,7 @@ def _record(event: EvaluatedEvent) -> Record:
     """What displays read of a record."""
     rows = [each.model_dump() for each in event.environments]
     named = [row | {"environment": printable(row["environment"])} for row in rows]
-    return {"environments": named, "ended": event.ended}
+    return {"environments": named, "ended": event.ended, "select": event.select}
 
 
 # Following --------------------------------------------------------------------------------------

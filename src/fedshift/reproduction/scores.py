@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from functools import partial
 from statistics import mean
 
+from fedshift.core.metrics import ACCURACY
 from fedshift.errors import FedshiftError
 from fedshift.runs.records import Record
 from fedshift.runs.run import Run
-from fedshift.runs.selection import by_environment, last, mean_accuracy, target_best
+from fedshift.runs.selection import by_environment, last, mean_score, target_best
 
 PERCENT = 100.0
 A_MEGABYTE = 1e6
@@ -34,16 +35,22 @@ class Score:
 
 
 def _accuracies(run: Run, records: Sequence[Record]) -> list[float]:
-    return [PERCENT * value for value in by_environment(last(records), "test").values()]
+    return [PERCENT * value for value in by_environment(last(records), "test", ACCURACY).values()]
 
 
 def _on(environment: str, run: Run, records: Sequence[Record]) -> list[float]:
-    found = by_environment(last(records), "test")
+    found = by_environment(last(records), "test", ACCURACY)
     return [PERCENT * found[environment]] if environment in found else []
 
 
+def _mean(record: Record) -> list[float]:
+    """The mean accuracy over test environments, in %; nothing where there are none."""
+    score = mean_score(record, "test", ACCURACY)
+    return [] if score is None else [PERCENT * score]
+
+
 def _best(run: Run, records: Sequence[Record]) -> list[float]:
-    return [PERCENT * mean_accuracy(target_best(records), "test")]
+    return _mean(target_best(records))
 
 
 def _risks(run: Run, records: Sequence[Record]) -> list[float]:
@@ -56,7 +63,7 @@ def _seconds(run: Run, records: Sequence[Record]) -> list[float]:
 
 def _reached(accuracy: float, count: Count, run: Run, records: Sequence[Record]) -> list[float]:
     """What had been counted when the mean accuracy was first reached; nothing if it never was."""
-    there = (count(run, record) for record in records if PERCENT * mean_accuracy(record, "test") >= accuracy)
+    there = (count(run, record) for record in records if max(_mean(record), default=0.0) >= accuracy)
     return [*there][:1]
 
 

@@ -19,6 +19,7 @@ from fedshift.errors import DiskError
 from fedshift.runs.progress import Outlook, RunProgress
 from fedshift.runs.records import Record
 from fedshift.runs.schema import AnyEvent, SiteEvent, Told, moment, parsed
+from fedshift.runs.selection import over_clients
 from fedshift.simulation.listener import Task
 
 SECONDS_BETWEEN_LINES = 0.5  # of progress, in the long run
@@ -98,7 +99,8 @@ class EventLog(RunProgress):
     def evaluated(self, record: Record) -> None:
         """Write the mean scores."""
         self._display.evaluated(record)
-        scores = self._event("evaluated", position=self._position, environments=_means(record))
+        select = {name: record[name] for name in ("select",) if name in record}
+        scores = self._event("evaluated", position=self._position, environments=over_clients(record), **select)
         if ended := record.get("ended"):  # whoever reads it must know how many rounds its stage has had
             self._write(*self._untold(), scores | {"ended": ended})
         else:
@@ -176,16 +178,3 @@ def read_event(line: bytes) -> AnyEvent:
         ValueError: the line is none.
     """
     return checked(parsed(line), Told).root
-
-
-def _means(record: Record) -> list[dict[str, Any]]:
-    """The mean accuracies and losses over the clients of each environment."""
-    scores: dict[tuple[str, str, str], list[tuple[float, float]]] = {}
-    for row in record["environments"]:
-        key = (row["environment"], row["role"], row["model"])
-        scores.setdefault(key, []).append((row["accuracy"], row["loss"]))
-    means = []
-    for (environment, role, model), pairs in scores.items():
-        accuracy, loss = (sum(values) / len(pairs) for values in zip(*pairs, strict=True))
-        means.append({"environment": environment, "role": role, "model": model, "accuracy": accuracy, "loss": loss})
-    return means

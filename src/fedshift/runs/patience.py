@@ -5,11 +5,12 @@ It follows from records alone, so a run that is resumed ends where it would have
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from fedshift.coordinator.coordinator import Coordinator
 from fedshift.runs.records import Record
-from fedshift.runs.selection import mean_accuracy
+from fedshift.runs.selection import mean_score, selects
 
 
 def end_early(coordinator: Coordinator, records: Sequence[Record]) -> str:
@@ -33,7 +34,8 @@ def end_early(coordinator: Coordinator, records: Sequence[Record]) -> str:
     coordinator.end_stage()
     by = f" by more than {train.min_delta:g}" if train.min_delta else ""
     times = f"{waited} evaluations" if waited > 1 else "the next evaluation"
-    score = f"{_score(best):.4f} after round {best['round']}"
+    reached = mean_score(best, "validation")
+    score = f"{'none' if reached is None else f'{reached:.4f}'} after round {best['round']}"
     return f"after round {newest['round']} of {planned}: no better validation score{by} than {score} in {times}"
 
 
@@ -41,13 +43,14 @@ def best_of(records: Sequence[Record], min_delta: float) -> tuple[Record, int]:
     """The last record that was better than all before it, by more than so much, and how many came after it."""
     best, waited = records[0], 0
     for record in records[1:]:
-        best, waited = (record, 0) if _score(record) > _score(best) + min_delta else (best, waited + 1)
+        best, waited = (record, 0) if _merit(record) > _merit(best) + min_delta else (best, waited + 1)
     return best, waited
 
 
-def _score(record: Record) -> float:
-    """What rules that choose by validation go by; the larger, the better."""
-    return mean_accuracy(record, "validation")
+def _merit(record: Record) -> float:
+    """What rules that choose by validation go by, the larger the better; without a score it is the worst."""
+    score = mean_score(record, "validation")
+    return -math.inf if score is None else selects(record).merit(score)
 
 
 def endings(records: Sequence[Record]) -> dict[str, str]:

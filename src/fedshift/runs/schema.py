@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from annotated_types import Ge, Le
 from pydantic import (
@@ -18,8 +18,10 @@ from pydantic import (
     RootModel,
     StringConstraints,
     field_validator,
+    model_validator,
 )
 
+from fedshift.core.metrics import ACCURACY
 from fedshift.settings.spec import RunName
 
 Share = Annotated[float, Ge(0), Le(1)]
@@ -143,6 +145,8 @@ class Scored(File):
     accuracy: Share
     loss: float
     n: PositiveInt | None = None  # where a site does not tell
+    metrics: dict[str, Share | None] = {}
+    undefined: dict[str, str] = {}  # why a metric is, of some of the models or of all
 
 
 class Unscored(File):
@@ -167,6 +171,7 @@ class Recorded(File):
     unscored: list[Unscored] = []
     only_in_simulation: bool = False
     ended: str = ""  # where its stage ended early, and why
+    select: str = ACCURACY
     environments: list[Scored]
 
     @field_validator("environments")
@@ -175,6 +180,13 @@ class Recorded(File):
         if lacking := sorted({"validation", "test"} - {row.role for row in rows}):
             raise ValueError(f"no environment has the role '{lacking[0]}'")
         return rows
+
+    @model_validator(mode="after")
+    def _measured_alike(self) -> Self:
+        names = self.environments[0].metrics.keys()
+        if self.select not in (ACCURACY, *names) or any(row.metrics.keys() != names for row in self.environments):
+            raise ValueError("its rows have not the same metrics, or lack the one that selects")
+        return self
 
 
 class Timed(File):
@@ -200,11 +212,11 @@ class Timed(File):
 
 
 class Picked(File):
-    """What a selection rule picks: a round and its mean accuracies."""
+    """What a selection rule picks: a round and its means; None where the metric is undefined on every environment."""
 
     position: NonNegativeInt
-    test: Share
-    validation: Share
+    test: Share | None
+    validation: Share | None
     oracle: bool
 
 
@@ -361,13 +373,15 @@ class ScoresEvent(File):
     model: Literal["global", "own", "unseen"]
     accuracy: Share
     loss: float
+    metrics: dict[str, Share | None] = {}
 
 
 class EvaluatedEvent(Event):
-    """The models were scored after ``position`` rounds."""
+    """The models were scored after ``position`` rounds; ``select`` is the metric that selects."""
 
     kind: Literal["evaluated"] = "evaluated"
     position: Few
+    select: str = ACCURACY
     environments: list[ScoresEvent]
     ended: str = ""  # where the stage ended early, and why
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass
-from typing import Any, get_args, get_origin
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
 
 from fedshift.errors import FedshiftError
 from fedshift.methods import METHODS
 from fedshift.settings.catalogue import Catalogue, Entry, From
 from fedshift.settings.experiment import DEFAULT_NAMES, NAMED, load_plugins
-from fedshift.settings.spec import setting_type, shown
+from fedshift.settings.spec import leaf_types, setting_type, shown
 from fedshift.settings.written import Written
 
 Table = dict[str, Any]
@@ -61,7 +62,12 @@ def opened(value: Any) -> Table:
 
 def is_list_of_choices(value: Any, hint: Any) -> bool:
     """Whether a list holds several values of a setting, and is not a value itself."""
-    return isinstance(value, list) and _depth(value) > _depth_of_type(hint)
+    if not isinstance(value, list):
+        return False
+    alternatives = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    if len(alternatives) > 1 and value and isinstance(value[0], str):  # words, also where numbers may be listed
+        alternatives = tuple(one for one in alternatives if str in leaf_types(one))
+    return _depth(value) > max(map(_depth_of_type, alternatives), default=0)
 
 
 def _depth(value: Any) -> int:

@@ -264,7 +264,8 @@ def make_setup(experiment: Experiment, federation: Federation, device: torch.dev
     model = ModelBuilder(experiment.model, federation.shape, classes, streams, clients, environments)
     parts = make_parts(experiment.method, model)
     run = f"{experiment.name}-seed{experiment.seed}"
-    return Setup(run, experiment.method, model, parts, experiment.train, experiment.evaluate, streams, device)
+    train, evaluate = experiment.train, experiment.evaluate
+    return Setup(run, experiment.method, model, parts, train, evaluate, streams, device, federation.classes)
 
 
 def _check_batches(experiment: Experiment, federation: Federation) -> None:

@@ -17,7 +17,7 @@ from fedshift.tuning.study import Study, Trial
 WIDTH, HEIGHT = 6.4, 3.2  # inches of a figure
 ACROSS = 3  # panels of the values by setting in a row
 COMPLETE, PRUNED, FAILED, BEST = "#1f77b4", "#8c8c8c", "#d62728", "#ff7f0e"
-LEAST_HEIGHT = 5.0  # percentage points that an axis of accuracies covers
+LEAST_HEIGHT = 5.0  # percentage points that an axis of scores covers
 FEW = 10  # complete trials, below which importance says little
 TEN = 10.0
 
@@ -25,11 +25,11 @@ TEN = 10.0
 def history(study: Study, trials: Sequence[Trial]) -> Figure:
     """The value of each trial, and the best so far; pruned ones at their best until then."""
     figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
-    axis = figure.subplots()
+    axis, best = figure.subplots(), study.metric.best
     complete = [(number, 100 * trial.value) for number, trial in enumerate(trials, 1) if trial.value is not None]
-    pruned = [(number, 100 * max(trial.values)) for number, trial in enumerate(trials, 1) if trial.state == "pruned"]
+    pruned = [(number, 100 * best(trial.values)) for number, trial in enumerate(trials, 1) if trial.state == "pruned"]
     failed = [number for number, trial in enumerate(trials, 1) if trial.state == "failed"]
-    so_far = [(number, max(value for at, value in complete if at <= number)) for number, _ in complete]
+    so_far = [(number, best(value for at, value in complete if at <= number)) for number, _ in complete]
     axis.step(*_columns(so_far), where="post", color=BEST, linewidth=1.6, label="best so far")
     axis.plot(*_columns(complete), "o", color=COMPLETE, markersize=5, label="complete")
     if pruned:
@@ -37,7 +37,9 @@ def history(study: Study, trials: Sequence[Trial]) -> Figure:
     low, high = _limits([value for _, value in (*complete, *pruned)])
     if failed:
         axis.plot(failed, [low] * len(failed), "v", color=FAILED, clip_on=False, label="failed")
-    axis.set(xlabel="trial", ylabel="validation accuracy (%)", xlim=(0.4, len(trials) + 0.6), ylim=(low, high))
+    axis.set(
+        xlabel="trial", ylabel=f"validation {study.metric.title} (%)", xlim=(0.4, len(trials) + 0.6), ylim=(low, high)
+    )
     axis.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True))
     plain(axis)
     figure.legend(loc="outside upper center", ncols=4, frameon=False, fontsize=8)
@@ -70,7 +72,8 @@ def slices(study: Study, trials: Sequence[Trial]) -> Figure:
     ]
     low, high = _limits([100 * (trial.value or 0) for _, trial in complete])
     axes = figure.subplots(rows, columns, squeeze=False, sharey=True).flatten()
-    best = max(complete, key=lambda item: (item[1].value or 0, -item[0]), default=(0, None))[1]
+    merit = study.metric.merit
+    best = max(complete, key=lambda item: (merit(item[1].value or 0), -item[0]), default=(0, None))[1]
     for axis, (key, search) in zip(axes, searched.items(), strict=False):
         place = _places(axis, search)
         across = [place(trial.settings[key]) for _, trial in complete]
@@ -85,7 +88,7 @@ def slices(study: Study, trials: Sequence[Trial]) -> Figure:
     for axis in axes[len(searched) :]:
         axis.set_visible(False)
     for axis in axes[::columns]:
-        axis.set_ylabel("validation accuracy (%)", fontsize=8)
+        axis.set_ylabel(f"validation {study.metric.title} (%)", fontsize=8)
     return figure
 
 
@@ -134,7 +137,7 @@ def _columns(points: Sequence[tuple[int, float]]) -> tuple[list[int], list[float
 
 
 def _limits(values: Sequence[float]) -> tuple[float, float]:
-    """The ends of an axis of accuracies in %, a little beyond them."""
+    """The ends of an axis of scores in %, a little beyond them."""
     low, high = min(values, default=0.0), max(values, default=100.0)
     margin = max(0.06 * (high - low), (LEAST_HEIGHT - (high - low)) / 2)
     return low - margin, high + margin

@@ -50,8 +50,13 @@ def tables(outcome: Outcome) -> list[Table]:
         seeds = ", ".join(str(each.seed) for each in study.experiments)
         spent.append([*of, str(len(trials)), *count.values(), repeated, str(study.experiments[0].train.rounds), seeds])
     named = ["method", *(["held out"] if _held_out(outcome) else [])]
+    metric = outcome.studies[0].metric
     return [
-        Table("Validation accuracy in %, last round", [*named, "best", "as it stands", "best trial"], found),
+        Table(
+            f"Validation {metric.title} in %{metric.remark}, last round",
+            [*named, "best", "as it stands", "best trial"],
+            found,
+        ),
         Table("Budget", [*named, "trials", "complete", "pruned", "failed", "repeated", "rounds", "seeds"], spent),
     ]
 
@@ -120,13 +125,13 @@ def write_page(outcome: Outcome, path: Path) -> Path:
 
 def pictures(study: Study, trials: list[Trial]) -> list[Picture]:
     """The figures that a study has: none of what cannot be told."""
-    drawn = [Picture("history.png", "Validation accuracy by trial", as_png(history(study, trials)))]
+    drawn = [Picture("history.png", f"Validation {study.metric.title} by trial", as_png(history(study, trials)))]
     if not study.space.searched or not any(trial.value is not None for trial in trials):
         return drawn
     drawn.append(
         Picture(
             "slices.png",
-            "Validation accuracy by setting (star: the best trial; the darker, the later)",
+            f"Validation {study.metric.title} by setting (star: the best trial; the darker, the later)",
             as_png(slices(study, trials)),
         )
     )

@@ -8,7 +8,7 @@ are those that a larger budget would have had from the beginning.
 *Choices.* The first trial is the experiment as it stands; where that is outside of the space, the sampler does not
 see it. A trial that failed counts as
 the worst for the sampler. A trial's first seed decides whether it is pruned, by Optuna's median rule against complete
-trials of earlier generations: its best validation accuracy so far is below the median of theirs after the same round,
+trials of earlier generations: its best validation score so far is worse than the median of theirs after the same round,
 once five are complete and a quarter of the rounds is done.
 """
 
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, FiniteFloat
 
 from fedshift import files
+from fedshift.core.metrics import Metric
 from fedshift.core.sealed import checked
 from fedshift.errors import FedshiftError, need
 from fedshift.runs.folder import STUDY, sealed_json, unsealed_json
@@ -42,7 +43,7 @@ Sampler = Literal["tpe", "random"]
 SAMPLERS: tuple[Sampler, ...] = ("tpe", "random")
 COMPLETE_FIRST = 5  # trials, before any is pruned
 WARM_UP = 4  # a quarter of the rounds, before which no trial is pruned
-Curve = Sequence[tuple[int, float]]  # validation accuracies by rounds done, ascending
+Curve = Sequence[tuple[int, float]]  # validation scores by rounds done, ascending
 Pruner = Callable[[Curve, int], int | None]
 
 
@@ -52,9 +53,9 @@ class Trial(File):
     Attributes:
         settings: by dotted name.
         state: "asked" until it is over.
-        value: its validation accuracy, in 0..1, of a complete trial: the mean over its seeds at the last round.
+        value: its validation score, in 0..1, of a complete trial: the mean over its seeds at the last round.
         rounds: after which its first seed was scored.
-        values: the validation accuracies of these rounds, in 0..1; of a pruned trial up to where it ended.
+        values: the validation scores of these rounds, in 0..1; of a pruned trial up to where it ended.
         runs: the names of its run folders.
         repeats: the number of the earlier trial with the same settings, if there is one, whose outcome it has.
         reason: why it failed.
@@ -121,10 +122,21 @@ class Study:
         """What messages call it."""
         return f"{self.method} ({self.hold_out} held out)" if self.hold_out else self.method
 
+    @property
+    def metric(self) -> Metric:
+        """What trials are scored by: the metric that selects."""
+        return Metric(self.experiments[0].evaluate.select)
+
+    @property
+    def _direction(self) -> str:
+        return "minimize" if self.metric.smaller else "maximize"
+
     def best(self, trials: int) -> int | None:
         """The number of the best complete trial among the first ones; the earliest of equals."""
         complete = [
-            (trial.value, -number) for number, trial in enumerate(self.trials[:trials]) if trial.value is not None
+            (self.metric.merit(trial.value), -number)
+            for number, trial in enumerate(self.trials[:trials])
+            if trial.value is not None
         ]
         return -max(complete)[1] if complete else None
 
@@ -175,7 +187,7 @@ class Study:
                 if self.sampler == "random"
                 else optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True)
             )
-            sampled = optuna.create_study(direction="maximize", sampler=sampler)
+            sampled = optuna.create_study(direction=self._direction, sampler=sampler)
             for place, trial in enumerate(self.trials):
                 if self.space.holds(trial.settings):
                     sampled.add_trial(self._seen(trial) if place < start else self._frozen("RUNNING", trial.settings))
@@ -194,7 +206,7 @@ class Study:
         optuna = _optuna()
         earlier = self.trials[: self.generation(number).start]
         with _quiet():
-            sampled = optuna.create_study(direction="maximize")
+            sampled = optuna.create_study(direction=self._direction)
             for trial in earlier:
                 if trial.state == "complete":
                     scored = list(zip(trial.rounds, trial.values, strict=True))
@@ -216,7 +228,7 @@ class Study:
     def completed(self, trials: Sequence[Trial]) -> Sampled:
         """Optuna's study of those trials that are complete."""
         with _quiet():
-            sampled: Sampled = _optuna().create_study(direction="maximize")
+            sampled: Sampled = _optuna().create_study(direction=self._direction)
             for trial in trials:
                 if trial.state == "complete" and self.space.holds(trial.settings):
                     sampled.add_trial(self._seen(trial))

@@ -12,12 +12,13 @@ from statistics import mean
 from typing import Any, get_args
 
 from fedshift import files
+from fedshift.core.metrics import Metric
 from fedshift.errors import DamagedError, DivergedError, FedshiftError, FedshiftWarning, UnknownNameError
 from fedshift.runs.folder import RunFolder, locked
 from fedshift.runs.group import Judge, to_the_end
 from fedshift.runs.progress import Progress
 from fedshift.runs.runner import Asked, attempt, run_path
-from fedshift.runs.selection import last, mean_accuracy
+from fedshift.runs.selection import last, mean_score
 from fedshift.settings.experiment import Experiment
 from fedshift.tuning.outcome import Outcome
 from fedshift.tuning.progress import TrialProgress
@@ -164,7 +165,8 @@ def chosen_on(experiment: Experiment) -> str:
     label = experiment.protocol.validation_label
     words = ROLE if label == ROLE else f"{label} {ROLE}"
     return (
-        f"{words} accuracy after the last round, the mean over environments and seeds; no test environment is looked at"
+        f"{words} {Metric(experiment.evaluate.select).title} after the last round, the mean over environments and "
+        "seeds; no test environment is looked at"
     )
 
 
@@ -264,8 +266,14 @@ class _Generation:
                 self._tell(number, state="pruned", curve=[scored for scored in curve if scored[0] <= end])
         self._carry_out([run for runs in self._runs.values() for run in runs[1:]], to_the_end)
         for number, runs in list(self._runs.items()):
-            value = mean(mean_accuracy(last(self._folder(run).records()), ROLE) for run in runs)
-            self._tell(number, state="complete", curve=self._curve(runs[0]), value=value)
+            values = [mean_score(last(self._folder(run).records()), ROLE) for run in runs]
+            there = [value for value in values if value is not None]
+            if len(there) < len(values):
+                metric = self._study.metric
+                reason = f"{metric.heading} is undefined on every {ROLE} environment: {metric.lacks}."
+                self._tell(number, state="failed", reason=reason)
+                continue
+            self._tell(number, state="complete", curve=self._curve(runs[0]), value=mean(there))
         for number, trial in self._trials.items():
             if trial.repeats is not None:
                 earlier = self._outcomes.get(trial.repeats) or self._study.trials[trial.repeats]
@@ -304,7 +312,7 @@ class _Generation:
         except DamagedError:  # it is set aside and made again
             return ""
         end = self._pruned_at(curve, self._rounds[folder.path.name])
-        return "" if end is None else f"pruned, as after round {end} it is below the median of earlier trials"
+        return "" if end is None else f"pruned, as after round {end} it is worse than the median of earlier trials"
 
     def _folder(self, run: Experiment) -> RunFolder:
         return RunFolder(self._study.path / run.run_name)
@@ -320,8 +328,9 @@ class _Generation:
 
 
 def _curve(folder: RunFolder) -> Curve:
-    """A run's validation accuracies so far, by rounds done."""
-    return [(record["position"], mean_accuracy(record, ROLE)) for record in folder.records()]
+    """A run's validation scores so far, by rounds done; none of rounds where the metric is undefined."""
+    scores = ((record["position"], mean_score(record, ROLE)) for record in folder.records())
+    return [(position, score) for position, score in scores if score is not None]
 
 
 def _given(experiment: Experiment) -> Experiment:

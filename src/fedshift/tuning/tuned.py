@@ -49,7 +49,7 @@ class Found(File):
         method: the method's name.
         hold_out: the domain that was held out, where one was.
         settings: the best settings, by dotted name.
-        value: their validation accuracy, in 0..1.
+        value: their validation score, in 0..1, by the metric that selects.
         trial: the number of the best trial, from 0.
         trials: the budget.
         pruned: how many of them were given up early.

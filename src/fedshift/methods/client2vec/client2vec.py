@@ -57,6 +57,7 @@ from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net
 from fedshift.core.servers.server import ServerOptimiser
 from fedshift.core.tensors import Replies, Tensors
+from fedshift.core.training import Train
 from fedshift.errors import FedshiftError
 from fedshift.federation.federation import Federation
 from fedshift.methods import METHODS
@@ -163,6 +164,10 @@ class Client2Vec(Method):
     def prediction_draws(self, model: ModelBuilder, batch: int) -> Draws:
         """As the base."""
         return self.base.prediction_draws(model, batch)
+
+    def check(self, train: Train) -> None:
+        """As the base."""
+        self.base.check(train)
 
     def federation(self, federation: Federation) -> Federation:
         """As the base; an index that was made before is checked to be of these clients."""

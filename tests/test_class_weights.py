@@ -1,0 +1,298 @@
+"""Rare classes: weights reach the cross-entropy of every method, and balanced batches are what they say."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.utils.class_weight import compute_sample_weight
+from torch import Tensor
+from torch.nn import functional as F
+
+from conftest import Make, engine_of, go_on, simulate
+from fedshift.core.contract import Batch, Measure, Phase
+from fedshift.core.tensors import Tensors
+from fedshift.core.training import Train
+from fedshift.engines.batches import BalancedOrder, BatchOrder
+from fedshift.engines.engine import Engine
+from fedshift.engines.kernels import Kernels
+from fedshift.engines.local import Lane
+from fedshift.engines.sequential import Sequential
+from fedshift.engines.vectorised import Vectorised
+from fedshift.engines.workers import Workers
+from fedshift.errors import FedshiftError
+from fedshift.settings.grid import expand, override
+from fedshift.simulation.simulation import Simulation
+from fedshift.streams import Streams
+from test_methods import EVERY_METHOD, small
+
+REFUSING = ("fedlc", "fedrod")  # whose losses count classes themselves
+SITES = {"north": (24, 6, 3), "south": (20, 4, 0), "west": (12, 12, 6)}  # samples of each class; one lacks the third
+
+
+def rare(folder: Path, sites: dict[str, Sequence[int]] | None = None) -> dict[str, Any]:
+    """Samples of 1x10x10 numbers, site by site, as a file of arrays; in-domain, so that every site trains."""
+    sites = dict(SITES) if sites is None else sites
+    numbers = np.random.default_rng(0)
+    y = np.concatenate([np.repeat(np.arange(len(counts)), counts) for counts in sites.values()])
+    domain = np.repeat([*sites], [sum(counts) for counts in sites.values()])
+    x = (numbers.normal(size=(len(y), 1, 10, 10)) + y[:, None, None, None]).astype(np.float32)
+    folder.mkdir(parents=True, exist_ok=True)
+    np.savez(folder / "rare.npz", x=x, y=y, domain=domain)
+    data = {"name": "arrays", "path": str(folder / "rare.npz")}
+    return {"data": data, "protocol": {"name": "in-domain"}, "train.precision": "float64"}
+
+
+def lane_of(simulation: Simulation, client: int) -> Lane:
+    """A client at work on its training samples."""
+    phases = simulation.setup.stages[-1].training.phases
+    train = simulation.federation.clients[client].train
+    when = simulation.coordinator.schedule[0]
+    return Lane(simulation.setup, when, f"client {client}", client, phases, train)
+
+
+# Weights ------------------------------------------------------------------------------------------
+
+
+def test_balanced_weights_by_hand(make: Make, tmp_path: Path):
+    """Three of class 0 and one of class 1: n / (C n_c) is 4 / (2 * 3) and 4 / (2 * 1), whose mean over samples is 1.
+
+    The in-domain protocol holds samples back, so the client has what it has, and scikit-learn says the same of it.
+    """
+    simulation = simulate(make({**rare(tmp_path), "train.class_weights": "balanced"}), 0)
+    for client in range(3):
+        lane = lane_of(simulation, client)
+        weights, y = lane.class_weights, simulation.federation.clients[client].train.y
+        assert weights is not None
+        assert weights[y].numpy() == pytest.approx(compute_sample_weight("balanced", y.numpy()))
+        assert weights[y].mean().item() == pytest.approx(1)
+    y = torch.tensor([0, 0, 0, 1])
+    by_hand = torch.tensor([2 / 3, 2 / 3, 2 / 3, 2.0])
+    assert compute_sample_weight("balanced", y.numpy()) == pytest.approx(by_hand.numpy())
+
+
+def test_given_weights_keep_their_ratios_at_every_site(make: Make, tmp_path: Path):
+    simulation = simulate(make({**rare(tmp_path), "train.class_weights": [1, 2, 5]}), 0)
+    for client in range(3):
+        weights, y = lane_of(simulation, client).class_weights, simulation.federation.clients[client].train.y
+        assert weights is not None
+        assert (weights / weights[0]).tolist() == pytest.approx([1, 2, 5])
+        assert weights[y].mean().item() == pytest.approx(1)
+
+
+def test_the_cross_entropy_of_a_batch_by_hand():
+    """Probabilities of the right class of 1/2 and 1/4, with weights 1/2 and 3/2.
+
+    The risk is (ln 2 / 2 + 3/2 ln 4) / 2 = (1/2 + 3) ln 2 / 2 = 7/4 ln 2.
+    """
+    logits, y = torch.tensor([[0.5, 0.5], [0.75, 0.25]]).double().log(), torch.tensor([0, 1])
+    batch = Batch(torch.zeros(2), y, weight=torch.tensor([0.5, 1.5]).double())
+    ln2 = float(np.log(2))
+    assert batch.cross_entropy(logits).item() == pytest.approx(7 / 4 * ln2)
+    assert batch.cross_entropy(logits, "sum").item() == pytest.approx(7 / 2 * ln2)
+    assert batch.cross_entropy(logits, "none").tolist() == pytest.approx([ln2 / 2, 3 * ln2])
+    assert batch.part(slice(1, None)).cross_entropy(logits[1:]).item() == pytest.approx(3 * ln2)
+    assert Batch(torch.zeros(2), y).cross_entropy(logits).item() == pytest.approx(3 / 2 * ln2)
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=20), st.integers(0, 2**31))
+def test_over_all_samples_it_is_torchs_weighted_cross_entropy(labels: list[int], seed: int):
+    """F.cross_entropy(weight=w) divides by the sum of the weights, which over a client's samples is their number."""
+    y, generator = torch.tensor(labels), torch.Generator().manual_seed(seed)
+    logits = torch.randn(len(y), 4, generator=generator, dtype=torch.float64)
+    given_weights = torch.rand(4, generator=generator, dtype=torch.float64) + 0.1
+    scaled = given_weights * (len(y) / given_weights[y].sum())
+    ours = Batch(torch.zeros(len(y)), y, weight=scaled[y]).cross_entropy(logits)
+    assert ours.item() == pytest.approx(F.cross_entropy(logits, y, given_weights).item())
+
+
+def test_a_step_goes_down_the_weighted_risk(make: Make, tmp_path: Path):
+    """One step of plain SGD on all of a client's samples is torch's own, with the weights of balanced classes."""
+    changes = {"train.class_weights": "balanced", "train.batch": 64, "train.steps": 1, "train.momentum": 0.0}
+    one_site = rare(tmp_path, {"north": (24, 6, 3)})
+    simulation = simulate(make({**one_site, **changes}), 0)
+    start = {name: tensor.clone() for name, tensor in simulation.coordinator.state.shared.items()}
+    samples, net = simulation.federation.clients[0].train, engine_of(simulation).resident(simulation.setup).client.net
+    with torch.no_grad():
+        for name, tensor in net.tensors():
+            tensor.copy_(start[name])
+    go_on(simulation)
+    parameters = {name: start[name].clone().requires_grad_() for name, _ in net.parameters()}
+
+    def logits() -> Tensor:
+        x = simulation.federation.inputs.evaluation(samples.x).double()
+        parts = Tensors(parameters)
+        return net.call("head", parts.of("head"), net.call("encoder", parts.of("encoder"), x))
+
+    counts = torch.bincount(samples.y, minlength=3).double()
+    F.cross_entropy(logits(), samples.y, len(samples) / (3 * counts)).backward()
+    for name, parameter in parameters.items():
+        assert parameter.grad is not None
+        expected = parameter.detach() - 0.1 * parameter.grad
+        torch.testing.assert_close(simulation.coordinator.state.shared[name], expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", [name for name in EVERY_METHOD if name not in REFUSING])
+def test_weights_reach_the_cross_entropy_of_every_method(make: Make, tmp_path: Path, name: str):
+    """Weights of 1 change nothing but rounding, and others change what is learned, in every model that is scored."""
+    changes = {**small(name), **rare(tmp_path), "train.rounds": 2}
+    plain, ones, other = (
+        simulate(make({**changes, "train.class_weights": weights})) for weights in ("none", [1, 1, 1], [1, 5, 25])
+    )
+    losses = [[row["loss"] for row in record_of(each)] for each in (plain, ones, other)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
+    assert all(abs(a - b) > 1e-6 * abs(a) for a, b in zip(losses[0], losses[2], strict=True))
+
+
+def record_of(simulation: Simulation) -> list[dict[str, Any]]:
+    """The rows of the last evaluation."""
+    rows: list[dict[str, Any]] = simulation.record(simulation.coordinator.schedule[-1], Sequential(Kernels()))[
+        "environments"
+    ]
+    return rows
+
+
+# Balanced batches ---------------------------------------------------------------------------------
+
+LABELS = st.lists(st.integers(0, 4), min_size=1, max_size=30)
+
+
+@settings(max_examples=60)
+@given(LABELS, st.integers(1, 12), st.integers(0, 20))
+def test_batches_are_even_and_found_from_their_number(labels: list[int], size: int, number: int):
+    """Each has as many of every class as of another, or one more; any place in the sequence is the same anew."""
+    y = torch.tensor(labels)
+    order = BalancedOrder(Streams(0), 3, len(y), size, labels=y)
+    batches = [*islice(order.from_number(0), number + 5)]
+    assert torch.equal(torch.stack(batches[number:]), torch.stack([*islice(order.from_number(number), 5)]))
+    present = set(labels)
+    for batch in batches:
+        counts = Counter(y[batch].tolist())
+        assert len(batch) == order.length == min(size, len(y))
+        held = [counts[label] for label in present]
+        assert max(held) - min(held) <= 1
+    of_each = Counter(torch.cat(batches).tolist())
+    for label in present:  # a class goes through all of its samples before any comes again
+        drawn = [of_each[row] for row in range(len(y)) if labels[row] == label]
+        assert max(drawn) - min(drawn) <= 1
+    totals = [sum(of_each[row] for row in range(len(y)) if labels[row] == label) for label in present]
+    assert max(totals) - min(totals) <= 1
+
+
+def test_an_epoch_has_as_many_batches_and_another_stream():
+    y = torch.tensor([0] * 9 + [1])
+    plain, balanced = BatchOrder(Streams(0), 0, 10, 4), BalancedOrder(Streams(0), 0, 10, 4, labels=y)
+    assert (plain.per_epoch, plain.length) == (balanced.per_epoch, balanced.length) == (2, 4)
+    first = [*islice(balanced.from_number(0), 2)]
+    assert [y[batch].sum().item() for batch in first] == [2, 2]
+    other = BalancedOrder(Streams(1), 0, 10, 4, labels=y)
+    assert not torch.equal(torch.cat(first), torch.cat([*islice(other.from_number(0), 2)]))
+
+
+def test_a_site_that_lacks_a_class_goes_on_without_it(make: Make, tmp_path: Path):
+    simulation = simulate(make({**rare(tmp_path), "train.batches": "balanced", "train.batch": 4}))
+    lane = lane_of(simulation, 1)
+    (phase,) = (phase for phase in lane.phases if isinstance(phase, Phase))
+    order = lane.order(phase, lane.samples)
+    assert order is not None
+    assert lane.samples is not None
+    for rows in islice(order.from_number(0), 10):
+        assert torch.bincount(lane.samples.y[rows], minlength=3).tolist() == [2, 2, 0]
+
+
+def test_batches_that_are_measured_on_are_balanced_too(make: Make, tmp_path: Path):
+    """As training would draw them, in an order of the round's; a measure of all samples has each once."""
+    simulation = simulate(make({**rare(tmp_path), "train.batches": "balanced"}), 0)
+    lane = lane_of(simulation, 0)
+    assert lane.samples is not None
+    few = [*lane.measured_rows(Measure("risk", lambda net, batch, context: {}, steps=2, batch=6))]
+    assert [torch.bincount(lane.samples.y[rows]).tolist() for rows in few] == [[2, 2, 2]] * 2
+    every = torch.cat([*lane.measured_rows(Measure("risk", lambda net, batch, context: {}))])
+    assert every.tolist() == [*range(len(lane.samples))]
+
+
+# Engines, resuming, refusals ----------------------------------------------------------------------
+
+BALANCING = [{"train.class_weights": "balanced"}, {"train.class_weights": [1, 3, 9]}, {"train.batches": "balanced"}]
+
+
+@pytest.mark.parametrize("changes", BALANCING, ids=str)
+@pytest.mark.parametrize("name", ["fedavg", "fediir", "fedsdr", "scaffold"])
+@pytest.mark.parametrize("made", [Vectorised, lambda kernels: Workers(kernels, 2)], ids=["vectorised", "workers"])
+def test_engines_agree(
+    make: Make, tmp_path: Path, made: Callable[[Kernels], Engine], name: str, changes: dict[str, Any]
+):
+    """Sites of several sizes, one without a class, in float64."""
+    experiment = make({**small(name), **rare(tmp_path), **changes, "train.batch": 8, "train.rounds": 2})
+    engine = made(Kernels())
+    try:
+        one, other = simulate(experiment), simulate(experiment, engine=engine)
+    finally:
+        engine.close()
+    for tensor_name, tensor in one.coordinator.state.tensors.items():
+        torch.testing.assert_close(tensor, other.coordinator.state.tensors[tensor_name], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("changes", BALANCING, ids=str)
+def test_a_run_goes_on_to_the_same_bits(make: Make, tmp_path: Path, changes: dict[str, Any]):
+    experiment = make({**rare(tmp_path), **changes, "train.rounds": 5, "train.batch": 5})
+    whole, half = simulate(experiment), simulate(experiment, rounds=2, folder=tmp_path / "run")
+    assert half.coordinator.position == 2
+    later = simulate(experiment, folder=tmp_path / "run")
+    for name, tensor in whole.coordinator.state.tensors.items():
+        assert torch.equal(tensor, later.coordinator.state.tensors[name])
+
+
+@pytest.mark.parametrize("name", REFUSING)
+@pytest.mark.parametrize("changes", BALANCING, ids=str)
+def test_methods_that_count_classes_refuse(make: Make, name: str, changes: dict[str, Any]):
+    with pytest.raises(FedshiftError, match="would count rare classes twice"):
+        make({"method": {"name": name}, **changes})
+    make({"method": {"name": name}})
+
+
+def test_a_method_in_a_method_is_asked_too(make: Make):
+    with pytest.raises(FedshiftError, match="is not for FedLC"):
+        make({"method": {"name": "client2vec", "base": "fedlc"}, "train.class_weights": "balanced"})
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"class_weights": "balanced", "batches": "balanced"}, "choose one of the two"),
+        ({"class_weights": [0, 0]}, "some above 0"),
+        ({"class_weights": []}, "some above 0"),
+        ({"class_weights": [1, -1]}, "greater than or equal to 0"),
+        ({"class_weights": "inverse"}, "'none' or 'balanced'"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_meant_is_an_error(changes: dict[str, Any], said: str):
+    with pytest.raises(FedshiftError) as raised:
+        Train(**changes)
+    assert said in str(raised.value)
+
+
+def test_there_is_a_weight_for_each_class(make: Make, tmp_path: Path):
+    with pytest.raises(FedshiftError, match="give 3 weights, one for each class: class 0, class 1, class 2"):
+        simulate(make({"train.class_weights": [1, 2]}), 0)
+    lacking = {**rare(tmp_path), "train.class_weights": [0, 0, 1]}
+    with pytest.raises(FedshiftError, match="all samples of client 'south' are of classes with a weight of 0"):
+        simulate(make(lacking))
+
+
+def test_a_list_of_numbers_is_a_value_and_a_list_of_words_a_grid(tiny_document: dict[str, Any]):
+    def weights(value: Any) -> list[Any]:
+        return [each.train.class_weights for each in expand(override(tiny_document, {"train.class_weights": value}))]
+
+    assert weights([1, 2, 5]) == [(1.0, 2.0, 5.0)]
+    assert weights(["none", "balanced"]) == ["none", "balanced"]
+    assert weights([[1, 2, 5], [1, 2, 9]]) == [(1.0, 2.0, 5.0), (1.0, 2.0, 9.0)]

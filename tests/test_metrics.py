@@ -1,0 +1,611 @@
+"""Metrics are scikit-learn's, the same however models are scored, and one of them selects and is shown."""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from io import StringIO
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import sklearn.metrics as sk
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+from torch import Tensor
+
+import fedshift
+from conftest import CNN_WITH_BN, TINY, Make, a_folder, a_record, a_row, models_of, scored, simulate
+from federated import Local, members, set_site
+from fedshift.core.messages import Down, Order
+from fedshift.core.metrics import Metric, mean_of, measured, names
+from fedshift.core.training import Evaluate
+from fedshift.deployment.agreement import Agreement
+from fedshift.deployment.coordinate import coordinate
+from fedshift.deployment.leaving import leaving, what_leaves
+from fedshift.deployment.rehearsal import rehearse
+from fedshift.deployment.scoring import Scoring
+from fedshift.deployment.wire import Done, Score, read_reply
+from fedshift.engines.kernels import Kernels
+from fedshift.engines.sequential import Sequential
+from fedshift.engines.vectorised import Vectorised
+from fedshift.engines.workers import Workers
+from fedshift.errors import DamagedError, DivergedError, FedshiftError, FedshiftWarning
+from fedshift.reporting.curves import by_round
+from fedshift.reporting.live import score_table, shown
+from fedshift.reporting.page import write_report
+from fedshift.reporting.results import Results
+from fedshift.reporting.table import as_text, tables
+from fedshift.runs.folder import RunFolder
+from fedshift.runs.progress import Progress
+from fedshift.runs.selection import by_environment, mean_score, summary
+from fedshift.settings.grid import expand, override, parse_assignments
+from fedshift.tuning.tune import Plan, studies
+from separate import setup_of
+
+EVERY = (
+    "balanced-accuracy",
+    "macro-f1",
+    "auroc",
+    "average-precision",
+    "sensitivity-at-specificity-0.8",
+    "calibration-error-15",
+    "class-sensitivity",
+    "class-precision",
+    "class-auroc",
+)
+TWO = ("healthy", "ill")
+
+
+def of(p: Sequence[Sequence[float]], y: Sequence[int], declared: Sequence[str] = EVERY) -> dict[str, float | None]:
+    """Metrics of probabilities (n, classes) for labels."""
+    classes = [f"class {c}" for c in range(len(p[0]))]
+    return measured(declared, classes, torch.tensor(p, dtype=torch.float64).log(), torch.tensor(y))
+
+
+def of_two(second: Sequence[float], y: Sequence[int], declared: Sequence[str] = EVERY) -> dict[str, float | None]:
+    """The same of two classes, by the probability of the second."""
+    return measured(declared, TWO, torch.tensor([[1 - p, p] for p in second]).double().log(), torch.tensor(y))
+
+
+# By hand ------------------------------------------------------------------------------------------
+
+
+def test_two_classes_by_hand():
+    """Labels 0, 0, 1, 1 with the probabilities 0.1, 0.45, 0.35, 0.8 of class 1, which is predicted for the last alone.
+
+    - Sensitivities are 1 and 1/2, whose mean is 3/4; precisions 2/3 and 1.
+    - F1 = 2PR / (P + R) is 4/5 and 2/3, whose mean is 11/15.
+    - Of the four pairs of a sample of each class, three are in order: AUROC = 3/4.
+    - From the top, class 1 is at places 1 and 3: average precision = (1/1 + 2/3) / 2 = 5/6.
+    - No false positive is allowed by a specificity of 0.8, which leaves the sample at 0.8: sensitivity 1/2. With one of
+      two allowed, the threshold 0.35 finds both.
+    - Confidences are 0.9, 0.55 (right), 0.65 (wrong), 0.8; in quarters, those in (1/2, 3/4] have 1 right of 1.2 and
+      those above 2 of 1.7: the error is (0.2 + 0.3) / 4 = 0.125.
+    """
+    at_half = "sensitivity-at-specificity-0.5"
+    found = of_two([0.1, 0.45, 0.35, 0.8], [0, 0, 1, 1], [*EVERY, at_half, "calibration-error-4"])
+    expected = {
+        "balanced-accuracy": 3 / 4,
+        "macro-f1": 11 / 15,
+        "auroc": 3 / 4,
+        "average-precision": 5 / 6,
+        "sensitivity-at-specificity-0.8": 1 / 2,
+        at_half: 1.0,
+        "calibration-error-4": 0.125,
+        "sensitivity of healthy": 1.0,
+        "sensitivity of ill": 1 / 2,
+        "precision of healthy": 2 / 3,
+        "precision of ill": 1.0,
+        "auroc of healthy": 3 / 4,
+        "auroc of ill": 3 / 4,
+    }
+    assert {name: found[name] for name in expected} == pytest.approx(expected, abs=1e-12)
+
+
+def test_an_environment_of_one_class_lacks_what_needs_two():
+    """All are class 0 of three, and one of them is taken for class 1; nobody is taken for class 2."""
+    found = of([[0.8, 0.1, 0.1], [0.3, 0.6, 0.1]], [0, 0])
+    undefined = {name for name, value in found.items() if value is None}
+    assert undefined == {
+        "auroc",
+        "sensitivity-at-specificity-0.8",
+        *(f"auroc of class {c}" for c in range(3)),
+        "sensitivity of class 1",
+        "sensitivity of class 2",
+        "precision of class 2",
+    }
+    assert found["balanced-accuracy"] == 1 / 2
+    assert found["average-precision"] == 1.0
+    assert found["precision of class 1"] == 0.0
+    assert all(Metric(name).lacks for name in undefined)
+
+
+def test_a_class_that_is_absent_is_left_out_of_the_mean_over_classes():
+    p = [[0.5, 0.3, 0.2], [0.2, 0.5, 0.3], [0.4, 0.5, 0.1], [0.6, 0.2, 0.2]]
+    found = of(p, [0, 1, 1, 0])
+    there = [found[f"auroc of class {c}"] for c in (0, 1)]
+    assert found["auroc of class 2"] is None
+    assert found["auroc"] == pytest.approx(sum(value for value in there if value is not None) / 2)
+
+
+def test_a_specificity_is_reached_exactly():
+    """9 of 10 negatives below a threshold are a specificity of 0.9, whatever 1 - 0.9 is in floating point."""
+    found = of_two([*[0.1] * 9, 0.7, 0.6], [*[0] * 10, 1], ["sensitivity-at-specificity-0.9"])
+    assert found == {"sensitivity-at-specificity-0.9": 1.0}
+
+
+# Equal to scikit-learn's, and to plain loops ------------------------------------------------------
+
+
+@st.composite
+def predictions(draw: Any) -> tuple[Tensor, Tensor]:
+    """Probabilities with ties, and labels of which some classes may be absent."""
+    classes, n = draw(st.integers(2, 4)), draw(st.integers(1, 30))
+    parts = draw(st.lists(st.lists(st.integers(1, 4), min_size=classes, max_size=classes), min_size=n, max_size=n))
+    p = torch.tensor(parts, dtype=torch.float64)
+    y = draw(st.lists(st.integers(0, draw(st.integers(0, classes - 1))), min_size=n, max_size=n))
+    return p / p.sum(dim=1, keepdim=True), torch.tensor(y)
+
+
+def loop_calibration(p: Any, y: Any, bins: int) -> float:
+    """The expected calibration error bin by bin."""
+    confidence, right = p.max(axis=1), p.argmax(axis=1) == y
+    edges, error = np.linspace(0, 1, bins + 1), 0.0
+    for low, high in pairwise(edges):
+        inside = (confidence > low) & (confidence <= high)
+        if inside.any():
+            error += inside.mean() * abs(right[inside].mean() - confidence[inside].mean())
+    return float(error)
+
+
+def loop_sensitivity(score: Any, own: Any, specificity: float) -> float:
+    """The best sensitivity of every threshold that has the specificity."""
+    thresholds = [*np.unique(score), np.inf]
+    kept = [t for t in thresholds if (score[~own] < t).mean() >= specificity - 1e-12]
+    return max(float((score[own] >= t).mean()) for t in kept)
+
+
+@settings(max_examples=60)
+@given(predictions())
+def test_metrics_equal_scikit_learns(case: tuple[Tensor, Tensor]):
+    log_p, y = case[0].log(), case[1].numpy()
+    p, classes = log_p.exp().numpy(), case[0].shape[1]
+    found = measured(EVERY, [str(c) for c in range(classes)], log_p, case[1])
+    predicted, every = log_p.argmax(dim=1).numpy(), list(range(classes))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # scikit-learn's, about absent classes
+        expected: dict[str, float] = {
+            "balanced-accuracy": sk.balanced_accuracy_score(y, predicted),
+            "macro-f1": sk.f1_score(y, predicted, average="macro"),
+            "calibration-error-15": loop_calibration(p, y, 15),
+        }
+        sensitivity = sk.recall_score(y, predicted, labels=every, average=None, zero_division=np.nan)
+        precision = sk.precision_score(y, predicted, labels=every, average=None, zero_division=np.nan)
+        own = [y == c for c in every]
+        both = [of_class.any() and not of_class.all() for of_class in own]
+        auroc = [sk.roc_auc_score(own[c], p[:, c]) if both[c] else math.nan for c in every]
+        at = [loop_sensitivity(p[:, c], own[c], 0.8) if both[c] else math.nan for c in every]
+        average = [sk.average_precision_score(own[c], p[:, c]) if own[c].any() else math.nan for c in every]
+        for c in every:
+            expected |= {f"sensitivity of {c}": sensitivity[c], f"precision of {c}": precision[c]}
+            expected[f"auroc of {c}"] = auroc[c]
+        for name, values in (("auroc", auroc), ("average-precision", average), ("sensitivity-at-specificity-0.8", at)):
+            expected[name] = values[1] if classes == 2 else float(np.nanmean(values))
+        if all(of_class.any() for of_class in own):  # where scikit-learn has the mean itself
+            whole = p[:, 1] if classes == 2 else p
+            assert expected["auroc"] == pytest.approx(sk.roc_auc_score(y, whole, multi_class="ovr"))
+    defined = {name: value for name, value in found.items() if value is not None}
+    assert found.keys() == expected.keys()
+    assert defined == pytest.approx({name: value for name, value in expected.items() if not math.isnan(value)})
+
+
+@settings(max_examples=15)
+@given(predictions())
+def test_the_order_of_samples_does_not_matter(case: tuple[Tensor, Tensor]):
+    p, y = case
+    classes = [str(c) for c in range(p.shape[1])]
+    found, turned = measured(EVERY, classes, p.log(), y), measured(EVERY, classes, p.log().flip(0), y.flip(0))
+    assert {name for name, value in found.items() if value is None} == {n for n, v in turned.items() if v is None}
+    defined = {name: value for name, value in found.items() if value is not None}
+    assert defined == pytest.approx({name: turned[name] for name in defined}, abs=1e-12)
+
+
+def test_several_models_are_averaged_over_those_that_define_a_metric():
+    means, undefined = mean_of([{"precision of a": 0.5, "auroc": 0.5}, {"precision of a": None, "auroc": 0.7}])
+    assert means == {"precision of a": 0.5, "auroc": pytest.approx(0.6)}
+    assert undefined == {"precision of a": "the class is never predicted, of 1 of 2 models"}
+    nowhere = mean_of([{"auroc": None}, {"auroc": None}])
+    assert nowhere == ({"auroc": None}, {"auroc": "no sample of the class, or none of another"})
+
+
+# Declared once ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"metrics": ["aurok"]}, "Unknown metric 'aurok'. Did you mean 'auroc'?"),
+        ({"metrics": ["accuracy"]}, "It is always measured"),
+        ({"metrics": ["auroc", "auroc"]}, "names 'auroc' twice"),
+        ({"metrics": ["sensitivity-at-specificity-1.5"]}, "a number between 0 and 1"),
+        ({"metrics": ["sensitivity-at-specificity-high"]}, "a number between 0 and 1"),
+        ({"metrics": ["sensitivity-at-specificity"]}, "as in sensitivity-at-specificity-0.9"),
+        ({"metrics": ["calibration-error-0"]}, "a whole one from 1 to 1,000"),
+        ({"metrics": ["calibration-error-1.5"]}, "a whole one from 1 to 1,000"),
+        ({"metrics": ["calibration-error"]}, "as in calibration-error-15"),
+        ({"metrics": ["sensitivity"]}, "Did you mean 'class-sensitivity'?"),
+        ({"metrics": ["class-auroc of ill"]}, "Unknown metric"),
+        ({"select": "auroc"}, "evaluate.metrics has to name 'auroc' as well"),
+        ({"select": "auroc of ill"}, "evaluate.metrics has to name 'class-auroc' as well"),
+        ({"metrics": ["class-auroc"], "select": "class-auroc"}, "Known: accuracy, auroc of CLASS"),
+        ({"metrics": ["macro-f1"], "select": "macro_f1"}, "Did you mean 'macro-f1'?"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_measured_is_an_error_with_its_fix(changes: dict[str, Any], said: str):
+    with pytest.raises(FedshiftError) as raised:
+        Evaluate(**changes)
+    assert said in str(raised.value)
+
+
+def test_the_class_that_selects_must_be_there(make: Make):
+    changes = {"evaluate.metrics": ["class-auroc"], "evaluate.select": "auroc of class 7"}
+    with pytest.raises(FedshiftError, match=r"Unknown class in evaluate\.select 'class 7'"):
+        simulate(make(changes), 0)
+    simulate(make(changes | {"evaluate.select": "auroc of class 2"}), 0)
+
+
+def test_without_scikit_learn_a_run_with_metrics_does_not_begin(make: Make, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    with pytest.raises(FedshiftError, match=r"evaluate\.metrics needs the 'sklearn' extra"):
+        simulate(make({"evaluate.metrics": ["auroc"]}), 0)
+    simulate(make({}), 0)
+
+
+def test_a_list_is_declared_on_a_command_line_and_what_selects_makes_a_grid(tiny_document: dict[str, Any]):
+    written = parse_assignments(["evaluate.metrics=auroc,macro-f1"])
+    experiments = expand(override(override(tiny_document, written), {"evaluate.select": ["auroc", "macro-f1"]}))
+    assert [each.evaluate.metrics for each in experiments] == [("auroc", "macro-f1")] * 2
+    assert [each.evaluate.select for each in experiments] == ["auroc", "macro-f1"]
+
+
+def test_titles_say_what_is_measured_and_where_smaller_is_better():
+    words = {name: Metric(name).title for name in names([*EVERY, "calibration-error-20"], ["a of b"])}
+    assert words["auroc of a of b"] == "AUROC of a of b"
+    assert words["sensitivity-at-specificity-0.8"] == "sensitivity at a specificity of 0.8"
+    assert words["calibration-error-20"] == "calibration error (20 bins)"
+    assert {name for name in words if Metric(name).smaller} == {"calibration-error-15", "calibration-error-20"}
+
+
+# Of every environment, the same however models are scored -----------------------------------------
+
+MEASURED = {"evaluate.metrics": list(EVERY), "train.precision": "float64"}
+
+
+def without_metrics(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A record as it is where none are declared."""
+    rows = [{n: v for n, v in row.items() if n not in ("metrics", "undefined")} for row in record["environments"]]
+    return {**{name: value for name, value in record.items() if name != "select"}, "environments": rows}
+
+
+def record_of(changes: dict[str, Any], make: Make, engine: Any = None) -> dict[str, Any]:
+    """The last record of a run by the sequential engine, scored by another."""
+    simulation = simulate(make(changes))
+    return simulation.record(simulation.coordinator.schedule[-1], engine or Sequential(Kernels()))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedbn", "fedsr", "single"])
+def test_a_record_gains_metrics_and_nothing_else_changes(make: Make, method: str):
+    plain = {**CNN_WITH_BN, "method": {"name": method}, "train.precision": "float64"}
+    before, after = record_of(plain, make), record_of(plain | MEASURED, make)
+    assert without_metrics(after) == before
+    classes = [f"class {c}" for c in range(3)]
+    assert all(tuple(row["metrics"]) == names(EVERY, classes) for row in after["environments"])
+    selected = record_of(plain | MEASURED | {"evaluate.select": "auroc"}, make)
+    assert selected == after | {"select": "auroc"}
+
+
+@pytest.mark.parametrize("changes", [{"evaluate.batch": 4}, {"evaluate.batch": 7}], ids=str)
+def test_metrics_are_of_all_batches_at_once(make: Make, changes: dict[str, Any]):
+    one, many = record_of(MEASURED, make), record_of(MEASURED | changes, make)
+    for row, other in zip(one["environments"], many["environments"], strict=True):
+        assert row["metrics"] == pytest.approx(other["metrics"], abs=1e-12)
+
+
+@pytest.mark.parametrize("engine", [Vectorised, Workers])
+@pytest.mark.parametrize("method", ["fedavg", "fedsr"])
+def test_engines_measure_alike(make: Make, engine: Callable[..., Any], method: str):
+    """Personal models of clients of several sizes, whose scores the vectorised engine stacks."""
+    own = {"data.per_class": 12, "data.fewer": 3, "protocol": {"name": "in-domain", "test": 0.3}}
+    changes = MEASURED | own | CNN_WITH_BN | {"method": {"name": method, "bn": "local"}}
+    made = engine(Kernels(), 2) if engine is Workers else engine(Kernels())
+    try:
+        one, other = record_of(changes, make), record_of(changes, make, made)
+    finally:
+        made.close()
+    for row, theirs in zip(one["environments"], other["environments"], strict=True):
+        assert row["metrics"] == pytest.approx(theirs["metrics"], abs=1e-9)
+        assert row.get("undefined") == theirs.get("undefined")
+
+
+def test_they_are_those_of_the_model_that_a_run_leaves(make: Make):
+    """Macro AUROC and macro F1 of the final model's predictions, by scikit-learn."""
+    simulation = simulate(make(MEASURED))
+    record = simulation.record(simulation.coordinator.schedule[-1], Sequential(Kernels()))
+    (at,) = [n for n, e in enumerate(simulation.federation.environments) if e.role == "test"]
+    environment = simulation.federation.environments[at]
+    net = Sequential(Kernels()).resident(simulation.setup).client.net
+    with torch.no_grad():
+        for name, tensor in net.tensors():
+            tensor.copy_(simulation.coordinator.state.shared[name])
+        x = simulation.federation.inputs.evaluation(environment.samples.x).double()
+        p = simulation.setup.method.predict(net, x, {}).exp().numpy()
+    y, found = environment.samples.y.numpy(), record["environments"][at]["metrics"]
+    assert found["auroc"] == pytest.approx(sk.roc_auc_score(y, p, multi_class="ovr"))
+    assert found["macro-f1"] == pytest.approx(sk.f1_score(y, p.argmax(axis=1), average="macro"))
+
+
+def test_models_of_an_unseen_client_are_averaged(make: Make):
+    """A held-out domain is scored with each client's model, and a metric is the mean over these."""
+    simulation = simulate(make(MEASURED | {"method": {"name": "single"}}))
+    when = simulation.coordinator.schedule[-1]
+    record = simulation.record(when, Sequential(Kernels()))
+    (row,) = [row for row in record["environments"] if row["role"] == "test"]
+    (environment,) = [e for e in simulation.federation.environments if e.role == "test"]
+    each = [scored(simulation, model, environment, when).metrics for model in models_of(simulation, environment)]
+    assert row["models"] == len(each) == 2
+    assert row["metrics"] == mean_of(each)[0]
+
+
+def test_a_prediction_that_is_no_number_is_divergence(make: Make):
+    simulation = simulate(make(MEASURED), 0)
+    environment, when = simulation.federation.environments[0], simulation.coordinator.schedule[0]
+    plain = simulation.coordinator.state.shared
+    model = plain | {"head.bias": torch.full_like(plain["head.bias"], math.nan)}
+    with pytest.raises(DivergedError):
+        scored(simulation, model, environment, when)
+
+
+# One of them selects ------------------------------------------------------------------------------
+
+
+def rows_of(test: float | None, validation: float | None, **changes: Any) -> list[dict[str, Any]]:
+    """A test environment and a validation environment with one metric."""
+    return [
+        a_row("t", "test", 0.5, metrics={"m": test}, **changes),
+        a_row("v", "validation", 0.5, metrics={"m": validation}, **changes),
+    ]
+
+
+def named(records: Sequence[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    """The records with the metric called by a name, by which they select."""
+    rows = [[row | {"metrics": {name: row["metrics"]["m"]}} for row in record["environments"]] for record in records]
+    return [record | {"environments": each, "select": name} for record, each in zip(records, rows, strict=True)]
+
+
+@pytest.mark.parametrize(("name", "best"), [("auroc", 2), ("calibration-error-15", 3)])
+def test_rules_go_by_what_selects_and_know_which_way_is_better(name: str, best: int):
+    """Of 0.5, 0.9, 0.1, 0.9 on validation, the largest first is in round 2, the smallest in round 3."""
+    values = [0.5, 0.9, 0.1, 0.9]
+    records = named([a_record(n, rows_of(v / 2, v)) for n, v in enumerate(values, start=1)], name)
+    chosen = summary(records)
+    assert [chosen[rule]["position"] for rule in ("last", "source_validation", "target_best")] == [4, best, best]
+    assert chosen["source_validation"]["validation"] == values[best - 1]
+    assert chosen["source_validation"]["test"] == values[best - 1] / 2
+
+
+def test_a_round_without_the_metric_is_not_selected():
+    records = named([a_record(n, rows_of(0.5, v)) for n, v in enumerate([None, 0.2, None], start=1)], "auroc")
+    assert summary(records)["source_validation"]["position"] == 2
+    assert summary(records)["last"]["validation"] is None
+    never = named([a_record(n, rows_of(0.5, None)) for n in (1, 2)], "auroc")
+    assert summary(never)["source_validation"]["position"] == 2
+
+
+def test_means_leave_out_where_a_metric_is_undefined():
+    """Environment a has two clients, of which one defines it; b has none that does."""
+    rows = [
+        a_row("a", "test", 0.1, metrics={"auroc": 0.6}),
+        a_row("a", "test", 0.3, metrics={"auroc": None}),
+        a_row("b", "test", 0.5, metrics={"auroc": None}),
+        a_row("v", "validation", 0.5, metrics={"auroc": 1.0}),
+    ]
+    record = a_record(1, rows, select="auroc")
+    assert by_environment(record, "test") == {"a": 0.6}
+    assert mean_score(record, "test") == 0.6
+    assert mean_score(record, "test", "accuracy") == pytest.approx(0.35)
+    assert [(line.environment, line.score) for line in shown(record)] == [("a", 0.6), ("b", None), ("v", 1.0)]
+
+
+def a_comparison(make: Make, tmp_path: Path) -> Results:
+    """Two made-up runs, whose rows select by the calibration error; b has no AUROC."""
+    found = []
+    for method, error in (("fedavg", 0.3), ("fedprox", 0.1)):
+        changes = {"evaluate.metrics": ["auroc", "calibration-error-15"], "evaluate.select": "calibration-error-15"}
+        values = {"a": (0.9, error), "b": (None, error / 2), "v": (0.8, error)}
+        rows = [
+            a_row(name, "validation" if name == "v" else "test", 0.5, metrics={"auroc": a, "calibration-error-15": e})
+            | ({"undefined": {"auroc": "no sample of the class, or none of another"}} if a is None else {})
+            for name, (a, e) in values.items()
+        ]
+        record = a_record(1, rows, select="calibration-error-15")
+        found.append(a_folder(tmp_path / method, make({"method": {"name": method}, **changes}), [record]))
+    return Results.read(found)
+
+
+def test_tables_show_what_selects_first_and_say_what_is_left_out(make: Make, tmp_path: Path):
+    results = a_comparison(make, tmp_path)
+    headline, *_, every = tables(results)
+    assert headline.title.startswith("Calibration error (15 bins) in % (smaller is better), last round")
+    worst, mean = (headline.columns.index(f"{results.label('test')} {which}") for which in ("worst", "mean"))
+    assert [row[worst] for row in headline.rows] == ["30.0", "10.0"]
+    assert [row[mean] for row in headline.rows] == ["22.5", "7.5"]
+    assert every.columns == ["method", "calibration error (15 bins) (smaller is better)", "accuracy", "AUROC"]
+    assert every.rows == [["fedavg", "22.5", "50.0", "90.0"], ["fedprox", "7.5", "50.0", "90.0"]]
+    said = "Means leave out 1 of 2 test environments (b) where a metric is undefined: AUROC (no sample of the class"
+    assert f"{said}, or none of another)." in results.notes
+    comparison = fedshift.Comparison(results)
+    assert comparison.score("fedprox") == pytest.approx(0.075)
+    assert comparison.score("fedprox", "auroc") == 0.9
+    assert comparison.accuracy("fedprox") == 0.5
+    with pytest.raises(FedshiftError, match="Unknown metric 'aurok'"):
+        comparison.score("fedprox", "aurok")
+    last = [each for each in comparison.measurements() if each["rule"] == "last" and each["method"] == "fedprox"]
+    assert [(each["environment"], each["auroc"]) for each in last] == [("a", 0.9), ("b", None), ("v", 0.8)]
+
+
+def test_pages_and_displays_name_what_selects(make: Make, tmp_path: Path):
+    results = a_comparison(make, tmp_path)
+    page = write_report(results, tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "<h2>Calibration error (15 bins) (smaller is better)</h2>" in page
+    assert "Accuracy by" not in page
+    assert by_round(results)[0].lines[0].middle == pytest.approx([30.0])
+    console = Console(width=100, record=True, file=StringIO())
+    console.print(score_table(results.runs[0].records[-1]))
+    assert "calibration error (15 bins) %" in console.export_text()
+
+
+def test_runs_that_select_by_different_metrics_show_accuracy(make: Make, tmp_path: Path):
+    plain = a_folder(
+        tmp_path / "plain", make({}), [a_record(1, [a_row("a", "test", 0.5), a_row("v", "validation", 0.5)])]
+    )
+    results = Results.read([plain, *(run.folder for run in a_comparison(make, tmp_path).runs)])
+    assert "Accuracy in %, last round" in as_text(results)
+    assert "The runs select by different metrics (accuracy, calibration error (15 bins)); accuracy is shown." in (
+        results.notes
+    )
+
+
+def test_a_record_whose_rows_lack_what_selects_is_damaged(make: Make, tmp_path: Path):
+    rows = [a_row("a", "test", 0.5), a_row("v", "validation", 0.5)]
+    folder = RunFolder.create(make({}), tmp_path / "run")
+    folder.recording().append(a_record(1, rows, select="auroc"))
+    folder.recording().append(a_record(2, rows))
+    with pytest.raises(DamagedError, match="lack the one that selects"):
+        folder.records()
+
+
+def test_a_whole_run_selects_shows_and_is_watched(make: Make, tmp_path: Path):
+    """By the command's own way, with a metric per class; events carry what the display shows."""
+    changes = {"evaluate.metrics": ["class-auroc", "auroc"], "evaluate.select": "auroc of class 1"}
+    comparison = fedshift.compare(make(changes).table(), out=tmp_path / "runs")
+    (run,) = comparison.runs
+    values = [mean_score(record, "validation") for record in run.records]
+    picked = run.folder.summary.selected["source_validation"]
+    assert picked.validation == max(value for value in values if value is not None)
+    assert "AUROC of class 1 in %" in str(comparison)
+    events = (run.path / "events.jsonl").read_text(encoding="utf-8")
+    assert '"select": "auroc of class 1"' in events
+    assert run.folder.damage() == ""
+
+
+@pytest.mark.parametrize(("name", "best"), [("auroc", 1), ("calibration-error-15", 0)])
+def test_a_search_goes_the_right_way(make: Make, name: str, best: int):
+    experiment = make({"evaluate.metrics": [name], "evaluate.select": name, "run.out": "runs"})
+    (study,) = studies([experiment], Plan())
+    for value in (0.2, 0.8, 0.5):
+        trial = study.ask()
+        study.trials.append(trial.model_copy(update={"state": "complete", "value": value}))
+    assert study.best(3) == best
+    assert study.completed(study.trials).best_value == study.trials[best].value
+
+
+# Across sites -------------------------------------------------------------------------------------
+
+ACROSS = {"protocol": {"name": "in-domain"}, "train.min_answers": 0.5, "evaluate.batch": 6}
+
+
+def test_sites_send_metrics_and_the_records_are_a_simulations(make: Make, tmp_path: Path):
+    """Also of classes that a site's part lacks; every number is on the page of what leaves."""
+    changes = {**ACROSS, "evaluate.metrics": list(EVERY), "evaluate.select": "auroc of class 1", "data.per_class": 3}
+    folder = members(tmp_path / "trial", make(changes))
+    run = coordinate(folder / "coordinator", Local(folder), Progress())
+    assert run.records() == rehearse(folder, Progress()).records()
+    rows = [row for record in run.records() for row in record["environments"]]
+    assert all(tuple(row["metrics"]) == names(EVERY, [f"class {c}" for c in range(3)]) for row in rows)
+    assert any("undefined" in row for row in rows)
+    agreement = Agreement.read(folder / "coordinator")
+    page = what_leaves(agreement.setup(torch.device("cpu")), agreement.federation)
+    for name in rows[0]["metrics"]:
+        assert f"| `metrics.{name}` | float64 | [] | 8 | statistic | no |" in page
+
+
+def test_a_site_that_refuses_statistics_sends_no_metrics(make: Make, tmp_path: Path):
+    folder = members(tmp_path / "trial", make({**ACROSS, "evaluate.metrics": ["auroc"], "evaluate.select": "auroc"}))
+    set_site(folder, "gray", refuse=["statistic"])
+    link = Local(folder)
+    run = coordinate(folder / "coordinator", link, Progress())
+    assert all(row["environment"] != "gray" for record in run.records() for row in record["environments"])
+    assert {each["why"] for each in run.records()[-1]["unscored"]} == {"its policy withholds scores"}
+    replies = [read_reply(reply, 10**9) for site, _, reply in link.messages if site == "gray"]
+    told = [score for reply in replies if isinstance(reply, Done) for score in reply.scores]
+    assert told
+    assert all(not score.metrics and score.accuracy is None for score in told)
+
+
+def test_a_score_with_other_metrics_is_not_recorded():
+    came, order = sent(other=0.5), Order("a run", "train", 1, "train", 0, Down())
+    record = Scoring({"a": order}, a_record(1, []), ("auroc",)).completed({"a": came})
+    assert not record["environments"]
+    assert [each["why"] for each in record["unscored"]] == ["it sent other metrics than were agreed on"]
+
+
+def test_what_leaves_lists_every_metric():
+    (experiment,) = expand(override(TINY, {"evaluate.metrics": ["auroc", "class-auroc"]}))
+    setup = setup_of(experiment, (1, 10, 10), 3, 2)
+    listed = {each.name: (each.category, each.needed) for each in leaving(setup) if each.kind == "scores"}
+    for name in ("auroc", "auroc of 0", "auroc of 1", "auroc of 2"):
+        assert listed[f"metrics.{name}"] == ("statistic", False)
+
+
+def sent(**metrics: float | None) -> Done:
+    """What arrives of a score."""
+    done = Done("a", scores=(Score("a", "test", "global", 1, 0.5, 1.0, 10, metrics),))
+    back = read_reply(done.to_bytes(), 10**6)
+    assert isinstance(back, Done)
+    return back
+
+
+def test_metrics_cross_as_numbers_and_undefined_ones_as_none():
+    assert sent(auroc=0.25, other=None).scores[0].metrics == {"auroc": 0.25, "other": None}
+
+
+@pytest.mark.parametrize("value", [1.5, -0.1, math.inf])
+def test_a_metric_that_is_none_makes_no_reply(value: float):
+    with pytest.raises(FedshiftError, match="the metric auroc of a score is"):
+        sent(auroc=value)
+
+
+# The page -----------------------------------------------------------------------------------------
+
+PAGE = (Path(__file__).parents[1] / "docs" / "metrics.md").read_text(encoding="utf-8")
+
+
+def test_the_example_of_the_page_runs_and_says_what_is_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Weights find the rare class at the price of accuracy; AUROC knew of it before; Rome is named."""
+    monkeypatch.chdir(tmp_path)
+    (code,) = re.findall(r"<!-- rare -->\n```python\n(.*?)```", PAGE, re.DOTALL)
+    names: dict[str, Any] = {}
+    with pytest.warns(FedshiftWarning, match="hold_out"):  # of the default experiment, whose protocol is another
+        exec(code, names)
+    found = names["found"]
+    plain, balanced = (f"fedavg (class_weights={which})" for which in ("none", "balanced"))
+    assert found.score(plain, "sensitivity of ill") < 0.2
+    assert found.score(balanced, "sensitivity of ill") > 0.5
+    assert found.accuracy(plain) > found.accuracy(balanced)
+    assert found.score(balanced) > found.score(plain) + 0.1
+    assert found.score(plain, "auroc") > 0.85
+    assert "(Rome) where a metric is undefined: AUROC" in str(found)
+
+
+def test_the_page_names_every_metric_there_is():
+    for name in EVERY:
+        assert f"`{re.sub('-0[.]8$', '-0.95', name)}`" in PAGE
