@@ -188,6 +188,20 @@ def test_a_text_of_which_there_is_no_token(tmp_path: Path):
         texts(written(tmp_path / "t.csv", rows), tokens=tokens).load(Streams(0))
 
 
+@pytest.mark.parametrize("kind", ["hashing", "tokens"])
+def test_texts_to_predict_for_are_read_as_the_others(tmp_path: Path, kind: str):
+    path = written(tmp_path / "t.csv")
+    tokens = {"tokens": a_tokenizer(tmp_path / "tok"), "length": 6} if kind == "tokens" else {}
+    dataset = texts(path, **tokens)
+    read = dataset.samples(Path(path))
+    assert torch.equal(read.x, dataset.load(Streams(0)).x)
+    assert list(read.rows) == list(range(6))
+    assert read.notes[0] == f"Columns that are not looked at: domain, label (of '{path}')."
+    assert len(read.notes) == (2 if kind == "tokens" else 1)
+    with pytest.raises(FedshiftError, match=r"holds nothing \(''\) in row 1"):
+        dataset.samples(Path(written(tmp_path / "new.csv", [("good",), ("",)], ("text",))))
+
+
 # What is refused ----------------------------------------------------------------------------------
 
 

@@ -26,7 +26,7 @@ from fedshift.datasets.cells import SUFFIXES, check_named, column_names, names, 
 from fedshift.datasets.dataset import Dataset
 from fedshift.datasets.parts import Names, Part, beside, domain_names, files_in, joined
 from fedshift.errors import FedshiftError, Problems, need
-from fedshift.federation.domains import DomainData
+from fedshift.federation.domains import DomainData, Unlabelled
 from fedshift.federation.inputs import Inputs
 from fedshift.hub import answers, hub, located
 from fedshift.settings.content import digest
@@ -106,9 +106,26 @@ class TextFile(Dataset):
             f"{count:,} texts, {size:,} bytes each",
             "Choose a smaller data.width (with hashing) or data.length (with a tokenizer).",
         )
-        made = [self._hashed(each) if self.tokens == HASHING else self._tokenized(each) for each in rows]
+        made = [self._numbers(each.where, each.texts) for each in rows]
         parts = [Part(each.where, x, each.y, each.domain) for each, (x, _) in zip(rows, made, strict=True)]
         return joined(parts, notes=(*beside(self.path, files), *self._notes([odd for _, odd in made], count)))
+
+    def suffixes(self) -> tuple[str, ...]:
+        """CSV and Parquet."""
+        return SUFFIXES
+
+    def samples(self, file: Path) -> Unlabelled:
+        """The column of the text."""
+        present = column_names(file)
+        check_named(file, present, {self.text: "data.text"})
+        frame = read_columns(file, [self.text], texts=[self.text])
+        if not len(frame):
+            raise FedshiftError(f"'{file}' has no row; write one for each sample.")
+        texts = _texts(frame[self.text], f"The column '{self.text}' of '{file}'")
+        x, odd = self._numbers(str(file), texts)
+        others = [name for name in present if name != self.text]
+        beside = [f"Columns that are not looked at: {', '.join(others)} (of '{file}')."] if others else []
+        return Unlabelled(x, range(len(x)), (*beside, *self._notes([odd], len(x))))
 
     def _rows(self, file: Path) -> _Rows:
         """The rows of a file, each with a text and names."""
@@ -146,29 +163,33 @@ class TextFile(Dataset):
 
     # Numbers --------------------------------------------------------------------------------------
 
-    def _hashed(self, rows: _Rows) -> tuple[Tensor, list[int]]:
+    def _numbers(self, where: str, texts: list[str]) -> tuple[Tensor, list[int]]:
+        """What becomes of the texts of a file; and a number for each of them that a note should count."""
+        return self._hashed(texts) if self.tokens == HASHING else self._tokenized(where, texts)
+
+    def _hashed(self, texts: list[str]) -> tuple[Tensor, list[int]]:
         """Vectors (N, width), float32; and how many words are known of each text of none: 0."""
         try:
             from sklearn.feature_extraction.text import HashingVectorizer
         except ImportError as error:
             raise need("text", "data.tokens = 'hashing'", error) from error
-        hashed = HashingVectorizer(n_features=self.width, dtype=np.float32).transform(rows.texts)
+        hashed = HashingVectorizer(n_features=self.width, dtype=np.float32).transform(texts)
         empty = np.flatnonzero(np.diff(hashed.indptr) == 0)
         return torch.from_numpy(hashed.toarray()), [0] * len(empty)
 
-    def _tokenized(self, rows: _Rows) -> tuple[Tensor, list[int]]:
+    def _tokenized(self, where: str, texts: list[str]) -> tuple[Tensor, list[int]]:
         """Token ids (N, length), int64; and how many tokens each text has that was cut."""
         tokenizer, cut = self._tokenizer(), []
-        x = torch.full((len(rows.texts), self.length), tokenizer.pad_token_id)
-        for start in range(0, len(rows.texts), BATCH):
-            texts = rows.texts[start : start + BATCH]
+        x = torch.full((len(texts), self.length), tokenizer.pad_token_id)
+        for start in range(0, len(texts), BATCH):
+            some = texts[start : start + BATCH]
             with _alone():
-                whole = tokenizer(texts, verbose=False)["input_ids"]
-                ids = tokenizer(texts, truncation=True, max_length=self.length)["input_ids"]
+                whole = tokenizer(some, verbose=False)["input_ids"]
+                ids = tokenizer(some, truncation=True, max_length=self.length)["input_ids"]
             for row, own in enumerate(ids, start):
                 if not own:
                     raise FedshiftError(
-                        f"The column '{self.text}' of '{rows.where}' holds {rows.texts[row]!r:.100} in row {row}, of "
+                        f"The column '{self.text}' of '{where}' holds {texts[row]!r:.100} in row {row}, of "
                         "which the tokenizer makes no token; correct it or remove the row."
                     )
                 x[row, : len(own)] = torch.tensor(own)
