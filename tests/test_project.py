@@ -12,7 +12,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-WITH_OTHERS = {"huggingface-hub", "uvicorn"}  # used only where transformers, datasets or flwr, which need them, are
+WITH_OTHERS = {
+    "huggingface-hub",
+    "tokenizers",
+    "uvicorn",
+}  # used only where transformers, datasets or flwr, which need them, are
 
 
 def packages(lines: list[str]) -> set[str]:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
 
+from fedshift.errors import FedshiftError
+
+COMMIT = re.compile("[0-9a-f]{40}")
 SECONDS = 2.0  # in which the hub has to answer
 
 
@@ -53,3 +57,51 @@ def answers() -> bool:
     thread.start()
     thread.join(SECONDS)
     return bool(reached)
+
+
+def located(path: str, setting: str) -> tuple[str, str | None]:
+    """What a setting names: a folder of this machine, and None; or a hub id and its commit.
+
+    A hub id is written with its commit, ID@COMMIT, as the branch of a hub id may hold something else tomorrow.
+
+    Raises:
+        FedshiftError: there is no such folder, and it is no hub id with a commit; the message says the commit where it
+            can be found out.
+    """
+    folder = Path(path).expanduser()
+    if path and folder.is_dir():
+        return str(folder), None
+    name, _, commit = path.partition("@")
+    if COMMIT.fullmatch(commit):
+        return name, commit
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or name in (".", ".."):
+        raise FedshiftError(
+            f"{setting} = '{path}' is no folder of this machine, and no hub id; give ID@COMMIT or a folder."
+        )
+    known = _commit(name)
+    fix = (
+        f"--set {setting}={name}@{known}"
+        if known
+        else (
+            "give a folder that save_pretrained wrote, or ID@COMMIT, with the 40 digits that the hub shows; the hub "
+            "cannot be reached from here, or does not know it, and this machine holds no copy"
+        )
+    )
+    raise FedshiftError(
+        f"{setting} = '{path}' is no folder of this machine; a hub id is written with its commit, so that it stays the "
+        f"same: {fix}"
+    )
+
+
+def _commit(name: str) -> str:
+    """The commit of a hub id that this machine holds, else the hub's newest; empty if neither can be had."""
+    from huggingface_hub import HfApi, try_to_load_from_cache
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        held = try_to_load_from_cache(name, "config.json") or try_to_load_from_cache(name, "tokenizer_config.json")
+        if isinstance(held, str):
+            return Path(held).parent.name
+        return HfApi().model_info(name).sha or "" if answers() else ""
+    except (HfHubHTTPError, HFValidationError, OSError):
+        return ""

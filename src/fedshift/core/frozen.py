@@ -19,7 +19,7 @@ from difflib import get_close_matches
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -39,7 +39,7 @@ VERSION = 1  # of what :func:`embed` computes; raise it whenever features change
 BATCH = 64
 KNOWN = ("none", "efficientnet-lite0")
 LITE_MEAN, LITE_STD = (127 / 255,) * 3, (128 / 255,) * 3
-Colour = tuple[float, float, float]
+Colour = tuple[float, ...]  # a number for each channel
 Embedding = Callable[[str, int, int], None]  # a network's name, images embedded, images in all
 
 
@@ -54,10 +54,11 @@ class FrozenNetwork:
     Attributes:
         name: what it is, for the key of the cache and for whoever waits.
         weights: a digest of its weights, found without loading them.
-        load: builds it; the module takes normalised images (B, 3, height, width) and gives features (B, F), or
-            maps (B, channels, height, width).
-        mean: subtracted from each channel, in 0..1.
+        load: builds it; the module takes normalised images (B, 3, height, width), or token ids (B, length), and gives
+            features (B, F), maps (B, channels, height, width) or sequences (B, length, F).
+        mean: subtracted from each channel of an image, in 0..1.
         std: by which each channel is divided afterwards.
+        reads: what its samples are.
     """
 
     name: str
@@ -65,10 +66,11 @@ class FrozenNetwork:
     load: Callable[[], nn.Module] = field(compare=False)
     mean: Colour = IMAGENET_MEAN
     std: Colour = IMAGENET_STD
+    reads: Literal["images", "tokens"] = "images"
 
 
 class Front(nn.Module):
-    """A frozen network that takes images as they are stored; it is in evaluation mode, whatever is asked for.
+    """A frozen network that takes samples as they are stored; it is in evaluation mode, whatever is asked for.
 
     Args:
         network: which.
@@ -79,7 +81,7 @@ class Front(nn.Module):
         super().__init__()
         with torch.random.fork_rng(devices=[]):  # initial values are drawn, then replaced by the weights
             self.network = network.load()
-        self.size = size
+        self.size, self.reads = size, network.reads
         for name, values in (("mean", network.mean), ("std", network.std)):
             self.register_buffer(name, torch.tensor(values).view(-1, 1, 1), persistent=False)
         self.eval().requires_grad_(False)
@@ -89,7 +91,14 @@ class Front(nn.Module):
         return super().train(False)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images, uint8 (B, 1 or 3, height, width), to float32 (B, F), or maps (B, channels, height, width)."""
+        """Samples to float32 (B, F), maps (B, channels, height, width), or sequences (B, length, F).
+
+        Args:
+            images: uint8 (B, 1 or 3, height, width); or token ids, int64 (B, length).
+        """
+        if images.dtype == torch.int64:
+            given: Tensor = self.network(images)
+            return given
         x = images.float().div_(255)
         if self.size and x.shape[-2:] != (self.size, self.size):
             x = F.interpolate(x, (self.size, self.size), mode="bilinear", antialias=True)
@@ -119,26 +128,32 @@ def frozen_network(name: str) -> FrozenNetwork:
 
 
 def embed(images: Tensor, network: FrozenNetwork, size: int = 0, tell: Embedding = silent) -> Tensor:
-    """The features of images, from the cache or from the network.
+    """The features of images or texts, from the cache or from the network.
 
     Args:
-        images: uint8 (N, channels, height, width); one channel is repeated to three.
+        images: uint8 (N, channels, height, width); one channel is repeated to three. Or token ids, int64 (N, length).
         network: what embeds them; loaded only if the cache lacks these features.
         size: height and width they are resized to, in pixels; 0 leaves them as they are.
         tell: hears how far the work is.
 
     Returns:
-        float32 (N, F), or maps (N, channels, height, width), on the CPU.
+        float32 (N, F), maps (N, channels, height, width), or sequences (N, length, F), on the CPU.
 
     Raises:
-        FedshiftError: these are no images, or the network gives no features.
+        FedshiftError: these are no samples that the network reads, or it gives no features.
     """
-    if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] not in (1, 3):
+    if network.reads == "tokens":
+        if images.dtype != torch.int64 or images.ndim != 2:
+            raise FedshiftError(
+                f"'{network.name}' reads token ids (N, length), not {images.dtype} of shape {tuple(images.shape)}: "
+                "--set data.tokens=TOKENIZER, or --set model.freeze_until=0"
+            )
+    elif images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] not in (1, 3):
         raise FedshiftError(
             f"A frozen network embeds uint8 images of 1 or 3 channels, not {images.dtype} of shape "
             f"{tuple(images.shape)}: --set data.frozen=none (for a model that is cut: --set model.freeze_until=0)"
         )
-    sides = (size, size) if size else tuple(images.shape[-2:])
+    sides = (size, size) if size else tuple(images.shape[-2:])  # of texts, how many there are and how long
     about = (VERSION, network.name, network.weights, network.mean, network.std, sides, tuple(images.shape))
     folder, file = cache_folder("features"), f"{checksum(images, about)}.safetensors"
     features = _read(folder / file) if folder else None
@@ -155,12 +170,13 @@ def embedded(data: DomainData, network: FrozenNetwork | None, size: int = 0, tel
 
 def _computed(images: Tensor, network: FrozenNetwork, size: int, tell: Embedding) -> Tensor:
     tell(network.name, 0, len(images))
-    sides = (size, size) if size else images.shape[-2:]
-    memory.check(
-        3 * 4 * min(BATCH, len(images)) * sides[0] * sides[1] * 3,  # three channels of four bytes, in three copies
-        f"A batch of {min(BATCH, len(images))} images of {sides[0]} x {sides[1]} pixels for '{network.name}'",
-        "Choose a smaller data.size, or with data.frozen a smaller data.frozen_size.",
-    )
+    if network.reads == "images":
+        sides = (size, size) if size else images.shape[-2:]
+        memory.check(
+            3 * 4 * min(BATCH, len(images)) * sides[0] * sides[1] * 3,  # three channels of four bytes, in three copies
+            f"A batch of {min(BATCH, len(images))} images of {sides[0]} x {sides[1]} pixels for '{network.name}'",
+            "Choose a smaller data.size, or with data.frozen a smaller data.frozen_size.",
+        )
     front = Front(network, size)
     all_features, done = torch.empty(0), 0
     for batch in torch.split(images, BATCH):
@@ -168,19 +184,20 @@ def _computed(images: Tensor, network: FrozenNetwork, size: int, tell: Embedding
             features = front(batch)
         if features.ndim < 2 or len(features) != len(batch):
             raise FedshiftError(
-                f"The frozen network '{network.name}' gives {tuple(features.shape)} for {len(batch)} images, "
+                f"The frozen network '{network.name}' gives {tuple(features.shape)} for {len(batch)} {network.reads}, "
                 "not one vector or map each."
             )
         if not features.isfinite().all():
             raise FedshiftError(
-                f"The frozen network '{network.name}' gives numbers that are not finite for images {done} to "
+                f"The frozen network '{network.name}' gives numbers that are not finite for {network.reads} {done} to "
                 f"{done + len(batch) - 1}, or some of them; take another network, or check its weights."
             )
         if not done:
             memory.check(
                 4 * len(images) * features[0].numel(),
-                f"What '{network.name}' gives for {len(images):,} images, {features[0].numel():,} numbers each,",
-                "Choose a smaller data.size, or with data.frozen a smaller data.frozen_size.",
+                f"What '{network.name}' gives for {len(images):,} {network.reads}, {features[0].numel():,} numbers "
+                "each,",
+                "Choose a smaller data.size (of texts data.length), or with data.frozen a smaller data.frozen_size.",
             )
             all_features = torch.empty(len(images), *features.shape[1:])
         all_features[done : done + len(batch)] = features

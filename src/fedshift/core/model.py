@@ -66,6 +66,11 @@ class Model(Spec):
         """
         return self.dim
 
+    @property
+    def freezes(self) -> bool:
+        """Whether there is a :meth:`frozen_network`, told without making it."""
+        return False
+
     def frozen_network(self) -> FrozenNetwork | None:
         """Those stages that are never trained: what they make of images is what the encoder reads; None: none are."""
         return None

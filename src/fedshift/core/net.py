@@ -164,9 +164,9 @@ def mirror(modules: Mapping[str, nn.Module]) -> nn.Module:
 
 
 def batch_norms(module: nn.Module) -> Iterator[tuple[str, BatchNorm]]:
-    """The batch-norm layers inside a module, with their names."""
+    """The batch-norm layers inside a module, with their names; one that is fixed has no tensors of its own."""
     for name, layer in module.named_modules():
-        if isinstance(layer, BATCH_NORMS):
+        if isinstance(layer, BATCH_NORMS) and layer.state_dict():
             yield name, layer
 
 

@@ -20,6 +20,7 @@ DATASETS: Catalogue[Dataset] = Catalogue(
         "parquet": ".parquet:ParquetFile",
         "arrays": ".arrays:Arrays",
         "table": ".number_table:NumberTable",
+        "text": ".text:TextFile",
         "signals": ".signals:Signals",
         "medical": ".medical:Medical",
         "hub": ".hub:HubDataset",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from decimal import Decimal
 from math import isnan
@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from fedshift.datasets.parts import Array, Names, check_each, names_of
-from fedshift.errors import FedshiftError, need
+from fedshift.datasets.tables import no_text
+from fedshift.errors import FedshiftError, UnknownNameError, need
 
 SUFFIXES = (".csv", ".parquet")
 ENCODING = "utf-8-sig"  # with the mark that Excel writes, or without
@@ -46,8 +47,21 @@ def column_names(file: Path) -> list[str]:
     return names
 
 
-def read_columns(file: Path, columns: Sequence[str]) -> Any:
+def check_named(file: Path, present: Sequence[str], named: Mapping[str, str]) -> None:
+    """Raise an error unless a file has some columns, each given with the setting that names it."""
+    for name, named_by in named.items():
+        if name not in present:
+            hint = "Separate columns by commas." if len(present) == 1 else f"Name it: --set {named_by}=COLUMN"
+            raise UnknownNameError(f"column ({named_by}) in '{file}'", name, present, hint)
+
+
+def read_columns(file: Path, columns: Sequence[str], texts: Sequence[str] = ()) -> Any:
     """Some columns of a file, as a table of pandas; empty cells of CSV are empty text.
+
+    Args:
+        file: CSV or Parquet.
+        columns: which.
+        texts: those of CSV that are text, also where digits are written in them.
 
     Raises:
         FedshiftError: it cannot be read, or a row has more values than there are columns.
@@ -58,10 +72,16 @@ def read_columns(file: Path, columns: Sequence[str]) -> Any:
         raise need("pandas", "Reading CSV and Parquet", error) from error
     with _reading(file), warnings.catch_warnings():
         if file.suffix.lower() == ".parquet":
-            return _parquet().read_table(file, columns=list(columns)).to_pandas(ignore_metadata=True)
+            table = _parquet().read_table(file, columns=list(columns))
+            try:
+                table.validate(full=True)
+            except ValueError as error:  # which does not say where
+                raise no_text(table, 0, str(file)) from error
+            return table.to_pandas(ignore_metadata=True)
         warnings.simplefilter("error", pd.errors.ParserWarning)  # that it drops what a row has too many
         options = {"names": column_names(file), "na_filter": False, "low_memory": False, "index_col": False}
-        return pd.read_csv(file, header=0, encoding=ENCODING, **options)[list(columns)]
+        kinds = dict.fromkeys(texts, str)
+        return pd.read_csv(file, header=0, encoding=ENCODING, dtype=kinds, **options)[list(columns)]
 
 
 def numbers(column: Any, where: str, missing: Sequence[str]) -> Array:
@@ -181,6 +201,23 @@ def _reading(file: Path) -> Iterator[None]:
         yield
     except FedshiftError:
         raise
+    except UnicodeDecodeError as error:
+        raise _no_utf8(file) from error
     except Exception as error:
         reason = str(error).strip() or type(error).__name__
         raise FedshiftError(f"'{file}' cannot be read as a table ({reason}). Write it again.") from error
+
+
+def _no_utf8(file: Path) -> FedshiftError:
+    """The error for a CSV file that is no UTF-8, with the first line that is none."""
+    with file.open("rb") as opened:
+        for number, line in enumerate(opened):
+            try:
+                line.decode()
+            except UnicodeDecodeError as error:
+                wrong = line[max(error.start - 20, 0) : error.end + 20]
+                return FedshiftError(
+                    f"Line {number + 1} of '{file}' has {wrong!r}, and {line[error.start : error.end]!r} is no UTF-8; "
+                    "write the file as UTF-8."
+                )
+    raise AssertionError("every line can be read")

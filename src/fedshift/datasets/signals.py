@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedshift import memory
-from fedshift.datasets.cells import SUFFIXES, column_names, names, numbers, read_columns, times
+from fedshift.datasets.cells import SUFFIXES, check_named, column_names, names, numbers, read_columns, times
 from fedshift.datasets.parts import Array, Names, Part, beside, domain_names, files_in, joined
 from fedshift.datasets.windows import Recording, WindowedDataset
 from fedshift.errors import FedshiftError, Problems, UnknownNameError
@@ -230,11 +230,7 @@ class Signals(WindowedDataset):
             )
 
     def _check_named(self, file: Path) -> None:
-        present = column_names(file)
-        for name, named_by in self._named_apart.items():
-            if name not in present:
-                hint = "Separate columns by commas." if len(present) == 1 else f"Name it: --set {named_by}=COLUMN"
-                raise UnknownNameError(f"column ({named_by}) in '{file}'", name, present, hint)
+        check_named(file, column_names(file), self._named_apart)
 
     @property
     def _named_apart(self) -> dict[str, str]:

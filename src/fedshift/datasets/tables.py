@@ -100,7 +100,7 @@ class Part(NamedTuple):
             try:
                 rows = batch.to_pylist()
             except UnicodeDecodeError as error:
-                raise _no_text(batch, row, self.where) from error
+                raise no_text(batch, row, self.where) from error
             for values in rows:
                 yield f"in row {row} of {self.where}", values
                 row += 1
@@ -304,7 +304,7 @@ def _reading(where: str) -> Iterator[None]:
         log.disabled = silent
 
 
-def _no_text(batch: Any, start: int, where: str) -> FedshiftError:
+def no_text(batch: Any, start: int, where: str) -> FedshiftError:
     """The error for a batch with text that is no UTF-8, of which Arrow does not say where it is."""
     for column in batch.column_names:
         for row, cell in enumerate(batch[column]):

@@ -15,8 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fedshift import files
 from fedshift.coordinator.coordinator import Coordinator, Received
 from fedshift.core.contract import Round
@@ -247,7 +245,7 @@ class _Run:
         self.selection.go_back(self.folder.records())
         self._saved = position
         federation = self.agreement.federation
-        inputs = self.agreement.experiment.data.inputs()
+        inputs = self.agreement.experiment.inputs
         clients = self.agreement.clients
         blueprint = Blueprint(federation.shape, federation.classes, clients, inputs, tuple(clients.values()))
         sizes = {"domains": clients, "samples": {}}  # how many is the sites' to know
@@ -291,9 +289,8 @@ class _Run:
         Raises:
             FedshiftError: the target could not be predicted for.
         """
-        federation, inputs = self.agreement.federation, self.agreement.experiment.data.inputs()
-        sample = torch.zeros(1, *federation.shape, dtype=torch.int64 if inputs.vocabulary else torch.float32)
-        x = inputs.evaluation(sample).to(self.setup.device)
+        federation, inputs = self.agreement.federation, self.agreement.experiment.inputs
+        x = inputs.evaluation(inputs.like(federation.shape)).to(self.setup.device)
         method = self.setup.method
         read = parts_predicted(method, self.setup.model, self.setup.parts, x)
         own = sorted(part for part in read if any(n.startswith(f"{part}.") for n in self.setup.initial("client")))

@@ -70,7 +70,7 @@ def site_federation(agreement: Agreement, settings: SiteSettings, data: DomainDa
     experiment, number = agreement.experiment, agreement.client(settings.name)
     streams = Streams(experiment.seed_of_data)
     with streams.as_global("global draws in federation"):
-        alone = experiment.protocol.federate(data, experiment.partition, agreement.experiment.data.inputs(), streams)
+        alone = experiment.protocol.federate(data, experiment.partition, agreement.experiment.inputs, streams)
         alone = replace(
             alone,
             clients=tuple(replace(client, id=number) for client in alone.clients) if number is not None else (),

@@ -48,7 +48,7 @@ def _check(data: DomainData, inputs: Inputs, *further: Callable[[DomainData], No
         with problems.gathered():
             check(data)
     with problems.gathered():
-        _check_inputs(data, len(inputs.vocabulary))
+        _check_inputs(data, inputs.ids)
     problems.check()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -24,12 +24,30 @@ class Inputs:
         augment: random-resized crop (scale 0.7-1), flip, colour jitter 0.3 and grayscale 10 % in training
             (FedSR, Sec. 4.2), drawn from the run's streams.
         normalise: subtract ImageNet's mean and divide by its standard deviation, by channel.
-        vocabulary: for text, the character behind each token id 0, 1, ...
+        vocabulary: for text by characters, the character behind each token id 0, 1, ...
+        tokens: for text by a tokenizer, how many ids it has; 0: samples are no such text.
+        pad: the id with which such a text is filled up to its length; -1: none is.
     """
 
     augment: bool = False
     normalise: bool = False
     vocabulary: tuple[str, ...] = ()
+    tokens: int = 0
+    pad: int = 0
+
+    @property
+    def ids(self) -> int:
+        """How many token ids there are, of characters or of a tokenizer; 0: samples are no token ids."""
+        return len(self.vocabulary) or self.tokens
+
+    def counting(self, x: Tensor) -> Inputs:
+        """The same for samples (N, ...): whole numbers of which nothing is said are token ids, none of which pads."""
+        unsaid = x.dtype == torch.int64 and not self.ids
+        return replace(self, tokens=int(x.max()) + 1, pad=-1) if unsaid else self
+
+    def like(self, shape: tuple[int, ...]) -> Tensor:
+        """A batch of one sample of that shape, of zeros, in the type that samples have in a batch."""
+        return torch.zeros(1, *shape, dtype=torch.int64 if self.ids else torch.float32)
 
     def training(self, x: Tensor, streams: Streams, *key: Key) -> Tensor:
         """A training batch; ``key`` names the augmentation's draws."""
@@ -44,13 +62,13 @@ class Inputs:
         return self._normalised(_scaled(x))
 
     def text(self, x: Tensor) -> list[str]:
-        """Token ids (B, length), int64, as B strings.
+        """Token ids (B, length), int64, that stand for characters, as B strings.
 
         Raises:
-            FedshiftError: these samples are no text.
+            FedshiftError: these samples are no characters.
         """
         if not self.vocabulary:
-            raise FedshiftError("These samples are no text; a data set of text is 'shakespeare'.")
+            raise FedshiftError("These samples are no text by characters; such a data set is 'shakespeare'.")
         return ["".join(self.vocabulary[token] for token in row) for row in x.tolist()]
 
     def _normalised(self, x: Tensor) -> Tensor:

@@ -27,5 +27,6 @@ MODELS: Catalogue[Model] = Catalogue(
         "cct-7-3x1": ".cct:CCT7",
         "lstm": ".lstm:LSTM",
         "own": ".own:Own",
+        "transformers": ".transformer:Transformer",
     },
 )

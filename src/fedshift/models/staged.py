@@ -10,7 +10,7 @@ them and a linear layer to z, and no other tensor is sent, averaged or kept at h
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -43,25 +43,14 @@ class Projected(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Staged(Model):
-    """A network in stages, from images to pooled features."""
-
-    mean: ClassVar[Colour] = IMAGENET_MEAN  # what frozen stages get instead of data.normalise
-    std: ClassVar[Colour] = IMAGENET_STD
+class Freezing(Model):
+    """A network whose first stages can be frozen."""
 
     freeze_until: WholeNumber = setting(
         0,
-        help="the last stage that is frozen, counted from 1 at the images: what it gives is computed once, and the "
-        "stages after it are trained; 0: all are",
+        help="the last stage that is frozen, counted from 1 at the inputs: what it gives is computed once, and the "
+        "stages after it are trained; 0: all are; the last one: the layer to z alone is",
     )
-
-    def stages(self, channels: int) -> dict[str, nn.Module]:
-        """All stages by name, in order, from images (B, channels, height, width) to pooled features.
-
-        Raises:
-            FedshiftError: the weights cannot be had, or take another number of channels.
-        """
-        raise NotImplementedError
 
     @property
     def freezes(self) -> bool:
@@ -76,6 +65,30 @@ class Staged(Model):
                     f"data.{name} works on images, but model.freeze_until = {self.freeze_until} computes the first "
                     f"stages once, on images normalised for their weights: --set data.{name}=false"
                 )
+
+    def unknown_stage(self, names: Sequence[str]) -> FedshiftError:
+        """The error for a stage beyond the last."""
+        named = ", ".join(f"{number} {name}" for number, name in enumerate(names, 1))
+        return FedshiftError(
+            f"model.freeze_until = {self.freeze_until}: the network has {len(names)} stages ({named}); 0 trains all, "
+            f"{len(names)} the layer to z alone."
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Staged(Freezing):
+    """A network in stages, from images to pooled features."""
+
+    mean: ClassVar[Colour] = IMAGENET_MEAN  # what frozen stages get instead of data.normalise
+    std: ClassVar[Colour] = IMAGENET_STD
+
+    def stages(self, channels: int) -> dict[str, nn.Module]:
+        """All stages by name, in order, from images (B, channels, height, width) to pooled features.
+
+        Raises:
+            FedshiftError: the weights cannot be had, or take another number of channels.
+        """
+        raise NotImplementedError
 
     def frozen_network(self) -> FrozenNetwork | None:
         """The stages up to ``freeze_until``; None where all are trained."""
@@ -98,12 +111,8 @@ class Staged(Model):
     def _cut(self, channels: int) -> tuple[Stages, Stages]:
         """The frozen stages, and those that are trained."""
         stages = list(self.stages(channels).items())
-        if self.freeze_until >= len(stages):
-            names = ", ".join(f"{number} {name}" for number, (name, _) in enumerate(stages, 1))
-            raise FedshiftError(
-                f"model.freeze_until = {self.freeze_until} leaves no stage to train: 0 trains all, and up to "
-                f"{len(stages) - 1} can be frozen ({names}). To freeze the whole network: data.frozen."
-            )
+        if self.freeze_until > len(stages):
+            raise self.unknown_stage([name for name, _ in stages])
         return dict(stages[: self.freeze_until]), dict(stages[self.freeze_until :])
 
 

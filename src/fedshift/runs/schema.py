@@ -93,6 +93,8 @@ class Prepared(File):
     augment: bool
     normalise: bool
     vocabulary: list[str]
+    tokens: int = 0
+    pad: int = 0
 
 
 class Federated(File):

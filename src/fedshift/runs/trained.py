@@ -101,8 +101,7 @@ def rebuilt(
     streams = Streams(experiment.seed)
     model = ModelBuilder(experiment.model, blueprint.shape, classes, streams, clients, environments)
     parts = make_parts(method, model)
-    sample = torch.zeros(1, *blueprint.shape, dtype=torch.int64 if blueprint.inputs.vocabulary else torch.float32)
-    read = parts_predicted(method, model, parts, blueprint.inputs.evaluation(sample))
+    read = parts_predicted(method, model, parts, blueprint.inputs.evaluation(blueprint.inputs.like(blueprint.shape)))
     parts = {name: part for name, part in parts.items() if name in read}
     scopes = tensor_scopes(method, parts)
     kept = {name for name, scope in scopes.items() if scope == "client"}
@@ -180,7 +179,8 @@ class Trained(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Samples (B, *shape) as the data set stores them to log-probabilities (B, classes).
 
-        Where stages are frozen these are images of uint8, or what :func:`embed` made of them by these stages.
+        Where stages are frozen these are images of uint8 or token ids, or what :func:`embed` made of them by these
+        stages.
 
         Images of uint8 are scaled and normalised as in the run; floating inputs are taken as they are scaled. The
         noise of a probabilistic method comes from a stream named by the batch's size, so that equal
@@ -190,10 +190,13 @@ class Trained(nn.Module):
             FedshiftError: samples have another shape.
         """
         given = tuple(x.shape)
-        if self.front is not None and x.dtype == torch.uint8:
+        if self.front is not None and not x.is_floating_point():
             x = self.front(x)
         if tuple(x.shape[1:]) != self.blueprint.shape:
-            instead = ", or images, uint8, of which the frozen stages make that" if self.front is not None else ""
+            instead = ""
+            if self.front is not None:
+                read = "images, uint8" if self.front.reads == "images" else "token ids"
+                instead = f", or {read}, of which the frozen stages make that"
             raise FedshiftError(
                 f"Give samples of shape (B, {', '.join(map(str, self.blueprint.shape))}){instead}, not {given}."
             )

@@ -20,6 +20,7 @@ from fedshift.datasets import DATASETS
 from fedshift.datasets.dataset import Dataset
 from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.federation import PARTITIONS, PROTOCOLS
+from fedshift.federation.inputs import Inputs
 from fedshift.federation.partitions import Partition
 from fedshift.federation.protocols import Protocol
 from fedshift.files import digest_of
@@ -189,6 +190,11 @@ class Experiment(Spec):
             if digest(path):
                 _put(decides, names, "local")
         return decides
+
+    @property
+    def inputs(self) -> Inputs:
+        """How samples become inputs of what is trained; what frozen stages make of them is read as it is."""
+        return Inputs() if self.model.freezes else self.data.inputs()
 
     @property
     def run_name(self) -> str:

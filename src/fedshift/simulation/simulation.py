@@ -218,8 +218,8 @@ def make_federation(experiment: Experiment, tell: Embedding = silent) -> Federat
     Raises:
         FedshiftError: the data cannot be had, cannot be divided as asked, or are no inputs for the model.
     """
-    seed, inputs = experiment.seed_of_data, experiment.data.inputs()
-    experiment.model.check(inputs)
+    seed = experiment.seed_of_data
+    experiment.model.check(experiment.data.inputs())
     network, streams = experiment.model.frozen_network(), Streams(seed)
     data = load_data(experiment.data, network, seed, str(experiment.contents), tell)
     with streams.as_global("global draws in federation"):
@@ -248,7 +248,7 @@ def divided(experiment: Experiment, data: DomainData, streams: Streams) -> Feder
     Raises:
         FedshiftError: they cannot be divided as asked.
     """
-    return experiment.protocol.federate(data, experiment.partition, experiment.data.inputs(), streams)
+    return experiment.protocol.federate(data, experiment.partition, experiment.inputs.counting(data.x), streams)
 
 
 def make_setup(experiment: Experiment, federation: Federation, device: torch.device) -> Setup:

@@ -54,6 +54,11 @@ class CLIP(Encoder):
         """Embed uint8 images (N, channels, height, width) by the image encoder, texts by the text encoder: (N, d)."""
         if inputs.vocabulary:
             return self.texts([f"The next character of {text}" for text in inputs.text(x)])
+        if inputs.tokens:
+            raise FedshiftError(
+                "CLIP reads images and texts by characters; of a tokenizer's ids the text is not kept: --set "
+                "method.index.encoder=offline"
+            )
         side: int = _read(self.path)[0].config.vision_config.image_size
         network = frozen_network(self.path)
         tower = replace(network, name=f"{network.name} (images)", load=self._images, mean=MEAN, std=STD)

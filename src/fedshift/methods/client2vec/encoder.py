@@ -64,6 +64,8 @@ def _replace_samples(client: Client, encoder: Encoder, inputs: Inputs, labels: T
 def _description(name: str, inputs: Inputs) -> str:
     if inputs.vocabulary:
         return f"Character {name}"
+    if inputs.tokens:
+        return f"A text of the class {name}"
     article = "an" if name[:1].lower() in "aeiou" else "a"
     return f"A photo of {article} {name.replace('_', ' ')}"
 

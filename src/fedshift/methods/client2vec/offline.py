@@ -44,12 +44,15 @@ class Offline(Encoder):
         return self.size
 
     def samples(self, x: Tensor, inputs: Inputs) -> Tensor:
-        """Random features of images or vectors (N, ...), or hashed words of texts: (N, d)."""
+        """Random features of images or vectors (N, ...), or hashed words of texts (of a tokenizer: its ids): (N, d)."""
         if inputs.vocabulary:
             return self.texts([f"The next character of {text}" for text in inputs.text(x)])
+        if inputs.tokens:
+            rows = [[token for token in row if token != inputs.pad] for row in x.tolist()]
+            return self.texts([" ".join(map(str, row)) for row in rows])
         if x.ndim != 4:
-            rows = x.flatten(1).float()
-            return rows @ self._fixed("projection", rows.shape[1], self.size)
+            vectors = x.flatten(1).float()
+            return vectors @ self._fixed("projection", vectors.shape[1], self.size)
         return torch.cat([self._images(chunk) for chunk in torch.split(x, 512)])
 
     def _images(self, x: Tensor) -> Tensor:

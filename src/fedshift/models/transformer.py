@@ -1,0 +1,575 @@
+"""Any network that transformers opens by its Auto classes: trained whole, from a stage on, or by adapters.
+
+The encoder is the network, what its last hidden states are pooled to, and a linear layer to z. Stage 1 is all before
+the first layer of the network (its embeddings), each layer is a stage, and what follows the last one belongs to it; a
+network without a list of layers is one stage. What does not move z (an unused pooler, say) is no part of the encoder.
+
+With ``adapter_rank`` the network is fixed (:mod:`fedshift.core.fixed`), and low-rank adapters of its linear layers are
+trained in its place (LoRA; Hu et al., ICLR 2022), by the peft library: they and the layer to z are all that is sent,
+merged and kept. The network itself is named by the content of its folder, or by its commit.
+
+*Choices*: dropout inside the network is off, as most of it is no layer but a function that draws from a global
+generator. Attention is computed plainly, so that clients can be stacked where the architecture allows it. Images are
+normalised inside by the mean and standard deviation of the network's preprocessor_config.json, or ImageNet's where it
+has none. Token ids that pad are left out of attention and of the mean. A first layer whose output is known is found
+again by its place: that a cut network gives what the whole one gives is checked when it is built.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from itertools import chain
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import torch
+from annotated_types import Ge
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from fedshift.core.fixed import Fixing, copied
+from fedshift.core.frozen import FrozenNetwork
+from fedshift.core.model import Shape
+from fedshift.errors import FedshiftError, need
+from fedshift.federation.inputs import IMAGENET_MEAN, IMAGENET_STD, Inputs
+from fedshift.hub import answers, hub, located
+from fedshift.models.staged import Freezing
+from fedshift.settings.content import digest
+from fedshift.settings.spec import AtMost, Positive, Width, setting
+
+Kind = Literal["images", "tokens", "vectors"]
+MISFITS = (RuntimeError, ValueError, IndexError, TypeError, AttributeError)  # what a library's network raises
+PROBE = 2  # samples with which a network is tried out
+SIDE = 64  # of its images in pixels, where it takes any
+READS: dict[str, Kind] = {"pixel_values": "images", "input_ids": "tokens"}
+Rank = Annotated[int, Ge(0), AtMost(4096, "an adapter of that rank is no smaller than the layer")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transformer(Freezing):
+    """A network of the transformers library, by folder or hub id (fedshift[images]; adapters: fedshift[adapters])."""
+
+    path: str = setting(help="a folder that save_pretrained wrote; or a hub id with its commit, ID@COMMIT", path=True)
+    part: str = setting("", help="the part of the network that is used, such as 'vision_model' of a CLIP; empty: all")
+    dim: Width = setting(64, help="dimension d of the representation z")
+    pooling: Literal["mean", "first", "pooler"] = setting(
+        "mean",
+        help="what stands for a sample: the mean of the last hidden states, over tokens that do not pad or over places "
+        "of an image; the first token's; or the output of the network's own pooler",
+    )
+    vectors: bool = setting(
+        False, help="read vectors (width,) or sequences of them (length, width) in the place of embedded tokens"
+    )
+    adapter_rank: Rank = setting(
+        0, help="rank of the low-rank adapters that are trained in the network's place; 0: none"
+    )
+    adapter_alpha: Positive = setting(
+        16.0, help="adapters are scaled by alpha / rank", source="LoRA, Sec. 4.1; the value varies with the network"
+    )
+    adapter_targets: tuple[str, ...] = setting(
+        (), help="the layers that get adapters, by the ends of their names; none: all linear ones"
+    )
+
+    def check_here(self) -> None:
+        """Whether there is the network, or the hub that has it, and peft where adapters are asked for."""
+        source, commit = located(self.path, "model.path")
+        if commit is None or not answers():
+            _config(source, commit)
+        if self.adapter_rank:
+            _peft()
+
+    def check(self, inputs: Inputs) -> None:
+        """Refuse samples that the network does not read as they are."""
+        super().check(inputs)
+        opened = self._opened()
+        if opened.kind == "images" and inputs.normalise:
+            raise FedshiftError("A network of transformers normalises images itself: --set data.normalise=false")
+        if inputs.vocabulary:
+            raise FedshiftError(
+                f"'{self.path}' does not read single characters: give data.name = 'text' with its tokenizer, or the "
+                "model 'lstm'."
+            )
+        if (opened.kind == "tokens") != bool(inputs.ids):
+            raise FedshiftError(
+                f"'{self.path}' reads {opened.kind}, and the samples are {'' if inputs.ids else 'no '}token ids: "
+                + (
+                    "give text by its tokenizer: --set data.tokens=TOKENIZER"
+                    if opened.kind == "tokens"
+                    else "--set data.tokens=hashing"
+                )
+                + (", or let it read vectors: --set model.vectors=true" if opened.kind == "tokens" else "")
+            )
+        if opened.kind == "tokens":
+            self._check_tokens(opened.network.config, inputs)
+
+    def _check_tokens(self, config: Any, inputs: Inputs) -> None:
+        if inputs.ids > config.vocab_size:
+            raise FedshiftError(
+                f"The tokenizer has {inputs.ids} ids, but '{self.path}' embeds {config.vocab_size}: give the tokenizer "
+                "that belongs to it (data.tokens)."
+            )
+        if config.pad_token_id != inputs.pad:
+            raise FedshiftError(
+                f"The tokenizer pads with the id {inputs.pad}, but '{self.path}' says pad_token_id = "
+                f"{config.pad_token_id}: give the tokenizer that belongs to it (data.tokens), or write "
+                f'"pad_token_id": {inputs.pad} into its config.json.'
+            )
+
+    def frozen_network(self) -> FrozenNetwork | None:
+        """The stages up to ``freeze_until``; None where all are trained."""
+        if not self.freezes:
+            return None
+        opened = self._opened()
+        if opened.kind == "vectors":
+            raise FedshiftError("Stages are frozen for images and texts, not for vectors: --set model.freeze_until=0")
+        name = f"transformers {self.part or 'network'}, stages 1 to {self.freeze_until}, {self.pooling}"
+        return FrozenNetwork(name, opened.content, self._front, opened.mean, opened.std, opened.kind)
+
+    def encoder(self, shape: Shape, out: int) -> nn.Module:
+        """Samples (B, *shape), or what the frozen stages make of them, to (B, out).
+
+        Raises:
+            FedshiftError: samples of that shape do not fit the network, or it cannot be cut or adapted as asked.
+        """
+        opened = self._opened()
+        if self.freeze_until == len(opened.names):
+            if self.adapter_rank:
+                raise FedshiftError(
+                    f"model.freeze_until = {self.freeze_until} freezes the whole network, so model.adapter_rank = "
+                    f"{self.adapter_rank} has nothing to adapt: lower one of them."
+                )
+            width = torch.Size(shape).numel()
+            return nn.Sequential(nn.Flatten(), nn.Linear(width, out))
+        reader = self._reader(opened, shape)
+        if self.freezes:
+            self._check_cut(opened)
+            reader.begin_at(self.freeze_until - 1)
+        if self.adapter_rank:
+            self._adapt(reader.network)
+        return Encoder(reader, shape, out)
+
+    def _opened(self) -> Opened:
+        source, commit = located(self.path, "model.path")
+        opened = _open(source, commit, commit or digest(source), self.part)
+        if self.freeze_until > len(opened.names):
+            raise self.unknown_stage(opened.names)
+        if self.vectors and opened.kind != "tokens":
+            raise FedshiftError(f"'{self.path}' reads {opened.kind}, not vectors: --set model.vectors=false")
+        return opened._replace(kind="vectors") if self.vectors else opened
+
+    def _reader(self, opened: Opened, shape: Shape = ()) -> Reader:
+        network = copied(opened.network, chain(opened.network.parameters(), opened.network.buffers()))
+        pad = getattr(network.config, "pad_token_id", None)
+        pad = -1 if pad is None else pad
+        return Reader(network, opened.kind, self.pooling, opened.mean, opened.std, pad, shape)
+
+    def _front(self) -> nn.Module:
+        opened = self._opened()
+        reader = self._reader(opened)
+        if self.freeze_until < len(opened.names):
+            reader.end_at(self.freeze_until - 1)
+        reader.normalises = False  # the images are
+        return reader
+
+    def _check_cut(self, opened: Opened) -> None:
+        """Refuse a network that gives something else where it is cut."""
+        config = opened.network.config
+        if opened.kind == "images":
+            side = getattr(config, "image_size", SIDE)
+            height, width = side if isinstance(side, list | tuple) else (side, side)
+            x = torch.linspace(-1, 1, PROBE * config.num_channels * height * width).view(PROBE, -1, height, width)
+        else:
+            x = torch.arange(PROBE * 4).view(PROBE, 4) % config.vocab_size
+        whole, front, back = self._reader(opened), self._front(), self._reader(opened)
+        back.begin_at(self.freeze_until - 1)
+        whole.normalises = False
+        try:
+            with torch.no_grad():
+                alike = torch.allclose(whole(x), back(front(x)), rtol=1e-3, atol=1e-4)
+        except MISFITS:
+            alike = False
+        if not alike:
+            raise FedshiftError(
+                f"model.freeze_until = {self.freeze_until}: {type(opened.network).__name__} gives something else where "
+                f"it is cut there; train it whole (0), freeze all of it ({len(opened.names)}), or train adapters "
+                "(model.adapter_rank)."
+            )
+
+    def _adapt(self, network: Any) -> None:
+        """Adapters in the network's linear layers; they alone are trained."""
+        peft = _peft()
+        layers = {name.rpartition(".")[2]: layer for name, layer in network.named_modules() if _has_matrix(layer)}
+        linear = sorted(name for name, layer in layers.items() if isinstance(layer, _linear_layers()))
+        config = peft.LoraConfig(
+            r=self.adapter_rank,
+            lora_alpha=self.adapter_alpha,
+            target_modules=list(self.adapter_targets or linear),
+            lora_dropout=0.0,
+        )
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "fan_in_fan_out is set")  # peft sets it right
+                peft.inject_adapter_in_model(config, network)
+        except (ValueError, TypeError, NotImplementedError) as error:
+            raise FedshiftError(
+                f"model.adapter_targets = {list(self.adapter_targets)}: {type(network).__name__} gets no adapters "
+                f"there; its linear layers end in {', '.join(linear) or 'nothing (it has none)'}, and others that "
+                f"can be named in {', '.join(sorted(layers.keys() - set(linear))) or 'nothing'}."
+            ) from error
+
+
+# The network as an encoder --------------------------------------------------------------------------
+
+
+class Reader(nn.Module):
+    """A network of transformers and how samples are given to it; from samples to what is pooled.
+
+    Args:
+        network: the network.
+        kind: what it reads.
+        pooling: as the setting.
+        mean: of each channel of images, in 0..1.
+        std: of each channel.
+        pad: the token id that fills up; -1: none does.
+        shape: of its samples.
+
+    Attributes:
+        normalises: whether images still have to be.
+    """
+
+    def __init__(
+        self,
+        network: Any,
+        kind: Kind,
+        pooling: str,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        pad: int,
+        shape: Shape,
+    ) -> None:
+        super().__init__()
+        self.network, self.kind, self.pooling, self.pad = network, kind, pooling, pad
+        for name, values in (("mean", mean), ("std", std)):
+            self.register_buffer(name, torch.tensor(values).view(-1, 1, 1), persistent=False)
+        self.normalises = True
+        self.layer = ""  # at which it begins or ends
+        self.begins = False
+        width = shape[-1] if kind == "vectors" and shape else 0
+        own = getattr(network.config, "hidden_size", width)
+        self.entry = nn.Linear(width, own) if width != own and kind == "vectors" else nn.Identity()
+
+    def end_at(self, number: int) -> None:
+        """Give what enters a layer, and compute nothing behind it."""
+        self.layer = self._changed(number, _Ends)
+
+    def begin_at(self, number: int) -> None:
+        """Take what enters a layer, and compute nothing before it."""
+        self.layer, self.begins = self._changed(number, _Begins), True
+        layers = self.network.get_submodule(self.layer.rpartition(".")[0])
+        for before in range(number):
+            del layers._modules[str(before)]  # the others keep their names
+
+    def _changed(self, number: int, how: type[nn.Module]) -> str:
+        name, _ = _layers(self.network)
+        layer = self.network.get_submodule(f"{name}.{number}")
+        layer.__class__ = _class(type(layer), how)  # type: ignore[arg-type]  # classes are hashable
+        return f"{name}.{number}"
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Samples (B, ...) to (B, F), or to what enters the layer at which it ends, (B, ...)."""
+        known: Tensor | None = None
+        if self.begins:
+            x, known = self._begun(x)
+        given, mask = self._given(x, known)
+        try:
+            outputs = self.network(**given)
+        except _Reached as reached:
+            hidden = reached.hidden
+            return hidden if mask is None else torch.cat([hidden, mask.unsqueeze(-1).to(hidden.dtype)], -1)
+        return self._pooled(outputs, mask)
+
+    def _begun(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Put what enters the first layer in its place; samples that stand for it, and which tokens do not pad."""
+        layer: Any = self.network.get_submodule(self.layer)
+        if self.kind == "images":
+            layer.given = x
+            side = getattr(self.network.config, "image_size", SIDE)
+            height, width = side if isinstance(side, list | tuple) else (side, side)
+            return x.new_zeros(1, self.network.config.num_channels, height, width), None
+        layer.given = x[..., :-1]
+        return x.new_zeros(x.shape[:2], dtype=torch.int64), x[..., -1].long()
+
+    def _given(self, x: Tensor, known: Tensor | None) -> tuple[dict[str, Tensor], Tensor | None]:
+        """What the network is called with, and which tokens do not pad."""
+        if self.kind == "images":
+            if self.normalises and not self.begins:
+                x = (x - self.get_buffer("mean")) / self.get_buffer("std")
+            return {"pixel_values": x}, None
+        if self.kind == "tokens":
+            if x.is_floating_point():
+                raise FedshiftError("The network reads token ids, and these are numbers: --set data.tokens=TOKENIZER")
+            mask = torch.ne(x, self.pad).long() if known is None else known
+            return {"input_ids": x, "attention_mask": mask}, mask
+        x = self.entry(x if x.ndim == 3 else x.unsqueeze(1))
+        return {"inputs_embeds": x}, None
+
+    def _pooled(self, outputs: Any, mask: Tensor | None) -> Tensor:
+        if self.pooling == "pooler":
+            pooled: Tensor | None = getattr(outputs, "pooler_output", None)
+            if pooled is None:
+                raise FedshiftError(
+                    f"model.pooling = 'pooler', but {type(self.network).__name__} pools nothing: --set "
+                    "model.pooling=mean"
+                )
+            return pooled.flatten(1)
+        hidden: Tensor = outputs.last_hidden_state
+        if hidden.ndim == 4 and self.pooling == "first":
+            raise FedshiftError(
+                f"model.pooling = 'first', but {type(self.network).__name__} gives maps: --set model.pooling=mean"
+            )
+        if hidden.ndim == 4:
+            hidden = hidden.flatten(2).transpose(1, 2)
+        if self.pooling == "first":
+            return hidden[:, 0]
+        if mask is None:
+            return hidden.mean(dim=1)
+        weights = mask.unsqueeze(-1).to(hidden.dtype)
+        return (hidden * weights).sum(dim=1) / weights.sum(dim=1).clamp_min(1)
+
+
+class Encoder(Fixing):
+    """A network of transformers and a linear layer; tensors that do not move z are fixed."""
+
+    def __init__(self, reader: Reader, shape: Shape, out: int) -> None:
+        super().__init__()
+        self.reader = reader.eval()
+        self.projection: nn.Module = nn.Identity()
+        tokens = reader.kind == "tokens" and not reader.begins
+        try:
+            probe = torch.zeros(PROBE, *shape, dtype=torch.int64 if tokens else torch.float32)
+            if tokens:
+                probe += int(reader.pad == 0)  # no token pads
+            elif reader.kind == "tokens":
+                probe[..., -1] = 1
+            with torch.enable_grad():
+                pooled = reader(probe)
+                total = pooled.sum()
+        except MISFITS as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise FedshiftError(
+                f"Samples of the shape {shape} do not fit {type(reader.network).__name__}: {reason}"
+            ) from error
+        named = [(name, parameter) for name, parameter in self.named_parameters() if parameter.requires_grad]
+        moves = torch.autograd.grad(total, [each for _, each in named], allow_unused=True)
+        trained = {name for (name, _), gradient in zip(named, moves, strict=True) if gradient is not None}
+        _check_untied(self, trained)
+        self.projection = nn.Linear(pooled.shape[1], out)
+        self.fix(trained | {"projection.weight", "projection.bias"})
+        for tensor in self.state_dict(keep_vars=True).values():
+            tensor.data = tensor.data.clone()  # what changes is not the network's that others read
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Samples (B, ...) to (B, out)."""
+        z: Tensor = self.projection(self.reader(x))
+        return z
+
+
+def _check_untied(encoder: nn.Module, trained: set[str]) -> None:
+    names: dict[int, str] = {}
+    for name, parameter in encoder.named_parameters(remove_duplicate=False):
+        first = names.setdefault(id(parameter), name)
+        if first != name and trained & {first, name}:
+            raise FedshiftError(
+                f"The network's '{first}' and '{name}' are one tensor, which cannot be trained under two names: "
+                "train adapters (model.adapter_rank), freeze the stages that have it (model.freeze_until), or use one "
+                "part (model.part)."
+            )
+
+
+def _has_matrix(layer: nn.Module) -> bool:
+    """Whether a layer multiplies by a matrix, or by a kernel."""
+    weight = layer._parameters.get("weight")
+    return weight is not None and weight.ndim >= 2
+
+
+def _linear_layers() -> tuple[type[nn.Module], ...]:
+    from transformers.pytorch_utils import Conv1D  # a linear layer, as GPT-2 has it
+
+    return nn.Linear, Conv1D
+
+
+class _Reached(Exception):  # noqa: N818  # no error: how a network is left in its middle
+    """A layer is reached, by what enters it."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        super().__init__()
+        self.hidden = hidden
+
+
+class _Ends(nn.Module):
+    """What is put before the class of a layer at which a network ends."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Leave with what enters the layer."""
+        raise _Reached(args[0] if args else next(iter(kwargs.values())))
+
+
+class _Begins(nn.Module):
+    """What is put before the class of a layer at which a network begins."""
+
+    given: Tensor | None = None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The layer on what was given, whatever enters it."""
+        given, self.given = self.given, None
+        if args:
+            return super().forward(given, *args[1:], **kwargs)
+        return super().forward(**(kwargs | {next(iter(kwargs)): given}))
+
+
+@cache
+def _class(layer: type[nn.Module], how: type[nn.Module]) -> type[nn.Module]:
+    """The class of a layer with another before it."""
+    return type(layer.__name__, (how, layer), {})
+
+
+def _layers(network: nn.Module) -> tuple[str, int]:
+    """The list of a network's layers, by name, and how many they are; no name where it has none.
+
+    It is the longest list that is in no other.
+    """
+    lists = {name: len(layer) for name, layer in network.named_modules() if isinstance(layer, nn.ModuleList)}
+    outer = {name: size for name, size in lists.items() if not any(name.startswith(f"{other}.") for other in lists)}
+    longest = max(outer.values(), default=0)
+    found = [name for name, size in outer.items() if size == longest]
+    return (found[0], longest) if len(found) == 1 else ("", 0)
+
+
+# Reading --------------------------------------------------------------------------------------------
+
+
+class Opened(NamedTuple):
+    """A network as it was read; it is never changed.
+
+    Attributes:
+        network: the network, in evaluation mode, in float32.
+        kind: what it reads.
+        mean: of each channel of images, in 0..1.
+        std: of each channel.
+        content: a digest of its folder, or its commit.
+        names: its stages.
+    """
+
+    network: Any
+    kind: Kind
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    content: str
+    names: tuple[str, ...]
+
+
+@lru_cache(maxsize=4)
+def _open(source: str, commit: str | None, content: str, part: str) -> Opened:
+    """Read a network; once, while its content is the same."""
+    transformers = _transformers()
+    config = _config(source, commit)
+    for name, value in vars(config).items():
+        if "drop" in name and isinstance(value, float | int) and not isinstance(value, bool):
+            setattr(config, name, 0.0)
+    config.use_cache = False
+    # In memory, whatever is asked for around; a library's own draws are nobody's.
+    with _reading(source), torch.device("cpu"), torch.random.fork_rng(devices=[]), _silent(transformers):
+        whole, about = transformers.AutoModel.from_pretrained(
+            source, config=config, revision=commit or "main", attn_implementation="eager", output_loading_info=True
+        )
+    missing = sorted(name for name in about["missing_keys"] if "pooler" not in name)
+    if missing:
+        raise FedshiftError(
+            f"model.path = '{source}' holds no weights for {missing[0]} and {len(missing) - 1} more tensors, which "
+            "would be random; save them, or take another network."
+        )
+    try:
+        network = whole.float().eval().get_submodule(part)
+    except AttributeError as error:
+        there = ", ".join(name for name, _ in whole.named_children())
+        raise FedshiftError(
+            f"model.part = '{part}': {type(whole).__name__} has no such part; it has {there}."
+        ) from error
+    reads = getattr(network, "main_input_name", None)
+    if getattr(network, "config", None) is None or reads not in READS:
+        parts = ", ".join(name for name, _ in network.named_children())
+        raise FedshiftError(
+            f"model.path = '{source}': {type(network).__name__} cannot be an encoder of images or token ids by itself; "
+            f"name a part that can: --set model.part=..., of {parts}."
+        )
+    name, count = _layers(network)
+    names = ("all before them", *(f"{name}.{number}" for number in range(count))) if count else ("the network",)
+    mean, std = _normalisation(source, commit) if reads == "pixel_values" else (IMAGENET_MEAN, IMAGENET_STD)
+    return Opened(network, READS[reads], mean, std, f"{content} {part}", names)
+
+
+def _normalisation(source: str, commit: str | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation by channel, in 0..1, that the network's images had."""
+    from transformers.utils.hub import cached_file
+
+    with _reading(source), hub(source):
+        file = cached_file(
+            source, "preprocessor_config.json", revision=commit or "main", _raise_exceptions_for_missing_entries=False
+        )
+        about: Mapping[str, Any] = json.loads(Path(file).read_text(encoding="utf-8")) if file else {}
+    if not about.get("do_normalize", "image_mean" in about):
+        return (IMAGENET_MEAN, IMAGENET_STD) if not file else ((0.0,), (1.0,))
+    return tuple(about["image_mean"]), tuple(about["image_std"])
+
+
+def _config(source: str, commit: str | None) -> Any:
+    transformers = _transformers()
+    with _reading(source), hub(source):
+        return transformers.AutoConfig.from_pretrained(source, revision=commit or "main")
+
+
+@contextmanager
+def _reading(source: str) -> Iterator[None]:
+    """Says what cannot be read, and what to do where the hub cannot be reached."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise FedshiftError(
+            f"model.path = '{source}': no network could be read ({reason}). Give a folder on this machine that "
+            "save_pretrained wrote, or download it once where the hub can be reached."
+        ) from error
+
+
+@contextmanager
+def _silent(transformers: Any) -> Iterator[None]:
+    """Shows no bar while weights are read."""
+    logging = transformers.utils.logging
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _transformers() -> Any:
+    try:
+        import transformers
+    except ImportError as error:
+        raise need("images", "A network of transformers", error) from error
+    return transformers
+
+
+def _peft() -> Any:
+    try:
+        import peft
+    except ImportError as error:
+        raise need("adapters", "model.adapter_rank", error) from error
+    return peft

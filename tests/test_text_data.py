@@ -1,0 +1,414 @@
+"""A user's own texts: hashed by hand, tokenized by hand, what is refused, and runs of several methods on both."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("sklearn", reason="the extra 'text' is not installed")
+pytest.importorskip("transformers", reason="the extra 'text' is not installed")
+
+from conftest import Make, names_sent, simulate
+from fedshift.datasets.text import TextFile
+from fedshift.errors import FedshiftError
+from fedshift.federation.checks import check_data
+from fedshift.federation.inputs import Inputs
+from fedshift.methods.client2vec.clip import CLIP
+from fedshift.methods.client2vec.offline import Offline
+from fedshift.runs import runner
+from fedshift.runs.progress import Progress
+from fedshift.runs.run import Run
+from fedshift.streams import Streams
+from test_methods import SMALL
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "good", "bad", "meal", "film", "very", "is", "this"]
+ROWS = [
+    ("food", "good", "this meal is good"),
+    ("food", "bad", "a bad meal"),
+    ("film", "good", "very very good film"),
+    ("film", "bad", "bad"),
+    ("food", "good", "good"),
+    ("film", "bad", "this is a very bad film"),
+]
+
+
+def written(
+    path: Path, rows: list[tuple[Any, ...]] = ROWS, header: tuple[str, ...] = ("domain", "label", "text")
+) -> str:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([header, *rows])
+    return str(path)
+
+
+def a_tokenizer(folder: Path, **special: str) -> str:
+    """Words of the list above; [CLS] before a text and [SEP] after it."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+    from tokenizers.processors import TemplateProcessing
+    from transformers import PreTrainedTokenizerFast
+
+    made = Tokenizer(WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    made.pre_tokenizer = Whitespace()
+    if special.pop("around", True):
+        made.post_processor = TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+    names = {"unk_token": "[UNK]", "pad_token": "[PAD]", **special}
+    PreTrainedTokenizerFast(tokenizer_object=made, **{k: v for k, v in names.items() if v}).save_pretrained(folder)
+    return str(folder)
+
+
+def an_encoder(folder: Path, **changes: Any) -> str:
+    import transformers
+
+    small = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    config = transformers.BertConfig(vocab_size=len(WORDS), max_position_embeddings=8, **{**small, **changes})
+    transformers.utils.logging.disable_progress_bar()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        transformers.BertModel(config).save_pretrained(folder)
+    transformers.utils.logging.enable_progress_bar()
+    return str(folder)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDSHIFT_CACHE", str(tmp_path / "cache"))
+
+
+def texts(path: str, **settings: Any) -> TextFile:
+    return TextFile(path=path, **{"domain": "domain", **settings})
+
+
+# Hashing ------------------------------------------------------------------------------------------
+
+
+def test_words_are_hashed(tmp_path: Path):
+    """A text is the sum of its words' vectors, one bin and sign each, divided by its norm.
+
+    A word counts as often as it occurs: "very very good film" is (2 v + g + f) / |2 v + g + f|.
+    """
+    rows = [("x", "a", word) for word in ("very", "good", "film")] + [("x", "b", "Very very, GOOD film!")]
+    data = texts(written(tmp_path / "t.csv", rows), width=4096).load(Streams(0))
+    v, g, f, whole = data.x
+    assert data.x.dtype == torch.float32
+    assert data.x.shape == (4, 4096)
+    for word in (v, g, f):
+        assert word.abs().sum() == 1
+    summed = 2 * v + g + f
+    torch.testing.assert_close(whole, summed / summed.norm())
+    assert not data.notes
+
+
+def test_files_as_domains_and_columns_of_other_names(tmp_path: Path):
+    (tmp_path / "sites").mkdir()
+    header = ("words", "kind")
+    written(tmp_path / "sites" / "south.csv", [("good meal", 1), ("bad meal", 0)], header)
+    written(tmp_path / "sites" / "north.csv", [("123 45", 1), ("bad film", 0)], header)
+    dataset = TextFile(path=str(tmp_path / "sites"), text="words", label="kind", width=64)
+    data = dataset.load(Streams(0))
+    assert data.domains == dataset.domain_names() == ("north", "south")
+    assert data.classes == ("0", "1")
+    assert data.y.tolist() == [1, 0, 1, 0]
+    assert data.domain.tolist() == [0, 0, 1, 1]
+    assert data.x[0].abs().count_nonzero() == 2  # "123" and "45", though pandas would read numbers
+
+
+def test_csv_and_parquet_are_equal(tmp_path: Path):
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    one = texts(written(tmp_path / "t.csv")).load(Streams(0))
+    pandas.DataFrame(ROWS, columns=["domain", "label", "text"]).to_parquet(tmp_path / "t.parquet")
+    other = texts(str(tmp_path / "t.parquet")).load(Streams(0))
+    assert torch.equal(one.x, other.x)
+    assert torch.equal(one.y, other.y)
+    assert (one.domains, one.classes) == (other.domains, other.classes) == (("film", "food"), ("bad", "good"))
+
+
+def test_texts_without_words_are_counted(tmp_path: Path):
+    rows = [*ROWS, ("food", "bad", "?!"), ("food", "bad", "a b c")]
+    data = texts(written(tmp_path / "t.csv", rows)).load(Streams(0))
+    assert data.notes == ("2 of 8 texts hold no word of two letters or digits; their vectors are zeros.",)
+    assert data.x[-2:].abs().sum() == 0
+
+
+# A tokenizer --------------------------------------------------------------------------------------
+
+
+def test_tokens_by_hand(tmp_path: Path):
+    """[CLS] 2, [SEP] 3, "unheard" [UNK] 1, and PAD 0 on the right; a text of 8 tokens is cut to 6, [SEP] last."""
+    rows = [*ROWS, ("food", "good", "good unheard meal")]
+    dataset = texts(written(tmp_path / "t.csv", rows), tokens=a_tokenizer(tmp_path / "tok"), length=6)
+    data = dataset.load(Streams(0))
+    assert data.x.dtype == torch.int64
+    assert data.x.tolist() == [
+        [2, 11, 7, 10, 5, 3],
+        [2, 4, 6, 7, 3, 0],
+        [2, 9, 9, 5, 8, 3],
+        [2, 6, 3, 0, 0, 0],
+        [2, 5, 3, 0, 0, 0],
+        [2, 11, 10, 4, 9, 3],
+        [2, 5, 1, 7, 3, 0],
+    ]
+    assert data.notes == ("1 of 7 texts have more than 6 tokens, the longest 8, and were cut: data.length.",)
+    assert dataset.inputs() == Inputs(tokens=12, pad=0)
+    check_data(data, dataset.inputs())
+    with pytest.raises(FedshiftError, match="tokens from 0 to 10"):
+        check_data(data, Inputs(tokens=11))
+
+
+def test_a_tokenizer_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = written(tmp_path / "t.csv")
+    with pytest.raises(FedshiftError, match=r"data.tokens = '.*' *: the tokenizer has no pad token.*pad_token ="):
+        texts(path, tokens=a_tokenizer(tmp_path / "no-pad", pad_token="")).inputs()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FedshiftError, match=r"no tokenizer could be read.*'hashing' needs neither"):
+        texts(path, tokens=str(tmp_path / "empty")).check_here()
+    monkeypatch.setattr("fedshift.hub.answers", lambda: False)
+    with pytest.raises(FedshiftError, match=r"data.tokens = 'hashign' is no folder.*written with its commit"):
+        texts(path, tokens="hashign").check_here()
+    with pytest.raises(FedshiftError, match=r"data.length = 1 leaves no room .* the 2 tokens .*data.length=3"):
+        texts(path, tokens=a_tokenizer(tmp_path / "tok"), length=1).load(Streams(0))
+
+
+def test_a_text_of_which_there_is_no_token(tmp_path: Path):
+    rows = [*ROWS, ("food", "good", "\u200b")]
+    tokens = a_tokenizer(tmp_path / "tok", around=False, unk_token="[UNK]")
+    file = tmp_path / "tok" / "tokenizer.json"
+    said = json.loads(file.read_text())
+    said["normalizer"] = {"type": "Replace", "pattern": {"String": "\u200b"}, "content": " "}
+    file.write_text(json.dumps(said))
+    with pytest.raises(FedshiftError, match=r"column 'text' of '.*t.csv' holds '\\u200b' in row 6, of which"):
+        texts(written(tmp_path / "t.csv", rows), tokens=tokens).load(Streams(0))
+
+
+@pytest.mark.parametrize("kind", ["hashing", "tokens"])
+def test_texts_to_predict_for_are_read_as_the_others(tmp_path: Path, kind: str):
+    path = written(tmp_path / "t.csv")
+    tokens = {"tokens": a_tokenizer(tmp_path / "tok"), "length": 6} if kind == "tokens" else {}
+    dataset = texts(path, **tokens)
+    read = dataset.samples(Path(path))
+    assert torch.equal(read.x, dataset.load(Streams(0)).x)
+    assert list(read.rows) == list(range(6))
+    assert read.notes[0] == f"Columns that are not looked at: domain, label (of '{path}')."
+    assert len(read.notes) == (2 if kind == "tokens" else 1)
+    with pytest.raises(FedshiftError, match=r"holds nothing \(''\) in row 1"):
+        dataset.samples(Path(written(tmp_path / "new.csv", [("good",), ("",)], ("text",))))
+
+
+# What is refused ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (("food", "good", ""), r"column 'text' of '.*t.csv' holds nothing \(''\) in row 6; fill it in"),
+        (("food", "good", "  "), r"column 'text' of '.*t.csv' holds nothing \('  '\) in row 6"),
+        (("food", "", "good"), "column 'label' of '.*t.csv' holds nothing in row 6"),
+        ((" ", "good", "good"), "column 'domain' of '.*t.csv' holds nothing in row 6"),
+        (("food", "good", "good", "more"), "t.csv' cannot be read as a table"),
+    ],
+)
+def test_cells_that_are_wrong(tmp_path: Path, row: tuple[str, ...], message: str):
+    with pytest.raises(FedshiftError, match=message):
+        texts(written(tmp_path / "t.csv", [*ROWS, row])).load(Streams(0))
+
+
+def test_cells_of_parquet_that_are_wrong(tmp_path: Path):
+    pandas = pytest.importorskip("pandas")
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    for value, shown in ((None, "nothing"), (7, r"7 \(int\)")):
+        table = pandas.DataFrame([*ROWS, ("food", "good", value)], columns=["domain", "label", "text"])
+        if value is not None:
+            table["text"] = value
+        table.to_parquet(tmp_path / "t.parquet")
+        row = 6 if value is None else 0
+        with pytest.raises(
+            FedshiftError, match=rf"column 'text' of '.*' holds {shown} in row {row}, and should hold text"
+        ):
+            texts(str(tmp_path / "t.parquet")).load(Streams(0))
+    buffers = [None, arrow.py_buffer(np.array([0, 4, 5], np.int32).tobytes()), arrow.py_buffer(b"good\xff")]
+    text = arrow.Array.from_buffers(arrow.string(), 2, buffers)
+    table = arrow.table({"domain": ["a", "a"], "label": ["x", "y"], "text": text})
+    parquet.write_table(table, tmp_path / "t.parquet")
+    with pytest.raises(
+        FedshiftError, match=r"Row 1 of .*t.parquet has b'\\xff' in the column 'text', which is no UTF-8"
+    ):
+        texts(str(tmp_path / "t.parquet")).load(Streams(0))
+
+
+def test_a_file_that_is_no_utf8(tmp_path: Path):
+    file = tmp_path / "t.csv"
+    written(file, [*ROWS, ("food", "good", "a caf\u00e9")])
+    file.write_bytes(file.read_text(encoding="utf-8").encode("latin-1"))
+    with pytest.raises(FedshiftError, match=r"Line 8 of '.*t.csv' has .*caf\\xe9.*b'\\xe9.* is no UTF-8"):
+        texts(str(file)).load(Streams(0))
+
+
+def test_columns_that_are_not_there_or_named_twice(tmp_path: Path):
+    path = written(tmp_path / "t.csv")
+    for setting in ("text", "label", "domain"):
+        with pytest.raises(
+            FedshiftError, match=rf"column \(data.{setting}\) in '.*t.csv'.*--set data.{setting}=COLUMN"
+        ):
+            texts(path, **{setting: "nothing"}).load(Streams(0))
+    with pytest.raises(FedshiftError, match="each column once"):
+        texts(path, text="label")
+    with pytest.raises(FedshiftError, match="has no row"):
+        texts(written(tmp_path / "none.csv", [])).load(Streams(0))
+
+
+def test_all_that_is_wrong_is_said_at_once(tmp_path: Path):
+    (tmp_path / "sites").mkdir()
+    for name in ("north", "south"):
+        written(tmp_path / "sites" / f"{name}.csv", [*ROWS, ("food", "", "")])
+    with pytest.raises(FedshiftError) as raised:
+        texts(str(tmp_path / "sites")).load(Streams(0))
+    for word in ("north.csv", "south.csv", "column 'text'", "column 'label'"):
+        assert word in str(raised.value)
+
+
+# In a run -----------------------------------------------------------------------------------------
+
+
+def many(tmp_path: Path) -> str:
+    """Three sites of twelve texts of each class, told apart by a word."""
+    generator = np.random.default_rng(0)
+    rows = [
+        (site, label, " ".join(generator.choice(["a", "meal", "film", "is", "this"], 3)) + f" {label}")
+        for site in ("east", "north", "west")
+        for label in ("bad", "good")
+        for _ in range(12)
+    ]
+    return written(tmp_path / "many.csv", rows)
+
+
+def changes(tmp_path: Path, kind: str, method: str) -> dict[str, Any]:
+    data = {"name": "text", "path": many(tmp_path), "domain": "domain", "width": 32}
+    model: dict[str, Any] = {"name": "mlp", "dim": 4, "hidden": [8]}
+    if kind == "tokens":
+        data |= {"tokens": a_tokenizer(tmp_path / "tok"), "length": 6}
+        model = {"name": "transformers", "dim": 4, "path": an_encoder(tmp_path / "encoder")}
+    own = {f"method.{key}": value for key, value in SMALL.get(method, {}).items()}
+    train = {"train.rounds": 1, "train.lr": 0.001, "train.momentum": 0.0}
+    return {"data": data, "model": model, "protocol": {"name": "in-domain"}, "method.name": method, **own, **train}
+
+
+@pytest.mark.parametrize("kind", ["hashing", "tokens"])
+@pytest.mark.parametrize(
+    "method", ["fedavg", "fedsr", "fedcir", "fraug", "moon", "fedbn", "fedproc", "fedadg", "fedrep", "scaffold"]
+)
+def test_methods_run_on_texts_unchanged(make: Make, tmp_path: Path, kind: str, method: str):
+    simulation = simulate(make(changes(tmp_path, kind, method)))
+    assert simulation.coordinator.position == len(simulation.coordinator.schedule)
+    assert any(name.startswith(("encoder.", "head.")) for name in names_sent(simulation, "train", "down"))
+
+
+def test_texts_are_learnt(make: Make, tmp_path: Path):
+    """The class is a word of the text, so a few steps tell it."""
+    for kind in ("hashing", "tokens"):
+        given = changes(tmp_path, kind, "fedavg")
+        given |= {"train.rounds": 8, "train.steps": 15, "train.lr": 0.05, "train.momentum": 0.9}
+        run = Run(runner.start(make(given), Progress()))
+        tested = [row["accuracy"] for row in run.records[-1]["environments"] if row["role"] == "test"]
+        assert len(tested) == 3
+        assert min(tested) > 0.7, kind
+        assert sum(tested) > 2.7, kind
+
+
+def test_a_model_of_texts_is_put_together_again(make: Make, tmp_path: Path):
+    """From ids, as the data set stores them; federation.json says that they are ids."""
+    given = changes(tmp_path, "tokens", "fedavg")
+    run = Run(runner.start(make(given), Progress()))
+    x = texts(given["data"]["path"], tokens=given["data"]["tokens"], length=6).load(Streams(0)).x
+    probabilities = run.model()(x).exp()
+    torch.testing.assert_close(probabilities.sum(dim=1), torch.ones(len(x)))
+    assert run.federation["inputs"]["tokens"] == len(WORDS)
+
+
+@pytest.mark.parametrize(
+    ("encoder", "message"),
+    [
+        ({"vocab_size": 10}, "tokenizer has 12 ids, but .* embeds 10"),
+        ({"pad_token_id": 1}, "pads with the id 0, but .* says pad_token_id = 1"),
+        ({"max_position_embeddings": 5}, r"shape \(6,\) do not fit BertModel"),
+    ],
+)
+def test_an_encoder_of_another_tokenizer(make: Make, tmp_path: Path, encoder: dict[str, int], message: str):
+    import transformers
+
+    given = changes(tmp_path, "tokens", "fedavg")
+    config = transformers.BertConfig.from_pretrained(given["model"]["path"])
+    for name, value in encoder.items():
+        setattr(config, name, value)
+    transformers.BertModel(config).save_pretrained(given["model"]["path"])
+    with pytest.raises(FedshiftError, match=message):
+        simulate(make(given))
+
+
+# Who else reads token ids -------------------------------------------------------------------------
+
+
+def test_client2vec_embeds_texts_by_their_tokens():
+    """Texts of the same tokens are the same, whatever pads; CLIP, which reads characters, refuses them."""
+    inputs, offline = Inputs(tokens=12, pad=0), Offline(size=64)
+    x = torch.tensor([[2, 5, 7, 3, 0, 0], [2, 5, 7, 3, 0, 0], [2, 6, 8, 3, 0, 0]])
+    one, same, other = offline.samples(x, inputs)
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+    assert torch.equal(offline.samples(x[:, :4], inputs)[0], one)
+    with pytest.raises(FedshiftError, match="of a tokenizer's ids the text is not kept"):
+        CLIP().samples(x, inputs)
+    with pytest.raises(FedshiftError, match="no text by characters"):
+        inputs.text(x)
+
+
+def test_a_model_of_token_ids_that_are_arrays_is_put_together_again(make: Make, tmp_path: Path):
+    """Nothing says that they are ids but their type."""
+    x = np.random.default_rng(0).integers(1, 9, (60, 6))
+    sites = np.repeat(["a", "b", "c"], 20)
+    np.savez(tmp_path / "t.npz", x=x, y=np.arange(60) % 2, domain=sites)
+    data = {"name": "arrays", "path": str(tmp_path / "t.npz")}
+    model = {"name": "lstm", "dim": 4, "hidden": 4}
+    run = Run(runner.start(make({"data": data, "model": model, "protocol": {"name": "in-domain"}}), Progress()))
+    assert run.federation["inputs"]["tokens"] == x.max() + 1
+    assert run.model()(torch.from_numpy(x)).shape == (60, 2)
+
+
+# The documentation --------------------------------------------------------------------------------
+
+
+def test_the_examples_of_the_documentation_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Each has at most ten lines beside imports, and learns or adapts what it says."""
+    pytest.importorskip("peft", reason="the extra 'adapters' is not installed")
+    import fedshift
+
+    monkeypatch.chdir(tmp_path)
+    original = fedshift.run
+
+    def short(**options: Any) -> Run:
+        settings = {**options.pop("settings"), "train.steps": 2, "run.engine": "sequential", "run.threads": 1}
+        return original(**options, settings=settings, progress=Progress())
+
+    monkeypatch.setattr(fedshift, "run", short)
+    docs = Path(__file__).parents[1] / "docs"
+    marked = r"<!-- (\w+) -->\n```python\n(.*?)```"
+    pages = (docs / "text.md").read_text(encoding="utf-8") + (docs / "pretrained.md").read_text(encoding="utf-8")
+    examples = dict(re.findall(marked, pages, re.DOTALL))
+    assert list(examples) == ["hashing", "tokens", "transformers"]
+    for name, code in examples.items():
+        own = [line for line in code.splitlines() if line.strip() and not line.startswith("import ")]
+        assert len(own) <= 10, name
+        names: dict[str, Any] = {}
+        exec(compile(code, name, "exec"), names)  # the point of the test
+        sent = {each for way in names["run"].messages.values() for each in way["up"]["tensors"]}
+        assert any("lora_A" in each for each in sent) == (name != "hashing")
+        assert names["run"].finished

@@ -1,0 +1,606 @@
+"""Networks of the transformers library: read from a folder, cut, frozen, adapted; what is sent and put together."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+pytest.importorskip("transformers", reason="the extra 'images' is not installed")
+
+import transformers
+
+from conftest import Make, names_sent, resident, simulate
+from federated import Local, members
+from fedshift.core.fixed import Fixing
+from fedshift.core.frozen import embed
+from fedshift.core.model import ModelBuilder
+from fedshift.datasets.dataset import Dataset
+from fedshift.deployment.coordinate import coordinate
+from fedshift.deployment.model import site_model
+from fedshift.deployment.rehearsal import rehearse
+from fedshift.engines.banks import Stacked
+from fedshift.errors import FedshiftError
+from fedshift.federation.domains import DomainData
+from fedshift.federation.inputs import IMAGENET_MEAN, IMAGENET_STD, Inputs
+from fedshift.models.transformer import Transformer
+from fedshift.runs import runner
+from fedshift.runs.progress import Progress
+from fedshift.runs.run import Run
+from fedshift.settings.experiment import Experiment
+from fedshift.streams import Streams
+from test_coordinate import alike
+from test_engines import assert_agree, engine_named
+from test_methods import SMALL as SMALL_METHODS
+
+SMALL: dict[str, Any] = {
+    "hidden_size": 8,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 12,
+}
+WORDS, LENGTH, SIDE = 24, 6, 8
+PAD = 0
+
+
+def networks() -> dict[str, Any]:
+    """A small network of each kind, by name; the last three have no pooler, batch norm, or are causal."""
+    text = {"vocab_size": WORDS, "max_position_embeddings": 16, "pad_token_id": PAD}
+    image = {"image_size": SIDE, "patch_size": 4}
+    distil = {"dim": 8, "n_layers": 2, "n_heads": 2, "hidden_dim": 12}
+    gpt = {"vocab_size": WORDS, "n_embd": 8, "n_layer": 2, "n_head": 2, "n_positions": 16, "pad_token_id": PAD}
+    ends = {"bos_token_id": 1, "eos_token_id": 2}
+    tower = {"text_config": {**SMALL, **text, **ends}, "vision_config": {**SMALL, **image}}
+    resnet = {"embedding_size": 4, "hidden_sizes": [4, 8], "depths": [1, 1], "layer_type": "basic"}
+    return {
+        "bert": transformers.BertModel(transformers.BertConfig(**SMALL, **text)),
+        "vit": transformers.ViTModel(transformers.ViTConfig(**SMALL, **image)),
+        "clip-vision": transformers.CLIPVisionModel(transformers.CLIPVisionConfig(**SMALL, **image)),
+        "clip": transformers.CLIPModel(transformers.CLIPConfig(**tower)),
+        "distilbert": transformers.DistilBertModel(transformers.DistilBertConfig(**distil, **text)),
+        "resnet": transformers.ResNetModel(transformers.ResNetConfig(**resnet)),
+        "gpt2": transformers.GPT2Model(transformers.GPT2Config(**gpt, **ends)),
+    }
+
+
+PARTS = {"clip": "vision_model"}
+TEXTS = ("bert", "distilbert", "gpt2")
+EVERY = ("bert", "vit", "clip-vision", "clip", "distilbert", "resnet", "gpt2")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Where each is saved."""
+    root = tmp_path_factory.mktemp("networks")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        made = networks()
+    logging = transformers.utils.logging
+    logging.disable_progress_bar()
+    for name, network in made.items():
+        with torch.no_grad():
+            for buffer_name, buffer in network.named_buffers():  # as if it had seen images
+                if "running_mean" in buffer_name:
+                    buffer.fill_(0.2)
+        network.save_pretrained(root / name)
+    logging.enable_progress_bar()
+    return {name: root / name for name in made}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDSHIFT_CACHE", str(tmp_path / "cache"))
+
+
+def samples(name: str, count: int = 5) -> Tensor:
+    """As a data set stores them: texts that end in padding, or images."""
+    generator = Streams(0).generator("samples", name)
+    if name not in TEXTS:
+        return torch.randint(0, 256, (count, 3, SIDE, SIDE), dtype=torch.uint8, generator=generator)
+    x = torch.randint(3, WORDS, (count, LENGTH), generator=generator)
+    x[1:, 4:] = PAD
+    return x
+
+
+def a_model(folders: dict[str, Path], name: str, **settings: Any) -> Transformer:
+    return Transformer(path=str(folders[name]), part=PARTS.get(name, ""), **{"dim": 3, **settings})
+
+
+def built(model: Transformer, shape: tuple[int, ...], seed: int = 0) -> nn.Module:
+    return ModelBuilder(model, shape, 3, Streams(seed), clients=2).encoder()
+
+
+def given(model: Transformer, x: Tensor) -> Tensor:
+    """What an encoder reads: what the frozen stages give, token ids, or pixels in 0..1."""
+    network = model.frozen_network()
+    if network is not None:
+        return embed(x, network)
+    return x if x.dtype == torch.int64 else x / 255
+
+
+def encoded(model: Transformer, x: Tensor, seed: int = 0) -> Tensor:
+    inputs = given(model, x)
+    return built(model, tuple(inputs.shape[1:]), seed).eval()(inputs)
+
+
+def hidden(name: str, folder: Path, x: Tensor) -> Any:
+    """What the library itself gives for samples, with ImageNet's normalisation."""
+    network = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+    if name == "clip":
+        network = network.vision_model
+    if name in TEXTS:
+        return network(input_ids=x, attention_mask=(x != PAD).long())
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (IMAGENET_MEAN, IMAGENET_STD))
+    return network(pixel_values=(x / 255 - mean) / std)
+
+
+# One encoder --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", EVERY)
+@torch.no_grad()
+def test_the_mean_of_the_last_hidden_states(folders: dict[str, Path], name: str):
+    """It is m in z = W m + b: over places, or over the tokens that do not pad, 6 of the first text, 4 of the others."""
+    x = samples(name)
+    encoder = built(a_model(folders, name), tuple(x.shape[1:])).eval()
+    states = hidden(name, folders[name], x).last_hidden_state
+    states = states.flatten(2).transpose(1, 2) if states.ndim == 4 else states
+    if name in TEXTS:
+        mean = torch.stack([states[0].mean(dim=0), *(row[:4].mean(dim=0) for row in states[1:])])
+    else:
+        mean = states.mean(dim=1)
+    torch.testing.assert_close(encoder(given(a_model(folders, name), x)), encoder.projection(mean))
+
+
+@pytest.mark.parametrize("name", ["bert", "vit", "clip-vision", "resnet"])
+@torch.no_grad()
+def test_the_first_token_and_the_pooler(folders: dict[str, Path], name: str):
+    x = samples(name)
+    library = hidden(name, folders[name], x)
+    for pooling in ("pooler", "first"):
+        model = a_model(folders, name, pooling=pooling)
+        if (name, pooling) == ("resnet", "first"):
+            with pytest.raises(FedshiftError, match=r"ResNetModel gives maps: --set model.pooling=mean"):
+                built(model, (3, SIDE, SIDE))
+            continue
+        encoder = built(model, tuple(x.shape[1:])).eval()
+        expected = library.pooler_output.flatten(1) if pooling == "pooler" else library.last_hidden_state[:, 0]
+        torch.testing.assert_close(encoder(given(model, x)), encoder.projection(expected))
+
+
+def test_padding_changes_nothing(folders: dict[str, Path]):
+    model, x = a_model(folders, "bert"), samples("bert")
+    encoder = built(model, (LENGTH,)).eval()
+    longer = torch.cat([x, torch.full((len(x), 3), PAD)], dim=1)
+    torch.testing.assert_close(encoder(longer), encoder(x))
+
+
+@torch.no_grad()
+def test_vectors_in_the_place_of_embedded_tokens(folders: dict[str, Path]):
+    """Of the network's own width they are read as they are, of another a linear layer is before it."""
+    model = a_model(folders, "bert", vectors=True)
+    x = torch.randn(4, 5, 8, generator=Streams(0).generator("vectors"))
+    network = transformers.AutoModel.from_pretrained(folders["bert"], attn_implementation="eager").eval()
+    encoder = built(model, (5, 8)).eval()
+    mean = network(inputs_embeds=x).last_hidden_state.mean(dim=1)
+    torch.testing.assert_close(encoder(x), encoder.projection(mean))
+    other = built(model, (7,)).eval()
+    vectors = torch.randn(4, 7, generator=Streams(0).generator("other"))
+    mean = network(inputs_embeds=other.reader.entry(vectors).unsqueeze(1)).last_hidden_state.mean(dim=1)
+    torch.testing.assert_close(other(vectors), other.projection(mean))
+    assert "reader.entry.weight" in other.state_dict()
+    assert not any("word_embeddings" in name for name in other.state_dict())  # they are not read
+
+
+def test_what_does_not_move_z_is_no_part_of_the_encoder(folders: dict[str, Path]):
+    """The pooler is, where it is asked for."""
+    for pooling in ("mean", "pooler"):
+        names = built(a_model(folders, "bert", pooling=pooling), (LENGTH,)).state_dict()
+        assert any(".pooler." in name for name in names) == (pooling == "pooler")
+
+
+def test_images_are_normalised_as_the_network_says(folders: dict[str, Path], tmp_path: Path):
+    shutil.copytree(folders["vit"], tmp_path / "vit")
+    said = {"do_normalize": True, "image_mean": [0.5, 0.4, 0.3], "image_std": [0.5, 0.25, 0.2]}
+    (tmp_path / "vit" / "preprocessor_config.json").write_text(json.dumps(said))
+    x = samples("vit")
+    own, plain = Transformer(path=str(tmp_path / "vit"), dim=3), a_model(folders, "vit")
+    mean, std = (torch.tensor(said[name]).view(3, 1, 1) for name in ("image_mean", "image_std"))
+    imagenet = [torch.tensor(values).view(3, 1, 1) for values in (IMAGENET_MEAN, IMAGENET_STD)]
+    same = (x / 255 - mean) / std * imagenet[1] + imagenet[0]
+    torch.testing.assert_close(built(own, (3, 8, 8)).eval()(x / 255), built(plain, (3, 8, 8)).eval()(same))
+    for freeze_until in (1, 2, 3):
+        cut = encoded(replace(own, freeze_until=freeze_until), x)
+        torch.testing.assert_close(cut, built(own, (3, 8, 8)).eval()(x / 255), rtol=1e-4, atol=1e-5)
+    with pytest.raises(FedshiftError, match=r"normalises images itself: --set data.normalise=false"):
+        plain.check(Inputs(normalise=True))
+
+
+# Frozen -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", EVERY)
+@torch.no_grad()
+def test_a_cut_changes_nothing_that_is_predicted(folders: dict[str, Path], name: str):
+    """Stages 1 to 3: before the layers, and two layers; frozen to the end, the layer to z is all that is left."""
+    x = samples(name)
+    whole = encoded(a_model(folders, name), x)
+    for freeze_until in (1, 2):
+        model = a_model(folders, name, freeze_until=freeze_until)
+        torch.testing.assert_close(encoded(model, x), whole, rtol=1e-4, atol=1e-5)
+        names = built(model, tuple(given(model, x).shape[1:])).state_dict()
+        layers = [int(found[1]) for part in names if (found := re.search(r"\.(\d+)\.", part))]
+        assert not any("embed" in part for part in names)
+        assert min(layers) == freeze_until - 1
+    last = a_model(folders, name, freeze_until=3)
+    torch.testing.assert_close(encoded(last, x), whole, rtol=1e-4, atol=1e-5)
+    assert set(built(last, tuple(given(last, x).shape[1:])).state_dict()) == {"1.weight", "1.bias"}
+    with pytest.raises(
+        FedshiftError, match=r"freeze_until = 4: the network has 3 stages \(1 all before them, 2 .*0, 3 "
+    ):
+        a_model(folders, name, freeze_until=4).frozen_network()
+
+
+def test_a_network_that_cannot_be_cut_is_refused(tmp_path: Path):
+    """Swin's layers are told how large the map is by those before them."""
+    config = transformers.SwinConfig(
+        image_size=16, patch_size=2, embed_dim=4, depths=[1, 1], num_heads=[1, 2], window_size=2
+    )
+    transformers.SwinModel(config).save_pretrained(tmp_path)
+    model = Transformer(path=str(tmp_path), dim=3, freeze_until=2)
+    x = torch.zeros(2, 3, 16, 16, dtype=torch.uint8)
+    with pytest.raises(FedshiftError, match=r"SwinModel gives something else where it is cut there; train it whole"):
+        built(model, tuple(given(model, x).shape[1:]))
+    assert encoded(replace(model, freeze_until=3), x).shape == (2, 3)
+
+
+def test_frozen_stages_are_computed_once(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch):
+    for name in ("bert", "vit"):
+        model, x = a_model(folders, name, freeze_until=2), samples(name)
+        first = given(model, x)
+        with monkeypatch.context() as patched:
+            patched.setattr(nn.Linear, "forward", None)
+            assert torch.equal(given(model, x), first)
+        assert not torch.equal(given(replace(model, freeze_until=1), x), first)
+
+
+# Adapters -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["bert", "vit", "gpt2", "clip"])
+def test_adapters_begin_as_the_network_and_are_all_that_is_trained(folders: dict[str, Path], name: str):
+    """B is 0 at first, so that W + B A alpha / r is W."""
+    pytest.importorskip("peft", reason="the extra 'adapters' is not installed")
+    x = samples(name)
+    model = a_model(folders, name, adapter_rank=2)
+    adapted, whole = (built(each, tuple(x.shape[1:])).eval() for each in (model, a_model(folders, name)))
+    whole.projection = adapted.projection
+    torch.testing.assert_close(adapted(given(model, x)), whole(given(model, x)))
+    adapted(given(model, x)).sum().backward()
+    assert all(parameter.grad is not None for parameter in adapted.parameters())
+    names = set(adapted.state_dict())
+    assert all(".lora_A." in name or ".lora_B." in name or name.startswith("projection.") for name in names)
+    assert {name for name, _ in adapted.named_parameters()} == names
+
+
+def test_an_adapter_by_hand(folders: dict[str, Path]):
+    """The query is W x + b + alpha / r B A x."""
+    pytest.importorskip("peft", reason="the extra 'adapters' is not installed")
+    model = a_model(folders, "bert", adapter_rank=2, adapter_alpha=6.0, adapter_targets=("query",))
+    query = built(model, (LENGTH,)).reader.network.encoder.layer[0].attention.self.query
+    a, b = query.lora_A["default"].weight, query.lora_B["default"].weight
+    with torch.no_grad():
+        b.fill_(0.5)
+    x = torch.randn(3, 8, generator=Streams(0).generator("x"))
+    expected = x @ query.base_layer.weight.T + query.base_layer.bias + 3 * (x @ a.T @ b.T)
+    torch.testing.assert_close(query(x), expected)
+    assert (a.shape, b.shape) == ((2, 8), (8, 2))
+
+
+def test_initial_adapters_depend_on_the_seed_alone(folders: dict[str, Path]):
+    pytest.importorskip("peft", reason="the extra 'adapters' is not installed")
+    model = a_model(folders, "vit", adapter_rank=2)
+    one, again, other = (built(model, (3, SIDE, SIDE), seed).state_dict() for seed in (0, 0, 1))
+    assert all(torch.equal(one[name], again[name]) for name in one)
+    assert any(not torch.equal(one[name], other[name]) for name in one if "lora_A" in name)
+
+
+def test_the_network_is_held_once(folders: dict[str, Path], make: Make):
+    """Both encoders of a method, the resident modules and a stack of clients read the same memory."""
+    pytest.importorskip("peft", reason="the extra 'adapters' is not installed")
+    experiment = of_images(
+        make, a_model(folders, "vit", adapter_rank=2), {"method.name": "fedpin", "method.alpha": 1e-4}
+    )
+    simulation = simulate(experiment, rounds=1)
+    encoders = [
+        module
+        for modules in (
+            [part.module for part in simulation.setup.parts.values()],
+            resident(simulation).client.net.parts.values(),
+            Stacked(resident(simulation), 2).net.parts.values(),
+        )
+        for part in modules
+        for module in part.modules()
+        if isinstance(module, Fixing)
+    ]
+    assert len(encoders) > 4
+    places = {
+        tuple(
+            tensor.data_ptr() for name, tensor in encoder.named_buffers() if ".network." in name and "lora" not in name
+        )
+        for encoder in encoders
+    }
+    assert len(places) == 1
+    assert len(places.pop()) > 20
+
+
+def test_fixed_batch_norm_never_moves(folders: dict[str, Path]):
+    pytest.importorskip("peft", reason="the extra 'adapters' is not installed")
+    model = a_model(folders, "resnet", adapter_rank=2, adapter_targets=("convolution",))
+    encoder = built(model, (3, SIDE, SIDE)).train()
+    before = [tensor.clone() for tensor in encoder.fixed()]
+    encoder(samples("resnet") / 255).sum().backward()
+    assert all(torch.equal(one, other) for one, other in zip(before, encoder.fixed(), strict=True))
+    assert not any("running" in name for name in encoder.state_dict())
+
+
+# Errors -------------------------------------------------------------------------------------------
+
+
+def test_a_network_that_cannot_be_had(folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("fedshift.hub.answers", lambda: False)
+    with pytest.raises(FedshiftError, match=r"model.path = '.*nowhere' is no folder of this machine"):
+        Transformer(path=str(tmp_path / "nowhere")).check_here()
+    with pytest.raises(
+        FedshiftError, match=r"written with its commit.*give a folder.*ID@COMMIT.*hub cannot be reached"
+    ):
+        Transformer(path="someone/encoder").check_here()
+    with monkeypatch.context() as patched:
+        patched.setattr("fedshift.hub._commit", lambda name: "0" * 40)
+        with pytest.raises(FedshiftError, match=rf"--set model.path=someone/encoder@{'0' * 40}"):
+            Transformer(path="someone/encoder").check_here()
+    with pytest.raises(FedshiftError, match=r"no network could be read.*download it once"):
+        Transformer(path=f"someone/encoder@{'0' * 40}").frozen_network() or built(
+            Transformer(path=f"someone/encoder@{'0' * 40}"), (4,)
+        )
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FedshiftError, match="no network could be read"):
+        Transformer(path=str(tmp_path / "empty")).check_here()
+    shutil.copytree(folders["bert"], tmp_path / "cut")
+    from safetensors.torch import load_file, save_file
+
+    file = tmp_path / "cut" / "model.safetensors"
+    tensors = load_file(file)
+    tensors.pop("encoder.layer.1.output.dense.weight")
+    save_file(tensors, file, {"format": "pt"})
+    with pytest.raises(FedshiftError, match=r"no weights for encoder.layer.1.output.dense.weight and 0 more"):
+        built(Transformer(path=str(tmp_path / "cut")), (LENGTH,))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "shape", "message"),
+    [
+        ("vit", {}, (3, 9, 9), r"shape \(3, 9, 9\) do not fit ViTModel: .*9"),
+        ("bert", {}, (17,), r"shape \(17,\) do not fit BertModel"),
+        ("vit", {"vectors": True}, (5, 8), "reads images, not vectors: --set model.vectors=false"),
+        ("distilbert", {"pooling": "pooler"}, (6,), "DistilBertModel pools nothing: --set model.pooling=mean"),
+        ("bert", {"adapter_rank": 1, "adapter_targets": ("nothing",)}, (6,), "linear layers end in dense, key, query"),
+        ("resnet", {"adapter_rank": 1}, (3, 8, 8), r"nothing \(it has none\), and others .* convolution"),
+        ("bert", {"adapter_rank": 1, "freeze_until": 3}, (8,), "has nothing to adapt: lower one of them"),
+        ("bert", {"part": "tail"}, (6,), "BertModel has no such part; it has embeddings, encoder, pooler"),
+        ("clip", {"part": ""}, (3, 8, 8), "CLIPModel"),
+    ],
+)
+def test_what_does_not_fit(folders: dict[str, Path], name: str, settings: dict, shape: tuple[int, ...], message: str):
+    with pytest.raises(FedshiftError, match=message):
+        built(replace(a_model(folders, name), **settings), shape)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "inputs", "message"),
+    [
+        ("bert", {}, Inputs(tokens=25), "tokenizer has 25 ids, but .* embeds 24"),
+        ("bert", {}, Inputs(tokens=24, pad=3), r"pads with the id 3, but .* pad_token_id = 0.*\"pad_token_id\": 3"),
+        ("bert", {}, Inputs(), "reads tokens, and the samples are no token ids.*data.tokens=TOKENIZER.*vectors=true"),
+        ("vit", {}, Inputs(tokens=24), "reads images, and the samples are token ids: --set data.tokens=hashing"),
+        ("bert", {}, Inputs(vocabulary=("a", "b")), "does not read single characters"),
+        ("bert", {"vectors": True}, Inputs(tokens=24), "reads vectors, and the samples are token ids"),
+        ("bert", {"freeze_until": 1}, Inputs(augment=True), "data.augment works on images"),
+    ],
+)
+def test_samples_that_are_not_read(folders: dict[str, Path], name: str, settings: dict, inputs: Inputs, message: str):
+    with pytest.raises(FedshiftError, match=message):
+        replace(a_model(folders, name), **settings).check(inputs)
+
+
+# In a run -----------------------------------------------------------------------------------------
+
+
+class Pictures(Dataset):
+    """Twelve coloured images of each of three classes in each of three domains, or texts of as many."""
+
+    name = "vit"
+
+    def domain_names(self):
+        return ("dark", "gray", "light")
+
+    def load(self, streams):
+        y, domain = torch.arange(3).repeat(36), torch.arange(3).repeat_interleave(36)
+        x = samples(self.name, 108)
+        if x.dtype == torch.uint8:
+            x = (x // 4 + (60 * y + 20 * domain).view(-1, 1, 1, 1)).byte()
+        else:
+            x[:, 0] = 3 + y
+        return DomainData(x, y, domain, self.domain_names(), ("a", "b", "c"), torch.arange(108))
+
+
+class Texts(Pictures):
+    name = "bert"
+
+    def inputs(self):
+        return Inputs(tokens=WORDS, pad=PAD)
+
+
+@pytest.fixture(autouse=True)
+def listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedshift.datasets import DATASETS
+
+    monkeypatch.setitem(DATASETS._listed, "pictures", Pictures)
+    monkeypatch.setitem(DATASETS._listed, "texts", Texts)
+
+
+def of_images(make: Make, model: Transformer, changes: dict[str, Any] | None = None) -> Experiment:
+    return replace(make({"train.lr": 0.05, "train.rounds": 2, **(changes or {})}), data=Pictures(), model=model)
+
+
+def of_texts(make: Make, model: Transformer, changes: dict[str, Any] | None = None) -> Experiment:
+    return replace(of_images(make, model, changes), data=Texts())
+
+
+def of(make: Make, name: str, model: Transformer, changes: dict[str, Any] | None = None) -> Experiment:
+    return (of_texts if name in TEXTS else of_images)(make, model, changes)
+
+
+@pytest.mark.parametrize("name", ["bert", "vit"])
+def test_adapters_and_heads_are_all_that_is_sent_and_kept(folders: dict[str, Path], make: Make, name: str):
+    """Names and bytes of every message, the weights and the checkpoint; the network is named by its content.
+
+    Of 8 x 8 layers an adapter of rank 2 has 32 numbers, of 8 x 12 ones 40: a layer of four and two has 208, and both
+    416. The layer to z has 8 x 3 + 3 = 27 and the head 3 x 3 + 3 = 12: 455 numbers of 4 bytes. A message says the
+    name, type and place of each of its tensors as well.
+    """
+    pytest.importorskip("peft", reason="the extra 'adapters' is not installed")
+    experiment = of(make, name, a_model(folders, name, adapter_rank=2))
+    folder = runner.start(experiment, Progress())
+    run = Run(folder)
+    (messages,) = run.messages.values()
+    for direction in ("down", "up"):
+        told = messages[direction]
+        names = set(told["tensors"])
+        assert names == set(run.weights)
+        assert all(
+            ".lora_A." in each or ".lora_B." in each or each.startswith(("encoder.projection.", "head."))
+            for each in names
+        )
+        assert {each["type"] for each in told["tensors"].values()} == {"float32"}
+        assert sum(torch.Size(each["shape"]).numel() for each in told["tensors"].values()) == 455
+        assert told["bytes"] == told["messages"] * told["largest"]
+        names_and_places = sum(200 + len(each) for each in names)
+        assert told["largest"] < 4 * 455 + names_and_places
+    assert folder.checkpoint_file.stat().st_size < 20_000
+    assert folder.identity.contents["model.path"]
+    assert run.model()(samples(name)).shape == (5, 3)
+
+
+def test_a_model_is_put_together_again_from_the_same_network(folders: dict[str, Path], make: Make, tmp_path: Path):
+    pytest.importorskip("peft", reason="the extra 'adapters' is not installed")
+    here = tmp_path / "network"
+    shutil.copytree(folders["vit"], here)
+    experiment = of_images(make, Transformer(path=str(here), dim=3, adapter_rank=2))
+    run = Run(runner.start(experiment, Progress()))
+    simulation = simulate(experiment)
+    x = samples("vit")
+    net = resident(simulation).client.net
+    resident(simulation).client.load(0, simulation.coordinator.state.shared)
+    for part in net.parts.values():
+        part.eval()
+    with torch.no_grad():
+        expected = net.head(net.encoder(x / 255)).log_softmax(dim=1)
+        torch.testing.assert_close(run.model()(x), expected)
+    other = transformers.ViTModel(transformers.ViTConfig(**SMALL, image_size=SIDE, patch_size=4))
+    shutil.rmtree(here)
+    other.save_pretrained(here)
+    with pytest.raises(FedshiftError, match=r"model.path changed since it began. Restore what it was"):
+        Run(run.folder).model()
+
+
+@pytest.mark.parametrize("name", ["bert", "vit"])
+@pytest.mark.parametrize("freeze_until", [2, 3])
+def test_what_is_frozen_is_in_front_of_a_model(folders: dict[str, Path], make: Make, name: str, freeze_until: int):
+    model = a_model(folders, name, freeze_until=freeze_until)
+    run = Run(runner.start(of(make, name, model), Progress()))
+    x = samples(name)
+    assert not any("embed" in each or ".layer.0." in each or ".layers.0." in each for each in run.weights)
+    assert torch.equal(run.model()(x), run.model()(given(model, x)))
+    assert not torch.equal(run.model()(x)[0], run.model()(x)[1])
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "vit", "resnet"])
+@pytest.mark.parametrize("settings", [{}, {"freeze_until": 2}, {"adapter_rank": 2}])
+def test_engines_agree(folders: dict[str, Path], make: Make, name: str, settings: dict[str, Any]):
+    """Texts of BERT look at their masks, so their clients go one by one, and a note says so."""
+    if "adapter_rank" in settings:
+        pytest.importorskip("peft", reason="the extra 'adapters' is not installed")
+        settings = settings | ({"adapter_targets": ("convolution",)} if name == "resnet" else {})
+    experiment = of(make, name, a_model(folders, name, **settings), {"train.precision": "float64"})
+    reference = simulate(experiment)
+    for kind in ("workers", "vectorised"):
+        told: list[str] = []
+        with engine_named(kind, told) as engine:
+            assert_agree(reference, simulate(experiment, engine=engine))
+        stacks = kind == "workers" or name != "bert"
+        assert bool(told) != stacks, told
+        assert stacks or "data-dependent control flow" in told[0]
+
+
+SHORT = {"train.rounds": 1, "train.steps": 1, "train.lr": 1e-4, "train.momentum": 0.0}
+METHODS = ["fedsr", "fedcir", "fraug", "moon", "fedbn", "scaffold", "fediir", "fedgen", "fedpin"]
+
+
+@pytest.mark.parametrize("name", ["bert", "resnet"])
+@pytest.mark.parametrize("method", METHODS)
+def test_methods_run_on_adapters_unchanged(folders: dict[str, Path], make: Make, name: str, method: str):
+    pytest.importorskip("peft", reason="the extra 'adapters' is not installed")
+    targets = ("convolution",) if name == "resnet" else ("query", "value")
+    model = a_model(folders, name, adapter_rank=1, adapter_targets=targets)
+    settings = {f"method.{key}": value for key, value in SMALL_METHODS.get(method, {}).items()} | {
+        "method.name": method
+    }
+    simulation = simulate(of(make, name, model, {**settings, **SHORT}))
+    for exchange, directions in simulation.coordinator.ledger.declaration().items():
+        for direction in directions:
+            sent = names_sent(simulation, exchange, direction)
+            network = [each for each in sent if ".network." in each]
+            assert all(".lora_A." in each or ".lora_B." in each for each in network), sent
+
+
+def test_reestimation_leaves_fixed_batch_norms_alone(folders: dict[str, Path], make: Make):
+    pytest.importorskip("peft", reason="the extra 'adapters' is not installed")
+    model = a_model(folders, "resnet", adapter_rank=1, adapter_targets=("convolution",))
+    experiment = of_images(make, model, {"method.bn": "reestimate", "train.rounds": 1})
+    fixed = [tensor.clone() for tensor in built(model, (3, SIDE, SIDE)).fixed()]
+    run = Run(runner.start(experiment, Progress()))
+    assert torch.isfinite(run.model()(samples("resnet"))).all()
+    now = built(model, (3, SIDE, SIDE)).fixed()
+    assert all(torch.equal(one, other) for one, other in zip(fixed, now, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "shape"),
+    [
+        ("bert", {"freeze_until": 2}, [LENGTH, 9]),
+        ("bert", {"adapter_rank": 2}, [LENGTH]),
+        ("vit", {"adapter_rank": 2}, [3, SIDE, SIDE]),
+    ],
+)
+def test_sites_work_as_a_simulation_does(
+    folders: dict[str, Path], make: Make, tmp_path: Path, name: str, settings: dict[str, Any], shape: list[int]
+):
+    """Of texts, the coordinator knows from the data set alone that samples are token ids."""
+    pytest.importorskip("peft", reason="the extra 'adapters' is not installed")
+    experiment = of(
+        make, name, a_model(folders, name, **settings), {"protocol": {"name": "in-domain"}, "evaluate.batch": 3}
+    )
+    federation = {"shape": shape, "classes": ["a", "b", "c"]}
+    folder = members(tmp_path / "trial", experiment, federation=federation)
+    run = coordinate(folder / "coordinator", Local(folder), Progress())
+    alike(run, rehearse(folder, Progress()))
+    x = samples(name)
+    assert torch.equal(site_model(folder / "sites" / "dark")(x), Run(run).model()(x))
