@@ -19,7 +19,7 @@ DATASETS: Catalogue[Dataset] = Catalogue(
         "folder": ".folder:ImageFolder",
         "parquet": ".parquet:ParquetFile",
         "arrays": ".arrays:Arrays",
-        "table": ".number_table:NumberTable",
+        "table": ".table_file:TableFile",
         "signals": ".signals:Signals",
         "medical": ".medical:Medical",
         "hub": ".hub:HubDataset",

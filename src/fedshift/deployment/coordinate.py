@@ -293,9 +293,8 @@ class _Run:
         """
         federation, inputs = self.agreement.federation, self.agreement.experiment.data.inputs()
         sample = torch.zeros(1, *federation.shape, dtype=torch.int64 if inputs.vocabulary else torch.float32)
-        x = inputs.evaluation(sample).to(self.setup.device)
         method = self.setup.method
-        read = parts_predicted(method, self.setup.model, self.setup.parts, x)
+        read = parts_predicted(method, self.setup.model, self.setup.parts, inputs, sample.to(self.setup.device))
         own = sorted(part for part in read if any(n.startswith(f"{part}.") for n in self.setup.initial("client")))
         if own and self.agreement.target is not None:
             raise FedshiftError(

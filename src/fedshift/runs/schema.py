@@ -83,6 +83,21 @@ class Resolved(File):
     train: Rounds
 
 
+class NamedColumn(File):
+    """A column of a table; see :class:`Column`."""
+
+    name: str
+    categories: list[str] | None
+
+
+class PreparedRows(File):
+    """How rows of a table become inputs; see :class:`Preparation`."""
+
+    statistics: Literal["site", "pooled"]
+    impute: Literal["mean", "median"]
+    columns: list[NamedColumn]
+
+
 class Prepared(File):
     """How samples become inputs; see :class:`Inputs`."""
 
@@ -91,6 +106,7 @@ class Prepared(File):
     augment: bool
     normalise: bool
     vocabulary: list[str]
+    preparation: PreparedRows | None = None
 
 
 class Federated(File):
