@@ -36,5 +36,7 @@ DATASETS: Catalogue[Dataset] = Catalogue(
         "iwildcam": ".wilds:IWildCam",
         "watch": ".watch:Watch",
         "shakespeare": ".shakespeare:Shakespeare",
+        "diabetes": ".sklearn_tables:Diabetes",
+        "breast-cancer": ".sklearn_tables:BreastCancer",
     },
 )

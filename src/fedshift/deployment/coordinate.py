@@ -247,8 +247,7 @@ class _Run:
         self.selection.go_back(self.folder.records())
         self._saved = position
         federation = self.agreement.federation
-        inputs = self.agreement.experiment.data.inputs()
-        clients = self.agreement.clients
+        inputs, clients = self.agreement.inputs, self.agreement.clients
         blueprint = Blueprint(federation.shape, federation.classes, clients, inputs, tuple(clients.values()))
         sizes = {"domains": clients, "samples": {}}  # how many is the sites' to know
         self.folder.write_json(FEDERATION, blueprint.table() | sizes)
@@ -291,7 +290,7 @@ class _Run:
         Raises:
             FedshiftError: the target could not be predicted for.
         """
-        federation, inputs = self.agreement.federation, self.agreement.experiment.data.inputs()
+        federation, inputs = self.agreement.federation, self.agreement.inputs
         sample = torch.zeros(1, *federation.shape, dtype=torch.int64 if inputs.vocabulary else torch.float32)
         method = self.setup.method
         read = parts_predicted(method, self.setup.model, self.setup.parts, inputs, sample.to(self.setup.device))
