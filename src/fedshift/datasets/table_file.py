@@ -31,7 +31,7 @@ from fedshift.datasets.parts import (
 )
 from fedshift.datasets.table import TableDataset
 from fedshift.errors import FedshiftError, Problems, UnknownNameError, need
-from fedshift.federation.domains import DomainData
+from fedshift.federation.domains import DomainData, Unlabelled
 from fedshift.federation.preparation import UNSEEN, Column
 from fedshift.settings.spec import setting
 from fedshift.streams import Streams
@@ -131,31 +131,48 @@ class TableFile(TableDataset):
         rows.clear()  # a file's rows are given up once they are copied
         return joined(parts, notes=tuple(notes), columns=columns)
 
-    def rows(self, path: str, columns: Sequence[Column]) -> Tensor:
-        """The rows of another file, whose classes need not be known, as a model of some columns takes them.
+    def suffixes(self) -> tuple[str, ...]:
+        """CSV and Parquet."""
+        return SUFFIXES
+
+    def samples(self, file: Path, columns: Sequence[Column] = ()) -> Unlabelled:
+        """The columns that were trained on; the first file of these says which, where nothing else does."""
+        columns = columns or _of_numbers(self.columns or self._first(files_in(self.path, SUFFIXES)[0]))
+        x, names = self.rows(file, columns), {column.name for column in columns}
+        others = [name for name in _columns(file) if name not in names]
+        note = f"Columns that are not looked at: {', '.join(others)} (of '{file}')."
+        return Unlabelled(x, range(len(x)), (note,) if others else ())
+
+    def rows(self, file: Path, columns: Sequence[Column]) -> Tensor:
+        """The rows of a file, whose classes need not be known, as a model of some columns takes them.
 
         Args:
-            path: the file.
+            file: the file.
             columns: the model's, as ``DomainData.columns`` or a run's blueprint has them.
 
         Returns:
-            The rows (N, columns), float64: NaN where nothing is, and of categories the number; one that the model does
-            not know is -1.
+            The rows (N, columns). Where they are prepared they are float64, with NaN where nothing is, and of
+            categories the number, or -1 of one that the model does not know; else float32.
 
         Raises:
             FedshiftError: a column is not there, or holds what it cannot.
         """
-        (file,) = files_in(path, SUFFIXES)
         present = _columns(file)
         for column in columns:
             if column.name not in present:
-                raise UnknownNameError(f"column in '{file}'", column.name, present)
+                raise UnknownNameError(f"column of inputs in '{file}'", column.name, present)
         frame = _read(file, [column.name for column in columns])
-        x = np.empty((len(frame), len(columns)), np.float64)
+        if not len(frame):
+            raise FedshiftError(f"'{file}' has no row; write one for each sample.")
+        x = np.empty((len(frame), len(columns)), np.float64 if self.prepared else np.float32)
         problems = Problems(f"columns of '{file}' cannot be used")
         for place, column in enumerate(columns):
+            where = f"The column '{column.name}' of '{file}'"
             with problems.gathered():
-                cells = _cells(frame[column.name], f"The column '{column.name}' of '{file}'", self.missing)
+                if not self.prepared:
+                    x[:, place] = _numbers(frame[column.name], where)
+                    continue
+                cells = _cells(frame[column.name], where, self.missing)
                 x[:, place] = _measures(cells) if column.categories is None else _codes(cells, column.categories)
         problems.check()
         return torch.from_numpy(x)

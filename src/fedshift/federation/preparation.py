@@ -111,7 +111,7 @@ class Preparation:
         whole = dict(parts[0])
         for part in parts[1:]:
             present = whole["present"] + part["present"]
-            share = part["present"] / present.clamp_min(1)
+            share = part["present"].double() / present.clamp_min(1)
             apart = part["mean"] - whole["mean"]
             squares = whole["squares"] + part["squares"] + apart.square() * whole["present"] * share
             mean = whole["mean"] + apart * share

@@ -16,6 +16,7 @@ from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net, batch_norms
 from fedshift.core.preparation import PREPARATION, preparation_part
 from fedshift.core.setup import DTYPES
+from fedshift.core.tensors import part_of
 from fedshift.engines.kernels import Kernels, prepare
 from fedshift.errors import FedshiftError
 from fedshift.evaluation.evaluation import parts_predicted
@@ -119,7 +120,7 @@ def rebuilt(
                 if have
                 else "None is here: in a federation each stays at its site, whose fedshift.site_model(FOLDER) gives it."
             )
-            raise FedshiftError(f"{whose}: '{experiment.method_name}' leaves every client with a model. {fix}")
+            raise FedshiftError(f"{whose}: {_why_own(experiment, kept)} {fix}")
     # What a client keeps, or is sent in the place of what others are, comes before what all have.
     names = {name: f"client.{id}.{name}" for name in scopes}
     found = {name: mine if mine in weights else name for name, mine in names.items()}
@@ -136,6 +137,13 @@ def rebuilt(
     front = None if network is None else Front(network)
     modules = {name: part.module for name, part in parts.items()}
     return Trained(experiment, blueprint, model, modules, front, unseen=id is None)
+
+
+def _why_own(experiment: Experiment, kept: Iterable[str]) -> str:
+    """Why each client has a model of its own."""
+    if {part_of(name) for name in kept} == {PREPARATION}:
+        return "each client's rows are prepared by its own statistics (data.statistics = 'site')."
+    return f"'{experiment.method_name}' leaves every client with a model."
 
 
 class Trained(nn.Module):
