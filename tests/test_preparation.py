@@ -133,7 +133,7 @@ def test_all_sites_together_equal_scikit_learn_on_all_training_rows(tmp_path: Pa
     scaler = reference.named_transformers_["numbers"][1]
     assert statistics["center"].dtype == torch.float64
     assert statistics["center"].tolist() == pytest.approx(scaler.mean_, rel=1e-12)
-    assert statistics["scale"].tolist() == pytest.approx(scaler.scale_, rel=1e-9)
+    assert statistics["scale"].tolist() == pytest.approx(scaler.scale_, rel=1e-7)  # means near 1e9 have steps of 1e-7
     assert 0.9 < statistics["scale"][0] < 1.1  # of 1e9 + noise, of which float32 would keep nothing
 
 
@@ -305,7 +305,7 @@ def test_a_run_that_is_killed_goes_on_to_the_same_bits(
         patched.setattr(Sequential, "_work", killed)
         carried_out(asked)
     fedshift.resume(runner.run_path(asked), progress=Progress())
-    (resumed,) = fedshift.load(runner.run_path(asked))
+    (resumed,) = fedshift.load(runner.run_path(asked)).runs
     assert all(torch.equal(tensor, resumed.weights[name]) for name, tensor in whole.weights.items())
     assert whole.records == resumed.records
 

@@ -23,7 +23,6 @@ from fedshift.federation.domains import DomainData
 from fedshift.federation.preparation import UNSEEN, Column
 from fedshift.runs.progress import Progress
 from fedshift.settings.experiment import Experiment
-from fedshift.settings.grid import load
 from fedshift.simulation.simulation import make_federation
 from fedshift.streams import Streams
 
@@ -129,7 +128,7 @@ def test_whole_numbers_that_a_float_rounds_are_said(tmp_path: Path):
     text = f"a,b,label\n{2**24 + 1},1,x\n2,{2**53 + 1},y\n"
     (note,) = read(table(tmp_path / "x.csv", text, statistics="none")).notes
     assert (
-        note == "Columns with numbers beyond 16,777,216, above which not every whole number is kept as it is: 'a', 'b'."
+        note == "Columns with numbers of 16,777,216 or more, where not every whole number is kept as it is: 'a', 'b'."
     )
     (note,) = read(table(tmp_path / "x.csv", text)).notes
     assert note.endswith("kept as it is: 'b'.")
@@ -230,7 +229,7 @@ def test_diabetes_is_in_age_bands():
 
 def test_breast_cancer_is_in_thirds_by_texture():
     data = BreastCancer().load(Streams(0))
-    assert torch.bincount(data.domain).tolist() == [192, 184, 193] or len(torch.bincount(data.domain)) == 3
+    assert torch.bincount(data.domain).tolist() == [190, 185, 194]
     assert len(data.columns) == 27
     assert not [column.name for column in data.columns if "texture" in column.name]
     benign = [float((data.y[data.domain == n] == 1).double().mean()) for n in range(3)]
@@ -239,9 +238,7 @@ def test_breast_cancer_is_in_thirds_by_texture():
 
 @pytest.mark.parametrize("name", ["diabetes", "breast-cancer"])
 def test_the_experiments_that_ship_train_better_than_chance(name: str, tmp_path: Path):
-    asked = next(
-        iter(load(name, {"seed": 0, "method": "fedavg", "run.out": str(tmp_path), "run.engine": "sequential"}))
-    )
+    asked = fedshift.experiment(name, seed=0, method="fedavg", out=str(tmp_path), settings={"run.engine": "sequential"})
     assert isinstance(asked, Experiment)
     assert type(asked.data) is DATASETS.get(name).cls
     assert make_federation(asked).inputs.preparation is not None

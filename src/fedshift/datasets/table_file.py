@@ -410,12 +410,12 @@ def _notes_on_rounding(columns: Sequence[Column], rows: Sequence[_Rows]) -> list
     found = [
         column.name
         for place, column in enumerate(columns)
-        if column.categories is None and any(np.nanmax(np.abs(each.x[:, place]), initial=0) > exact for each in rows)
+        if column.categories is None and any(np.nanmax(np.abs(each.x[:, place]), initial=0) >= exact for each in rows)
     ]
     if not found:
         return []
     names = ", ".join(f"'{name}'" for name in found)
-    return [f"Columns with numbers beyond {exact:,}, above which not every whole number is kept as it is: {names}."]
+    return [f"Columns with numbers of {exact:,} or more, where not every whole number is kept as it is: {names}."]
 
 
 # Cells -------------------------------------------------------------------------------------------
