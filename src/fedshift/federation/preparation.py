@@ -201,8 +201,12 @@ class Preparation:
         return torch.cat([torch.where(known, numbers, 0.0), (x[:, place] == code).double()], dim=1).float()
 
     def _codes(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        pairs = torch.tensor(list(chain.from_iterable(self.codes)), dtype=torch.int64, device=device).view(-1, 2)
+        pairs = self._pairs.to(device)
         return pairs[:, 0], pairs[:, 1]
+
+    @cached_property
+    def _pairs(self) -> Tensor:
+        return torch.tensor(list(chain.from_iterable(self.codes)), dtype=torch.int64).view(-1, 2)
 
 
 def recoded(x: Tensor, own: Sequence[Column], agreed: Sequence[Column]) -> Tensor:
