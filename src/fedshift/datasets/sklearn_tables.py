@@ -69,7 +69,7 @@ class _Shipped(TableDataset):
 
 @dataclass(frozen=True, kw_only=True)
 class Diabetes(_Shipped):
-    """442 patients with diabetes in three age bands: does the disease progress faster than in half of them?"""
+    """442 patients with diabetes in three age bands, and whether the disease progresses faster than in half of them."""
 
     sites: ClassVar[tuple[str, ...]] = ("under 43", "43 to 55", "56 and over")
     bounds: ClassVar[tuple[float, ...]] = (43, 56)
@@ -88,7 +88,7 @@ class Diabetes(_Shipped):
 
 @dataclass(frozen=True, kw_only=True)
 class BreastCancer(_Shipped):
-    """569 tumours in three sites by the texture of their images: benign or malignant?"""
+    """569 breast tumours, benign or malignant, in three sites by the texture of their images."""
 
     sites: ClassVar[tuple[str, ...]] = ("smooth", "medium", "coarse")
     bounds: ClassVar[tuple[float, ...]] = (17.2, 20.7)
