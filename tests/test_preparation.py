@@ -364,6 +364,11 @@ def test_a_client_that_was_not_sampled_yet_has_its_own_statistics(tmp_path: Path
     run = carried_out(asked)
     assert {row["model"] for row in run.records[-1]["environments"]} == {"own"}
     assert "only_in_simulation" not in run.records[-1]
+    fedpin = {"name": "fedpin", "alpha": 0.0}  # whose personal model is the global one until a client has trained
+    personal = experiment(tmp_path, table(), {"statistics": "site"}, train=train, evaluate={"every": 1}, method=fedpin)
+    run = carried_out(personal)
+    assert {row["model"] for row in run.records[-1]["environments"]} == {"own", "unseen"}
+    assert "only_in_simulation" not in run.records[-1]
 
 
 def test_nobody_answered_where_statistics_are_needed(tmp_path: Path):

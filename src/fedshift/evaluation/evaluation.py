@@ -95,10 +95,10 @@ class Evaluation:
                 return [sent | self.site.prepared_by(client) | (kept.tensors if kept else {})]
         if not strangers:
             with self.setup.lend("unseen"):
-                private = self.setup.method.unseen(state, self._kept_by_clients())
-            strangers += [each | self._preparation_of_unseen() for each in private]
-        own = {} if client is None else self.site.prepared_by(client)
-        return [sent | private | own for private in strangers]
+                strangers += self.setup.method.unseen(state, self._kept_by_clients())
+        prepared = self._preparation_of_unseen if client is None else self.site.prepared_by(client)
+        self.simulated |= client is None and bool(prepared)
+        return [sent | private | prepared for private in strangers]
 
     def whose(self, environment: Environment) -> str:
         """Whose model an environment is scored with: the global one, the client's own, or an unseen client's."""
@@ -116,12 +116,12 @@ class Evaluation:
         x, _ = federation.environments[0].samples.batch(torch.zeros(1, dtype=torch.int64, device=self.setup.device))
         return parts_predicted(self.setup.method, self.setup.model, self.setup.parts, federation.inputs, x)
 
+    @cached_property
     def _preparation_of_unseen(self) -> Tensors:
-        """What prepares the rows of a site that never trained, where that is each site's own."""
+        """What prepares the rows of a site that never trained, where that is each site's own; else nothing."""
         preparation = self.setup.preparation
         if preparation is None or preparation.statistics != "site":
             return Tensors()
-        self.simulated = True
         sites = [self.site.prepared_by(client).of(PREPARATION) for client in self.site.federation.ids]
         return Tensors(preparation.of_unseen(sites)).under(PREPARATION)
 

@@ -51,7 +51,9 @@ class Site:
         """
         if stage.view is None:
             return self.federation
-        statistics = Tensors(received or self.setup.initial("down")).of(PREPARATION)
+        statistics = Tensors()
+        if self.setup.preparation is not None:
+            statistics = Tensors(received or self.setup.initial("down")).of(PREPARATION)
         if self._viewed is None or self._viewed[0] != stage.view or not _equal(self._viewed[1], statistics):
             with self.setup.lend("view", stage.name):
                 viewed = stage.view(self._as_inputs(statistics), self.setup.streams)
@@ -83,8 +85,10 @@ class Site:
     def state(self, client: int) -> ClientState:
         """What a client has kept, or starts with."""
         kept = self.store.get(client)
-        begun = self.initial | self.setup.begun(client)
-        return kept or ClientState(dict(begun | self.prepared_by(client)), trained=False)
+        if kept:
+            return kept
+        begun = self.initial | self.setup.begun(client) | self.prepared_by(client)
+        return ClientState(dict(begun), trained=False)
 
     def has_trained(self, client: int) -> bool:
         """Whether a client has something of its own: a stage that keeps what clients do has trained it."""
