@@ -27,6 +27,7 @@ from fedshift.core.contract import Upload
 from fedshift.core.preparation import PREPARATION
 from fedshift.deployment.agreement import Agreement
 from fedshift.deployment.coordinate import coordinate
+from fedshift.deployment.folders import schema
 from fedshift.deployment.inspection import inspect
 from fedshift.deployment.local import prepared, site_data
 from fedshift.deployment.rehearsal import rehearse
@@ -496,6 +497,17 @@ def test_columns_that_are_not_agreed_on_are_asked_for(tmp_path: Path):
     path.write_text(text[: text.index("other = ")], encoding="utf-8")
     with pytest.raises(FedshiftError, match=r"federation.toml does not say what the columns are"):
         Agreement.read(folder / "coordinator")
+
+
+def test_the_columns_of_a_federation_are_found_in_the_data_or_said(tmp_path: Path):
+    asked = experiment(tmp_path, table(), {"statistics": "pooled"})
+    found = schema(asked)
+    assert (found.shape, found.columns) == ((5,), tuple(map(tuple, AGREED)))
+    said = schema(asked, ["ill", "well"], columns=[["age"], ["sex", "f", "m"]])
+    assert (said.shape, said.columns, said.domains) == ((2,), (("age",), ("sex", "f", "m")), ())
+    elsewhere = replace(asked, data=replace(asked.data, path="at the sites"))
+    with pytest.raises(FedshiftError, match=r"--columns 'age,sex=f\|m'"):
+        schema(elsewhere, ["ill", "well"])
 
 
 def test_a_held_out_institution_has_no_statistics_of_its_own(tmp_path: Path):
