@@ -200,8 +200,8 @@ def test_rows_of_a_file_without_a_label(tmp_path: Path):
     rows = dataset.rows(tmp_path / "new.csv", columns)
     assert rows.nan_to_num(-99).tolist() == [[1, UNSEEN, -99, 0], [-99, 1, 1, -99]]
     (tmp_path / "new.csv").write_text("zip,age,sex\n3,1,x\n", encoding="utf-8")
-    with pytest.raises(FedshiftError, match=r"Unknown column in .* 'smoker'"):
-        dataset.rows(str(tmp_path / "new.csv"), columns)
+    with pytest.raises(FedshiftError, match=r"Unknown column of inputs in .* 'smoker'"):
+        dataset.rows(tmp_path / "new.csv", columns)
 
 
 # What scikit-learn ships -------------------------------------------------------------------------

@@ -252,6 +252,7 @@ __all__ = [
     "Phase",
     "Phases",
     "Positive",
+    "Predictions",
     "Preparation",
     "Probability",
     "ProperFraction",
