@@ -20,7 +20,7 @@ from fedshift import memory
 from fedshift.datasets.arrays import Arrays
 from fedshift.datasets.dataset import Dataset
 from fedshift.datasets.folder import ImageFolder
-from fedshift.datasets.number_table import NumberTable
+from fedshift.datasets.table_file import TableFile
 from fedshift.errors import FedshiftError
 from fedshift.federation.domains import DomainData
 from fedshift.federation.protocols import split
@@ -251,9 +251,9 @@ def test_what_does_not_fit_is_refused_before_it_is_read(tmp_path: Path, monkeypa
 CSV = "age,label,clinic,marker\n1,ill,oslo,0.5\n2.5,well,rome,1e3\n-3,ill,oslo,7\n"
 
 
-def table(path: Path, text: str, **settings: Any) -> NumberTable:
+def table(path: Path, text: str, **settings: Any) -> TableFile:
     path.write_text(text, encoding="utf-8")
-    return NumberTable(path=str(path), **settings)
+    return TableFile(path=str(path), **settings)
 
 
 def test_a_csv_file(tmp_path: Path):
@@ -274,7 +274,7 @@ def test_parquet_and_csv_give_the_same(tmp_path: Path):
     lines = [",".join(columns), *(",".join(map(repr, row)) for row in rows)]
     one = table(tmp_path / "x.csv", "\n".join(lines))
     pq.write_table(pa.table(columns), tmp_path / "x.parquet")
-    other = NumberTable(path=str(tmp_path / "x.parquet"))
+    other = TableFile(path=str(tmp_path / "x.parquet"))
     assert one.load(Streams(0)).classes == ("8", "9", "10", "11")
     assert equal(one.load(Streams(0)), other.load(Streams(0)))
 
@@ -283,14 +283,14 @@ def test_a_folder_of_tables(tmp_path: Path):
     table(tmp_path / "rome.csv", "b,label,a\n1,x,2\n3,y,4\n")
     pq.write_table(pa.table({"a": [6.0], "b": [5.0], "label": ["x"]}), tmp_path / "oslo.parquet")
     (tmp_path / "notes.txt").write_text("")
-    dataset = NumberTable(path=str(tmp_path))
+    dataset = TableFile(path=str(tmp_path))
     assert dataset.domain_names() == ("oslo", "rome")
     data = dataset.load(Streams(0))
     assert (data.x.tolist(), data.domain.tolist()) == ([[6, 5], [2, 1], [4, 3]], [0, 1, 1])
     assert data.notes == (f"Not read in '{tmp_path}': 1 .txt.",)
     table(tmp_path / "berlin.csv", "a,c,label\n1,2,x\n")
     message = refusal(dataset)
-    assert "Unknown column of numbers" in message
+    assert "Unknown column of inputs" in message
     assert "'c'" in message
     table(tmp_path / "oslo.csv", "a,b,label\n1,2,x\n")
     assert "would be one domain, 'oslo'" in refusal(dataset)
@@ -340,28 +340,28 @@ def test_tables_that_cannot_be_used_are_named(tmp_path: Path, text: str, words: 
 )
 def test_parquet_that_cannot_be_used_is_named(tmp_path: Path, columns: dict[str, Any], words: list[str]):
     pq.write_table(pa.table(columns), tmp_path / "mine.parquet")
-    message = refusal(NumberTable(path=str(tmp_path / "mine.parquet")))
+    message = refusal(TableFile(path=str(tmp_path / "mine.parquet")))
     assert [word for word in ["mine.parquet", *words] if word not in message] == []
 
 
 def test_other_text_than_utf_8_and_no_parquet(tmp_path: Path):
     (tmp_path / "x.csv").write_bytes("a,label\n1,größer\n".encode("latin-1"))
-    assert "cannot be read as a table ('utf-8' codec" in refusal(NumberTable(path=str(tmp_path / "x.csv")))
+    assert "cannot be read as a table ('utf-8' codec" in refusal(TableFile(path=str(tmp_path / "x.csv")))
     (tmp_path / "x.parquet").write_bytes(b"none")
-    assert "x.parquet' cannot be read as a table" in refusal(NumberTable(path=str(tmp_path / "x.parquet")))
+    assert "x.parquet' cannot be read as a table" in refusal(TableFile(path=str(tmp_path / "x.parquet")))
 
 
 def test_decimals_and_names_that_are_true_or_false(tmp_path: Path):
     columns = {"a": pa.array([1, 2], pa.decimal128(5, 2)), "label": [True, False]}
     pq.write_table(pa.table(columns), tmp_path / "x.parquet")
-    data = NumberTable(path=str(tmp_path / "x.parquet")).load(Streams(0))
+    data = TableFile(path=str(tmp_path / "x.parquet")).load(Streams(0))
     assert (data.x.tolist(), data.classes, data.y.tolist()) == ([[1], [2]], ("False", "True"), [1, 0])
 
 
 def test_a_column_has_one_use(tmp_path: Path):
     for settings in ({"domain": "label"}, {"columns": ["a", "a"]}, {"columns": ["label"]}, {"label": ""}):
         with pytest.raises(FedshiftError, match="each column once"):
-            NumberTable(path=str(tmp_path), **settings)
+            TableFile(path=str(tmp_path), **settings)
 
 
 # The page ----------------------------------------------------------------------------------------

@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from fedshift.federation.federation import Federation
     from fedshift.federation.inputs import Inputs
     from fedshift.federation.partitions import Partition
+    from fedshift.federation.preparation import Column, Preparation
     from fedshift.federation.protocols import Protocol
     from fedshift.federation.samples import Samples
     from fedshift.methods import METHODS
@@ -176,6 +177,7 @@ __all__ = [
     "Client",
     "Client2Vec",
     "ClientIndex",
+    "Column",
     "Comparison",
     "Context",
     "Count",
@@ -251,6 +253,7 @@ __all__ = [
     "Phases",
     "Positive",
     "Predictions",
+    "Preparation",
     "Probability",
     "ProperFraction",
     "Protocol",
@@ -379,6 +382,7 @@ _ROOMS = {
     "federation.federation": ("Federation",),
     "federation.inputs": ("Inputs",),
     "federation.partitions": ("Partition",),
+    "federation.preparation": ("Column", "Preparation"),
     "federation.protocols": ("Protocol",),
     "federation.samples": ("Samples",),
     "methods": ("METHODS",),

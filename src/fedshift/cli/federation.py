@@ -60,6 +60,10 @@ def init(
         str | None, typer.Option("--classes", help="The classes' names, in the order of their labels: cat,dog.")
     ] = None,
     shape: Annotated[str | None, typer.Option("--shape", help="The shape of a sample: 3,64,64.")] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option("--columns", help="Of a table that is prepared, its columns, and categories: 'age,sex=f|m'."),
+    ] = None,
     to: Annotated[Path, typer.Option("--to", help="The folder in which the federation's is made.")] = Path(),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be made; write nothing.")] = False,
 ) -> None:
@@ -76,7 +80,19 @@ def init(
         "rounds": rounds,
         "plugins": plugin or None,
     }
-    init(to.expanduser().resolve(), name, sites, experiment, options, set_ or [], address, classes, shape, dry_run)
+    init(
+        to.expanduser().resolve(),
+        name,
+        sites,
+        experiment,
+        options,
+        set_ or [],
+        address,
+        classes,
+        shape,
+        columns,
+        dry_run,
+    )
 
 
 @federation.command(

@@ -31,6 +31,7 @@ def init(
     address: str,
     classes: str | None,
     shape: str | None,
+    columns: str | None,
     dry_run: bool,
 ) -> None:
     """Make a federation's folders and print what was made.
@@ -45,6 +46,8 @@ def init(
         address: host and port at which sites reach the coordinator.
         classes: the classes' names, between commas; None: the data tell.
         shape: a sample's shape, between commas; None: the settings or the data tell.
+        columns: of rows that are prepared, the columns between commas, each with its categories, if it has any, after
+            an equals sign and between bars; None: the data tell.
         dry_run: write nothing.
 
     Raises:
@@ -56,9 +59,14 @@ def init(
         chosen = api.experiment(experiment, settings=parse_assignments(assignments), **options)
     told = chosen
     chosen = for_institutions(told)
-    sample = schema(chosen, _names(classes), _numbers(shape))
+    sample = schema(chosen, _names(classes), _numbers(shape), [_column(text) for text in _names(columns)])
     members = FederationSettings(
-        name=name, sites=tuple(_names(sites)), shape=sample.shape, classes=sample.classes, address=address
+        name=name,
+        sites=tuple(_names(sites)),
+        shape=sample.shape,
+        classes=sample.classes,
+        columns=sample.columns,
+        address=address,
     )
     files = planned(folder, members, chosen, sample.domains)
     console = open_console()
@@ -89,6 +97,12 @@ def _names(text: str | None) -> list[str]:
         return []
     names = Written(text).names()
     return names if isinstance(names, list) else [names]
+
+
+def _column(text: str) -> list[str]:
+    """A column's name and its categories."""
+    name, _, categories = text.partition("=")
+    return [name, *(categories.split("|") if categories else [])]
 
 
 def _numbers(text: str | None) -> list[int]:

@@ -173,7 +173,7 @@ def check_counts(setup: Setup, ledger: Ledger, counted: Mapping[Direction, int])
 def _declared_down(setup: Setup, exchange: Exchange) -> Declared:
     """Type and shape of every tensor that all clients receive."""
     like = setup.shapes.only(setup.sent(exchange))
-    return {name: (setup.dtype if t.is_floating_point() else t.dtype, tuple(t.shape)) for name, t in like.items()}
+    return {name: (setup.kept_as(name, tensor), tuple(tensor.shape)) for name, tensor in like.items()}
 
 
 def _is_declared(signature: Signature, declared: Declared) -> bool:

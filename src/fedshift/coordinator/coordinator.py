@@ -115,6 +115,7 @@ class Coordinator:
             answers = self._collect(exchange, round, orders, received)
             gone |= {order.client for order in orders} - answers.keys()
             if not enough(self.setup, len(orders), len(answers)):
+                self._check_needed(round.stage, len(answers), len(orders))
                 break
             replies = Replies((client, answers[client].up) for client in cohort if client in answers)
             state, terms = yield ServerJob(self.setup, exchange, round, self.state, replies, tell)
@@ -247,6 +248,14 @@ class Coordinator:
             **({"missing": missing} if missing else {}),
             **({"select": select} if select != ACCURACY else {}),
         }
+
+    def _check_needed(self, stage: Stage, answered: int, asked: int) -> None:
+        """Raise an error if a run cannot go on without a stage's merge."""
+        if stage.needed:
+            raise FedshiftError(
+                f"{answered} of {asked} clients answered in the stage '{stage.name}', which the run needs: lower "
+                "train.min_answers or train.absent, or start again when more of them are there."
+            )
 
     def _check_finite(self, round: Round) -> None:
         if first_not_finite(self.state.tensors):

@@ -120,7 +120,7 @@ class Part:
     part stay on the client where the method keeps those local, unless ``follows_bn`` is False. A part that is
     ``apart`` travels only in exchanges that name it. Clients begin with a ``client`` part as ``module`` is, or, with
     ``each``, which makes such a module by the builder that it is given, with one of their own: as the seed and the
-    client's number draw it.
+    client's number draw it. Tensors that are ``exact`` keep their type, whatever the run's precision.
     """
 
     module: nn.Module
@@ -128,6 +128,7 @@ class Part:
     follows_bn: bool = True
     apart: bool = False
     each: Callable[[ModelBuilder], nn.Module] | None = None
+    exact: bool = False
 
     def __repr__(self) -> str:
         tensors = counted(self.module.state_dict(), "tensor")
@@ -486,6 +487,7 @@ class Stage:
         scored: whether models are evaluated.
         keeps: whether clients keep what the stage does to their own tensors and optimiser state.
         length: the settings that make it longer or shorter, for a message.
+        needed: whether the run cannot go on without it: a round that merges nothing ends the run.
     """
 
     name: str
@@ -496,6 +498,7 @@ class Stage:
     scored: bool = True
     keeps: bool = True
     length: str = "train.rounds or train.steps"
+    needed: bool = False
 
     @property
     def training(self) -> Exchange:

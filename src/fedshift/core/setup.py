@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedshift.core.contract import (
     Category,
@@ -29,9 +29,11 @@ from fedshift.core.method import Method, tensor_scopes
 from fedshift.core.metrics import check_classes, names, scikit_learn
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net
+from fedshift.core.preparation import prepared_first
 from fedshift.core.tensors import SAMPLES, Tensors, part_of
 from fedshift.core.training import Evaluate, Train
 from fedshift.errors import FedshiftError
+from fedshift.federation.preparation import Preparation
 from fedshift.streams import Key, Streams
 
 STEPS = "steps"  # in telemetry: how many steps a client took
@@ -66,6 +68,7 @@ class Setup:
         streams: the run's random streams.
         device: where tensors live.
         classes: the classes' names.
+        preparation: what prepares rows of a table, whose part is among ``parts``; None: samples are none.
     """
 
     run: str
@@ -77,6 +80,7 @@ class Setup:
     streams: Streams
     device: torch.device
     classes: tuple[str, ...]
+    preparation: Preparation | None = None
 
     def __post_init__(self) -> None:
         """Check what the method declares.
@@ -135,7 +139,7 @@ class Setup:
     def plan(self, method: Method) -> tuple[Stage, ...]:
         """The plan that a method makes for the run."""
         with self.lend("plan"):
-            return method.stages(self.train.rounds)
+            return prepared_first(self.preparation, method.stages(self.train.rounds))
 
     def lend(self, purpose: str, *key: Key) -> AbstractContextManager[None]:
         """A stream for code of a page that draws from global generators; see :meth:`Streams.as_global`."""
@@ -191,11 +195,15 @@ class Setup:
     def _starting(self, modules: Mapping[str, nn.Module], scope: Scope) -> Tensors:
         return Tensors(
             {
-                name: tensor.detach().clone().to(self.device, self.dtype if tensor.is_floating_point() else None)
+                name: tensor.detach().clone().to(self.device, self.kept_as(name, tensor))
                 for name, tensor in Net(modules).tensors()
                 if self.scopes[name] == scope
             }
         )
+
+    def kept_as(self, name: str, tensor: Tensor) -> torch.dtype:
+        """The type in which the run keeps a tensor of a full name, and sends it."""
+        return self.dtype if tensor.is_floating_point() and not self.parts[part_of(name)].exact else tensor.dtype
 
     # What an exchange declares ------------------------------------------------------------------
 
@@ -248,7 +256,7 @@ class Setup:
         categories: dict[str, Category] = dict.fromkeys(returned, "model update")
         for name in returned:
             like = self.shapes[name]
-            reply[name] = (self.dtype if like.is_floating_point() else like.dtype, tuple(like.shape))
+            reply[name] = (self.kept_as(name, like), tuple(like.shape))
         reveals: dict[str, str] = {}
         for upload in exchange.uploads:
             uploaded = upload.signature(self._uploadable, self.dtype)

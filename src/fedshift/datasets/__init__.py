@@ -19,7 +19,7 @@ DATASETS: Catalogue[Dataset] = Catalogue(
         "folder": ".folder:ImageFolder",
         "parquet": ".parquet:ParquetFile",
         "arrays": ".arrays:Arrays",
-        "table": ".number_table:NumberTable",
+        "table": ".table_file:TableFile",
         "text": ".text:TextFile",
         "signals": ".signals:Signals",
         "medical": ".medical:Medical",
@@ -37,5 +37,7 @@ DATASETS: Catalogue[Dataset] = Catalogue(
         "iwildcam": ".wilds:IWildCam",
         "watch": ".watch:Watch",
         "shakespeare": ".shakespeare:Shakespeare",
+        "diabetes": ".sklearn_tables:Diabetes",
+        "breast-cancer": ".sklearn_tables:BreastCancer",
     },
 )

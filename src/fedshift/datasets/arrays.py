@@ -18,6 +18,7 @@ from fedshift.datasets.dataset import Dataset
 from fedshift.datasets.parts import Array, Names, Part, beside, check_each, domain_names, files_in, joined, names_of
 from fedshift.errors import FedshiftError, Problems, UnknownNameError
 from fedshift.federation.domains import DomainData, Unlabelled
+from fedshift.federation.preparation import Column
 from fedshift.settings.spec import setting
 from fedshift.streams import Streams
 
@@ -338,7 +339,7 @@ class Arrays(Dataset):
         """NumPy's."""
         return (SUFFIX,)
 
-    def samples(self, file: Path) -> Unlabelled:
+    def samples(self, file: Path, columns: Sequence[Column] = ()) -> Unlabelled:
         """The array ``x``, of the type that was trained on."""
         given, first = ArrayFile(file, alone=True), ArraySource(self.path).files[0]
         if given.kind() != first.kind():

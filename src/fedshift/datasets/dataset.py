@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -14,6 +15,7 @@ from fedshift.datasets.tables import Columns, ParquetSource
 from fedshift.errors import FedshiftError
 from fedshift.federation.domains import DomainData, Unlabelled
 from fedshift.federation.inputs import Inputs
+from fedshift.federation.preparation import Column
 from fedshift.settings.spec import OptionalPixels, Pixels, Spec, setting
 from fedshift.streams import Streams
 
@@ -60,10 +62,14 @@ class Dataset(Spec):
         """Whether a file is of that kind, by its name."""
         return file.name.lower().endswith(self.suffixes())
 
-    def samples(self, file: Path) -> Unlabelled:
+    def samples(self, file: Path, columns: Sequence[Column] = ()) -> Unlabelled:
         """The samples of a file of the kind that this data set was read from, as :meth:`load` would give them.
 
         Labels that it holds are not looked at, which a note says.
+
+        Args:
+            file: the file.
+            columns: of rows that are prepared, what the model's columns are.
 
         Raises:
             FedshiftError: it cannot be read; the message names the file, the row, the column and the value.
@@ -144,7 +150,7 @@ class ImageDataset(Dataset):
         """Those of images, and of Parquet."""
         return (*suffixes(), PARQUET)
 
-    def samples(self, file: Path) -> Unlabelled:
+    def samples(self, file: Path, columns: Sequence[Column] = ()) -> Unlabelled:
         """An image, or the column ``image`` of a Parquet file."""
         if file.suffix.lower() != PARQUET:
             return Unlabelled(decode(str(file), file, self.size, self.channels).unsqueeze(0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -22,6 +23,7 @@ from fedshift.datasets.volumes import Axis, Volume, Window, read_volume
 from fedshift.errors import FedshiftError, Problems
 from fedshift.federation.domains import DomainData, Unlabelled
 from fedshift.federation.inputs import Inputs
+from fedshift.federation.preparation import Column
 from fedshift.settings.spec import FLOAT32, Count, NonNegative, Pixels, setting
 from fedshift.streams import Streams
 
@@ -135,7 +137,7 @@ class Medical(Dataset):
         """Whether it is DICOM or NIfTI."""
         return is_medical(file)
 
-    def samples(self, file: Path) -> Unlabelled:
+    def samples(self, file: Path, columns: Sequence[Column] = ()) -> Unlabelled:
         """The slices that are kept of a file."""
         volume = read_volume(file, self.axis)
         return Unlabelled(self._slices(file, volume, Counter()), self._chosen(len(volume.values)), volume.warned)

@@ -16,6 +16,7 @@ from fedshift.datasets.images import left_out
 from fedshift.errors import FedshiftError
 from fedshift.federation.domains import DomainData
 from fedshift.federation.names import check_names
+from fedshift.federation.preparation import Column
 
 PIECE = 1 << 22  # numbers looked at together
 
@@ -175,13 +176,16 @@ def check_each(array: Array, wrong: Callable[[Array], Array], where: str, needed
     )
 
 
-def joined(parts: list[Part], classes: Sequence[str] = (), notes: tuple[str, ...] = ()) -> DomainData:
+def joined(
+    parts: list[Part], classes: Sequence[str] = (), notes: tuple[str, ...] = (), columns: tuple[Column, ...] = ()
+) -> DomainData:
     """All parts as one data set.
 
     Args:
         parts: the files' samples; the list is emptied, since each is given up once it is copied.
         classes: the classes' names in the order of their labels; by default those that occur, sorted.
         notes: what a reader of the results must know.
+        columns: of a table, what its columns are.
 
     Raises:
         FedshiftError: names cannot be used, or the samples of two files differ in shape or type.
@@ -190,7 +194,8 @@ def joined(parts: list[Part], classes: Sequence[str] = (), notes: tuple[str, ...
     domains, domain = _numbered("domain", parts, lambda part: part.domain)
     named, y = _numbered("class", parts, lambda part: part.y, classes)
     group, where = _groups(parts), Rows(tuple((part.where, len(part.x)) for part in parts))
-    return DomainData(_together(parts), y, domain, domains, named, group, notes=notes, where=where)
+    x = _together(parts)
+    return DomainData(x, y, domain, domains, named, group, notes=notes, where=where, columns=columns)
 
 
 def domain_names(places: Sequence[tuple[str, Names]]) -> tuple[str, ...]:
@@ -199,7 +204,7 @@ def domain_names(places: Sequence[tuple[str, Names]]) -> tuple[str, ...]:
     Raises:
         FedshiftError: names cannot be used.
     """
-    return _sorted("domain", places)
+    return sorted_names("domain", places)
 
 
 def _check_alike(parts: Sequence[Part]) -> None:
@@ -215,8 +220,16 @@ def _check_alike(parts: Sequence[Part]) -> None:
                 )
 
 
-def _sorted(kind: str, places: Sequence[tuple[str, Names]]) -> tuple[str, ...]:
-    """All values, by size if they are numbers, else by the alphabet, as names."""
+def sorted_names(kind: str, places: Sequence[tuple[str, Names]]) -> tuple[str, ...]:
+    """All values, by size if they are numbers, else by the alphabet, as names.
+
+    Args:
+        kind: what they are names of.
+        places: files, for errors, and what each calls its samples.
+
+    Raises:
+        FedshiftError: some are numbers and some text, or names cannot be used.
+    """
     found: dict[Value, str] = {}
     for where, names in places:
         for number, value in enumerate(names.values):
@@ -236,7 +249,7 @@ def _numbered(
     kind: str, parts: Sequence[Part], of: Callable[[Part], Names], known: Sequence[str] = ()
 ) -> tuple[tuple[str, ...], Tensor]:
     """The names that samples of all parts have, and the number of each sample's, (N,), int64."""
-    names = tuple(known) or _sorted(kind, [(part.where, of(part)) for part in parts])
+    names = tuple(known) or sorted_names(kind, [(part.where, of(part)) for part in parts])
     place = {name: number for number, name in enumerate(names)}
     own = [torch.tensor([place[str(value)] for value in of(part).values])[of(part).which] for part in parts]
     return names, torch.cat(own)

@@ -28,6 +28,7 @@ from fedshift.datasets.parts import Names, Part, beside, domain_names, files_in,
 from fedshift.errors import FedshiftError, Problems, need
 from fedshift.federation.domains import DomainData, Unlabelled
 from fedshift.federation.inputs import Inputs
+from fedshift.federation.preparation import Column
 from fedshift.hub import answers, hub, located
 from fedshift.settings.content import digest
 from fedshift.settings.spec import Width, setting
@@ -114,7 +115,7 @@ class TextFile(Dataset):
         """CSV and Parquet."""
         return SUFFIXES
 
-    def samples(self, file: Path) -> Unlabelled:
+    def samples(self, file: Path, columns: Sequence[Column] = ()) -> Unlabelled:
         """The column of the text."""
         present = column_names(file)
         check_named(file, present, {self.text: "data.text"})

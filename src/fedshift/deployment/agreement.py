@@ -19,11 +19,14 @@ from annotated_types import Ge
 from fedshift.core.contract import Category
 from fedshift.core.method import make_parts
 from fedshift.core.model import ModelBuilder
+from fedshift.core.preparation import preparation_part
 from fedshift.core.setup import Setup
 from fedshift.datasets.dataset import Dataset
 from fedshift.errors import FedshiftError, UnknownNameError
+from fedshift.federation.inputs import Inputs
 from fedshift.federation.names import check_names as check_spelling
 from fedshift.federation.partitions import Domains
+from fedshift.federation.preparation import Column
 from fedshift.files import digest_of
 from fedshift.settings.experiment import Experiment
 from fedshift.settings.grid import text_of
@@ -45,6 +48,9 @@ class FederationSettings(Spec):
     sites: tuple[FolderName, ...] = setting(help="the institutions' names; their order numbers the clients")
     shape: tuple[int, ...] = setting(help="the shape of a sample, such as [1, 28, 28]")
     classes: tuple[str, ...] = setting(help="the classes' names; a site may lack some")
+    columns: tuple[tuple[str, ...], ...] = setting(
+        (), help="of a table that is prepared, each column's name, and after it the categories of one that is no number"
+    )
     address: str = setting(help="host and port at which sites reach the coordinator's SuperLink")
     deadline: Seconds = setting(600.0, help="seconds that sites have for an exchange; a later answer is not merged")
     wait: Seconds = setting(600.0, help="seconds that the coordinator waits for sites to connect before a run")
@@ -63,6 +69,11 @@ class FederationSettings(Spec):
             raise FedshiftError(f"sites = {list(self.sites)}: give at least one site, each once.")
         if len(self.classes) < 2 or not self.shape or min(self.shape) < 1:
             raise FedshiftError("federation.toml needs two classes at least, and a shape of numbers from 1.")
+        if self.columns and (not all(self.columns) or self.shape != (len(self.columns),)):
+            raise FedshiftError(
+                f"federation.toml: shape = {list(self.shape)}, but columns names {len(self.columns)} of them; name "
+                "each column of a sample."
+            )
         host, _, port = self.address.rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 65536:
             raise FedshiftError(f"address = '{self.address}': give host:port, such as fl.example.org:8000.")
@@ -120,6 +131,12 @@ class Agreement:
             raise FedshiftError("protocol.scored = 'clients' needs the target's samples at every site: use 'unseen'.")
         if name == "centralised":
             raise FedshiftError("The method 'centralised' pools all sites' data, which stay where they are here.")
+        if self.inputs.preparation is not None and not self.federation.columns:
+            raise FedshiftError(
+                f"data.statistics = '{self.inputs.preparation.statistics}', but federation.toml does not say what "
+                'the columns are. Write the same at every member: columns = [["age"], ["sex", "f", "m"]], say, for a '
+                "column of numbers and one of two categories."
+            )
         if self.target is not None and self.target not in self.federation.sites:
             raise UnknownNameError("site to hold out (protocol.hold_out)", self.target, self.federation.sites)
 
@@ -147,6 +164,12 @@ class Agreement:
         own = [name for name, about in named.settings().items() if about.metadata["path"]]
         of_site = [name for name in own if not _is_everywhere(named, name)]
         return self.with_data(dict.fromkeys(of_site, ""))
+
+    @cached_property
+    def inputs(self) -> Inputs:
+        """How samples become inputs, at every member alike."""
+        columns = (Column(name, tuple(categories) or None) for name, *categories in self.federation.columns)
+        return self.experiment.inputs.of_columns(tuple(columns))
 
     def with_data(self, data: Mapping[str, Any]) -> Experiment:
         """The experiment with other settings of [data], all of them where ``data`` names a data set.
@@ -190,11 +213,12 @@ class Agreement:
         """
         experiment, streams = self.experiment, Streams(self.experiment.seed)
         classes, clients = len(self.federation.classes), len(self.clients)
-        model = ModelBuilder(experiment.model, self.federation.shape, classes, streams, clients, environments=clients)
-        parts = make_parts(experiment.method, model)
+        shape, preparation = self.inputs.shape(self.federation.shape), self.inputs.preparation
+        model = ModelBuilder(experiment.model, shape, classes, streams, clients, environments=clients)
+        parts = make_parts(experiment.method, model) | preparation_part(preparation)
         train, evaluate = experiment.train, experiment.evaluate
         names = tuple(self.federation.classes)
-        return Setup(self.run, experiment.method, model, parts, train, evaluate, streams, device, names)
+        return Setup(self.run, experiment.method, model, parts, train, evaluate, streams, device, names, preparation)
 
     # What must be equal everywhere ---------------------------------------------------------------
 
@@ -205,7 +229,7 @@ class Agreement:
         for names, path in self.experiment.paths():
             if ".".join(names) in self.experiment.contents:
                 _put(experiment, names, Path(path).name)
-        federation = {name: getattr(self.federation, name) for name in ("name", "sites", "shape", "classes")}
+        federation = {name: getattr(self.federation, name) for name in ("name", "sites", "shape", "classes", "columns")}
         return _flat({"experiment": experiment, "files": self.experiment.contents, "federation": federation})
 
     @cached_property

@@ -245,8 +245,7 @@ class _Run:
         self.selection.go_back(self.folder.records())
         self._saved = position
         federation = self.agreement.federation
-        inputs = self.agreement.experiment.inputs
-        clients = self.agreement.clients
+        inputs, clients = self.agreement.inputs, self.agreement.clients
         blueprint = Blueprint(federation.shape, federation.classes, clients, inputs, tuple(clients.values()))
         sizes = {"domains": clients, "samples": {}}  # how many is the sites' to know
         self.folder.write_json(FEDERATION, blueprint.table() | sizes)
@@ -289,10 +288,10 @@ class _Run:
         Raises:
             FedshiftError: the target could not be predicted for.
         """
-        federation, inputs = self.agreement.federation, self.agreement.experiment.inputs
-        x = inputs.evaluation(inputs.like(federation.shape)).to(self.setup.device)
+        federation, inputs = self.agreement.federation, self.agreement.inputs
+        sample = inputs.like(federation.shape)
         method = self.setup.method
-        read = parts_predicted(method, self.setup.model, self.setup.parts, x)
+        read = parts_predicted(method, self.setup.model, self.setup.parts, inputs, sample.to(self.setup.device))
         own = sorted(part for part in read if any(n.startswith(f"{part}.") for n in self.setup.initial("client")))
         if own and self.agreement.target is not None:
             raise FedshiftError(

@@ -61,37 +61,53 @@ Planned = dict[str, Content]  # by the path in the federation's folder
 
 
 class Schema(NamedTuple):
-    """What a sample is: the classes' names, the sample's shape, and the domains of the data, if they were read."""
+    """What a sample is: as :class:`FederationSettings` says it, and the domains of the data, if they were read."""
 
     classes: tuple[str, ...]
     shape: tuple[int, ...]
+    columns: tuple[tuple[str, ...], ...] = ()
     domains: tuple[str, ...] = ()
 
 
-def schema(experiment: Experiment, classes: Sequence[str] = (), shape: Sequence[int] = ()) -> Schema:
+def schema(
+    experiment: Experiment,
+    classes: Sequence[str] = (),
+    shape: Sequence[int] = (),
+    columns: Sequence[Sequence[str]] = (),
+) -> Schema:
     """What a sample of an experiment is: as it is said, or else as its data are, which then have to be here.
 
     Args:
         experiment: whose data.
         classes: the classes' names; empty: those of the data.
         shape: the shape of a sample as a model gets it; empty: that of the data.
+        columns: of rows that are prepared, each column's name and the categories of one that is no number; empty: those
+            of the data.
 
     Raises:
         FedshiftError: something is neither said nor can be found out; the message says what and why.
     """
-    shape = tuple(shape) or _shape_of_images(experiment)
-    if classes and shape:
-        return Schema(tuple(classes), shape)
+    prepared = experiment.data.inputs().preparation is not None
+    said = tuple(map(tuple, columns))
+    shape = tuple(shape) or _shape_of_images(experiment) or ((len(said),) if said else ())
+    if classes and shape and (said or not prepared):
+        return Schema(tuple(classes), shape, said)
     network = experiment.model.frozen_network()
     try:
         data = load_data(experiment.data, network, experiment.seed_of_data, str(experiment.contents))
     except FedshiftError as error:
-        lacking = [*([] if classes else ["--classes cat,dog"]), *([] if shape else ["--shape 3,64,64"])]
+        lacking = [*([] if classes else ["--classes cat,dog"])]
+        if prepared:
+            lacking += [] if said else ["--columns 'age,sex=f|m'"]
+        else:
+            lacking += [] if shape else ["--shape 3,64,64"]
         raise FedshiftError(
             f"{error}\nThe data would tell what a sample is. Where they are at the sites only, say it: "
             f"{' '.join(lacking)}"
         ) from error
-    return Schema(tuple(classes) or data.classes, shape or tuple(data.x.shape[1:]), data.domains)
+    if prepared:
+        said = said or tuple((column.name, *(column.categories or ())) for column in data.columns)
+    return Schema(tuple(classes) or data.classes, shape or tuple(data.x.shape[1:]), said, data.domains)
 
 
 def _shape_of_images(experiment: Experiment) -> tuple[int, ...]:

@@ -19,6 +19,8 @@ from fedshift.errors import DamagedError, FedshiftError, Problems, UnknownNameEr
 from fedshift.federation.checks import check_samples
 from fedshift.federation.domains import DomainData
 from fedshift.federation.federation import Federation
+from fedshift.federation.inputs import Inputs
+from fedshift.federation.preparation import recoded
 from fedshift.settings.experiment import Experiment
 from fedshift.streams import Streams
 
@@ -53,6 +55,8 @@ def site_data(
         _check_shape(tuple(mine.x.shape[1:]), agreement.federation.shape)
     with problems.gathered():
         mine = _relabelled(mine, agreement.federation.classes)
+    with problems.gathered():
+        mine = _of_columns(mine, agreement.inputs)
     problems.check()
     sites = agreement.federation.sites
     domain = torch.full_like(mine.y, sites.index(settings.name))
@@ -70,7 +74,7 @@ def site_federation(agreement: Agreement, settings: SiteSettings, data: DomainDa
     experiment, number = agreement.experiment, agreement.client(settings.name)
     streams = Streams(experiment.seed_of_data)
     with streams.as_global("global draws in federation"):
-        alone = experiment.protocol.federate(data, experiment.partition, agreement.experiment.inputs, streams)
+        alone = experiment.protocol.federate(data, experiment.partition, agreement.inputs, streams)
         alone = replace(
             alone,
             clients=tuple(replace(client, id=number) for client in alone.clients) if number is not None else (),
@@ -129,13 +133,46 @@ def _relabelled(data: DomainData, classes: tuple[str, ...]) -> DomainData:
     return replace(data, y=number[data.y], classes=classes)
 
 
+def _of_columns(data: DomainData, inputs: Inputs) -> DomainData:
+    """The same rows with the federation's codes of categories; a note says which of the site's it does not know."""
+    if inputs.preparation is None:
+        return data
+    agreed, notes = inputs.preparation.columns, list(data.notes)
+    own, theirs = ([column.name for column in columns] for columns in (data.columns, agreed))
+    if own != theirs:
+        raise FedshiftError(
+            f"The site's columns are {', '.join(own)}; the federation agreed on {', '.join(theirs)}: name them in that "
+            "order in experiment.toml, --set data.columns=..."
+        )
+    kinds = {True: "numbers", False: "categories"}
+    for column, other in zip(data.columns, agreed, strict=True):
+        if (column.categories is None) != (other.categories is None) and not _nothing(data, own.index(column.name)):
+            raise FedshiftError(
+                f"The site's column '{column.name}' holds {kinds[column.categories is None]}, but the federation "
+                f"agreed on {kinds[other.categories is None]}: correct it, or name it in data.categories "
+                "everywhere."
+            )
+        unknown = [name for name in column.categories or () if name not in (other.categories or ())]
+        if unknown:
+            notes.append(
+                f"The federation has no category {', '.join(map(repr, unknown[:3]))} of the column '{column.name}': "
+                "every input of this column is 0 in such a row."
+            )
+    return replace(data, x=recoded(data.x, data.columns, agreed), columns=agreed, notes=tuple(notes))
+
+
+def _nothing(data: DomainData, place: int) -> bool:
+    """Whether the site has no value at all in a column."""
+    return bool(data.x[:, place].isnan().all())
+
+
 def _check_inputs(agreement: Agreement, experiment: Experiment) -> None:
     """Samples become inputs in the same way everywhere."""
     own, agreed = experiment.data.inputs(), agreement.experiment.data.inputs()
     if own != agreed:
         raise FedshiftError(
             f"[data] of site.toml prepares samples as {own}, but the federation agreed on {agreed}: leave data.augment "
-            "and data.normalise as they are in experiment.toml."
+            "and data.normalise, or data.statistics and data.impute, as they are in experiment.toml."
         )
     experiment.model.check(agreed)
 
@@ -184,7 +221,7 @@ def _key(agreement: Agreement, settings: SiteSettings, experiment: Experiment) -
         experiment.table()["model"],
         experiment.contents,
         experiment.seed_of_data,
-        str(agreement.experiment.data.inputs()),
+        str(agreement.inputs),
         federation.classes,
         federation.shape,
         settings.name,
@@ -206,4 +243,5 @@ def _read(path: Path, key: str, agreement: Agreement, settings: SiteSettings) ->
         environment=tensors.get("environment"),
         environments=tuple(about.environments),
         notes=tuple(about.notes),
+        columns=agreement.inputs.preparation.columns if agreement.inputs.preparation is not None else (),
     )

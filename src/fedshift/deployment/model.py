@@ -49,7 +49,6 @@ def site_model(folder: str | Path) -> Trained:
         raise FedshiftError(f"'{path}' does not exist: a site has its model when the run has ended.") from error
     except (OSError, SafetensorError) as error:
         raise FedshiftError(f"'{path}' is damaged ({error}).") from error
-    federation, inputs = agreement.federation, agreement.experiment.inputs
-    clients = agreement.clients
-    blueprint = Blueprint(federation.shape, federation.classes, clients, inputs, tuple(clients.values()))
+    federation, clients = agreement.federation, agreement.clients
+    blueprint = Blueprint(federation.shape, federation.classes, clients, agreement.inputs, tuple(clients.values()))
     return rebuilt(agreement.experiment, blueprint, weights, agreement.client(settings.name))

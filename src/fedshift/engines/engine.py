@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from fedshift.core.contract import DEFAULTS, Exchange, Round, ServerState
 from fedshift.core.messages import Down, Up
 from fedshift.core.metrics import Values
+from fedshift.core.preparation import PREPARATION
 from fedshift.core.setup import Setup
 from fedshift.core.state import ClientState
 from fedshift.core.tensors import Replies, Tensors
@@ -44,6 +45,11 @@ class Job:
     down: Down
     state: ClientState
     tell: Callable[[int], None] = lambda steps: None
+
+    @property
+    def inputs(self) -> Inputs:
+        """How the client's samples become inputs, with what it knows of training rows."""
+        return self.federation.inputs.fitted((self.down | self.state.tensors).of(PREPARATION))
 
     def lend(self, purpose: str, *hooks: Callable[..., Any]) -> AbstractContextManager[None]:
         """A stream of this job's own for code of a page that draws from global generators.

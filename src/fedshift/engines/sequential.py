@@ -85,7 +85,7 @@ def lane_of(job: Job) -> Lane:
         client.id,
         job.exchange.phases,
         client.train,
-        job.federation.inputs,
+        job.inputs,
         job.down,
         dict(state.optimisers),
         state.drawn.get(job.round.stage.name, 0),

@@ -15,10 +15,12 @@ from fedshift.core.method import Method
 from fedshift.core.metrics import Values, mean_of
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net, parts_read
+from fedshift.core.preparation import PREPARATION
 from fedshift.core.tensors import Tensors, part_of
 from fedshift.engines.banks import same
 from fedshift.engines.engine import Engine, Question, Score
 from fedshift.federation.environments import Environment
+from fedshift.federation.inputs import Inputs
 from fedshift.site.site import Site
 from fedshift.streams import sample_draws
 
@@ -66,7 +68,8 @@ class Evaluation:
             row = {"environment": environment.name, "role": environment.role, "model": self.whose(environment)}
             about.append((row, len(last)))
             for model in last:
-                yield Question(self.setup, model, environment, federation.inputs, round)
+                inputs = federation.inputs.fitted(model.of(PREPARATION))
+                yield Question(self.setup, model, environment, inputs, round)
 
     def models(
         self, environment: Environment, state: ServerState, send: Send, strangers: list[Tensors] | None = None
@@ -90,24 +93,43 @@ class Evaluation:
             case "own":
                 assert client is not None
                 kept = self.site.store.peek(client)
-                return [sent | kept.tensors if kept else sent]
+                return [sent | self.site.prepared_by(client) | (kept.tensors if kept else {})]
         if not strangers:
             with self.setup.lend("unseen"):
                 strangers += self.setup.method.unseen(state, self._kept_by_clients())
-        return [sent | private for private in strangers]
+        prepared = self._preparation_of_unseen if client is None else self.site.prepared_by(client)
+        self.simulated |= client is None and bool(prepared)
+        return [sent | private | prepared for private in strangers]
 
     def whose(self, environment: Environment) -> str:
         """Whose model an environment is scored with: the global one, the client's own, or an unseen client's."""
-        if not any(part_of(name) in self.read for name in self.site.initial):
-            return "own" if self.setup.individual and environment.client is not None else "global"
-        return "own" if environment.client is not None and self.site.has_trained(environment.client) else "unseen"
+        client = environment.client
+        if not self.private:
+            return "own" if self.setup.individual and client is not None else "global"
+        if client is None:
+            return "unseen"
+        return "own" if self.private == {PREPARATION} or self.site.has_trained(client) else "unseen"
 
     @cached_property
     def read(self) -> frozenset[str]:
         """The parts that a prediction reads."""
         federation = self.site.federation
         x, _ = federation.environments[0].samples.batch(torch.zeros(1, dtype=torch.int64, device=self.setup.device))
-        return parts_predicted(self.setup.method, self.setup.model, self.setup.parts, federation.inputs.evaluation(x))
+        return parts_predicted(self.setup.method, self.setup.model, self.setup.parts, federation.inputs, x)
+
+    @cached_property
+    def _preparation_of_unseen(self) -> Tensors:
+        """What prepares the rows of a site that never trained, where that is each site's own; else nothing."""
+        preparation = self.setup.preparation
+        if preparation is None or preparation.statistics != "site":
+            return Tensors()
+        sites = [self.site.prepared_by(client).of(PREPARATION) for client in self.site.federation.ids]
+        return Tensors(preparation.of_unseen(sites)).under(PREPARATION)
+
+    @cached_property
+    def private(self) -> frozenset[str]:
+        """The parts that a prediction reads and of which clients keep tensors."""
+        return frozenset(map(part_of, self.site.initial)) & self.read
 
     def _kept_by_clients(self) -> Sequence[Tensors]:
         """The tensors of every client that has trained, or the initial ones if none has."""
@@ -115,13 +137,16 @@ class Evaluation:
         return _Kept(self, trained) if trained else [self.site.initial]
 
 
-def parts_predicted(method: Method, model: ModelBuilder, parts: Mapping[str, Part], x: Tensor) -> frozenset[str]:
-    """The names of the parts that a prediction reads, as one for a single input x (1, ...) shows."""
+def parts_predicted(
+    method: Method, model: ModelBuilder, parts: Mapping[str, Part], inputs: Inputs, x: Tensor
+) -> frozenset[str]:
+    """The names of the parts that a prediction reads, as one for a single sample x (1, ...) shows."""
+    x = inputs.evaluation(x)
     net = Net({name: deepcopy(part.module).to(x.device).eval() for name, part in parts.items()})
     with model.streams.as_global("global draws in parts that are read"):
         draws = method.prediction_draws(model, 1)
         noise = sample_draws(draws, model.streams.generator("parts that are read"), x.device)
-        return parts_read(net, lambda net: method.predict(net, x, noise))
+        return parts_read(net, lambda net: method.predict(net, x, noise)) | ({PREPARATION} & parts.keys())
 
 
 def _mean(scores: Sequence[Score]) -> Row:

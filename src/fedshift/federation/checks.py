@@ -48,7 +48,7 @@ def _check(data: DomainData, inputs: Inputs, *further: Callable[[DomainData], No
         with problems.gathered():
             check(data)
     with problems.gathered():
-        _check_inputs(data, inputs.ids)
+        _check_inputs(data, inputs.ids, missing=inputs.preparation is not None)
     problems.check()
 
 
@@ -66,16 +66,16 @@ def _check_classes(data: DomainData) -> None:
         )
 
 
-def _check_inputs(data: DomainData, tokens: int) -> None:
+def _check_inputs(data: DomainData, tokens: int, missing: bool) -> None:
     if data.x.dtype == torch.uint8:
         return
     step = max(1, PIECE // data.x[0].numel())
     starts = range(0, len(data.x), step)
-    bad = [start + row for start in starts for row in _wrong_rows(data.x[start : start + step], tokens)]
+    bad = [start + row for start in starts for row in _wrong_rows(data.x[start : start + step], tokens, missing)]
     if not bad:
         return
     sample = data.x[bad[0]]
-    place = (~_right(sample, tokens)).nonzero()[0].tolist()
+    place = (~_right(sample, tokens, missing)).nonzero()[0].tolist()
     more = f", and {len(bad) - 1} more samples are wrong" if len(bad) > 1 else ""
     needed = "finite numbers" if sample.is_floating_point() else f"tokens from 0{f' to {tokens - 1}' if tokens else ''}"
     raise FedshiftError(
@@ -85,13 +85,13 @@ def _check_inputs(data: DomainData, tokens: int) -> None:
     )
 
 
-def _wrong_rows(x: Tensor, tokens: int) -> list[int]:
-    rows: list[int] = (~_right(x, tokens)).reshape(len(x), -1).any(dim=1).nonzero().flatten().tolist()
+def _wrong_rows(x: Tensor, tokens: int, missing: bool) -> list[int]:
+    rows: list[int] = (~_right(x, tokens, missing)).reshape(len(x), -1).any(dim=1).nonzero().flatten().tolist()
     return rows
 
 
-def _right(x: Tensor, tokens: int) -> Tensor:
-    """Which numbers may be: finite ones, or tokens, of which a vocabulary has so many (0: unknown)."""
+def _right(x: Tensor, tokens: int, missing: bool) -> Tensor:
+    """Which numbers may be: finite ones (or NaN, if missing ones may), or tokens of so many (0: unknown)."""
     if x.is_floating_point():
-        return x.isfinite()
+        return ~x.isinf() if missing else x.isfinite()
     return (x >= 0) & (x < tokens) if tokens else x >= 0

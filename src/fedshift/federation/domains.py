@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedshift.errors import FedshiftError, Problems
+from fedshift.federation.preparation import Column
 
 KINDS = (torch.uint8, torch.int64, torch.float32)
 
@@ -33,6 +34,8 @@ class DomainData:
         train_environments: the names of those.
         notes: what a reader of the results must know of how the data were read.
         where: for messages, the file or the row that each sample was read from, (N,); empty where nobody knows.
+        columns: of a table, what the columns of x (N, columns) are. Where rows are prepared, x is float64, NaN stands
+            for a missing cell, and a category for its number among the column's.
 
     Raises:
         FedshiftError: a field has another type, shape or length, or a number that stands for no name; the message names
@@ -51,6 +54,7 @@ class DomainData:
     train_environments: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     where: Sequence[str] = ()
+    columns: tuple[Column, ...] = ()
 
     def __post_init__(self) -> None:
         self.check_fields()
@@ -59,7 +63,7 @@ class DomainData:
         """Raise an error that names every field of a wrong type, shape, length or number."""
         problems = Problems("fields of the data set (DomainData) are wrong")
         with problems.gathered():
-            _check_inputs(self.x)
+            _check_inputs(self.x, len(self.columns))
         for name in ("domains", "classes", "environments", "train_environments"):
             with problems.gathered():
                 _check_words(name, getattr(self, name))
@@ -104,10 +108,14 @@ class Unlabelled:
     notes: tuple[str, ...] = ()
 
 
-def _check_inputs(x: object) -> None:
+def _check_inputs(x: object, columns: int) -> None:
     if not isinstance(x, Tensor):
         raise FedshiftError(f"x is of type {type(x).__name__}; give a tensor (N, ...).")
-    if x.dtype not in KINDS:
+    if columns and x.shape[1:] != (columns,):
+        raise FedshiftError(
+            f"x has the shape {tuple(x.shape)}, but there are {columns} columns; give ({len(x)}, {columns})."
+        )
+    if x.dtype not in KINDS and not (columns and x.dtype == torch.float64):
         raise FedshiftError(f"x is {x.dtype}; give uint8 (images), int64 (tokens) or float32.")
     if x.ndim < 2 or not x.numel():
         raise FedshiftError(f"x has the shape {tuple(x.shape)}, so there is no sample of a number; give (N, ...).")

@@ -7,16 +7,18 @@ hardly more than a hundred.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
+from torch import Tensor
 
 from fedshift.errors import FedshiftError
 from fedshift.federation.clients import Client
 from fedshift.federation.environments import Environment, OfOneClient
 from fedshift.federation.inputs import Inputs
+from fedshift.federation.preparation import Column, recoded
 from fedshift.federation.samples import joined, mover
 from fedshift.federation.tables import Lazy, lazy
 
@@ -62,7 +64,7 @@ class Federation:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one input."""
+        """The shape of one sample, as it is stored."""
         samples = self.clients[0].train if self.clients else self.environments[0].samples
         return tuple(samples.pool.x.shape[1:])
 
@@ -108,6 +110,36 @@ class Federation:
         )
         return replace(self, environments=lazy(self.environments).among(scored), notes=(*self.notes, note))
 
+    def by_training(self, columns: Sequence[Column]) -> Federation:
+        """The same federation, of rows whose categories are those that occur in training.
+
+        Others have no code from here on, so that neither a weight nor a statistic knows of them.
+
+        Args:
+            columns: what the columns of the samples are, with all categories that occur.
+        """
+        seen: dict[int, set[int]] = {n: set() for n, column in enumerate(columns) if column.categories is not None}
+        for client in self.clients:
+            x = client.train.x
+            for place, codes in seen.items():
+                codes |= set(x[:, place][~x[:, place].isnan()].long().tolist())
+        kept = tuple(
+            column
+            if column.categories is None
+            else replace(column, categories=tuple(column.categories[code] for code in sorted(seen[place])))
+            for place, column in enumerate(columns)
+        )
+        pool = (self.clients[0].train if self.clients else self.environments[0].samples).pool.x
+        new = recoded(pool, columns, kept)
+
+        def move(tensor: Tensor) -> Tensor:
+            return new if tensor is pool else tensor
+
+        clients, environments = lazy(self.clients).moved(move), lazy(self.environments).moved(move)
+        notes = (*self.notes, *_notes_on_categories(columns, kept))
+        inputs = self.inputs.of_columns(kept)
+        return replace(self, clients=clients, environments=environments, inputs=inputs, notes=notes)
+
     def pooled(self) -> Federation:
         """The same samples with a single client that holds all training data."""
         together = joined([client.train for client in self.clients])
@@ -122,3 +154,15 @@ class Federation:
         """The same federation on a device, to which every pool is copied once, and of which views go on sharing it."""
         move = mover(device)
         return replace(self, clients=lazy(self.clients).moved(move), environments=lazy(self.environments).moved(move))
+
+
+def _notes_on_categories(columns: Sequence[Column], kept: Sequence[Column]) -> Iterator[str]:
+    """A note for each column with categories that nobody trains on."""
+    for column, other in zip(columns, kept, strict=True):
+        unseen = [name for name in column.categories or () if name not in (other.categories or ())]
+        if unseen:
+            more = f" and {len(unseen) - 3} more" if len(unseen) > 3 else ""
+            yield (
+                f"No training row has {', '.join(map(repr, unseen[:3]))}{more} in the column '{column.name}': where "
+                "another row has, every input of this column is 0."
+            )

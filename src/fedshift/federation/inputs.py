@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedshift.errors import FedshiftError, need
+from fedshift.federation.preparation import Column, Preparation, Statistics
 from fedshift.streams import Key, Streams
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -27,6 +29,7 @@ class Inputs:
         vocabulary: for text by characters, the character behind each token id 0, 1, ...
         tokens: for text by a tokenizer, how many ids it has; 0: samples are no such text.
         pad: the id with which such a text is filled up to its length; -1: none is.
+        preparation: for rows of a table, what is done with missing cells, numbers and categories.
     """
 
     augment: bool = False
@@ -34,6 +37,20 @@ class Inputs:
     vocabulary: tuple[str, ...] = ()
     tokens: int = 0
     pad: int = 0
+    preparation: Preparation | None = None
+
+    @classmethod
+    def from_table(cls, table: Mapping[str, Any]) -> Inputs:
+        """The inverse of ``dataclasses.asdict``, also by way of JSON."""
+        told = table.get("preparation")
+        return cls(
+            table["augment"],
+            table["normalise"],
+            tuple(table["vocabulary"]),
+            table.get("tokens", 0),
+            table.get("pad", 0),
+            None if told is None else Preparation.from_table(told),
+        )
 
     @property
     def ids(self) -> int:
@@ -49,9 +66,30 @@ class Inputs:
         """A batch of one sample of that shape, of zeros, in the type that samples have in a batch."""
         return torch.zeros(1, *shape, dtype=torch.int64 if self.ids else torch.float32)
 
+    def of_columns(self, columns: tuple[Column, ...]) -> Inputs:
+        """The same for rows of these columns, where rows are prepared."""
+        return (
+            self if self.preparation is None else replace(self, preparation=replace(self.preparation, columns=columns))
+        )
+
+    def fitted(self, statistics: Statistics) -> Inputs:
+        """The same with statistics of training rows, where rows are prepared."""
+        if self.preparation is None:
+            return self
+        settings = {each.name: getattr(self, each.name) for each in fields(Inputs)}
+        return _Fitted(**settings, statistics=statistics)
+
+    def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the input that a sample of a shape becomes."""
+        return stored if self.preparation is None else (self.preparation.width,)
+
+    @property
+    def _statistics(self) -> Statistics:
+        return {} if self.preparation is None else self.preparation.of_nobody()
+
     def training(self, x: Tensor, streams: Streams, *key: Key) -> Tensor:
         """A training batch; ``key`` names the augmentation's draws."""
-        x = _scaled(x)
+        x = self._scaled(x)
         if self.augment:
             with streams.as_global("augmentation", *key):
                 x = _augmentation(x.shape[-2], x.shape[-1])(x)
@@ -59,7 +97,7 @@ class Inputs:
 
     def evaluation(self, x: Tensor) -> Tensor:
         """A batch to predict for."""
-        return self._normalised(_scaled(x))
+        return self._normalised(self._scaled(x))
 
     def text(self, x: Tensor) -> list[str]:
         """Token ids (B, length), int64, that stand for characters, as B strings.
@@ -77,6 +115,22 @@ class Inputs:
         mean, std = (torch.tensor(values, device=x.device).view(-1, 1, 1) for values in (IMAGENET_MEAN, IMAGENET_STD))
         return (x - mean) / std
 
+    def _scaled(self, x: Tensor) -> Tensor:
+        if self.preparation is not None:
+            return self.preparation.inputs(x, self._statistics)
+        return x.float().div_(255) if x.dtype == torch.uint8 else x
+
+
+@dataclass(frozen=True)
+class _Fitted(Inputs):
+    """Inputs whose rows are prepared by these statistics."""
+
+    statistics: Statistics = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def _statistics(self) -> Statistics:
+        return self.statistics
+
 
 @cache
 def _augmentation(height: int, width: int) -> Any:
@@ -92,7 +146,3 @@ def _augmentation(height: int, width: int) -> Any:
         kornia.RandomGrayscale(p=0.1),
         data_keys=["input"],
     )
-
-
-def _scaled(x: Tensor) -> Tensor:
-    return x.float().div_(255) if x.dtype == torch.uint8 else x

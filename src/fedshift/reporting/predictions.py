@@ -126,13 +126,15 @@ def predictions(
     notes: dict[str, None] = {}
     # Images of any size are taken where stages of the network are frozen, but all of one size.
     shape = model.blueprint.shape if model.front is None else None
+    prepared = model.blueprint.inputs.preparation
+    columns = () if prepared is None else prepared.columns
 
     def read() -> Iterator[Tensor]:
         nonlocal shape
         found = files_of(dataset, DATASETS.name_of(dataset), paths, problems)
         for number, file in enumerate(found):
             with problems.gathered():
-                samples = dataset.samples(file)
+                samples = dataset.samples(file, columns)
                 with torch.no_grad():
                     x = samples.x if front is None else front(samples.x)
                 own = tuple(x.shape[1:])

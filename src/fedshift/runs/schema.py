@@ -85,6 +85,21 @@ class Resolved(File):
     train: Rounds
 
 
+class NamedColumn(File):
+    """A column of a table; see :class:`Column`."""
+
+    name: str
+    categories: list[str] | None
+
+
+class PreparedRows(File):
+    """How rows of a table become inputs; see :class:`Preparation`."""
+
+    statistics: Literal["site", "pooled"]
+    impute: Literal["mean", "median"]
+    columns: list[NamedColumn]
+
+
 class Prepared(File):
     """How samples become inputs; see :class:`Inputs`."""
 
@@ -95,6 +110,7 @@ class Prepared(File):
     vocabulary: list[str]
     tokens: int = 0
     pad: int = 0
+    preparation: PreparedRows | None = None
 
 
 class Federated(File):

@@ -14,7 +14,9 @@ from fedshift.core.frozen import Front
 from fedshift.core.method import make_parts, tensor_scopes
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net, batch_norms
+from fedshift.core.preparation import PREPARATION, preparation_part
 from fedshift.core.setup import DTYPES
+from fedshift.core.tensors import part_of
 from fedshift.engines.kernels import Kernels, prepare
 from fedshift.errors import FedshiftError
 from fedshift.evaluation.evaluation import parts_predicted
@@ -58,10 +60,11 @@ class Blueprint:
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> Self:
         """The inverse of :meth:`table`."""
-        inputs = {**table["inputs"], "vocabulary": tuple(table["inputs"]["vocabulary"])}
         clients = {int(id): name for id, name in table["clients"].items()}
         environments = tuple(table.get("environments", ()))
-        return cls(tuple(table["shape"]), tuple(table["classes"]), clients, Inputs(**inputs), environments)
+        return cls(
+            tuple(table["shape"]), tuple(table["classes"]), clients, Inputs.from_table(table["inputs"]), environments
+        )
 
     def client(self, asked: int | str) -> int:
         """The id of a client of that name or id.
@@ -99,9 +102,10 @@ def rebuilt(
     counts = len(blueprint.classes), len(blueprint.clients), len(blueprint.environments)
     classes, clients, environments = counts
     streams = Streams(experiment.seed)
-    model = ModelBuilder(experiment.model, blueprint.shape, classes, streams, clients, environments)
-    parts = make_parts(method, model)
-    read = parts_predicted(method, model, parts, blueprint.inputs.evaluation(blueprint.inputs.like(blueprint.shape)))
+    shape = blueprint.inputs.shape(blueprint.shape)
+    model = ModelBuilder(experiment.model, shape, classes, streams, clients, environments)
+    parts = make_parts(method, model) | preparation_part(blueprint.inputs.preparation)
+    read = parts_predicted(method, model, parts, blueprint.inputs, blueprint.inputs.like(blueprint.shape))
     parts = {name: part for name, part in parts.items() if name in read}
     scopes = tensor_scopes(method, parts)
     kept = {name for name, scope in scopes.items() if scope == "client"}
@@ -115,7 +119,7 @@ def rebuilt(
                 if have
                 else "None is here: in a federation each stays at its site, whose fedshift.site_model(FOLDER) gives it."
             )
-            raise FedshiftError(f"{whose}: '{experiment.method_name}' leaves every client with a model. {fix}")
+            raise FedshiftError(f"{whose}: {_why_own(experiment, kept)} {fix}")
     # What a client keeps, or is sent in the place of what others are, comes before what all have.
     names = {name: f"client.{id}.{name}" for name in scopes}
     found = {name: mine if mine in weights else name for name, mine in names.items()}
@@ -132,6 +136,13 @@ def rebuilt(
     front = None if network is None else Front(network)
     modules = {name: part.module for name, part in parts.items()}
     return Trained(experiment, blueprint, model, modules, front, unseen=id is None)
+
+
+def _why_own(experiment: Experiment, kept: Iterable[str]) -> str:
+    """Why each client has a model of its own."""
+    if {part_of(name) for name in kept} == {PREPARATION}:
+        return "each client's rows are prepared by its own statistics (data.statistics = 'site')."
+    return f"'{experiment.method_name}' leaves every client with a model."
 
 
 class Trained(nn.Module):
@@ -182,7 +193,8 @@ class Trained(nn.Module):
         Where stages are frozen these are images of uint8 or token ids, or what :func:`embed` made of them by these
         stages.
 
-        Images of uint8 are scaled and normalised as in the run; floating inputs are taken as they are scaled. The
+        Images of uint8 are scaled and normalised as in the run; floating inputs are taken as they are scaled, but rows
+        of a table are prepared as in the run: NaN is a missing cell, and a category its number in ``blueprint``. The
         noise of a probabilistic method comes from a stream named by the batch's size, so that equal
         samples get equal answers. Batch-norm statistics that the method measures again are measured on this batch.
 
@@ -204,7 +216,8 @@ class Trained(nn.Module):
         noise = (
             sample_draws(draws, self._model.streams.generator("prediction", "model", len(x)), x.device) if draws else {}
         )
-        x = self._typed(self.blueprint.inputs.evaluation(x))
+        statistics = dict(self.get_submodule(PREPARATION).named_buffers()) if PREPARATION in self._parts else {}
+        x = self._typed(self.blueprint.inputs.fitted(statistics).evaluation(x))
         noise = {name: self._typed(drawn) for name, drawn in noise.items()}
         net = Net({name: self.get_submodule(name) for name in self._parts})
         with self._model.streams.as_global("global draws in prediction", "model", len(x)):

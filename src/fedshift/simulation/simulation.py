@@ -21,6 +21,7 @@ from fedshift.core.messages import Missing, Order
 from fedshift.core.method import make_parts
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import batch_norms
+from fedshift.core.preparation import preparation_part
 from fedshift.core.setup import Setup
 from fedshift.datasets.dataset import Dataset
 from fedshift.engines.calibration import asked_for, choose
@@ -248,7 +249,9 @@ def divided(experiment: Experiment, data: DomainData, streams: Streams) -> Feder
     Raises:
         FedshiftError: they cannot be divided as asked.
     """
-    return experiment.protocol.federate(data, experiment.partition, experiment.inputs.counting(data.x), streams)
+    inputs = experiment.inputs.counting(data.x)
+    federation = experiment.protocol.federate(data, experiment.partition, inputs, streams)
+    return federation if inputs.preparation is None else federation.by_training(data.columns)
 
 
 def make_setup(experiment: Experiment, federation: Federation, device: torch.device) -> Setup:
@@ -261,11 +264,14 @@ def make_setup(experiment: Experiment, federation: Federation, device: torch.dev
     streams = Streams(experiment.seed)
     classes, clients = len(federation.classes), len(federation.clients)
     environments = len(federation.train_environments)
-    model = ModelBuilder(experiment.model, federation.shape, classes, streams, clients, environments)
-    parts = make_parts(experiment.method, model)
+    inputs = federation.inputs
+    model = ModelBuilder(experiment.model, inputs.shape(federation.shape), classes, streams, clients, environments)
+    parts = make_parts(experiment.method, model) | preparation_part(inputs.preparation)
     run = f"{experiment.name}-seed{experiment.seed}"
     train, evaluate = experiment.train, experiment.evaluate
-    return Setup(run, experiment.method, model, parts, train, evaluate, streams, device, federation.classes)
+    return Setup(
+        run, experiment.method, model, parts, train, evaluate, streams, device, federation.classes, inputs.preparation
+    )
 
 
 def _check_batches(experiment: Experiment, federation: Federation) -> None:

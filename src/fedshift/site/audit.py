@@ -125,8 +125,10 @@ def _of_samples(train: Samples, inputs: Inputs) -> Iterator[Secret]:
         chunk = max(1, AT_ONCE // length)
         for start in range(0, len(train), chunk):
             x, _ = train.batch(torch.arange(start, min(start + chunk, len(train)), device=train.pool.x.device))
-            forms = [x.double()]
-            if length < ENOUGH or inputs.normalise:  # else the one is the other, scaled
+            forms = [x.double().nan_to_num()]
+            if (
+                length < ENOUGH or inputs.normalise or inputs.preparation is not None
+            ):  # else the one is the other, scaled
                 forms.append(inputs.evaluation(x).double())
             for form in forms:
                 rows = form.flatten(1)

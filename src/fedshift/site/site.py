@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+
+import torch
+from torch import Tensor
 
 from fedshift.core.contract import Round, Stage
 from fedshift.core.messages import Answer, Order, Telemetry
+from fedshift.core.preparation import PREPARATION
 from fedshift.core.setup import Setup
 from fedshift.core.state import ClientState
+from fedshift.core.tensors import Tensors
 from fedshift.engines.engine import Engine, Job, Outcome
 from fedshift.errors import FedshiftError
 from fedshift.federation.federation import Federation
+from fedshift.federation.samples import Samples
 from fedshift.site.audit import audit
 from fedshift.site.memory import ClientStore, MemoryStore
 
@@ -32,23 +38,57 @@ class Site:
         self.setup, self.federation, self.audit = setup, federation, audit
         self.store: ClientStore = store or MemoryStore()
         self.initial = setup.initial("client")
-        self._viewed: tuple[object, Federation] | None = None
+        self._viewed: tuple[object, Mapping[str, Tensor], Federation] | None = None
+        self._prepared: dict[int, Tensors] = {}
         self._trained: set[int] = set()  # of whom that is known, which stays so
 
-    def view(self, stage: Stage) -> Federation:
-        """The federation as a stage sees it; the last view is kept, which stages may share."""
+    def view(self, stage: Stage, received: Mapping[str, Tensor] | None = None) -> Federation:
+        """The federation as a stage sees it; the last view is kept, which stages may share.
+
+        Args:
+            stage: the stage.
+            received: what a client was sent, by which the rows of a table may be prepared; None: nothing yet.
+        """
         if stage.view is None:
             return self.federation
-        if self._viewed is None or self._viewed[0] != stage.view:
+        statistics = Tensors()
+        if self.setup.preparation is not None:
+            statistics = Tensors(received or self.setup.initial("down")).of(PREPARATION)
+        if self._viewed is None or self._viewed[0] != stage.view or not _equal(self._viewed[1], statistics):
             with self.setup.lend("view", stage.name):
-                viewed = stage.view(self.federation, self.setup.streams)
-            self._viewed = (stage.view, viewed.to(self.setup.device))
-        return self._viewed[1]
+                viewed = stage.view(self._as_inputs(statistics), self.setup.streams)
+            self._viewed = (stage.view, statistics, viewed.to(self.setup.device))
+        return self._viewed[2]
+
+    def _as_inputs(self, statistics: Tensors) -> Federation:
+        """The clients with rows of a table as they are prepared; of other samples the federation as it is."""
+        inputs = self.federation.inputs
+        if inputs.preparation is None:
+            return self.federation
+        clients = tuple(
+            replace(client, train=Samples(inputs.fitted(own).evaluation(client.train.x), client.train.y))
+            for client in self.federation.clients
+            for own in [statistics or self.prepared_by(client.id).of(PREPARATION)]
+        )
+        return replace(self.federation, clients=clients, environments=(), inputs=replace(inputs, preparation=None))
+
+    def prepared_by(self, client: int) -> Tensors:
+        """The statistics of a client's own training rows, where rows are prepared by each site's own; else nothing."""
+        preparation = self.setup.preparation
+        if preparation is None or preparation.statistics != "site":
+            return Tensors()
+        if client not in self._prepared:
+            own = preparation.of_rows(self.federation.client(client).train.x)
+            self._prepared[client] = Tensors(own).under(PREPARATION)
+        return self._prepared[client]
 
     def state(self, client: int) -> ClientState:
         """What a client has kept, or starts with."""
         kept = self.store.get(client)
-        return kept or ClientState(dict(self.initial | self.setup.begun(client)), trained=False)
+        if kept:
+            return kept
+        begun = self.initial | self.setup.begun(client) | self.prepared_by(client)
+        return ClientState(dict(begun), trained=False)
 
     def has_trained(self, client: int) -> bool:
         """Whether a client has something of its own: a stage that keeps what clients do has trained it."""
@@ -68,7 +108,7 @@ class Site:
         if order.run != self.setup.run:
             raise FedshiftError(f"An order of the run {order.run} came to a site of the run {self.setup.run}.")
         stage, exchange = self.setup.find(order.stage, order.exchange)
-        view, round = self.view(stage), Round(stage, order.round)
+        view, round = self.view(stage, order.down), Round(stage, order.round)
         return Job(self.setup, view, exchange, round, view.client(order.client), order.down, self.state(order.client))
 
     def keep(self, job: Job, outcome: Outcome) -> Answer:
@@ -79,7 +119,8 @@ class Site:
         """
         if self.audit:
             train = self.federation.client(job.client.id).train
-            audit(job, outcome, train, self.federation.inputs, self.initial)
+            inputs = self.federation.inputs.fitted((job.down | job.state.tensors).of(PREPARATION))
+            audit(job, outcome, train, inputs, self.initial)
         stage = job.round.stage
         kept = outcome.state if stage.keeps else replace(job.state, drawn=outcome.state.drawn)
         self.store.put(outcome.client, kept)
@@ -101,3 +142,8 @@ class Site:
         """Carry out orders, in turn."""
         jobs = [self.job(order) for order in orders]
         return [self.answer(job, came) for job, came in zip(jobs, engine.train(jobs), strict=True)]
+
+
+def _equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    """Whether two clients' statistics are the same."""
+    return one.keys() == other.keys() and all(torch.equal(tensor, other[name]) for name, tensor in one.items())

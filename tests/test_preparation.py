@@ -1,0 +1,535 @@
+"""Rows of tables: statistics of training rows alone, of each site or of all, equal to scikit-learn's, in every run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from sklearn.compose import ColumnTransformer
+from sklearn.impute import SimpleImputer
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
+from torch import Tensor
+
+import fedshift
+from federated import Local, members, set_site
+from fedshift.core.contract import Upload
+from fedshift.core.preparation import PREPARATION
+from fedshift.deployment.agreement import Agreement
+from fedshift.deployment.coordinate import coordinate
+from fedshift.deployment.folders import schema
+from fedshift.deployment.inspection import inspect
+from fedshift.deployment.local import prepared, site_data
+from fedshift.deployment.rehearsal import rehearse
+from fedshift.engines.sequential import Sequential
+from fedshift.errors import AuditError, FedshiftError
+from fedshift.federation.federation import Federation
+from fedshift.federation.preparation import UNSEEN, Column, Preparation, recoded
+from fedshift.methods import METHODS
+from fedshift.methods.fedavg import FedAvg
+from fedshift.runs import runner
+from fedshift.runs.progress import Progress
+from fedshift.settings.experiment import Experiment
+from fedshift.simulation.dry_run import estimate
+from fedshift.simulation.rounds import advance
+from fedshift.simulation.simulation import Simulation, make_federation
+
+CLINICS = ("Berlin", "Oslo", "Rome")
+EACH = 40
+
+
+def table(seed: int = 0) -> pd.DataFrame:
+    """120 rows of three clinics: a column near 1e9 that hardly differs, one with missing cells, and categories."""
+    draw = np.random.default_rng(seed)
+    count = EACH * len(CLINICS)
+    clinic = np.repeat(CLINICS, EACH)
+    frame = pd.DataFrame({"time": 1e9 + draw.normal(size=count)})
+    frame["marker"] = draw.normal(size=count) * 100 + 50 * (clinic == "Oslo")
+    frame["sex"] = draw.choice(["f", "m"], count)
+    frame["region"] = draw.choice(["east", "north", "west"], count)
+    frame["dose"] = draw.integers(0, 3, count).astype(float)
+    frame["label"] = np.where(frame.marker + 60 * (frame.sex == "f") > 20, "ill", "well")
+    frame.loc[draw.random(count) < 0.2, "marker"] = np.nan
+    frame.loc[draw.random(count) < 0.2, "region"] = None
+    frame["clinic"] = clinic
+    return frame
+
+
+def experiment(folder: Path, frame: pd.DataFrame, data: Mapping[str, Any] | None = None, **tables: Any) -> Experiment:
+    """Three rounds on a frame, as CSV."""
+    folder.mkdir(exist_ok=True, parents=True)
+    frame.to_csv(folder / "clinics.csv", index=False)
+    whole: dict[str, Any] = {
+        "data": {"name": "table", "path": str(folder / "clinics.csv"), "domain": "clinic", **(data or {})},
+        "partition": {"name": "domains"},
+        "protocol": {"name": "in-domain", "test": 0.25, "validation": 0.25},
+        "model": {"name": "mlp", "hidden": [8], "dim": 4},
+        "method": {"name": "fedavg"},
+        "train": {"rounds": 3, "steps": 3, "batch": 8, "lr": 0.01},
+        "evaluate": {"every": 2, "batch": 16},
+        "run": {"out": str(folder / "runs"), "engine": "sequential", "threads": 1, "audit": True},
+    }
+    return Experiment.from_table(whole | tables)
+
+
+def carried_out(asked: Experiment) -> fedshift.Run:
+    return fedshift.Run(runner.start(asked, Progress()))
+
+
+def rows_of(samples: Sequence[Any]) -> Tensor:
+    return torch.cat([each.rows for each in samples])
+
+
+def training_rows(federation: Federation) -> Tensor:
+    return rows_of([client.train for client in federation.clients])
+
+
+def sklearns(frame: pd.DataFrame, impute: str = "mean") -> Any:
+    """Scikit-learn's own preparation, fitted on a frame."""
+    numbers = make_pipeline(SimpleImputer(strategy=impute), StandardScaler())
+    words = make_pipeline(
+        SimpleImputer(strategy="most_frequent"), OneHotEncoder(handle_unknown="ignore", sparse_output=False)
+    )
+    columns = [("numbers", numbers, ["time", "marker", "dose"]), ("words", words, ["sex", "region"])]
+    return ColumnTransformer(columns).fit(frame)
+
+
+# Statistics --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("impute", ["mean", "median"])
+def test_each_site_alone_equals_scikit_learn_on_its_training_rows(tmp_path: Path, impute: str):
+    frame = table()
+    asked = experiment(tmp_path, frame, {"statistics": "site", "impute": impute})
+    simulation = Simulation(asked)
+    for client in simulation.federation.clients:
+        statistics = simulation.site.prepared_by(client.id).of(PREPARATION)
+        reference = sklearns(frame.iloc[client.train.rows.numpy()], impute)
+        x = simulation.federation.inputs.fitted(statistics).evaluation(client.train.pool.x)
+        expected = torch.tensor(reference.transform(frame), dtype=torch.float32)
+        assert x.dtype == torch.float32
+        torch.testing.assert_close(x, expected, rtol=1e-6, atol=1e-6)
+        assert statistics["rows"] == len(client.train)
+
+
+def test_all_sites_together_equal_scikit_learn_on_all_training_rows(tmp_path: Path):
+    frame = table()
+    run = carried_out(experiment(tmp_path, frame, {"statistics": "pooled"}))
+    federation = make_federation(run.experiment)
+    statistics = {name: run.weights[f"{PREPARATION}.{name}"] for name in ("rows", "fill", "center", "scale")}
+    reference = sklearns(frame.iloc[training_rows(federation).numpy()])
+    pool = federation.clients[0].train.pool.x
+    x = federation.inputs.fitted(statistics).evaluation(pool)
+    torch.testing.assert_close(x, torch.tensor(reference.transform(frame), dtype=torch.float32), rtol=1e-6, atol=1e-6)
+    scaler = reference.named_transformers_["numbers"][1]
+    assert statistics["center"].dtype == torch.float64
+    assert statistics["center"].tolist() == pytest.approx(scaler.mean_, rel=1e-12)
+    assert statistics["scale"].tolist() == pytest.approx(scaler.scale_, rel=1e-7)  # means near 1e9 have steps of 1e-7
+    assert 0.9 < statistics["scale"][0] < 1.1  # of 1e9 + noise, of which float32 would keep nothing
+
+
+numbers = st.floats(-1e6, 1e6, width=32) | st.just(float("nan"))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.lists(st.tuples(numbers, numbers), min_size=1, max_size=6), min_size=1, max_size=4))
+def test_sums_of_sites_are_those_of_all_rows(sites: list[list[tuple[float, float]]]):
+    preparation = Preparation("pooled", columns=(Column("a"), Column("b")))
+    parts = [torch.tensor(rows, dtype=torch.float64) for rows in sites]
+    merged = preparation.merged([preparation.measured(part) for part in parts])
+    whole = preparation.measured(torch.cat(parts))
+    for name in ("rows", "present", "frequencies"):
+        assert torch.equal(merged[name], whole[name])
+    for name in ("mean", "squares"):
+        torch.testing.assert_close(merged[name], whole[name], rtol=1e-9, atol=1e-6)
+
+
+def test_constant_columns_negative_zeros_and_columns_of_nothing():
+    """A constant column is 0 in training and keeps its distance elsewhere, as scikit-learn's; -0.0 is a number.
+
+    The third column has no training value: it is 0 whatever another row holds.
+    """
+    preparation = Preparation("site", columns=(Column("same"), Column("sign"), Column("none"), Column("c", ("u", "v"))))
+    nan = float("nan")
+    x = torch.tensor([[0.1, -0.0, nan, nan], [0.1, 0.0, nan, nan], [0.1, 3.0, nan, nan]], dtype=torch.float64)
+    statistics = preparation.of_rows(x)
+    scaler = StandardScaler().fit(x[:, :2].numpy())
+    assert statistics["scale"].tolist() == pytest.approx([*scaler.scale_, 0.0])
+    assert statistics["scale"][0] == 1
+    assert statistics["fill"][3] == UNSEEN
+    test = torch.tensor([[0.6, nan, 1e9, 1.0], [0.1, 1.0, nan, nan]])
+    assert preparation.inputs(test, statistics).tolist() == [
+        pytest.approx([0.5, 0, 0, 0, 1], abs=1e-7),
+        pytest.approx([0, 0, 0, 0, 0], abs=1e-7),
+    ]
+
+
+def test_a_site_that_never_trained_is_given_the_mean_of_those_that_know_a_column():
+    """By hand: site 1 has mean 1 and deviation 1 and "v", site 2 mean 5 and deviation 3 and "u", site 3 nothing.
+
+    The mean is (1 + 5) / 2 = 3 and (1 + 3) / 2 = 2; of "v" and "u", once each, "u" comes first.
+    """
+    preparation = Preparation("site", columns=(Column("a"), Column("c", ("u", "v"))))
+    nan = float("nan")
+    sites = [[[0, 1], [2, 1]], [[2, 0], [8, 0]], [[nan, nan]]]
+    given = preparation.of_unseen([preparation.of_rows(torch.tensor(rows, dtype=torch.float64)) for rows in sites])
+    assert {name: tensor.tolist() for name, tensor in given.items()} == {
+        "rows": 5,
+        "fill": [3, 0],
+        "center": [3],
+        "scale": [2],
+    }
+
+
+def test_before_there_are_statistics_inputs_are_numbers_all_the_same():
+    preparation = Preparation("pooled", columns=(Column("a"), Column("c", ("u",))))
+    x = torch.tensor([[5.0, float("nan")], [float("nan"), 0.0]])
+    assert preparation.inputs(x, preparation.of_nobody()).tolist() == [[0, 0], [0, 1]]
+
+
+def test_codes_of_other_columns():
+    own, other = (Column("c", ("a", "b", "x")), Column("n")), (Column("c", ("b", "a")), Column("n"))
+    x = torch.tensor([[0, 1], [1, 2], [2, 3], [float("nan"), 4]], dtype=torch.float64)
+    expected = torch.tensor([[1, 1], [0, 2], [UNSEEN, 3], [float("nan"), 4]], dtype=torch.float64)
+    assert torch.equal(recoded(x, own, other).nan_to_num(-9), expected.nan_to_num(-9))
+    assert x[0, 0] == 0
+
+
+# Training rows alone -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("statistics", "impute"), [("site", "mean"), ("site", "median"), ("pooled", "mean")])
+def test_rows_of_validation_and_test_change_no_bit_of_the_weights(tmp_path: Path, statistics: str, impute: str):
+    frame, data = table(), {"statistics": statistics, "impute": impute}
+    clean = experiment(tmp_path / "clean", frame, data)
+    trained = training_rows(make_federation(clean)).numpy()
+    others = np.setdiff1d(np.arange(len(frame)), trained)
+    assert 0.3 * len(frame) < len(others) < 0.7 * len(frame)
+    poisoned = frame.copy()
+    poisoned.loc[others, "time"] = -7e20
+    poisoned.loc[others, "marker"] = np.nan
+    poisoned.loc[others, "dose"] = 1e30
+    poisoned.loc[others, "sex"] = "aaa"  # before the others in order
+    poisoned.loc[others, "region"] = [f"place {number % 9}" for number in range(len(others))]
+    runs = [carried_out(clean), carried_out(experiment(tmp_path / "poisoned", poisoned, data))]
+    weights = [load_file(run.folder.weights_file) for run in runs]
+    assert weights[0].keys() == weights[1].keys()
+    assert all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
+    assert runs[0].federation["inputs"] == runs[1].federation["inputs"]
+    assert runs[0].messages == runs[1].messages
+    assert runs[0].records[-1]["environments"] != runs[1].records[-1]["environments"]
+    (note,) = [note for note in runs[1].notes if "'sex'" in note and "No training row" in note]
+    assert "'aaa'" in note
+
+
+# Runs --------------------------------------------------------------------------------------------
+
+OTHER_METHODS = [
+    {"name": "fedsr"},
+    {"name": "fedpin", "alpha": 1.0, "global_steps": 2, "personal_steps": 2},
+    {"name": "fediir"},
+    {"name": "fedpac"},
+    {"name": "fedbn"},
+    {"name": "head-retraining"},
+    {"name": "centralised"},
+    {"name": "client2vec", "index": {"name": "feature-average", "encoder": {"name": "offline", "size": 8}}},
+]
+
+
+@pytest.mark.parametrize("statistics", ["site", "pooled"])
+@pytest.mark.parametrize("method", OTHER_METHODS, ids=lambda method: method["name"])
+def test_methods_and_engines(tmp_path: Path, method: dict[str, Any], statistics: str):
+    """Every method runs unchanged, sends nothing else than it declares, and engines agree."""
+    if method["name"] not in METHODS:
+        pytest.skip("no such method")
+    tables = {"method": method, "train": {"rounds": 2, "steps": 2, "batch": 8, "lr": 0.001, "precision": "float64"}}
+    asked = experiment(tmp_path, table(), {"statistics": statistics}, **tables)
+    run = carried_out(asked)
+    other = carried_out(replace(asked, run=replace(asked.run, engine="vectorised", out=str(tmp_path / "stacked"))))
+    assert run.weights.keys() == other.weights.keys()
+    for name, tensor in run.weights.items():
+        torch.testing.assert_close(tensor, other.weights[name], rtol=1e-7, atol=1e-9)
+    assert run.messages.keys() == other.messages.keys()
+    sent = (
+        {name for way in run.messages["preparation"].values() for name in way["tensors"]}
+        if ("preparation" in run.messages)
+        else set()
+    )
+    assert sent == ({"rows", "present", "mean", "squares", "frequencies", "steps"} if statistics == "pooled" else set())
+    crossed = {name for exchange in run.messages.values() for way in exchange.values() for name in way["tensors"]}
+    assert any(name.startswith("preparation.") for name in crossed) == (statistics == "pooled")
+
+
+def test_workers_and_runs_that_advance_together(tmp_path: Path):
+    asked = experiment(tmp_path, table(), {"statistics": "pooled"})
+    alone = carried_out(asked)
+    workers = replace(asked.run, engine="workers", workers=2, out=str(tmp_path / "workers"))
+    same = carried_out(replace(asked, run=workers))
+    assert all(torch.equal(tensor, same.weights[name]) for name, tensor in alone.weights.items())
+    together = [
+        replace(asked, seed=seed, data_seed=0, run=replace(asked.run, engine="vectorised", out=str(tmp_path / "both")))
+        for seed in (0, 1)
+    ]
+    folders, failed = runner.run_all(together, Progress())
+    assert not failed
+    first = fedshift.Run(folders[0])
+    for name, tensor in alone.weights.items():
+        torch.testing.assert_close(first.weights[name], tensor, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("statistics", ["site", "pooled"])
+def test_a_run_that_is_killed_goes_on_to_the_same_bits(
+    tmp_path: Path, statistics: str, monkeypatch: pytest.MonkeyPatch
+):
+    run_table = {"out": str(tmp_path / "runs"), "engine": "sequential", "threads": 1, "checkpoint_every": 1}
+    asked = experiment(tmp_path, table(), {"statistics": statistics}, run=run_table)
+    whole = carried_out(replace(asked, run=replace(asked.run, out=str(tmp_path / "whole"))))
+    work, calls = Sequential._work, []
+
+    def killed(self: Sequential, job: Any) -> Any:
+        calls.append(job)
+        if len(calls) > (7 if statistics == "pooled" else 4):
+            raise KeyboardInterrupt
+        return work(self, job)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Sequential, "_work", killed)
+        carried_out(asked)
+    fedshift.resume(runner.run_path(asked), progress=Progress())
+    (resumed,) = fedshift.load(runner.run_path(asked)).runs
+    assert all(torch.equal(tensor, resumed.weights[name]) for name, tensor in whole.weights.items())
+    assert whole.records == resumed.records
+
+
+@pytest.mark.parametrize("statistics", ["site", "pooled"])
+def test_the_model_of_a_run_takes_rows_as_they_are_stored(tmp_path: Path, statistics: str):
+    run = carried_out(experiment(tmp_path, table(), {"statistics": statistics}))
+    federation = make_federation(run.experiment)
+    for environment in federation.environments:
+        client = None if statistics == "pooled" else environment.client
+        model = run.model(client)
+        x, y = environment.samples.x, environment.samples.y
+        assert x.isnan().any() or x.dtype == torch.float64
+        with torch.no_grad():
+            accuracy = float((model(x).argmax(dim=1) == y).double().mean())
+        row = next(
+            row
+            for row in run.records[-1]["environments"]
+            if (row["environment"], row["role"]) == (environment.name, environment.role)
+        )
+        assert row["accuracy"] == pytest.approx(accuracy)
+    if statistics == "site":
+        with pytest.raises(FedshiftError, match="prepared by its own statistics"):
+            run.model()
+
+
+def test_rows_of_another_file_as_a_model_takes_them(tmp_path: Path):
+    asked = experiment(tmp_path, table(), {"statistics": "pooled"})
+    columns = make_federation(asked).inputs.preparation.columns
+    assert [(column.name, column.categories) for column in columns][2] == ("sex", ("f", "m"))
+    (tmp_path / "new.csv").write_text("sex,region,marker,time,dose\nm,south,,5,1\n,west,2,1e9,0\n")
+    rows = asked.data.rows(tmp_path / "new.csv", columns)
+    nan = float("nan")
+    assert (
+        rows.nan_to_num(-99).tolist()
+        == torch.tensor([[5, nan, 1, -1, 1], [1e9, 2, nan, 2, 0]]).double().nan_to_num(-99).tolist()
+    )
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedpin"])
+def test_a_held_out_site_has_the_mean_of_the_others_and_the_record_says_so(tmp_path: Path, method: str):
+    held_out = {"name": "leave-one-domain-out", "hold_out": "Rome"}
+    about = {"name": method} | ({"alpha": 0.0} if method == "fedpin" else {})
+    asked = experiment(tmp_path, table(), {"statistics": "site"}, protocol=held_out, method=about)
+    run = carried_out(asked)
+    (rome,) = [row for row in run.records[-1]["environments"] if row["environment"] == "Rome"]
+    assert rome["model"] == "unseen"
+    assert run.records[-1]["only_in_simulation"] is True
+    pooled = carried_out(replace(asked, data=replace(asked.data, statistics="pooled")))
+    assert "only_in_simulation" not in pooled.records[-1]
+
+
+def test_a_client_that_was_not_sampled_yet_has_its_own_statistics(tmp_path: Path):
+    train = {"rounds": 1, "steps": 1, "batch": 8, "participation": 0.34}
+    asked = experiment(tmp_path, table(), {"statistics": "site"}, train=train, evaluate={"every": 1})
+    run = carried_out(asked)
+    assert {row["model"] for row in run.records[-1]["environments"]} == {"own"}
+    assert "only_in_simulation" not in run.records[-1]
+    fedpin = {"name": "fedpin", "alpha": 0.0}  # whose personal model is the global one until a client has trained
+    personal = experiment(tmp_path, table(), {"statistics": "site"}, train=train, evaluate={"every": 1}, method=fedpin)
+    run = carried_out(personal)
+    assert {row["model"] for row in run.records[-1]["environments"]} == {"own", "unseen"}
+    assert "only_in_simulation" not in run.records[-1]
+
+
+def test_nobody_answered_where_statistics_are_needed(tmp_path: Path):
+    train = {"rounds": 1, "steps": 1, "batch": 8, "absent": 0.999}
+    with pytest.raises(FedshiftError, match=r"0 of 3 clients answered in the stage 'preparation'"):
+        carried_out(experiment(tmp_path, table(), {"statistics": "pooled"}, train=train))
+
+
+def test_a_dry_run_counts_the_exchange(tmp_path: Path):
+    asked = experiment(tmp_path, table(), {"statistics": "pooled"})
+    told = estimate(asked)
+    assert [stage.name for stage in told.stages] == ["preparation", "train"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leaking(FedAvg):
+    """FedAvg that uploads a client's own means."""
+
+    def stages(self, rounds):
+        leak = {"upload": lambda work: {"means": work.private["preparation.center"]}}
+        uploads = (Upload("means", (None,), dtype=torch.float64),)
+        (stage,) = super().stages(rounds)
+        return (replace(stage, exchanges=(self.exchange("train", uploads=uploads, **leak),)),)
+
+
+def test_statistics_of_a_site_alone_are_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Tensors of client scope: the audit knows them, so a page that sent them would be stopped."""
+    monkeypatch.setitem(METHODS._listed, "leaking", Leaking)
+    frame = table()
+    for number in range(8):  # equality of fewer numbers than eight says nothing
+        frame[f"more {number}"] = np.random.default_rng(number).normal(size=len(frame))
+    with pytest.raises(AuditError, match=r"its private tensor 'preparation.center'"):
+        carried_out(experiment(tmp_path, frame, {"statistics": "site"}, method={"name": "leaking"}))
+
+
+# Across machines ---------------------------------------------------------------------------------
+
+AGREED = [["time"], ["marker"], ["sex", "f", "m"], ["region", "east", "north", "west"], ["dose"]]
+
+
+def institutions(tmp_path: Path, statistics: str, **tables: Any) -> Path:
+    """A federation of three clinics, each with its own rows."""
+    frame = table()
+    columns = {"statistics": statistics, "columns": [name for name, *_ in AGREED], "domain": ""}
+    train = {"rounds": 2, "steps": 2, "batch": 8, "lr": 0.01, "min_answers": 0.5}
+    asked = experiment(tmp_path, frame, columns, train=train, **tables)
+    said = {"shape": [5], "classes": ["ill", "well"], "columns": AGREED}
+    folder = members(tmp_path / "federation", asked, CLINICS, said)
+    for clinic in CLINICS:
+        own = folder / "sites" / clinic / "mine.csv"
+        frame[frame.clinic == clinic].drop(columns="clinic").to_csv(own, index=False)
+        set_site(folder, clinic, domains=[], data={"path": str(own)})
+    return folder
+
+
+@pytest.mark.parametrize("statistics", ["site", "pooled"])
+def test_a_federation_ends_with_the_bits_of_a_simulation(tmp_path: Path, statistics: str):
+    folder = institutions(tmp_path, statistics)
+    run = coordinate(folder / "coordinator", Local(folder), Progress())
+    other = rehearse(folder, Progress())
+    ours, theirs = load_file(run.weights_file), load_file(other.weights_file)
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+    assert run.messages == other.messages
+    assert (f"{PREPARATION}.scale" in ours) == (statistics == "pooled")
+
+
+def test_what_leaves_says_the_statistics_and_a_policy_refuses_them(tmp_path: Path):
+    folder = institutions(tmp_path, "pooled")
+    found = inspect(folder / "sites" / "Oslo")
+    told = {each.name: each.category for each in found.leaves if each.stage == PREPARATION and each.kind == "reply"}
+    assert told == {
+        "rows": "count",
+        "present": "count",
+        "mean": "statistic",
+        "squares": "statistic",
+        "frequencies": "statistic",
+    }
+    assert "### Stage `preparation`: the exchange `preparation`, the reply" in found.page
+    path = folder / "sites" / "Oslo" / "mine.csv"
+    set_site(folder, "Oslo", domains=[], data={"path": str(path)}, refuse=["statistic"])
+    problems = [str(problem) for problem in inspect(folder / "sites" / "Oslo").problems]
+    assert any("refuses what the run needs" in problem and "'mean'" in problem for problem in problems)
+    with pytest.raises(FedshiftError, match="refuses"):
+        coordinate(folder / "coordinator", Local(folder), Progress())
+
+
+def test_statistics_of_a_site_alone_never_leave_it(tmp_path: Path):
+    found = inspect(institutions(tmp_path, "site") / "sites" / "Oslo")
+    assert not [each for each in found.leaves if PREPARATION in (each.stage, each.name)]
+    assert "Private parts of the model: `preparation`" in found.page
+
+
+def test_a_site_with_other_columns_is_named(tmp_path: Path):
+    folder = institutions(tmp_path, "pooled")
+    path = folder / "sites" / "Oslo" / "mine.csv"
+    frame = pd.read_csv(path)
+
+    def problems(changed: pd.DataFrame) -> str:
+        changed.to_csv(path, index=False)
+        return "\n".join(str(problem) for problem in inspect(folder / "sites" / "Oslo").problems)
+
+    words = problems(frame.assign(dose=["high"] * EACH))
+    assert "'dose' holds categories, but the federation agreed on numbers" in words
+    assert "Unknown column of inputs" in problems(frame.drop(columns="dose"))
+    agreement = Agreement.read(folder / "sites" / "Oslo")
+    frame.loc[3, "sex"] = "x"
+    frame["region"] = np.nan
+    frame.to_csv(path, index=False)
+    site = folder / "sites" / "Oslo"
+    settings, data = fedshift.deployment.agreement.read_site(site)
+    mine = site_data(agreement, settings, data)
+    assert mine.x[3, 2] == UNSEEN
+    assert mine.x[:, 3].isnan().all()
+    assert any("no category 'x' of the column 'sex'" in note for note in mine.notes)
+    (first, again) = (prepared(agreement, settings, data, site) for _ in range(2))
+    assert torch.equal(first.x.nan_to_num(-9), again.x.nan_to_num(-9))
+    assert first.columns == again.columns
+
+
+def test_columns_that_are_not_agreed_on_are_asked_for(tmp_path: Path):
+    folder = institutions(tmp_path, "pooled")
+    path = folder / "coordinator" / "federation.toml"
+    path.write_text(path.read_text().replace("columns = ", "deadline = 5.0\nother = "), encoding="utf-8")
+    text = path.read_text()
+    path.write_text(text[: text.index("other = ")], encoding="utf-8")
+    with pytest.raises(FedshiftError, match=r"federation.toml does not say what the columns are"):
+        Agreement.read(folder / "coordinator")
+
+
+def test_the_columns_of_a_federation_are_found_in_the_data_or_said(tmp_path: Path):
+    asked = experiment(tmp_path, table(), {"statistics": "pooled"})
+    found = schema(asked)
+    assert (found.shape, found.columns) == ((5,), tuple(map(tuple, AGREED)))
+    said = schema(asked, ["ill", "well"], columns=[["age"], ["sex", "f", "m"]])
+    assert (said.shape, said.columns, said.domains) == ((2,), (("age",), ("sex", "f", "m")), ())
+    elsewhere = replace(asked, data=replace(asked.data, path="at the sites"))
+    with pytest.raises(FedshiftError, match=r"--columns 'age,sex=f\|m'"):
+        schema(elsewhere, ["ill", "well"])
+
+
+def test_a_held_out_institution_has_no_statistics_of_its_own(tmp_path: Path):
+    held_out = {"name": "leave-one-domain-out", "hold_out": "Rome"}
+    (tmp_path / "pooled").mkdir()
+    folder = institutions(tmp_path / "pooled", "pooled", protocol=held_out)
+    run = coordinate(folder / "coordinator", Local(folder), Progress())
+    assert "Rome" in json.dumps(run.records()[-1]["environments"])
+    folder = institutions(tmp_path / "site", "site", protocol=held_out)
+    with pytest.raises(FedshiftError, match=r"preparation.*never trains, has no model here"):
+        coordinate(folder / "coordinator", Local(folder), Progress())
+
+
+def test_rounds_of_a_simulation_by_hand(tmp_path: Path):
+    """The first round is the exchange of statistics, which every later Down brings."""
+    simulation = Simulation(experiment(tmp_path, table(), {"statistics": "pooled"}))
+    coordinator = simulation.coordinator
+    assert coordinator.next_round.stage.name == PREPARATION
+    assert not coordinator.state.down[f"{PREPARATION}.rows"]
+    assert not advance([simulation], Sequential())
+    assert int(coordinator.state.down[f"{PREPARATION}.rows"]) == len(training_rows(simulation.federation))
+    train = coordinator.next_round.stage.training
+    assert {name for name in coordinator.down(train, 0) if name.startswith(PREPARATION)} == {
+        f"{PREPARATION}.{name}" for name in ("rows", "fill", "center", "scale")
+    }

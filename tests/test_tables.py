@@ -1,0 +1,262 @@
+"""Reading tables: what a column is, what a cell holds, and what is said of it; and the two that scikit-learn ships."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import fedshift
+from fedshift.datasets import DATASETS
+from fedshift.datasets.sklearn_tables import MEDIAN_PROGRESSION, BreastCancer, Diabetes
+from fedshift.datasets.table_file import MOST_CATEGORIES, TableFile
+from fedshift.errors import FedshiftError
+from fedshift.federation.checks import check_data
+from fedshift.federation.domains import DomainData
+from fedshift.federation.preparation import UNSEEN, Column
+from fedshift.runs.progress import Progress
+from fedshift.settings.experiment import Experiment
+from fedshift.simulation.simulation import make_federation
+from fedshift.streams import Streams
+
+PAGE = Path(__file__).parents[1] / "docs" / "tables.md"
+NAN = float("nan")
+
+
+def table(path: Path, text: str, **settings: Any) -> TableFile:
+    path.write_text(text, encoding="utf-8")
+    return TableFile(**{"path": str(path), "statistics": "site", **settings})
+
+
+def read(dataset: TableFile) -> DomainData:
+    data = dataset.load(Streams(0))
+    check_data(data, dataset.inputs())
+    return data
+
+
+def refusal(dataset: TableFile) -> str:
+    with pytest.raises(FedshiftError) as caught:
+        read(dataset)
+    return str(caught.value)
+
+
+def cells(data: DomainData) -> list[list[float]]:
+    """Rows with -99 for what is missing, which equals itself."""
+    return data.x.nan_to_num(-99).tolist()
+
+
+MIXED = "age,sex,smoker,zip,label\n,f,True,20,x\n2,,False,3,y\n3.5,m,True,,x\n"
+
+
+def test_numbers_text_truth_and_numbers_that_are_categories(tmp_path: Path):
+    data = read(table(tmp_path / "x.csv", MIXED, categories=["zip"]))
+    assert data.columns == (
+        Column("age"),
+        Column("sex", ("f", "m")),
+        Column("smoker", ("False", "True")),
+        Column("zip", ("3", "20")),
+    )
+    assert data.x.dtype == torch.float64
+    assert cells(data) == [[-99, 0, 1, 1], [2, -99, 0, 0], [3.5, 1, 1, -99]]
+    assert data.notes == (
+        "Columns read as categories (how many): 'sex' (2), 'smoker' (2), 'zip' (2).",
+        "Columns with missing cells (how many), which are filled in: 'age' (1), 'sex' (1), 'zip' (1).",
+    )
+
+
+def test_columns_that_are_chosen_in_their_order(tmp_path: Path):
+    data = read(table(tmp_path / "x.csv", MIXED, columns=["zip", "sex"]))
+    assert data.columns == (Column("zip"), Column("sex", ("f", "m")))
+    assert cells(data) == [[20, 0], [3, -99], [-99, 1]]
+
+
+def test_parquet_and_csv_give_the_same_bits(tmp_path: Path):
+    columns = {
+        "a": [1.5, None, -0.0, 2.0],
+        "b": ["u", "v", None, "u"],
+        "c": [True, None, False, True],
+        "big": [2**40, 2**40 + 1, 0, 1],
+        "label": ["x", "y", "x", "y"],
+    }
+    pq.write_table(pa.table(columns), tmp_path / "x.parquet")
+    pd.read_parquet(tmp_path / "x.parquet").to_csv(tmp_path / "x.csv", index=False)
+    one, other = (read(TableFile(path=str(tmp_path / f"x.{kind}"), statistics="site")) for kind in ("parquet", "csv"))
+    assert torch.equal(one.x.nan_to_num(-99).view(torch.int64), other.x.nan_to_num(-99).view(torch.int64))
+    assert (one.columns, one.notes) == (other.columns, other.notes)
+    assert one.x[1, 3] - one.x[0, 3] == 1
+
+
+def test_what_stands_for_nothing_is_said(tmp_path: Path):
+    text = "a,b,label\nNA,?,x\n1,u,y\n"
+    message = refusal(table(tmp_path / "x.csv", text))
+    assert "The column 'a' of" in message
+    assert "holds 'NA' (str) in row 0, but the number 1 in row 1" in message
+    assert "--set data.missing='NA'" in message
+    data = read(table(tmp_path / "x.csv", text, missing=["", "NA", "?"]))
+    assert cells(data) == [[-99, -99], [1, 0]]
+
+
+def test_files_of_sites_agree_on_what_a_column_is(tmp_path: Path):
+    table(tmp_path / "oslo.csv", "a,b,label\n,,x\n,,y\n")
+    table(tmp_path / "rome.csv", "b,a,label\nu,1,x\n7,2,y\n")
+    data = TableFile(path=str(tmp_path), statistics="pooled", categories=["b"])
+    assert read(data).columns == (Column("a"), Column("b", ("7", "u")))
+    assert "holds 'u' (str) in row 0, but the number 7 in row 1" in refusal(
+        TableFile(path=str(tmp_path), statistics="pooled")
+    )
+
+
+def test_today_s_tables_are_read_as_before(tmp_path: Path):
+    data = read(table(tmp_path / "x.csv", "a,b,label\n1,2,x\n3,4,y\n", statistics="none"))
+    assert (data.x.dtype, data.x.tolist(), data.notes) == (torch.float32, [[1, 2], [3, 4]], ())
+    assert data.columns == (Column("a"), Column("b"))
+
+
+@pytest.mark.parametrize("text", ["a,label\n1,x\n,y\n", "a,label\nu,x\nv,y\n", "a,label\nTrue,x\nFalse,y\n"])
+def test_without_statistics_the_error_says_which_setting_to_choose(tmp_path: Path, text: str):
+    assert "--set data.statistics=site (or pooled)" in refusal(table(tmp_path / "x.csv", text, statistics="none"))
+
+
+def test_whole_numbers_that_a_float_rounds_are_said(tmp_path: Path):
+    text = f"a,b,label\n{2**24 + 1},1,x\n2,{2**53 + 1},y\n"
+    (note,) = read(table(tmp_path / "x.csv", text, statistics="none")).notes
+    assert (
+        note == "Columns with numbers of 16,777,216 or more, where not every whole number is kept as it is: 'a', 'b'."
+    )
+    (note,) = read(table(tmp_path / "x.csv", text)).notes
+    assert note.endswith("kept as it is: 'b'.")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a,label\n1,x\ninf,y\n", ["column 'a' of", "holds inf in row 1"]),
+        ("a,label\n1,x\n-1e39,y\n", ["column 'a' of", "holds -1e+39 in row 1"]),
+        ("a,label\n1,x\nhigh,y\n", ["column 'a' of", "holds 'high' (str) in row 1", "data.categories=a"]),
+        (
+            "a,label\n2020-01-31,x\n2021-12-01,y\n",
+            ["column 'a' of", "the date '2020-01-31' (str) in row 0", "days since"],
+        ),
+        ("a,label\n,x\n3.1.2020 12:30,y\n", ["the date '3.1.2020 12:30' (str) in row 1"]),
+        ("a,label\nF,x\nf,y\n", ["category of the column 'a'", "differ only in case"]),
+        ("a,label\n1,x\n2,\n", ["column 'label' of", "holds nothing in row 1"]),
+    ],
+)
+def test_cells_that_cannot_be_used_are_named(tmp_path: Path, text: str, words: list[str]):
+    message = refusal(table(tmp_path / "mine.csv", text))
+    assert [word for word in ["mine.csv", *words] if word not in message] == []
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (pa.array([1, 2], pa.timestamp("ns")), ["the date", "(Timestamp) in row 0", "days since"]),
+        (pa.array([b"u", b"v"]), ["(bytes) in row 0", "text or numbers"]),
+        (pa.array([[1], [2]]), ["(ndarray) in row 0"]),
+    ],
+    ids=["timestamp", "bytes", "list"],
+)
+def test_types_of_parquet_that_cannot_be_used_are_named(tmp_path: Path, values: Any, words: list[str]):
+    pq.write_table(pa.table({"a": values, "label": ["x", "y"]}), tmp_path / "mine.parquet")
+    message = refusal(TableFile(path=str(tmp_path / "mine.parquet"), statistics="pooled"))
+    assert [word for word in ["mine.parquet", "'a'", *words] if word not in message] == []
+
+
+def test_a_column_that_names_its_rows_is_no_input(tmp_path: Path):
+    count = MOST_CATEGORIES + 1
+    lines = [f"patient {number},{'xy'[number % 2]}" for number in range(count)]
+    assert f"has {count} categories" in refusal(table(tmp_path / "x.csv", "\n".join(["id,label", *lines])))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"impute": "median", "statistics": "pooled"}, "does not follow from what each can send"),
+        ({"categories": ["a"], "statistics": "none"}, "takes every column as numbers"),
+        ({"columns": ["a"], "categories": ["b"]}, "Unknown column in data.categories 'b'"),
+        ({"statistics": "all"}, "data.statistics"),
+    ],
+)
+def test_settings_that_contradict_each_other(tmp_path: Path, given: dict[str, Any], words: str):
+    with pytest.raises(FedshiftError, match=re.escape(words)):
+        TableFile(**{"path": str(tmp_path), "statistics": "site", **given})
+
+
+def test_categories_that_name_no_column(tmp_path: Path):
+    assert "Unknown column in data.categories 'sexe'" in refusal(table(tmp_path / "x.csv", MIXED, categories=["sexe"]))
+
+
+def test_rows_of_a_file_without_a_label(tmp_path: Path):
+    dataset = table(tmp_path / "x.csv", MIXED, categories=["zip"])
+    columns = read(dataset).columns
+    (tmp_path / "new.csv").write_text("zip,age,sex,smoker\n3,1,x,\n,,m,True\n", encoding="utf-8")
+    rows = dataset.rows(tmp_path / "new.csv", columns)
+    assert rows.nan_to_num(-99).tolist() == [[1, UNSEEN, -99, 0], [-99, 1, 1, -99]]
+    (tmp_path / "new.csv").write_text("zip,age,sex\n3,1,x\n", encoding="utf-8")
+    with pytest.raises(FedshiftError, match=r"Unknown column of inputs in .* 'smoker'"):
+        dataset.rows(tmp_path / "new.csv", columns)
+
+
+# What scikit-learn ships -------------------------------------------------------------------------
+
+
+def test_diabetes_is_in_age_bands():
+    data = Diabetes().load(Streams(0))
+    sites = torch.bincount(data.domain).tolist()
+    assert (data.domains, sites) == (("under 43", "43 to 55", "56 and over"), [147, 152, 143])
+    age = data.x[:, [column.name for column in data.columns].index("age")]
+    assert [(float(age[data.domain == n].min()), float(age[data.domain == n].max())) for n in range(3)] == [
+        (19, 42),
+        (43, 55),
+        (56, 79),
+    ]
+    from sklearn.datasets import load_diabetes
+
+    target = load_diabetes(scaled=False).target
+    assert np.median(target) == MEDIAN_PROGRESSION
+    assert data.y.tolist() == (target > MEDIAN_PROGRESSION).tolist()
+    assert data.columns[1] == Column("sex", ("1", "2"))
+    plain = Diabetes(statistics="none").load(Streams(0))
+    assert (plain.x.dtype, plain.columns[1]) == (torch.float32, Column("sex"))
+
+
+def test_breast_cancer_is_in_thirds_by_texture():
+    data = BreastCancer().load(Streams(0))
+    assert torch.bincount(data.domain).tolist() == [190, 185, 194]
+    assert len(data.columns) == 27
+    assert not [column.name for column in data.columns if "texture" in column.name]
+    benign = [float((data.y[data.domain == n] == 1).double().mean()) for n in range(3)]
+    assert [round(100 * share) for share in benign] == [89, 63, 37]
+
+
+@pytest.mark.parametrize("name", ["diabetes", "breast-cancer"])
+def test_the_experiments_that_ship_train_better_than_chance(name: str, tmp_path: Path):
+    asked = fedshift.experiment(name, seed=0, method="fedavg", out=str(tmp_path), settings={"run.engine": "sequential"})
+    assert isinstance(asked, Experiment)
+    assert type(asked.data) is DATASETS.get(name).cls
+    assert make_federation(asked).inputs.preparation is not None
+    run = fedshift.run(asked, progress=Progress())
+    tested = [row["accuracy"] for row in run.records[-1]["environments"] if row["role"] == "test"]
+    assert min(tested) > 0.6
+
+
+# The page ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("marker", ["missing", "shipped"])
+def test_the_examples_of_the_page_run(marker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (code,) = re.findall(rf"<!-- {marker} -->\n```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert len(code.strip().splitlines()) <= 12
+    monkeypatch.chdir(tmp_path)
+    original = fedshift.run
+    monkeypatch.setattr(fedshift, "run", lambda *source, **options: original(*source, **options, progress=Progress()))
+    names: dict[str, Any] = {}
+    exec(compile(code, "tables.md", "exec"), names)  # the point of the test
+    assert names["run"].finished
