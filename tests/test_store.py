@@ -66,6 +66,7 @@ def a_checkpoint(position: int, server: ServerState, clients: Mapping[int, int])
         bytes_up=5,
         bytes_telemetry=7,
         missing=[{"round": 3, "client": "gray", "why": "late"}],
+        ended={"train": 3},
         records="a chain",
         execution=Execution({"engine": "sequential"}, ("this", "other")),
         ledger=[{"exchange": "train", "direction": "up", "messages": 1}],

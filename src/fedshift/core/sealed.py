@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError
-from safetensors.torch import load
+from safetensors.torch import load, load_file
 from torch import Tensor
 
 from fedshift import files
@@ -120,6 +120,18 @@ def check_sealed(path: Path, what: str) -> None:
         raise _damaged(path, what, error) from error
     if total.hexdigest().encode() != there:
         raise _damaged(path, what, ValueError(_WRONG))
+
+
+def tensors(path: Path, what: str) -> dict[str, Tensor]:
+    """The tensors of a sealed file as they are mapped from it, so that only those used are in memory.
+
+    Raises:
+        DamagedError: they cannot be read.
+    """
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise _damaged(path, what, error) from error
 
 
 def said(path: Path, what: str, kind: type[A]) -> A:

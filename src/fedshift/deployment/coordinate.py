@@ -242,7 +242,9 @@ class _Run:
             checkpoint.restore(self.coordinator)
             if path.name == NEXT:
                 commit(self.folder.path)
-        self.selection.go_back(self.folder.records())
+        self.selection.go_back(
+            self.folder.records(), read_weights(self.coordinator, self.read).likes if position else {}
+        )
         self._saved = position
         federation = self.agreement.federation
         inputs, clients = self.agreement.inputs, self.agreement.clients

@@ -50,8 +50,9 @@ class Ratio:
         return self.high * CLEARLY <= 1
 
     def __str__(self) -> str:
-        """As in ``1.31 ± 0.05``."""
-        return f"{self.value:.2f} ± {max(self.high - self.value, self.value - self.low):.2f}"
+        """As in ``1.31 ± 0.05``; a spread of more than ten times the value is no number to read."""
+        spread = max(self.high - self.value, self.value - self.low)
+        return f"{self.value:.2f}, hardly known" if spread > 10 * self.value else f"{self.value:.2f} ± {spread:.2f}"
 
 
 def ratio(one: Sequence[float], other: Sequence[float]) -> Ratio:

@@ -265,7 +265,9 @@ def _begin(
     records.go_back(position, there[position][1].records if position else "")
     simulation.attach(folder.path, position)
     selection = Selection(folder.path, folder.identity.fingerprint)
-    selection.go_back(folder.records())
+    read, coordinator = simulation.evaluation.read, simulation.coordinator
+    likes = read_weights(coordinator, read, simulation.site).likes if position else {}
+    selection.go_back(folder.records(), likes)
     folder.write_json(FEDERATION, Blueprint.of(simulation.federation).table() | simulation.federation.sizes())
     outlook = Outlook(folder.path.name, simulation.rounds, position, planned_stages(simulation))
     display = EventLog(folder.path / EVENTS, outlook, progress.begin(outlook))

@@ -20,8 +20,10 @@ from fedshift import files
 from fedshift.coordinator.coordinator import Coordinator
 from fedshift.core import sealed
 from fedshift.core.tensors import part_of
+from fedshift.errors import DamagedError
 from fedshift.runs.records import Record
 from fedshift.runs.selection import source_validation
+from fedshift.simulation.checkpoint import check_alike
 from fedshift.site.site import Site
 
 SELECTED, NEXT_SELECTED = "selected.safetensors", "selected.next.safetensors"
@@ -101,24 +103,41 @@ class Selection:
         self._folder, self._fingerprint = folder, fingerprint
         self._picked: Record | None = None
 
-    def go_back(self, records: Sequence[Record]) -> None:
+    def go_back(self, records: Sequence[Record], likes: Mapping[str, Tensor]) -> None:
         """Go on from these records: only the weights of the round that they pick remain.
 
+        Args:
+            records: up to the checkpoint.
+            likes: of what prediction reads there, by name, tensors of the same type and shape; all that are no
+                client's are among the weights that remain.
+
         Raises:
-            DamagedError: they are damaged.
+            DamagedError: they are missing, damaged, or another run's.
         """
         self._picked = source_validation(records) if records else None
-        position = self._picked["position"] if self._picked else 0
-        for name in (NEXT_SELECTED, SELECTED):
-            path = self._folder / name
-            if not path.exists():
-                continue
-            if selected_position(path) != position:
-                files.remove(path)
-            elif name == NEXT_SELECTED:
+        coming, there = self._folder / NEXT_SELECTED, self._folder / SELECTED
+        if coming.exists():
+            if self._picked and selected_position(coming) == self._picked["position"]:
                 self.commit()
-        if (self._folder / SELECTED).exists():
-            sealed.check_sealed(self._folder / SELECTED, _WHAT)
+            else:
+                files.remove(coming)
+        if self._picked:
+            self._check(there, self._picked["position"], likes)
+        elif there.exists():
+            files.remove(there)
+
+    def _check(self, path: Path, position: int, likes: Mapping[str, Tensor]) -> None:
+        about = sealed.said(path, _WHAT, About)
+        if (about.experiment, about.position) != (self._fingerprint, position):
+            raise DamagedError(
+                f"The {_WHAT} '{path}' is of round {about.position} of the run {about.experiment}, not of round "
+                f"{position} of {self._fingerprint}."
+            )
+        sealed.check_sealed(path, _WHAT)
+        found = sealed.tensors(path, _WHAT)
+        # A client may have trained since, or be sent its own since, and so have more tensors now.
+        wanted = {name: like for name, like in likes.items() if name in found or not name.startswith("client.")}
+        check_alike(wanted, found, f"{_WHAT} '{path}'")
 
     def consider(self, record: Record, weights: Weights) -> None:
         """Write the weights as the next, if validation picks the round of this record, the newest."""
