@@ -103,6 +103,58 @@ def test_what_stands_for_nothing_is_said(tmp_path: Path):
     assert cells(data) == [[-99, -99], [1, 0]]
 
 
+def test_nan_in_csv_stands_for_nothing_where_that_is_said(tmp_path: Path):
+    text = "a,label\n1,x\nnan,y\n,x\n"
+    message = refusal(table(tmp_path / "x.csv", text, statistics="site"))
+    assert "holds 'nan' (str) in row 1, but the number 1 in row 0" in message
+    data = read(table(tmp_path / "x.csv", text, statistics="site", missing=["", "nan"]))
+    assert cells(data) == [[1], [-99], [-99]]
+    assert "Columns with missing cells (how many), which are filled in: 'a' (2)." in data.notes
+
+
+def test_truth_is_read_as_it_is_written(tmp_path: Path):
+    for file, word in (("x.csv", "true"), ("y.csv", "TRUE")):
+        data = read(table(tmp_path / file, f"a,label\n{word},{word}\nfalse,false\n", statistics="site"))
+        assert data.columns[0].categories == tuple(sorted(("false", word)))
+        assert data.classes == tuple(sorted(("false", word)))
+
+
+@pytest.mark.parametrize("trained", ["a\n07\n08\nx\n", "a\n7\n8\n9\n"])
+def test_the_category_of_a_cell_does_not_hang_on_the_cells_beside_it(tmp_path: Path, trained: str):
+    """As text "07" is a category of its own, where all are numbers it is 7; alone in a file, too."""
+    labels = ("label", "x", "y", "x")
+    lines = "".join(f"{line},{label}\n" for line, label in zip(trained.split(), labels, strict=True))
+    dataset = table(tmp_path / "x.csv", lines, statistics="site", categories=["a"])
+    columns = read(dataset).columns
+    file = tmp_path / "new.csv"
+    file.write_text("a,other\n07,1\n8,1\n,1\n")
+    found = dataset.samples(file, columns)
+    known = columns[0].categories or ()
+    assert found.x[0, 0] == known.index("07" if "07" in known else "7")
+    assert found.x[1, 0] == (known.index("8") if "8" in known else -1)
+    notes = [f"Columns with missing cells (how many), which are filled in: 'a' (1) (of '{file}')."]
+    unknown = (
+        f"Columns with categories that the model does not know (cells), which stand for none: 'a' (1) (of '{file}')."
+    )
+    assert list(found.notes[1:]) == [*notes, *([unknown] if "07" in known else [])]
+
+
+def test_files_may_write_the_numbers_of_a_category_beside_text(tmp_path: Path):
+    (tmp_path / "all").mkdir()
+    (tmp_path / "all" / "berlin.csv").write_text("a,label\n01,x\n02,y\n")
+    (tmp_path / "all" / "oslo.csv").write_text("a,label\n01,x\nnone,y\n")
+    data = read(TableFile(path=str(tmp_path / "all"), statistics="site", categories=("a",)))
+    assert data.columns[0].categories == ("01", "02", "none")
+    assert cells(data) == [[0], [1], [0], [2]]
+
+
+def test_an_empty_line_of_a_single_column_is_a_cell(tmp_path: Path):
+    dataset = table(tmp_path / "x.csv", "a,label\n1,x\n2,y\n", statistics="site")
+    file = tmp_path / "new.csv"
+    file.write_text("a\n1\n\n3\n")
+    assert dataset.samples(file, read(dataset).columns).x.nan_to_num(-9).tolist() == [[1], [-9], [3]]
+
+
 def test_files_of_sites_agree_on_what_a_column_is(tmp_path: Path):
     table(tmp_path / "oslo.csv", "a,b,label\n,,x\n,,y\n")
     table(tmp_path / "rome.csv", "b,a,label\nu,1,x\n7,2,y\n")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedshift import memory
-from fedshift.datasets.cells import SUFFIXES, check_named, column_names, names, numbers, read_columns, times
+from fedshift.datasets.cells import SUFFIXES, Cells, check_named, column_names, names_in, read_columns, times
 from fedshift.datasets.parts import Array, Names, Part, beside, domain_names, files_in, joined
 from fedshift.datasets.windows import Recording, WindowedDataset
 from fedshift.errors import FedshiftError, Problems, UnknownNameError
@@ -114,13 +114,13 @@ class Signals(WindowedDataset):
             with problems.gathered():
                 values[:, number] = self._channel(frame, file, name)
         with problems.gathered():
-            label = names(frame[self.label], _column(self.label, file), whole=True)
+            label = names_in(frame[self.label], _column(self.label, file), whole=True)
         with problems.gathered():
             domain = self._named(file, frame)
         with problems.gathered():
             which, called = self._recordings(file, frame)
         with problems.gathered():
-            group = names(frame[self.group], _column(self.group, file)) if self.group else None
+            group = names_in(frame[self.group], _column(self.group, file)) if self.group else None
         with problems.gathered():
             time = times(frame[self.time], _column(self.time, file)) if self.time else None
         problems.check()
@@ -145,19 +145,14 @@ class Signals(WindowedDataset):
         return Part(str(file), windows.x, label._replace(which=windows.y), _at(domain, first), kept)
 
     def _channel(self, frame: Any, file: Path, name: str) -> Array:
-        found = numbers(frame[name], _column(name, file), self.missing)
-        gone = np.flatnonzero(np.isnan(found))
-        if len(gone) and self.impute == "none":
-            more = f", and in {len(gone) - 1} more" if len(gone) > 1 else ""
-            raise FedshiftError(
-                f"{_column(name, file)} holds nothing in row {gone[0]}{more}; fill it in, or have it filled in between "
-                "its neighbours: --set data.impute=interpolate"
-            )
-        return found
+        cells = Cells.of(frame[name], _column(name, file), self.missing)
+        if self.impute == "none":
+            cells.check_whole("fill it in, or have it filled in between its neighbours: --set data.impute=interpolate")
+        return cells.numbers()
 
     def _recordings(self, file: Path, frame: Any) -> tuple[Array, list[str]]:
         """The number of each row's recording, and what errors call each."""
-        found = [names(frame[name], _column(name, file)) for name in self.recording]
+        found = [names_in(frame[name], _column(name, file)) for name in self.recording]
         if not found:
             return np.zeros(len(frame), np.int64), [f"'{file}'"]
         together = np.stack([each.which.numpy() for each in found], axis=1)
@@ -249,7 +244,7 @@ class Signals(WindowedDataset):
     def _named(self, file: Path, frame: Any) -> Names:
         if not self.domain:
             return Names.all(file.stem, len(frame))
-        return names(frame[self.domain], _column(self.domain, file))
+        return names_in(frame[self.domain], _column(self.domain, file))
 
 
 def _column(name: str, file: Path) -> str:
