@@ -802,7 +802,7 @@ def test_a_division_that_a_run_refuses_is_reported(make: Make):
     """One image of a class: none is left for validation."""
     report = fedshift.inspect_data(make({"data.per_class": 1}), progress=Progress())
     assert report.findings[0].kind == "refused"
-    assert "No validation image of 'dark' is left to score" in report.findings[0].text
+    assert "No validation sample of 'dark' is left to score" in report.findings[0].text
     assert [each.samples for each in report.scored if each.role == "validation"] == [0, 0]
 
 

@@ -124,7 +124,8 @@ class Medical(Dataset):
                 counts[NAMELESS] += not volume.patient
                 warned.update(volume.warned)
                 names = (label, domain, f"patient {volume.patient}" if named else f"file {file}")
-                parts.append(Part(str(file), x, *(Names.all(name, len(x)) for name in names)))
+                rows = [f"slice {number}" for number in self._chosen(len(volume.values))]
+                parts.append(Part(str(file), x, *(Names.all(name, len(x)) for name in names), rows=rows))
         problems.check()
         notes = (*source.notes(), *self._notes(counts), *(f"{n} files: {text}" for text, n in warned.most_common(5)))
         return joined(parts, source.classes(), notes)

@@ -49,12 +49,15 @@ class Names(NamedTuple):
 
 @dataclass(frozen=True)
 class Rows(Sequence[str]):
-    """Where each sample was read from, made when it is asked for: files in order, each with its number of samples."""
+    """Where each sample was read from, made when it is asked for: files in order, each with its samples' names.
 
-    files: tuple[tuple[str, int], ...]
+    A name that is a number is that of a row.
+    """
+
+    files: tuple[tuple[str, Sequence[str | int]], ...]
 
     def __len__(self) -> int:
-        return sum(count for _, count in self.files)
+        return sum(len(names) for _, names in self.files)
 
     @overload
     def __getitem__(self, index: int) -> str: ...
@@ -64,10 +67,11 @@ class Rows(Sequence[str]):
         if isinstance(index, slice):
             return [self[row] for row in range(len(self))[index]]
         row = range(len(self))[index]
-        for file, count in self.files:
-            if row < count:
-                return f"row {row} of '{file}'"
-            row -= count
+        for file, names in self.files:
+            if row < len(names):
+                name = names[row]
+                return f"{f'row {name}' if isinstance(name, int) else name} of '{file}'"
+            row -= len(names)
         raise IndexError(index)
 
 
@@ -81,6 +85,7 @@ class Part:
         y: their classes.
         domain: their domains.
         group: what those made from one original share; None: every sample is an original.
+        rows: what each sample is called in the file; none: each is a row.
     """
 
     where: str
@@ -88,6 +93,7 @@ class Part:
     y: Names
     domain: Names
     group: Names | None = None
+    rows: Sequence[str] = ()
 
 
 def files_in(given: str, suffixes: Sequence[str]) -> list[Path]:
@@ -193,7 +199,7 @@ def joined(
     _check_alike(parts)
     domains, domain = _numbered("domain", parts, lambda part: part.domain)
     named, y = _numbered("class", parts, lambda part: part.y, classes)
-    group, where = _groups(parts), Rows(tuple((part.where, len(part.x)) for part in parts))
+    group, where = _groups(parts), Rows(tuple((part.where, part.rows or range(len(part.x))) for part in parts))
     x = _together(parts)
     return DomainData(x, y, domain, domains, named, group, notes=notes, where=where, columns=columns)
 
