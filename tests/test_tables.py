@@ -103,6 +103,36 @@ def test_what_stands_for_nothing_is_said(tmp_path: Path):
     assert cells(data) == [[-99, -99], [1, 0]]
 
 
+@pytest.mark.parametrize(
+    "values", [("1,5", "2"), ("1.234,5", "7,0"), ("10%", "5 %"), ("1 000", "2 000"), ("12:30", "1:05")]
+)
+def test_numbers_and_times_of_another_notation_are_no_categories(tmp_path: Path, values: tuple[str, str]):
+    text = "a,label\n" + "".join(
+        f'"{value}",{label}\n' for value, label in zip((*values, values[0]), "xyx", strict=True)
+    )
+    if values == ("1,5", "2"):
+        assert "holds '1,5' (str) in row 0, but the number 2 in row 1" in refusal(table(tmp_path / "x.csv", text))
+        return
+    message = refusal(table(tmp_path / "x.csv", text))
+    assert f"The column 'a' of '{tmp_path / 'x.csv'}' holds" in message
+    assert f"{values[0]!r} (str) in row 0" in message
+    data = read(table(tmp_path / "x.csv", text, categories=["a"]))
+    assert data.columns[0].categories == tuple(sorted(values))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("label,a,b\nx,1,2\ny,3\n", "The row in line 3 of '{}' has 2 values, and there are 3 columns"),
+        ('label,a\n"x\nz",1\ny,3,5\n', "The row in line 4 of '{}' has 3 values, and there are 2 columns"),
+        ("label,a\nx,1,2\ny,3,4\n", "The row in line 2 of '{}' has 3 values, and there are 2 columns"),
+        ('label,"a\nb"\nx,1\ny,3\n', "The name of the column 'a\\nb' of '{}' holds control characters"),
+    ],
+)
+def test_lines_that_are_no_rows_are_named(tmp_path: Path, text: str, words: str):
+    assert words.format(tmp_path / "x.csv") in refusal(table(tmp_path / "x.csv", text))
+
+
 def test_nan_in_csv_stands_for_nothing_where_that_is_said(tmp_path: Path):
     text = "a,label\n1,x\nnan,y\n,x\n"
     message = refusal(table(tmp_path / "x.csv", text, statistics="site"))
@@ -194,9 +224,9 @@ def test_whole_numbers_that_a_float_rounds_are_said(tmp_path: Path):
         ("a,label\n1,x\nhigh,y\n", ["column 'a' of", "holds 'high' (str) in row 1", "data.categories=a"]),
         (
             "a,label\n2020-01-31,x\n2021-12-01,y\n",
-            ["column 'a' of", "the date '2020-01-31' (str) in row 0", "days since"],
+            ["column 'a' of", "the date or time '2020-01-31' (str) in row 0", "days since"],
         ),
-        ("a,label\n,x\n3.1.2020 12:30,y\n", ["the date '3.1.2020 12:30' (str) in row 1"]),
+        ("a,label\n,x\n3.1.2020 12:30,y\n", ["the date or time '3.1.2020 12:30' (str) in row 1"]),
         ("a,label\nF,x\nf,y\n", ["category of the column 'a'", "differ only in case"]),
         ("a,label\n1,x\n2,\n", ["column 'label' of", "holds nothing in row 1"]),
     ],

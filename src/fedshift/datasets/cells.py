@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import unicodedata
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -31,7 +32,7 @@ def column_names(file: Path) -> list[str]:
         file: CSV (commas, UTF-8, a first line of names) or Parquet.
 
     Raises:
-        FedshiftError: it cannot be read, or two have one name.
+        FedshiftError: it cannot be read, two have one name, or one has a name that cannot be written in a line.
     """
     with _reading(file):
         if file.suffix.lower() == ".parquet":
@@ -44,6 +45,9 @@ def column_names(file: Path) -> list[str]:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise FedshiftError(f"'{file}' has two columns '{twice}'; give each a name of its own.")
+    unseen = next((name for name in names if any(unicodedata.category(letter) == "Cc" for letter in name)), None)
+    if unseen is not None:
+        raise FedshiftError(f"The name of the column {unseen!r} of '{file}' holds control characters; rename it.")
     return names
 
 
@@ -64,7 +68,7 @@ def read_columns(file: Path, columns: Sequence[str], texts: Sequence[str] = ()) 
         texts: those of CSV that are text, also where digits are written in them.
 
     Raises:
-        FedshiftError: it cannot be read, or a row has more values than there are columns.
+        FedshiftError: it cannot be read, or a row has more or fewer values than there are columns.
     """
     try:
         import pandas as pd
@@ -80,11 +84,25 @@ def read_columns(file: Path, columns: Sequence[str], texts: Sequence[str] = ()) 
             return table.to_pandas(ignore_metadata=True)
         warnings.simplefilter("error", pd.errors.ParserWarning)  # that it drops what a row has too many
         present = column_names(file)
+        _check_even(file, len(present))
         frame = _parsed(file, present, dict.fromkeys(texts, str))
         truths = [name for name in columns if frame[name].dtype.kind == "b"]  # of which True is TRUE or true as well
         if truths:
             frame = _parsed(file, present, dict.fromkeys([*texts, *truths], str))
         return frame[list(columns)]
+
+
+def _check_even(file: Path, columns: int) -> None:
+    """Raise an error unless each row of a CSV file has a value, if an empty one, for each column."""
+    with file.open(encoding=ENCODING, newline="") as opened, suppress(csv.Error):  # of what pandas may yet read
+        rows, line = csv.reader(opened), 1
+        for row in rows:
+            if row and len(row) != columns:
+                raise FedshiftError(
+                    f"The row in line {line} of '{file}' has {len(row)} values, and there are {columns} columns; write "
+                    "a value for each, empty ones too, and set quotes around text with commas."
+                )
+            line = rows.line_num + 1
 
 
 def _parsed(file: Path, present: Sequence[str], kinds: Mapping[str, type]) -> Any:

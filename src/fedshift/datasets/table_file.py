@@ -37,7 +37,9 @@ PREPARED = (
     "(or pooled)"
 )
 MOST_CATEGORIES = 1000  # of a column; one of more names its rows
-DATE = re.compile(r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([T ].*)?|\d{1,2}[-/.]\d{1,2}[-/.](\d{2}|\d{4})([T ].*)?")
+NEARLY = re.compile(r"[-+]?[\d.,' \u00a0\u202f]*\d[.,]?\s*%?")  # a number of another notation: 1,5 or 1 000 or 10 %
+TIME = r"\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?"
+DATE = re.compile(TIME + r"|\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([T ].*)?|\d{1,2}[-/.]\d{1,2}[-/.](\d{2}|\d{4})([T ].*)?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,14 +285,15 @@ def _column(name: str, cells: Sequence[Cells], named: bool) -> Column:
         (each, (row, value)), (other, (at, number)) = words, numbers
         raise FedshiftError(
             f"{each.where} holds {shown(value)} in row {row}, but the number {number} in row {at} of "
-            f"{other.where[0].lower()}{other.where[1:]}: correct it, say that it stands for nothing (--set "
+            f"{_lower(other.where)}: correct it, say that it stands for nothing (--set "
             f"data.missing={str(value)!r:.100}), or take all of the column as categories (--set "
             f"data.categories={name})."
         )
     if not named:
         _check_no_dates(cells)
+        _check_no_notation(name, cells)
     categories = sorted_names(
-        f"category of the column '{name}'", [(each.where, _categories(each, words is None)) for each in cells]
+        f"category of the column '{name}'", [(_lower(each.where), _categories(each, words is None)) for each in cells]
     )
     if len(categories) > MOST_CATEGORIES:
         raise FedshiftError(
@@ -300,14 +303,28 @@ def _column(name: str, cells: Sequence[Cells], named: bool) -> Column:
     return Column(name, categories)
 
 
+def _lower(where: str) -> str:
+    return f"{where[0].lower()}{where[1:]}"
+
+
 def _check_no_dates(cells: Sequence[Cells]) -> None:
     present = [(each, row, value) for each in cells for row, value in each.present]
     if all(DATE.fullmatch(str(value).strip()) for _, _, value in present):
         each, row, value = present[0]
         raise FedshiftError(
-            f"{each.where} holds the date {shown(value)} in row {row}, which is neither a number nor a category: "
-            "write what matters of it as a number (days since some day, the month, the age), or leave the column out: "
-            "--set data.columns=..."
+            f"{each.where} holds the date or time {shown(value)} in row {row}, which is neither a number nor a "
+            "category: write what matters of it as a number (days since some day, the month, the age), or leave the "
+            "column out: --set data.columns=..."
+        )
+
+
+def _check_no_notation(name: str, cells: Sequence[Cells]) -> None:
+    present = [(each, row, value) for each in cells for row, value in each.present]
+    if present and all(NEARLY.fullmatch(str(value).strip()) for _, _, value in present):
+        each, row, value = present[0]
+        raise FedshiftError(
+            f"{each.where} holds {shown(value)} in row {row}, as numbers are written elsewhere: write 1234.5 for "
+            f"1.234,5 and 0.1 for 10 %, or take the column as categories (--set data.categories={name})."
         )
 
 
