@@ -79,28 +79,35 @@ class Signals(WindowedDataset):
         memory.check(sum(file.stat().st_size for file in files), f"The table '{self.path}'", "Give fewer rows.")
         channels: Sequence[str] = self.columns
         parts: list[Part] = []
-        counts = Counter[str]()
+        counts = _Counts()
         problems = Problems(f"things are wrong with the signals '{self.path}'")
         for file in files:
             with problems.gathered():
                 channels = channels or self._others(file)
                 parts.append(self._part(file, channels, counts))
         problems.check()
-        notes = (*beside(self.path, files), *self.notes(counts))
+        notes = (*beside(self.path, files), *self.told(counts))
         data = joined(parts, notes=notes)
         held = torch.bincount(data.domain, minlength=len(data.domains)).tolist()
         empty = [name for name, count in zip(data.domains, held, strict=True) if not count]
         without = f"No window is left of the sites {', '.join(empty)}."
         return replace(data, notes=(*notes, without)) if empty else data
 
-    def notes(self, counts: Counter[str]) -> tuple[str, ...]:
+    def told(self, counts: _Counts) -> tuple[str, ...]:
         """What was left out, decided or filled in, in sentences."""
         said = {
             FILLED: f"{counts[FILLED]} missing numbers were interpolated.",
             GAPS: f"{counts[GAPS]} steps of the column '{self.time}' are more than {WIDE} times as long as is usual in "
             "their recording; windows go across them.",
         }
-        return (*super().notes(counts), *(sentence for key, sentence in said.items() if counts[key]))
+        found = [sentence for key, sentence in said.items() if counts[key]]
+        shortest, longest = min(counts.steps, default=0.0), max(counts.steps, default=0.0)
+        if longest > WIDE * shortest:
+            found.append(
+                f"The usual step of the column '{self.time}' is from {shortest:.4g} to {longest:.4g}, by recording; "
+                "windows of as many steps last differently long."
+            )
+        return (*self.notes(counts), *found)
 
     def suffixes(self) -> tuple[str, ...]:
         """CSV and Parquet."""
@@ -116,16 +123,16 @@ class Signals(WindowedDataset):
         present = column_names(file)
         check_named(file, present, used)
         _check_present(file, present, channels)
-        problems, counts = Problems(f"columns of '{file}' cannot be used"), Counter[str]()
+        problems, counts = Problems(f"columns of '{file}' cannot be used"), _Counts()
         found = self._read(file, channels, list(used), counts, problems)
         problems.check()
         windows = self.cut([found.recording(place) for place in range(len(found.rows))], counts)
         others = [name for name in present if name not in (*channels, *used)]
         beside = [f"Columns that are not looked at: {', '.join(others)} (of '{file}')."] if others else []
-        notes = (f"{note.removesuffix('.')} (of '{file}')." for note in self.notes(counts))
+        notes = (f"{note.removesuffix('.')} (of '{file}')." for note in self.told(counts))
         return Unlabelled(windows.x, found.names(windows), (*beside, *notes))
 
-    def _part(self, file: Path, channels: Sequence[str], counts: Counter[str]) -> Part:
+    def _part(self, file: Path, channels: Sequence[str], counts: _Counts) -> Part:
         """The windows of a file."""
         self._check_columns(file, channels)
         problems = Problems(f"columns of '{file}' cannot be used")
@@ -153,7 +160,7 @@ class Signals(WindowedDataset):
         return Part(str(file), windows.x, y, _at(domain, first), kept, found.names(windows))
 
     def _read(
-        self, file: Path, channels: Sequence[str], others: list[str], counts: Counter[str], problems: Problems
+        self, file: Path, channels: Sequence[str], others: list[str], counts: _Counts, problems: Problems
     ) -> _Recorded:
         """The recordings of a file, with what is missing filled in; what is wrong is gathered.
 
@@ -161,7 +168,7 @@ class Signals(WindowedDataset):
             file: the file.
             channels: its columns of channels.
             others: the other columns that are read.
-            counts: what :meth:`notes` says, added to.
+            counts: what :meth:`told` says, added to.
             problems: of columns.
         """
         frame = read_columns(file, [*channels, *others])
@@ -211,7 +218,7 @@ class Signals(WindowedDataset):
         ]
         return which.reshape(-1), called
 
-    def _check_time(self, frame: Any, time: Array | None, rows: Array, file: Path, counts: Counter[str]) -> None:
+    def _check_time(self, frame: Any, time: Array | None, rows: Array, file: Path, counts: _Counts) -> None:
         """The time rises in a recording."""
         if time is None or len(rows) < 2:
             return
@@ -225,10 +232,12 @@ class Signals(WindowedDataset):
                 f"{before} of the same recording; sort its rows by time, leave out those that are there twice, or name "
                 "the recording apart (data.recording)."
             )
-        counts[GAPS] += int((steps > WIDE * np.median(steps)).sum())
+        usual = float(np.median(steps))
+        counts[GAPS] += int((steps > WIDE * usual).sum())
+        counts.steps.append(usual)
 
     def _fill(
-        self, values: Array, time: Array | None, rows: Array, where: str, channels: Sequence[str], counts: Counter[str]
+        self, values: Array, time: Array | None, rows: Array, where: str, channels: Sequence[str], counts: _Counts
     ) -> None:
         """Numbers in the place of missing ones of a recording."""
         for number, name in enumerate(channels):
@@ -287,6 +296,14 @@ class Signals(WindowedDataset):
         if not self.domain:
             return Names.all(file.stem, len(frame))
         return names_in(frame[self.domain], _column(self.domain, file))
+
+
+class _Counts(Counter[str]):
+    """What is counted while recordings are read, and the usual length of a step of time in each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[float] = []
 
 
 @dataclass(frozen=True)
