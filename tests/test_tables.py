@@ -275,6 +275,14 @@ def test_categories_that_name_no_column(tmp_path: Path):
     assert "Unknown column in data.categories 'sexe'" in refusal(table(tmp_path / "x.csv", MIXED, categories=["sexe"]))
 
 
+def test_rows_that_semicolons_separate(tmp_path: Path):
+    dataset = table(tmp_path / "x.csv", "a,b,label\n1,2,x\n2,1,y\n")
+    file = tmp_path / "new.csv"
+    file.write_text("a;b\n1,5;2\n")
+    with pytest.raises(FedshiftError, match=r"Unknown column of inputs in .* 'a'.*Separate columns by commas"):
+        dataset.rows(file, read(dataset).columns)
+
+
 def test_rows_of_a_file_without_a_label(tmp_path: Path):
     dataset = table(tmp_path / "x.csv", MIXED, categories=["zip"])
     columns = read(dataset).columns

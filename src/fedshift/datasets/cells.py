@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import unicodedata
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from decimal import Decimal
 from math import isnan
@@ -21,6 +21,7 @@ from fedshift.errors import FedshiftError, UnknownNameError, need
 
 SUFFIXES = (".csv", ".parquet")
 ENCODING = "utf-8-sig"  # with the mark that Excel writes, or without
+COMMAS = "Separate columns by commas."
 NUMBERS = "iuf"  # kinds of NumPy's types
 FLOAT32 = float(np.finfo(np.float32).max)
 
@@ -55,8 +56,15 @@ def check_named(file: Path, present: Sequence[str], named: Mapping[str, str]) ->
     """Raise an error unless a file has some columns, each given with the setting that names it."""
     for name, named_by in named.items():
         if name not in present:
-            hint = "Separate columns by commas." if len(present) == 1 else f"Name it: --set {named_by}=COLUMN"
+            hint = COMMAS if len(present) == 1 else f"Name it: --set {named_by}=COLUMN"
             raise UnknownNameError(f"column ({named_by}) in '{file}'", name, present, hint)
+
+
+def check_present(file: Path, present: Sequence[str], columns: Iterable[str], what: str) -> None:
+    """Raise an error unless a file has some columns, which are of inputs, say."""
+    for name in columns:
+        if name not in present:
+            raise UnknownNameError(f"column of {what} in '{file}'", name, present, COMMAS if len(present) == 1 else "")
 
 
 def read_columns(file: Path, columns: Sequence[str], texts: Sequence[str] = ()) -> Any:

@@ -14,10 +14,19 @@ import torch
 from torch import Tensor
 
 from fedshift import memory
-from fedshift.datasets.cells import SUFFIXES, Cells, check_named, column_names, names_in, read_columns, times
+from fedshift.datasets.cells import (
+    SUFFIXES,
+    Cells,
+    check_named,
+    check_present,
+    column_names,
+    names_in,
+    read_columns,
+    times,
+)
 from fedshift.datasets.parts import Array, Names, Part, beside, domain_names, files_in, joined
 from fedshift.datasets.windows import Recording, WindowedDataset, Windows
-from fedshift.errors import FedshiftError, Problems, UnknownNameError
+from fedshift.errors import FedshiftError, Problems
 from fedshift.federation.domains import DomainData, Unlabelled
 from fedshift.federation.preparation import Column
 from fedshift.settings.spec import setting
@@ -122,7 +131,7 @@ class Signals(WindowedDataset):
         used = {name: use for name, use in self._named_apart.items() if name in (*self.recording, self.time)}
         present = column_names(file)
         check_named(file, present, used)
-        _check_present(file, present, channels)
+        check_present(file, present, channels, "a channel")
         problems, counts = Problems(f"columns of '{file}' cannot be used"), _Counts()
         found = self._read(file, channels, list(used), counts, problems)
         problems.check()
@@ -267,7 +276,7 @@ class Signals(WindowedDataset):
 
     def _check_columns(self, file: Path, channels: Sequence[str]) -> None:
         self._check_named(file)
-        _check_present(file, column_names(file), channels)
+        check_present(file, column_names(file), channels, "a channel")
         more = [] if self.columns else [name for name in self._others(file) if name not in channels]
         if more:
             raise FedshiftError(
@@ -339,12 +348,6 @@ class _Recorded:
         """What windows are called: the recording, and the step at which each begins, from 0."""
         pairs = zip(windows.recording.tolist(), windows.start.tolist(), strict=True)
         return [", ".join(filter(None, (self.called[place], f"step {start}"))) for place, start in pairs]
-
-
-def _check_present(file: Path, present: Sequence[str], channels: Sequence[str]) -> None:
-    for name in channels:
-        if name not in present:
-            raise UnknownNameError(f"column of a channel in '{file}'", name, present)
 
 
 def _column(name: str, file: Path) -> str:

@@ -19,6 +19,7 @@ from fedshift.datasets.cells import (
     Cells,
     as_number,
     check_named,
+    check_present,
     column_names,
     names_in,
     read_columns,
@@ -139,9 +140,7 @@ class TableFile(TableDataset):
             FedshiftError: a column is not there, or holds what it cannot.
         """
         present = column_names(file)
-        for column in columns:
-            if column.name not in present:
-                raise UnknownNameError(f"column of inputs in '{file}'", column.name, present)
+        check_present(file, present, [column.name for column in columns], "inputs")
         text = [column.name for column in columns if column.categories is not None]
         frame = read_columns(file, [column.name for column in columns], text)
         if not len(frame):
@@ -225,9 +224,7 @@ class TableFile(TableDataset):
             FedshiftError: they are not.
         """
         check_named(file, present, self._named_apart)
-        for name in columns:
-            if name not in present:
-                raise UnknownNameError(f"column of inputs in '{file}'", name, present)
+        check_present(file, present, columns, "inputs")
         more = [] if self.columns else [name for name in self._others(file, present) if name not in columns]
         if more:
             raise FedshiftError(
