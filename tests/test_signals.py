@@ -343,6 +343,23 @@ def test_a_group_holds_recordings_together(tmp_path: Path):
     assert "has 'p' in row 6 of the column 'patient' and 'q' in row 7; a recording has one" in message
 
 
+def test_a_patient_of_two_files_is_one_group_however_other_patients_are_called(tmp_path: Path):
+    """In the first file patients are numbers, in the second one of them is not: the patient 1 of both is one."""
+    (tmp_path / "all").mkdir()
+    save(
+        tmp_path / "all" / "x.csv",
+        steps("1", "N", "run", [1, 2], patient=1),
+        steps("2", "N", "rest", [1, 2], patient=2),
+    )
+    save(
+        tmp_path / "all" / "y.csv",
+        steps("3", "N", "run", [1, 2], patient="1"),
+        steps("4", "N", "rest", [1, 2], patient="2b"),
+    )
+    dataset = Signals(path=str(tmp_path / "all"), window=2, recording=("walk",), domain="clinic", group="patient")
+    assert load(dataset).group.tolist() == [0, 1, 0, 2]
+
+
 @pytest.mark.parametrize("protocol", ["in-domain", "all-clients", "leave-one-domain-out"])
 def test_a_split_keeps_recordings_whole(tmp_path: Path, make: Make, protocol: str):
     draw = np.random.default_rng(0)

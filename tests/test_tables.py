@@ -178,6 +178,18 @@ def test_files_may_write_the_numbers_of_a_category_beside_text(tmp_path: Path):
     assert cells(data) == [[0], [1], [0], [2]]
 
 
+def test_a_file_that_lacks_the_classes_with_letters(tmp_path: Path):
+    """Its classes alone would be numbers; where another file has other names, numbers are refused as before."""
+    (tmp_path / "all").mkdir()
+    (tmp_path / "all" / "berlin.csv").write_text("a,label\n1,2\n2,10\n")
+    (tmp_path / "all" / "oslo.csv").write_text("a,label\n1,2b\n2,2\n3,10\n")
+    data = read(TableFile(path=str(tmp_path / "all")))
+    assert data.classes == ("10", "2", "2b")
+    assert data.y.tolist() == [1, 0, 2, 1, 0]
+    (tmp_path / "all" / "oslo.csv").write_text("a,label\n1,ill\n2,2\n")
+    assert "The class is the number 10 in row 1 of" in refusal(TableFile(path=str(tmp_path / "all")))
+
+
 def test_an_empty_line_of_a_single_column_is_a_cell(tmp_path: Path):
     dataset = table(tmp_path / "x.csv", "a,label\n1,x\n2,y\n", statistics="site")
     file = tmp_path / "new.csv"

@@ -229,6 +229,9 @@ def _check_alike(parts: Sequence[Part]) -> None:
 def sorted_names(kind: str, places: Sequence[tuple[str, Names]]) -> tuple[str, ...]:
     """All values, by size if they are numbers, else by the alphabet, as names.
 
+    A file of CSV in which all happen to be numbers cannot say that they are text, so numbers are taken as text where
+    another file has each of them as text.
+
     Args:
         kind: what they are names of.
         places: files, for errors, and what each calls its samples.
@@ -241,14 +244,16 @@ def sorted_names(kind: str, places: Sequence[tuple[str, Names]]) -> tuple[str, .
         for number, value in enumerate(names.values):
             found.setdefault(value, names.place(number, where))
     text = {value: place for value, place in found.items() if isinstance(value, str)}
-    if text and len(text) < len(found):
-        digits, word = next(value for value in found if value not in text), next(iter(text))
+    numbers = [value for value in found if value not in text]
+    apart = [value for value in numbers if str(value) not in text]
+    if text and apart:
+        digits, word = apart[0], next(iter(text))
         raise FedshiftError(
             f"The {kind} is the number {digits} in {found[digits]}, and the text '{word}' in {text[word]}; write all "
             "of them as numbers or all as text."
         )
     check_names(kind, {str(value): place for value, place in found.items()})
-    return tuple(str(value) for value in sorted(found))
+    return tuple(str(value) for value in sorted(text or numbers))
 
 
 def _numbered(
@@ -263,7 +268,7 @@ def _numbered(
 
 def _groups(parts: Sequence[Part]) -> Tensor:
     """The number of each sample's group, (N,), int64; one of the same name in two files is the same group."""
-    number: dict[Value, int] = {}
+    number: dict[str, int] = {}
     count = 0
     groups: list[Tensor] = []
     for part in parts:
@@ -271,11 +276,12 @@ def _groups(parts: Sequence[Part]) -> Tensor:
             groups.append(torch.arange(count, count + len(part.x)))
             count += len(part.x)
             continue
-        for value in part.group.values:
-            if value not in number:
-                number[value] = count
+        names = [str(value) for value in part.group.values]
+        for name in names:
+            if name not in number:
+                number[name] = count
                 count += 1
-        groups.append(torch.tensor([number[value] for value in part.group.values])[part.group.which])
+        groups.append(torch.tensor([number[name] for name in names])[part.group.which])
     return torch.cat(groups)
 
 
