@@ -777,33 +777,18 @@ def _rows_seen(report: DataReport, site: int) -> Tensor:
     return (looked & (data.domain == site)).nonzero().flatten()
 
 
-def test_another_order_of_categories_changes_no_comparison():
-    """What categories are called decides their codes, which say nothing of size."""
-    drugs = {"north": "ab", "south": "bc", "west": "ab"}
-    data = table_of(drugs)
-    names = tuple(reversed(data.columns[1].categories or ()))
-    x = data.x.clone()
-    x[:, 1] = len(names) - 1 - x[:, 1]
-    turned = replace(data, x=x, columns=(data.columns[0], Column("drug", names), data.columns[2]))
-    one, other = reported(data).features, reported(turned).features
-    assert one is not None and other is not None
-    assert [(d.one, d.other, d.significant) for d in one.pairs] == [
-        (d.one, d.other, d.significant) for d in other.pairs
-    ]
-    assert [d.value for d in one.pairs] == pytest.approx([d.value for d in other.pairs], abs=0.03)
-
-
 def test_sites_that_give_other_drugs_are_told_apart():
-    """North and west give a and d, which lie around south's b and c, so codes have one mean at all sites."""
-    data = table_of({"north": "ad", "south": "bc", "west": "ad"})
+    """North and west give each other drug of six, south the rest: their names tell them apart, codes hardly."""
+    data = table_of({"north": "ace", "south": "bdf", "west": "ace"})
     x = data.x.clone()
     x[:, 2] = 0
     found = reported(replace(data, x=x)).features
     assert found is not None
-    assert {(each.one, each.other): each.significant for each in found.pairs} == {
-        ("north", "south"): True,
-        ("north", "west"): False,
-        ("south", "west"): True,
+    values = {(each.one, each.other): (each.value > 0.97, each.significant) for each in found.pairs}
+    assert values == {
+        ("north", "south"): (True, True),
+        ("north", "west"): (False, False),
+        ("south", "west"): (True, True),
     }
 
 
