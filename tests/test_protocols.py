@@ -324,7 +324,7 @@ def test_a_partition_runs_with_clients_smaller_than_a_batch(make: Make, protocol
     clients: 3 or 4 of a class each, of which one is tested, one validated and 1 or 2 trained on.
     """
     changes = {"protocol": protocol, "method.name": method, "partition.name": "iid", "train.batch": 16}
-    with pytest.raises(FedshiftError, match="No validation image"):
+    with pytest.raises(FedshiftError, match="No validation sample"):
         Simulation(make(changes | {"partition.clients": 5}))
     simulation = simulate(make(changes | {"partition.clients": 3}))
     record = evaluated(simulation, simulation.coordinator.schedule[-1])
