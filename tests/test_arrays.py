@@ -302,9 +302,9 @@ def test_a_folder_of_tables(tmp_path: Path):
         ("a,label\n1,x\n,y\n", ["column 'a' of", "holds nothing in row 1"]),
         ("a,label\n1,x\nhigh,y\n", ["column 'a' of", "holds 'high' (str) in row 1"]),
         ("a,label\n1,x\n1_0,y\n", ["holds '1_0' (str) in row 1"]),
-        ("a,label\n1,x\nnan,y\n", ["column 'a' of", "holds nan in row 1"]),
+        ("a,label\n1,x\nnan,y\n", ["column 'a' of", "holds 'nan' (str) in row 1", "data.missing"]),
         ("a,label\n1,x\n1e39,y\n", ["column 'a' of", "holds 1e+39 in row 1", "float32"]),
-        ("a,label\nTrue,x\nFalse,y\n", ["holds 'True' (bool) in row 0"]),
+        ("a,label\nTrue,x\nFalse,y\n", ["holds 'True' (str) in row 0"]),
         ("a,b,label\nu,v,x\n1,1,y\n", ["2 columns of", "'a'", "'b'", "data.columns"]),
         ("a,label\n1,x\n2,\n", ["column 'label' of", "holds nothing in row 1"]),
         ("a,label\n1,0\n2,0.5\n", ["column 'label' of", "holds 0.5 in row 1", "whole number"]),
@@ -314,8 +314,8 @@ def test_a_folder_of_tables(tmp_path: Path):
         ("a,a,label\n1,2,x\n", ["two columns 'a'"]),
         (",a,label\n0,2,x\n", ["column without a name", "index=False"]),
         ("label\nx\ny\n", ["none of numbers beside the label"]),
-        ("a,label\n1,x,9\n2,y,9\n", ["cannot be read as a table"]),
-        ("a,label\n1,x\n2,y,9\n", ["cannot be read as a table", "line 3"]),
+        ("a,label\n1,x,9\n2,y,9\n", ["The row in line 2 of", "has 3 values, and there are 2 columns"]),
+        ("a,label\n1,x\n2,y,9\n", ["The row in line 3 of", "has 3 values"]),
         ('a,label\n1,"x\n', ["cannot be read as a table"]),
         ("a,label\n", ["has no row"]),
         ("", ["is empty"]),
@@ -334,7 +334,7 @@ def test_tables_that_cannot_be_used_are_named(tmp_path: Path, text: str, words: 
         ({"a": [[1], [2]], "label": ["x", "y"]}, ["column 'a'", "(ndarray) in row 0"]),
         ({"a": pa.array([1, 2], pa.timestamp("ns")), "label": ["x", "y"]}, ["column 'a'", "(Timestamp) in row 0"]),
         ({"a": [1, 2], "__index_level_0__": [0, 1], "label": ["x", "y"]}, ["__index_level_0__", "index=False"]),
-        ({"a": [1, 2], "label": [b"x", b"y"]}, ["column 'label'", "holds the bytes"]),
+        ({"a": [1, 2], "label": [b"x", b"y"]}, ["column 'label'", "holds \"b'x'\" (bytes) in row 0"]),
     ],
     ids=range(6),
 )
@@ -346,7 +346,9 @@ def test_parquet_that_cannot_be_used_is_named(tmp_path: Path, columns: dict[str,
 
 def test_other_text_than_utf_8_and_no_parquet(tmp_path: Path):
     (tmp_path / "x.csv").write_bytes("a,label\n1,größer\n".encode("latin-1"))
-    assert "cannot be read as a table ('utf-8' codec" in refusal(TableFile(path=str(tmp_path / "x.csv")))
+    message = refusal(TableFile(path=str(tmp_path / "x.csv")))
+    assert "Line 2 of" in message
+    assert "b'\\xf6' is no UTF-8; write the file as UTF-8" in message
     (tmp_path / "x.parquet").write_bytes(b"none")
     assert "x.parquet' cannot be read as a table" in refusal(TableFile(path=str(tmp_path / "x.parquet")))
 

@@ -31,6 +31,7 @@ from fedshift.federation.domains import DomainData
 from fedshift.federation.federation import Federation
 from fedshift.federation.inputs import Inputs
 from fedshift.federation.partitions import IID, Domains
+from fedshift.federation.preparation import Column
 from fedshift.federation.protocols import InDomain, LeaveOneDomainOut, Protocol
 from fedshift.reporting.data_report.drift import (
     REST,
@@ -718,6 +719,79 @@ def test_progress_is_told():
     assert all(done <= total for _, done, total in told)
 
 
+# Tables -------------------------------------------------------------------------------------------
+
+
+def table_of(drugs: dict[str, str], shift: float = 0.0, seed: int = 0) -> DomainData:
+    """Three sites of 200 rows: an age, a drug of those that a site gives, and a code that is the same at one site."""
+    draw, sites = np.random.default_rng(seed), ("north", "south", "west")
+    names = tuple(sorted({drug for some in drugs.values() for drug in some}))
+    drug = np.concatenate([draw.choice([names.index(each) for each in drugs[site]], 200) for site in sites])
+    domain = np.repeat(np.arange(3), 200)
+    code = np.where(domain == 1, 2, draw.integers(0, 2, 600))
+    x = np.stack([draw.normal(50, 10, 600) + shift * domain, drug, code], axis=1)
+    x[:4, 1] = np.nan
+    columns = (Column("age"), Column("drug", names), Column("code", ("7", "8", "9000")))
+    return DomainData(
+        x=torch.from_numpy(x),
+        y=torch.from_numpy(np.tile([0, 1], 300)),
+        domain=torch.from_numpy(domain),
+        domains=sites,
+        classes=("ill", "well"),
+        group=torch.arange(600),
+        columns=columns,
+    )
+
+
+ALIKE = dict.fromkeys(("north", "south", "west"), "abc")
+
+
+def test_columns_of_a_table_are_called_by_name_and_codes_are_no_numbers():
+    report = reported(table_of(ALIKE))
+    assert report.columns == ("age", "drug", "code")
+    hidden = replace(report.data, columns=(Column("age"), Column("drug", ("a", "b", "c", "d")), report.data.columns[2]))
+    assert "drug: d" not in str(reported(hidden))  # of which there is no row, or one of test alone
+    assert report.values.mean[:, 1:].isnan().all()
+    assert report.values.low[:, 1:].isnan().all()
+    found = [str(each) for each in report.findings]
+    assert any("south: column code." in each for each in found), found
+    assert any("north" in each and "of column drug" in each for each in found), found
+    assert "value ranges" not in kinds(report)
+    seen = report.values.samples
+    assert report.values.categories[1].sum(dim=1).tolist() == [
+        int(seen[site]) - int(report.data.x[_rows_seen(report, site), 1].isnan().sum()) for site in range(3)
+    ]
+    text = str(report)
+    assert "drug: a" in text
+    assert "code: 9000" in text
+    held = report.table()
+    assert held["sites"][0]["values"]["mean"][1:] == [None, None]
+    assert set(held["sites"][1]["values"]["categories"]["code"]) == {"7", "8", "9000"}
+    assert held["sites"][1]["values"]["categories"]["code"]["7"] == 0
+    assert "drug a" in report._repr_html_()
+
+
+def _rows_seen(report: DataReport, site: int) -> Tensor:
+    data = report.data
+    looked = Roles.of(federated(data), len(data.y)).judged(test=False)
+    return (looked & (data.domain == site)).nonzero().flatten()
+
+
+def test_sites_that_give_other_drugs_are_told_apart():
+    """North and west give each other drug of six, south the rest: their names tell them apart, codes hardly."""
+    data = table_of({"north": "ace", "south": "bdf", "west": "ace"})
+    x = data.x.clone()
+    x[:, 2] = 0
+    found = reported(replace(data, x=x)).features
+    assert found is not None
+    values = {(each.one, each.other): (each.value > 0.97, each.significant) for each in found.pairs}
+    assert values == {
+        ("north", "south"): (True, True),
+        ("north", "west"): (False, False),
+        ("south", "west"): (True, True),
+    }
+
+
 # The command --------------------------------------------------------------------------------------
 
 
@@ -802,7 +876,7 @@ def test_a_division_that_a_run_refuses_is_reported(make: Make):
     """One image of a class: none is left for validation."""
     report = fedshift.inspect_data(make({"data.per_class": 1}), progress=Progress())
     assert report.findings[0].kind == "refused"
-    assert "No validation image of 'dark' is left to score" in report.findings[0].text
+    assert "No validation sample of 'dark' is left to score" in report.findings[0].text
     assert [each.samples for each in report.scored if each.role == "validation"] == [0, 0]
 
 

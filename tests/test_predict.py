@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -275,6 +276,64 @@ def test_slices_of_volumes(tmp_path: Path):
     found = fedshift.predict(run.path, [tmp_path / "new"])
     assert (found.files[0], found.rows) == (str(tmp_path / "new" / "scan.nii.gz"), (0, 3, 6))
     check(run, rows_of(found.csv()), run.experiment.data.samples(tmp_path / "new" / "scan.nii.gz").x)
+
+
+def walks(names: list[str]) -> pd.DataFrame:
+    """Recordings of twelve steps, with times of half a second, each other row of another one."""
+    steps = [
+        {"walk": name, "s": step / 2, "up": RNG.normal(), "label": CLASSES[n % 3], "clinic": DOMAINS[n // 3 % 3]}
+        for step in range(12)
+        for n, name in enumerate(names)
+    ]
+    return pd.DataFrame(steps).assign(side=RNG.normal(size=len(steps)))
+
+
+def test_windows_of_signals_by_recording_and_step(tmp_path: Path):
+    """Rows of recordings lie between each other and lack a label; a missing number is filled in, a rest is in none."""
+    walks([f"w{number}" for number in range(54)]).to_csv(tmp_path / "walks.csv", index=False)
+    data = {"name": "signals", "path": str(tmp_path / "walks.csv"), "domain": "clinic", "recording": ["walk"]}
+    more = {"time": "s", "window": 5, "stride": 3, "impute": "interpolate", "standardise": "window"}
+    run = carried_out(tmp_path, data | more, **{"model.name": "cnn1d"})
+    new = walks(["east", "x,y"]).assign(note="-")[["side", "note", "s", "up", "walk"]]  # in another order
+    east = new[new.walk == "east"][["up", "side"]].to_numpy()
+    new.loc[new.index[2], "up"] = None  # step 1 of east
+    new.to_csv(tmp_path / "new.csv", index=False)
+    result = predict(run, tmp_path / "new.csv", "--out", tmp_path / "p.csv")
+    assert result.exit_code == 0, result.output
+    rows = rows_of((tmp_path / "p.csv").read_text())
+    assert [row["row"] for row in rows] == [
+        f"walk '{name}', step {start}" for name in ("east", "x,y") for start in (0, 3, 6)
+    ]
+    east[1, 0] = (east[0, 0] + east[2, 0]) / 2
+    pieces = np.stack([east[start : start + 5].T for start in (0, 3, 6)])
+    x = (pieces - pieces.mean(axis=2, keepdims=True)) / pieces.std(axis=2, keepdims=True)
+    check(run, rows[:3], torch.tensor(x, dtype=torch.float32), rtol=1e-5)
+    for note in ("not looked at: note", "1 missing numbers were interpolated", "2 of 24 steps lie in no window"):
+        assert f"{note} (of '{tmp_path / 'new.csv'}')." in result.stderr
+
+
+def test_signals_that_cannot_be_predicted_for_are_named(tmp_path: Path):
+    walks([f"w{number}" for number in range(54)]).to_csv(tmp_path / "walks.csv", index=False)
+    data = {"name": "signals", "path": str(tmp_path / "walks.csv"), "domain": "clinic", "recording": ["walk"]}
+    run = carried_out(tmp_path, {**data, "time": "s", "window": 5}, **{"model.name": "cnn1d"})
+    new = walks(["east"])
+    for name, table, words in (
+        ("a", new.drop(columns="up"), "Unknown column of a channel in '{}' 'up'"),
+        ("b", new.drop(columns="s"), "Unknown column (data.time) in '{}' 's'"),
+        ("c", new.assign(up=["high"] * 12), "The column 'up' of '{}' holds 'high' (str) in row 0"),
+        (
+            "d",
+            new.assign(up=[1.0, None] * 6),
+            "The column 'up' of '{}' holds nothing in row 1, and in 5 more; fill it in",
+        ),
+        ("e", new[:3], "The recording (walk 'east') of '{}' has 3 steps, fewer than data.window = 5"),
+        ("f", new[::-1], "The column 's' of '{}' holds 5.0 in row 1, after 5.5 in row 0 of the same recording"),
+        ("g", new[:0], "'{}' has no row"),
+    ):
+        file = tmp_path / f"{name}.csv"
+        table.to_csv(file, index=False)
+        with pytest.raises(FedshiftError, match=re.escape(words.format(file))):
+            fedshift.predict(run.path, [file])
 
 
 def test_a_data_set_without_files_says_so(tmp_path: Path):

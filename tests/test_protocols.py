@@ -280,9 +280,9 @@ def test_a_small_client_that_has_nothing_to_score_is_left_out_and_told_of():
 def test_a_domain_that_nobody_can_score_and_a_client_that_cannot_train_are_refused():
     one = Client(0, "a", "a", samples(3))
     environments = (Environment("a", "test", 0, samples(2)), Environment("b", "test", 0, samples(0)))
-    with pytest.raises(FedshiftError, match="No test image of 'b' is left"):
+    with pytest.raises(FedshiftError, match="No test sample of 'b' is left"):
         Federation((one,), environments, ("c0",), Inputs()).checked()
-    with pytest.raises(FedshiftError, match="Client 'b' has no training image"):
+    with pytest.raises(FedshiftError, match="Client 'b' has no training sample"):
         Federation((one, Client(1, "b", "b", samples(0))), environments[:1], ("c0",), Inputs()).checked()
     whole = Federation((one,), environments[:1], ("c0",), Inputs())
     assert whole.checked() is whole
@@ -324,7 +324,7 @@ def test_a_partition_runs_with_clients_smaller_than_a_batch(make: Make, protocol
     clients: 3 or 4 of a class each, of which one is tested, one validated and 1 or 2 trained on.
     """
     changes = {"protocol": protocol, "method.name": method, "partition.name": "iid", "train.batch": 16}
-    with pytest.raises(FedshiftError, match="No validation image"):
+    with pytest.raises(FedshiftError, match="No validation sample"):
         Simulation(make(changes | {"partition.clients": 5}))
     simulation = simulate(make(changes | {"partition.clients": 3}))
     record = evaluated(simulation, simulation.coordinator.schedule[-1])

@@ -313,6 +313,18 @@ def test_times_may_be_written_as_dates_and_gaps_are_said(tmp_path: Path):
 # Recordings, sites and groups --------------------------------------------------------------------
 
 
+def test_recordings_of_several_rates_are_said(tmp_path: Path):
+    """Steps of 1 and of 2 seconds: twice as long, so windows of two steps last differently long."""
+    slow, fast = (
+        steps(name, "N", name, [1, 2, 3, 4], t=[step * n for n in range(4)]) for name, step in (("x", 2), ("y", 1))
+    )
+    data = load(save(tmp_path / "x.csv", slow, fast, time="t"))
+    assert data.notes[-1] == (
+        "The usual step of the column 't' is from 1 to 2, by recording; windows of as many steps last differently long."
+    )
+    assert not load(save(tmp_path / "y.csv", slow, slow.assign(walk="y", label="y"), time="t")).notes
+
+
 def test_a_recording_is_of_one_site(tmp_path: Path):
     """Where recordings are counted afresh at each site, two columns name them."""
     rows = [steps("1", "oslo", "run", [1, 2]), steps("1", "rome", "rest", [3, 4])]
@@ -329,6 +341,23 @@ def test_a_group_holds_recordings_together(tmp_path: Path):
     mixed = steps("4", "oslo", "run", [1, 2], patient=["p", "q"])
     message = refusal(save(tmp_path / "x.csv", *rows, mixed, group="patient"))
     assert "has 'p' in row 6 of the column 'patient' and 'q' in row 7; a recording has one" in message
+
+
+def test_a_patient_of_two_files_is_one_group_however_other_patients_are_called(tmp_path: Path):
+    """In the first file patients are numbers, in the second one of them is not: the patient 1 of both is one."""
+    (tmp_path / "all").mkdir()
+    save(
+        tmp_path / "all" / "x.csv",
+        steps("1", "N", "run", [1, 2], patient=1),
+        steps("2", "N", "rest", [1, 2], patient=2),
+    )
+    save(
+        tmp_path / "all" / "y.csv",
+        steps("3", "N", "run", [1, 2], patient="1"),
+        steps("4", "N", "rest", [1, 2], patient="2b"),
+    )
+    dataset = Signals(path=str(tmp_path / "all"), window=2, recording=("walk",), domain="clinic", group="patient")
+    assert load(dataset).group.tolist() == [0, 1, 0, 2]
 
 
 @pytest.mark.parametrize("protocol", ["in-domain", "all-clients", "leave-one-domain-out"])

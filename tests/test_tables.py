@@ -103,6 +103,100 @@ def test_what_stands_for_nothing_is_said(tmp_path: Path):
     assert cells(data) == [[-99, -99], [1, 0]]
 
 
+@pytest.mark.parametrize(
+    "values", [("1,5", "2"), ("1.234,5", "7,0"), ("10%", "5 %"), ("1 000", "2 000"), ("12:30", "1:05")]
+)
+def test_numbers_and_times_of_another_notation_are_no_categories(tmp_path: Path, values: tuple[str, str]):
+    text = "a,label\n" + "".join(
+        f'"{value}",{label}\n' for value, label in zip((*values, values[0]), "xyx", strict=True)
+    )
+    if values == ("1,5", "2"):
+        assert "holds '1,5' (str) in row 0, but the number 2 in row 1" in refusal(table(tmp_path / "x.csv", text))
+        return
+    message = refusal(table(tmp_path / "x.csv", text))
+    assert f"The column 'a' of '{tmp_path / 'x.csv'}' holds" in message
+    assert f"{values[0]!r} (str) in row 0" in message
+    data = read(table(tmp_path / "x.csv", text, categories=["a"]))
+    assert data.columns[0].categories == tuple(sorted(values))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("label,a,b\nx,1,2\ny,3\n", "The row in line 3 of '{}' has 2 values, and there are 3 columns"),
+        ('label,a\n"x\nz",1\ny,3,5\n', "The row in line 4 of '{}' has 3 values, and there are 2 columns"),
+        ("label,a\nx,1,2\ny,3,4\n", "The row in line 2 of '{}' has 3 values, and there are 2 columns"),
+        ('label,"a\nb"\nx,1\ny,3\n', "The name of the column 'a\\nb' of '{}' holds control characters"),
+    ],
+)
+def test_lines_that_are_no_rows_are_named(tmp_path: Path, text: str, words: str):
+    assert words.format(tmp_path / "x.csv") in refusal(table(tmp_path / "x.csv", text))
+
+
+def test_nan_in_csv_stands_for_nothing_where_that_is_said(tmp_path: Path):
+    text = "a,label\n1,x\nnan,y\n,x\n"
+    message = refusal(table(tmp_path / "x.csv", text, statistics="site"))
+    assert "holds 'nan' (str) in row 1, but the number 1 in row 0" in message
+    data = read(table(tmp_path / "x.csv", text, statistics="site", missing=["", "nan"]))
+    assert cells(data) == [[1], [-99], [-99]]
+    assert "Columns with missing cells (how many), which are filled in: 'a' (2)." in data.notes
+
+
+def test_truth_is_read_as_it_is_written(tmp_path: Path):
+    for file, word in (("x.csv", "true"), ("y.csv", "TRUE")):
+        data = read(table(tmp_path / file, f"a,label\n{word},{word}\nfalse,false\n", statistics="site"))
+        assert data.columns[0].categories == tuple(sorted(("false", word)))
+        assert data.classes == tuple(sorted(("false", word)))
+
+
+@pytest.mark.parametrize("trained", ["a\n07\n08\nx\n", "a\n7\n8\n9\n"])
+def test_the_category_of_a_cell_does_not_hang_on_the_cells_beside_it(tmp_path: Path, trained: str):
+    """As text "07" is a category of its own, where all are numbers it is 7; alone in a file, too."""
+    labels = ("label", "x", "y", "x")
+    lines = "".join(f"{line},{label}\n" for line, label in zip(trained.split(), labels, strict=True))
+    dataset = table(tmp_path / "x.csv", lines, statistics="site", categories=["a"])
+    columns = read(dataset).columns
+    file = tmp_path / "new.csv"
+    file.write_text("a,other\n07,1\n8,1\n,1\n")
+    found = dataset.samples(file, columns)
+    known = columns[0].categories or ()
+    assert found.x[0, 0] == known.index("07" if "07" in known else "7")
+    assert found.x[1, 0] == (known.index("8") if "8" in known else -1)
+    notes = [f"Columns with missing cells (how many), which are filled in: 'a' (1) (of '{file}')."]
+    unknown = (
+        f"Columns with categories that the model does not know (cells), which stand for none: 'a' (1) (of '{file}')."
+    )
+    assert list(found.notes[1:]) == [*notes, *([unknown] if "07" in known else [])]
+
+
+def test_files_may_write_the_numbers_of_a_category_beside_text(tmp_path: Path):
+    (tmp_path / "all").mkdir()
+    (tmp_path / "all" / "berlin.csv").write_text("a,label\n01,x\n02,y\n")
+    (tmp_path / "all" / "oslo.csv").write_text("a,label\n01,x\nnone,y\n")
+    data = read(TableFile(path=str(tmp_path / "all"), statistics="site", categories=("a",)))
+    assert data.columns[0].categories == ("01", "02", "none")
+    assert cells(data) == [[0], [1], [0], [2]]
+
+
+def test_a_file_that_lacks_the_classes_with_letters(tmp_path: Path):
+    """Its classes alone would be numbers; where another file has other names, numbers are refused as before."""
+    (tmp_path / "all").mkdir()
+    (tmp_path / "all" / "berlin.csv").write_text("a,label\n1,2\n2,10\n")
+    (tmp_path / "all" / "oslo.csv").write_text("a,label\n1,2b\n2,2\n3,10\n")
+    data = read(TableFile(path=str(tmp_path / "all")))
+    assert data.classes == ("10", "2", "2b")
+    assert data.y.tolist() == [1, 0, 2, 1, 0]
+    (tmp_path / "all" / "oslo.csv").write_text("a,label\n1,ill\n2,2\n")
+    assert "The class is the number 10 in row 1 of" in refusal(TableFile(path=str(tmp_path / "all")))
+
+
+def test_an_empty_line_of_a_single_column_is_a_cell(tmp_path: Path):
+    dataset = table(tmp_path / "x.csv", "a,label\n1,x\n2,y\n", statistics="site")
+    file = tmp_path / "new.csv"
+    file.write_text("a\n1\n\n3\n")
+    assert dataset.samples(file, read(dataset).columns).x.nan_to_num(-9).tolist() == [[1], [-9], [3]]
+
+
 def test_files_of_sites_agree_on_what_a_column_is(tmp_path: Path):
     table(tmp_path / "oslo.csv", "a,b,label\n,,x\n,,y\n")
     table(tmp_path / "rome.csv", "b,a,label\nu,1,x\n7,2,y\n")
@@ -142,9 +236,9 @@ def test_whole_numbers_that_a_float_rounds_are_said(tmp_path: Path):
         ("a,label\n1,x\nhigh,y\n", ["column 'a' of", "holds 'high' (str) in row 1", "data.categories=a"]),
         (
             "a,label\n2020-01-31,x\n2021-12-01,y\n",
-            ["column 'a' of", "the date '2020-01-31' (str) in row 0", "days since"],
+            ["column 'a' of", "the date or time '2020-01-31' (str) in row 0", "days since"],
         ),
-        ("a,label\n,x\n3.1.2020 12:30,y\n", ["the date '3.1.2020 12:30' (str) in row 1"]),
+        ("a,label\n,x\n3.1.2020 12:30,y\n", ["the date or time '3.1.2020 12:30' (str) in row 1"]),
         ("a,label\nF,x\nf,y\n", ["category of the column 'a'", "differ only in case"]),
         ("a,label\n1,x\n2,\n", ["column 'label' of", "holds nothing in row 1"]),
     ],
@@ -191,6 +285,14 @@ def test_settings_that_contradict_each_other(tmp_path: Path, given: dict[str, An
 
 def test_categories_that_name_no_column(tmp_path: Path):
     assert "Unknown column in data.categories 'sexe'" in refusal(table(tmp_path / "x.csv", MIXED, categories=["sexe"]))
+
+
+def test_rows_that_semicolons_separate(tmp_path: Path):
+    dataset = table(tmp_path / "x.csv", "a,b,label\n1,2,x\n2,1,y\n")
+    file = tmp_path / "new.csv"
+    file.write_text("a;b\n1,5;2\n")
+    with pytest.raises(FedshiftError, match=r"Unknown column of inputs in .* 'a'.*Separate columns by commas"):
+        dataset.rows(file, read(dataset).columns)
 
 
 def test_rows_of_a_file_without_a_label(tmp_path: Path):

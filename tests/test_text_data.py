@@ -212,7 +212,7 @@ def test_texts_to_predict_for_are_read_as_the_others(tmp_path: Path, kind: str):
         (("food", "good", "  "), r"column 'text' of '.*t.csv' holds nothing \('  '\) in row 6"),
         (("food", "", "good"), "column 'label' of '.*t.csv' holds nothing in row 6"),
         ((" ", "good", "good"), "column 'domain' of '.*t.csv' holds nothing in row 6"),
-        (("food", "good", "good", "more"), "t.csv' cannot be read as a table"),
+        (("food", "good", "good", "more"), "The row in line 8 of '.*t.csv' has 4 values, and there are 3 columns"),
     ],
 )
 def test_cells_that_are_wrong(tmp_path: Path, row: tuple[str, ...], message: str):

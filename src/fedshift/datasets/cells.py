@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import csv
+import unicodedata
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from decimal import Decimal
 from math import isnan
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from fedshift.errors import FedshiftError, UnknownNameError, need
 
 SUFFIXES = (".csv", ".parquet")
 ENCODING = "utf-8-sig"  # with the mark that Excel writes, or without
+COMMAS = "Separate columns by commas."
 NUMBERS = "iuf"  # kinds of NumPy's types
 FLOAT32 = float(np.finfo(np.float32).max)
 
@@ -31,7 +33,7 @@ def column_names(file: Path) -> list[str]:
         file: CSV (commas, UTF-8, a first line of names) or Parquet.
 
     Raises:
-        FedshiftError: it cannot be read, or two have one name.
+        FedshiftError: it cannot be read, two have one name, or one has a name that cannot be written in a line.
     """
     with _reading(file):
         if file.suffix.lower() == ".parquet":
@@ -44,6 +46,9 @@ def column_names(file: Path) -> list[str]:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise FedshiftError(f"'{file}' has two columns '{twice}'; give each a name of its own.")
+    unseen = next((name for name in names if any(unicodedata.category(letter) == "Cc" for letter in name)), None)
+    if unseen is not None:
+        raise FedshiftError(f"The name of the column {unseen!r} of '{file}' holds control characters; rename it.")
     return names
 
 
@@ -51,8 +56,15 @@ def check_named(file: Path, present: Sequence[str], named: Mapping[str, str]) ->
     """Raise an error unless a file has some columns, each given with the setting that names it."""
     for name, named_by in named.items():
         if name not in present:
-            hint = "Separate columns by commas." if len(present) == 1 else f"Name it: --set {named_by}=COLUMN"
+            hint = COMMAS if len(present) == 1 else f"Name it: --set {named_by}=COLUMN"
             raise UnknownNameError(f"column ({named_by}) in '{file}'", name, present, hint)
+
+
+def check_present(file: Path, present: Sequence[str], columns: Iterable[str], what: str) -> None:
+    """Raise an error unless a file has some columns, which are of inputs, say."""
+    for name in columns:
+        if name not in present:
+            raise UnknownNameError(f"column of {what} in '{file}'", name, present, COMMAS if len(present) == 1 else "")
 
 
 def read_columns(file: Path, columns: Sequence[str], texts: Sequence[str] = ()) -> Any:
@@ -64,7 +76,7 @@ def read_columns(file: Path, columns: Sequence[str], texts: Sequence[str] = ()) 
         texts: those of CSV that are text, also where digits are written in them.
 
     Raises:
-        FedshiftError: it cannot be read, or a row has more values than there are columns.
+        FedshiftError: it cannot be read, or a row has more or fewer values than there are columns.
     """
     try:
         import pandas as pd
@@ -79,67 +91,152 @@ def read_columns(file: Path, columns: Sequence[str], texts: Sequence[str] = ()) 
                 raise no_text(table, 0, str(file)) from error
             return table.to_pandas(ignore_metadata=True)
         warnings.simplefilter("error", pd.errors.ParserWarning)  # that it drops what a row has too many
-        options = {"names": column_names(file), "na_filter": False, "low_memory": False, "index_col": False}
-        kinds = dict.fromkeys(texts, str)
-        return pd.read_csv(file, header=0, encoding=ENCODING, dtype=kinds, **options)[list(columns)]
+        present = column_names(file)
+        _check_even(file, len(present))
+        frame = _parsed(file, present, dict.fromkeys(texts, str))
+        truths = [name for name in columns if frame[name].dtype.kind == "b"]  # of which True is TRUE or true as well
+        if truths:
+            frame = _parsed(file, present, dict.fromkeys([*texts, *truths], str))
+        return frame[list(columns)]
 
 
-def numbers(column: Any, where: str, missing: Sequence[str]) -> Array:
-    """A column of numbers, (N,), float64; NaN where a cell holds nothing.
+def _check_even(file: Path, columns: int) -> None:
+    """Raise an error unless each row of a CSV file has a value, if an empty one, for each column."""
+    with file.open(encoding=ENCODING, newline="") as opened, suppress(csv.Error):  # of what pandas may yet read
+        rows, line = csv.reader(opened), 1
+        for row in rows:
+            if row and len(row) != columns:
+                raise FedshiftError(
+                    f"The row in line {line} of '{file}' has {len(row)} values, and there are {columns} columns; write "
+                    "a value for each, empty ones too, and set quotes around text with commas."
+                )
+            line = rows.line_num + 1
 
-    Args:
-        column: pandas' column.
-        where: what errors call it, with its file.
-        missing: the text of cells that hold nothing.
 
-    Raises:
-        FedshiftError: a cell holds other text, or a number that float32 does not hold; the message names the row.
+def _parsed(file: Path, present: Sequence[str], kinds: Mapping[str, type]) -> Any:
+    """A CSV file as a table of pandas; of a single column, a line without a character is an empty cell."""
+    import pandas as pd
+
+    options = {"na_filter": False, "low_memory": False, "index_col": False, "skip_blank_lines": len(present) > 1}
+    return pd.read_csv(file, header=0, names=list(present), encoding=ENCODING, dtype=dict(kinds), **options)
+
+
+class Cells(NamedTuple):
+    """A column of a file.
+
+    Attributes:
+        where: the column and its file, for errors.
+        values: numbers, or Python's objects, (N,).
+        missing: which cells hold nothing, (N,), bool.
     """
-    if column.dtype.kind in NUMBERS:
-        values: Array = column.to_numpy(np.float64, na_value=np.nan)
-    else:
-        cells = column.astype(object).to_numpy()
-        values = np.full(len(cells), np.nan)
-        for row in np.flatnonzero(~column.isna().to_numpy()):
-            if not (isinstance(cells[row], str) and cells[row].strip() in missing):
-                values[row] = _number(cells[row], int(row), where)
-    check_each(
-        np.where(np.isnan(values), 0, values),
-        lambda some: ~(np.abs(some) <= FLOAT32),
-        where,
-        "a finite number of float32",
-    )
-    return values
+
+    where: str
+    values: Array
+    missing: Array
+
+    @classmethod
+    def of(cls, column: Any, where: str, missing: Sequence[str] = ()) -> Self:
+        """A column of pandas; a cell holds nothing if it is NaN, none, or one of some texts."""
+        values: Array = column.to_numpy()
+        nothing: Array = column.isna().to_numpy().copy()
+        if values.dtype.kind not in NUMBERS:
+            values = column.astype(object).to_numpy()
+            nothing |= np.array([isinstance(value, str) and value.strip() in missing for value in values], bool)
+        return cls(where, values, nothing)
+
+    @property
+    def present(self) -> Iterator[tuple[int, Any]]:
+        """The row and the value of every cell that is not missing."""
+        return ((int(row), self.values[row]) for row in np.flatnonzero(~self.missing))
+
+    def odd(self, number: bool) -> tuple[int, Any] | None:
+        """The first cell that is a number, or is none."""
+        if self.values.dtype.kind in NUMBERS:
+            return next(self.present, None) if number else None
+        return next((cell for cell in self.present if (as_number(cell[1]) is not None) == number), None)
+
+    def check_whole(self, fix: str) -> None:
+        """Raise an error that says how to mend it if a cell is missing."""
+        rows = np.flatnonzero(self.missing)
+        if len(rows):
+            value = self.values[rows[0]]
+            written = f" ({value!r:.100})" if isinstance(value, str) and value.strip() else ""
+            others = f", and in {len(rows) - 1} more" if len(rows) > 1 else ""
+            raise FedshiftError(f"{self.where} holds nothing{written} in row {rows[0]}{others}; {fix}")
+
+    def numbers(self, more: str = "") -> Array:
+        """The numbers of the cells (N,), float64; NaN where nothing is.
+
+        Args:
+            more: what else can be done about a cell that holds no number.
+
+        Raises:
+            FedshiftError: a cell holds other text, or a number that float32 does not hold; the message names the row.
+        """
+        found = np.full(len(self.values), np.nan)
+        if self.values.dtype.kind in NUMBERS:
+            found[~self.missing] = self.values[~self.missing]
+        else:
+            for row, value in self.present:
+                number = as_number(value)
+                if number is None:
+                    raise FedshiftError(
+                        f"{self.where} holds {shown(value)} in row {row}, and should hold numbers; write one, say what "
+                        "stands for nothing (--set data.missing=...), or name the columns to read (--set "
+                        f"data.columns=...).{more}"
+                    )
+                found[row] = number
+        check_each(found, lambda some: np.abs(some) > FLOAT32, self.where, "a finite number of float32")
+        return found
+
+    def names(self, *, whole: bool = False) -> Names:
+        """What the cells that are not missing are called, numbers or text; see :func:`names_of`.
+
+        Raises:
+            FedshiftError: a cell holds neither; the message names the row.
+        """
+        rows = np.flatnonzero(~self.missing)
+        values = self.values[rows]
+        if values.dtype.kind in NUMBERS:
+            names = names_of(values, self.where, whole=whole)
+            return names._replace(rows=rows[names.rows].tolist())
+        first: dict[str, int] = {}  # the row in which each name occurs first
+        which = np.empty(len(rows), np.int64)
+        for place, (row, value) in enumerate(self.present):
+            if not isinstance(value, str | bool):
+                raise FedshiftError(f"{self.where} holds {shown(value)} in row {row}; give text or numbers.")
+            if not str(value).strip():
+                raise FedshiftError(f"{self.where} holds nothing in row {row}; fill it in or remove the row.")
+            which[place] = first.setdefault(str(value), row)
+        found = sorted(first)
+        at = np.empty(len(self.values), np.int64)
+        at[[first[name] for name in found]] = np.arange(len(found))
+        return Names(found, [first[name] for name in found], torch.from_numpy(at[which]))
 
 
-def names(column: Any, where: str, *, whole: bool = False) -> Names:
+def as_number(cell: object) -> float | None:
+    """The number that a cell holds: one of Python's or NumPy's, a Decimal, or text; None: it holds none, or NaN."""
+    if isinstance(cell, str | int | float | np.number | Decimal) and not isinstance(cell, bool):
+        with suppress(ValueError, OverflowError):
+            number = float(cell)
+            return None if isnan(number) or "_" in str(cell) else number
+    return None
+
+
+def shown(cell: object) -> str:
+    """A cell as errors show it, with its type."""
+    return f"{str(cell)!r:.100} ({type(cell).__name__})"
+
+
+def names_in(column: Any, where: str, *, whole: bool = False) -> Names:
     """A column of names or numbers, none of which is missing; see :func:`names_of`.
 
     Raises:
         FedshiftError: a cell holds none; the message names the row.
     """
-    missing = np.flatnonzero(column.isna().to_numpy())
-    if len(missing):
-        raise FedshiftError(f"{where} holds nothing in row {missing[0]}; fill it in or remove the row.")
-    if column.dtype.kind in NUMBERS:
-        return names_of(column.to_numpy(), where, whole=whole)
-    cells = column.astype(object).to_numpy()
-    first: dict[str, int] = {}  # the row in which each name occurs first
-    which = np.empty(len(cells), np.int64)
-    for row, cell in enumerate(cells):
-        if not isinstance(cell, str | bool):
-            raise FedshiftError(
-                f"{where} holds the {type(cell).__name__} {str(cell)!r:.100} in row {row}; give text or numbers."
-            )
-        which[row] = first.setdefault(str(cell), row)
-    empty = [row for name, row in first.items() if not name.strip()]
-    if empty:
-        raise FedshiftError(f"{where} holds nothing in row {empty[0]}; fill it in or remove the row.")
-    values = sorted(first)
-    rows = [first[value] for value in values]
-    place = np.empty(len(cells), np.int64)
-    place[rows] = np.arange(len(rows))
-    return Names(values, rows, torch.from_numpy(place[which]))
+    cells = Cells.of(column, where, ("",))
+    cells.check_whole("fill it in or remove the row.")
+    return cells.names(whole=whole)
 
 
 def times(column: Any, where: str) -> Array:
@@ -171,19 +268,6 @@ def times(column: Any, where: str) -> Array:
         )
     seconds: Array = (moments - moments.min()).dt.total_seconds().to_numpy()
     return seconds
-
-
-def _number(cell: object, row: int, where: str) -> float:
-    """A number that pandas keeps as an object: a Decimal, a number of many digits, or text."""
-    if isinstance(cell, str | int | float | Decimal) and not isinstance(cell, bool) and "_" not in str(cell):
-        with suppress(ValueError, OverflowError):
-            number = float(cell)
-            if not isnan(number):
-                return number
-    raise FedshiftError(
-        f"{where} holds {str(cell)!r:.100} ({type(cell).__name__}) in row {row}, and should hold numbers; write one, "
-        "say what stands for nothing (--set data.missing=...), or name the columns to read (--set data.columns=...)."
-    )
 
 
 def _parquet() -> Any:

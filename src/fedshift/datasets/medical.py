@@ -123,8 +123,10 @@ class Medical(Dataset):
                 named = self.group == "patient" and volume.patient
                 counts[NAMELESS] += not volume.patient
                 warned.update(volume.warned)
-                names = (label, domain, f"patient {volume.patient}" if named else f"file {file}")
-                parts.append(Part(str(file), x, *(Names.all(name, len(x)) for name in names)))
+                called = (label, domain, f"patient {volume.patient}" if named else f"file {file}")
+                y, site, group = (Names.all(name, len(x)) for name in called)
+                rows = [f"slice {number}" for number in self._chosen(len(volume.values))]
+                parts.append(Part(str(file), x, y, site, group, rows))
         problems.check()
         notes = (*source.notes(), *self._notes(counts), *(f"{n} files: {text}" for text, n in warned.most_common(5)))
         return joined(parts, source.classes(), notes)

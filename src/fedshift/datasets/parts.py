@@ -49,12 +49,15 @@ class Names(NamedTuple):
 
 @dataclass(frozen=True)
 class Rows(Sequence[str]):
-    """Where each sample was read from, made when it is asked for: files in order, each with its number of samples."""
+    """Where each sample was read from, made when it is asked for: files in order, each with its samples' names.
 
-    files: tuple[tuple[str, int], ...]
+    A name that is a number is that of a row.
+    """
+
+    files: tuple[tuple[str, Sequence[str | int]], ...]
 
     def __len__(self) -> int:
-        return sum(count for _, count in self.files)
+        return sum(len(names) for _, names in self.files)
 
     @overload
     def __getitem__(self, index: int) -> str: ...
@@ -64,10 +67,11 @@ class Rows(Sequence[str]):
         if isinstance(index, slice):
             return [self[row] for row in range(len(self))[index]]
         row = range(len(self))[index]
-        for file, count in self.files:
-            if row < count:
-                return f"row {row} of '{file}'"
-            row -= count
+        for file, names in self.files:
+            if row < len(names):
+                name = names[row]
+                return f"{f'row {name}' if isinstance(name, int) else name} of '{file}'"
+            row -= len(names)
         raise IndexError(index)
 
 
@@ -81,6 +85,7 @@ class Part:
         y: their classes.
         domain: their domains.
         group: what those made from one original share; None: every sample is an original.
+        rows: what each sample is called in the file; none: each is a row.
     """
 
     where: str
@@ -88,6 +93,7 @@ class Part:
     y: Names
     domain: Names
     group: Names | None = None
+    rows: Sequence[str] = ()
 
 
 def files_in(given: str, suffixes: Sequence[str]) -> list[Path]:
@@ -193,7 +199,7 @@ def joined(
     _check_alike(parts)
     domains, domain = _numbered("domain", parts, lambda part: part.domain)
     named, y = _numbered("class", parts, lambda part: part.y, classes)
-    group, where = _groups(parts), Rows(tuple((part.where, len(part.x)) for part in parts))
+    group, where = _groups(parts), Rows(tuple((part.where, part.rows or range(len(part.x))) for part in parts))
     x = _together(parts)
     return DomainData(x, y, domain, domains, named, group, notes=notes, where=where, columns=columns)
 
@@ -223,6 +229,9 @@ def _check_alike(parts: Sequence[Part]) -> None:
 def sorted_names(kind: str, places: Sequence[tuple[str, Names]]) -> tuple[str, ...]:
     """All values, by size if they are numbers, else by the alphabet, as names.
 
+    A file of CSV in which all happen to be numbers cannot say that they are text, so numbers are taken as text where
+    another file has each of them as text.
+
     Args:
         kind: what they are names of.
         places: files, for errors, and what each calls its samples.
@@ -235,14 +244,16 @@ def sorted_names(kind: str, places: Sequence[tuple[str, Names]]) -> tuple[str, .
         for number, value in enumerate(names.values):
             found.setdefault(value, names.place(number, where))
     text = {value: place for value, place in found.items() if isinstance(value, str)}
-    if text and len(text) < len(found):
-        digits, word = next(value for value in found if value not in text), next(iter(text))
+    numbers = [value for value in found if value not in text]
+    apart = [value for value in numbers if str(value) not in text]
+    if text and apart:
+        digits, word = apart[0], next(iter(text))
         raise FedshiftError(
             f"The {kind} is the number {digits} in {found[digits]}, and the text '{word}' in {text[word]}; write all "
             "of them as numbers or all as text."
         )
     check_names(kind, {str(value): place for value, place in found.items()})
-    return tuple(str(value) for value in sorted(found))
+    return tuple(str(value) for value in sorted(text or numbers))
 
 
 def _numbered(
@@ -257,7 +268,7 @@ def _numbered(
 
 def _groups(parts: Sequence[Part]) -> Tensor:
     """The number of each sample's group, (N,), int64; one of the same name in two files is the same group."""
-    number: dict[Value, int] = {}
+    number: dict[str, int] = {}
     count = 0
     groups: list[Tensor] = []
     for part in parts:
@@ -265,11 +276,12 @@ def _groups(parts: Sequence[Part]) -> Tensor:
             groups.append(torch.arange(count, count + len(part.x)))
             count += len(part.x)
             continue
-        for value in part.group.values:
-            if value not in number:
-                number[value] = count
+        names = [str(value) for value in part.group.values]
+        for name in names:
+            if name not in number:
+                number[name] = count
                 count += 1
-        groups.append(torch.tensor([number[value] for value in part.group.values])[part.group.which])
+        groups.append(torch.tensor([number[name] for name in names])[part.group.which])
     return torch.cat(groups)
 
 

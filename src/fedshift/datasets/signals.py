@@ -14,11 +14,21 @@ import torch
 from torch import Tensor
 
 from fedshift import memory
-from fedshift.datasets.cells import SUFFIXES, check_named, column_names, names, numbers, read_columns, times
+from fedshift.datasets.cells import (
+    SUFFIXES,
+    Cells,
+    check_named,
+    check_present,
+    column_names,
+    names_in,
+    read_columns,
+    times,
+)
 from fedshift.datasets.parts import Array, Names, Part, beside, domain_names, files_in, joined
-from fedshift.datasets.windows import Recording, WindowedDataset
-from fedshift.errors import FedshiftError, Problems, UnknownNameError
-from fedshift.federation.domains import DomainData
+from fedshift.datasets.windows import Recording, WindowedDataset, Windows
+from fedshift.errors import FedshiftError, Problems
+from fedshift.federation.domains import DomainData, Unlabelled
+from fedshift.federation.preparation import Column
 from fedshift.settings.spec import setting
 from fedshift.streams import Streams
 
@@ -78,88 +88,134 @@ class Signals(WindowedDataset):
         memory.check(sum(file.stat().st_size for file in files), f"The table '{self.path}'", "Give fewer rows.")
         channels: Sequence[str] = self.columns
         parts: list[Part] = []
-        counts = Counter[str]()
+        counts = _Counts()
         problems = Problems(f"things are wrong with the signals '{self.path}'")
         for file in files:
             with problems.gathered():
                 channels = channels or self._others(file)
                 parts.append(self._part(file, channels, counts))
         problems.check()
-        notes = (*beside(self.path, files), *self.notes(counts))
+        notes = (*beside(self.path, files), *self.told(counts))
         data = joined(parts, notes=notes)
         held = torch.bincount(data.domain, minlength=len(data.domains)).tolist()
         empty = [name for name, count in zip(data.domains, held, strict=True) if not count]
         without = f"No window is left of the sites {', '.join(empty)}."
         return replace(data, notes=(*notes, without)) if empty else data
 
-    def notes(self, counts: Counter[str]) -> tuple[str, ...]:
+    def told(self, counts: _Counts) -> tuple[str, ...]:
         """What was left out, decided or filled in, in sentences."""
         said = {
             FILLED: f"{counts[FILLED]} missing numbers were interpolated.",
             GAPS: f"{counts[GAPS]} steps of the column '{self.time}' are more than {WIDE} times as long as is usual in "
             "their recording; windows go across them.",
         }
-        return (*super().notes(counts), *(sentence for key, sentence in said.items() if counts[key]))
+        found = [sentence for key, sentence in said.items() if counts[key]]
+        shortest, longest = min(counts.steps, default=0.0), max(counts.steps, default=0.0)
+        if longest > WIDE * shortest:
+            found.append(
+                f"The usual step of the column '{self.time}' is from {shortest:.4g} to {longest:.4g}, by recording; "
+                "windows of as many steps last differently long."
+            )
+        return (*self.notes(counts), *found)
 
-    def _part(self, file: Path, channels: Sequence[str], counts: Counter[str]) -> Part:
+    def suffixes(self) -> tuple[str, ...]:
+        """CSV and Parquet."""
+        return SUFFIXES
+
+    def samples(self, file: Path, columns: Sequence[Column] = ()) -> Unlabelled:
+        """The windows of a file's recordings, each called by its recording and the step at which it begins.
+
+        Where channels are not named, they are those of the first file that was trained on.
+        """
+        channels = self.columns or self._others(files_in(self.path, SUFFIXES)[0])
+        used = {name: use for name, use in self._named_apart.items() if name in (*self.recording, self.time)}
+        present = column_names(file)
+        check_named(file, present, used)
+        check_present(file, present, channels, "a channel")
+        problems, counts = Problems(f"columns of '{file}' cannot be used"), _Counts()
+        found = self._read(file, channels, list(used), counts, problems)
+        problems.check()
+        windows = self.cut([found.recording(place) for place in range(len(found.rows))], counts)
+        others = [name for name in present if name not in (*channels, *used)]
+        beside = [f"Columns that are not looked at: {', '.join(others)} (of '{file}')."] if others else []
+        notes = (f"{note.removesuffix('.')} (of '{file}')." for note in self.told(counts))
+        return Unlabelled(windows.x, found.names(windows), (*beside, *notes))
+
+    def _part(self, file: Path, channels: Sequence[str], counts: _Counts) -> Part:
         """The windows of a file."""
         self._check_columns(file, channels)
-        frame = read_columns(file, [*channels, *self._named_apart])
+        problems = Problems(f"columns of '{file}' cannot be used")
+        found = self._read(file, channels, list(self._named_apart), counts, problems)
+        with problems.gathered():
+            label = names_in(found.frame[self.label], _column(self.label, file), whole=True)
+        with problems.gathered():
+            domain = self._named(file, found.frame)
+        with problems.gathered():
+            group = names_in(found.frame[self.group], _column(self.group, file)) if self.group else None
+        problems.check()
+        for rows, where in zip(found.rows, found.where, strict=True):
+            with problems.gathered():
+                _check_one(domain, rows, where, self.domain, "set data.recording to the columns that name it")
+            if group is not None:
+                with problems.gathered():
+                    _check_one(group, rows, where, self.group, "name each recording apart")
+        problems.check()
+        labels = label.which.numpy()
+        windows = self.cut([found.recording(place, labels) for place in range(len(found.rows))], counts)
+        begin = [int(rows[0]) for rows in found.rows]
+        first = torch.tensor(begin)[windows.recording]  # a row of each window's recording
+        kept = Names(found.where, begin, windows.recording) if group is None else _at(group, first)
+        y = label._replace(which=windows.y)
+        return Part(str(file), windows.x, y, _at(domain, first), kept, found.names(windows))
+
+    def _read(
+        self, file: Path, channels: Sequence[str], others: list[str], counts: _Counts, problems: Problems
+    ) -> _Recorded:
+        """The recordings of a file, with what is missing filled in; what is wrong is gathered.
+
+        Args:
+            file: the file.
+            channels: its columns of channels.
+            others: the other columns that are read.
+            counts: what :meth:`told` says, added to.
+            problems: of columns.
+        """
+        frame = read_columns(file, [*channels, *others])
         if not len(frame):
             raise FedshiftError(f"'{file}' has no row; write one for each step of time.")
         values = np.empty((len(frame), len(channels)))
         time: Array | None = None
-        problems = Problems(f"columns of '{file}' cannot be used")
+        which, called = np.zeros(len(frame), np.int64), [""]
+        before = problems.count
         for number, name in enumerate(channels):
             with problems.gathered():
                 values[:, number] = self._channel(frame, file, name)
         with problems.gathered():
-            label = names(frame[self.label], _column(self.label, file), whole=True)
-        with problems.gathered():
-            domain = self._named(file, frame)
-        with problems.gathered():
             which, called = self._recordings(file, frame)
         with problems.gathered():
-            group = names(frame[self.group], _column(self.group, file)) if self.group else None
-        with problems.gathered():
             time = times(frame[self.time], _column(self.time, file)) if self.time else None
-        problems.check()
         rows = _rows(which, len(called))
-        for each, where in zip(rows, called, strict=True):
-            with problems.gathered():
-                _check_one(domain, each, where, self.domain, "set data.recording to the columns that name it")
-            if group is not None:
-                with problems.gathered():
-                    _check_one(group, each, where, self.group, "name each recording apart")
+        found = _Recorded(str(file), frame, values, rows, called)
+        if problems.count > before:
+            return found
+        for each, where in zip(rows, found.where, strict=True):
             with problems.gathered():
                 self._check_time(frame, time, each, file, counts)
             with problems.gathered():
                 self._fill(values, time, each, where, channels, counts)
-        problems.check()
-        recordings = [
-            Recording(where, values[each], label.which.numpy()[each]) for each, where in zip(rows, called, strict=True)
-        ]
-        windows = self.cut(recordings, counts)
-        first = torch.tensor([int(each[0]) for each in rows])[windows.recording]  # a row of each window's recording
-        kept = Names(called, [int(each[0]) for each in rows], windows.recording) if group is None else _at(group, first)
-        return Part(str(file), windows.x, label._replace(which=windows.y), _at(domain, first), kept)
-
-    def _channel(self, frame: Any, file: Path, name: str) -> Array:
-        found = numbers(frame[name], _column(name, file), self.missing)
-        gone = np.flatnonzero(np.isnan(found))
-        if len(gone) and self.impute == "none":
-            more = f", and in {len(gone) - 1} more" if len(gone) > 1 else ""
-            raise FedshiftError(
-                f"{_column(name, file)} holds nothing in row {gone[0]}{more}; fill it in, or have it filled in between "
-                "its neighbours: --set data.impute=interpolate"
-            )
         return found
 
+    def _channel(self, frame: Any, file: Path, name: str) -> Array:
+        cells = Cells.of(frame[name], _column(name, file), self.missing)
+        if self.impute == "none":
+            cells.check_whole("fill it in, or have it filled in between its neighbours: --set data.impute=interpolate")
+        return cells.numbers()
+
     def _recordings(self, file: Path, frame: Any) -> tuple[Array, list[str]]:
-        """The number of each row's recording, and what errors call each."""
-        found = [names(frame[name], _column(name, file)) for name in self.recording]
+        """The number of each row's recording, and what each is called; nothing, where a file is one."""
+        found = [names_in(frame[name], _column(name, file)) for name in self.recording]
         if not found:
-            return np.zeros(len(frame), np.int64), [f"'{file}'"]
+            return np.zeros(len(frame), np.int64), [""]
         together = np.stack([each.which.numpy() for each in found], axis=1)
         pairs, which = np.unique(together, axis=0, return_inverse=True)
         called = [
@@ -169,9 +225,9 @@ class Signals(WindowedDataset):
             )
             for pair in pairs.tolist()
         ]
-        return which.reshape(-1), [f"The recording ({name}) of '{file}'" for name in called]
+        return which.reshape(-1), called
 
-    def _check_time(self, frame: Any, time: Array | None, rows: Array, file: Path, counts: Counter[str]) -> None:
+    def _check_time(self, frame: Any, time: Array | None, rows: Array, file: Path, counts: _Counts) -> None:
         """The time rises in a recording."""
         if time is None or len(rows) < 2:
             return
@@ -185,10 +241,12 @@ class Signals(WindowedDataset):
                 f"{before} of the same recording; sort its rows by time, leave out those that are there twice, or name "
                 "the recording apart (data.recording)."
             )
-        counts[GAPS] += int((steps > WIDE * np.median(steps)).sum())
+        usual = float(np.median(steps))
+        counts[GAPS] += int((steps > WIDE * usual).sum())
+        counts.steps.append(usual)
 
     def _fill(
-        self, values: Array, time: Array | None, rows: Array, where: str, channels: Sequence[str], counts: Counter[str]
+        self, values: Array, time: Array | None, rows: Array, where: str, channels: Sequence[str], counts: _Counts
     ) -> None:
         """Numbers in the place of missing ones of a recording."""
         for number, name in enumerate(channels):
@@ -218,10 +276,7 @@ class Signals(WindowedDataset):
 
     def _check_columns(self, file: Path, channels: Sequence[str]) -> None:
         self._check_named(file)
-        present = column_names(file)
-        for name in channels:
-            if name not in present:
-                raise UnknownNameError(f"column of a channel in '{file}'", name, present)
+        check_present(file, column_names(file), channels, "a channel")
         more = [] if self.columns else [name for name in self._others(file) if name not in channels]
         if more:
             raise FedshiftError(
@@ -249,7 +304,50 @@ class Signals(WindowedDataset):
     def _named(self, file: Path, frame: Any) -> Names:
         if not self.domain:
             return Names.all(file.stem, len(frame))
-        return names(frame[self.domain], _column(self.domain, file))
+        return names_in(frame[self.domain], _column(self.domain, file))
+
+
+class _Counts(Counter[str]):
+    """What is counted while recordings are read, and the usual length of a step of time in each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[float] = []
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    """The recordings of one file.
+
+    Attributes:
+        file: the file, for errors.
+        frame: its rows, as a table of pandas.
+        values: of the channels, (rows, channels), float64.
+        rows: those of each recording, in the order of time.
+        called: what each recording is called; nothing, where the file is one.
+    """
+
+    file: str
+    frame: Any
+    values: Array
+    rows: Sequence[Array]
+    called: Sequence[str]
+
+    @property
+    def where(self) -> list[str]:
+        """What errors call each recording."""
+        return [f"The recording ({name}) of '{self.file}'" if name else f"'{self.file}'" for name in self.called]
+
+    def recording(self, place: int, labels: Array | None = None) -> Recording:
+        """A recording, with the classes' numbers of all rows, or one for all."""
+        rows = self.rows[place]
+        own = np.zeros(len(rows), np.int64) if labels is None else labels[rows]
+        return Recording(self.where[place], self.values[rows], own)
+
+    def names(self, windows: Windows) -> list[str]:
+        """What windows are called: the recording, and the step at which each begins, from 0."""
+        pairs = zip(windows.recording.tolist(), windows.start.tolist(), strict=True)
+        return [", ".join(filter(None, (self.called[place], f"step {start}"))) for place, start in pairs]
 
 
 def _column(name: str, file: Path) -> str:

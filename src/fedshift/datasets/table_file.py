@@ -2,71 +2,45 @@
 
 from __future__ import annotations
 
-import csv
 import re
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedshift import memory
-from fedshift.datasets.parts import (
-    Array,
-    Names,
-    Part,
-    beside,
-    check_each,
-    domain_names,
-    files_in,
-    joined,
-    names_of,
-    sorted_names,
+from fedshift.datasets.cells import (
+    NUMBERS,
+    SUFFIXES,
+    Cells,
+    as_number,
+    check_named,
+    check_present,
+    column_names,
+    names_in,
+    read_columns,
+    shown,
 )
+from fedshift.datasets.parts import Array, Names, Part, beside, domain_names, files_in, joined, sorted_names
 from fedshift.datasets.table import TableDataset
-from fedshift.errors import FedshiftError, Problems, UnknownNameError, need
+from fedshift.errors import FedshiftError, Problems, UnknownNameError
 from fedshift.federation.domains import DomainData, Unlabelled
 from fedshift.federation.preparation import UNSEEN, Column
 from fedshift.settings.spec import setting
 from fedshift.streams import Streams
 
-SUFFIXES = (".csv", ".parquet")
-ENCODING = "utf-8-sig"  # with the mark that Excel writes, or without
-NUMBERS = "iuf"  # kinds of NumPy's types
-LARGEST = float(np.finfo(np.float32).max)
+PREPARED = (
+    " To have missing cells filled in, numbers standardised and text taken as categories: --set data.statistics=site "
+    "(or pooled)"
+)
 MOST_CATEGORIES = 1000  # of a column; one of more names its rows
-DATE = re.compile(r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([T ].*)?|\d{1,2}[-/.]\d{1,2}[-/.](\d{2}|\d{4})([T ].*)?")
-
-
-class Cells(NamedTuple):
-    """A column of a file.
-
-    Attributes:
-        where: the column and its file, for errors.
-        values: numbers, or Python's objects, (N,).
-        missing: which cells hold nothing, (N,), bool.
-    """
-
-    where: str
-    values: Array
-    missing: Array
-
-    @property
-    def present(self) -> Iterator[tuple[int, Any]]:
-        """The row and the value of every cell that is not missing."""
-        return ((int(row), self.values[row]) for row in np.flatnonzero(~self.missing))
-
-    def odd(self, number: bool) -> tuple[int, Any] | None:
-        """The first cell that is a number, or is none."""
-        if self.values.dtype.kind in NUMBERS:
-            return next(self.present, None) if number else None
-        return next((cell for cell in self.present if (_as_number(cell[1]) is not None) == number), None)
+NEARLY = re.compile(r"[-+]?[\d.,' \u00a0\u202f]*\d[.,]?\s*%?")  # a number of another notation: 1,5 or 1 000 or 10 %
+TIME = r"\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?"
+DATE = re.compile(TIME + r"|\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([T ].*)?|\d{1,2}[-/.]\d{1,2}[-/.](\d{2}|\d{4})([T ].*)?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,10 +112,18 @@ class TableFile(TableDataset):
     def samples(self, file: Path, columns: Sequence[Column] = ()) -> Unlabelled:
         """The columns that were trained on; the first file of these says which, where nothing else does."""
         columns = columns or _of_numbers(self.columns or self._first(files_in(self.path, SUFFIXES)[0]))
-        x, names = self.rows(file, columns), {column.name for column in columns}
-        others = [name for name in _columns(file) if name not in names]
-        note = f"Columns that are not looked at: {', '.join(others)} (of '{file}')."
-        return Unlabelled(x, range(len(x)), (note,) if others else ())
+        x, read = self.rows(file, columns), {column.name for column in columns}
+        others = [name for name in column_names(file) if name not in read]
+        said = {
+            "Columns that are not looked at": ", ".join(others),
+            "Columns with missing cells (how many), which are filled in": _counted(columns, x.isnan()),
+            "Columns with categories that the model does not know (cells), which stand for none": _counted(
+                columns, (x == UNSEEN) & torch.tensor([column.categories is not None for column in columns])
+            ),
+        }
+        return Unlabelled(
+            x, range(len(x)), tuple(f"{what}: {which} (of '{file}')." for what, which in said.items() if which)
+        )
 
     def rows(self, file: Path, columns: Sequence[Column]) -> Tensor:
         """The rows of a file, whose classes need not be known, as a model of some columns takes them.
@@ -157,11 +139,10 @@ class TableFile(TableDataset):
         Raises:
             FedshiftError: a column is not there, or holds what it cannot.
         """
-        present = _columns(file)
-        for column in columns:
-            if column.name not in present:
-                raise UnknownNameError(f"column of inputs in '{file}'", column.name, present)
-        frame = _read(file, [column.name for column in columns])
+        present = column_names(file)
+        check_present(file, present, [column.name for column in columns], "inputs")
+        text = [column.name for column in columns if column.categories is not None]
+        frame = read_columns(file, [column.name for column in columns], text)
         if not len(frame):
             raise FedshiftError(f"'{file}' has no row; write one for each sample.")
         x = np.empty((len(frame), len(columns)), np.float64 if self.prepared else np.float32)
@@ -169,11 +150,8 @@ class TableFile(TableDataset):
         for place, column in enumerate(columns):
             where = f"The column '{column.name}' of '{file}'"
             with problems.gathered():
-                if not self.prepared:
-                    x[:, place] = _numbers(frame[column.name], where)
-                    continue
-                cells = _cells(frame[column.name], where, self.missing)
-                x[:, place] = _measures(cells) if column.categories is None else _codes(cells, column.categories)
+                cells = Cells.of(frame[column.name], where, self.missing)
+                x[:, place] = _filled(cells, column) if self.prepared else _whole(cells)
         problems.check()
         return torch.from_numpy(x)
 
@@ -181,9 +159,9 @@ class TableFile(TableDataset):
 
     def _rows(self, file: Path, names: Sequence[str]) -> _Rows:
         """The rows of a file; of columns that are to be prepared the cells as they are."""
-        present = _columns(file)
+        present = column_names(file)
         self._check_columns(file, present, names)
-        frame = _read(file, [*names, *self._named_apart])
+        frame = read_columns(file, [*names, *self._named_apart], [name for name in self.categories if name in present])
         if not len(frame):
             raise FedshiftError(f"'{file}' has no row; write one for each sample.")
         x = np.empty((len(frame), len(names)), np.float64 if self.prepared else np.float32)
@@ -192,14 +170,13 @@ class TableFile(TableDataset):
         for number, name in enumerate(names):
             where = f"The column '{name}' of '{file}'"
             with problems.gathered():
+                own = Cells.of(frame[name], where, self.missing)
                 if self.prepared:
-                    cells.append(_cells(frame[name], where, self.missing))
+                    cells.append(own)
                 else:
-                    values = _numbers(frame[name], where)
-                    x[:, number] = values
-                    cells.append(Cells(where, values, np.zeros(len(values), bool)))
+                    x[:, number] = _whole(own)
         with problems.gathered():
-            y = _names(frame[self.label], f"The column '{self.label}' of '{file}'", whole=True)
+            y = names_in(frame[self.label], f"The column '{self.label}' of '{file}'", whole=True)
         with problems.gathered():
             domains = self._named(file, frame)
         problems.check()
@@ -216,17 +193,15 @@ class TableFile(TableDataset):
             with problems.gathered():
                 column = _column(name, [each.cells[place] for each in rows], name in self.categories)
                 for each in rows:
-                    cells = each.cells[place]
-                    numbers = column.categories is None
-                    each.x[:, place] = _measures(cells) if numbers else _codes(cells, column.categories or ())
+                    each.x[:, place] = _filled(each.cells[place], column)
                 columns.append(column)
         problems.check()
         return tuple(columns), _notes_on_reading(columns, rows)
 
     def _first(self, file: Path) -> list[str]:
         """The columns of inputs of the first file, where they are not named; others should have the same."""
-        present = _columns(file)
-        self._check_named(file, present)
+        present = column_names(file)
+        check_named(file, present, self._named_apart)
         return self._others(file, present)
 
     def _others(self, file: Path, present: Sequence[str]) -> list[str]:
@@ -248,22 +223,14 @@ class TableFile(TableDataset):
         Raises:
             FedshiftError: they are not.
         """
-        self._check_named(file, present)
-        for name in columns:
-            if name not in present:
-                raise UnknownNameError(f"column of inputs in '{file}'", name, present)
+        check_named(file, present, self._named_apart)
+        check_present(file, present, columns, "inputs")
         more = [] if self.columns else [name for name in self._others(file, present) if name not in columns]
         if more:
             raise FedshiftError(
                 f"'{file}' has the column '{more[0]}', which files before it lack; make them alike, or name those to "
                 "read: --set data.columns=..."
             )
-
-    def _check_named(self, file: Path, present: Sequence[str]) -> None:
-        for name, named_by in self._named_apart.items():
-            if name not in present:
-                hint = "Separate columns by commas." if len(present) == 1 else f"Name it: --set {named_by}=COLUMN"
-                raise UnknownNameError(f"column ({named_by}) in '{file}'", name, present, hint)
 
     @property
     def _named_apart(self) -> dict[str, str]:
@@ -274,13 +241,13 @@ class TableFile(TableDataset):
         """What the rows' domains are called, read alone."""
         if not self.domain:
             return Names.all(file.stem, 0)
-        self._check_named(file, _columns(file))
-        return self._named(file, _read(file, [self.domain]))
+        check_named(file, column_names(file), self._named_apart)
+        return self._named(file, read_columns(file, [self.domain]))
 
     def _named(self, file: Path, frame: Any) -> Names:
         if not self.domain:
             return Names.all(file.stem, len(frame))
-        return _names(frame[self.domain], f"The column '{self.domain}' of '{file}'")
+        return names_in(frame[self.domain], f"The column '{self.domain}' of '{file}'")
 
 
 @dataclass(frozen=True)
@@ -314,14 +281,17 @@ def _column(name: str, cells: Sequence[Cells], named: bool) -> Column:
     if not named and numbers is not None and words is not None:
         (each, (row, value)), (other, (at, number)) = words, numbers
         raise FedshiftError(
-            f"{each.where} holds {_shown(value)} in row {row}, but the number {number} in row {at} of "
-            f"{other.where[0].lower()}{other.where[1:]}: correct it, say that it stands for nothing (--set "
+            f"{each.where} holds {shown(value)} in row {row}, but the number {number} in row {at} of "
+            f"{_lower(other.where)}: correct it, say that it stands for nothing (--set "
             f"data.missing={str(value)!r:.100}), or take all of the column as categories (--set "
             f"data.categories={name})."
         )
     if not named:
         _check_no_dates(cells)
-    categories = sorted_names(f"category of the column '{name}'", [(each.where, _categories(each)) for each in cells])
+        _check_no_notation(name, cells)
+    categories = sorted_names(
+        f"category of the column '{name}'", [(_lower(each.where), _categories(each, words is None)) for each in cells]
+    )
     if len(categories) > MOST_CATEGORIES:
         raise FedshiftError(
             f"{cells[0].where} has {len(categories)} categories, {MOST_CATEGORIES} at most can be inputs: leave it out "
@@ -330,78 +300,82 @@ def _column(name: str, cells: Sequence[Cells], named: bool) -> Column:
     return Column(name, categories)
 
 
+def _lower(where: str) -> str:
+    return f"{where[0].lower()}{where[1:]}"
+
+
 def _check_no_dates(cells: Sequence[Cells]) -> None:
     present = [(each, row, value) for each in cells for row, value in each.present]
     if all(DATE.fullmatch(str(value).strip()) for _, _, value in present):
         each, row, value = present[0]
         raise FedshiftError(
-            f"{each.where} holds the date {_shown(value)} in row {row}, which is neither a number nor a category: "
-            "write what matters of it as a number (days since some day, the month, the age), or leave the column out: "
-            "--set data.columns=..."
+            f"{each.where} holds the date or time {shown(value)} in row {row}, which is neither a number nor a "
+            "category: write what matters of it as a number (days since some day, the month, the age), or leave the "
+            "column out: --set data.columns=..."
         )
 
 
-def _categories(cells: Cells) -> Names:
-    """The categories of a file's column, and of each cell that is not missing which one it is."""
-    values = cells.values[~cells.missing]
-    if values.dtype.kind not in NUMBERS:
-        for row, value in cells.present:
-            if not isinstance(value, str | bool | int | float | Decimal):
-                raise FedshiftError(f"{cells.where} holds {_shown(value)} in row {row}; give text or numbers.")
-        numbers = [_as_number(value) for value in values]
-        plain = all(number is not None for number in numbers) and len(numbers)
-        values = np.array(numbers, float) if plain else values.astype(str)
-    return names_of(values, cells.where)._replace(rows=[])
+def _check_no_notation(name: str, cells: Sequence[Cells]) -> None:
+    present = [(each, row, value) for each in cells for row, value in each.present]
+    if present and all(NEARLY.fullmatch(str(value).strip()) for _, _, value in present):
+        each, row, value = present[0]
+        raise FedshiftError(
+            f"{each.where} holds {shown(value)} in row {row}, as numbers are written elsewhere: write 1234.5 for "
+            f"1.234,5 and 0.1 for 10 %, or take the column as categories (--set data.categories={name})."
+        )
+
+
+def _categories(cells: Cells, numeric: bool) -> Names:
+    """The categories of a file's column, of which "01" and "1.0" are "1" where all of the table's are numbers."""
+    return (_numeric(cells) if numeric else cells).names()
+
+
+def _filled(cells: Cells, column: Column) -> Array:
+    """A column's numbers, or those of its categories (N,), float64; NaN where nothing is."""
+    return cells.numbers() if column.categories is None else _codes(cells, column.categories)
 
 
 def _codes(cells: Cells, categories: Sequence[str]) -> Array:
-    """The numbers of a column's categories (N,); NaN where nothing is."""
-    names, codes = _categories(cells), {name: float(code) for code, name in enumerate(categories)}
-    table = np.array([codes.get(str(value), UNSEEN) for value in names.values], float)
-    found = np.full(len(cells.values), np.nan)
-    found[~cells.missing] = table[names.which.numpy()] if len(table) else []
-    return found
-
-
-def _measures(cells: Cells) -> Array:
-    """A column's numbers (N,), float64; NaN where nothing is.
-
-    Raises:
-        FedshiftError: a cell holds no number, or none that float32 has.
-    """
-    numbers = np.full(len(cells.values), np.nan)
-    if cells.values.dtype.kind in NUMBERS:
-        numbers[~cells.missing] = cells.values[~cells.missing]
-    else:
-        for row, value in cells.present:
-            numbers[row] = _number(value, row, cells.where)
-    check_each(numbers, lambda some: np.abs(some) > LARGEST, cells.where, "a finite number of float32, or nothing")
+    numeric = all(as_number(name) is not None for name in categories)
+    known = _numeric(cells) if numeric else cells
+    found, codes = known.names(), {name: float(code) for code, name in enumerate(categories)}
+    table = np.array([codes.get(str(value), UNSEEN) for value in found.values], float)
+    numbers = np.where(cells.missing, np.nan, UNSEEN)
+    numbers[~known.missing] = table[found.which.numpy()]
     return numbers
 
 
-def _cells(column: Any, where: str, missing: Sequence[str]) -> Cells:
-    """A column of pandas; a cell holds nothing if it is NaN, none, or one of some texts."""
-    values: Array = column.to_numpy()
-    nothing: Array = column.isna().to_numpy().copy()
-    if values.dtype.kind not in NUMBERS:
-        values = column.astype(object).to_numpy()
-        nothing |= np.array([isinstance(value, str) and value.strip() in missing for value in values], bool)
-    return Cells(where, values, nothing)
+def _numeric(cells: Cells) -> Cells:
+    """Cells as numbers; those that hold none are missing."""
+    if cells.values.dtype.kind in NUMBERS:
+        return cells
+    values = np.full(len(cells.values), np.nan)
+    for row, value in cells.present:
+        number = as_number(value)
+        values[row] = np.nan if number is None else number
+    return Cells(cells.where, values, np.isnan(values))
+
+
+def _whole(cells: Cells) -> Array:
+    """A column's numbers (N,), of which none is missing."""
+    cells.check_whole(f"fill it in or remove the row.{PREPARED}")
+    return cells.numbers(PREPARED)
 
 
 def _notes_on_reading(columns: Sequence[Column], rows: Sequence[_Rows]) -> list[str]:
     """What was read as categories, and how many cells are filled in."""
     named = [f"'{column.name}' ({len(column.categories)})" for column in columns if column.categories is not None]
-    missing = {
-        column.name: count
-        for place, column in enumerate(columns)
-        if (count := sum(int(each.cells[place].missing.sum()) for each in rows))
-    }
-    listed = ", ".join(f"'{name}' ({count})" for name, count in missing.items())
+    listed = _counted(columns, torch.from_numpy(np.concatenate([np.isnan(each.x) for each in rows])))
     return [
         *([f"Columns read as categories (how many): {', '.join(named)}."] if named else []),
-        *([f"Columns with missing cells (how many), which are filled in: {listed}."] if missing else []),
+        *([f"Columns with missing cells (how many), which are filled in: {listed}."] if listed else []),
     ]
+
+
+def _counted(columns: Sequence[Column], cells: Tensor) -> str:
+    """The columns that have some cells (N, columns), bool, and how many."""
+    counts = zip(columns, cells.sum(dim=0).tolist(), strict=True)
+    return ", ".join(f"'{column.name}' ({count})" for column, count in counts if count)
 
 
 def _notes_on_rounding(columns: Sequence[Column], rows: Sequence[_Rows]) -> list[str]:
@@ -416,135 +390,3 @@ def _notes_on_rounding(columns: Sequence[Column], rows: Sequence[_Rows]) -> list
         return []
     names = ", ".join(f"'{name}'" for name in found)
     return [f"Columns with numbers of {exact:,} or more, where not every whole number is kept as it is: {names}."]
-
-
-# Cells -------------------------------------------------------------------------------------------
-
-
-def _numbers(column: Any, where: str) -> Array:
-    """A column of numbers as float32, (N,)."""
-    values = _whole_column(column, where, PREPARED)
-    if values.dtype.kind not in NUMBERS:
-        values = np.array([_number(value, row, where, PREPARED) for row, value in enumerate(values)])
-    check_each(values, lambda some: ~(np.abs(some.astype(np.float64)) <= LARGEST), where, "a finite number of float32")
-    return values.astype(np.float32)
-
-
-def _names(column: Any, where: str, *, whole: bool = False) -> Names:
-    """A column of names or numbers."""
-    values = _whole_column(column, where)
-    if values.dtype.kind in NUMBERS:
-        return names_of(values, where, whole=whole)
-    if values.dtype.kind == "O":
-        for row, value in enumerate(values):
-            if not isinstance(value, str | bool):
-                raise FedshiftError(
-                    f"{where} holds the {type(value).__name__} {str(value)!r:.100} in row {row}; give text or numbers."
-                )
-            if not str(value).strip():
-                raise FedshiftError(f"{where} holds nothing in row {row}; fill it in or remove the row.")
-    return names_of(values.astype(str), where)
-
-
-PREPARED = (
-    " To have missing cells filled in, numbers standardised and text taken as categories: --set data.statistics=site "
-    "(or pooled)"
-)
-
-
-def _whole_column(column: Any, where: str, more: str = "") -> Array:
-    """A column of pandas, of which no cell is missing; numbers as they are, all else as Python's objects."""
-    missing = np.flatnonzero(column.isna().to_numpy())
-    if len(missing):
-        others = f", and in {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise FedshiftError(f"{where} holds nothing in row {missing[0]}{others}; fill it in or remove the row.{more}")
-    values: Array = column.to_numpy()
-    return values if values.dtype.kind in NUMBERS else column.astype(object).to_numpy()
-
-
-def _as_number(value: object) -> float | None:
-    """The number that a cell holds: one of Python's, of NumPy's, a Decimal, or text; None: it holds none."""
-    if (
-        isinstance(value, str | int | float | np.number | Decimal)
-        and not isinstance(value, bool)
-        and "_" not in str(value)
-    ):
-        with suppress(ValueError):
-            return float(value)
-    return None
-
-
-def _number(value: object, row: int, where: str, more: str = "") -> float:
-    number = _as_number(value)
-    if number is None:
-        shown = _shown(value) if str(value).strip() else "nothing"
-        raise FedshiftError(
-            f"{where} holds {shown} in row {row}, and should hold numbers; write one, fill it in, or name the columns "
-            f"to read: --set data.columns=...{more}"
-        )
-    return number
-
-
-def _shown(value: object) -> str:
-    return f"{str(value)!r:.100} ({type(value).__name__})"
-
-
-# Files -------------------------------------------------------------------------------------------
-
-
-def _columns(file: Path) -> list[str]:
-    """The names of a file's columns.
-
-    Raises:
-        FedshiftError: it cannot be read, or two have one name.
-    """
-    with _reading(file):
-        if file.suffix.lower() == ".parquet":
-            names: list[str] = _parquet().read_schema(file).names
-        else:
-            with file.open(encoding=ENCODING, newline="") as opened:
-                names = next(csv.reader(opened), [])
-    if not names:
-        raise FedshiftError(f"'{file}' is empty; its first line should name the columns.")
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise FedshiftError(f"'{file}' has two columns '{twice}'; give each a name of its own.")
-    return names
-
-
-def _read(file: Path, columns: list[str]) -> Any:
-    """Some columns of a file, as a table of pandas.
-
-    Raises:
-        FedshiftError: it cannot be read, or a row has more values than there are columns.
-    """
-    try:
-        import pandas as pd
-    except ImportError as error:
-        raise need("pandas", "A table of numbers", error) from error
-    with _reading(file), warnings.catch_warnings():
-        if file.suffix.lower() == ".parquet":
-            return _parquet().read_table(file, columns=columns).to_pandas(ignore_metadata=True)
-        warnings.simplefilter("error", pd.errors.ParserWarning)  # that it drops what a row has too many
-        names, options = _columns(file), {"na_filter": False, "low_memory": False, "index_col": False}
-        return pd.read_csv(file, header=0, names=names, encoding=ENCODING, **options)[columns]
-
-
-def _parquet() -> Any:
-    try:
-        from pyarrow import parquet
-    except ImportError as error:
-        raise need("parquet", "Reading Parquet", error) from error
-    return parquet
-
-
-@contextmanager
-def _reading(file: Path) -> Iterator[None]:
-    """Names the file in whatever goes wrong: pandas and Arrow raise errors of many kinds."""
-    try:
-        yield
-    except FedshiftError:
-        raise
-    except Exception as error:
-        reason = str(error).strip() or type(error).__name__
-        raise FedshiftError(f"'{file}' cannot be read as a table ({reason}). Write it again.") from error

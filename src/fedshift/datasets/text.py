@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fedshift import memory
-from fedshift.datasets.cells import SUFFIXES, check_named, column_names, names, read_columns
+from fedshift.datasets.cells import SUFFIXES, check_named, column_names, names_in, read_columns
 from fedshift.datasets.dataset import Dataset
 from fedshift.datasets.parts import Names, Part, beside, domain_names, files_in, joined
 from fedshift.errors import FedshiftError, Problems, need
@@ -138,7 +138,7 @@ class TextFile(Dataset):
         with problems.gathered():
             texts = _texts(frame[self.text], f"The column '{self.text}' of '{file}'")
         with problems.gathered():
-            y = names(frame[self.label], f"The column '{self.label}' of '{file}'", whole=True)
+            y = names_in(frame[self.label], f"The column '{self.label}' of '{file}'", whole=True)
         with problems.gathered():
             domain = self._domain(file, frame)
         problems.check()
@@ -160,7 +160,7 @@ class TextFile(Dataset):
     def _domain(self, file: Path, frame: Any) -> Names:
         if not self.domain:
             return Names.all(file.stem, len(frame))
-        return names(frame[self.domain], f"The column '{self.domain}' of '{file}'")
+        return names_in(frame[self.domain], f"The column '{self.domain}' of '{file}'")
 
     # Numbers --------------------------------------------------------------------------------------
 

@@ -41,11 +41,13 @@ class Windows(NamedTuple):
         x: (N, channels, window), float32.
         y: the class's number of each, (N,), int64.
         recording: the place of the recording that each is of, (N,), int64.
+        start: the step of the recording at which each begins, (N,), int64.
     """
 
     x: Tensor
     y: Tensor
     recording: Tensor
+    start: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,10 +99,11 @@ class WindowedDataset(Dataset):
                 stop += len(own)
                 x[stop - len(own) : stop] = standardised(own, axis=2) if self.standardise == "window" else own
         counts[WINDOWS] += total
-        labels = [labels for _, labels in chosen]
-        which = np.repeat(np.arange(len(recordings)), [len(own) for own in labels])
-        y = np.concatenate(labels) if labels else np.empty(0, np.int64)
-        return Windows(torch.from_numpy(x), torch.from_numpy(y), torch.from_numpy(which))
+        which = np.repeat(np.arange(len(recordings)), [len(starts) for starts, _ in chosen])
+        y, start = (
+            np.concatenate([own[place] for own in chosen]) if chosen else np.empty(0, np.int64) for place in (1, 0)
+        )
+        return Windows(*map(torch.from_numpy, (x, y, which, start)))
 
     def notes(self, counts: Counter[str]) -> tuple[str, ...]:
         """What :meth:`cut` left out or decided, in sentences.

@@ -99,12 +99,12 @@ class Unlabelled:
 
     Attributes:
         x: inputs (N, ...), as :class:`DomainData` has them.
-        rows: each sample's row in the file, from 0; empty where the file is one sample.
+        rows: each sample's row in the file, from 0, or what it is called there; empty where the file is one sample.
         notes: what a reader of the predictions must know of how the file was read.
     """
 
     x: Tensor
-    rows: Sequence[int] = ()
+    rows: Sequence[int | str] = ()
     notes: tuple[str, ...] = ()
 
 

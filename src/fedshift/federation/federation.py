@@ -84,7 +84,7 @@ class Federation:
         for client in self.clients:
             if not len(client.train):
                 raise FedshiftError(
-                    f"Client '{client.name}' has no training image: give it more images, or divide the domains among "
+                    f"Client '{client.name}' has no training sample: give it more samples, or divide the domains among "
                     "fewer clients (partition.clients, partition.min_samples)."
                 )
         scored: list[int] = []
@@ -97,7 +97,7 @@ class Federation:
         for (role, name), some in left.items():
             if not some:
                 raise FedshiftError(
-                    f"No {role} image of '{name}' is left to score: give it more images, or "
+                    f"No {role} sample of '{name}' is left to score: give it more samples, or "
                     "hold out a larger part (protocol.validation, protocol.test), or divide the domains among fewer "
                     "clients (partition.clients)."
                 )

@@ -35,7 +35,7 @@ class Predictions:
     Attributes:
         classes: the classes' names.
         files: each sample's file.
-        rows: its row there, from 0; None where the file is one sample.
+        rows: its row there, from 0, or what it is called there; None where the file is one sample.
         probabilities: (samples, classes), float64; each row's sum is 1.
         problems: the files that could not be read, with the reasons.
         notes: what a reader must know of how files were read.
@@ -43,7 +43,7 @@ class Predictions:
 
     classes: tuple[str, ...]
     files: tuple[str, ...]
-    rows: tuple[int | None, ...]
+    rows: tuple[int | str | None, ...]
     probabilities: Tensor
     problems: Problems
     notes: tuple[str, ...] = ()
@@ -122,7 +122,7 @@ def predictions(
     """
     model, dataset = run.model(client, round), run.experiment.data
     front, batch, problems = dataset.front(), run.experiment.evaluate.batch, Problems("files cannot be predicted for")
-    places: list[tuple[str, int | None]] = []
+    places: list[tuple[str, int | str | None]] = []
     notes: dict[str, None] = {}
     # Images of any size are taken where stages of the network are frozen, but all of one size.
     shape = model.blueprint.shape if model.front is None else None
@@ -141,7 +141,7 @@ def predictions(
                 shape = own if shape is None else shape
                 if own != shape:
                     raise FedshiftError(f"'{file}' has samples of shape {own}; the model takes {shape}.")
-                rows: Sequence[int | None] = samples.rows or [None]
+                rows: Sequence[int | str | None] = samples.rows or [None]
                 places.extend((str(file), row) for row in rows)
                 notes.update(dict.fromkeys(samples.notes))
                 yield x

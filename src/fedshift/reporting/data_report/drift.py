@@ -8,7 +8,8 @@ other half. Were the sites alike, it could only guess.
 not seen; classes that only one of them has are left out. Of samples made from one original (``DomainData.group``) one
 is used, so that all are independent. The classifier is logistic regression on the first principal components of the
 standardised inputs and their squares; images and signals are averaged over small areas first, and the mean and the
-standard deviation of each of their channels (of signals also of their spectrum) are inputs beside the components.
+standard deviation of each of their channels (of signals also of their spectrum) are inputs beside the components. Of a
+table each category is a column of its own, 0 or 1.
 Given the predictions, and were the sites alike, any assignment of the held-out samples of a class to the two sites
 would be as likely as that observed. So how many are told right follows a sum of hypergeometric distributions, which
 gives the p value exactly. The paper has the normal distribution that this tends to. Values of p are corrected by
@@ -32,6 +33,7 @@ from torch.nn.functional import adaptive_avg_pool1d, adaptive_avg_pool2d
 
 from fedshift.errors import need
 from fedshift.federation.domains import DomainData
+from fedshift.federation.preparation import Column
 from fedshift.reporting.data_report.duplicates import PIECE, Tell, silent
 from fedshift.reporting.data_report.values import Kind
 from fedshift.streams import Streams
@@ -43,6 +45,7 @@ LEAST = 10  # held-out samples of each of two sites
 MOST_PAIRED = 16  # sites of which every pair is compared
 TOGETHER = 20_000  # samples of all sites
 SIDE, LENGTH, BANDS, TOKENS = 16, 128, 16, 1024
+CATEGORIES = 50  # of a column, the most frequent ones
 EXPECTED = 5
 SIGNIFICANT = 0.05
 
@@ -111,7 +114,7 @@ def feature_drift(data: DomainData, looked: Tensor, kind: Kind, streams: Streams
         return Drift(per_site=per_site)
     every = torch.cat([rows[site] for site in sites])
     tell("Comparing sites", 0, 1)
-    z = features(data.x, every, kind, streams)
+    z = features(data, every, kind, streams)
     if not z.shape[1]:  # nothing varies
         return Drift(per_site=per_site)
     y, group, site_of = data.y[every].numpy(), data.group[every].numpy(), data.domain[every].numpy()
@@ -268,14 +271,14 @@ def _corrected(found: Sequence[Difference]) -> Drift:
 # Features -----------------------------------------------------------------------------------------
 
 
-def features(x: Tensor, rows: Tensor, kind: Kind, streams: Streams) -> Array:
+def features(data: DomainData, rows: Tensor, kind: Kind, streams: Streams) -> Array:
     """What the classifier reads of some samples, (n, D): principal components, figures of each sample, their squares.
 
     Which site a sample is of is not looked at.
 
     Args:
-        x: all inputs (N, ...).
-        rows: which samples, (n,), int64.
+        data: all samples.
+        rows: which of them, (n,), int64.
         kind: what a sample is.
         streams: where the random numbers of the decomposition come from.
 
@@ -287,10 +290,11 @@ def features(x: Tensor, rows: Tensor, kind: Kind, streams: Streams) -> Array:
     except ImportError as error:
         raise need("sklearn", "Comparing sites", error) from error
 
-    step = max(1, PIECE // x[0].numel())
+    x, step = data.x, max(1, PIECE // data.x[0].numel())
     tokens = 0 if x.is_floating_point() or x.dtype == torch.uint8 else min(int(x[rows].max()) + 1, TOKENS)
     made = [_reduced(x[rows[start : start + step]], kind, tokens) for start in range(0, len(rows), step)]
-    wide, beside = (_standardised(np.concatenate(each)) for each in zip(*made, strict=True))
+    wide, beside = (np.concatenate(each) for each in zip(*made, strict=True))
+    wide, beside = _standardised(_without_codes(wide, data.columns)), _standardised(beside)
     if wide.shape[1] > COMPONENTS:
         seed = _seed(streams, "drift components") % 2**32
         wide = _standardised(PCA(COMPONENTS, random_state=seed).fit_transform(wide))
@@ -318,6 +322,17 @@ def _reduced(x: Tensor, kind: Kind, tokens: int) -> tuple[Array, Array]:
         bands = torch.fft.rfft(channels, dim=2).abs().log1p()
         figures.append(adaptive_avg_pool1d(bands, min(BANDS, bands.shape[2])).flatten(1))
     return small.flatten(1).numpy(), torch.cat([each.to(x.dtype) for each in figures], dim=1).numpy()
+
+
+def _without_codes(rows: Array, columns: Sequence[Column]) -> Array:
+    """Rows (n, C) with a column for each frequent category, 0 or 1, in the place of codes."""
+    made = [rows[:, [column.categories is None for column in columns]]] if columns else [rows]
+    for place, column in enumerate(columns):
+        if column.categories is not None:
+            codes, counts = np.unique(rows[~np.isnan(rows[:, place]), place], return_counts=True)
+            frequent = codes[np.argsort(-counts, kind="stable")[:CATEGORIES]]
+            made.append((rows[:, [place]] == frequent).astype(np.float64))
+    return np.concatenate(made, axis=1)
 
 
 def _standardised(values: Array) -> Array:

@@ -247,9 +247,7 @@ def _columns(report: DataReport) -> Iterator[Finding]:
     """Columns that never change, and those that are missing."""
     values, word = report.values, column_word(report.kind)
     seen = values.samples > 0
-    everywhere = values.count[seen].sum(dim=0) > 0
-    low, high = values.low[seen].nan_to_num(torch.inf).amin(dim=0), values.high[seen].nan_to_num(-torch.inf).amax(dim=0)
-    constant = ((low == high) | ~everywhere).nonzero().flatten().tolist()
+    constant = values.unchanging(seen).nonzero().flatten().tolist()
     if constant:
         yield Finding(
             "constant columns",
@@ -259,7 +257,7 @@ def _columns(report: DataReport) -> Iterator[Finding]:
         )
     at_site: dict[str, list[int]] = {}
     for site in (seen & (values.samples >= LEAST)).nonzero().flatten().tolist():
-        own = ((values.low[site] == values.high[site]) | (values.count[site] == 0)).nonzero().flatten().tolist()
+        own = values.unchanging(torch.tensor([site])).nonzero().flatten().tolist()
         if columns := [column for column in own if column not in constant]:
             at_site[report.sites[site].name] = columns
     if at_site:
@@ -299,7 +297,7 @@ def _ranges(report: DataReport) -> Iterator[Finding]:
     for site in enough.tolist():
         own = values.std[site]
         scaled = (own > 0) & (std > 0) & ((own >= OTHER_SCALE * std) | (std >= OTHER_SCALE * own))
-        apart = (values.mean[site] - mean).abs()
+        apart = (values.mean[site] - mean).abs()  # of categories NaN, which is no reason
         moved = (apart > 0) & (apart >= OTHER_SCALE * torch.maximum(own, std))
         columns = (scaled | moved).nonzero().flatten().tolist()
         if columns:

@@ -18,6 +18,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn.functional import pad
 
+from fedshift.federation.preparation import Column
 from fedshift.reporting.data_report.drift import REST, Drift
 from fedshift.reporting.data_report.examples import Examples
 from fedshift.reporting.data_report.findings import place
@@ -214,7 +215,7 @@ def _values(report: DataReport) -> list[Table]:
     if report.kind in ("text", "tokens"):
         return []
     columns = ["site", "looked at", "least", "greatest", "mean", "deviation", "missing in %"]
-    total = values.count.sum(dim=1)
+    total = values.count.masked_fill(values.mean.isnan(), 0.0).sum(dim=1)  # of numbers, not of categories
     mean = (values.mean.nan_to_num(0.0) * values.count).sum(dim=1) / total
     squares = ((values.std.square() + values.mean.square()).nan_to_num(0.0) * values.count).sum(dim=1) / total
     std = (squares - mean.square()).clamp_min(0).sqrt()
@@ -235,9 +236,35 @@ def _values(report: DataReport) -> list[Table]:
                 *(f"{float(values.mean[s, column]):.3g} ± {float(values.std[s, column]):.3g}" for s in seen),
             ]
             for column in range(values.mean.shape[1])
+            if column not in values.categories
         ]
-        found.append(Table(f"Mean and standard deviation of each {word}", heads, _cut(cells)))
+        if cells:
+            found.append(Table(f"Mean and standard deviation of each {word}", heads, _cut(cells)))
+        cells = [
+            [f"{report.columns[column]}: {name}", *(f"{100 * float(share):.1f}" for share in shares)]
+            for column, each in _categories(report).items()
+            for name, shares in zip(each, _shares(list(each.values()))[:, seen], strict=True)
+        ]
+        if cells:
+            found.append(Table("Cells of each category, in % of those that are not missing", heads, _cut(cells)))
     return found
+
+
+def _categories(report: DataReport) -> dict[int, dict[str, Tensor]]:
+    """By column, the categories that occur in what is looked at, and how many samples of each site have each, (S,)."""
+    return {
+        column: {
+            name: own
+            for name, own in zip(report.data.columns[column].categories or (), counts.T, strict=True)
+            if own.any()
+        }
+        for column, counts in report.values.categories.items()
+    }
+
+
+def _shares(counts: Sequence[Tensor]) -> Tensor:
+    together = torch.stack([*counts]) if counts else torch.zeros(0, 1)
+    return together / together.sum(dim=0)
 
 
 def _differences(title: str, drift: Drift, scale: float, form: str) -> list[Table]:
@@ -292,7 +319,13 @@ def as_table(report: DataReport) -> dict[str, Any]:
                     name: _numbers(getattr(values, name)[number])
                     for name in ("mean", "std", "low", "high", "missing", "level", "spread")
                 }
-                | {"samples": int(values.samples[number]), "constant": list(values.constant[number])},
+                | {"samples": int(values.samples[number]), "constant": list(values.constant[number])}
+                | {
+                    "categories": {
+                        report.columns[column]: {name: int(counts[number]) for name, counts in each.items()}
+                        for column, each in _categories(report).items()
+                    }
+                },
             }
             for number, site in enumerate(report.sites)
         ],
@@ -373,11 +406,26 @@ def _shown(report: DataReport, each: Examples) -> Shown:
     if report.kind == "text":
         cut = each.x[:, :MOST_LETTERS] if each.x.ndim == 2 else each.x
         return Shown(each.site, each.label, "", [line.replace("\n", "⏎") for line in report.inputs.text(cut)], numbers)
+    if report.data.columns:
+        return Shown(each.site, each.label, "", [_row(row, report.data.columns) for row in each.x.tolist()], numbers)
     rows = each.x.flatten(1)
     more = ", ..." if rows.shape[1] > MOST_NUMBERS else ""
     form = ".4g" if rows.is_floating_point() else "d"
     words = [", ".join(f"{value:{form}}" for value in row[:MOST_NUMBERS].tolist()) + more for row in rows]
     return Shown(each.site, each.label, "", words, numbers)
+
+
+def _row(row: Sequence[float], columns: Sequence[Column]) -> str:
+    """A table's row, with the names of columns and categories."""
+    shown = list(zip(columns, row, strict=True))[:MOST_NUMBERS]
+    words = [f"{column.name} {_cell(value, column.categories)}" for column, value in shown]
+    return ", ".join([*words, *(["..."] if len(columns) > MOST_NUMBERS else [])])
+
+
+def _cell(value: float, categories: Sequence[str] | None) -> str:
+    if isnan(value):
+        return "missing"
+    return f"{value:.4g}" if categories is None else categories[int(value)]
 
 
 def _images(report: DataReport, each: Examples) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -34,7 +34,9 @@ def column_word(kind: Kind) -> str:
 
 
 def column_names(data: DomainData, kind: Kind) -> tuple[str, ...]:
-    """What the columns of :class:`Values` are called: by their number from 0."""
+    """What the columns of :class:`Values` are called: as a table's are, or by their number from 0."""
+    if data.columns:
+        return tuple(column.name for column in data.columns)
     return tuple(map(str, range(data.x.shape[1] if column_word(kind) != "input" else 1)))
 
 
@@ -43,7 +45,8 @@ class Values:
     """The inputs of each site that are looked at, in sums over samples; S sites, C columns.
 
     A column is one of a row of numbers, or a channel of images and signals; of all else everything is one column. What
-    is missing (NaN) is left out of every figure but :attr:`missing`.
+    is missing (NaN) is left out of every figure but :attr:`missing`. Of a column of categories, whose codes are no
+    numbers, :attr:`mean`, :attr:`std`, :attr:`low` and :attr:`high` are NaN.
 
     Attributes:
         samples: how many samples of each site are looked at, (S,), int64.
@@ -56,6 +59,7 @@ class Values:
         level: the mean over a site's samples of a sample's own mean, (S,), float64.
         spread: its standard deviation over the site's samples, (S,), float64.
         constant: the samples of which every number is the same or missing, by number, for each site; only of several.
+        categories: by the place of each column of categories, how many samples of each site have each, (S, K), int64.
     """
 
     samples: Tensor
@@ -68,6 +72,16 @@ class Values:
     level: Tensor
     spread: Tensor
     constant: Sequence[tuple[int, ...]]
+    categories: Mapping[int, Tensor]
+
+    def unchanging(self, sites: Tensor) -> Tensor:
+        """Which columns are the same, or missing, in all samples of some sites, (C,), bool."""
+        low = self.low[sites].nan_to_num(torch.inf).amin(dim=0)
+        high = self.high[sites].nan_to_num(-torch.inf).amax(dim=0)
+        found = low >= high
+        for column, counts in self.categories.items():
+            found[column] = (counts[sites].sum(dim=0) > 0).sum() < 2
+        return found
 
 
 def measure(data: DomainData, looked: Tensor, kind: Kind, tell: Tell = silent) -> Values:
@@ -114,20 +128,35 @@ def measure(data: DomainData, looked: Tensor, kind: Kind, tell: Tell = silent) -
     mean += pivot
     std[low == high] = 0.0  # whatever rounding left
     empty = count == 0
+    categories = {
+        column: _counts(data.x[rows, column], data.domain[rows], sites, len(each.categories))
+        for column, each in enumerate(data.columns)
+        if each.categories is not None
+    }
+    for column in categories:
+        empty[:, column] = True
     of = [data.domain[rows] == number for number in range(sites)]
     single = data.x[0].numel() == 1
     return Values(
         samples=torch.bincount(data.domain[rows], minlength=sites),
         count=count,
-        mean=mean,
-        std=std,
+        mean=mean.masked_fill(empty, torch.nan),
+        std=std.masked_fill(empty, torch.nan),
         low=low.masked_fill(empty, torch.nan),
         high=high.masked_fill(empty, torch.nan),
         missing=absent / (absent + count),
         level=torch.stack([levels[each].nanmean() for each in of]),
         spread=torch.stack([_std(levels[each]) for each in of]),
         constant=[() if single else tuple(rows[each & same].tolist()) for each in of],
+        categories=categories,
     )
+
+
+def _counts(codes: Tensor, site: Tensor, sites: int, categories: int) -> Tensor:
+    """How many samples of each site have each category, (sites, categories), int64."""
+    there = ~codes.isnan()
+    place = site[there] * categories + codes[there].long()
+    return torch.bincount(place, minlength=sites * categories).view(sites, categories)
 
 
 def _std(values: Tensor) -> Tensor:
