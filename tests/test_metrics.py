@@ -38,7 +38,7 @@ from fedshift.engines.sequential import Sequential
 from fedshift.engines.vectorised import Vectorised
 from fedshift.engines.workers import Workers
 from fedshift.errors import DamagedError, DivergedError, FedshiftError, FedshiftWarning
-from fedshift.reporting.curves import by_round
+from fedshift.reporting.curves import Line, Panel, as_svg, by_round, figures, upright
 from fedshift.reporting.live import LiveProgress, score_table, shown
 from fedshift.reporting.page import write_report
 from fedshift.reporting.results import Results
@@ -489,6 +489,21 @@ def test_runs_that_select_by_different_metrics_show_accuracy(make: Make, tmp_pat
     assert "The runs select by different metrics (accuracy, calibration error (15 bins)); accuracy is shown." in (
         results.notes
     )
+
+
+@pytest.mark.parametrize("of_class", ["a$\\frac$b", "\u732b"])
+def test_a_figure_holds_no_name_of_a_class(of_class: str):
+    """It would be read as mathematics, or lack its letters, of which matplotlib warns; text beside it holds it."""
+    metric = Metric(f"auroc of {of_class}")
+    line = Line("fedavg", "#000000", False, [1.0, 2.0], [50.0, 60.0], [50.0, 60.0], [50.0, 60.0])
+    (figure,) = figures([Panel(metric.title, "training round", [line], metric)])
+    assert b"AUROC (%)" in as_svg(figure)
+    assert metric.title == f"AUROC of {of_class}"
+
+
+def test_what_stands_beside_an_axis_fits():
+    metric = Metric("sensitivity-at-specificity-0.95")
+    assert upright(metric.quantity) == "sensitivity at a specificity\nof 0.95 (%)"
 
 
 def test_what_is_never_defined_on_validation_chooses_no_round_and_that_is_said(make: Make, tmp_path: Path):

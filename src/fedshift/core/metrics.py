@@ -87,14 +87,19 @@ class Metric:
         return self.name.removeprefix(f"{self.kind}-") if self.kind in (SENSITIVITY_AT, CALIBRATION) else ""
 
     @property
-    def title(self) -> str:
-        """What a reader sees."""
+    def quantity(self) -> str:
+        """What a reader sees of it beside a class: words of ours alone, without the name of a class."""
         if self.kind == SENSITIVITY_AT:
             return f"sensitivity at a specificity of {self.number}"
         if self.kind == CALIBRATION:
             return f"calibration error ({self.number} bins)"
+        return TITLES.get(self.kind, self.kind)
+
+    @property
+    def title(self) -> str:
+        """What a reader sees."""
         _, of, of_class = self.name.partition(OF)
-        return f"{TITLES.get(self.kind, self.kind)}{of}{of_class}"
+        return f"{self.quantity}{of}{of_class}"
 
     @property
     def heading(self) -> str:
