@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from conftest import Make, engine_of, go_on, simulate
-from fedshift.core.contract import Batch, Measure, Phase
+from fedshift.core.contract import Batch, Context, Measure, Phase, Terms
+from fedshift.core.net import Net
 from fedshift.core.tensors import Tensors
 from fedshift.core.training import Train
 from fedshift.engines.batches import BalancedOrder, BatchOrder
@@ -29,6 +31,7 @@ from fedshift.engines.sequential import Sequential
 from fedshift.engines.vectorised import Vectorised
 from fedshift.engines.workers import Workers
 from fedshift.errors import FedshiftError
+from fedshift.methods.fedavg import FedAvg
 from fedshift.settings.grid import expand, override
 from fedshift.simulation.simulation import Simulation
 from fedshift.streams import Streams
@@ -249,6 +252,34 @@ def test_a_run_goes_on_to_the_same_bits(make: Make, tmp_path: Path, changes: dic
     later = simulate(experiment, folder=tmp_path / "run")
     for name, tensor in whole.coordinator.state.tensors.items():
         assert torch.equal(tensor, later.coordinator.state.tensors[name])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plain(FedAvg):
+    """A page that was written without class weights in mind."""
+
+    def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
+        return {"cross_entropy": F.cross_entropy(net.head(batch.z), batch.y)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unlabelled(FedAvg):
+    """A page whose loss reads no label, so there is no risk to weigh."""
+
+    def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
+        return {"cross_entropy": net.head(batch.z).square().mean()}
+
+
+@pytest.mark.parametrize("made", [Sequential, Vectorised], ids=["sequential", "vectorised"])
+def test_a_page_that_reads_labels_and_no_weights_is_refused(
+    make: Make, tmp_path: Path, made: Callable[[Kernels], Engine]
+):
+    """It would train as if there were none; without the setting it goes on as ever."""
+    experiment = make({**rare(tmp_path), "train.class_weights": "balanced", "train.rounds": 1})
+    with pytest.raises(FedshiftError, match=r"'balanced' reaches no loss of Plain.*batch\.cross_entropy\(logits\)"):
+        simulate(replace(experiment, method=Plain()), engine=made(Kernels()))
+    simulate(replace(experiment, method=Unlabelled()), engine=made(Kernels()))
+    simulate(replace(make({**rare(tmp_path), "train.rounds": 1}), method=Plain()), engine=made(Kernels()))
 
 
 @pytest.mark.parametrize("name", REFUSING)

@@ -94,6 +94,20 @@ def test_the_best_is_the_first_of_the_largest(scores: list[float]):
     assert waited == len(scores) - best["round"]
 
 
+@pytest.mark.parametrize("metric", ["auroc", "calibration-error-15"])
+def test_nothing_is_waited_for_while_no_round_has_a_score(metric: str):
+    """Patience 2 and 0.2 at first in round 4: undefined again in rounds 5 and 6, which are not better, it ends at 6.
+
+    A metric may be undefined everywhere while a model predicts one class alone; without any score nothing ends.
+    """
+    undefined: list[float | None] = [None] * 3
+    for scores, best in (([*undefined, 0.2, None, None], (4, 2)), (undefined, (3, 0))):
+        rows = [a_row("a", "validation", 0.9, metrics={metric: score}) for score in scores]
+        records = [a_record(n, [row], round=n, select=metric) for n, row in enumerate(rows, 1)]
+        found, waited = best_of(records, 0.0)
+        assert (found["round"], waited) == best
+
+
 def test_each_stage_begins_anew_and_other_stages_do_not_count():
     stage = Stage("tune", 9, ())
     coordinator: Any = SimpleNamespace(

@@ -38,8 +38,8 @@ from fedshift.engines.sequential import Sequential
 from fedshift.engines.vectorised import Vectorised
 from fedshift.engines.workers import Workers
 from fedshift.errors import DamagedError, DivergedError, FedshiftError, FedshiftWarning
-from fedshift.reporting.curves import by_round
-from fedshift.reporting.live import score_table, shown
+from fedshift.reporting.curves import Line, Panel, as_svg, by_round, figures, upright
+from fedshift.reporting.live import LiveProgress, score_table, shown
 from fedshift.reporting.page import write_report
 from fedshift.reporting.results import Results
 from fedshift.reporting.table import as_text, tables
@@ -49,6 +49,7 @@ from fedshift.runs.selection import by_environment, mean_score, summary
 from fedshift.settings.grid import expand, override, parse_assignments
 from fedshift.tuning.tune import Plan, studies
 from separate import setup_of
+from test_live import outlook
 
 EVERY = (
     "balanced-accuracy",
@@ -243,8 +244,14 @@ def test_several_models_are_averaged_over_those_that_define_a_metric():
         ({"metrics": ["calibration-error"]}, "as in calibration-error-15"),
         ({"metrics": ["sensitivity"]}, "Did you mean 'class-sensitivity'?"),
         ({"metrics": ["class-auroc of ill"]}, "Unknown metric"),
-        ({"select": "auroc"}, "evaluate.metrics has to name 'auroc' as well"),
-        ({"select": "auroc of ill"}, "evaluate.metrics has to name 'class-auroc' as well"),
+        ({"select": "auroc"}, "evaluate.metrics has no 'auroc': set evaluate.metrics = ['auroc']"),
+        (
+            {"metrics": ["macro-f1"], "select": "calibration-error-15"},
+            "has no 'calibration-error-15': set evaluate.metrics = ['macro-f1', 'calibration-error-15']",
+        ),
+        ({"select": "auroc of ill"}, "evaluate.metrics has no 'class-auroc': set evaluate.metrics = ['class-auroc']"),
+        ({"select": "loss"}, "Unknown metric for evaluate.select 'loss'"),
+        ({"select": "calibration-error-0"}, "Unknown metric for evaluate.select 'calibration-error-0'"),
         ({"metrics": ["class-auroc"], "select": "class-auroc"}, "Known: accuracy, auroc of CLASS"),
         ({"metrics": ["macro-f1"], "select": "macro_f1"}, "Did you mean 'macro-f1'?"),
     ],
@@ -482,6 +489,48 @@ def test_runs_that_select_by_different_metrics_show_accuracy(make: Make, tmp_pat
     assert "The runs select by different metrics (accuracy, calibration error (15 bins)); accuracy is shown." in (
         results.notes
     )
+
+
+@pytest.mark.parametrize("of_class", ["a$\\frac$b", "\u732b"])
+def test_a_figure_holds_no_name_of_a_class(of_class: str):
+    """It would be read as mathematics, or lack its letters, of which matplotlib warns; text beside it holds it."""
+    metric = Metric(f"auroc of {of_class}")
+    line = Line("fedavg", "#000000", False, [1.0, 2.0], [50.0, 60.0], [50.0, 60.0], [50.0, 60.0])
+    (figure,) = figures([Panel(metric.title, "training round", [line], metric)])
+    assert b"AUROC (%)" in as_svg(figure)
+    assert metric.title == f"AUROC of {of_class}"
+
+
+def test_what_stands_beside_an_axis_fits():
+    metric = Metric("sensitivity-at-specificity-0.95")
+    assert upright(metric.quantity) == "sensitivity at a specificity\nof 0.95 (%)"
+
+
+def test_what_is_never_defined_on_validation_chooses_no_round_and_that_is_said(make: Make, tmp_path: Path):
+    """The table has the last round in the place of the one that validation chooses; one defined score is enough."""
+    changes = {"evaluate.metrics": ["auroc"], "evaluate.select": "auroc", "train.rounds": 2}
+    for name, first, said in (("never", None, True), ("once", 0.6, False)):
+        records = [
+            a_record(n, [a_row("t", "test", 0.5, metrics={"auroc": 0.7}), a_row("v", "validation", 0.5, metrics=m)])
+            for n, m in enumerate(({"auroc": first}, {"auroc": None}), start=1)
+        ]
+        folder = a_folder(tmp_path / name, make(changes), [record | {"select": "auroc"} for record in records])
+        notes = Results.read([folder]).notes
+        note = (
+            "AUROC is undefined on every validation environment (no sample of the class, or none of another), so no "
+            "round is chosen by it: the last one stands in its place."
+        )
+        assert (note in notes) is said
+
+
+def test_a_line_of_scores_says_what_they_are_unless_that_is_accuracy(make: Make, tmp_path: Path):
+    """A score of 30 is a good one of some metrics."""
+    rows = [a_row("a", "test", 0.5, metrics={"calibration-error-15": 0.3})]
+    plain = LiveProgress(1, Console(file=StringIO())).begin(outlook("run"))
+    plain.evaluated(a_record(1, rows))
+    assert plain.in_words() == "a test 50.0"
+    plain.evaluated(a_record(1, rows, select="calibration-error-15"))
+    assert plain.in_words() == "calibration error (15 bins) (smaller is better):  a test 30.0"
 
 
 def test_a_record_whose_rows_lack_what_selects_is_damaged(make: Make, tmp_path: Path):

@@ -93,6 +93,11 @@ def test_what_leads_nowhere_is_refused():
         Train(rounds=5, warmup=5)
     with pytest.raises(FedshiftError, match=r"train.step_at = \[3\] has no effect with train.schedule = 'cosine'"):
         Train(schedule="cosine", step_at=(3,))
+    with pytest.raises(FedshiftError, match=r"train.step_at = \[3, 5, 3\] names round 3 twice: name it once"):
+        Train(schedule="step", step_at=(3, 5, 3))
+    with pytest.raises(FedshiftError, match=r"train.min_delta = 0.01 has no effect with train.patience = 'off'"):
+        Train(min_delta=0.01)
+    Train(min_delta=0.01, patience=3)
     with pytest.raises(FedshiftError, match=r"train.step_factor = 1.5"):
         Train(step_factor=1.5)
 

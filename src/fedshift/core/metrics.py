@@ -87,14 +87,19 @@ class Metric:
         return self.name.removeprefix(f"{self.kind}-") if self.kind in (SENSITIVITY_AT, CALIBRATION) else ""
 
     @property
-    def title(self) -> str:
-        """What a reader sees."""
+    def quantity(self) -> str:
+        """What a reader sees of it beside a class: words of ours alone, without the name of a class."""
         if self.kind == SENSITIVITY_AT:
             return f"sensitivity at a specificity of {self.number}"
         if self.kind == CALIBRATION:
             return f"calibration error ({self.number} bins)"
+        return TITLES.get(self.kind, self.kind)
+
+    @property
+    def title(self) -> str:
+        """What a reader sees."""
         _, of, of_class = self.name.partition(OF)
-        return f"{TITLES.get(self.kind, self.kind)}{of}{of_class}"
+        return f"{self.quantity}{of}{of_class}"
 
     @property
     def heading(self) -> str:
@@ -140,11 +145,25 @@ def check_metrics(declared: Sequence[str], select: str) -> None:
         if name in declared[:number]:
             raise FedshiftError(f"evaluate.metrics names '{name}' twice: name it once.")
     kind, of, _ = select.partition(OF)
-    there = f"{PER_CLASS}{kind}" if of else select
-    if select != ACCURACY and (there not in declared or select.startswith(PER_CLASS)):
+    declares = f"{PER_CLASS}{kind}" if of else select
+    if select == ACCURACY or (declares in declared and not select.startswith(PER_CLASS)):
+        return
+    if select.startswith(PER_CLASS) or not _known(declares):
         choices = [ACCURACY, *(_example(name) for name in declared)]
-        hint = f"evaluate.metrics has to name '{there}' as well." if of or select in WHOLE else ""
-        raise UnknownNameError("metric for evaluate.select", select, choices, hint=hint)
+        raise UnknownNameError("metric for evaluate.select", select, choices)
+    raise FedshiftError(
+        f"evaluate.select = '{select}', but evaluate.metrics has no '{declares}': set evaluate.metrics = "
+        f"{[*declared, declares]}."
+    )
+
+
+def _known(name: str) -> bool:
+    """Whether a metric can be declared by that name."""
+    try:
+        _check(name)
+    except FedshiftError:
+        return False
+    return True
 
 
 def _example(declared: str) -> str:

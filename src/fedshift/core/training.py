@@ -107,6 +107,13 @@ class Train(Spec):
                 f"train.step_at = {list(self.step_at)} has no effect with train.schedule = '{self.schedule}': set "
                 "train.schedule = 'step', or leave it out."
             )
+        if twice := next((at for at in self.step_at if self.step_at.count(at) > 1), None):
+            raise FedshiftError(f"train.step_at = {list(self.step_at)} names round {twice} twice: name it once.")
+        if self.min_delta and self.patience == "off":
+            raise FedshiftError(
+                f"train.min_delta = {self.min_delta:g} has no effect with train.patience = 'off': set train.patience, "
+                "or leave it out."
+            )
         if isinstance(self.class_weights, tuple) and not any(self.class_weights):
             raise FedshiftError(
                 f"train.class_weights = {list(self.class_weights)}: give a weight for each class, some above 0."

@@ -221,12 +221,21 @@ def work(bank: Bank, lanes: Sequence[Lane], phases: Phases | None = None) -> Non
         lanes: with the most steps first.
         phases: what to call, where that is not the first lane's own phases.
     """
+    read: set[str] = set()
     for number, phase in enumerate(phases or lanes[0].phases):
         if isinstance(phase, Measure):
             _measure(bank, lanes, phase)
         else:
             own = [lane.phases[number] for lane in lanes]
-            _train(bank, phase, [_Course(lane, phase) for lane, phase in zip(lanes, own, strict=True)])
+            read |= _train(bank, phase, [_Course(lane, phase) for lane, phase in zip(lanes, own, strict=True)])
+    if "y" in read and "weight" not in read:
+        setup = lanes[0].setup
+        raise FedshiftError(
+            f"train.class_weights = {setup.train.class_weights!r} reaches no loss of {setup.method.label}: its "
+            "objectives read a batch's labels and never its weights. Write batch.cross_entropy(logits) in the place "
+            "of F.cross_entropy(logits, batch.y), or batch.weighted(losses) of other losses (B,); or leave the "
+            "setting out."
+        )
 
 
 class _Course:
@@ -253,8 +262,13 @@ class _Course:
         return batch._replace(environment=self.samples.subset(rows).environment) if self.phase.environments else batch
 
 
-def _train(bank: Bank, phase: Phase, courses: Sequence[_Course]) -> None:
-    """Take every lane's steps of a phase; a lane that has taken its own leaves."""
+def _train(bank: Bank, phase: Phase, courses: Sequence[_Course]) -> set[str]:
+    """Take every lane's steps of a phase; a lane that has taken its own leaves.
+
+    Returns:
+        What the objectives read of batches that have weights: "y", "weight", both or neither.
+    """
+    read: set[str] = set()
     histories: dict[str, list[Tensor]] = {objective.name: [] for objective in phase.objectives}
     names: dict[str, list[str]] = {}
     start = 0
@@ -268,12 +282,14 @@ def _train(bank: Bank, phase: Phase, courses: Sequence[_Course]) -> None:
                 _take_snapshots(bank, active, step)
         for descent in descents:
             names[descent.objective.name] = descent.names
+            read |= descent.read
             if descent.history:
                 histories[descent.objective.name].append(torch.stack(descent.history))
             descent.give_state(active)
         start = stop
     for lane_number, course in enumerate(courses):
         _finish(phase, course, names, {name: _of_lane(tables, lane_number) for name, tables in histories.items()})
+    return read
 
 
 def _step(bank: Bank, phase: Phase, descents: Sequence[_Descent], active: Sequence[_Course], step: int) -> None:
@@ -375,6 +391,7 @@ class _Descent:
     def __init__(self, bank: Bank, objective: Objective, courses: Sequence[_Course], number: int) -> None:
         self.bank, self.objective = bank, objective
         self.names: list[str] = []
+        self.read: set[str] = set()
         self.history: list[Tensor] = []
         own = [course.phase.objectives[number] for course in courses]
         self.moved = self._moved(courses[0].lane)
@@ -462,6 +479,8 @@ class _Descent:
 
     def _checked_loss(self, net: Net, batch: Batch, context: Context) -> Mapping[str, Tensor]:
         objective = self.objective
+        if batch.weight is not None and not self.names:  # the first step shows it
+            batch = _noting(batch, self.read)
         terms = objective.evaluate(net, batch, context)
         if not isinstance(terms, Mapping) or not terms:
             raise FedshiftError(
@@ -508,6 +527,23 @@ class _Descent:
                     for name, target in targets.items()
                     if target in optimiser.state
                 }
+
+
+def _noting(batch: Batch, read: set[str]) -> Batch:
+    """The same batch, and all that are made of it, with a note of whether labels and weights are read."""
+
+    class Noting(Batch):
+        @property
+        def y(self) -> Tensor:
+            read.add("y")
+            return super().y
+
+        @property
+        def weight(self) -> Tensor | None:
+            read.add("weight")
+            return super().weight
+
+    return Noting(*batch)
 
 
 def _kind(value: object) -> str:

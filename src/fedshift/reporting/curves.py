@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from statistics import mean, stdev
+from textwrap import fill
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -27,6 +28,7 @@ from fedshift.runs.selection import by_environment
 MOST_PANELS = 12
 LEAST_HEIGHT = 10.0  # percentage points that a panel covers
 MOST_MARKED = 15  # points of a line that are marked one by one; of a single one nothing but the mark is seen
+MOST_UPRIGHT = 30  # letters in a line beside a vertical axis
 SIZE = (4.8, 3.0)  # inches of a panel, which fill a narrow screen at about the size they have
 
 BySeed = dict[float, dict[int, list[float]]]  # scores in %, by round or place and by seed
@@ -174,12 +176,17 @@ def figures(panels: Sequence[Panel]) -> list[Figure]:
         axis = figure.subplots()
         for line in panel.lines:
             _draw(axis, line, marked=few or len(line.places) == 1)
-        axis.set(xlim=across, ylim=up, ylabel=f"{panel.metric.title} (%)")
+        axis.set(xlim=across, ylim=up, ylabel=upright(panel.metric.quantity))
         axis.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=whole))
         axis.grid(alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
         drawn.append(figure)
     return drawn
+
+
+def upright(quantity: str) -> str:
+    """What stands beside a vertical axis of percentages, in lines no longer than it."""
+    return fill(f"{quantity} (%)", MOST_UPRIGHT)
 
 
 def _with_margin(values: Sequence[float]) -> tuple[float, float]:

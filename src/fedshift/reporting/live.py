@@ -17,6 +17,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from fedshift.core.contract import Round
+from fedshift.core.metrics import ACCURACY
 from fedshift.reporting.notebook import NotebookOutput, in_notebook
 from fedshift.reporting.units import bytes_text, clock, printable
 from fedshift.runs.progress import Outlook, Progress, RunProgress
@@ -458,9 +459,12 @@ class LiveRun(RunProgress):
         return None if left is None or not here else (self.seconds + left) * self.rounds / here / self.together
 
     def in_words(self) -> str:
-        """The score on each environment."""
-        rows = shown(self.record) if self.record else []
-        return "  ".join(f"{row.environment} {row.role} {percent(row.score)}" for row in rows)
+        """The score on each environment, after what it is where that is not accuracy."""
+        if not self.record:
+            return ""
+        scores = [f"{row.environment} {row.role} {percent(row.score)}" for row in shown(self.record)]
+        metric = selects(self.record)
+        return "  ".join([*([] if metric.name == ACCURACY else [f"{metric.title}{metric.remark}:"]), *scores])
 
     def _of_position(self, position: int) -> _StageProgress:
         """The stage that comes after so many rounds; the last one after all."""

@@ -16,7 +16,7 @@ from fedshift.runs.folder import RunFolder, check_no_study, find
 from fedshift.runs.grid_file import grid_files, read_grid
 from fedshift.runs.patience import endings
 from fedshift.runs.run import Run
-from fedshift.runs.selection import RULES, by_environment, selects, value_of
+from fedshift.runs.selection import RULES, by_environment, mean_score, selects, value_of
 from fedshift.settings.experiment import NAMED, OF_ONE_RUN, PLAIN
 
 NOT_A_ROW = frozenset({"name", "plugins", *(".".join(names) for names in OF_ONE_RUN)})
@@ -207,6 +207,12 @@ class Results:
         selecting = dict.fromkeys(selects(run.records[-1]).title for run in self.runs)
         if len(selecting) > 1:
             yield f"The runs select by different metrics ({', '.join(selecting)}); {self.metric.title} is shown."
+        blind = dict.fromkeys(selects(run.records[-1]) for run in self.runs if _chooses_nothing(run))
+        for metric in blind:
+            yield (
+                f"{metric.heading} is undefined on every validation environment ({metric.lacks}), so no round is "
+                "chosen by it: the last one stands in its place."
+            )
         for role in ("test", "validation"):
             lacking: dict[tuple[str, ...], list[Metric]] = {}
             for metric in self.metrics:
@@ -271,6 +277,13 @@ class Results:
             return role
         protocol = PROTOCOLS.get(name).cls
         return protocol.test_label if role == "test" else protocol.validation_label
+
+
+def _chooses_nothing(run: Run) -> bool:
+    """Whether a run has validation environments, and what selects is defined on none of them in the last stage."""
+    of_stage = [record for record in run.records if record["stage"] == run.records[-1]["stage"]]
+    validated = any(row["role"] == "validation" for record in of_stage for row in record["environments"])
+    return validated and all(mean_score(record, "validation") is None for record in of_stage)
 
 
 def _not_begun(path: Path) -> Iterator[str]:

@@ -34,21 +34,24 @@ def end_early(coordinator: Coordinator, records: Sequence[Record]) -> str:
     coordinator.end_stage()
     by = f" by more than {train.min_delta:g}" if train.min_delta else ""
     times = f"{waited} evaluations" if waited > 1 else "the next evaluation"
-    reached = mean_score(best, "validation")
-    score = f"{'none' if reached is None else f'{reached:.4f}'} after round {best['round']}"
+    score = f"{mean_score(best, 'validation'):.4f} after round {best['round']}"
     return f"after round {newest['round']} of {planned}: no better validation score{by} than {score} in {times}"
 
 
 def best_of(records: Sequence[Record], min_delta: float) -> tuple[Record, int]:
-    """The last record that was better than all before it, by more than so much, and how many came after it."""
+    """The last record that was better than all before it, by more than so much, and how many came after it.
+
+    While none has a score nothing is waited for: a metric may be undefined in the first rounds, or in all.
+    """
     best, waited = records[0], 0
     for record in records[1:]:
-        best, waited = (record, 0) if _merit(record) > _merit(best) + min_delta else (best, waited + 1)
+        least = _merit(best) + min_delta
+        best, waited = (record, 0) if least == -math.inf or _merit(record) > least else (best, waited + 1)
     return best, waited
 
 
 def _merit(record: Record) -> float:
-    """What rules that choose by validation go by, the larger the better; without a score it is the worst."""
+    """What rules that choose by validation go by, the larger the better; without a score the worst, -infinity."""
     score = mean_score(record, "validation")
     return -math.inf if score is None else selects(record).merit(score)
 

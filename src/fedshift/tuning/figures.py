@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator
 
+from fedshift.reporting.curves import upright
 from fedshift.settings.spec import Range, Search, as_toml
 from fedshift.tuning.space import in_words
 from fedshift.tuning.study import Study, Trial
@@ -37,9 +38,7 @@ def history(study: Study, trials: Sequence[Trial]) -> Figure:
     low, high = _limits([value for _, value in (*complete, *pruned)])
     if failed:
         axis.plot(failed, [low] * len(failed), "v", color=FAILED, clip_on=False, label="failed")
-    axis.set(
-        xlabel="trial", ylabel=f"validation {study.metric.title} (%)", xlim=(0.4, len(trials) + 0.6), ylim=(low, high)
-    )
+    axis.set(xlabel="trial", ylabel=_scores(study), xlim=(0.4, len(trials) + 0.6), ylim=(low, high))
     axis.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True))
     plain(axis)
     figure.legend(loc="outside upper center", ncols=4, frameon=False, fontsize=8)
@@ -88,8 +87,13 @@ def slices(study: Study, trials: Sequence[Trial]) -> Figure:
     for axis in axes[len(searched) :]:
         axis.set_visible(False)
     for axis in axes[::columns]:
-        axis.set_ylabel(f"validation {study.metric.title} (%)", fontsize=8)
+        axis.set_ylabel(_scores(study), fontsize=8)
     return figure
+
+
+def _scores(study: Study) -> str:
+    """What stands beside an axis of values."""
+    return upright(f"validation {study.metric.quantity}")
 
 
 def shares_of(study: Study, trials: Sequence[Trial]) -> dict[str, float]:

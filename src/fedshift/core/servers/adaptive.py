@@ -61,7 +61,7 @@ class Adaptive(ServerOptimiser):
 
 @dataclass(frozen=True, kw_only=True)
 class Adagrad(Adaptive):
-    """v is the sum of all squares, so steps become smaller and smaller."""
+    """Adagrad on the server: steps are divided by the root of the sum of all past squares, so they become smaller."""
 
     beta1: Decay = setting(0.0, help="decay of the mean step m", source="Algorithm 2; experiments: 0")
 
@@ -72,7 +72,7 @@ class Adagrad(Adaptive):
 
 @dataclass(frozen=True, kw_only=True)
 class Adam(Adaptive):
-    """v is a running mean of squares."""
+    """Adam on the server: the mean of past steps, divided by the root of the running mean of their squares."""
 
     beta2: Decay = setting(0.99, help="decay of the mean square v", source="Algorithm 2")
 
@@ -83,7 +83,7 @@ class Adam(Adaptive):
 
 @dataclass(frozen=True, kw_only=True)
 class Yogi(Adaptive):
-    """v moves towards the squares by no more than a part of them, so that a sparse parameter's v does not collapse."""
+    """Yogi on the server: Adam whose mean square falls slowly, so that rare large steps are not forgotten at once."""
 
     beta2: Decay = setting(0.99, help="how slowly v follows the squares", source="Algorithm 2")
 
