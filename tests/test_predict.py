@@ -249,10 +249,53 @@ def test_arrays_of_another_type_or_shape_are_refused(arrays: Run, tmp_path: Path
     with pytest.raises(FedshiftError) as caught:
         fedshift.predict(arrays.path, [tmp_path / name for name in names], client="south")
     message = str(caught.value)
-    assert "bytes.npz' is uint8, but what was trained on" in message
+    assert "bytes.npz' has samples of type uint8; the model takes float32: give that" in message
     assert "samples of shape (2, 6); the model takes (2, 5)" in message
     assert "lacks the array x" in message
     assert "nan in row 1 at [1, 2]" in message
+
+
+def check_elsewhere(run: Run, tmp_path: Path, new: Path, said: str, client: str | None = None) -> None:
+    """A run whose data were there when ``new`` was written predicts the same from another folder, and cannot go on."""
+    before, data = fedshift.predict(run.path, [new], client=client), Path(run.experiment.data.path)
+    if said == "is not there any more":
+        data.unlink()
+    else:
+        data.write_text("pulse,label,hospital\n1,cat,west\n")
+    moved = run.path.rename(tmp_path / "moved")
+    assert torch.equal(fedshift.predict(moved, [new], client=client).probabilities, before.probabilities)
+    with pytest.raises(FedshiftError, match=rf"cannot go on: data.path \('.*'\) {said}. Restore"):
+        Run.open(moved).folder.experiment()
+
+
+@pytest.mark.parametrize("said", ["is not there any more", "changed since it began"])
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_table_s_run_predicts_without_its_data(table: Run, tmp_path: Path, said: str, suffix: str):
+    """Which columns it reads is known from the run, and not from the table that is there now."""
+    new = tmp_path / f"new{suffix}"
+    frame(7).to_csv(new, index=False) if suffix == ".csv" else frame(7).to_parquet(new)
+    check_elsewhere(table, tmp_path, new, said)
+
+
+def test_a_run_on_arrays_predicts_without_its_data(arrays: Run, tmp_path: Path):
+    np.savez(tmp_path / "new.npz", x=RNG.normal(size=(3, 2, 5)))
+    check_elsewhere(arrays, tmp_path, tmp_path / "new.npz", "is not there any more", client="south")
+
+
+def test_texts_are_not_read_with_another_tokenizer(tmp_path: Path):
+    from test_text_data import a_tokenizer, written
+
+    rows = [(DOMAINS[n % 3], CLASSES[n % 2], ["a bad meal", "very good"][n % 2]) for n in range(60)]
+    path = Path(written(tmp_path / "t.csv", rows))
+    tokens = a_tokenizer(tmp_path / "tokenizer")
+    data = {"name": "text", "path": str(path), "domain": "domain", "tokens": tokens, "length": 4}
+    run = carried_out(tmp_path, data, **{"model": {"name": "lstm"}})
+    path.unlink()
+    pd.DataFrame({"text": ["this film is good"]}).to_csv(tmp_path / "new.csv", index=False)
+    assert len(fedshift.predict(run.path, [tmp_path / "new.csv"]).files) == 1
+    (Path(tokens) / "tokenizer.json").write_text("{}")
+    with pytest.raises(FedshiftError, match=r"cannot predict for files: data.tokens \('.*'\) changed since it began"):
+        fedshift.predict(run.path, [tmp_path / "new.csv"])
 
 
 def test_slices_of_volumes(tmp_path: Path):

@@ -45,7 +45,7 @@ def in_memory(sites: Mapping[Any, Any], classes: Sequence[str] | None = None, fo
         sites: the sites by name; they are numbered in the order of their names.
         classes: the names of the classes 0, 1, ...; by default these are called as in ``y``, and sorted.
         folder: where the file is written, unless it is there: equal data are in one file. A run reads it, so it should
-            stay until nobody resumes or predicts with the run.
+            stay until nobody resumes the run.
 
     Returns:
         The data set that reads the file.

@@ -136,7 +136,7 @@ class TableFile(TableDataset):
         return SUFFIXES
 
     def samples(self, file: Path, columns: Sequence[Column] = ()) -> Unlabelled:
-        """The columns that were trained on; the first file of these says which, where nothing else does."""
+        """The columns that are asked for, or that the settings, or the first file of the data, name."""
         columns = columns or _of_numbers(self.columns or self._first(files_in(self.path, SUFFIXES)[0]))
         x, names = self.rows(file, columns), {column.name for column in columns}
         others = [name for name in _columns(file) if name not in names]
