@@ -282,6 +282,22 @@ def test_a_run_on_arrays_predicts_without_its_data(arrays: Run, tmp_path: Path):
     check_elsewhere(arrays, tmp_path, tmp_path / "new.npz", "is not there any more", client="south")
 
 
+def test_what_a_model_does_not_know_of_a_row_is_said(tmp_path: Path):
+    rows = frame(60).assign(sex=["f", "m"] * 30)
+    rows.loc[::7, "age"] = None
+    rows.to_csv(tmp_path / "table.csv", index=False)
+    data = {"name": "table", "path": str(tmp_path / "table.csv"), "domain": "hospital", "statistics": "pooled"}
+    run = carried_out(tmp_path, data)
+    new = frame(4).assign(sex=["m", "x, y", None, "d"])
+    new.loc[1:2, "pulse"] = None
+    new.to_csv(tmp_path / "new.csv", index=False)
+    found = fedshift.predict(run.path, [tmp_path / "new.csv"])
+    _, filled, unknown = found.notes
+    assert filled.endswith("with missing cells (how many), which are filled in as in training: 'pulse' (2), 'sex' (1).")
+    assert "'sex' of " in unknown
+    assert "in 2 rows, the first 'x, y' (str) in row 1; they count as none of those that it knows: f, m." in unknown
+
+
 def test_texts_are_not_read_with_another_tokenizer(tmp_path: Path):
     from test_text_data import a_tokenizer, written
 

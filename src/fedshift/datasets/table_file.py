@@ -140,8 +140,8 @@ class TableFile(TableDataset):
         columns = columns or _of_numbers(self.columns or self._first(files_in(self.path, SUFFIXES)[0]))
         x, names = self.rows(file, columns), {column.name for column in columns}
         others = [name for name in _columns(file) if name not in names]
-        note = f"Columns that are not looked at: {', '.join(others)} (of '{file}')."
-        return Unlabelled(x, range(len(x)), (note,) if others else ())
+        notes = [f"Columns that are not looked at: {', '.join(others)} (of '{file}')."] if others else []
+        return Unlabelled(x, range(len(x)), (*notes, *(_notes_on_filling(file, columns, x) if self.prepared else ())))
 
     def rows(self, file: Path, columns: Sequence[Column]) -> Tensor:
         """The rows of a file, whose classes need not be known, as a model of some columns takes them.
@@ -402,6 +402,25 @@ def _notes_on_reading(columns: Sequence[Column], rows: Sequence[_Rows]) -> list[
         *([f"Columns read as categories (how many): {', '.join(named)}."] if named else []),
         *([f"Columns with missing cells (how many), which are filled in: {listed}."] if missing else []),
     ]
+
+
+def _notes_on_filling(file: Path, columns: Sequence[Column], x: Tensor) -> Iterator[str]:
+    """What stands for cells of new rows x (N, columns) that are missing, or of categories that a model does not know.
+
+    Of the latter the first is shown as the file has it.
+    """
+    missing = [(column.name, int(x[:, place].isnan().sum())) for place, column in enumerate(columns)]
+    if listed := ", ".join(f"'{name}' ({count})" for name, count in missing if count):
+        yield f"Columns of '{file}' with missing cells (how many), which are filled in as in training: {listed}."
+    for place, column in enumerate(columns):
+        unknown = (x[:, place] == UNSEEN).nonzero().flatten().tolist()
+        if column.categories is not None and unknown:
+            value = _read(file, [column.name])[column.name].iloc[unknown[0]]
+            yield (
+                f"The column '{column.name}' of '{file}' holds categories that the model does not know in "
+                f"{len(unknown)} rows, the first {_shown(value)} in row {unknown[0]}; they count as none of those that "
+                f"it knows: {', '.join(column.categories)}."
+            )
 
 
 def _notes_on_rounding(columns: Sequence[Column], rows: Sequence[_Rows]) -> list[str]:
