@@ -203,8 +203,8 @@ def inputs_of(x: Array, called: str) -> Tensor:
     else:
         limit = np.finfo(np.float32).max
         check_each(x, lambda some: ~(np.abs(some) <= limit), called, "a finite number of float32")
-        return torch.from_numpy(np.ascontiguousarray(x, np.float32))
-    return torch.from_numpy(np.ascontiguousarray(x, x.dtype.newbyteorder("=")))
+        return torch.from_numpy(np.require(x, np.float32, ["C", "W"]))  # as torch asks for
+    return torch.from_numpy(np.require(x, x.dtype.newbyteorder("="), ["C", "W"]))
 
 
 def _check_images(x: Array, called: str) -> None:
