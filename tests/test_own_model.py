@@ -309,8 +309,7 @@ import torch
 from torch import nn
 import fedshift
 import layers
-from fedshift.runs.progress import Progress
-from fedshift.runs.run import Run, RunProgress
+from fedshift.runs.progress import Progress, RunProgress
 
 class Net(nn.Module):
     def __init__(self, width):
@@ -464,6 +463,18 @@ def test_runs_and_models_are_moved_together(make: Make, tmp_path: Path, where: s
             Run.open(moved).model()
         elsewhere.rename(moved / kept.name)
     assert torch.equal(Run.open(moved).model()(x), expected)
+
+
+class Doubled(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.double().flatten(1)
+
+
+def test_another_precision_than_float32_is_refused():
+    assert "'body.0.weight' of the module Net is float64: make it float32" in refusal(
+        seeded().double(), head="classify"
+    )
+    assert "The module Doubled gives float64 of shape (B, 100); it should give" in refusal(Doubled)
 
 
 def forged(path: Path, pickled: bytes) -> None:

@@ -314,6 +314,22 @@ def test_texts_are_not_read_with_another_tokenizer(tmp_path: Path):
         fedshift.predict(run.path, [tmp_path / "new.csv"])
 
 
+def test_tokens_that_a_model_never_saw_are_refused(tmp_path: Path):
+    """Its vocabulary has room for 128; the data have those from 0 to 49."""
+    x = np.arange(600).reshape(60, 10) % 50
+    np.savez(tmp_path / "a.npz", x=x, y=np.arange(60) % 3, domain=np.array(DOMAINS)[np.arange(60) // 20])
+    run = carried_out(tmp_path, {"name": "arrays", "path": str(tmp_path / "a.npz")}, model={"name": "lstm"})
+    x[2, 3] = 50
+    np.savez(tmp_path / "new.npz", x=x)
+    np.savez(tmp_path / "other.npz", x=x[:2])
+    found = fedshift.predict(run.path, [tmp_path / "new.npz", tmp_path / "other.npz"])
+    assert found.rows == (0, 1)
+    with pytest.raises(
+        FedshiftError, match=r"new.npz' holds the token 50 in row 2; the model knows those from 0 to 49"
+    ):
+        found.check()
+
+
 def test_slices_of_volumes(tmp_path: Path):
     """As NIfTI, each third slice; a file is known by both parts of its suffix."""
     import nibabel

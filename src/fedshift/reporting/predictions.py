@@ -148,6 +148,7 @@ def predictions(
                 shape = own if shape is None else shape
                 if own != shape:
                     raise FedshiftError(f"'{file}' has samples of shape {own}; the model takes {shape}.")
+                _check_tokens(file, x, model.blueprint.inputs.ids)
                 rows: Sequence[int | None] = samples.rows or [None]
                 places.extend((str(file), row) for row in rows)
                 notes.update(dict.fromkeys(samples.notes))
@@ -160,6 +161,17 @@ def predictions(
         raise FedshiftError("There is no file to predict for; give files, or folders that hold some.")
     names, rows = zip(*places, strict=True)
     return Predictions(model.blueprint.classes, names, rows, torch.cat(found), problems, tuple(notes))
+
+
+def _check_tokens(file: Path, x: Tensor, ids: int) -> None:
+    """Raise an error if samples hold token ids from ``ids`` on, of which the model has learned nothing."""
+    beyond = (x >= ids).nonzero() if ids and not x.is_floating_point() else x.new_empty(0)
+    if len(beyond):
+        row, *_ = place = beyond[0].tolist()
+        raise FedshiftError(
+            f"'{file}' holds the token {int(x[tuple(place)])} in row {row}; the model knows those from 0 to {ids - 1}. "
+            "Make tokens as for training."
+        )
 
 
 def probabilities(model: Trained, pieces: Iterable[Tensor], batch: int) -> Iterator[Tensor]:
