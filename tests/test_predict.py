@@ -314,6 +314,14 @@ def test_texts_are_not_read_with_another_tokenizer(tmp_path: Path):
         fedshift.predict(run.path, [tmp_path / "new.csv"])
 
 
+def test_a_folder_of_runs_is_no_run(table: Run, tmp_path: Path):
+    above = table.path.parent
+    with pytest.raises(
+        FedshiftError, match=rf"'{above}' is no run folder: it has no run.json. Those in it: '{table.path}'"
+    ):
+        fedshift.predict(above, [tmp_path / "table.csv"])
+
+
 def test_tokens_that_a_model_never_saw_are_refused(tmp_path: Path):
     """Its vocabulary has room for 128; the data have those from 0 to 49."""
     x = np.arange(600).reshape(60, 10) % 50

@@ -48,6 +48,7 @@ MADE = (
 NOT_OF_MODELS = ("data.", "method.index.")  # how settings begin whose files a trained model is not made from
 ASIDE = "damaged-"
 MODELS = "models"  # the folder, beside those of runs, in which fedshift.own_model keeps models
+SOME = 4  # run folders that an error lists
 STUDY = "study.json"  # of a folder whose runs are trials of a search, and no results of their own
 LOCK = ".lock"
 LOOKS = 0.2  # seconds in which who only looks at a lock has let go of it
@@ -189,7 +190,9 @@ class RunFolder:
         """
         folder = cls(path)
         if not folder.begun:
-            raise FedshiftError(f"'{path}' is no run folder: it has no {RUN}.")
+            below = ", ".join(f"'{file.parent}'" for file in sorted(path.glob(f"*/{RUN}"))[:SOME])
+            fix = f" Those in it: {below}." if below else ""
+            raise FedshiftError(f"'{path}' is no run folder: it has no {RUN}.{fix}")
         return folder
 
     # What was asked for -------------------------------------------------------------------------
