@@ -217,7 +217,6 @@ NAN = np.array([[1.0, 2.0], [3.0, np.nan]])
     ("sites", "words"),
     [
         ([], ["is no mapping of sites"]),
-        ({}, ["is no mapping of sites"]),
         ({"a": (X, Y), 3: (X, Y)}, ["Sites are called ['a', 3]"]),
         ({"a": (X, Y), "south": (NAN, [0, 1])}, ["x of the site 'south'", "nan in row 1 at [1]"]),
         ({"a": (X, Y), "south": (X, [0, 1, np.nan, 1])}, ["y of the site 'south'", "nan in row 2"]),
@@ -252,7 +251,7 @@ NAN = np.array([[1.0, 2.0], [3.0, np.nan]])
         ),
         ({"south": (X[:, 0], Y)}, ["x of the site 'south' has the shape (4,)"]),
     ],
-    ids=range(32),
+    ids=range(31),
 )
 def test_what_cannot_be_used_is_named(sites: Any, words: list[str]):
     message = refusal(sites)
@@ -260,7 +259,48 @@ def test_what_cannot_be_used_is_named(sites: Any, words: list[str]):
     assert not Path("runs").exists()
 
 
+def test_text_of_pandas_names_classes_and_whole_numbers_of_numpy_name_sites():
+    """By whatever type pandas has text and categories; and columns of whole numbers, which are read-only there."""
+    words = pd.Series(["ill", "well", "ill", "well"])
+    for kind in ("object", "str", "string", "category"):
+        data = loaded({site: (X, words.astype(kind)) for site in np.unique([1, 2])})
+        assert (data.domains, data.classes, data.y.tolist()) == (("1", "2"), ("ill", "well"), [0, 1, 0, 1] * 2)
+    table = pd.DataFrame({"a": [1, 2, 3, 4], "b": [5, 6, 7, 8]})
+    assert loaded({"a": (table, words)}).x.tolist() == table.to_numpy().tolist()
+
+
+SHUFFLED = pd.DataFrame(X, index=[2, 0, 1, 3])
+
+
+@pytest.mark.parametrize(
+    ("sites", "words"),
+    [
+        ({}, ["holds no site"]),
+        ({"north": ("x.csv", Y)}, ["x of the site 'north' is of the type str"]),
+        (
+            {"north": (torch.empty(4, 3, device="meta"), Y)},
+            ["x of the site 'north' is no array: Cannot copy out of meta"],
+        ),
+        ({"north": (np.ma.masked_greater(X, 10), Y)}, ["x of the site 'north' is masked in row 3", "filled(value)"]),
+        (
+            {"north": (X, pd.Series(["a", None, "a", "b"]))},
+            ["y of the site 'north' is", "in row 1, and text elsewhere"],
+        ),
+        ({"north": (X.astype(object), Y)}, ["x of the site 'north' holds float, as Python's objects", "astype"]),
+        ({"north": (SHUFFLED, pd.Series(Y))}, ["the same index in another order", "y.loc[x.index]"]),
+        (
+            {"north": (pd.DataFrame(X, columns=[*"abc"]), Y), "south": (pd.DataFrame(X, columns=[*"acb"]), Y)},
+            ["x of the site 'south' has the columns a, c, b, but of the site 'north' a, b, c; give the same"],
+        ),
+    ],
+)
+def test_nothing_is_guessed_of_tables_and_arrays(sites: Any, words: list[str]):
+    message = refusal(sites)
+    assert all(word in message for word in words), message
+
+
 def test_labels_out_of_range_and_names_of_classes():
+    assert "give a list of the names" in refusal({"a": (X, Y)}, classes="ab")
     assert "y of the site 'b' holds 2 in row 3" in refusal({"b": (X, [0, 1, 0, 2])}, classes=["u", "v"])
     assert "Unknown class in row 1 of y of the site 'b' 'w'" in refusal({"b": (X, list("uwuu"))}, classes=["u", "v"])
     assert "give each name once" in refusal({"b": (X, Y)}, classes=["u", "u"])

@@ -16,7 +16,7 @@ from torch import nn
 
 import fedshift
 from conftest import Make, at, simulate
-from fedshift.errors import DivergedError, FedshiftError, UnknownNameError
+from fedshift.errors import DivergedError, FedshiftError, Problems, UnknownNameError
 from fedshift.reporting.live import LiveProgress
 from fedshift.reporting.notebook import NotebookOutput, in_notebook
 from fedshift.runs.progress import Progress
@@ -176,6 +176,9 @@ def values(make: Make, tmp_path: Any) -> list[Any]:
         *(exchanges[0].uploads[0], fedshift.Optimiser(clip=1.0), fedshift.Draw((2, 3)), simulation.federation.inputs),
         *(fedshift.index(indexed, progress=Progress()), make_federation(indexed), fedshift.Range(0.1, 1.0)),
         *(indexed.data.load(streams), fedshift.Net({"a": Block()})),
+        *(fedshift.Column("sex", ("f", "m")), fedshift.Preparation("site", columns=(fedshift.Column("age"),))),
+        fedshift.Unlabelled(samples.x),
+        fedshift.Predictions(("well", "ill"), ("a.csv",), (0,), torch.tensor([[0.5, 0.5]]), Problems("files")),
     ]
 
 
@@ -194,6 +197,7 @@ def test_every_exported_class_is_among_them(values: list[Any]):
     seen = {kind for value in values for kind in type(value).__mro__}
     without_values = {fedshift.AtMost, fedshift.From, fedshift.PersonalCopy, fedshift.Comparison, fedshift.Benchmark}
     without_values |= {fedshift.FrozenNetwork, fedshift.Reproduction, fedshift.States}
+    without_values |= {fedshift.FederatedClassifier, fedshift.DataReport}  # scikit-learn's own text; the report itself
     classes = [getattr(fedshift, name) for name in fedshift.__all__]
     lacking = [
         one.__name__

@@ -250,10 +250,93 @@ def test_arrays_of_another_type_or_shape_are_refused(arrays: Run, tmp_path: Path
     with pytest.raises(FedshiftError) as caught:
         fedshift.predict(arrays.path, [tmp_path / name for name in names], client="south")
     message = str(caught.value)
-    assert "bytes.npz' is uint8, but what was trained on" in message
+    assert "bytes.npz' has samples of type uint8; the model takes float32: give that" in message
     assert "samples of shape (2, 6); the model takes (2, 5)" in message
     assert "lacks the array x" in message
     assert "nan in row 1 at [1, 2]" in message
+
+
+def check_elsewhere(run: Run, tmp_path: Path, new: Path, said: str, client: str | None = None) -> None:
+    """A run whose data were there when ``new`` was written predicts the same from another folder, and cannot go on."""
+    before, data = fedshift.predict(run.path, [new], client=client), Path(run.experiment.data.path)
+    if said == "is not there any more":
+        data.unlink()
+    else:
+        data.write_text("pulse,label,hospital\n1,cat,west\n")
+    moved = run.path.rename(tmp_path / "moved")
+    assert torch.equal(fedshift.predict(moved, [new], client=client).probabilities, before.probabilities)
+    with pytest.raises(FedshiftError, match=rf"cannot go on: data.path \('.*'\) {said}. Restore"):
+        Run.open(moved).folder.experiment()
+
+
+@pytest.mark.parametrize("said", ["is not there any more", "changed since it began"])
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_table_s_run_predicts_without_its_data(table: Run, tmp_path: Path, said: str, suffix: str):
+    """Which columns it reads is known from the run, and not from the table that is there now."""
+    new = tmp_path / f"new{suffix}"
+    frame(7).to_csv(new, index=False) if suffix == ".csv" else frame(7).to_parquet(new)
+    check_elsewhere(table, tmp_path, new, said)
+
+
+def test_a_run_on_arrays_predicts_without_its_data(arrays: Run, tmp_path: Path):
+    np.savez(tmp_path / "new.npz", x=RNG.normal(size=(3, 2, 5)))
+    check_elsewhere(arrays, tmp_path, tmp_path / "new.npz", "is not there any more", client="south")
+
+
+def test_what_a_model_does_not_know_of_a_row_is_said(tmp_path: Path):
+    rows = frame(60).assign(sex=["f", "m"] * 30)
+    rows.loc[::7, "age"] = None
+    rows.to_csv(tmp_path / "table.csv", index=False)
+    data = {"name": "table", "path": str(tmp_path / "table.csv"), "domain": "hospital", "statistics": "pooled"}
+    run = carried_out(tmp_path, data)
+    new = frame(4).assign(sex=["m", "x, y", None, "d"])
+    new.loc[1:2, "pulse"] = None
+    new.to_csv(tmp_path / "new.csv", index=False)
+    found = fedshift.predict(run.path, [tmp_path / "new.csv"])
+    _, filled, unknown = found.notes
+    assert filled.endswith("with missing cells (how many), which are filled in as in training: 'pulse' (2), 'sex' (1).")
+    assert "'sex' of " in unknown
+    assert "in 2 rows, the first 'x, y' (str) in row 1; they count as none of those that it knows: f, m." in unknown
+
+
+def test_texts_are_not_read_with_another_tokenizer(tmp_path: Path):
+    from test_text_data import a_tokenizer, written
+
+    rows = [(DOMAINS[n % 3], CLASSES[n % 2], ["a bad meal", "very good"][n % 2]) for n in range(60)]
+    path = Path(written(tmp_path / "t.csv", rows))
+    tokens = a_tokenizer(tmp_path / "tokenizer")
+    data = {"name": "text", "path": str(path), "domain": "domain", "tokens": tokens, "length": 4}
+    run = carried_out(tmp_path, data, **{"model": {"name": "lstm"}})
+    path.unlink()
+    pd.DataFrame({"text": ["this film is good"]}).to_csv(tmp_path / "new.csv", index=False)
+    assert len(fedshift.predict(run.path, [tmp_path / "new.csv"]).files) == 1
+    (Path(tokens) / "tokenizer.json").write_text("{}")
+    with pytest.raises(FedshiftError, match=r"cannot predict for files: data.tokens \('.*'\) changed since it began"):
+        fedshift.predict(run.path, [tmp_path / "new.csv"])
+
+
+def test_a_folder_of_runs_is_no_run(table: Run, tmp_path: Path):
+    above = table.path.parent
+    with pytest.raises(
+        FedshiftError, match=rf"'{above}' is no run folder: it has no run.json. Those in it: '{table.path}'"
+    ):
+        fedshift.predict(above, [tmp_path / "table.csv"])
+
+
+def test_tokens_that_a_model_never_saw_are_refused(tmp_path: Path):
+    """Its vocabulary has room for 128; the data have those from 0 to 49."""
+    x = np.arange(600).reshape(60, 10) % 50
+    np.savez(tmp_path / "a.npz", x=x, y=np.arange(60) % 3, domain=np.array(DOMAINS)[np.arange(60) // 20])
+    run = carried_out(tmp_path, {"name": "arrays", "path": str(tmp_path / "a.npz")}, model={"name": "lstm"})
+    x[2, 3] = 50
+    np.savez(tmp_path / "new.npz", x=x)
+    np.savez(tmp_path / "other.npz", x=x[:2])
+    found = fedshift.predict(run.path, [tmp_path / "new.npz", tmp_path / "other.npz"])
+    assert found.rows == (0, 1)
+    with pytest.raises(
+        FedshiftError, match=r"new.npz' holds the token 50 in row 2; the model knows those from 0 to 49"
+    ):
+        found.check()
 
 
 def test_slices_of_volumes(tmp_path: Path):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn.base import clone
@@ -121,6 +122,9 @@ def test_samples_that_are_no_vectors():
         fitted.predict(images / 255)
 
 
+TABLE = pd.DataFrame({"a": [0.0, 1.0], "b": [1.0, 0.0]})
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -133,6 +137,12 @@ def test_samples_that_are_no_vectors():
         ),
         ({"north": (np.zeros((2, 2)), [1, 1])}, "All 2 samples are of 1 class"),
         ({"north": (np.array([[0.0, np.nan], [0, 0]]), [0, 1])}, "NaN"),
+        ({"north": (TABLE, [0, 1]), "south": (TABLE[["b", "a"]], [0, 1])}, r"'south' has the columns \['b', 'a'\]"),
+        (
+            {"north": (TABLE, [0, 1]), "south": (TABLE, ["0", "1"])},
+            "'south' has classes like '0', the first site like 0",
+        ),
+        ({"north": (TABLE, [0, 1]), "south": (TABLE[:0], [])}, "'south' holds no sample"),
     ],
 )
 def test_what_is_wrong_with_a_site_is_said(given: Any, message: str):
@@ -140,6 +150,40 @@ def test_what_is_wrong_with_a_site_is_said(given: Any, message: str):
         classifier().fit(given)
     with pytest.raises(ValueError, match="give it alone"):
         classifier().fit({"north": (np.zeros((2, 2)), [0, 1])}, [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("sites", "message"),
+    [
+        (["north", None] * 60, r"Sample 1 has no site \(None\)"),
+        (["north", float("nan")] * 60, r"Sample 1 has no site \(nan\)"),
+        (pd.Series(["north", pd.NA] * 60), "Sample 1 has no site"),
+        (["north", " "] * 60, r"Sample 1 has no site \(' '\)"),
+        ([["north", "east"]] * 120, r"sites has the shape \(120, 2\)"),
+    ],
+)
+def test_every_sample_has_one_site(sites: Any, message: str):
+    x, y, right = blobs()
+    with pytest.raises(ValueError, match=message):
+        classifier().fit(x, y, sites=sites)
+    with pytest.raises(ValueError, match=message):
+        classifier(rounds=1).fit(x, y, sites=right).predict(x, sites=sites)
+
+
+def test_tables_of_sites_keep_the_names_of_their_columns():
+    x, y, sites = blobs()
+    table = pd.DataFrame(x, columns=[*"abcd"])
+    fitted = classifier(rounds=2).fit({name: (table[sites == name], y[sites == name]) for name in ("north", "south")})
+    assert fitted.feature_names_in_.tolist() == [*"abcd"]
+    assert fitted.predict(table).shape == (120,)  # without a warning
+    with pytest.raises(ValueError, match="feature names should match"):
+        fitted.predict(table[[*"dcba"]])
+
+
+def test_a_round_is_selected_on_samples_that_nobody_trains_on():
+    x, y, sites = blobs()
+    with pytest.raises(ValueError, match="give validation_fraction"):
+        classifier(round="selected").fit(x, y, sites=sites)
 
 
 def test_it_leaves_no_folder_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -162,9 +162,10 @@ def test_the_category_of_a_cell_does_not_hang_on_the_cells_beside_it(tmp_path: P
     known = columns[0].categories or ()
     assert found.x[0, 0] == known.index("07" if "07" in known else "7")
     assert found.x[1, 0] == (known.index("8") if "8" in known else -1)
-    notes = [f"Columns with missing cells (how many), which are filled in: 'a' (1) (of '{file}')."]
+    notes = [f"Columns of '{file}' with missing cells (how many), which are filled in as in training: 'a' (1)."]
     unknown = (
-        f"Columns with categories that the model does not know (cells), which stand for none: 'a' (1) (of '{file}')."
+        f"The column 'a' of '{file}' holds categories that the model does not know in 1 rows, the first '8' in row 1; "
+        f"they count as none of those that it knows: {', '.join(known)}."
     )
     assert list(found.notes[1:]) == [*notes, *([unknown] if "07" in known else [])]
 

@@ -37,6 +37,7 @@ Array = np.ndarray[Any, Any]
 ALONE = "all"  # the name of the only site, where none is named
 NAME = "classifier"  # of its runs
 LR = 0.003  # of Adam, whose steps stay small where features are not scaled
+TEXT = "OUST"  # kinds of arrays of text
 BATCH = 512  # samples that are predicted for together
 
 
@@ -112,7 +113,9 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.classes_, codes = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(f"All {len(y)} samples are of 1 class ({self.classes_[0]}); there must be at least two.")
-        names = np.full(len(y), ALONE) if sites is None else np.asarray(sites).astype(str)
+        if self.round == "selected" and not self.validation_fraction:
+            raise ValueError('round="selected" chooses on samples that are not trained on: give validation_fraction.')
+        names = np.full(len(y), ALONE) if sites is None else _names(sites)
         check_consistent_length(x, names)
         self.sites_ = np.unique(names)
         self._dtype = x.dtype
@@ -140,7 +143,7 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if _dtype(X) != self._dtype:
             raise ValueError(f"It was fitted to {self._dtype}, so give samples of that type, scaled alike.")
         x = torch.from_numpy(np.ascontiguousarray(validate_data(self, X, dtype=_dtype(X), allow_nd=True, reset=False)))
-        names = np.full(len(x), "") if sites is None else np.asarray(sites).astype(str)
+        names = np.full(len(x), "") if sites is None else _names(sites)
         check_consistent_length(x, names)
         found = np.empty((len(x), len(self.classes_)))
         for name in np.unique(names):
@@ -198,27 +201,61 @@ def _dtype(X: Any) -> np.dtype[Any]:  # noqa: N803
     return np.dtype(np.uint8 if images else np.float32)
 
 
-def _together(sites: Mapping[Any, Any]) -> tuple[Array, Array, Array]:
-    """The samples, classes and sites of a mapping.
+def _names(sites: Any) -> Array:
+    """The sites' names, one a sample.
+
+    Raises:
+        ValueError: a sample has none, or several.
+    """
+    names = np.asarray(sites, object)  # a missing one stays what it is
+    if names.ndim != 1:
+        raise ValueError(f"sites has the shape {names.shape}; give the site of each sample, (N,).")
+    missing = [
+        row
+        for row, name in enumerate(names)
+        if (not name.strip() if isinstance(name, str) else str(name) in ("None", "nan", "<NA>", "NaT"))
+    ]
+    if missing:
+        raise ValueError(f"Sample {missing[0]} has no site ({names[missing[0]]!r}); name it, or leave it out.")
+    return names.astype(str)
+
+
+def _together(sites: Mapping[Any, Any]) -> tuple[Any, Array, Array]:
+    """The samples, classes and sites of a mapping; tables of pandas stay one.
 
     Raises:
         ValueError: a site has none, or others than the first; the message names it.
     """
     xs, ys, names = list[Array](), list[Array](), list[str]()
+    columns: list[list[Any]] = []
     for site, given in sites.items():
         if not isinstance(given, Sequence) or len(given) != 2:
             raise ValueError(f"The site {site!r} has a {type(given).__name__}; give (X, y).")
         x, y = (np.asarray(each) for each in given)
         if x.ndim < 2 or y.shape != x.shape[:1]:
             raise ValueError(f"The site {site!r} has X of shape {x.shape} and y of {y.shape}; give (n, ...) and (n,).")
+        if not len(x):
+            raise ValueError(f"The site {site!r} holds no sample: leave it out.")
+        columns.append(list(getattr(given[0], "columns", ())))
+        if columns[-1] != columns[0]:
+            raise ValueError(
+                f"The site {site!r} has the columns {columns[-1]}, the first site {columns[0]}; give the same, in the "
+                "same order."
+            )
         if xs and (x.shape[1:], x.dtype.kind) != (xs[0].shape[1:], xs[0].dtype.kind):
             raise ValueError(
                 f"The site {site!r} has samples of shape {x.shape[1:]}, {x.dtype}, the first site of "
                 f"{xs[0].shape[1:]}, {xs[0].dtype}; make them alike."
+            )
+        if ys and (y.dtype.kind in TEXT) != (ys[0].dtype.kind in TEXT):
+            raise ValueError(
+                f"The site {site!r} has classes like {y.tolist()[0]!r}, the first site like {ys[0].tolist()[0]!r}."
             )
         xs.append(x)
         ys.append(y)
         names += [str(site)] * len(x)
     if not xs:
         raise ValueError("The mapping holds no site.")
-    return np.concatenate(xs), np.concatenate(ys), np.array(names)
+    x, (first, _) = np.concatenate(xs), next(iter(sites.values()))
+    table = type(first)(x, columns=columns[0]) if hasattr(first, "iloc") else x
+    return table, np.concatenate(ys), np.array(names)

@@ -27,6 +27,7 @@ class Dataset(Spec):
     """A data set that can be loaded."""
 
     section: ClassVar[str] = "data"
+    readers: ClassVar[tuple[str, ...]] = ()  # settings that name files which :meth:`samples` and :meth:`front` need
 
     def domain_names(self) -> tuple[str, ...]:
         """The domains' names, without loading the samples."""
@@ -84,6 +85,8 @@ class Dataset(Spec):
 @dataclass(frozen=True, kw_only=True)
 class ImageDataset(Dataset):
     """Images of any size, brought to one size when they are read."""
+
+    readers: ClassVar[tuple[str, ...]] = ("frozen",)
 
     size: Pixels = setting(224, help="height and width that images are resized to, in pixels")
     channels: Literal[1, 3] = setting(3, help="3: colour; 1: gray")

@@ -45,7 +45,7 @@ def in_memory(sites: Mapping[Any, Any], classes: Sequence[str] | None = None, fo
         sites: the sites by name; they are numbered in the order of their names.
         classes: the names of the classes 0, 1, ...; by default these are called as in ``y``, and sorted.
         folder: where the file is written, unless it is there: equal data are in one file. A run reads it, so it should
-            stay until nobody resumes or predicts with the run.
+            stay until nobody resumes the run.
 
     Returns:
         The data set that reads the file.
@@ -54,6 +54,8 @@ def in_memory(sites: Mapping[Any, Any], classes: Sequence[str] | None = None, fo
         FedshiftError: something cannot be used; the message names the site, the row and the value.
         DiskError: the file cannot be written.
     """
+    if isinstance(classes, str):
+        raise FedshiftError(f"classes = {classes!r:.200}: give a list of the names of the classes 0, 1, ...")
     data, names = _gathered(sites, () if classes is None else tuple(classes))
     arrays = _arrays(data, names)
     total = blake2b(digest_size=16)
@@ -68,8 +70,11 @@ def in_memory(sites: Mapping[Any, Any], classes: Sequence[str] | None = None, fo
 
 def _gathered(sites: Any, classes: tuple[str, ...]) -> tuple[DomainData, Array]:
     """All sites' samples, and the name of each one's site as it was given."""
-    if not isinstance(sites, Mapping) or not sites:
+    if not isinstance(sites, Mapping):
         raise FedshiftError(f'{_kind(sites)} is no mapping of sites; give {{"north": (x, y), "south": (x, y)}}.')
+    if not sites:
+        raise FedshiftError('The mapping holds no site; give {"north": (x, y), "south": (x, y)}.')
+    sites = {int(name) if isinstance(name, np.integer) else name: given for name, given in sites.items()}
     if not all(isinstance(word, str) for word in classes):
         raise FedshiftError(f"classes = {classes!r:.200}: give the names of the classes 0, 1, ... as text.")
     if len(set(classes)) < len(classes):
@@ -79,12 +84,16 @@ def _gathered(sites: Any, classes: tuple[str, ...]) -> tuple[DomainData, Array]:
         raise FedshiftError(f"Sites are called {list(sites)!r:.200}; give names as text, or whole numbers.")
     parts, notes, names = list[Part](), dict[str, None](), list[Array]()
     problems = Problems("sites cannot be used")
+    first: _Site | None = None
     for name in sorted(sites):
         with problems.gathered():
             site = _Site(name, sites[name])
             parts.append(site.part(classes))
             notes |= dict.fromkeys(site.notes)
             names.append(np.repeat(np.array([name]), len(parts[-1].x)))
+            if site.named:
+                first = first or site
+                site.check_named_as(first)
     problems.check()
     return joined(parts, classes, tuple(notes)), np.concatenate(names)
 
@@ -94,12 +103,22 @@ class _Site:
 
     Attributes:
         notes: what was converted, whichever site's it was.
+        named: the names of the columns of x, where it is a table of pandas.
     """
 
     def __init__(self, name: str | int, given: Any) -> None:
         self.name = name
         self.notes: list[str] = []
         self._given = self._columns(given)
+        self.named = tuple(map(str, getattr(self._given["x"], "columns", ())))
+
+    def check_named_as(self, first: _Site) -> None:
+        """Raise an error unless columns are named as those of another site."""
+        if self.named != first.named:
+            raise FedshiftError(
+                f"{self._called('x')} has the columns {', '.join(self.named)[:200]}, but of the site '{first.name}' "
+                f"{', '.join(first.named)[:200]}; give the same at every site, in the same order."
+            )
 
     def part(self, classes: Sequence[str]) -> Part:
         """Its samples, checked.
@@ -108,6 +127,9 @@ class _Site:
             FedshiftError: they cannot be used.
         """
         x, y = self._array("x"), self._words("y")
+        self._check_rows()
+        if not x.ndim:
+            raise FedshiftError(f"{self._called('x')} is {_kind(self._given['x'])}; give an array with a sample a row.")
         if not len(x):
             raise FedshiftError(f"The site '{self.name}' holds no sample: leave it out.")
         group = self._words("group") if "group" in self._given else None
@@ -120,6 +142,18 @@ class _Site:
         labels = labels_of(y, classes, self._called("y"))
         groups = None if group is None else names_of(group, self._called("group"))
         return Part(f"site {self.name}", inputs, labels, Names.all(str(self.name), len(x)), groups)
+
+    def _check_rows(self) -> None:
+        """Raise an error if tables of pandas have the same rows in another order."""
+        indices: list[Any] = [getattr(self._given[key], "index", None) for key in ("x", "y")]
+        x, y = indices
+        if not (hasattr(x, "sort_values") and hasattr(y, "sort_values")) or x.equals(y):
+            return
+        if x.sort_values().equals(y.sort_values()):
+            raise FedshiftError(
+                f"x and y of the site '{self.name}' have the same index in another order, and rows count here, not the "
+                "index: give y.loc[x.index], or reset_index(drop=True) of both."
+            )
 
     def _called(self, key: str) -> str:
         return f"{key} of the site '{self.name}'"
@@ -178,7 +212,7 @@ class _Site:
         """The inputs of all items as one array; numbers in lists stay lists."""
         if isinstance(items[0], list | tuple):
             return items
-        arrays = [_numpy(item) for item in items]
+        arrays = [_numpy(item, self._called("x")) for item in items]
         for row, array in enumerate(arrays):
             if (array.shape, array.dtype) != (arrays[0].shape, arrays[0].dtype):
                 raise FedshiftError(
@@ -197,8 +231,8 @@ class _Site:
         """
         given = self._given[key]
         try:
-            array = _numpy(given)
-        except (TypeError, ValueError) as error:
+            array = _numpy(given, self._called(key))
+        except (TypeError, ValueError, RuntimeError) as error:  # the last by tensors that hold nothing, say
             ragged = self._ragged(given)
             raise FedshiftError(
                 f"{self._called(key)} is no array: {ragged or str(error).splitlines()[0]}. Give one row a sample, all "
@@ -206,7 +240,10 @@ class _Site:
             ) from error
         if array.dtype.kind == "O":
             kinds = sorted({type(value).__name__ for value in array.ravel()[:1000]})
-            raise FedshiftError(f"{self._called(key)} holds {', '.join(kinds)}; give numbers of one type.")
+            raise FedshiftError(
+                f"{self._called(key)} holds {', '.join(kinds)}, as Python's objects; give numbers of one type "
+                '(astype("float32"), or toarray() of a sparse matrix).'
+            )
         if key == "x" and isinstance(given, list | tuple) and array.dtype.kind in "iu" and array.size:
             raise FedshiftError(
                 f"{self._called(key)} is a list of whole numbers, which may be features, tokens or pixels: give "
@@ -226,7 +263,7 @@ class _Site:
         """Classes or groups; text may be in an array of Python's objects, as pandas has it."""
         given = self._given[key]
         if isinstance(given, list) and given and isinstance(given[0], Tensor | np.ndarray | np.generic):
-            given = [value.item() if value.ndim == 0 else value for value in given]
+            given = [value.item() if getattr(value, "ndim", None) == 0 else value for value in given]
         if isinstance(given, list | tuple) and any(isinstance(value, str) for value in given):
             row = next((row for row, value in enumerate(given) if not isinstance(value, str)), None)
             if row is not None:
@@ -234,7 +271,7 @@ class _Site:
                     f"{self._called(key)} is {given[row]!r:.80} in row {row}, and text elsewhere; give text or numbers."
                 )
             return np.array(given)
-        if getattr(given, "dtype", None) == np.dtype(object):
+        if getattr(getattr(given, "dtype", None), "kind", "") == "O":  # of pandas also text and categories
             self._given[key] = list(given)
             return self._words(key)
         return self._array(key)
@@ -254,8 +291,15 @@ class _Site:
         return x
 
 
-def _numpy(given: Any) -> Array:
-    """An array, a tensor, an image of Pillow or a list as an array."""
+def _numpy(given: Any, called: str) -> Array:
+    """An array, a tensor, an image of Pillow or a list as an array.
+
+    Raises:
+        FedshiftError: some of it is masked, which is no value.
+    """
+    if np.ma.is_masked(given):
+        row = int(np.argwhere(np.ma.getmaskarray(given))[0][0])
+        raise FedshiftError(f"{called} is masked in row {row}: fill it in (filled(value)), or leave such rows out.")
     if isinstance(given, Tensor):
         given = given.detach().cpu()
         given = given.float() if given.dtype is torch.bfloat16 else given  # which NumPy has not

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,20 +110,12 @@ class TableFile(TableDataset):
         return SUFFIXES
 
     def samples(self, file: Path, columns: Sequence[Column] = ()) -> Unlabelled:
-        """The columns that were trained on; the first file of these says which, where nothing else does."""
+        """The columns that are asked for, or that the settings, or the first file of the data, name."""
         columns = columns or _of_numbers(self.columns or self._first(files_in(self.path, SUFFIXES)[0]))
-        x, read = self.rows(file, columns), {column.name for column in columns}
-        others = [name for name in column_names(file) if name not in read]
-        said = {
-            "Columns that are not looked at": ", ".join(others),
-            "Columns with missing cells (how many), which are filled in": _counted(columns, x.isnan()),
-            "Columns with categories that the model does not know (cells), which stand for none": _counted(
-                columns, (x == UNSEEN) & torch.tensor([column.categories is not None for column in columns])
-            ),
-        }
-        return Unlabelled(
-            x, range(len(x)), tuple(f"{what}: {which} (of '{file}')." for what, which in said.items() if which)
-        )
+        x, names = self.rows(file, columns), {column.name for column in columns}
+        others = [name for name in column_names(file) if name not in names]
+        notes = [f"Columns that are not looked at: {', '.join(others)} (of '{file}')."] if others else []
+        return Unlabelled(x, range(len(x)), (*notes, *(_notes_on_filling(file, columns, x) if self.prepared else ())))
 
     def rows(self, file: Path, columns: Sequence[Column]) -> Tensor:
         """The rows of a file, whose classes need not be known, as a model of some columns takes them.
@@ -376,6 +368,24 @@ def _counted(columns: Sequence[Column], cells: Tensor) -> str:
     """The columns that have some cells (N, columns), bool, and how many."""
     counts = zip(columns, cells.sum(dim=0).tolist(), strict=True)
     return ", ".join(f"'{column.name}' ({count})" for column, count in counts if count)
+
+
+def _notes_on_filling(file: Path, columns: Sequence[Column], x: Tensor) -> Iterator[str]:
+    """What stands for cells of new rows x (N, columns) that are missing, or of categories that a model does not know.
+
+    Of the latter the first is shown as the file has it.
+    """
+    if listed := _counted(columns, x.isnan()):
+        yield f"Columns of '{file}' with missing cells (how many), which are filled in as in training: {listed}."
+    for place, column in enumerate(columns):
+        unknown = (x[:, place] == UNSEEN).nonzero().flatten().tolist()
+        if column.categories is not None and unknown:
+            value = read_columns(file, [column.name], [column.name])[column.name].iloc[unknown[0]]
+            yield (
+                f"The column '{column.name}' of '{file}' holds categories that the model does not know in "
+                f"{len(unknown)} rows, the first {shown(value)} in row {unknown[0]}; they count as none of those that "
+                f"it knows: {', '.join(column.categories)}."
+            )
 
 
 def _notes_on_rounding(columns: Sequence[Column], rows: Sequence[_Rows]) -> list[str]:

@@ -1,4 +1,4 @@
-"""A user's own texts, as CSV or Parquet: one sample a row.
+"""Texts of yours, as CSV or Parquet: one sample a row.
 
 *Choices*. With ``tokens = "hashing"`` a text becomes a vector: its words (two letters or digits and more, in small
 letters) are counted in ``width`` signed bins by their hash, and the vector is divided by its norm (scikit-learn's
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -42,6 +42,8 @@ PARALLEL = "TOKENIZERS_PARALLELISM"
 @dataclass(frozen=True, kw_only=True)
 class TextFile(Dataset):
     """Columns of texts and classes, in CSV (commas, UTF-8, a line of names) or Parquet; or one file a domain."""
+
+    readers: ClassVar[tuple[str, ...]] = ("tokens",)
 
     path: str = setting(help="a file that ends in .csv or .parquet, or a folder of them", path=True)
     text: str = setting("text", help="the column of the text")

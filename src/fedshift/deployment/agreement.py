@@ -78,6 +78,11 @@ class FederationSettings(Spec):
         if not host or not port.isdecimal() or not 0 < int(port) < 65536:
             raise FedshiftError(f"address = '{self.address}': give host:port, such as fl.example.org:8000.")
 
+    @property
+    def names_of_columns(self) -> tuple[str, ...]:
+        """The columns' names, where they are said."""
+        return tuple(name for name, *_ in self.columns)
+
 
 @dataclass(frozen=True, kw_only=True)
 class SiteSettings(Spec):

@@ -248,7 +248,8 @@ class _Run:
         self._saved = position
         federation = self.agreement.federation
         inputs, clients = self.agreement.inputs, self.agreement.clients
-        blueprint = Blueprint(federation.shape, federation.classes, clients, inputs, tuple(clients.values()))
+        environments, columns = tuple(clients.values()), federation.names_of_columns
+        blueprint = Blueprint(federation.shape, federation.classes, clients, inputs, environments, "", columns)
         sizes = {"domains": clients, "samples": {}}  # how many is the sites' to know
         self.folder.write_json(FEDERATION, blueprint.table() | sizes)
         return records

@@ -50,5 +50,6 @@ def site_model(folder: str | Path) -> Trained:
     except (OSError, SafetensorError) as error:
         raise FedshiftError(f"'{path}' is damaged ({error}).") from error
     federation, clients = agreement.federation, agreement.clients
-    blueprint = Blueprint(federation.shape, federation.classes, clients, agreement.inputs, tuple(clients.values()))
+    environments, columns = tuple(clients.values()), federation.names_of_columns
+    blueprint = Blueprint(federation.shape, federation.classes, clients, agreement.inputs, environments, "", columns)
     return rebuilt(agreement.experiment, blueprint, weights, agreement.client(settings.name))

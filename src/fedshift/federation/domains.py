@@ -107,6 +107,9 @@ class Unlabelled:
     rows: Sequence[int | str] = ()
     notes: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        return f"Unlabelled({len(self.x)} of shape {tuple(self.x.shape[1:])})"
+
 
 def _check_inputs(x: object, columns: int) -> None:
     if not isinstance(x, Tensor):

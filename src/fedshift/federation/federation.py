@@ -19,7 +19,7 @@ from fedshift.federation.clients import Client
 from fedshift.federation.environments import Environment, OfOneClient
 from fedshift.federation.inputs import Inputs
 from fedshift.federation.preparation import Column, recoded
-from fedshift.federation.samples import joined, mover
+from fedshift.federation.samples import Pool, joined, mover
 from fedshift.federation.tables import Lazy, lazy
 
 
@@ -35,6 +35,7 @@ class Federation:
         notes: what a reader of the results must know of how the data were divided.
         train_environments: the names of the environments that clients train in, which :attr:`Samples.environment`
             numbers; by default each domain is one.
+        columns: of rows of a table, the columns' names, in order.
     """
 
     clients: Sequence[Client]
@@ -43,6 +44,7 @@ class Federation:
     inputs: Inputs
     notes: tuple[str, ...] = ()
     train_environments: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         counts = f"clients: {len(self.clients)}, environments: {len(self.environments)}, classes: {len(self.classes)}"
@@ -65,8 +67,16 @@ class Federation:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one sample, as it is stored."""
-        samples = self.clients[0].train if self.clients else self.environments[0].samples
-        return tuple(samples.pool.x.shape[1:])
+        return tuple(self._pool.x.shape[1:])
+
+    @property
+    def type(self) -> str:
+        """The type of the samples, as they are stored: "uint8", say."""
+        return str(self._pool.x.dtype).removeprefix("torch.")
+
+    @property
+    def _pool(self) -> Pool:
+        return (self.clients[0].train if self.clients else self.environments[0].samples).pool
 
     def sizes(self) -> dict[str, dict[int, str | int]]:
         """Each client's domain and number of training samples, by id, for readers of results."""
@@ -129,7 +139,7 @@ class Federation:
             else replace(column, categories=tuple(column.categories[code] for code in sorted(seen[place])))
             for place, column in enumerate(columns)
         )
-        pool = (self.clients[0].train if self.clients else self.environments[0].samples).pool.x
+        pool = self._pool.x
         new = recoded(pool, columns, kept)
 
         def move(tensor: Tensor) -> Tensor:

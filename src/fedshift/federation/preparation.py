@@ -56,6 +56,9 @@ class Preparation:
     impute: Literal["mean", "median"] = "mean"
     columns: tuple[Column, ...] = ()
 
+    def __repr__(self) -> str:
+        return f"Preparation('{self.statistics}', '{self.impute}', columns: {len(self.columns)})"
+
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> Self:
         """The inverse of ``dataclasses.asdict``, also by way of JSON."""

@@ -210,6 +210,12 @@ def check_output(module: nn.Module, shape: Shape) -> int:
         FedshiftError: such inputs do not fit it, or it gives something else.
     """
     name, was_training = type(module).__name__, module.training
+    for called, tensor in module.named_parameters():
+        if tensor.dtype is not torch.float32 and tensor.is_floating_point():
+            raise FedshiftError(
+                f"The parameter '{called}' of the module {name} is {str(tensor.dtype).removeprefix('torch.')}: make it "
+                "float32 (module.float()); a run that computes in another precision says so (train.precision)."
+            )
     module.eval()
     given: Any = None
     refused: dict[str, str] = {}
@@ -227,7 +233,7 @@ def check_output(module: nn.Module, shape: Shape) -> int:
         raise FedshiftError(f"Inputs ({sample}) do not fit the module {name}, {'; '.join(refused.values())}")
     if not isinstance(given, Tensor):
         raise FedshiftError(f"The module {name} gives a {type(given).__name__}; it should give a tensor (B, features).")
-    if given.ndim != 2 or len(given) != BATCH or not given.is_floating_point():
+    if given.ndim != 2 or len(given) != BATCH or given.dtype is not torch.float32:
         sizes = ["B" if size == BATCH and not place else str(size) for place, size in enumerate(given.shape)]
         raise FedshiftError(
             f"The module {name} gives {str(given.dtype).removeprefix('torch.')} of shape ({', '.join(sizes)}); it "

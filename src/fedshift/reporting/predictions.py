@@ -15,6 +15,7 @@ from fedshift.datasets import DATASETS
 from fedshift.datasets.dataset import Dataset
 from fedshift.datasets.images import files_below
 from fedshift.errors import FedshiftError, Problems
+from fedshift.federation.preparation import Column
 from fedshift.reporting.frames import as_csv, as_frame
 from fedshift.runs.run import Picked, Run
 from fedshift.runs.trained import Trained
@@ -121,13 +122,14 @@ def predictions(
         FedshiftError: there is no such model, no such file, or nothing could be read; the message names every file.
     """
     model, dataset = run.model(client, round), run.experiment.data
+    run.folder.check_readers(run.experiment)
     front, batch, problems = dataset.front(), run.experiment.evaluate.batch, Problems("files cannot be predicted for")
     places: list[tuple[str, int | str | None]] = []
     notes: dict[str, None] = {}
     # Images of any size are taken where stages of the network are frozen, but all of one size.
-    shape = model.blueprint.shape if model.front is None else None
+    shape, kind = (model.blueprint.shape, model.blueprint.type) if model.front is None else (None, "")
     prepared = model.blueprint.inputs.preparation
-    columns = () if prepared is None else prepared.columns
+    columns = tuple(map(Column, model.blueprint.columns)) if prepared is None else prepared.columns
 
     def read() -> Iterator[Tensor]:
         nonlocal shape
@@ -137,10 +139,16 @@ def predictions(
                 samples = dataset.samples(file, columns)
                 with torch.no_grad():
                     x = samples.x if front is None else front(samples.x)
+                if (given := str(x.dtype).removeprefix("torch.")) != (kind or given):
+                    raise FedshiftError(
+                        f"'{file}' has samples of type {given}; the model takes {kind}: give that, scaled as in "
+                        "training."
+                    )
                 own = tuple(x.shape[1:])
                 shape = own if shape is None else shape
                 if own != shape:
                     raise FedshiftError(f"'{file}' has samples of shape {own}; the model takes {shape}.")
+                _check_tokens(file, x, model.blueprint.inputs.ids)
                 rows: Sequence[int | str | None] = samples.rows or [None]
                 places.extend((str(file), row) for row in rows)
                 notes.update(dict.fromkeys(samples.notes))
@@ -153,6 +161,17 @@ def predictions(
         raise FedshiftError("There is no file to predict for; give files, or folders that hold some.")
     names, rows = zip(*places, strict=True)
     return Predictions(model.blueprint.classes, names, rows, torch.cat(found), problems, tuple(notes))
+
+
+def _check_tokens(file: Path, x: Tensor, ids: int) -> None:
+    """Raise an error if samples hold token ids from ``ids`` on, of which the model has learned nothing."""
+    beyond = (x >= ids).nonzero() if ids and not x.is_floating_point() else x.new_empty(0)
+    if len(beyond):
+        row, *_ = place = beyond[0].tolist()
+        raise FedshiftError(
+            f"'{file}' holds the token {int(x[tuple(place)])} in row {row}; the model knows those from 0 to {ids - 1}. "
+            "Make tokens as for training."
+        )
 
 
 def probabilities(model: Trained, pieces: Iterable[Tensor], batch: int) -> Iterator[Tensor]:

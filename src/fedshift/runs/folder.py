@@ -30,6 +30,7 @@ from fedshift.runs.schema import Federated, Identity, Machine, Messages, Resolve
 from fedshift.runs.selection import summary
 from fedshift.runs.trust import check_code, check_digests, check_plugins, remember_plugins
 from fedshift.runs.weights import NEXT_SELECTED, SELECTED
+from fedshift.settings.content import digest
 from fedshift.settings.experiment import Experiment, check_tables
 from fedshift.simulation.checkpoint import CURRENT, NEXT, saved
 
@@ -44,7 +45,10 @@ MADE = (
     *(SUMMARY, CURRENT, NEXT, CLIENTS, RECORDS, MESSAGES, FEDERATION, TIMINGS, EVENTS, WEIGHTS),
     *(SELECTED, NEXT_SELECTED),
 )
+NOT_OF_MODELS = ("data.", "method.index.")  # how settings begin whose files a trained model is not made from
 ASIDE = "damaged-"
+MODELS = "models"  # the folder, beside those of runs, in which fedshift.own_model keeps models
+SOME = 4  # run folders that an error lists
 STUDY = "study.json"  # of a folder whose runs are trials of a search, and no results of their own
 LOCK = ".lock"
 LOOKS = 0.2  # seconds in which who only looks at a lock has let go of it
@@ -186,7 +190,9 @@ class RunFolder:
         """
         folder = cls(path)
         if not folder.begun:
-            raise FedshiftError(f"'{path}' is no run folder: it has no {RUN}.")
+            below = ", ".join(f"'{file.parent}'" for file in sorted(path.glob(f"*/{RUN}"))[:SOME])
+            fix = f" Those in it: {below}." if below else ""
+            raise FedshiftError(f"'{path}' is no run folder: it has no {RUN}.{fix}")
         return folder
 
     # What was asked for -------------------------------------------------------------------------
@@ -219,7 +225,7 @@ class RunFolder:
         return table
 
     def experiment(self, trust: bool = False) -> Experiment:
-        """The resolved experiment.
+        """The resolved experiment, to go on with: all that decides its result is what it was.
 
         Args:
             trust: whether its plugins may be imported although they never ran on this machine.
@@ -227,19 +233,76 @@ class RunFolder:
         Raises:
             FedshiftError: a plugin is not trusted, or a plugin or the data is not what it was.
         """
-        table = self.table()
-        check_digests(table, self.identity.plugins, self.path)
-        check_plugins(self.identity.plugins, self.path, trust)
-        experiment = Experiment.from_table(table)
-        check_code(experiment, self.identity.plugins, self.path)
+        experiment = self._resolved(trust)
+        self._check_contents(experiment, "cannot go on", lambda what: True)
         if experiment.fingerprint != self.identity.fingerprint:
-            before, now = self.identity.contents, experiment.contents
-            changed = sorted(what for what in before.keys() | now.keys() if before.get(what) != now.get(what))
             raise FedshiftError(
-                f"'{self.path}' cannot go on: {', '.join(changed) or 'fedshift itself'} changed since it began. "
-                "Restore what it was, or start a new run."
+                f"'{self.path}' cannot go on: fedshift itself changed since it began. Restore what it was, or start a "
+                "new run."
             )
         return experiment
+
+    def experiment_of_models(self, trust: bool = False) -> Experiment:
+        """The resolved experiment, to make the trained models from: its data may be elsewhere, gone or others.
+
+        Args:
+            trust: as in :meth:`experiment`.
+
+        Raises:
+            FedshiftError: a plugin is not trusted, or a plugin or what the models are made from is not what it was.
+        """
+        experiment = self._resolved(trust)
+        self._check_contents(experiment, "gives no model", lambda what: not what.startswith(NOT_OF_MODELS))
+        return experiment
+
+    def check_readers(self, experiment: Experiment) -> None:
+        """Raise an error unless new files are read with the tokenizer and the frozen network that there were."""
+        self._check_contents(
+            experiment, "cannot predict for files", {f"data.{name}" for name in experiment.data.readers}.__contains__
+        )
+
+    def _resolved(self, trust: bool) -> Experiment:
+        """The resolved experiment, of which all code is what it was."""
+        table = self.table()
+        check_digests(table, self.identity.plugins, self.path)
+        check_plugins(self.plugins, self.path, trust)
+        experiment = Experiment.from_table(_with_paths(table, self._moved))
+        check_code(experiment, self.plugins, self.path)
+        return experiment
+
+    @property
+    def plugins(self) -> dict[str, str]:
+        """Digests of the code that it runs, by where that is now."""
+        return {self._moved[path]: content for path, content in self.identity.plugins.items()}
+
+    @property
+    def _moved(self) -> dict[str, str]:
+        """Where the code that it runs is now, by where it was.
+
+        What is not there is looked for by its name, and known by its digest: in the run's folder, in the two around it,
+        and in their folders of models, so that runs and what fedshift.own_model kept can be moved together.
+        """
+        here = self.path.resolve()
+        around = [folder / name for folder in (here, *here.parents[:2]) for name in ("", MODELS)]
+        now: dict[str, str] = {}
+        for path, content in self.identity.plugins.items():
+            others = () if digest(path) else (str(folder / Path(path).name) for folder in around)
+            now[path] = next((other for other in others if digest(other) == content), path)
+        return now
+
+    def _check_contents(self, experiment: Experiment, problem: str, counts: Callable[[str], bool]) -> None:
+        """Raise an error if a file or class is not what it was when the run began."""
+        before, now = self.identity.contents, experiment.contents
+        where = {".".join(names): f" ('{path}')" for names, path in experiment.paths()}
+        reasons = [
+            f"{what}{where.get(what, '')} {'changed since it began' if what in now else 'is not there any more'}"
+            for what in sorted(before.keys() | now.keys())
+            if before.get(what) != now.get(what) and counts(what)
+        ]
+        if reasons:
+            raise FedshiftError(
+                f"'{self.path}' {problem}: {', '.join(reasons)}. Restore what it was, or start a new run."
+            )
 
     # What happened ------------------------------------------------------------------------------
 
@@ -515,6 +578,15 @@ def unsealed_json(data: bytes, run: str = "") -> dict[str, Any]:
 def _seal(table: Mapping[str, Any], run: str) -> str:
     read_back = json.loads(json.dumps(table))  # its keys are texts: "10" is before "2"
     return files.digest_of(f"{run} {json.dumps(read_back, sort_keys=True)}".encode())
+
+
+def _with_paths(value: Any, moved: Mapping[str, str]) -> Any:
+    """A table with other paths in the place of some."""
+    if isinstance(value, dict):
+        return {name: _with_paths(each, moved) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_with_paths(each, moved) for each in value]
+    return moved.get(value, value) if isinstance(value, str) else value
 
 
 def _table_digest(table: Mapping[str, Any]) -> str:

@@ -66,8 +66,8 @@ class Run:
 
     @cached_property
     def experiment(self) -> Experiment:
-        """The resolved experiment."""
-        return self.folder.experiment(self.trust)
+        """The resolved experiment; its data need not be there any more."""
+        return self.folder.experiment_of_models(self.trust)
 
     @cached_property
     def records(self) -> list[Record]:

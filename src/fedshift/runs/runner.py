@@ -141,7 +141,7 @@ def _begun(folder: RunFolder, trust: bool) -> Asked:
     """A run that has a folder; nothing is imported yet, but it is known whether it may be."""
     if not folder.finished and folder.readable:
         folder.check_host()
-        check_plugins(folder.identity.plugins, folder.path, trust)
+        check_plugins(folder.plugins, folder.path, trust)
     return Asked(folder, partial(folder.experiment, trust))
 
 

@@ -121,6 +121,8 @@ class Federated(File):
     clients: dict[Id, str]
     inputs: Prepared
     environments: list[str] = []  # of runs that were made before they were written, unknown
+    type: str = ""  # likewise
+    columns: list[str] = []  # likewise
     domains: dict[Id, str]
     samples: dict[Id, Size]
 

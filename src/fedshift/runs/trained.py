@@ -39,6 +39,8 @@ class Blueprint:
         clients: the clients' names, by id.
         inputs: how samples become inputs of a network.
         environments: the names of the environments that clients trained in.
+        type: the type of a sample as the data set stores it, such as "uint8"; empty where only sites know it.
+        columns: of rows of a table, the columns' names; none where only sites know them.
     """
 
     shape: tuple[int, ...]
@@ -46,12 +48,22 @@ class Blueprint:
     clients: Mapping[int, str]
     inputs: Inputs
     environments: tuple[str, ...] = ()
+    type: str = ""
+    columns: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, federation: Federation) -> Self:
         """That of a federation."""
         clients = {client.id: client.name for client in federation.clients}
-        return cls(federation.shape, federation.classes, clients, federation.inputs, federation.train_environments)
+        return cls(
+            federation.shape,
+            federation.classes,
+            clients,
+            federation.inputs,
+            federation.train_environments,
+            federation.type,
+            federation.columns,
+        )
 
     def table(self) -> dict[str, Any]:
         """As JSON can hold it; :meth:`from_table` reads it back."""
@@ -61,9 +73,14 @@ class Blueprint:
     def from_table(cls, table: Mapping[str, Any]) -> Self:
         """The inverse of :meth:`table`."""
         clients = {int(id): name for id, name in table["clients"].items()}
-        environments = tuple(table.get("environments", ()))
         return cls(
-            tuple(table["shape"]), tuple(table["classes"]), clients, Inputs.from_table(table["inputs"]), environments
+            tuple(table["shape"]),
+            tuple(table["classes"]),
+            clients,
+            Inputs.from_table(table["inputs"]),
+            tuple(table.get("environments", ())),
+            table.get("type", ""),
+            tuple(table.get("columns", ())),
         )
 
     def client(self, asked: int | str) -> int:

@@ -37,9 +37,10 @@ def check_plugins(plugins: Mapping[str, str], folder: Path, trust: bool) -> None
         now = digest(path)
         if now != content:
             state = "is not what it was" if now else "is missing"
+            fix = "Restore it" if now or not folder.is_dir() else "Restore it, put a copy into that folder"
             raise FedshiftError(
                 f"The plugin '{path}' of the run '{folder}' {state} (then {content[:12]}, now {now[:12] or 'none'}). "
-                "Restore it, or start a new run."
+                f"{fix}, or start a new run."
             )
         if not trust and not ran_here(path):
             raise UntrustedError(

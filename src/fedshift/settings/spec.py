@@ -194,6 +194,10 @@ class Spec:
     def __repr__(self) -> str:
         """The class, and the settings that are not at their defaults."""
         values = {name: (getattr(self, name), about.default) for name, about in self.settings().items()}
+        for name, nested in self.nested().items():  # whose default is a name
+            value, default = values[name]
+            if isinstance(default, str):
+                values[name] = (value, nested.build(default, default, name))
         changed = (f"{name}={value!r}" for name, (value, default) in values.items() if value != default)
         return f"{type(self).__name__}({', '.join(changed)})"
 

@@ -251,6 +251,7 @@ def divided(experiment: Experiment, data: DomainData, streams: Streams) -> Feder
     """
     inputs = experiment.inputs.counting(data.x)
     federation = experiment.protocol.federate(data, experiment.partition, inputs, streams)
+    federation = replace(federation, columns=tuple(column.name for column in data.columns))
     return federation if inputs.preparation is None else federation.by_training(data.columns)
 
 
