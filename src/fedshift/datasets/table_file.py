@@ -383,7 +383,7 @@ def _notes_on_filling(file: Path, columns: Sequence[Column], x: Tensor) -> Itera
             value = read_columns(file, [column.name], [column.name])[column.name].iloc[unknown[0]]
             yield (
                 f"The column '{column.name}' of '{file}' holds categories that the model does not know in "
-                f"{len(unknown)} rows, the first {shown(value)} in row {unknown[0]}; they count as none of those that "
+                f"{len(unknown)} rows, the first '{value}' in row {unknown[0]}; they count as none of those that "
                 f"it knows: {', '.join(column.categories)}."
             )
 
