@@ -401,7 +401,7 @@ def test_signals_that_cannot_be_predicted_for_are_named(tmp_path: Path):
     run = carried_out(tmp_path, {**data, "time": "s", "window": 5}, **{"model.name": "cnn1d"})
     new = walks(["east"])
     for name, table, words in (
-        ("a", new.drop(columns="up"), "Unknown column of a channel in '{}' 'up'"),
+        ("a", new.drop(columns="up"), "Unknown column of channels in '{}' 'up'"),
         ("b", new.drop(columns="s"), "Unknown column (data.time) in '{}' 's'"),
         ("c", new.assign(up=["high"] * 12), "The column 'up' of '{}' holds 'high' (str) in row 0"),
         (

@@ -426,7 +426,7 @@ def test_columns_that_are_not_there(tmp_path: Path):
         ({"recording": "walks"}, "Unknown column (data.recording)"),
         ({"domain": "clinik"}, "Unknown column (data.domain)"),
         ({"time": "t"}, "Unknown column (data.time)"),
-        ({"columns": ["a", "c"]}, "Unknown column of a channel in"),
+        ({"columns": ["a", "c"]}, "Unknown column of channels in"),
     ):
         assert words in refusal(save(tmp_path / "x.csv", *TWO, **settings))
     assert "no column of a channel beside" in refusal(save(tmp_path / "x.csv", *TWO, group="a", time="b"))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -24,7 +24,8 @@ from fedshift.datasets.cells import (
     read_columns,
     times,
 )
-from fedshift.datasets.parts import Array, Names, Part, beside, domain_names, files_in, joined
+from fedshift.datasets.column_files import InputColumns, column_of, not_looked_at
+from fedshift.datasets.parts import Array, Names, Part, beside, files_in, joined
 from fedshift.datasets.windows import Recording, WindowedDataset, Windows
 from fedshift.errors import FedshiftError, Problems
 from fedshift.federation.domains import DomainData, Unlabelled
@@ -36,16 +37,16 @@ FILLED, GAPS, WIDE = "filled", "gaps", 1.5  # a gap is wider than so many of the
 
 
 @dataclass(frozen=True, kw_only=True)
-class Signals(WindowedDataset):
+class Signals(InputColumns, WindowedDataset):
     """Windows of recordings in CSV (commas, UTF-8, a line of names) or Parquet, with a column of labels.
 
     *Choices.* A recording's rows stand in the order of time and in one file; between them may be rows of others. All
     channels of a window are of the same steps, and steps count alike however long they last.
     """
 
-    path: str = setting(help="a file that ends in .csv or .parquet, or a folder of them", path=True)
+    kind: ClassVar[str] = "channels"
+
     label: str = setting("label", help="the column of the class, at each step")
-    domain: str = setting("", help="the column of the site; empty: a file is one site, named like the file")
     recording: tuple[str, ...] = setting(
         (), help="the columns that together name the recording, on its site; none: a file is one recording of its site"
     )
@@ -53,7 +54,6 @@ class Signals(WindowedDataset):
         "", help="the column of what a split keeps whole, such as a patient; empty: a recording is kept whole"
     )
     time: str = setting("", help="the column of the time, which rises in each recording; empty: there is none")
-    columns: tuple[str, ...] = setting((), help="the columns of the channels, in order; none: all others")
     missing: tuple[str, ...] = setting(("",), help="what is written in a cell that holds nothing, such as NA")
     impute: Literal["none", "interpolate"] = setting(
         "none",
@@ -69,18 +69,13 @@ class Signals(WindowedDataset):
         """
         super().__post_init__()
         channels = Counter(self.columns)
-        used = [name for name in self.columns if channels[name] > 1 or name in self._named_apart]
+        used = [name for name in self.columns if channels[name] > 1 or name in self.named_apart]
         if not self.label or used or len(set(self.recording)) < len(self.recording):
             raise FedshiftError(
                 f"data.label = '{self.label}', data.recording = {list(self.recording)}, data.columns = "
                 f"{list(self.columns)}: name the label's column, and each channel and each column of the recording "
                 f"once{f'; {used[0]} has two uses' if used else ''}."
             )
-
-    def domain_names(self) -> tuple[str, ...]:
-        """The values of the site's column, or the files' names."""
-        files = files_in(self.path, SUFFIXES)
-        return domain_names([(str(file), self._domains(file)) for file in files])
 
     def load(self, streams: Streams) -> DomainData:
         """Read every recording and cut it into windows; ``x`` is (N, channels, window), float32."""
@@ -92,7 +87,7 @@ class Signals(WindowedDataset):
         problems = Problems(f"things are wrong with the signals '{self.path}'")
         for file in files:
             with problems.gathered():
-                channels = channels or self._others(file)
+                channels = channels or self.others(file)
                 parts.append(self._part(file, channels, counts))
         problems.check()
         notes = (*beside(self.path, files), *self.told(counts))
@@ -118,40 +113,34 @@ class Signals(WindowedDataset):
             )
         return (*self.notes(counts), *found)
 
-    def suffixes(self) -> tuple[str, ...]:
-        """CSV and Parquet."""
-        return SUFFIXES
-
     def samples(self, file: Path, columns: Sequence[Column] = ()) -> Unlabelled:
         """The windows of a file's recordings, each called by its recording and the step at which it begins.
 
         Where channels are not named, they are those of the first file that was trained on.
         """
-        channels = self.columns or self._others(files_in(self.path, SUFFIXES)[0])
-        used = {name: use for name, use in self._named_apart.items() if name in (*self.recording, self.time)}
+        channels = self.columns or self.others(files_in(self.path, SUFFIXES)[0])
+        used = {name: use for name, use in self.named_apart.items() if name in (*self.recording, self.time)}
         present = column_names(file)
         check_named(file, present, used)
-        check_present(file, present, channels, "a channel")
+        check_present(file, present, channels, self.kind)
         problems, counts = Problems(f"columns of '{file}' cannot be used"), _Counts()
         found = self._read(file, channels, list(used), counts, problems)
         problems.check()
         windows = self.cut([found.recording(place) for place in range(len(found.rows))], counts)
-        others = [name for name in present if name not in (*channels, *used)]
-        beside = [f"Columns that are not looked at: {', '.join(others)} (of '{file}')."] if others else []
         notes = (f"{note.removesuffix('.')} (of '{file}')." for note in self.told(counts))
-        return Unlabelled(windows.x, found.names(windows), (*beside, *notes))
+        return Unlabelled(windows.x, found.names(windows), (*not_looked_at(file, (*channels, *used)), *notes))
 
     def _part(self, file: Path, channels: Sequence[str], counts: _Counts) -> Part:
         """The windows of a file."""
-        self._check_columns(file, channels)
+        self.check_columns(file, channels)
         problems = Problems(f"columns of '{file}' cannot be used")
-        found = self._read(file, channels, list(self._named_apart), counts, problems)
+        found = self._read(file, channels, list(self.named_apart), counts, problems)
         with problems.gathered():
-            label = names_in(found.frame[self.label], _column(self.label, file), whole=True)
+            label = names_in(found.frame[self.label], column_of(self.label, file), whole=True)
         with problems.gathered():
-            domain = self._named(file, found.frame)
+            domain = self.domain_of(file, found.frame)
         with problems.gathered():
-            group = names_in(found.frame[self.group], _column(self.group, file)) if self.group else None
+            group = names_in(found.frame[self.group], column_of(self.group, file)) if self.group else None
         problems.check()
         for rows, where in zip(found.rows, found.where, strict=True):
             with problems.gathered():
@@ -193,7 +182,7 @@ class Signals(WindowedDataset):
         with problems.gathered():
             which, called = self._recordings(file, frame)
         with problems.gathered():
-            time = times(frame[self.time], _column(self.time, file)) if self.time else None
+            time = times(frame[self.time], column_of(self.time, file)) if self.time else None
         rows = _rows(which, len(called))
         found = _Recorded(str(file), frame, values, rows, called)
         if problems.count > before:
@@ -206,14 +195,14 @@ class Signals(WindowedDataset):
         return found
 
     def _channel(self, frame: Any, file: Path, name: str) -> Array:
-        cells = Cells.of(frame[name], _column(name, file), self.missing)
+        cells = Cells.of(frame[name], column_of(name, file), self.missing)
         if self.impute == "none":
             cells.check_whole("fill it in, or have it filled in between its neighbours: --set data.impute=interpolate")
         return cells.numbers()
 
     def _recordings(self, file: Path, frame: Any) -> tuple[Array, list[str]]:
         """The number of each row's recording, and what each is called; nothing, where a file is one."""
-        found = [names_in(frame[name], _column(name, file)) for name in self.recording]
+        found = [names_in(frame[name], column_of(name, file)) for name in self.recording]
         if not found:
             return np.zeros(len(frame), np.int64), [""]
         together = np.stack([each.which.numpy() for each in found], axis=1)
@@ -237,7 +226,7 @@ class Signals(WindowedDataset):
             row, before = int(rows[wrong[0] + 1]), int(rows[wrong[0]])
             cells = frame[self.time]
             raise FedshiftError(
-                f"{_column(self.time, file)} holds {cells.iloc[row]} in row {row}, after {cells.iloc[before]} in row "
+                f"{column_of(self.time, file)} holds {cells.iloc[row]} in row {row}, after {cells.iloc[before]} in row "
                 f"{before} of the same recording; sort its rows by time, leave out those that are there twice, or name "
                 "the recording apart (data.recording)."
             )
@@ -260,51 +249,12 @@ class Signals(WindowedDataset):
             values[rows[gone], number] = np.interp(at[gone], at[~gone], own[~gone])
             counts[FILLED] += int(gone.sum())
 
-    def _others(self, file: Path) -> list[str]:
-        """The columns of the first file that have no other use, where channels are not named."""
-        self._check_named(file)
-        others = [name for name in column_names(file) if name not in self._named_apart]
-        nameless = next((name for name in others if not name.strip() or name.startswith("__index_level_")), None)
-        if nameless is not None:
-            raise FedshiftError(
-                f"'{file}' has a column without a name ('{nameless}'), as pandas writes the index of its rows: write "
-                "the file with index=False, or name the channels: --set data.columns=..."
-            )
-        if not others:
-            raise FedshiftError(f"'{file}' has no column of a channel beside {', '.join(self._named_apart)}.")
-        return others
-
-    def _check_columns(self, file: Path, channels: Sequence[str]) -> None:
-        self._check_named(file)
-        check_present(file, column_names(file), channels, "a channel")
-        more = [] if self.columns else [name for name in self._others(file) if name not in channels]
-        if more:
-            raise FedshiftError(
-                f"'{file}' has the column '{more[0]}', which files before it lack; make them alike, or name the "
-                "channels: --set data.columns=..."
-            )
-
-    def _check_named(self, file: Path) -> None:
-        check_named(file, column_names(file), self._named_apart)
-
     @property
-    def _named_apart(self) -> dict[str, str]:
+    def named_apart(self) -> dict[str, str]:
         """The columns that are no channels, and the setting that names each."""
         named = dict.fromkeys(self.recording, "data.recording")
         single = {"label": self.label, "domain": self.domain, "group": self.group, "time": self.time}
         return named | {name: f"data.{use}" for use, name in single.items() if name}
-
-    def _domains(self, file: Path) -> Names:
-        """What the recordings' sites are called, read alone."""
-        if not self.domain:
-            return Names.all(file.stem, 0)
-        self._check_named(file)
-        return self._named(file, read_columns(file, [self.domain]))
-
-    def _named(self, file: Path, frame: Any) -> Names:
-        if not self.domain:
-            return Names.all(file.stem, len(frame))
-        return names_in(frame[self.domain], _column(self.domain, file))
 
 
 class _Counts(Counter[str]):
@@ -348,10 +298,6 @@ class _Recorded:
         """What windows are called: the recording, and the step at which each begins, from 0."""
         pairs = zip(windows.recording.tolist(), windows.start.tolist(), strict=True)
         return [", ".join(filter(None, (self.called[place], f"step {start}"))) for place, start in pairs]
-
-
-def _column(name: str, file: Path) -> str:
-    return f"The column '{name}' of '{file}'"
 
 
 def _rows(which: Array, count: int) -> list[Array]:

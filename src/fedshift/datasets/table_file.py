@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,14 +17,14 @@ from fedshift.datasets.cells import (
     SUFFIXES,
     Cells,
     as_number,
-    check_named,
     check_present,
     column_names,
     names_in,
     read_columns,
     shown,
 )
-from fedshift.datasets.parts import Array, Names, Part, beside, domain_names, files_in, joined, sorted_names
+from fedshift.datasets.column_files import InputColumns, column_of, not_looked_at
+from fedshift.datasets.parts import Array, Names, Part, beside, files_in, joined, sorted_names
 from fedshift.datasets.table import TableDataset
 from fedshift.errors import FedshiftError, Problems, UnknownNameError
 from fedshift.federation.domains import DomainData, Unlabelled
@@ -44,17 +43,13 @@ DATE = re.compile(TIME + r"|\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([T ].*)?|\d{1,2}[-/.]\
 
 
 @dataclass(frozen=True, kw_only=True)
-class TableFile(TableDataset):
+class TableFile(InputColumns, TableDataset):
     """Columns of numbers or categories and one of classes, in CSV (commas, UTF-8) or Parquet; or one file a domain.
 
     *Choices.* Where every class of a CSV file is written as a number, "1" and "1.0" are the same class. A column in
     which no cell is a number holds categories; one of some numbers and some text is refused, and so is one of dates.
     """
 
-    path: str = setting(help="a file that ends in .csv or .parquet, or a folder of them", path=True)
-    label: str = setting("label", help="the column of the class")
-    domain: str = setting("", help="the column of the domain (site); empty: a file is one domain, named like the file")
-    columns: tuple[str, ...] = setting((), help="the columns of the inputs, in order; none: all others")
     categories: tuple[str, ...] = setting(
         (), help="columns whose numbers are categories; columns of text are categories in any case"
     )
@@ -82,11 +77,6 @@ class TableFile(TableDataset):
                 "numbers: --set data.statistics=site (or pooled)"
             )
 
-    def domain_names(self) -> tuple[str, ...]:
-        """The values of the domain's column, or the files' names."""
-        files = files_in(self.path, SUFFIXES)
-        return domain_names([(str(file), self._domains(file)) for file in files])
-
     def load(self, streams: Streams) -> DomainData:
         """Read every row."""
         files = files_in(self.path, SUFFIXES)
@@ -96,7 +86,7 @@ class TableFile(TableDataset):
         problems = Problems(f"things are wrong with the table '{self.path}'")
         for file in files:
             with problems.gathered():
-                names = names or self._first(file)
+                names = names or self.others(file)
                 rows.append(self._rows(file, names))
         problems.check()
         columns, notes = self._numbered(names, rows) if self.prepared else (_of_numbers(names), [])
@@ -105,17 +95,12 @@ class TableFile(TableDataset):
         rows.clear()  # a file's rows are given up once they are copied
         return joined(parts, notes=tuple(notes), columns=columns)
 
-    def suffixes(self) -> tuple[str, ...]:
-        """CSV and Parquet."""
-        return SUFFIXES
-
     def samples(self, file: Path, columns: Sequence[Column] = ()) -> Unlabelled:
         """The columns that are asked for, or that the settings, or the first file of the data, name."""
-        columns = columns or _of_numbers(self.columns or self._first(files_in(self.path, SUFFIXES)[0]))
+        columns = columns or _of_numbers(self.columns or self.others(files_in(self.path, SUFFIXES)[0]))
         x, names = self.rows(file, columns), {column.name for column in columns}
-        others = [name for name in column_names(file) if name not in names]
-        notes = [f"Columns that are not looked at: {', '.join(others)} (of '{file}')."] if others else []
-        return Unlabelled(x, range(len(x)), (*notes, *(_notes_on_filling(file, columns, x) if self.prepared else ())))
+        filled = _notes_on_filling(file, columns, x) if self.prepared else ()
+        return Unlabelled(x, range(len(x)), (*not_looked_at(file, names), *filled))
 
     def rows(self, file: Path, columns: Sequence[Column]) -> Tensor:
         """The rows of a file, whose classes need not be known, as a model of some columns takes them.
@@ -140,7 +125,7 @@ class TableFile(TableDataset):
         x = np.empty((len(frame), len(columns)), np.float64 if self.prepared else np.float32)
         problems = Problems(f"columns of '{file}' cannot be used")
         for place, column in enumerate(columns):
-            where = f"The column '{column.name}' of '{file}'"
+            where = column_of(column.name, file)
             with problems.gathered():
                 cells = Cells.of(frame[column.name], where, self.missing)
                 x[:, place] = _filled(cells, column) if self.prepared else _whole(cells)
@@ -151,16 +136,15 @@ class TableFile(TableDataset):
 
     def _rows(self, file: Path, names: Sequence[str]) -> _Rows:
         """The rows of a file; of columns that are to be prepared the cells as they are."""
-        present = column_names(file)
-        self._check_columns(file, present, names)
-        frame = read_columns(file, [*names, *self._named_apart], [name for name in self.categories if name in present])
+        self.check_columns(file, names)
+        frame = read_columns(file, [*names, *self.named_apart], [name for name in self.categories if name in names])
         if not len(frame):
             raise FedshiftError(f"'{file}' has no row; write one for each sample.")
         x = np.empty((len(frame), len(names)), np.float64 if self.prepared else np.float32)
         cells: list[Cells] = []
         problems = Problems(f"columns of '{file}' cannot be used")
         for number, name in enumerate(names):
-            where = f"The column '{name}' of '{file}'"
+            where = column_of(name, file)
             with problems.gathered():
                 own = Cells.of(frame[name], where, self.missing)
                 if self.prepared:
@@ -168,9 +152,9 @@ class TableFile(TableDataset):
                 else:
                     x[:, number] = _whole(own)
         with problems.gathered():
-            y = names_in(frame[self.label], f"The column '{self.label}' of '{file}'", whole=True)
+            y = names_in(frame[self.label], column_of(self.label, file), whole=True)
         with problems.gathered():
-            domains = self._named(file, frame)
+            domains = self.domain_of(file, frame)
         problems.check()
         return _Rows(str(file), x, cells, y, domains)
 
@@ -189,57 +173,6 @@ class TableFile(TableDataset):
                 columns.append(column)
         problems.check()
         return tuple(columns), _notes_on_reading(columns, rows)
-
-    def _first(self, file: Path) -> list[str]:
-        """The columns of inputs of the first file, where they are not named; others should have the same."""
-        present = column_names(file)
-        check_named(file, present, self._named_apart)
-        return self._others(file, present)
-
-    def _others(self, file: Path, present: Sequence[str]) -> list[str]:
-        """The columns that are neither the label nor the domain."""
-        others = [name for name in present if name not in self._named_apart]
-        index = next((name for name in others if not name.strip() or name.startswith("__index_level_")), None)
-        if index is not None:
-            raise FedshiftError(
-                f"'{file}' has a column without a name ('{index}'), as pandas writes the index of its rows: write the "
-                "file with index=False, or name the columns to read: --set data.columns=..."
-            )
-        if not others:
-            raise FedshiftError(f"'{file}' has the columns {', '.join(present)}, and none of numbers beside the label.")
-        return others
-
-    def _check_columns(self, file: Path, present: Sequence[str], columns: Sequence[str]) -> None:
-        """Every column that is read is there; where those of inputs are not named, there is no other.
-
-        Raises:
-            FedshiftError: they are not.
-        """
-        check_named(file, present, self._named_apart)
-        check_present(file, present, columns, "inputs")
-        more = [] if self.columns else [name for name in self._others(file, present) if name not in columns]
-        if more:
-            raise FedshiftError(
-                f"'{file}' has the column '{more[0]}', which files before it lack; make them alike, or name those to "
-                "read: --set data.columns=..."
-            )
-
-    @property
-    def _named_apart(self) -> dict[str, str]:
-        """The columns of names, and the setting that names each."""
-        return {self.label: "data.label"} | ({self.domain: "data.domain"} if self.domain else {})
-
-    def _domains(self, file: Path) -> Names:
-        """What the rows' domains are called, read alone."""
-        if not self.domain:
-            return Names.all(file.stem, 0)
-        check_named(file, column_names(file), self._named_apart)
-        return self._named(file, read_columns(file, [self.domain]))
-
-    def _named(self, file: Path, frame: Any) -> Names:
-        if not self.domain:
-            return Names.all(file.stem, len(frame))
-        return names_in(frame[self.domain], f"The column '{self.domain}' of '{file}'")
 
 
 @dataclass(frozen=True)

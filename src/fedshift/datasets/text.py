@@ -23,8 +23,8 @@ from torch import Tensor
 
 from fedshift import memory
 from fedshift.datasets.cells import SUFFIXES, check_named, column_names, names_in, read_columns
-from fedshift.datasets.dataset import Dataset
-from fedshift.datasets.parts import Names, Part, beside, domain_names, files_in, joined
+from fedshift.datasets.column_files import ColumnFiles, column_of, not_looked_at
+from fedshift.datasets.parts import Names, Part, beside, files_in, joined
 from fedshift.errors import FedshiftError, Problems, need
 from fedshift.federation.domains import DomainData, Unlabelled
 from fedshift.federation.inputs import Inputs
@@ -40,15 +40,12 @@ PARALLEL = "TOKENIZERS_PARALLELISM"
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextFile(Dataset):
+class TextFile(ColumnFiles):
     """Columns of texts and classes, in CSV (commas, UTF-8, a line of names) or Parquet; or one file a domain."""
 
     readers: ClassVar[tuple[str, ...]] = ("tokens",)
 
-    path: str = setting(help="a file that ends in .csv or .parquet, or a folder of them", path=True)
     text: str = setting("text", help="the column of the text")
-    label: str = setting("label", help="the column of the class")
-    domain: str = setting("", help="the column of the domain (site); empty: a file is one domain, named like the file")
     tokens: str = setting(
         HASHING,
         help="'hashing' makes vectors of hashed words; a folder that a tokenizer's save_pretrained wrote, or a hub id "
@@ -72,10 +69,6 @@ class TextFile(Dataset):
                 f"data.text = '{self.text}', data.label = '{self.label}', data.domain = '{self.domain}': name the "
                 "columns of the text and the label, and each column once."
             )
-
-    def domain_names(self) -> tuple[str, ...]:
-        """The values of the domain's column, or the files' names."""
-        return domain_names([(str(file), self._domains(file)) for file in files_in(self.path, SUFFIXES)])
 
     def check_here(self) -> None:
         """Whether there are the files, and the tokenizer or the hub that has it."""
@@ -113,56 +106,35 @@ class TextFile(Dataset):
         parts = [Part(each.where, x, each.y, each.domain) for each, (x, _) in zip(rows, made, strict=True)]
         return joined(parts, notes=(*beside(self.path, files), *self._notes([odd for _, odd in made], count)))
 
-    def suffixes(self) -> tuple[str, ...]:
-        """CSV and Parquet."""
-        return SUFFIXES
-
     def samples(self, file: Path, columns: Sequence[Column] = ()) -> Unlabelled:
         """The column of the text."""
-        present = column_names(file)
-        check_named(file, present, {self.text: "data.text"})
+        check_named(file, column_names(file), {self.text: "data.text"})
         frame = read_columns(file, [self.text], texts=[self.text])
         if not len(frame):
             raise FedshiftError(f"'{file}' has no row; write one for each sample.")
-        texts = _texts(frame[self.text], f"The column '{self.text}' of '{file}'")
+        texts = _texts(frame[self.text], column_of(self.text, file))
         x, odd = self._numbers(str(file), texts)
-        others = [name for name in present if name != self.text]
-        beside = [f"Columns that are not looked at: {', '.join(others)} (of '{file}')."] if others else []
-        return Unlabelled(x, range(len(x)), (*beside, *self._notes([odd], len(x))))
+        return Unlabelled(x, range(len(x)), (*not_looked_at(file, [self.text]), *self._notes([odd], len(x))))
 
     def _rows(self, file: Path) -> _Rows:
         """The rows of a file, each with a text and names."""
-        frame = self._frame(file, [self.text, *self._named])
+        frame = self._frame(file, [self.text, *self.named_apart])
         if not len(frame):
             raise FedshiftError(f"'{file}' has no row; write one for each sample.")
         problems = Problems(f"columns of '{file}' cannot be used")
         texts: list[str] = []
         with problems.gathered():
-            texts = _texts(frame[self.text], f"The column '{self.text}' of '{file}'")
+            texts = _texts(frame[self.text], column_of(self.text, file))
         with problems.gathered():
-            y = names_in(frame[self.label], f"The column '{self.label}' of '{file}'", whole=True)
+            y = names_in(frame[self.label], column_of(self.label, file), whole=True)
         with problems.gathered():
-            domain = self._domain(file, frame)
+            domain = self.domain_of(file, frame)
         problems.check()
         return _Rows(str(file), texts, y, domain)
 
     def _frame(self, file: Path, columns: list[str]) -> Any:
-        check_named(file, column_names(file), {self.text: "data.text"} | self._named)
+        check_named(file, column_names(file), {self.text: "data.text"} | self.named_apart)
         return read_columns(file, columns, texts=[self.text])
-
-    @property
-    def _named(self) -> dict[str, str]:
-        """The columns of names, and the setting that names each."""
-        return {self.label: "data.label"} | ({self.domain: "data.domain"} if self.domain else {})
-
-    def _domains(self, file: Path) -> Names:
-        """What the rows' domains are called, read alone."""
-        return self._domain(file, self._frame(file, [self.domain])) if self.domain else Names.all(file.stem, 0)
-
-    def _domain(self, file: Path, frame: Any) -> Names:
-        if not self.domain:
-            return Names.all(file.stem, len(frame))
-        return names_in(frame[self.domain], f"The column '{self.domain}' of '{file}'")
 
     # Numbers --------------------------------------------------------------------------------------
 
