@@ -429,7 +429,7 @@ def test_columns_that_are_not_there(tmp_path: Path):
         ({"columns": ["a", "c"]}, "Unknown column of channels in"),
     ):
         assert words in refusal(save(tmp_path / "x.csv", *TWO, **settings))
-    assert "no column of a channel beside" in refusal(save(tmp_path / "x.csv", *TWO, group="a", time="b"))
+    assert "no column of channels beside" in refusal(save(tmp_path / "x.csv", *TWO, group="a", time="b"))
     (tmp_path / "empty.csv").write_text("")
     assert "is empty" in refusal(Signals(path=str(tmp_path / "empty.csv"), window=2))
     (tmp_path / "none.csv").write_text("label,a\n")
