@@ -6,12 +6,15 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import tomli_w
 
 from fedshift.deployment.agreement import EXPERIMENT, FEDERATION, SITE
 from fedshift.deployment.attend import Attendant
+from fedshift.deployment.coordinate import coordinate
 from fedshift.deployment.link import Away
 from fedshift.files import make_folder, write
+from fedshift.runs.progress import Progress
 from fedshift.settings.experiment import Experiment
 
 SITES = ("dark", "gray", "light")
@@ -63,3 +66,17 @@ class Local:
             came = self.change(site, request, self.sites[site].answer(request))
             self.messages.append((site, request, came))
             yield site, came
+
+
+def kill_after(answers: int, folder: Path) -> None:
+    """Coordinate the federation's run, and stop when so many answers have come and the next one does."""
+    left = [answers]
+
+    def change(site: str, request: bytes, reply: bytes) -> bytes:
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        return reply
+
+    with pytest.raises(KeyboardInterrupt):
+        coordinate(folder / "coordinator", Local(folder, change), Progress())

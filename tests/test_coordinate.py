@@ -16,7 +16,7 @@ from safetensors.torch import load, load_file
 
 import fedshift
 from conftest import Make
-from federated import SITES, Local, members, set_site
+from federated import SITES, Local, kill_after, members, set_site
 from fedshift.core.contract import ServerState
 from fedshift.core.messages import Answer, Telemetry, Up, metadata, pack
 from fedshift.deployment.coordinate import coordinate
@@ -297,16 +297,7 @@ def test_a_coordinator_that_is_killed_goes_on_to_the_same_bits(make: Make, tmp_p
     """It is stopped after any answer; started again, all is as if nothing had happened, clients' states included."""
     experiment = make({**small(name), **IN_DOMAIN, "train.rounds": 3})
     folder, other = members(tmp_path / "killed", experiment), members(tmp_path / "whole", experiment)
-    left = [answers]
-
-    def change(site: str, request: bytes, reply: bytes) -> bytes | Away:
-        left[0] -= 1
-        if left[0] < 0:
-            raise KeyboardInterrupt
-        return reply
-
-    with pytest.raises(KeyboardInterrupt):
-        coordinate(folder / "coordinator", Local(folder, change), Progress())
+    kill_after(answers, folder)
     run = coordinate(folder / "coordinator", Local(folder), Progress())
     alike(run, coordinate(other / "coordinator", Local(other), Progress()))
     assert newest(folder) == newest(other)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from conftest import TINY, Make, a_record, a_row, interrupt_after, results
-from federated import Local, members
+from federated import Local, kill_after, members
 from fedshift import FedshiftError, load
 from fedshift.core.contract import Round, Stage
 from fedshift.core.training import Train
@@ -289,16 +289,7 @@ def test_a_coordinator_that_is_killed_ends_where_it_would(make: Make, tmp_path: 
     changes = {**EARLY, "protocol": {"name": "in-domain"}, "evaluate.batch": 6}
     experiment = make(changes | {"method": {"name": "ftfa", "finetune_steps": 2}})
     folder = members(tmp_path / "trial", experiment)
-    left = [answers]
-
-    def change(site: str, request: bytes, reply: bytes) -> bytes:
-        left[0] -= 1
-        if left[0] < 0:
-            raise KeyboardInterrupt
-        return reply
-
-    with pytest.raises(KeyboardInterrupt):
-        coordinate(folder / "coordinator", Local(folder, change), Progress())
+    kill_after(answers, folder)
     run, simulated = coordinate(folder / "coordinator", Local(folder), Progress()), rehearse(folder, Progress())
     assert run.records() == simulated.records()
     assert run.messages == simulated.messages

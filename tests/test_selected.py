@@ -15,10 +15,9 @@ from safetensors.torch import load_file
 
 import fedshift
 from conftest import CNN_WITH_BN, TINY, Make, interrupt_after, results, resume
-from federated import Local, members
+from federated import Local, kill_after, members
 from fedshift.core import sealed
 from fedshift.deployment.coordinate import coordinate
-from fedshift.deployment.link import Away
 from fedshift.deployment.rehearsal import rehearse
 from fedshift.errors import DamagedError, FedshiftError
 from fedshift.runs import runner
@@ -240,16 +239,7 @@ def test_a_coordinator_keeps_what_it_may(make: Make, tmp_path: Path, name: str):
 def test_a_coordinator_that_is_killed_has_the_same(make: Make, tmp_path: Path, answers: int):
     experiment = make({**small("fedavg"), **IN_DOMAIN, **ROUGH})
     folder, other = members(tmp_path / "killed", experiment), members(tmp_path / "whole", experiment)
-    left = [answers]
-
-    def change(site: str, request: bytes, reply: bytes) -> bytes | Away:
-        left[0] -= 1
-        if left[0] < 0:
-            raise KeyboardInterrupt
-        return reply
-
-    with pytest.raises(KeyboardInterrupt):
-        coordinate(folder / "coordinator", Local(folder, change), Progress())
+    kill_after(answers, folder)
     run = coordinate(folder / "coordinator", Local(folder), Progress())
     whole = coordinate(other / "coordinator", Local(other), Progress())
     assert run.records() == whole.records()
