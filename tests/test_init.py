@@ -25,6 +25,7 @@ from fedshift.deployment import commands
 from fedshift.deployment.agreement import Agreement, FederationSettings, SiteSettings, read_site
 from fedshift.deployment.folders import commented, make, planned, schema
 from fedshift.errors import FedshiftError
+from fedshift.settings.experiment import Experiment
 from fedshift.settings.written import parse_toml
 
 pytest.importorskip("cryptography", reason="the extra 'flower' is not installed")
@@ -351,7 +352,7 @@ def test_two_plugins_of_one_name_are_refused(tmp_path: Path):
         plan(tmp_path / "new", chosen)
 
 
-def plan(folder: Path, experiment: api.Experiment, **changes: object) -> dict[str, object]:
+def plan(folder: Path, experiment: Experiment, **changes: object) -> dict[str, object]:
     values = {
         "name": "new",
         "sites": ("a", "b"),

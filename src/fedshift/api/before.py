@@ -1,0 +1,162 @@
+"""What can be known before a run: its cost, its data, the fastest engine, an index of its clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Unpack
+
+from fedshift.api.display import display
+from fedshift.api.experiments import experiment, grid
+from fedshift.api.options import DEFAULT, Options, Source
+from fedshift.errors import DivergedError, FedshiftError
+from fedshift.reporting.results import described, label
+from fedshift.reporting.units import clock
+from fedshift.runs.progress import Progress
+from fedshift.settings.experiment import NAMED, Experiment
+from fedshift.simulation import dry_run
+
+if TYPE_CHECKING:
+    from fedshift.engines.calibration import Calibration
+    from fedshift.methods.client2vec.vectors import Index
+    from fedshift.reporting.data_report.report import DataReport
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What some runs would cost that differ only in their seed and held-out domain.
+
+    Attributes:
+        label: what tells them from others.
+        runs: how many they are.
+        cost: that of each; None if they diverge at once.
+        problem: why there is no cost.
+    """
+
+    label: str
+    runs: int
+    cost: dry_run.Estimate | None
+    problem: str = ""
+
+    def __repr__(self) -> str:
+        if self.cost is None:
+            return f"Forecast({self.label!r}, runs: {self.runs}, problem: {self.problem})"
+        each = f"each {self.cost.rounds} rounds, {self.cost.steps} steps, about {clock(self.cost.seconds)}"
+        return f"Forecast({self.label!r}, runs: {self.runs}, {each})"
+
+
+def estimate(source: Source | Sequence[Source] = DEFAULT, **options: Unpack[Options]) -> list[Forecast]:
+    """What a comparison would cost, measured on two rounds and one evaluation of each row; nothing is written.
+
+    Raises:
+        FedshiftError: something in the experiments is wrong.
+    """
+    groups: dict[str, list[Experiment]] = {}
+    for asked in grid(source, **options):
+        groups.setdefault(asked.series, []).append(asked)
+    flat = [described(group[0].table(), group[0].contents) for group in groups.values()]
+    forecasts = []
+    for group, settings in zip(groups.values(), flat, strict=True):
+        name = label(settings, flat)
+        try:
+            forecasts.append(Forecast(name, len(group), dry_run.estimate(group[0])))
+        except DivergedError as error:
+            forecasts.append(Forecast(name, len(group), None, str(error)))
+    return forecasts
+
+
+def inspect_data(
+    source: Source | Sequence[Source] = DEFAULT,
+    *,
+    test: bool = False,
+    progress: Progress | None = None,
+    **options: Unpack[Options],
+) -> DataReport:
+    """What a data set holds, who would have it and what is odd about it, before anything is trained or written.
+
+    Args:
+        source: the experiment; of several runs the data and division of the first are looked at.
+        test: whether test samples, those of a held-out domain among them, are judged and shown as well; by default
+            nothing of them is looked at but their labels, and whether they are equal to others.
+        progress: hears of the progress; by default a live display.
+        options: what differs from the source, see :class:`Options`.
+
+    Raises:
+        FedshiftError: something in the experiment is wrong, or its data cannot be read or divided.
+    """
+    from fedshift.reporting.data_report.report import DataReport
+    from fedshift.simulation.simulation import read_federation
+
+    experiments = grid(source, **options)
+    asked = experiments[0]
+    divisions = {repr((e.seed_of_data, e.data, e.partition, e.protocol)) for e in experiments}
+    notes = []
+    if len(divisions) > 1:
+        held_out = getattr(asked.protocol, "hold_out", None)
+        words = [f"seed {asked.seed_of_data}", *([f"'{held_out}' held out"] if held_out is not None else [])]
+        notes.append(f"These runs divide data in {len(divisions)} ways; this is the first: {', '.join(words)}.")
+    inputs, refused = asked.data.inputs(), list[FedshiftError]()
+    try:
+        asked.model.check(inputs)
+    except FedshiftError as error:
+        refused.append(error)
+    with display(progress, 1) as shown:
+        data, federation = read_federation(asked)
+        try:
+            federation = federation.checked()
+        except FedshiftError as error:
+            refused.append(error)
+        return DataReport.of(
+            data,
+            federation,
+            inputs,
+            seed=asked.seed_of_data,
+            batch=asked.train.batch,
+            experiment=asked.name,
+            dataset=NAMED["data"].name_of(asked.data),
+            test=test,
+            refused=refused,
+            notes=notes,
+            tell=shown.inspected,
+        )
+
+
+def bench(
+    source: Source = DEFAULT, *, tell: Callable[[str], None] = lambda text: None, **options: Unpack[Options]
+) -> Calibration:
+    """Measure which engine is fastest for a run on this machine; ``run.engine = "auto"`` uses it from then on.
+
+    Args:
+        source: exactly one run, as for :func:`run`.
+        tell: hears what is measured.
+        options: what differs from the source.
+
+    Raises:
+        FedshiftError: it describes several runs, or they cannot be carried out.
+    """
+    from fedshift.engines.calibration import calibrate, remember
+    from fedshift.simulation.simulation import Simulation
+
+    asked = experiment(source, **options)
+    jobs = Simulation(asked).example()
+    calibration = calibrate(jobs, asked.run, tell)
+    remember(jobs, asked.run, calibration)
+    return calibration
+
+
+def index(source: Source = DEFAULT, *, progress: Progress | None = None, **options: Unpack[Options]) -> Index:
+    """A vector for each client of one run, before any training; of 'client2vec' unless another method is given.
+
+    Raises:
+        FedshiftError: it describes several runs, the method makes no index, or it cannot be carried out.
+    """
+    from fedshift.methods.client2vec.vectors import Index, check_makes_index
+    from fedshift.runs.preparation import prepare
+
+    if not isinstance(source, Experiment) and options.get("method") is None:
+        options["method"] = "client2vec"
+    asked = experiment(source, **options)
+    check_makes_index(asked.method, asked.method_name)
+    with display(progress, 1) as shown:
+        done = prepare(asked, "index", shown)
+    return Index.of(done.federation, done.coordinator.state, done.coordinator.ledger.declaration())

@@ -1,0 +1,169 @@
+"""What came of runs: their tables, scores and report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedshift.core.metrics import ACCURACY
+from fedshift.errors import FedshiftError, UnknownNameError
+from fedshift.reporting.frames import as_frame
+from fedshift.reporting.results import MeanStd, Results, Row
+from fedshift.reporting.table import as_text
+from fedshift.runs.folder import RunFolder
+from fedshift.runs.records import Record
+from fedshift.runs.run import Run
+from fedshift.runs.selection import ORACLES, RULES
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """Runs and what was measured; prints as its tables.
+
+    Attributes:
+        results: the records of every run, in the rows of its tables.
+        failed: a message for each run that blew up or could not be carried out.
+        asked: how many runs were asked for.
+    """
+
+    results: Results
+    failed: tuple[str, ...] = ()
+    asked: int = 0
+
+    @classmethod
+    def of(cls, folders: Sequence[RunFolder], failed: Sequence[FedshiftError], asked: int) -> Comparison:
+        """What is in the folders of runs, of which some failed.
+
+        Raises:
+            FedshiftError: all failed.
+        """
+        problems = tuple(str(error) for error in failed)
+        if len(failed) == asked:
+            raise type(failed[0])(_failure(problems, asked))
+        return cls(Results.read(folders), problems, asked)
+
+    @property
+    def runs(self) -> list[Run]:
+        """The runs that have records."""
+        return self.results.runs
+
+    @property
+    def folders(self) -> list[Path]:
+        """The folders of these runs."""
+        return [run.path for run in self.runs]
+
+    @property
+    def failure(self) -> str:
+        """One message about all that failed; empty if nothing did."""
+        return _failure(self.failed, self.asked) if self.failed else ""
+
+    def report(self, path: str | Path) -> Path:
+        """Write the self-contained HTML report, into a folder that is made if need be, and return its path.
+
+        Raises:
+            FedshiftError: it cannot be written.
+        """
+        from fedshift.reporting.page import write_report
+
+        return write_report(self.results, Path(path))
+
+    def accuracy(self, method: str) -> float:
+        """A row's headline: test accuracy at the last round, mean over environments and seeds, in 0..1.
+
+        Raises:
+            FedshiftError: no row has that label.
+        """
+        return self.score(method, ACCURACY)
+
+    def score(self, method: str, metric: str | None = None) -> float:
+        """A row's test score at the last round, mean over environments and seeds, in 0..1.
+
+        Args:
+            method: the row's label.
+            metric: such as "auroc" or "auroc of cat", of those in ``evaluate.metrics``; None: the one that selects.
+
+        Raises:
+            FedshiftError: no row has that label, or its runs no such metric.
+        """
+        row, known = self._row(method), [one.name for one in self.results.metrics]
+        if metric is not None and metric not in known:
+            raise UnknownNameError("metric", metric, known)
+        return _mean(row.score("test", metric=metric))
+
+    def worst(self, method: str) -> float:
+        """A row's test score, by the metric that selects, at the last round on each seed's worst environment.
+
+        It is the mean over seeds, in 0..1.
+
+        Raises:
+            FedshiftError: no row has that label.
+        """
+        return _mean(self._row(method).worst("test"))
+
+    def measurements(self) -> list[Record]:
+        """Every model's score on every environment, at the round that each selection rule picks.
+
+        Each has the ``run`` (its folder's name), the row's label as ``method``, ``seed``, ``hold_out`` (or None); the
+        ``rule``, whether it is an ``oracle`` that looks at test data, and the ``position`` (rounds done), ``stage`` and
+        ``round`` it picks; the ``environment`` and its ``role`` (test or validation), whose ``model`` is scored on it
+        (global, own, unseen), the mean over how many ``models``, the ``accuracy`` in 0..1, the ``loss`` in nats,
+        over how many samples ``n``, and each metric by its name (None where it is undefined). An environment of several
+        clients comes once for each.
+        """
+        return [
+            {
+                "run": run.path.name,
+                "method": row.label,
+                "seed": run.table["seed"],
+                "hold_out": run.table["protocol"].get("hold_out"),
+                "rule": name,
+                "oracle": name in ORACLES,
+                **{key: record[key] for key in ("position", "stage", "round")},
+                **{name: value for name, value in scored.items() if name not in ("metrics", "undefined")},
+                **scored.get("metrics", {}),
+            }
+            for row in self.results.rows()
+            for run in row.runs
+            for name, rule in RULES.items()
+            for record in [rule(run.records)]
+            for scored in record["environments"]
+        ]
+
+    def frame(self) -> pd.DataFrame:
+        """The :meth:`measurements` as a pandas table, a row for each.
+
+        Raises:
+            FedshiftError: pandas is not installed.
+        """
+        return as_frame(self.measurements())
+
+    def _row(self, label: str) -> Row:
+        rows = {row.label: row for row in self.results.rows()}
+        if label not in rows:
+            raise FedshiftError(f"No row is called '{label}'; rows: {', '.join(rows)}.")
+        return rows[label]
+
+    def __str__(self) -> str:
+        return as_text(self.results)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        from fedshift.reporting.page import tables_html
+
+        return tables_html(self.results)
+
+
+def _failure(failed: Sequence[str], asked: int) -> str:
+    return f"{len(failed)} of {asked} runs failed. {failed[0]}"
+
+
+def _mean(measured: MeanStd | None) -> float:
+    if measured is None:
+        raise FedshiftError("The row has no test environment on which the metric is defined.")
+    return measured.mean
