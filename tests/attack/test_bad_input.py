@@ -41,7 +41,7 @@ def test_bad_input(forks: Forks, base: Path, tmp_path: Path, large: bool, row: R
     else:
         row.files(tmp_path)
     if row in TABLES:
-        forks.preload("fedshift.datasets.tables")
+        forks.preload("fedshift.datasets.image_tables")
         forks.preload("datasets")
     CASE.write(tmp_path)
     (outcome,) = forks.run(

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 
 from fedshift.datasets.parts import Array, Names, check_each, names_of
-from fedshift.datasets.tables import no_text
 from fedshift.errors import FedshiftError, UnknownNameError, need
 
 SUFFIXES = (".csv", ".parquet")
@@ -305,3 +304,17 @@ def _no_utf8(file: Path) -> FedshiftError:
                     "write the file as UTF-8."
                 )
     raise AssertionError("every line can be read")
+
+
+def no_text(batch: Any, start: int, where: str) -> FedshiftError:
+    """The error for a batch with text that is no UTF-8, of which Arrow does not say where it is."""
+    for column in batch.column_names:
+        for row, cell in enumerate(batch[column]):
+            try:
+                cell.as_py()
+            except UnicodeDecodeError as error:
+                return FedshiftError(
+                    f"Row {start + row} of {where} has {error.object!r} in the column '{column}', which is no UTF-8; "
+                    "write it as UTF-8."
+                )
+    raise AssertionError("every cell can be read")

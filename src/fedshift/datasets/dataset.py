@@ -10,8 +10,8 @@ from typing import ClassVar, Literal
 import torch
 
 from fedshift.core.frozen import Embedding, Front, FrozenNetwork, embedded, frozen_network, silent
+from fedshift.datasets.image_tables import Columns, ParquetSource
 from fedshift.datasets.images import Source, decode, domain_data, read_all, suffixes
-from fedshift.datasets.tables import Columns, ParquetSource
 from fedshift.errors import FedshiftError
 from fedshift.federation.domains import DomainData, Unlabelled
 from fedshift.federation.inputs import Inputs

@@ -26,6 +26,7 @@ from PIL import Image
 from torch import Tensor
 
 from fedshift.datasets.dataset import Dataset
+from fedshift.datasets.image_tables import ONE_DOMAIN, Columns, HubSource, ParquetSource, TableSource, parquet_files
 from fedshift.datasets.images import (
     Encoded,
     check_fits,
@@ -38,7 +39,6 @@ from fedshift.datasets.images import (
     subfolders,
 )
 from fedshift.datasets.mnist import MNIST_WORDS, check_mnist_here, read_mnist
-from fedshift.datasets.tables import ONE_DOMAIN, Columns, HubSource, ParquetSource, TableSource, parquet_files
 from fedshift.errors import FedshiftError
 from fedshift.federation.domains import DomainData
 from fedshift.settings.spec import Fraction, Pixels, setting

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedshift.datasets.dataset import SourceDataset
-from fedshift.datasets.tables import HubSource
+from fedshift.datasets.image_tables import HubSource
 from fedshift.settings.spec import setting
 
 

@@ -26,8 +26,8 @@ from typing import ClassVar
 
 from fedshift.datasets.dataset import SourceDataset
 from fedshift.datasets.folder import FolderSource
+from fedshift.datasets.image_tables import Columns, HubSource, ParquetSource, parquet_files
 from fedshift.datasets.images import Source, domain_data
-from fedshift.datasets.tables import Columns, HubSource, ParquetSource, parquet_files
 from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.federation.domains import DomainData
 from fedshift.settings.spec import Count, Pixels, setting

@@ -17,8 +17,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fedshift.datasets.image_tables import ONE_DOMAIN, HubSource
 from fedshift.datasets.images import Row, decode, read_all
-from fedshift.datasets.tables import ONE_DOMAIN, HubSource
 from fedshift.errors import FedshiftError
 
 MNIST = "ylecun/mnist"

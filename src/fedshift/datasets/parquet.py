@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedshift.datasets.dataset import SourceDataset
-from fedshift.datasets.tables import ParquetSource
+from fedshift.datasets.image_tables import ParquetSource
 from fedshift.settings.spec import setting
 
 

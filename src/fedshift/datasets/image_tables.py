@@ -20,6 +20,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+from fedshift.datasets.cells import no_text
 from fedshift.datasets.images import Encoded, Row, files_below, left_out
 from fedshift.errors import FedshiftError, Problems, need
 from fedshift.federation.names import check_names
@@ -302,20 +303,6 @@ def _reading(where: str) -> Iterator[None]:
         raise FedshiftError(f"'{where}' cannot be read as a table ({error}); write or download it again.") from error
     finally:
         log.disabled = silent
-
-
-def no_text(batch: Any, start: int, where: str) -> FedshiftError:
-    """The error for a batch with text that is no UTF-8, of which Arrow does not say where it is."""
-    for column in batch.column_names:
-        for row, cell in enumerate(batch[column]):
-            try:
-                cell.as_py()
-            except UnicodeDecodeError as error:
-                return FedshiftError(
-                    f"Row {start + row} of {where} has {error.object!r} in the column '{column}', which is no UTF-8; "
-                    "write it as UTF-8."
-                )
-    raise AssertionError("every cell can be read")
 
 
 def _image(image: Any) -> Encoded:
