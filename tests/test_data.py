@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from conftest import Make
-from fedshift.datasets import tables
+from fedshift.datasets import image_tables
 from fedshift.datasets.folder import ImageFolder
 from fedshift.datasets.hub import HubDataset
 from fedshift.datasets.images import decode
@@ -340,9 +340,9 @@ def test_a_hub_that_cannot_be_reached_is_asked_for_its_copy_before_a_run(monkeyp
         raise ConnectionError("no route")
 
     monkeypatch.setattr(datasets, "load_dataset", refuse)
-    monkeypatch.setattr(tables, "answers", lambda: True)
+    monkeypatch.setattr(image_tables, "answers", lambda: True)
     HubDataset(path="flwrlabs/pacs").check_here()
-    monkeypatch.setattr(tables, "answers", lambda: False)
+    monkeypatch.setattr(image_tables, "answers", lambda: False)
     with pytest.raises(FedshiftError, match=r"data.path = 'flwrlabs/pacs'.*no route"):
         HubDataset(path="flwrlabs/pacs").check_here()
 

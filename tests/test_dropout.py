@@ -30,7 +30,7 @@ from test_methods import tensors_of
 def dropped(layer: nn.Module, x: torch.Tensor, key: int = 1, times: int = 1) -> list[torch.Tensor]:
     """What a net of one layer, in training mode, gives in one step."""
     net = Net({"part": nn.Sequential(layer).train()})
-    with dropping(net, {NOISE: torch.tensor(key)}):
+    with dropping(net.dropouts, {NOISE: torch.tensor(key)}):
         return [net.part(x) for _ in range(times)]
 
 
@@ -52,7 +52,7 @@ def test_steps_calls_and_layers_drop_independently():
     first, second = dropped(Dropout(0.5), x, times=2)
     (next_step,) = dropped(Dropout(0.5), x, key=2)
     net = Net({"one": Dropout(0.5).train(), "two": Dropout(0.5).train()})
-    with dropping(net, {NOISE: torch.tensor(1)}):
+    with dropping(net.dropouts, {NOISE: torch.tensor(1)}):
         layers = net.one(x), net.two(x)
     for a, b in ((first, second), (first, next_step), layers, (first[1:], first[:-1]), (first[:, 1:], first[:, :-1])):
         assert (a == b).float().mean().item() == pytest.approx(0.5, abs=0.025)
@@ -111,7 +111,7 @@ def test_nothing_is_dropped_in_evaluation_mode_and_no_generator_is_asked():
 
 def test_after_a_step_its_number_is_forgotten():
     net = Net({"part": Dropout(0.5).train()})
-    with dropping(net, {NOISE: torch.tensor(1)}):
+    with dropping(net.dropouts, {NOISE: torch.tensor(1)}):
         net.part(torch.ones(9))
     with pytest.raises(FedshiftError, match="outside of that"):
         net.part(torch.ones(9))
@@ -163,8 +163,8 @@ def test_alpha_dropout_is_refused(make: Make, kind: str):
 
 def test_only_parts_that_move_need_a_number():
     net = Net({"one": nn.Sequential(nn.Dropout(0.5)), "two": nn.Sequential(Dropout(0.5)), "three": Dropout(0.0)})
-    assert dropout_draws(net, ("one", "three")) == {}
-    assert dropout_draws(net, ("two",))[NOISE].shape == ()
+    assert dropout_draws(net.dropouts, ("one", "three")) == {}
+    assert dropout_draws(net.dropouts, ("two",))[NOISE].shape == ()
 
 
 # In a run -----------------------------------------------------------------------------------------

@@ -23,9 +23,10 @@ from fedshift.reproduction import reproduction
 from fedshift.reproduction.carry_out import RUNS_FILE, Count, Measured, Outcome, read
 from fedshift.reproduction.exhibits import PAPERS, Printed, exhibit_of, exhibits, printed
 from fedshift.reproduction.figure import draw_panel
+from fedshift.reproduction.numbers import Beside
 from fedshift.reproduction.panels import panels, scales
 from fedshift.reproduction.plan import Plan
-from fedshift.reproduction.reproduction import Beside, Reproduction
+from fedshift.reproduction.reproduction import Reproduction
 from fedshift.reproduction.scores import score
 from fedshift.reproduction.tables import beside_paper, notes
 from fedshift.runs import runner

@@ -183,7 +183,7 @@ class Objective:
 
     def evaluate(self, net: Net, batch: Batch, context: Context) -> Terms:
         """The loss of a batch, which is encoded first."""
-        with dropping(net, context.noise):
+        with dropping(net.dropouts, context.noise):
             return self.loss(net, batch if self.encode is None else self.encode(net, batch, context), context)
 
 

@@ -8,9 +8,8 @@ and clients can be stacked. Modules are written with PyTorch's own layers, which
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +17,6 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from fedshift.errors import FedshiftError
 from fedshift.streams import Draw, Draws
-
-if TYPE_CHECKING:
-    from fedshift.core.net import Net
 
 NOISE = "dropout of the net's layers"  # which a page calls none of its own draws
 LAYERS: dict[type[nn.Module], int] = {nn.Dropout: 0, nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}
@@ -103,16 +99,16 @@ def _from_streams(layer: nn.Module, path: str, role: str) -> nn.Module:
     return layer
 
 
-def dropout_draws(net: Net, moves: Collection[str]) -> Draws:
-    """What a step that moves these parts needs: one number, if a layer of theirs drops."""
-    drops = any(net.dropouts[part] for part in moves if part in net.dropouts)
+def dropout_draws(dropouts: Mapping[str, Sequence[Dropout]], moves: Collection[str]) -> Draws:
+    """What a step needs that moves some of the parts, of whose layers these drop: one number, if one is moved."""
+    drops = any(dropouts[part] for part in moves if part in dropouts)
     return {NOISE: Draw((), "integers", 2**62)} if drops else {}
 
 
 @contextmanager
-def dropping(net: Net, noise: Mapping[str, Tensor]) -> Iterator[None]:
-    """Let the net's layers drop by the number among the noise of a step, if there is one."""
-    found = [layer for each in net.dropouts.values() for layer in each] if NOISE in noise else []
+def dropping(dropouts: Mapping[str, Sequence[Dropout]], noise: Mapping[str, Tensor]) -> Iterator[None]:
+    """Let the layers of a net's parts drop by the number among the noise of a step, if there is one."""
+    found = [layer for each in dropouts.values() for layer in each] if NOISE in noise else []
     for number, layer in enumerate(found):
         layer.key, layer.calls = _mixed(noise[NOISE] + number), 0
     try:

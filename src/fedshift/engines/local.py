@@ -301,7 +301,7 @@ def _step(bank: Bank, phase: Phase, descents: Sequence[_Descent], active: Sequen
         for repeat in range(objective.repeats):
             key: list[str | int] = [phase.name, objective.name, step, *([repeat] if repeat else [])]
             lanes = [course.lane for course in active]
-            drops = dropout_draws(bank.net, objective.moves)
+            drops = dropout_draws(bank.net.dropouts, objective.moves)
             draws = [
                 {**objective.draws(lane.setup.model, len(b.y)), **drops} for lane, b in zip(lanes, batches, strict=True)
             ]

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 
 from fedshift.reporting.results import MeanStd
 from fedshift.reporting.units import printable
+from fedshift.reproduction.numbers import Numbers, place
 from fedshift.reproduction.panels import Panel
-from fedshift.reproduction.reproduction import Reproduction, place
 from fedshift.reproduction.scores import score
 from fedshift.tuning.figures import as_png, plain
 
@@ -20,7 +20,7 @@ MARKERS, DASHES = "osD^vP*X", ("-", "--", "-.", ":")  # so that lines that coinc
 WIDTH, HEIGHT = 5.2, 3.8  # inches of a panel
 
 
-def figure(done: Reproduction) -> bytes:
+def figure(done: Numbers) -> bytes:
     """The curve as a PNG file."""
     panels = list(done.panels)
     drawn = Figure(figsize=(WIDTH * len(panels), HEIGHT), layout="constrained")
@@ -29,7 +29,7 @@ def figure(done: Reproduction) -> bytes:
     return as_png(drawn)
 
 
-def draw_panel(done: Reproduction, panel: Panel, axis: Axes) -> None:
+def draw_panel(done: Numbers, panel: Panel, axis: Axes) -> None:
     """Draw a panel's lines."""
     exhibit, columns = done.plan.exhibit, done.columns(panel)
     along = isinstance(exhibit.along, str)

@@ -11,9 +11,9 @@ from fedshift.reporting.results import MeanStd, flat
 from fedshift.reporting.table import Table, markdown, text
 from fedshift.reporting.units import clock
 from fedshift.reproduction.exhibits import Row
+from fedshift.reproduction.numbers import Beside, Numbers
 from fedshift.reproduction.panels import AS_PRINTED, Panel, scale_of
 from fedshift.reproduction.plan import Plan
-from fedshift.reproduction.reproduction import Beside, Reproduction
 from fedshift.reproduction.scores import score
 from fedshift.runs.cells import LACKING
 from fedshift.settings.spec import shown
@@ -25,12 +25,12 @@ WIDTH = 200
 NOT_SAID = frozenset({"name", "seed", "run", "evaluate"})  # of settings in which scales differ
 
 
-def tables(done: Reproduction) -> list[Table]:
+def tables(done: Numbers) -> list[Table]:
     """A table for each panel."""
     return [_panel(done, panel) for panel in done.panels]
 
 
-def _panel(done: Reproduction, panel: Panel) -> Table:
+def _panel(done: Numbers, panel: Panel) -> Table:
     exhibit = done.plan.exhibit
     columns = _few(done.columns(panel)) if exhibit.along else done.columns(panel)
     rows = []
@@ -64,7 +64,7 @@ def _few(points: Sequence[str]) -> list[str]:
     return [*points[::-1][::apart]][::-1] if points else []
 
 
-def _ours(done: Reproduction, panel: Panel, row: Row, column: str, cell: Beside) -> str:
+def _ours(done: Numbers, panel: Panel, row: Row, column: str, cell: Beside) -> str:
     if cell.ours is None:
         why = done.outcome.lacking.get((panel.name, row.name, "")) or done.outcome.lacking.get(
             (panel.name, row.name, column)
@@ -82,7 +82,7 @@ def number(found: MeanStd) -> str:
     return f"{found.mean:.{decimals}f}{spread}"
 
 
-def notes(done: Reproduction) -> list[str]:
+def notes(done: Numbers) -> list[str]:
     """What a reader of the tables must know."""
     plan, outcome = done.plan, done.outcome
     words = [
@@ -181,16 +181,16 @@ def _of_rows(plan: Plan, panel: Panel, names: tuple[str, ...]) -> str:
     return ", ".join(f"rows of {method}" for method in methods) if {*whole} == {*names} else "; ".join(names)
 
 
-def as_markdown(done: Reproduction) -> str:
+def as_markdown(done: Numbers) -> str:
     """The tables and notes as Markdown."""
     return markdown(tables(done), notes(done))
 
 
-def as_text(done: Reproduction) -> str:
+def as_text(done: Numbers) -> str:
     """The tables and notes as plain text."""
     return text(tables(done), notes(done), WIDTH)
 
 
-def as_html(done: Reproduction) -> str:
+def as_html(done: Numbers) -> str:
     """The tables and notes as HTML, for a notebook."""
     return render("tables.html.jinja", tables=tables(done), notes=notes(done))
