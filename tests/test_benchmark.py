@@ -24,11 +24,12 @@ from fedshift.benchmarking.plan import Plan
 from fedshift.benchmarking.published import published
 from fedshift.benchmarking.rows import ABLATIONS, BASE, rows
 from fedshift.benchmarking.statistics import Interval, paired, ranks, t_quantile
-from fedshift.benchmarking.tables import as_markdown, notes, tables
+from fedshift.benchmarking.tables import notes, tables, tables_and_settings
 from fedshift.cli.app import app
 from fedshift.cli.benchmark import _data
 from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.methods import METHODS
+from fedshift.reporting.table import markdown
 from fedshift.runs.cells import DIVERGED, Lacking
 from fedshift.runs.folder import locked
 from fedshift.runs.progress import Progress
@@ -252,7 +253,7 @@ def test_tables_name_what_cannot_run_and_what_diverged(small: Benchmark):
     said = notes(small)
     assert "B, ditto: cannot run. It needs two clients." in said
     assert "A, fediir: diverged. Not finite." in said
-    text = as_markdown(small)
+    text = markdown(tables_and_settings(small), notes(small))
     assert "| fedsr | Nguyen, Lim and Torr" in text
     assert "- B, ditto: cannot run." in text
 

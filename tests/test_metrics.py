@@ -42,7 +42,7 @@ from fedshift.reporting.curves import Line, Panel, as_svg, by_round, figures, up
 from fedshift.reporting.live import LiveProgress, score_table, shown
 from fedshift.reporting.page import write_report
 from fedshift.reporting.results import Results
-from fedshift.reporting.table import as_text, tables
+from fedshift.reporting.table import tables, text
 from fedshift.runs.folder import RunFolder
 from fedshift.runs.progress import Progress
 from fedshift.runs.selection import by_environment, mean_score, summary
@@ -485,7 +485,7 @@ def test_runs_that_select_by_different_metrics_show_accuracy(make: Make, tmp_pat
         tmp_path / "plain", make({}), [a_record(1, [a_row("a", "test", 0.5), a_row("v", "validation", 0.5)])]
     )
     results = Results.read([plain, *(run.folder for run in a_comparison(make, tmp_path).runs)])
-    assert "Accuracy in %, last round" in as_text(results)
+    assert "Accuracy in %, last round" in text(tables(results), results.notes, 120)
     assert "The runs select by different metrics (accuracy, calibration error (15 bins)); accuracy is shown." in (
         results.notes
     )

@@ -35,7 +35,8 @@ from fedshift.reporting.results import Results, flat
 from fedshift.reporting.settings import merged
 from fedshift.reporting.similarity import MOST_LETTERS, drawable, heat_maps
 from fedshift.reporting.stages import in_words, spans, unscored_before
-from fedshift.reporting.table import as_text, tables
+from fedshift.reporting.table import tables
+from fedshift.reporting.table import text as plain_text
 from fedshift.reporting.units import printable
 from fedshift.runs.folder import RunFolder, Times
 from fedshift.runs.progress import Progress
@@ -277,7 +278,7 @@ def test_every_page_is_well_formed_and_shows_names_as_they_are(results: Results)
     keys = [item.strip() for item in read.texts["li"]]
     assert {row.label for row in results.rows()} == set(keys)
     Strict(Comparison(results)._repr_html_())
-    lines = as_text(results, width=10_000).split("\n")
+    lines = plain_text(tables(results), results.notes, 10_000).split("\n")
     shown = [column for table in tables(results) for column in table.columns]
     assert all(any(printable(column).strip() in line for line in lines) for column in shown)
 

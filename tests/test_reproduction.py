@@ -466,7 +466,7 @@ def test_a_list_without_data_or_runs(tmp_path: Path):
     assert {str(each) for each in found.states} <= {"not run", "-", "not reproduced"}
     of_paper = fedshift.reproductions(["fedcir"], out=tmp_path)
     assert {each.table for each in of_paper.states} == {name for name in exhibits() if name.startswith("fedcir-")}
-    rows = {row[0].partition(":")[0]: row[1:] for row in of_paper.table().rows}
+    rows = {row[0].partition(":")[0]: row[1:] for row in of_paper.tables()[0].rows}
     assert rows["fedcir-fig1"] == ["not reproduced", "", ""]
     told = json.loads(of_paper.json())
     assert {(each["table"], each["scale"]) for each in told} == {(each.table, each.scale) for each in of_paper.states}

@@ -14,7 +14,7 @@ from fedshift.api import Comparison, compare, load, resume
 from fedshift.errors import FedshiftError
 from fedshift.reporting.curves import by_place
 from fedshift.reporting.results import MeanStd, Results
-from fedshift.reporting.table import as_text, tables
+from fedshift.reporting.table import tables
 from fedshift.reporting.units import bytes_text, clock
 from fedshift.runs.folder import RunFolder
 from fedshift.runs.progress import Outlook, Progress, RunProgress
@@ -207,7 +207,7 @@ def test_many_environments_leave_the_headline_readable(make: Make, tmp_path: Pat
     _, first, second = tables(Results.read(folders))
     assert first.columns + second.columns[1:] == ["method", *tests]
     assert (len(first.columns), len(second.columns)) == (7, 6)
-    text = as_text(Results.read(folders))
+    text = str(Comparison(Results.read(folders)))
     assert all(cell in text for table in (first, second) for cell in (*table.columns, *table.rows[0]))
 
 
@@ -355,6 +355,15 @@ def test_the_comparison_prints_and_answers(comparison: Comparison):
     assert "<table>" in comparison._repr_html_()
 
 
+def test_a_comparison_as_markdown_has_the_cells_of_its_tables(comparison: Comparison):
+    headline = comparison.tables()[0]
+    lines = comparison.table().split("\n")
+    assert lines[0] == f"**{headline.title}**"
+    assert lines[2] == f"| {' | '.join(headline.columns)} |"
+    assert [f"| {' | '.join(row)} |" for row in headline.rows] == lines[4 : 4 + len(headline.rows)]
+    assert all(f"- {note}" in lines for note in comparison.notes())
+
+
 def test_runs_are_loaded_and_resumed_by_path(comparison: Comparison, tmp_path: Path):
     root = comparison.folders[0].parent
     assert len(load(root).folders) >= 4
@@ -367,7 +376,7 @@ def test_an_unfinished_run_is_shown_as_such(make: Make, tmp_path: Path):
     folder = written(tmp_path, "fedavg", 0, "dark", 0.5, make)
     (folder.path / "summary.json").unlink()
     note = "is not finished: it was last scored after round 2 of its stage 'train' (train.rounds = 2)"
-    assert note in as_text(Results.read([folder]), width=200)
+    assert note in str(Comparison(Results.read([folder])))
 
 
 def test_units():

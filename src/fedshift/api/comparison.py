@@ -5,24 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fedshift.core.metrics import ACCURACY
 from fedshift.errors import FedshiftError, UnknownNameError
-from fedshift.reporting.frames import as_frame
 from fedshift.reporting.results import MeanStd, Results, Row
-from fedshift.reporting.table import as_text
+from fedshift.reporting.table import Table, tables
+from fedshift.reporting.tabled import Measurements
 from fedshift.runs.folder import RunFolder
 from fedshift.runs.records import Record
 from fedshift.runs.run import Run
 from fedshift.runs.selection import ORACLES, RULES
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 @dataclass(frozen=True, repr=False)
-class Comparison:
+class Comparison(Measurements):
     """Runs and what was measured; prints as its tables.
 
     Attributes:
@@ -134,29 +130,19 @@ class Comparison:
             for scored in record["environments"]
         ]
 
-    def frame(self) -> pd.DataFrame:
-        """The :meth:`measurements` as a pandas table, a row for each.
-
-        Raises:
-            FedshiftError: pandas is not installed.
-        """
-        return as_frame(self.measurements())
-
     def _row(self, label: str) -> Row:
         rows = {row.label: row for row in self.results.rows()}
         if label not in rows:
             raise FedshiftError(f"No row is called '{label}'; rows: {', '.join(rows)}.")
         return rows[label]
 
-    def __str__(self) -> str:
-        return as_text(self.results)
+    def tables(self) -> list[Table]:
+        """The headline table, then by environment, metrics, and what part of the loss each term makes up."""
+        return tables(self.results)
 
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        from fedshift.reporting.page import tables_html
-
-        return tables_html(self.results)
+    def notes(self) -> list[str]:
+        """What a reader of the tables must know."""
+        return self.results.notes
 
 
 def _failure(failed: Sequence[str], asked: int) -> str:

@@ -5,37 +5,37 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 from fedshift import files
 from fedshift.benchmarking.carry_out import Measured
 from fedshift.benchmarking.scores import Scores
 from fedshift.benchmarking.statistics import Interval
-from fedshift.reporting.frames import as_csv, as_frame
+from fedshift.benchmarking.tables import notes, tables, tables_and_settings
+from fedshift.reporting.frames import as_csv
 from fedshift.reporting.results import MeanStd
+from fedshift.reporting.table import Table, markdown
+from fedshift.reporting.tabled import Measurements
 from fedshift.runs.cells import Lacking
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 @dataclass(frozen=True, repr=False)
-class Benchmark(Scores):
+class Benchmark(Scores, Measurements):
     """Methods on federations, as measured; prints as its tables."""
 
-    def frame(self) -> pd.DataFrame:
-        """The :meth:`measurements` as a pandas table, a row for each.
+    WIDTH: ClassVar[int] = 200
 
-        Raises:
-            FedshiftError: pandas is not installed.
-        """
-        return as_frame(self.measurements())
+    def tables(self) -> list[Table]:
+        """Accuracy with ranks, differences to FedAvg, cost, and the papers' rows beside ours."""
+        return tables(self)
+
+    def notes(self) -> list[str]:
+        """How it was measured, and what has no figure."""
+        return notes(self)
 
     def table(self) -> str:
-        """The tables as Markdown."""
-        from fedshift.benchmarking.tables import as_markdown
-
-        return as_markdown(self)
+        """The tables and notes as Markdown, with the settings that were chosen."""
+        return markdown(tables_and_settings(self), self.notes())
 
     def write(self) -> list[Path]:
         """Write Markdown, CSV, JSON, the figure and the page into the plan's folder, in the place of earlier ones.
@@ -93,18 +93,6 @@ class Benchmark(Scores):
             "left_out": self.outcome.left_out,
         }
         return json.dumps(whole, indent=1) + "\n"
-
-    def __str__(self) -> str:
-        from fedshift.benchmarking.tables import as_text
-
-        return as_text(self)
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        from fedshift.benchmarking.tables import as_html
-
-        return as_html(self)
 
 
 def _table(value: MeanStd | Interval | Lacking | None) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""The tables of a scores, for a terminal, a page and Markdown."""
+"""The tables of a benchmark, for a terminal, a page and Markdown."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from fedshift.benchmarking.rows import BASE
 from fedshift.benchmarking.scores import Scores, sums
 from fedshift.benchmarking.statistics import Interval
 from fedshift.methods import METHODS
-from fedshift.reporting.page import render
 from fedshift.reporting.results import MeanStd
-from fedshift.reporting.table import Table, markdown, text
+from fedshift.reporting.table import Table
 from fedshift.runs.cells import LACKING
 from fedshift.settings.spec import shown
 
@@ -177,18 +176,3 @@ def _theirs(found: Sequence[float]) -> str:
 
 def _title(scores: Scores, column: str) -> str:
     return next(each.title for each in scores.plan.columns if each.name == column)
-
-
-def as_markdown(scores: Scores) -> str:
-    """The tables and notes as Markdown."""
-    return markdown(tables_and_settings(scores), notes(scores))
-
-
-def as_text(scores: Scores, width: int = 200) -> str:
-    """The tables and notes as plain text."""
-    return text(tables(scores), notes(scores), width)
-
-
-def as_html(scores: Scores) -> str:
-    """The tables and notes as HTML, for a notebook."""
-    return render("tables.html.jinja", tables=tables(scores), notes=notes(scores))

@@ -14,8 +14,6 @@ from fedshift.cli.options import PluginOption, listed, names_of, paths_of
 if TYPE_CHECKING:
     from fedshift.benchmarking.plan import Plan
 
-WIDTH = 200  # columns of the widest table
-
 
 def _scales(incomplete: str) -> list[str]:
     from fedshift.benchmarking.columns import scales
@@ -65,8 +63,7 @@ def benchmark(
     from fedshift import api
     from fedshift.benchmarking.plan import OUT
     from fedshift.benchmarking.plan import Plan as BenchmarkPlan
-    from fedshift.cli.console import open_console
-    from fedshift.reporting.units import printable
+    from fedshift.cli.console import open_console, print_tables
 
     methods, columns = listed(method), listed(federation) if federation is not None else None
     paths, plugins, folder = paths_of(data or []), plugin or [], out or OUT
@@ -78,13 +75,8 @@ def benchmark(
     again = shlex.join(["fedshift", *sys.argv[1:]])
     with interruptible(f". The same command carries on: {again}"):
         done = api.benchmark(scale, methods, columns, data=paths, plugins=plugins, out=folder)
-    from fedshift.benchmarking.tables import notes, tables
-
-    console = open_console(least=WIDTH)
-    for table in tables(done):
-        console.print(table.rich())
-    for note in notes(done):
-        console.print(f"Note: {printable(note)}", highlight=False, markup=False)
+    console = open_console(least=done.WIDTH)
+    print_tables(console, done.tables(), done.notes())
     console.print(f"Written: {plan.folder}/benchmark.md, .csv, .json, .png and .html", highlight=False, soft_wrap=True)
     if done.failed:
         raise typer.Exit(1)

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
+
+from fedshift.reporting.units import printable
+
+if TYPE_CHECKING:
+    from fedshift.reporting.table import Table
 
 WIDTH_OF_FILES = 160
 
@@ -18,3 +25,11 @@ def open_console(least: int = 0) -> Console:
     console = Console()
     known = console.is_terminal or os.environ.get("COLUMNS")
     return Console(width=max(least, console.width if known else WIDTH_OF_FILES))
+
+
+def print_tables(console: Console, tables: Sequence[Table], notes: Sequence[str]) -> None:
+    """Print tables and, below them, notes."""
+    for table in tables:
+        console.print(table.rich())
+    for note in notes:
+        console.print(f"Note: {printable(note)}", highlight=False, markup=False)

@@ -59,16 +59,11 @@ def print_report(comparison: Comparison, folder: Path, to: Path | None = None) -
     Raises:
         FedshiftError: it cannot be written.
     """
-    from fedshift.cli.console import open_console
-    from fedshift.reporting.table import tables
-    from fedshift.reporting.units import printable
+    from fedshift.cli.console import open_console, print_tables
 
     console = open_console()
     try:
         written = comparison.report(to or folder / "report.html")  # first, as printing may end with the reader's pipe
     finally:
-        for table in tables(comparison.results):
-            console.print(table.rich())
-        for note in comparison.results.notes:
-            console.print(f"Note: {printable(note)}", highlight=False, markup=False)
+        print_tables(console, comparison.tables(), comparison.notes())
     console.print(f"Run folders: {folder}\nReport: {written}", highlight=False, markup=False, soft_wrap=True)

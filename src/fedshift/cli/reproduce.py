@@ -14,7 +14,6 @@ from fedshift.cli.options import DryRunOption, paths_of
 if TYPE_CHECKING:
     from fedshift.reproduction.plan import Plan
 
-WIDTH = 200  # columns of the widest table
 NAME_ONE = (
     "`fedshift reproduce fedsr --list`, of one paper, or of one table, says what is needed and how to get it, and why "
     "some are not reproduced."
@@ -83,7 +82,7 @@ def reproduce(
 ) -> None:
     """Carry out a table, say what it would cost, or say how far all are."""
     from fedshift import api
-    from fedshift.cli.console import open_console
+    from fedshift.cli.console import open_console, print_tables
     from fedshift.errors import FedshiftError
     from fedshift.reporting.units import printable
     from fedshift.reproduction.plan import OUT
@@ -99,7 +98,7 @@ def reproduce(
         if json_:
             typer.echo(found.json())
         else:
-            _print([found.table()], found.notes() if table else [NAME_ONE])
+            print_tables(open_console(least=found.WIDTH), found.tables(), found.notes() if table else [NAME_ONE])
         return
     if json_:
         raise FedshiftError("--json is of --list; a table's folder has TABLE.json.")
@@ -116,23 +115,9 @@ def reproduce(
         done = api.reproduce(
             table, plan.scale.name, panels=panel or None, rows=row or None, data=paths, settings=run, out=folder
         )
-    from fedshift.reproduction.tables import notes, tables
-
-    _print(tables(done), notes(done))
-    console = open_console(least=WIDTH)
+    console = open_console(least=done.WIDTH)
+    print_tables(console, done.tables(), done.notes())
     console.print(f"Written: {printable(str(plan.folder))}", highlight=False, markup=False, soft_wrap=True)
-
-
-def _print(tables: list[Any], notes: list[str]) -> None:
-    """Print tables and notes."""
-    from fedshift.cli.console import open_console
-    from fedshift.reporting.units import printable
-
-    console = open_console(least=WIDTH)
-    for table in tables:
-        console.print(table.rich())
-    for note in notes:
-        console.print(f"Note: {printable(note)}", highlight=False, markup=False)
 
 
 def _print_forecast(plan: Plan) -> None:

@@ -92,11 +92,6 @@ def page(results: Results, now: datetime) -> str:
     )
 
 
-def tables_html(results: Results) -> str:
-    """The tables and notes as HTML, for a notebook."""
-    return render("tables.html.jinja", tables=tables(results), notes=results.notes)
-
-
 def render(template: str, **values: Any) -> str:
     """A page of the templates here."""
     environment = jinja2.Environment(

@@ -187,8 +187,3 @@ def _groups(names: Sequence[str], most: int) -> list[Sequence[str]]:
 
 def _percent(cells: Sequence[MeanStd | None]) -> list[str]:
     return [cell.percent() if cell else "" for cell in cells]
-
-
-def as_text(results: Results, width: int = 120) -> str:
-    """The tables and notes as plain text."""
-    return text(tables(results), results.notes, width)

@@ -5,25 +5,35 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, ClassVar, Self
 
 from fedshift import files
-from fedshift.reporting.frames import as_csv, as_frame
+from fedshift.reporting.frames import as_csv
+from fedshift.reporting.table import Table
+from fedshift.reporting.tabled import Measurements
 from fedshift.reproduction.carry_out import Measured, carry_out, read
 from fedshift.reproduction.numbers import Beside, Numbers
 from fedshift.reproduction.plan import Plan
+from fedshift.reproduction.tables import beside_paper, notes, tables, unit_of
 from fedshift.runs.folder import locked
 from fedshift.runs.progress import Progress
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 WAIT = 600.0  # seconds for another process that reads and writes the same table
 
 
 @dataclass(frozen=True, repr=False)
-class Reproduction(Numbers):
+class Reproduction(Numbers, Measurements):
     """A table or curve of a paper, as carried out here; prints as the table."""
+
+    WIDTH: ClassVar[int] = 200
+
+    def tables(self) -> list[Table]:
+        """A table for each panel."""
+        return tables(self)
+
+    def notes(self) -> list[str]:
+        """What was carried out, how it differs from the paper, and what has no number."""
+        return notes(self)
 
     @classmethod
     def made(cls, plan: Plan, progress: Progress) -> Self:
@@ -43,20 +53,6 @@ class Reproduction(Numbers):
     def complete(self) -> bool:
         """Whether nothing is left to carry out."""
         return self.outcome.count.complete
-
-    def frame(self) -> pd.DataFrame:
-        """The :meth:`measurements` as a pandas table, a row for each.
-
-        Raises:
-            FedshiftError: pandas is not installed.
-        """
-        return as_frame(self.measurements())
-
-    def table(self) -> str:
-        """The tables as Markdown."""
-        from fedshift.reproduction.tables import as_markdown
-
-        return as_markdown(self)
 
     def write(self) -> list[Path]:
         """Write Markdown, CSV, JSON, and of a curve the figure into the plan's folder, in the place of earlier ones.
@@ -88,8 +84,6 @@ class Reproduction(Numbers):
 
     def _json(self) -> str:
         """Everything that the tables say."""
-        from fedshift.reproduction.tables import beside_paper, notes, unit_of
-
         plan, outcome = self.plan, self.outcome
         whole = {
             "table": plan.exhibit.name,
@@ -116,21 +110,9 @@ class Reproduction(Numbers):
             ],
             "left_out": outcome.left_out,
             "differs": {panel.name: [each._asdict() for each in beside_paper(plan, panel)] for panel in self.panels},
-            "notes": notes(self),
+            "notes": self.notes(),
         }
         return json.dumps(whole, indent=1) + "\n"
-
-    def __str__(self) -> str:
-        from fedshift.reproduction.tables import as_text
-
-        return as_text(self)
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        from fedshift.reproduction.tables import as_html
-
-        return as_html(self)
 
 
 def _cell(found: Beside) -> dict[str, Any]:

@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from textwrap import shorten
+from typing import ClassVar
 
 from pydantic import TypeAdapter
 
 from fedshift.errors import DamagedError, FedshiftError, UnknownNameError
-from fedshift.reporting.table import Table, text
+from fedshift.reporting.table import Table
+from fedshift.reporting.tabled import Tabled
 from fedshift.reporting.units import clock
 from fedshift.reproduction.carry_out import RUNS_FILE, Count, said_of_damage
 from fedshift.reproduction.exhibits import exhibit_of, exhibits
@@ -19,7 +21,6 @@ from fedshift.reproduction.panels import panels, scale_of, scales
 from fedshift.reproduction.plan import OUT, Need, Plan
 from fedshift.runs.folder import RunFolder
 
-WIDTH = 160
 WORDS = 90  # columns of a table's name and of what it shows
 
 
@@ -68,13 +69,15 @@ class State:
 
 
 @dataclass(frozen=True, repr=False)
-class States:
+class States(Tabled):
     """How far the tables are; prints as a table."""
+
+    WIDTH: ClassVar[int] = 160
 
     states: Sequence[State]
 
-    def table(self) -> Table:
-        """A line for each table, with a column for each scale."""
+    def tables(self) -> list[Table]:
+        """One, with a line for each table of the papers and a column for each scale."""
         by_table: dict[str, list[State]] = {}
         for each in self.states:
             by_table.setdefault(each.table, []).append(each)
@@ -83,7 +86,7 @@ class States:
             [shorten(f"{name}: {exhibit_of(name).what}", WORDS, placeholder="..."), *_once(its)]
             for name, its in by_table.items()
         ]
-        return Table("Tables and figures of the papers", ["table", *shown], rows)
+        return [Table("Tables and figures of the papers", ["table", *shown], rows)]
 
     def notes(self) -> list[str]:
         """How to get what is needed, once each; and why some are not reproduced."""
@@ -107,16 +110,6 @@ class States:
             for each in self.states
         ]
         return json.dumps(found, indent=1)
-
-    def __str__(self) -> str:
-        return text([self.table()], self.notes(), WIDTH)
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        from fedshift.reporting.page import render  # with matplotlib
-
-        return render("tables.html.jinja", tables=[self.table()], notes=self.notes())
 
 
 def states(

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from fedshift.reporting.page import render
 from fedshift.reporting.results import MeanStd, flat
-from fedshift.reporting.table import Table, markdown, text
+from fedshift.reporting.table import Table
 from fedshift.reporting.units import clock
 from fedshift.reproduction.exhibits import Row
 from fedshift.reproduction.numbers import Beside, Numbers
@@ -21,7 +20,6 @@ from fedshift.settings.spec import shown
 NONE = "-"
 IN_THE_PAPER = "  the paper"
 MOST_POINTS = 12  # of a curve in its table; the other files have all
-WIDTH = 200
 NOT_SAID = frozenset({"name", "seed", "run", "evaluate"})  # of settings in which scales differ
 
 
@@ -179,18 +177,3 @@ def _of_rows(plan: Plan, panel: Panel, names: tuple[str, ...]) -> str:
     methods = dict.fromkeys(row.method for row in rows if row.name in names)
     whole = [row.name for row in rows if row.method in methods]
     return ", ".join(f"rows of {method}" for method in methods) if {*whole} == {*names} else "; ".join(names)
-
-
-def as_markdown(done: Numbers) -> str:
-    """The tables and notes as Markdown."""
-    return markdown(tables(done), notes(done))
-
-
-def as_text(done: Numbers) -> str:
-    """The tables and notes as plain text."""
-    return text(tables(done), notes(done), WIDTH)
-
-
-def as_html(done: Numbers) -> str:
-    """The tables and notes as HTML, for a notebook."""
-    return render("tables.html.jinja", tables=tables(done), notes=notes(done))
