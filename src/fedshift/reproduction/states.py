@@ -72,7 +72,7 @@ class State:
 class States(Tabled):
     """How far the tables are; prints as a table."""
 
-    WIDTH: ClassVar[int] = 160
+    WIDTH: ClassVar[int] = 200
 
     states: Sequence[State]
 
