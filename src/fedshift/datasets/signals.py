@@ -91,7 +91,7 @@ class Signals(InputColumns, WindowedDataset):
                 parts.append(self._part(file, channels, counts))
         problems.check()
         notes = (*beside(self.path, files), *self.told(counts))
-        data = joined(parts, notes=notes)
+        data = replace(joined(parts, notes=notes), channels=tuple(channels))
         held = torch.bincount(data.domain, minlength=len(data.domains)).tolist()
         empty = [name for name, count in zip(data.domains, held, strict=True) if not count]
         without = f"No window is left of the sites {', '.join(empty)}."
