@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.utils.class_weight import compute_sample_weight
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from conftest import Make, engine_of, go_on, simulate
@@ -33,6 +33,7 @@ from fedshift.engines.workers import Workers
 from fedshift.errors import FedshiftError
 from fedshift.methods.fedavg import FedAvg
 from fedshift.settings.grid import expand, override
+from fedshift.settings.spec import setting
 from fedshift.simulation.simulation import Simulation
 from fedshift.streams import Streams
 from test_methods import EVERY_METHOD, small
@@ -256,10 +257,10 @@ def test_a_run_goes_on_to_the_same_bits(make: Make, tmp_path: Path, changes: dic
 
 @dataclass(frozen=True, kw_only=True)
 class Plain(FedAvg):
-    """A page that was written without class weights in mind."""
+    """A page that was written without class weights in mind, and writes out its loss."""
 
     def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
-        return {"cross_entropy": F.cross_entropy(net.head(batch.z), batch.y)}
+        return {"cross_entropy": -net.head(batch.z).log_softmax(1).gather(1, batch.y[:, None]).mean()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,6 +281,59 @@ def test_a_page_that_reads_labels_and_no_weights_is_refused(
         simulate(replace(experiment, method=Plain()), engine=made(Kernels()))
     simulate(replace(experiment, method=Unlabelled()), engine=made(Kernels()))
     simulate(replace(make({**rare(tmp_path), "train.rounds": 1}), method=Plain()), engine=made(Kernels()))
+
+
+BESIDE: dict[str, Callable[[Net, Batch], Tensor]] = {  # losses beside FedAvg's weighted one
+    "summed up": lambda net, batch: F.cross_entropy(net.head(batch.z), batch.y),
+    "by a module": lambda net, batch: nn.CrossEntropyLoss(reduction="sum")(net.head(batch.z), batch.y),
+    "another name": lambda net, batch: F.nll_loss(net.head(batch.z).log_softmax(1), batch.y, reduction="sum"),
+    "some rows": lambda net, batch: F.cross_entropy(net.head(batch.part(slice(2)).z), batch.part(slice(2)).y),
+    "joined": lambda net, batch: F.cross_entropy(net.head(torch.cat([batch.z, -batch.z])), torch.cat([batch.y] * 2)),
+    "turned": lambda net, batch: F.cross_entropy(net.head(batch.z), target=batch.y.flip(0).long().clone()),
+}
+OTHERS: dict[str, Callable[[Net, Batch], Tensor]] = {
+    "weighted later": lambda net, batch: batch.weighted(F.cross_entropy(net.head(batch.z), batch.y, reduction="none")),
+    "drawn labels": lambda net, batch: F.cross_entropy(net.head(batch.z), torch.arange(len(batch.y)) % 2),
+    "its own prediction": lambda net, batch: F.cross_entropy(net.head(batch.z), net.head(batch.z).argmax(1)),
+    "prototypes by class": lambda net, batch: F.mse_loss(net.head(batch.z), torch.eye(3).to(batch.z.dtype)[batch.y]),
+    "soft labels by class": lambda net, batch: F.cross_entropy(
+        net.head(batch.z), torch.eye(3).to(batch.z.dtype)[batch.y]
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beside(FedAvg):
+    """FedAvg's weighted risk, and another loss beside it."""
+
+    terms = (*FedAvg.terms, "beside")
+    which: str = setting("", help="which loss")
+
+    def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
+        return {**super().loss(net, batch, context), "beside": {**BESIDE, **OTHERS}[self.which](net, batch)}
+
+
+@pytest.mark.parametrize("made", [Sequential, Vectorised], ids=["sequential", "vectorised"])
+@pytest.mark.parametrize("which", BESIDE)
+def test_a_cross_entropy_beside_the_weighted_one_is_refused(
+    make: Make, tmp_path: Path, made: Callable[[Kernels], Engine], which: str
+):
+    """Half of what is learned would count classes as if the setting were not there; without it nothing is amiss."""
+    experiment = make({**rare(tmp_path), "train.class_weights": "balanced", "train.rounds": 1})
+    said = r"'balanced' does not reach every loss of Beside: its objective 'train' calls F\.(cross_entropy|nll_loss)"
+    with pytest.raises(FedshiftError, match=said):
+        simulate(replace(experiment, method=Beside(which=which)), engine=made(Kernels()))
+    plain = make({**rare(tmp_path), "train.rounds": 1})
+    simulate(replace(plain, method=Beside(which=which)), engine=made(Kernels()))
+
+
+@pytest.mark.parametrize("made", [Sequential, Vectorised], ids=["sequential", "vectorised"])
+@pytest.mark.parametrize("which", OTHERS)
+def test_a_loss_that_is_no_plain_risk_on_labels_goes_on(
+    make: Make, tmp_path: Path, made: Callable[[Kernels], Engine], which: str
+):
+    experiment = make({**rare(tmp_path), "train.class_weights": "balanced", "train.rounds": 1})
+    simulate(replace(experiment, method=Beside(which=which)), engine=made(Kernels()))
 
 
 @pytest.mark.parametrize("name", REFUSING)

@@ -679,6 +679,29 @@ def test_the_page_shows_samples_of_each_site_and_class(tmp_path: Path, kind: str
     assert "The data of <script>" in page.words
 
 
+def test_channels_are_called_by_name(tmp_path: Path):
+    """A sensor, "pulse <3", is at another level at one site: the table, the finding and the page name it."""
+    lines = ["hour,pulse <3,site,label"]
+    for row in range(480):
+        site, label = "ab"[row // 240], "xy"[row // 4 % 2]
+        lines.append(f"{row * 7 % 31},{row * 11 % 13 + 500 * (site == 'b')},{site},{label}")
+    (tmp_path / "long.csv").write_text("\n".join(lines))
+    data = {"name": "signals", "path": str(tmp_path / "long.csv"), "domain": "site", "recording": ["site"], "window": 4}
+    report = fedshift.inspect_data(data=data, protocol="in-domain", model="cnn1d")
+    assert report.columns == ("hour", "pulse <3")
+    assert report.table()["columns"] == ["hour", "pulse <3"]
+    (ranges,) = [finding.text for finding in report.findings if finding.kind == "value ranges"]
+    assert "channel pulse <3 (pulse <3 is" in ranges
+    assert re.search(r"^\W*hour +\S+ ± ", str(report), re.MULTILINE)
+    page = Page(report.report(tmp_path).read_text(encoding="utf-8"))
+    assert page.words.count("pulse <3") > page.tags.count("svg") > 0  # once in each drawing, and in the legend
+
+
+def test_channels_are_all_named_or_none():
+    with pytest.raises(FedshiftError, match="channels names 1 of the 2 channels of x"):
+        replace(clean("signals"), channels=("left",))
+
+
 @pytest.mark.parametrize("kind", ["rows", "text", "arrays"])
 def test_the_page_shows_rows_and_texts_as_lines(tmp_path: Path, kind: str):
     report = reported(clean(kind))

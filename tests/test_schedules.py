@@ -46,6 +46,35 @@ def test_steps_after_the_rounds_that_are_named():
     assert found == pytest.approx([1, 1, 0.1, 0.1, 0.1, 0.01, 0.01])
 
 
+def test_falls_that_never_come_are_told():
+    """The last of 10 rounds has 9 behind it, so a fall after round 9 comes and one after round 10 does not."""
+
+    def told(rounds: int = 10, **settings: Any) -> list[str]:
+        return [*Train(rounds=rounds, schedule="step", **settings).notes(rounds)]
+
+    assert told(step_every=9) == told(step_at=(3, 9)) == told(step_every=5, warmup=4) == []
+    assert rates(10, schedule="step", step_every=9)[-1] == 0.1
+    (never,) = told(step_every=10)
+    assert never == (
+        "The learning rate never falls: train.step_every = 10, and the longest stage has 10 rounds of the schedule "
+        "'step'; name rounds up to 9, or train longer."
+    )
+    assert set(rates(10, schedule="step", step_every=10)) == {1}
+    (never,) = told(step_every=5, warmup=5)
+    assert "has 5 rounds of the schedule 'step'; name rounds up to 4" in never
+    (never,) = told(step_at=(3, 10, 12))
+    assert never.startswith("The learning rate does not fall after 10, 12: train.step_at = [3, 10, 12], and")
+    (never,) = told(rounds=1, step_every=1)
+    assert never.endswith("has 1 rounds of the schedule 'step'; train longer.")
+    assert [*Train(rounds=10, step_every=10, schedule="cosine").notes(10)] == []
+
+
+def test_a_run_notes_a_rate_that_never_falls(make: Make):
+    plain = simulate(make({"train.rounds": 2}), 0).notes
+    step = simulate(make({"train.rounds": 2, "train.schedule": "step", "train.step_every": 2}), 0).notes
+    assert [note for note in step if note not in plain] == [*Train(rounds=2, schedule="step", step_every=2).notes(2)]
+
+
 def test_a_warm_up_rises_in_equal_steps_to_the_first_round_of_the_schedule():
     """W = 3: 1/4, 2/4, 3/4, then the schedule's first round at 4/4 and the others after it, as without a warm-up."""
     assert rates(6, warmup=3) == [0.25, 0.5, 0.75, 1, 1, 1]

@@ -654,3 +654,15 @@ def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.Monkey
     assert names["run"].finished
     assert set(names["run"].federation["domains"].values()) == {"Berlin", "Oslo"}
     assert names["run"].model()(torch.zeros(2, 2, 50)).shape == (2, 2)
+
+
+def test_recordings_sites_and_groups_are_called_as_they_are_written(tmp_path: Path):
+    """Recordings 1.1 and 1.10 of a site 01 are two, as are the patients 07 and 7."""
+    rows = "".join(
+        f"{number},{walk},01,{patient},x\n" for walk, patient in (("1.1", "07"), ("1.10", "7")) for number in range(3)
+    )
+    (tmp_path / "x.csv").write_text(f"a,walk,clinic,patient,label\n{rows}")
+    data = load(Signals(path=str(tmp_path / "x.csv"), window=3, recording="walk", domain="clinic", group="patient"))
+    assert data.domains == ("01",)
+    assert [*data.where] == [f"walk '{walk}', step 0 of '{tmp_path / 'x.csv'}'" for walk in ("1.1", "1.10")]
+    assert len(data.group.unique()) == 2

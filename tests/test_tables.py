@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,118 @@ def test_numbers_and_times_of_another_notation_are_no_categories(tmp_path: Path,
     assert f"{values[0]!r} (str) in row 0" in message
     data = read(table(tmp_path / "x.csv", text, categories=["a"]))
     assert data.columns[0].categories == tuple(sorted(values))
+
+
+@pytest.mark.parametrize(
+    "dates",
+    [
+        ["02 Jan 2020", "2 March 2021"],
+        ["Jan 2, 2020", "September 30th, 2021"],
+        ["Thu, 02 Jan 2020 10:30:00 GMT", "Fri, 03 Jan 2020 10:30:00 GMT"],
+        ["02JAN2020", "3dec2021"],
+        ["2-Jan-20", "30-SEP-21"],
+        ["2. Januar 2020", "3. März 2021"],
+        ["Jan-20", "May 2021"],
+        ["10:30 pm", "1:05 AM"],
+        ["2020-01-31", "2020-02-01", "unknown"],
+        ["unknown", "2 Jan 2020", "3 Jan 2020"],
+    ],
+    ids=str,
+)
+def test_dates_in_words_are_no_categories(tmp_path: Path, dates: list[str]):
+    """Nor are they where a few cells hold something else; they are taken as what they are called to be."""
+    text = "a,label\n" + "".join(f'"{date}",{label}\n' for date, label in zip(dates, "xyx", strict=False))
+    first = next(date for date in dates if date != "unknown")
+    said = f"holds the date or time {first!r} (str) in row {dates.index(first)}, which is neither"
+    assert said in refusal(table(tmp_path / "x.csv", text))
+    assert read(table(tmp_path / "x.csv", text, categories=["a"])).columns[0].categories == tuple(sorted(dates))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["marker 01", "marker 02"],
+        ["may", "june"],
+        ["decile 10", "decile 20"],
+        ["1:40", "1:80", "1:160"],
+        ["T1 2020", "T2 2020"],
+        ["Mark 12, 2020", "Jane 12, 2020"],
+        ["2020-01-31", "unknown", "never"],
+    ],
+    ids=str,
+)
+def test_words_that_resemble_dates_are_categories(tmp_path: Path, words: list[str]):
+    text = "a,label\n" + "".join(f'"{word}",{label}\n' for word, label in zip(words, "xyx", strict=False))
+    assert read(table(tmp_path / "x.csv", text)).columns[0].categories == tuple(sorted(words))
+
+
+def sites_of(tmp_path: Path, *files: str) -> list[tuple[str, ...]]:
+    """The names of sites, and the site of each row, of CSV files with the column ``site``."""
+    for number, sites in enumerate(files):
+        rows = "".join(f"{row},{site},{'xy'[row % 2]}\n" for row, site in enumerate(sites.split("|")))
+        (tmp_path / f"{number}.csv").write_text(f"a,site,label\n{rows}")
+    dataset = TableFile(path=str(tmp_path), domain="site")
+    data = dataset.load(Streams(0))
+    assert dataset.domain_names() == data.domains
+    return [data.domains, tuple(data.domains[number] for number in data.domain)]
+
+
+@pytest.mark.parametrize(
+    ("written", "names"),
+    [
+        ("10|9|11", ("9", "10", "11")),
+        ("1.0|2.0|2.0", ("1", "2")),
+        ("01|02|10|1", ("01", "02", "1", "10")),
+        ("1.1|1.10|1.2", ("1.1", "1.10", "1.2")),
+        ("1e3|2|3", ("1e3", "2", "3")),
+        ("0x1|1|2", ("0x1", "1", "2")),
+        ("+1|1|2", ("+1", "1", "2")),
+        ("1.5|1|2", ("1", "1.5", "2")),
+        ("12345678901234567|12345678901234568|1", ("1", "12345678901234567", "12345678901234568")),
+    ],
+)
+def test_a_site_is_called_as_it_is_written(tmp_path: Path, written: str, names: tuple[str, ...]):
+    """Usual numbers stay numbers, in their order and with 1.0 for 1; any other way to write one is text, for all."""
+    found, rows = sites_of(tmp_path, written)
+    assert found == names
+    if "1.0" not in written.split("|"):
+        assert rows == tuple(written.split("|"))
+
+
+def test_sites_are_called_alike_in_all_files(tmp_path: Path):
+    """10 and 11 of the second file are numbers there, and text beside the 01 of the first; 10 is the same site."""
+    names, rows = sites_of(tmp_path, "01|02|10", "10|11|12")
+    assert names == ("01", "02", "10", "11", "12")
+    assert rows == ("01", "02", "10", "10", "11", "12")
+
+
+def test_a_parquet_number_is_no_text_of_csv(tmp_path: Path):
+    """Its type says that 11 is a number, so a site 01 beside it is a mistake in one of the two."""
+    columns = {"a": [1, 2], "site": [11, 12], "label": ["x", "y"]}
+    pq.write_table(pa.table(columns), tmp_path / "1.parquet")
+    with pytest.raises(FedshiftError, match=r"The domain is the number 11 in row 0 of .*, and the text '01' in row 0"):
+        sites_of(tmp_path, "01|02")
+
+
+def decimals(*values: str) -> Any:
+    return pa.array(map(Decimal, values), pa.decimal128(38, 1))
+
+
+def test_decimals_of_parquet_are_names(tmp_path: Path):
+    """As labels where they are whole, in the order of their size; as sites whatever they are."""
+    columns = {"a": [1, 2, 3], "site": decimals("1.5", "10", "2"), "label": decimals("10", "9.0", "10")}
+    pq.write_table(pa.table(columns), tmp_path / "x.parquet")
+    data = read(TableFile(path=str(tmp_path / "x.parquet"), domain="site"))
+    assert data.classes == ("9", "10")
+    assert data.y.tolist() == [1, 0, 1]
+    assert data.domains == ("1.5", "2", "10")
+    pq.write_table(pa.table(columns | {"label": decimals("10", "9.5", "10")}), tmp_path / "x.parquet")
+    said = "'label' of .* holds 9.5 in row 1; each should be a name or a whole number"
+    with pytest.raises(FedshiftError, match=said):
+        read(TableFile(path=str(tmp_path / "x.parquet"), domain="site"))
+    pq.write_table(pa.table(columns | {"label": decimals("10", str(2**63), "10")}), tmp_path / "x.parquet")
+    with pytest.raises(FedshiftError, match=f"'label' of .* holds {2**63}.*too large for a number; write it as text"):
+        read(TableFile(path=str(tmp_path / "x.parquet"), domain="site"))
 
 
 @pytest.mark.parametrize(

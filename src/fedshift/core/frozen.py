@@ -165,7 +165,7 @@ def embed(images: Tensor, network: FrozenNetwork, size: int = 0, tell: Embedding
 
 def embedded(data: DomainData, network: FrozenNetwork | None, size: int = 0, tell: Embedding = silent) -> DomainData:
     """The data with what :func:`embed` gives in the place of images; as they are where there is no network."""
-    return data if network is None else replace(data, x=embed(data.x, network, size, tell))
+    return data if network is None else replace(data, x=embed(data.x, network, size, tell), channels=())
 
 
 def _computed(images: Tensor, network: FrozenNetwork, size: int, tell: Embedding) -> Tensor:

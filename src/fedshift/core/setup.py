@@ -136,6 +136,11 @@ class Setup:
         """The plan of the run."""
         return self.plan(self.method)
 
+    @property
+    def notes_on_rates(self) -> tuple[str, ...]:
+        """What a reader must know of learning rates by round."""
+        return self.train.notes(max(stage.rounds for stage in self.stages))
+
     def plan(self, method: Method) -> tuple[Stage, ...]:
         """The plan that a method makes for the run."""
         with self.lend("plan"):

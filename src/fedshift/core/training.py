@@ -149,6 +149,21 @@ class Train(Spec):
                 falls = sum(at <= done for at in self.step_at) if self.step_at else done // self.step_every
                 return float(self.lr * self.step_factor**falls)
 
+    def notes(self, rounds: int) -> tuple[str, ...]:
+        """What a reader must know of the schedule in stages of so many rounds at most: falls that never come."""
+        last = rounds - 1 - (self.warmup if self.warmup < rounds else 0)  # rounds that are done in the last one
+        falls = self.step_at or (self.step_every,)
+        never = [at for at in falls if at > last]
+        if self.schedule != "step" or not never:
+            return ()
+        given = f"step_at = {list(self.step_at)}" if self.step_at else f"step_every = {self.step_every}"
+        which = "never falls" if len(never) == len(falls) else f"does not fall after {', '.join(map(str, never))}"
+        fix = f"name rounds up to {last}, or train longer" if last > 0 else "train longer"
+        return (
+            f"The learning rate {which}: train.{given}, and the longest stage has {last + 1} rounds of the schedule "
+            f"'step'; {fix}.",
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate(Spec):

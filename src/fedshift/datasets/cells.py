@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import unicodedata
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from fedshift.errors import FedshiftError, UnknownNameError, need
 SUFFIXES = (".csv", ".parquet")
 ENCODING = "utf-8-sig"  # with the mark that Excel writes, or without
 COMMAS = "Separate columns by commas."
+USUAL = re.compile(r"(?!.{16})-?(0|[1-9]\d*)(\.0|\.\d*[1-9])?")  # a number of which a float keeps every digit
 NUMBERS = "iuf"  # kinds of NumPy's types
 FLOAT32 = float(np.finfo(np.float32).max)
 
@@ -66,13 +68,15 @@ def check_present(file: Path, present: Sequence[str], columns: Iterable[str], wh
             raise UnknownNameError(f"column of {what} in '{file}'", name, present, COMMAS if len(present) == 1 else "")
 
 
-def read_columns(file: Path, columns: Sequence[str], texts: Sequence[str] = ()) -> Any:
+def read_columns(file: Path, columns: Sequence[str], texts: Sequence[str] = (), names: Sequence[str] = ()) -> Any:
     """Some columns of a file, as a table of pandas; empty cells of CSV are empty text.
 
     Args:
         file: CSV or Parquet.
         columns: which.
         texts: those of CSV that are text, also where digits are written in them.
+        names: those of CSV that are text unless each cell is a number as it is usually written: 7, 7.0 or 7.5, and
+            neither 07 nor 7.50.
 
     Raises:
         FedshiftError: it cannot be read, or a row has more or fewer values than there are columns.
@@ -92,10 +96,13 @@ def read_columns(file: Path, columns: Sequence[str], texts: Sequence[str] = ()) 
         warnings.simplefilter("error", pd.errors.ParserWarning)  # that it drops what a row has too many
         present = column_names(file)
         _check_even(file, len(present))
-        frame = _parsed(file, present, dict.fromkeys(texts, str))
+        frame = _parsed(file, present, dict.fromkeys([*texts, *names], str))
         truths = [name for name in columns if frame[name].dtype.kind == "b"]  # of which True is TRUE or true as well
         if truths:
-            frame = _parsed(file, present, dict.fromkeys([*texts, *truths], str))
+            frame = _parsed(file, present, dict.fromkeys([*texts, *names, *truths], str))
+        for name in names:
+            if all(USUAL.fullmatch(cell.strip()) for cell in frame[name].unique()):
+                frame[name] = pd.to_numeric(frame[name].str.strip())
         return frame[list(columns)]
 
 
@@ -196,6 +203,8 @@ class Cells(NamedTuple):
         """
         rows = np.flatnonzero(~self.missing)
         values = self.values[rows]
+        if values.dtype.kind not in NUMBERS and all(isinstance(value, Decimal) for value in values):
+            values = _of_decimals(values, self.where)
         if values.dtype.kind in NUMBERS:
             names = names_of(values, self.where, whole=whole)
             return names._replace(rows=rows[names.rows].tolist())
@@ -211,6 +220,20 @@ class Cells(NamedTuple):
         at = np.empty(len(self.values), np.int64)
         at[[first[name] for name in found]] = np.arange(len(found))
         return Names(found, [first[name] for name in found], torch.from_numpy(at[which]))
+
+
+def _of_decimals(values: Array, where: str) -> Array:
+    """Decimals (N,) as whole numbers, or as floats where one is not whole.
+
+    Raises:
+        FedshiftError: a whole number has more digits than 64 bits hold.
+    """
+    whole = all(value.is_finite() and value == value.to_integral_value() for value in values)
+    try:
+        return np.array([int(value) for value in values], np.int64) if whole else values.astype(np.float64)
+    except OverflowError as error:
+        large = next(value for value in values if abs(value) >= 2**63)
+        raise FedshiftError(f"{where} holds {large}, which is too large for a number; write it as text.") from error
 
 
 def as_number(cell: object) -> float | None:

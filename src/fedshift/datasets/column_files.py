@@ -31,6 +31,11 @@ class ColumnFiles(Dataset):
         return SUFFIXES
 
     @property
+    def as_written(self) -> list[str]:
+        """The columns of names that are read as they are written: 01 is not 1."""
+        return [self.domain] if self.domain else []
+
+    @property
     def named_apart(self) -> dict[str, str]:
         """The columns that are no inputs, and the setting that names each."""
         return {self.label: "data.label"} | ({self.domain: "data.domain"} if self.domain else {})
@@ -39,14 +44,15 @@ class ColumnFiles(Dataset):
         """What the domains of a file's rows are called, of which some columns are in a table of pandas."""
         if not self.domain:
             return Names.all(file.stem, len(frame))
-        return names_in(frame[self.domain], column_of(self.domain, file))
+        names = names_in(frame[self.domain], column_of(self.domain, file))
+        return names._replace(untyped=file.suffix.lower() != ".parquet")
 
     def _domains(self, file: Path) -> Names:
         """What the domains of a file's rows are called, read alone."""
         if not self.domain:
             return Names.all(file.stem, 0)
         check_named(file, column_names(file), self.named_apart)
-        return self.domain_of(file, read_columns(file, [self.domain]))
+        return self.domain_of(file, read_columns(file, [self.domain], names=[self.domain]))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,11 +31,13 @@ class Names(NamedTuple):
         values: each value once.
         rows: the row in which each value occurs first; empty where it stands in no row.
         which: the place of each sample's value among them, (N,), int64.
+        untyped: whether numbers among the values are as good as text, as in CSV, where both look alike.
     """
 
     values: Sequence[Value]
     rows: Sequence[int]
     which: Tensor
+    untyped: bool = False
 
     @classmethod
     def all(cls, name: str, count: int) -> Names:
@@ -230,7 +232,7 @@ def sorted_names(kind: str, places: Sequence[tuple[str, Names]]) -> tuple[str, .
     """All values, by size if they are numbers, else by the alphabet, as names.
 
     A file of CSV in which all happen to be numbers cannot say that they are text, so numbers are taken as text where
-    another file has each of them as text.
+    another file has text, and has each of them as text or they are untyped.
 
     Args:
         kind: what they are names of.
@@ -240,12 +242,15 @@ def sorted_names(kind: str, places: Sequence[tuple[str, Names]]) -> tuple[str, .
         FedshiftError: some are numbers and some text, or names cannot be used.
     """
     found: dict[Value, str] = {}
+    typed: set[Value] = set()
     for where, names in places:
         for number, value in enumerate(names.values):
             found.setdefault(value, names.place(number, where))
+        if not names.untyped:
+            typed |= {*names.values}
     text = {value: place for value, place in found.items() if isinstance(value, str)}
     numbers = [value for value in found if value not in text]
-    apart = [value for value in numbers if str(value) not in text]
+    apart = [value for value in numbers if value in typed and str(value) not in text]
     if text and apart:
         digits, word = apart[0], next(iter(text))
         raise FedshiftError(
@@ -253,7 +258,7 @@ def sorted_names(kind: str, places: Sequence[tuple[str, Names]]) -> tuple[str, .
             "of them as numbers or all as text."
         )
     check_names(kind, {str(value): place for value, place in found.items()})
-    return tuple(str(value) for value in sorted(text or numbers))
+    return tuple(sorted({*text, *map(str, numbers)}) if text else map(str, sorted(numbers)))
 
 
 def _numbered(

@@ -91,7 +91,7 @@ class Signals(InputColumns, WindowedDataset):
                 parts.append(self._part(file, channels, counts))
         problems.check()
         notes = (*beside(self.path, files), *self.told(counts))
-        data = joined(parts, notes=notes)
+        data = replace(joined(parts, notes=notes), channels=tuple(channels))
         held = torch.bincount(data.domain, minlength=len(data.domains)).tolist()
         empty = [name for name, count in zip(data.domains, held, strict=True) if not count]
         without = f"No window is left of the sites {', '.join(empty)}."
@@ -169,7 +169,7 @@ class Signals(InputColumns, WindowedDataset):
             counts: what :meth:`told` says, added to.
             problems: of columns.
         """
-        frame = read_columns(file, [*channels, *others])
+        frame = read_columns(file, [*channels, *others], names=[name for name in self.as_written if name in others])
         if not len(frame):
             raise FedshiftError(f"'{file}' has no row; write one for each step of time.")
         values = np.empty((len(frame), len(channels)))
@@ -248,6 +248,11 @@ class Signals(InputColumns, WindowedDataset):
             at = np.arange(len(rows)) if time is None else time[rows]
             values[rows[gone], number] = np.interp(at[gone], at[~gone], own[~gone])
             counts[FILLED] += int(gone.sum())
+
+    @property
+    def as_written(self) -> list[str]:
+        """The columns of sites, recordings and groups."""
+        return list(dict.fromkeys([*super().as_written, *self.recording, *([self.group] if self.group else [])]))
 
     @property
     def named_apart(self) -> dict[str, str]:

@@ -38,8 +38,20 @@ PREPARED = (
 )
 MOST_CATEGORIES = 1000  # of a column; one of more names its rows
 NEARLY = re.compile(r"[-+]?[\d.,' \u00a0\u202f]*\d[.,]?\s*%?")  # a number of another notation: 1,5 or 1 000 or 10 %
-TIME = r"\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?"
-DATE = re.compile(TIME + r"|\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([T ].*)?|\d{1,2}[-/.]\d{1,2}[-/.](\d{2}|\d{4})([T ].*)?")
+TIME = r"\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?( ?[ap]\.?m\.?)?"
+MONTH = (
+    r"(jan(uary|uar)?|feb(ruary|ruar)?|mar(ch)?|märz?|apr(il)?|may|mai|june?|juni|july?|juli|aug(ust)?|sept?(ember)?|"
+    r"o[ck]t(ober)?|nov(ember)?|de[cz](ember)?)\.?"
+)
+DATES = (
+    r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([T ].*)?",  # 2020-01-02T10:30
+    r"\d{1,2}[-/.]\d{1,2}[-/.](\d{2}|\d{4})([T ].*)?",  # 02/01/2020
+    rf"([^\W\d]{{2,}}\.?,? )?\d{{1,2}}(st|nd|rd|th|\.)?[ -]?{MONTH},?[ -]?(\d{{2}}|\d{{4}})( .*)?",  # Thu, 02 Jan 2020
+    rf"([^\W\d]{{2,}}\.?,? )?{MONTH} \d{{1,2}}(st|nd|rd|th)?,? \d{{4}}( .*)?",  # January 2nd, 2020
+    rf"{MONTH}[ -](\d{{2}}|\d{{4}})",  # Jan-20
+)
+DATE = re.compile("|".join(DATES), re.IGNORECASE)
+MOMENT = re.compile(f"{TIME}|{DATE.pattern}", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +149,8 @@ class TableFile(InputColumns, TableDataset):
     def _rows(self, file: Path, names: Sequence[str]) -> _Rows:
         """The rows of a file; of columns that are to be prepared the cells as they are."""
         self.check_columns(file, names)
-        frame = read_columns(file, [*names, *self.named_apart], [name for name in self.categories if name in names])
+        text = [name for name in self.categories if name in names]
+        frame = read_columns(file, [*names, *self.named_apart], text, self.as_written)
         if not len(frame):
             raise FedshiftError(f"'{file}' has no row; write one for each sample.")
         x = np.empty((len(frame), len(names)), np.float64 if self.prepared else np.float32)
@@ -212,7 +225,7 @@ def _column(name: str, cells: Sequence[Cells], named: bool) -> Column:
             f"data.categories={name})."
         )
     if not named:
-        _check_no_dates(cells)
+        _check_no_dates(name, cells)
         _check_no_notation(name, cells)
     categories = sorted_names(
         f"category of the column '{name}'", [(_lower(each.where), _categories(each, words is None)) for each in cells]
@@ -229,14 +242,15 @@ def _lower(where: str) -> str:
     return f"{where[0].lower()}{where[1:]}"
 
 
-def _check_no_dates(cells: Sequence[Cells]) -> None:
+def _check_no_dates(name: str, cells: Sequence[Cells]) -> None:
     present = [(each, row, value) for each in cells for row, value in each.present]
-    if all(DATE.fullmatch(str(value).strip()) for _, _, value in present):
-        each, row, value = present[0]
+    dates = [(each, row, value) for each, row, value in present if DATE.fullmatch(str(value).strip())]
+    if 2 * len(dates) > len(present) or all(MOMENT.fullmatch(str(value).strip()) for _, _, value in present):
+        each, row, value = (dates or present)[0]
         raise FedshiftError(
             f"{each.where} holds the date or time {shown(value)} in row {row}, which is neither a number nor a "
-            "category: write what matters of it as a number (days since some day, the month, the age), or leave the "
-            "column out: --set data.columns=..."
+            "category: write what matters of it as a number (days since some day, the month, the age), leave the "
+            f"column out (--set data.columns=...), or take it as categories after all (--set data.categories={name})."
         )
 
 

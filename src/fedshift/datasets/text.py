@@ -134,7 +134,7 @@ class TextFile(ColumnFiles):
 
     def _frame(self, file: Path, columns: list[str]) -> Any:
         check_named(file, column_names(file), {self.text: "data.text"} | self.named_apart)
-        return read_columns(file, columns, texts=[self.text])
+        return read_columns(file, columns, texts=[self.text], names=self.as_written)
 
     # Numbers --------------------------------------------------------------------------------------
 

@@ -69,6 +69,7 @@ class Watch(WindowedDataset):
             classes=tuple(held["y_labels"]),
             group=person[windows.recording] if self.domain == "side" else windows.recording,
             notes=self.notes(counts),
+            channels=tuple(held["X_labels"]),
         )
 
 

@@ -283,7 +283,7 @@ class _Run:
         elif lacking := records[-1].get("unscored"):
             names = ", ".join(sorted({each["site"] for each in lacking}))
             notes.append(f"The last evaluation lacks scores of {names}; records.jsonl says why.")
-        return [*notes, *self.setup.method.notes(self.coordinator.state)]
+        return [*notes, *self.setup.notes_on_rates, *self.setup.method.notes(self.coordinator.state)]
 
     def _parts_read(self) -> frozenset[str]:
         """The parts that a prediction reads.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from itertools import groupby, islice
@@ -28,6 +29,7 @@ from fedshift.engines.batches import BalancedOrder, BatchOrder, Purpose
 from fedshift.engines.engine import SERVER
 from fedshift.engines.graphs import replayed
 from fedshift.engines.optimisers import SGD, Adam
+from fedshift.engines.weighing import Weighing, check_read, noting
 from fedshift.errors import DivergedError, FedshiftError
 from fedshift.federation.inputs import Inputs
 from fedshift.federation.samples import Samples
@@ -228,14 +230,7 @@ def work(bank: Bank, lanes: Sequence[Lane], phases: Phases | None = None) -> Non
         else:
             own = [lane.phases[number] for lane in lanes]
             read |= _train(bank, phase, [_Course(lane, phase) for lane, phase in zip(lanes, own, strict=True)])
-    if "y" in read and "weight" not in read:
-        setup = lanes[0].setup
-        raise FedshiftError(
-            f"train.class_weights = {setup.train.class_weights!r} reaches no loss of {setup.method.label}: its "
-            "objectives read a batch's labels and never its weights. Write batch.cross_entropy(logits) in the place "
-            "of F.cross_entropy(logits, batch.y), or batch.weighted(losses) of other losses (B,); or leave the "
-            "setting out."
-        )
+    check_read(read, lanes[0].setup)
 
 
 class _Course:
@@ -389,7 +384,7 @@ class _Descent:
     """
 
     def __init__(self, bank: Bank, objective: Objective, courses: Sequence[_Course], number: int) -> None:
-        self.bank, self.objective = bank, objective
+        self.bank, self.objective, self.setup = bank, objective, courses[0].lane.setup
         self.names: list[str] = []
         self.read: set[str] = set()
         self.history: list[Tensor] = []
@@ -479,9 +474,12 @@ class _Descent:
 
     def _checked_loss(self, net: Net, batch: Batch, context: Context) -> Mapping[str, Tensor]:
         objective = self.objective
+        watched: AbstractContextManager[object] = nullcontext()
         if batch.weight is not None and not self.names:  # the first step shows it
-            batch = _noting(batch, self.read)
-        terms = objective.evaluate(net, batch, context)
+            watched = Weighing(self.setup, objective.name, batch.y)
+            batch = noting(batch, self.read)
+        with watched:
+            terms = objective.evaluate(net, batch, context)
         if not isinstance(terms, Mapping) or not terms:
             raise FedshiftError(
                 f"The loss of the objective '{objective.name}' returns {_kind(terms)}: return terms by name, such as "
@@ -527,23 +525,6 @@ class _Descent:
                     for name, target in targets.items()
                     if target in optimiser.state
                 }
-
-
-def _noting(batch: Batch, read: set[str]) -> Batch:
-    """The same batch, and all that are made of it, with a note of whether labels and weights are read."""
-
-    class Noting(Batch):
-        @property
-        def y(self) -> Tensor:
-            read.add("y")
-            return super().y
-
-        @property
-        def weight(self) -> Tensor | None:
-            read.add("weight")
-            return super().weight
-
-    return Noting(*batch)
 
 
 def _kind(value: object) -> str:

@@ -36,6 +36,7 @@ class DomainData:
         where: for messages, the file or the row that each sample was read from, (N,); empty where nobody knows.
         columns: of a table, what the columns of x (N, columns) are. Where rows are prepared, x is float64, NaN stands
             for a missing cell, and a category for its number among the column's.
+        channels: of signals x (N, channels, time), what the channels are called; empty where nobody knows.
 
     Raises:
         FedshiftError: a field has another type, shape or length, or a number that stands for no name; the message names
@@ -55,6 +56,7 @@ class DomainData:
     notes: tuple[str, ...] = ()
     where: Sequence[str] = ()
     columns: tuple[Column, ...] = ()
+    channels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self.check_fields()
@@ -64,10 +66,16 @@ class DomainData:
         problems = Problems("fields of the data set (DomainData) are wrong")
         with problems.gathered():
             _check_inputs(self.x, len(self.columns))
-        for name in ("domains", "classes", "environments", "train_environments"):
+        for name in ("domains", "classes", "environments", "train_environments", "channels"):
             with problems.gathered():
                 _check_words(name, getattr(self, name))
         problems.check()  # the others are checked against these
+        if len(self.channels) not in (0, self.x.shape[1]):
+            problems.add(
+                FedshiftError(
+                    f"channels names {len(self.channels)} of the {self.x.shape[1]} channels of x; name all or none."
+                )
+            )
         numbered = {"y": self.classes, "domain": self.domains, "group": None}
         if self.environment is not None:
             numbered["environment"] = self.environments

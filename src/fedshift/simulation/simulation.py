@@ -79,7 +79,12 @@ class Simulation:
         self.site = Site(self.setup, federation, audit=experiment.run.audit)
         self.coordinator = Coordinator(self.setup, {client.id: client.name for client in federation.clients})
         self.evaluation = Evaluation(self.site)
-        self.notes = [*federation.notes, *_notes_on_batch_norm(self.setup), *_notes_on_widths(self.setup)]
+        self.notes = [
+            *federation.notes,
+            *_notes_on_batch_norm(self.setup),
+            *_notes_on_widths(self.setup),
+            *self.setup.notes_on_rates,
+        ]
         self._folder: Path | None = None
 
     @property

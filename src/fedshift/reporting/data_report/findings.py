@@ -11,7 +11,7 @@ from fedshift.errors import FedshiftError
 from fedshift.federation.domains import DomainData
 from fedshift.reporting.data_report.drift import Difference, Drift
 from fedshift.reporting.data_report.duplicates import Duplicates
-from fedshift.reporting.data_report.report import DataReport, Finding
+from fedshift.reporting.data_report.inspection import Finding, Inspection
 from fedshift.reporting.data_report.roles import Roles
 from fedshift.reporting.data_report.values import column_word
 
@@ -26,7 +26,7 @@ LEAST = 10  # samples of a site whose values are compared
 NAMED = 5  # things that are named one by one
 
 
-def find(report: DataReport, roles: Roles, refused: Sequence[FedshiftError]) -> Iterator[Finding]:
+def find(report: Inspection, roles: Roles, refused: Sequence[FedshiftError]) -> Iterator[Finding]:
     """Everything odd, what spoils results first.
 
     Args:
@@ -67,7 +67,7 @@ def crossing(duplicates: Sequence[Duplicates], data: DomainData, roles: Roles) -
 # Duplicates ---------------------------------------------------------------------------------------
 
 
-def _duplicates(report: DataReport, roles: Roles) -> Iterator[Finding]:
+def _duplicates(report: Inspection, roles: Roles) -> Iterator[Finding]:
     data = report.data
     yield from crossing(report.duplicates, data, roles)
     for each in report.duplicates:
@@ -106,7 +106,7 @@ def _duplicates(report: DataReport, roles: Roles) -> Iterator[Finding]:
 # Labels -------------------------------------------------------------------------------------------
 
 
-def _labels(report: DataReport) -> Iterator[Finding]:
+def _labels(report: Inspection) -> Iterator[Finding]:
     every = torch.tensor([site.classes for site in report.sites]).sum(dim=0)
     occurring = every[every > 0]
     if len(occurring) >= IDS and float(occurring.median()) <= PER_ID:
@@ -147,7 +147,7 @@ def _labels(report: DataReport) -> Iterator[Finding]:
         )
 
 
-def _untrained(report: DataReport, every: torch.Tensor, trained: torch.Tensor) -> Iterator[Finding]:
+def _untrained(report: Inspection, every: torch.Tensor, trained: torch.Tensor) -> Iterator[Finding]:
     names = [report.classes[number] for number in ((every > 0) & (trained == 0)).nonzero().flatten().tolist()]
     if names:
         yield Finding(
@@ -160,7 +160,7 @@ def _untrained(report: DataReport, every: torch.Tensor, trained: torch.Tensor) -
 # Sizes --------------------------------------------------------------------------------------------
 
 
-def _sizes(report: DataReport) -> Iterator[Finding]:
+def _sizes(report: Inspection) -> Iterator[Finding]:
     sizes = {client.name: client.samples for client in report.clients}
     least = max(FEW, SHARE * median(sizes.values()))
     few = {name: size for name, size in sizes.items() if size < least}
@@ -199,7 +199,7 @@ def _sizes(report: DataReport) -> Iterator[Finding]:
 # Values -------------------------------------------------------------------------------------------
 
 
-def _values(report: DataReport) -> Iterator[Finding]:
+def _values(report: Inspection) -> Iterator[Finding]:
     yield from _constant(report)
     if report.kind == "images":
         yield from _brightness(report)
@@ -208,7 +208,7 @@ def _values(report: DataReport) -> Iterator[Finding]:
         yield from _ranges(report)
 
 
-def _constant(report: DataReport) -> Iterator[Finding]:
+def _constant(report: Inspection) -> Iterator[Finding]:
     if report.kind in ("rows", "text", "tokens"):
         return
     found = {site.name: rows for site, rows in zip(report.sites, report.values.constant, strict=True) if len(rows)}
@@ -223,7 +223,7 @@ def _constant(report: DataReport) -> Iterator[Finding]:
         )
 
 
-def _brightness(report: DataReport) -> Iterator[Finding]:
+def _brightness(report: Inspection) -> Iterator[Finding]:
     """Sites whose images are brighter or darker than those of the site in the middle."""
     values = report.values
     enough = (values.samples >= LEAST).nonzero().flatten()
@@ -243,7 +243,7 @@ def _brightness(report: DataReport) -> Iterator[Finding]:
         )
 
 
-def _columns(report: DataReport) -> Iterator[Finding]:
+def _columns(report: Inspection) -> Iterator[Finding]:
     """Columns that never change, and those that are missing."""
     values, word = report.values, column_word(report.kind)
     seen = values.samples > 0
@@ -286,7 +286,7 @@ def _columns(report: DataReport) -> Iterator[Finding]:
         )
 
 
-def _ranges(report: DataReport) -> Iterator[Finding]:
+def _ranges(report: Inspection) -> Iterator[Finding]:
     """Sites of which a column has another scale than at the site in the middle, as with other units."""
     values, word = report.values, column_word(report.kind)
     enough = (values.samples >= LEAST).nonzero().flatten()
@@ -324,7 +324,7 @@ def _moments(mean: torch.Tensor, std: torch.Tensor) -> str:
 # Drift --------------------------------------------------------------------------------------------
 
 
-def _drift(report: DataReport) -> Iterator[Finding]:
+def _drift(report: Inspection) -> Iterator[Finding]:
     if report.features is not None and (most := _most(report.features, "sites")):
         count, of, what, top = most
         yield Finding(
@@ -373,7 +373,7 @@ def p_text(p: float) -> str:
     return f"{p:.2g}" if p >= 1e-10 else "less than 1e-10"
 
 
-def _columns_of(report: DataReport, columns: Sequence[int]) -> str:
+def _columns_of(report: Inspection, columns: Sequence[int]) -> str:
     return _listed([report.columns[column] for column in columns])
 
 

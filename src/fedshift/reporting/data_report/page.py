@@ -22,7 +22,7 @@ from fedshift.federation.preparation import Column
 from fedshift.reporting.data_report.drift import REST, Drift
 from fedshift.reporting.data_report.examples import Examples
 from fedshift.reporting.data_report.findings import place
-from fedshift.reporting.data_report.report import DataReport
+from fedshift.reporting.data_report.inspection import Inspection
 from fedshift.reporting.data_report.roles import ROLES
 from fedshift.reporting.data_report.values import column_word
 from fedshift.reporting.page import render, write_page_to
@@ -34,7 +34,8 @@ MOST_DOWN = 30  # rows of a table
 MOST_SETS = 20  # equal samples that are named, of each kind
 THUMBNAIL = 72  # pixels
 CURVE = (150, 60)  # pixels of a signal
-MOST_CHANNELS, MOST_POINTS = 8, 200  # of a signal
+COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#8c564b", "#17becf", "#7f7f7f")  # of channels
+MOST_POINTS = 200  # of a signal
 MOST_NUMBERS = 12  # columns of a row
 MOST_LETTERS = 200  # of a text
 WORDS = {"text": "texts", "tokens": "rows of tokens"}
@@ -66,13 +67,13 @@ class Shown:
     rows: str
 
 
-def as_text(report: DataReport, width: int = 120) -> str:
+def as_text(report: Inspection, width: int = 120) -> str:
     """Everything but the samples, as plain text."""
     about = [f"{name}: {value}" for name, value in facts(report).items()]
     return "\n".join([*about, "", text(tables(report), [], width) + "\n".join(lines(report))]) + "\n"
 
 
-def lines(report: DataReport) -> list[str]:
+def lines(report: Inspection) -> list[str]:
     """Findings and notes, a line each."""
     found = [f"{number}. {finding}" for number, finding in enumerate(report.findings, 1)]
     return [
@@ -82,7 +83,7 @@ def lines(report: DataReport) -> list[str]:
     ]
 
 
-def told(report: DataReport) -> list[str]:
+def told(report: Inspection) -> list[str]:
     """Notes on the data and on what was looked at."""
     notes = list(report.notes)
     if any(each.role == "test" for each in report.scored):
@@ -110,7 +111,7 @@ def told(report: DataReport) -> list[str]:
     return notes
 
 
-def facts(report: DataReport) -> dict[str, str]:
+def facts(report: Inspection) -> dict[str, str]:
     """What was read, by what it is."""
     samples = sum(site.samples for site in report.sites)
     found = {
@@ -127,7 +128,7 @@ def facts(report: DataReport) -> dict[str, str]:
     return {name: value for name, value in found.items() if value}
 
 
-def tables(report: DataReport) -> list[Table]:
+def tables(report: Inspection) -> list[Table]:
     """What was found, in tables."""
     found = [_sites(report), *_clients(report), _classes(report), _scored(report), *_values(report)]
     if report.duplicates:
@@ -143,7 +144,7 @@ def tables(report: DataReport) -> list[Table]:
     return [*found, *_differences(title.replace("sites", "clients"), report.client_labels or Drift(), 1, ".2f")]
 
 
-def _sites(report: DataReport) -> Table:
+def _sites(report: Inspection) -> Table:
     columns = ["site", "samples", *ROLES, "nobody's", "classes", "clients"]
     rows = [
         [
@@ -158,7 +159,7 @@ def _sites(report: DataReport) -> Table:
     return Table("Samples of each site, as the protocol splits them", columns, _cut(rows))
 
 
-def _clients(report: DataReport) -> list[Table]:
+def _clients(report: Inspection) -> list[Table]:
     """Who trains on what, where a site is several clients."""
     if report.client_labels is None:
         return []
@@ -175,7 +176,7 @@ def _clients(report: DataReport) -> list[Table]:
     return found
 
 
-def _classes(report: DataReport) -> Table:
+def _classes(report: Inspection) -> Table:
     counts = torch.tensor([site.classes for site in report.sites])
     title = "Samples of each class"
     if len(report.sites) <= MOST_ACROSS:
@@ -195,7 +196,7 @@ def _classes(report: DataReport) -> Table:
     return Table(title, columns, _cut(rows))
 
 
-def _scored(report: DataReport) -> Table:
+def _scored(report: Inspection) -> Table:
     columns = ["environment", "role", "clients", "samples", "of a client"]
     rows = [
         [
@@ -210,7 +211,7 @@ def _scored(report: DataReport) -> Table:
     return Table("What models are scored on", columns, _cut(rows))
 
 
-def _values(report: DataReport) -> list[Table]:
+def _values(report: Inspection) -> list[Table]:
     values, word = report.values, column_word(report.kind)
     if report.kind in ("text", "tokens"):
         return []
@@ -250,7 +251,7 @@ def _values(report: DataReport) -> list[Table]:
     return found
 
 
-def _categories(report: DataReport) -> dict[int, dict[str, Tensor]]:
+def _categories(report: Inspection) -> dict[int, dict[str, Tensor]]:
     """By column, the categories that occur in what is looked at, and how many samples of each site have each, (S,)."""
     return {
         column: {
@@ -294,7 +295,7 @@ def _cut(rows: list[list[str]]) -> list[list[str]]:
 # JSON ---------------------------------------------------------------------------------------------
 
 
-def as_table(report: DataReport) -> dict[str, Any]:
+def as_table(report: Inspection) -> dict[str, Any]:
     """What was found, as JSON can hold it; samples are named, and not among it."""
     values = report.values
     return {
@@ -368,7 +369,7 @@ def _numbers(values: Tensor) -> Any:
 # The page -----------------------------------------------------------------------------------------
 
 
-def write_data_page(report: DataReport, path: Path) -> Path:
+def write_data_page(report: Inspection, path: Path) -> Path:
     """Write the page to a file, or as data.html into a folder, and return its path.
 
     Raises:
@@ -378,7 +379,7 @@ def write_data_page(report: DataReport, path: Path) -> Path:
     return write_page_to(path, "data.html", page)
 
 
-def body(report: DataReport) -> str:
+def body(report: Inspection) -> str:
     """What the page shows, as HTML without head and style."""
     sets = [
         (KINDS[each.where], [" = ".join(place(report.data, row) for row in rows) for rows in each.sets[:MOST_SETS]])
@@ -394,15 +395,16 @@ def body(report: DataReport) -> str:
         tables=tables(report),
         sets=sets,
         examples=by_site,
+        legend=list(zip(report.columns, COLOURS, strict=False)) if report.kind == "signals" else [],
     )
 
 
-def _shown(report: DataReport, each: Examples) -> Shown:
+def _shown(report: Inspection, each: Examples) -> Shown:
     numbers = ", ".join(str(row) for row in each.rows)
     if report.kind == "images":
         return Shown(each.site, each.label, _images(report, each), [], numbers)
     if report.kind == "signals":
-        return Shown(each.site, each.label, "".join(_curve(x) for x in each.x), [], numbers)
+        return Shown(each.site, each.label, "".join(_curve(x, report.columns) for x in each.x), [], numbers)
     if report.kind == "text":
         cut = each.x[:, :MOST_LETTERS] if each.x.ndim == 2 else each.x
         return Shown(each.site, each.label, "", [line.replace("\n", "⏎") for line in report.inputs.text(cut)], numbers)
@@ -428,7 +430,7 @@ def _cell(value: float, categories: Sequence[str] | None) -> str:
     return f"{value:.4g}" if categories is None else categories[int(value)]
 
 
-def _images(report: DataReport, each: Examples) -> str:
+def _images(report: Inspection, each: Examples) -> str:
     """Images beside each other as one PNG; floats are scaled alike at all sites."""
     x = each.x
     if x.dtype != torch.uint8:
@@ -453,12 +455,12 @@ def _images(report: DataReport, each: Examples) -> str:
     return Markup('<img src="data:image/png;base64,{}" alt="{}">').format(data, alt)
 
 
-def _curve(x: Tensor) -> str:
+def _curve(x: Tensor, names: Sequence[str]) -> str:
     """A signal (channels, time) as a small drawing, each channel over its own range."""
     width, height = CURVE
     step = -(-x.shape[1] // MOST_POINTS)
     drawn = []
-    for number, channel in enumerate(x[:MOST_CHANNELS, ::step].double()):
+    for number, channel in enumerate(x[: len(COLOURS), ::step].double()):
         known = channel[channel.isfinite()]
         if not len(known):
             continue
@@ -469,13 +471,9 @@ def _curve(x: Tensor) -> str:
             for at, value in enumerate(channel.tolist())
             if isfinite(value)
         ]
-        drawn.append(f'<polyline points="{" ".join(points)}" stroke="{_colour(number)}"/>')
+        name = Markup("<title>{}</title>").format(names[number])
+        drawn.append(f'<polyline points="{" ".join(points)}" stroke="{COLOURS[number]}">{name}</polyline>')
     lines = "".join(drawn)
     return (
         f'<svg class="curve" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img">{lines}</svg>'
     )
-
-
-def _colour(number: int) -> str:
-    shades: Sequence[str] = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#8c564b", "#17becf", "#7f7f7f")
-    return shades[number]

@@ -1,4 +1,4 @@
-"""What is found of a data set and of how it is divided: counts, values, duplicates, drift, and what is odd."""
+"""A report on a data set and on how it is divided: counts, values, duplicates, drift, and what is odd."""
 
 from __future__ import annotations
 
@@ -14,153 +14,20 @@ from fedshift.errors import FedshiftError
 from fedshift.federation.domains import DomainData
 from fedshift.federation.federation import Federation
 from fedshift.federation.inputs import Inputs
-from fedshift.reporting.data_report.drift import Drift, feature_drift, label_drift
-from fedshift.reporting.data_report.duplicates import Duplicates, Tell, find_duplicates, silent
-from fedshift.reporting.data_report.examples import Examples, draw_examples
+from fedshift.reporting.data_report.drift import feature_drift, label_drift
+from fedshift.reporting.data_report.duplicates import Tell, find_duplicates, silent
+from fedshift.reporting.data_report.examples import draw_examples
+from fedshift.reporting.data_report.findings import find
+from fedshift.reporting.data_report.inspection import ClientCounts, Inspection, Scored, SiteCounts
+from fedshift.reporting.data_report.page import as_table, as_text, body, write_data_page
 from fedshift.reporting.data_report.roles import Roles
-from fedshift.reporting.data_report.values import Kind, Values, column_names, kind_of, measure
+from fedshift.reporting.data_report.values import column_names, kind_of, measure
 from fedshift.streams import Streams
 
 
-@dataclass(frozen=True)
-class Finding:
-    """Something odd, and what to do about it.
-
-    Attributes:
-        kind: what it is about, such as "duplicates" or "imbalance".
-        text: a sentence with numbers.
-        remedy: what to do, a sentence or several.
-        sites: the sites or clients that it is about; empty: all, or none.
-    """
-
-    kind: str
-    text: str
-    remedy: str
-    sites: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        return f"{self.text} {self.remedy}"
-
-
-@dataclass(frozen=True)
-class SiteCounts:
-    """What a site (a domain of the data) has.
-
-    Attributes:
-        name: the site's.
-        clients: how many clients train on samples of it.
-        roles: how many samples are of training, validation and test, and of "nobody".
-        classes: how many samples of each class it has, whatever they are used for.
-    """
-
-    name: str
-    clients: int
-    roles: dict[str, int]
-    classes: tuple[int, ...]
-
-    @property
-    def samples(self) -> int:
-        """All its samples."""
-        return sum(self.classes)
-
-
-@dataclass(frozen=True)
-class ClientCounts:
-    """What a client trains on.
-
-    Attributes:
-        name: the client's; the site's where the site is one client.
-        site: the site's.
-        classes: how many samples of each class.
-    """
-
-    name: str
-    site: str
-    classes: tuple[int, ...]
-
-    @property
-    def samples(self) -> int:
-        """All that it trains on."""
-        return sum(self.classes)
-
-
-@dataclass(frozen=True)
-class Scored:
-    """What models are scored on under one name.
-
-    Attributes:
-        name: the environment's.
-        role: "validation" or "test".
-        clients: how many clients are scored on samples of their own; 0: it is of a client that never trains.
-        samples: how many samples there are.
-        least: how many of one client, at least.
-        most: how many of one client, at most.
-    """
-
-    name: str
-    role: str
-    clients: int
-    samples: int
-    least: int
-    most: int
-
-
 @dataclass(frozen=True, repr=False, eq=False)
-class DataReport:
-    """What a data set holds, who has it and what is odd about it; prints as tables and findings.
-
-    Attributes:
-        experiment: the experiment's name.
-        dataset: the data set's name in the catalogue.
-        kind: what a sample is: "images", "signals", "rows" (of numbers), "text", "tokens" or "arrays".
-        shape: of one sample.
-        dtype: its type, such as "uint8".
-        bytes: the inputs' size in memory.
-        originals: how many groups of samples made from one original there are, which a split keeps whole.
-        classes: the classes' names.
-        sites: the sites (domains).
-        clients: who trains.
-        batch: how many samples a training batch has.
-        scored: what models are scored on.
-        trained: how many samples of each class somebody trains on.
-        tested: whether test samples are judged, and shown, as well; else nothing but their labels and digests is read.
-        columns: what the columns of the values are called.
-        values: what the inputs look like.
-        duplicates: equal samples.
-        features: how sites differ in what samples of a class look like; None: it was not tested.
-        labels: how sites differ in their classes.
-        client_labels: how clients differ in their classes, where a site is divided among several; else None.
-        examples: samples to look at.
-        findings: what is odd, and what to do.
-        notes: what else a reader must know.
-        data: the samples.
-    """
-
-    experiment: str
-    dataset: str
-    kind: Kind
-    shape: tuple[int, ...]
-    dtype: str
-    bytes: int
-    originals: int
-    classes: tuple[str, ...]
-    sites: tuple[SiteCounts, ...]
-    clients: tuple[ClientCounts, ...]
-    batch: int
-    scored: tuple[Scored, ...]
-    trained: tuple[int, ...]
-    tested: bool
-    columns: tuple[str, ...]
-    values: Values
-    duplicates: tuple[Duplicates, ...]
-    features: Drift | None
-    labels: Drift
-    client_labels: Drift | None
-    examples: tuple[Examples, ...]
-    notes: tuple[str, ...]
-    data: DomainData
-    inputs: Inputs
-    findings: tuple[Finding, ...] = ()
+class DataReport(Inspection):
+    """An inspection of a data set that prints as tables and findings, and writes its page."""
 
     @classmethod
     def of(
@@ -193,8 +60,6 @@ class DataReport:
             notes: what else a reader must know.
             tell: hears how far the work is: what is done, samples done, samples in all.
         """
-        from fedshift.reporting.data_report.findings import find
-
         streams, kind = Streams(seed), kind_of(data, inputs)
         roles = Roles.of(federation, len(data.y))
         looked = roles.judged(test=test)
@@ -236,8 +101,6 @@ class DataReport:
 
     def table(self) -> dict[str, Any]:
         """What was found, as JSON can hold it."""
-        from fedshift.reporting.data_report.page import as_table
-
         return as_table(self)
 
     def report(self, path: str | Path) -> Path:
@@ -246,20 +109,14 @@ class DataReport:
         Raises:
             FedshiftError: it cannot be written.
         """
-        from fedshift.reporting.data_report.page import write_data_page
-
         return write_data_page(self, Path(path))
 
     def __str__(self) -> str:
-        from fedshift.reporting.data_report.page import as_text
-
         return as_text(self)
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        from fedshift.reporting.data_report.page import body
-
         return body(self)
 
 

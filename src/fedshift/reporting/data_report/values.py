@@ -34,9 +34,11 @@ def column_word(kind: Kind) -> str:
 
 
 def column_names(data: DomainData, kind: Kind) -> tuple[str, ...]:
-    """What the columns of :class:`Values` are called: as a table's are, or by their number from 0."""
+    """What the columns of :class:`Values` are called: as columns or channels of the data are, or by number from 0."""
     if data.columns:
         return tuple(column.name for column in data.columns)
+    if data.channels:
+        return data.channels
     return tuple(map(str, range(data.x.shape[1] if column_word(kind) != "input" else 1)))
 
 

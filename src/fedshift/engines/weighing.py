@@ -1,0 +1,103 @@
+"""Whether class weights reach a page's losses, watched where an objective takes its first step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from inspect import signature
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from fedshift.core.contract import Batch
+from fedshift.core.setup import Setup
+from fedshift.errors import FedshiftError
+
+LOSSES = (F.cross_entropy, F.nll_loss)  # nn.CrossEntropyLoss and nn.NLLLoss call these
+REMEDY = (
+    "Write batch.cross_entropy(logits) in the place of F.cross_entropy(logits, batch.y), or batch.weighted(losses) of "
+    "other losses (B,); or leave the setting out."
+)
+
+
+class Weighing(TorchFunctionMode):
+    """While it is on, a cross-entropy on labels that is summed up before their weights can count is an error.
+
+    Whole numbers that are made of labels (rows of them, several joined) are labels as well; what else is made of them,
+    such as prototypes by class, is not.
+
+    Args:
+        setup: of the run, for the error.
+        objective: the objective's name, for the error.
+        y: the labels of a batch that has weights.
+    """
+
+    def __init__(self, setup: Setup, objective: str, y: Tensor) -> None:
+        super().__init__()
+        self.setup, self.objective, self.labels = setup, objective, [y]
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Look at one call of torch, and carry it out."""
+        kwargs = kwargs or {}
+        if func in LOSSES:
+            self._check(func, args, kwargs)
+        result = func(*args, **kwargs)
+        if any(self._knows(tensor) for tensor in _tensors((args, tuple(kwargs.values())))):
+            self.labels += [made for made in _tensors(result) if made.dtype in (torch.int64, torch.int32)]
+        return result
+
+    def _check(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        given = signature(func).bind(*args, **kwargs)
+        given.apply_defaults()
+        if given.arguments["reduction"] != "none" and self._knows(given.arguments["target"]):
+            raise FedshiftError(
+                f"train.class_weights = {self.setup.train.class_weights!r} does not reach every loss of "
+                f"{self.setup.method.label}: its objective '{self.objective}' calls F.{func.__name__} on a batch's "
+                f"labels with reduction='{given.arguments['reduction']}', before samples are weighed. {REMEDY}"
+            )
+
+    def _knows(self, tensor: Tensor) -> bool:
+        return any(tensor is label for label in self.labels)
+
+
+def noting(batch: Batch, read: set[str]) -> Batch:
+    """The same batch, and all that are made of it, with a note of whether labels ("y") and weights are read."""
+
+    class Noting(Batch):
+        @property
+        def y(self) -> Tensor:
+            read.add("y")
+            return super().y
+
+        @property
+        def weight(self) -> Tensor | None:
+            read.add("weight")
+            return super().weight
+
+    return Noting(*batch)
+
+
+def check_read(read: set[str], setup: Setup) -> None:
+    """Refuse a page whose objectives read labels and never weights; nothing read is nothing to weigh.
+
+    Raises:
+        FedshiftError: they do.
+    """
+    if "y" in read and "weight" not in read:
+        raise FedshiftError(
+            f"train.class_weights = {setup.train.class_weights!r} reaches no loss of {setup.method.label}: its "
+            f"objectives read a batch's labels and never its weights. {REMEDY}"
+        )
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """The tensors in a value, or in lists and tuples of it."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _tensors(each)
