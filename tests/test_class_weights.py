@@ -26,7 +26,7 @@ from fedshift.core.training import Train
 from fedshift.engines.batches import BalancedOrder, BatchOrder
 from fedshift.engines.engine import Engine
 from fedshift.engines.kernels import Kernels
-from fedshift.engines.local import Lane
+from fedshift.engines.lane import Lane
 from fedshift.engines.sequential import Sequential
 from fedshift.engines.vectorised import Vectorised
 from fedshift.engines.workers import Workers

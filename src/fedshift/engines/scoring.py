@@ -17,7 +17,8 @@ from fedshift.core.setup import Setup
 from fedshift.core.tensors import Tensors
 from fedshift.engines.banks import Bank
 from fedshift.engines.engine import SERVER, Question, Score
-from fedshift.engines.local import advice, even_chunks, set_modes
+from fedshift.engines.lane import even_chunks
+from fedshift.engines.local import advice, set_modes
 from fedshift.errors import DivergedError
 from fedshift.streams import global_states, sample_draws
 

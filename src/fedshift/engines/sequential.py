@@ -15,7 +15,8 @@ from fedshift.core.tensors import SAMPLES, Tensors
 from fedshift.engines.banks import Bank, Resident
 from fedshift.engines.engine import SERVER, Job, Outcome, Question, Score, ServerJob
 from fedshift.engines.kernels import Kernels
-from fedshift.engines.local import Lane, work
+from fedshift.engines.lane import Lane
+from fedshift.engines.local import work
 from fedshift.engines.scoring import alike, score
 
 

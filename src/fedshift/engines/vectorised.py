@@ -11,7 +11,8 @@ from fedshift.core.setup import Setup
 from fedshift.engines.banks import Stacked
 from fedshift.engines.engine import Job, Outcome, Question, Score, ServerJob
 from fedshift.engines.kernels import Kernels
-from fedshift.engines.local import Lane, work
+from fedshift.engines.lane import Lane
+from fedshift.engines.local import work
 from fedshift.engines.merging import find, kind, merged
 from fedshift.engines.scoring import alike, score_stacked, size_of, stackable
 from fedshift.engines.sequential import Sequential, lane_of, load, outcome_of

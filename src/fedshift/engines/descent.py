@@ -1,0 +1,232 @@
+"""One objective's gradient steps, in every lane of a bank at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import reduce
+from itertools import groupby
+from operator import add
+
+import torch
+from torch import Tensor
+
+from fedshift.core.contract import Batch, Context, Objective, Round
+from fedshift.core.net import Net
+from fedshift.core.setup import Setup
+from fedshift.engines.banks import Bank, Given
+from fedshift.engines.engine import SERVER
+from fedshift.engines.graphs import replayed
+from fedshift.engines.lane import Course, Lane
+from fedshift.engines.optimisers import SGD, Adam
+from fedshift.engines.weighing import Weighing, noting
+from fedshift.errors import FedshiftError
+
+
+class Descent:
+    """One objective of a phase at work in every lane, by torch's optimisers.
+
+    Lanes whose optimiser has the same settings and counts the same steps share one; the others have each their own,
+    on their rows of the same tensors.
+    """
+
+    def __init__(self, bank: Bank, objective: Objective, courses: Sequence[Course], number: int) -> None:
+        self.bank, self.objective, self.setup = bank, objective, courses[0].lane.setup
+        self.names: list[str] = []
+        self.read: set[str] = set()
+        self.history: list[Tensor] = []
+        own = [course.phase.objectives[number] for course in courses]
+        self.moved = self._moved(courses[0].lane)
+        self._clips = _clips([course.lane.setup for course in courses], own)
+        self._take = replayed(self._go) if bank.on_graph else self._go
+        self._shares: list[tuple[slice, dict[str, Tensor], torch.optim.Optimizer]] = []
+        settings = [
+            (_settings(course.lane.setup, one, course.lane.round), _counted(course.optimisers[one.name]))
+            for course, one in zip(courses, own, strict=True)
+        ]
+        start = 0
+        for (setting, _), members in groupby(settings):
+            rows = slice(start, start + len(list(members)))
+            start = rows.stop
+            kept = [course.optimisers[objective.name] for course in courses[rows]]
+            self._shares.append(self._share(setting, rows, kept, whole=rows == slice(0, len(courses))))
+
+    def _moved(self, lane: Lane) -> dict[str, Tensor]:
+        """The tensors that it moves, by full name."""
+        net, fixed = self.bank.net, "shared" if lane.key == SERVER else "down"
+        for part in self.objective.moves:
+            if part not in net.parts:
+                raise FedshiftError(
+                    f"The objective '{self.objective.name}' moves '{part}', which is not there; there are "
+                    f"{', '.join(net.parts)}."
+                )
+        names = [name for name, _ in net.parameters() if name.partition(".")[0] in self.objective.moves]
+        for name in names:
+            if lane.setup.scopes[name] == fixed:
+                raise FedshiftError(
+                    f"The objective '{self.objective.name}' moves '{name}' of scope {fixed}, which is fixed where it "
+                    "runs."
+                )
+        return {name: self.bank.at_work[name] for name in names}
+
+    def _share(
+        self, settings: Settings, rows: slice, kept: Sequence[Mapping[str, Mapping[str, Tensor]]], whole: bool
+    ) -> tuple[slice, dict[str, Tensor], torch.optim.Optimizer]:
+        """The optimiser of some rows, which goes on from kept state."""
+        targets = self.moved if whole else {name: t.detach()[rows] for name, t in self.moved.items()}
+        optimiser = settings.optimiser(list(targets.values()))
+        for name, target in targets.items():
+            kinds = {kind: tensor for one in kept for kind, tensor in one.get(name, {}).items()}
+            for kind, example in kinds.items():
+                if kind == "step":
+                    optimiser.state[target][kind] = example.clone()  # which these rows have in common
+                    continue
+                value = torch.zeros_like(target, requires_grad=False)
+                for row, one in zip(self.bank.rows(value), kept, strict=True):
+                    if name in one:
+                        row.copy_(one[name][kind])
+                optimiser.state[target][kind] = value
+        if settings.name == "sgd" and optimiser.state:  # a fused optimiser wants momentum of all or of none
+            for target in targets.values():
+                optimiser.state[target].setdefault("momentum_buffer", torch.zeros_like(target, requires_grad=False))
+        return rows, targets, optimiser
+
+    def step(self, batches: Sequence[Batch], contexts: Sequence[Context]) -> None:
+        """Take one step in every lane, moving nothing else."""
+        self.history.append(self._take(self.bank.gather(batches, contexts)))
+
+    def _go(self, given: Given) -> Tensor:
+        """The step itself, all of it work on tensors; the terms (terms, lanes)."""
+        terms = self.bank.evaluate(self._checked_loss, given)
+        moved = list(self.moved.values())
+        for tensor in moved:
+            tensor.grad = None
+        total = reduce(add, terms.values())
+        if not total.requires_grad:
+            raise FedshiftError(
+                f"The loss of the objective '{self.objective.name}' has no gradient: none of its terms depends on the "
+                f"parts that it moves ({', '.join(self.objective.moves)}), or they were detached."
+            )
+        torch.autograd.backward([total.sum()], inputs=moved)  # each lane's gradient is of its own total
+        if self._clips is not None:
+            self._clip(self._clips)
+        for rows, targets, optimiser in self._shares:
+            if targets is not self.moved:
+                for name, target in targets.items():
+                    gradient = self.moved[name].grad
+                    target.grad = None if gradient is None else gradient[rows]
+            optimiser.step()
+        self.names = list(terms)
+        return torch.stack([term.detach() for term in terms.values()])
+
+    def _checked_loss(self, net: Net, batch: Batch, context: Context) -> Mapping[str, Tensor]:
+        objective = self.objective
+        watched: AbstractContextManager[object] = nullcontext()
+        if batch.weight is not None and not self.names:  # the first step shows it
+            watched = Weighing(self.setup, objective.name, batch.y)
+            batch = noting(batch, self.read)
+        with watched:
+            terms = objective.evaluate(net, batch, context)
+        if not isinstance(terms, Mapping) or not terms:
+            raise FedshiftError(
+                f"The loss of the objective '{objective.name}' returns {_kind(terms)}: return terms by name, such as "
+                '{"cross_entropy": ...}.'
+            )
+        if undeclared := sorted(terms.keys() - set(objective.terms)):
+            raise FedshiftError(
+                f"The loss of the objective '{objective.name}' returns the term '{undeclared[0]}', which is not "
+                f"declared (there are {', '.join(objective.terms)}): add it to the method's terms, such as terms = "
+                f'(*FedAvg.terms, "{undeclared[0]}"), or to terms= of the objective.'
+            )
+        for name, term in terms.items():
+            if not isinstance(term, Tensor):
+                raise FedshiftError(
+                    f"The term '{name}' of the objective '{objective.name}' is {_kind(term)}; a term is a tensor."
+                )
+            if term.ndim:
+                raise FedshiftError(
+                    f"The term '{name}' of the objective '{objective.name}' has the shape {tuple(term.shape)}; "
+                    "a term is a scalar, such as the mean over the batch."
+                )
+        return terms
+
+    @torch.no_grad()
+    def _clip(self, largest: Tensor) -> None:
+        """Scale each lane's gradient down to its largest norm."""
+        gradients = [self.bank.rows(tensor.grad) for tensor in self.moved.values() if tensor.grad is not None]
+        norms = torch.stack([gradient.reshape(len(gradient), -1).norm(dim=1) for gradient in gradients]).norm(dim=0)
+        factors = (largest / (norms + 1e-6)).clamp(max=1.0)
+        for gradient in gradients:
+            gradient.mul_(factors.view(-1, *[1] * (gradient.ndim - 1)))
+
+    def give_state(self, courses: Sequence[Course]) -> None:
+        """Hand every lane its optimiser state."""
+        for rows, targets, optimiser in self._shares:
+            for place, course in enumerate(courses[rows]):
+                course.optimisers[self.objective.name] = {
+                    name: {
+                        kind: (value if kind == "step" else self.bank.rows(value)[place]).clone()
+                        for kind, value in optimiser.state[target].items()
+                        if isinstance(value, Tensor)
+                    }
+                    for name, target in targets.items()
+                    if target in optimiser.state
+                }
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How an objective is minimised, all said."""
+
+    name: str
+    lr: float
+    momentum: float
+    weight_decay: float
+    fused: bool
+
+    def optimiser(self, targets: list[Tensor]) -> torch.optim.Optimizer:
+        """A fresh optimiser of some tensors."""
+        if self.name == "adam":
+            on_gpu = targets[0].is_cuda  # where the count of steps must be, too, for a step to be recorded
+            return Adam(targets, self.lr, weight_decay=self.weight_decay, fused=self.fused, capturable=on_gpu)
+        # Fused SGD passes over memory once, but on a CPU takes ten times as long where a layout is not row by row.
+        fused = self.fused and all(target.is_contiguous() for target in targets)
+        kind = {"fused": True} if fused else {"foreach": True}
+        return SGD(targets, self.lr, self.momentum, weight_decay=self.weight_decay, **kind)
+
+
+def _settings(setup: Setup, objective: Objective, round: Round) -> Settings:
+    own, train = objective.optimiser, setup.train
+    return Settings(
+        own.name or train.optimiser,
+        (train.lr_in(round.number, round.stage.rounds) if own.lr is None else own.lr) * own.decay ** (round.number - 1),
+        train.momentum if own.momentum is None else own.momentum,
+        train.weight_decay if own.weight_decay is None else own.weight_decay,
+        fused=setup.device.type in ("cpu", "cuda"),
+    )
+
+
+def _clips(setups: Sequence[Setup], objectives: Sequence[Objective]) -> Tensor | None:
+    """The largest norm of each lane's gradient, (lanes,), on the device; None where no lane has a limit.
+
+    It is the smaller one of the objective's and the experiment's.
+    """
+    limits = []
+    for setup, objective in zip(setups, objectives, strict=True):
+        own, clip = objective.optimiser.clip, setup.train.clip
+        limits.append(min(math.inf if own is None else own, math.inf if clip == "off" else clip))
+    if all(limit == math.inf for limit in limits):
+        return None
+    return torch.tensor(limits, dtype=setups[0].dtype, device=setups[0].device)
+
+
+def _counted(state: Mapping[str, Mapping[str, Tensor]]) -> tuple[tuple[str, float], ...]:
+    """How many steps Adam has counted for each tensor, on which its rate depends."""
+    return tuple((name, float(kinds["step"])) for name, kinds in sorted(state.items()) if "step" in kinds)
+
+
+def _kind(value: object) -> str:
+    """What a loss returned in the place of something else."""
+    return "nothing" if value is None or (isinstance(value, Mapping) and not value) else f"a {type(value).__name__}"

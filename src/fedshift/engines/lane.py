@@ -1,0 +1,218 @@
+"""A lane of a bank: one site at work, and its way through a phase."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from fedshift.core.contract import Batch, Context, Measure, Phase, Phases, Round
+from fedshift.core.setup import Setup
+from fedshift.core.state import OptimiserState
+from fedshift.core.tensors import Replies, Tensors
+from fedshift.core.training import Train
+from fedshift.engines.batches import BalancedOrder, BatchOrder, Purpose
+from fedshift.engines.engine import SERVER
+from fedshift.errors import FedshiftError
+from fedshift.federation.inputs import Inputs
+from fedshift.federation.samples import Samples
+from fedshift.streams import Draws, sample_draws
+
+
+@dataclass(eq=False)
+class Lane:
+    """A client or the server at work.
+
+    Attributes:
+        setup: the run.
+        round: when.
+        name: what messages call it.
+        key: the client's id, or SERVER.
+        phases: what it does.
+        samples: its training samples; the server has none.
+        inputs: how they become inputs.
+        received: the Down's tensors.
+        optimisers: optimiser state that was kept; replaced by what is kept now.
+        drawn: how many batches it drew before.
+        replies: on the server, what the clients sent.
+        tell: hears of steps.
+        means: when done, the mean of each loss term over the steps.
+        measured: when done, the sums of every measure.
+        seen: when done, over how many samples each of these is.
+        snapshot: when done, the shared tensors after the drawn step of a phase that takes a snapshot.
+        steps: how many steps were done.
+        error: what went wrong with this lane alone.
+    """
+
+    setup: Setup
+    round: Round
+    name: str
+    key: int
+    phases: Phases
+    samples: Samples | None = None
+    inputs: Inputs = field(default_factory=Inputs)
+    received: Tensors = field(default_factory=Tensors)
+    optimisers: OptimiserState = field(default_factory=dict)
+    drawn: int = 0
+    replies: Replies = field(default_factory=Replies)
+    tell: Callable[[int], None] = lambda steps: None
+    means: dict[str, float] = field(default_factory=dict)
+    measured: dict[str, Tensor] = field(default_factory=dict)
+    seen: dict[str, int] = field(default_factory=dict)
+    snapshot: dict[str, Tensor] = field(default_factory=dict)
+    steps: int = 0
+    error: Exception | None = None
+
+    @cached_property
+    def number(self) -> Tensor:
+        """The key as objectives see it, made once and not in every step."""
+        return torch.tensor(self.key, device=self.setup.device)
+
+    @cached_property
+    def counts(self) -> Tensor:
+        """How many training samples of each class there are, (classes,)."""
+        device = self.setup.device
+        labels = self.samples.y if self.samples else torch.zeros(0, dtype=torch.int64, device=device)
+        return torch.bincount(labels, minlength=self.setup.model.classes)
+
+    @cached_property
+    def class_weights(self) -> Tensor | None:
+        """How much a sample of each class counts, (classes,), 1 in the mean over the client's samples; None: alike.
+
+        Raises:
+            FedshiftError: none of the client's samples counts.
+        """
+        given = self.setup.train.class_weights
+        if given == "none" or self.samples is None:
+            return None
+        counts = self.counts.double()
+        weights = 1 / counts.clamp(min=1) if given == "balanced" else counts.new_tensor(given)
+        weighted = (weights * counts).sum()
+        if not weighted:
+            raise FedshiftError(
+                f"train.class_weights = {list(given)}: all samples of {self.place} are of classes with a weight of 0. "
+                "Give these classes a weight, or leave the client out."
+            )
+        return (weights * (len(self.samples) / weighted)).to(self.setup.dtype)
+
+    @property
+    def training(self) -> list[Phase]:
+        """The phases that take steps."""
+        return [phase for phase in self.phases if isinstance(phase, Phase)]
+
+    @property
+    def place(self) -> str:
+        """Where it is, for a message."""
+        return self.name if self.key == SERVER else f"client '{self.name}'"
+
+    def drawn_from(self, phase: Phase) -> Samples | None:
+        """The samples that a phase draws its batches from: the lane's own, or those it makes of the replies."""
+        return self.samples if phase.samples is None else phase.samples(self.replies)
+
+    def order(self, phase: Phase, samples: Samples | None) -> BatchOrder | None:
+        """The sequence of batches that a phase draws from; None for a server without samples."""
+        if samples is None:
+            return None
+        return self._order(samples, phase.batch, ("batches",))
+
+    def _order(self, samples: Samples, size: int | None, purpose: Purpose) -> BatchOrder:
+        """A sequence of batches; classes are balanced among a client's own samples alone."""
+        train = self.setup.train
+        drawn = self.setup.streams, self.key, len(samples), size or train.batch, purpose
+        if train.batches == "balanced" and samples is self.samples:
+            return BalancedOrder(*drawn, samples.y.cpu())
+        return BatchOrder(*drawn)
+
+    def count(self, phase: Phase, order: BatchOrder | None) -> int:
+        """How many steps a phase has."""
+        return steps_of(phase, self.setup.train, order.per_epoch if order else 1)
+
+    def shape(self) -> tuple[object, ...]:
+        """What lanes that go together must have in common: the length of the batches of each phase."""
+        return tuple(order.length for phase in self.training if (order := self.order(phase, self.samples)))
+
+    def typed(self, x: Tensor) -> Tensor:
+        """Floating inputs and noise in the type of the run."""
+        return x.to(self.setup.dtype) if x.is_floating_point() else x
+
+    def noise(self, draws: Draws, *key: str | int) -> dict[str, Tensor]:
+        """What an objective or a measure asked for, drawn in float32 whatever the run's type."""
+        if not draws:
+            return {}
+        generator = self.setup.streams.generator("noise", *self.round.key, self.key, *key)
+        drawn = sample_draws(draws, generator, self.setup.device)
+        return {name: self.typed(value) for name, value in drawn.items()}
+
+    def context(self, noise: Mapping[str, Tensor]) -> Context:
+        """What an objective may know."""
+        when = self.round.number, self.round.stage.rounds
+        return Context(*when, self.received, noise, self.number, self.counts, Tensors(self.measured), self.replies)
+
+    def batch(self, x: Tensor, y: Tensor) -> Batch:
+        """A batch of inputs and labels."""
+        weights = self.class_weights
+        return Batch(self.typed(x), y, weight=None if weights is None else weights[y])
+
+    def no_batch(self) -> Batch:
+        """The batch of a server without samples."""
+        device = self.setup.device
+        return Batch(torch.empty(0, device=device), torch.empty(0, dtype=torch.int64, device=device))
+
+    def measured_rows(self, phase: Measure) -> Iterator[Tensor]:
+        """The samples of each batch that a phase measures on: every sample once, or so many batches of the round's."""
+        assert self.samples is not None
+        if phase.steps is None:
+            return even_chunks(len(self.samples), self.setup.evaluate.batch)
+        purpose = "measured batches", *self.round.key, phase.name
+        return islice(self._order(self.samples, phase.batch, purpose).from_number(0), phase.steps)
+
+    def measured_batches(self, phase: Measure) -> Iterator[Batch]:
+        """What a phase measures on, without augmentation."""
+        if self.samples is None:
+            yield self.no_batch()
+            return
+        for rows in self.measured_rows(phase):
+            x, y = self.samples.batch(rows.to(self.setup.device))
+            yield self.batch(self.inputs.evaluation(x), y)
+
+
+class Course:
+    """A lane's way through one phase."""
+
+    def __init__(self, lane: Lane, phase: Phase | Measure) -> None:
+        assert isinstance(phase, Phase)
+        self.lane, self.phase = lane, phase
+        self.samples = lane.drawn_from(phase)
+        order = lane.order(phase, self.samples)
+        self.steps = lane.count(phase, order)
+        self.start = lane.drawn
+        self.batches = order.from_number(lane.drawn) if order else None
+        self.optimisers = {o.name: lane.optimisers.get(f"{phase.name}.{o.name}", {}) for o in phase.objectives}
+
+    def batch(self, step: int) -> Batch:
+        """The batch of a step."""
+        lane = self.lane
+        if self.batches is None or self.samples is None:
+            return lane.no_batch()
+        rows = next(self.batches).to(lane.setup.device)
+        x, y = self.samples.batch(rows)
+        batch = lane.batch(lane.inputs.training(x, lane.setup.streams, lane.key, self.start + step), y)
+        return batch._replace(environment=self.samples.subset(rows).environment) if self.phase.environments else batch
+
+
+def steps_of(phase: Phase, train: Train, per_epoch: int) -> int:
+    """How many steps a phase has, where an epoch has so many."""
+    if phase.steps is not None:
+        return phase.steps
+    if phase.epochs is not None:
+        return phase.epochs * per_epoch
+    return train.steps * (per_epoch if train.unit == "epochs" else 1)
+
+
+def even_chunks(length: int, size: int) -> Iterator[Tensor]:
+    """0..length-1 in chunks of nearly equal size, so that re-estimated statistics weigh every sample alike."""
+    return iter(torch.arange(length).tensor_split(-(-length // size)))
