@@ -31,7 +31,7 @@ from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.methods import METHODS
 from fedshift.reporting.table import markdown
 from fedshift.runs.cells import DIVERGED, Lacking
-from fedshift.runs.folder import locked
+from fedshift.runs.lock import locked
 from fedshift.runs.progress import Progress
 from fedshift.settings.experiment import Experiment, load_plugins
 from fedshift.tuning.tune import studies

@@ -21,11 +21,12 @@ from fedshift.errors import FedshiftError
 from fedshift.reporting.results import Results
 from fedshift.runs import folder as folder_module
 from fedshift.runs import runner
-from fedshift.runs.folder import RECORDS, RESULTS, RUN, TIMINGS, RunFolder, sealed_json, unsealed_json
+from fedshift.runs.folder import RECORDS, RESULTS, RUN, TIMINGS, RunFolder
 from fedshift.runs.progress import Progress
 from fedshift.runs.records import read
 from fedshift.runs.run import Run
 from fedshift.runs.schema import Grid, GridRun, Timed
+from fedshift.runs.seals import sealed_json, unsealed_json
 from fedshift.runs.trust import UntrustedError
 from fedshift.settings import experiment as experiment_module
 from fedshift.settings.content import code_digest, digest

@@ -34,9 +34,10 @@ from fedshift.errors import FedshiftError
 from fedshift.models.kept import Meaning, read
 from fedshift.models.own import Own, Widened
 from fedshift.runs import runner
-from fedshift.runs.folder import RUN, RunFolder, sealed_json, unsealed_json
+from fedshift.runs.folder import RUN, RunFolder
 from fedshift.runs.progress import Progress
 from fedshift.runs.run import Run
+from fedshift.runs.seals import sealed_json, unsealed_json
 from fedshift.runs.trust import UntrustedError
 from fedshift.settings.content import digest
 from fedshift.streams import Streams

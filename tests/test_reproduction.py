@@ -31,7 +31,8 @@ from fedshift.reproduction.scores import score
 from fedshift.reproduction.tables import beside_paper, notes
 from fedshift.runs import runner
 from fedshift.runs.cells import DIVERGED, Divergence
-from fedshift.runs.folder import LOCK, RunFolder, find
+from fedshift.runs.folder import RunFolder, find
+from fedshift.runs.lock import LOCK
 from fedshift.runs.progress import Progress
 from fedshift.settings.grid import expand
 from fedshift.settings.grid import read as read_experiment

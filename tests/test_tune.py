@@ -30,9 +30,11 @@ from fedshift.errors import DiskError, DivergedError, FedshiftError, FedshiftWar
 from fedshift.federation.federation import Federation
 from fedshift.federation.samples import Samples
 from fedshift.reporting.watch import Watch, follow_lines
-from fedshift.runs.folder import STUDY, RunFolder, find, locked
+from fedshift.runs.folder import RunFolder, find
+from fedshift.runs.lock import locked
 from fedshift.runs.progress import Outlook, Progress, RunProgress
 from fedshift.runs.runner import Asked
+from fedshift.runs.studies import STUDY
 from fedshift.settings.experiment import Experiment
 from fedshift.settings.grid import expand, override
 from fedshift.settings.spec import Range

@@ -53,7 +53,7 @@ from fedshift.engines.engine import Engine
 from fedshift.errors import AuditError, DamagedError, DivergedError, FedshiftError
 from fedshift.evaluation.evaluation import Evaluation
 from fedshift.federation.federation import Federation
-from fedshift.runs.folder import environment
+from fedshift.runs.machine import environment
 from fedshift.runs.schema import moment
 from fedshift.simulation.simulation import choose_device
 from fedshift.site.site import Site

@@ -33,11 +33,12 @@ from fedshift.engines.engine import Engine, ServerJob
 from fedshift.errors import DivergedError, FedshiftError, Problems
 from fedshift.evaluation.evaluation import parts_predicted
 from fedshift.runs.events import EventLog
-from fedshift.runs.folder import EVENTS, FEDERATION, MESSAGES, RunFolder, sealed_json, unsealed_json
+from fedshift.runs.folder import EVENTS, FEDERATION, MESSAGES, RunFolder
 from fedshift.runs.patience import end_early
 from fedshift.runs.progress import Outlook, Progress, RunProgress
 from fedshift.runs.records import Records
 from fedshift.runs.schema import Timed
+from fedshift.runs.seals import sealed_json, unsealed_json
 from fedshift.runs.trained import Blueprint
 from fedshift.runs.weights import Selection, final_weights, read_weights
 from fedshift.simulation.checkpoint import NEXT, Checkpoint, Execution, commit, saved

@@ -17,7 +17,7 @@ from fedshift.errors import FedshiftError
 from fedshift.reporting.live import LiveProgress
 from fedshift.reporting.units import printable
 from fedshift.runs.events import read_event
-from fedshift.runs.folder import EVENTS, STUDY, RunFolder, carried_on_by, find, study_of
+from fedshift.runs.folder import EVENTS, RunFolder, find
 from fedshift.runs.grid_file import grid_files, read_grid
 from fedshift.runs.progress import Outlook, Progress, RunProgress
 from fedshift.runs.records import Record
@@ -31,6 +31,7 @@ from fedshift.runs.schema import (
     ProgressEvent,
     SiteEvent,
 )
+from fedshift.runs.studies import STUDY, carried_on_by, study_of
 from fedshift.simulation.listener import Task
 from fedshift.simulation.plan import PlannedStage
 

@@ -15,7 +15,7 @@ from fedshift.reproduction.carry_out import Measured, carry_out, read
 from fedshift.reproduction.numbers import Beside, Numbers
 from fedshift.reproduction.plan import Plan
 from fedshift.reproduction.tables import beside_paper, notes, tables, unit_of
-from fedshift.runs.folder import locked
+from fedshift.runs.lock import locked
 from fedshift.runs.progress import Progress
 
 WAIT = 600.0  # seconds for another process that reads and writes the same table

@@ -12,10 +12,11 @@ from typing import Literal
 from fedshift.core.sealed import checked
 from fedshift.errors import DivergedError
 from fedshift.runs import runner
-from fedshift.runs.folder import RunFolder, unsealed_json
+from fedshift.runs.folder import RunFolder
 from fedshift.runs.progress import Progress
 from fedshift.runs.run import Run
 from fedshift.runs.schema import File
+from fedshift.runs.seals import unsealed_json
 from fedshift.settings.experiment import Experiment
 
 DIVERGED = "diverged.json"  # in the folder of a run

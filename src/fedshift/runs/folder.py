@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, cached_property
-from importlib.metadata import PackageNotFoundError, version
+from functools import cached_property
 from itertools import count
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -23,11 +20,15 @@ from torch import Tensor
 from fedshift import files
 from fedshift.core.messages import pack_in_pieces
 from fedshift.core.sealed import checked
-from fedshift.errors import DamagedError, DiskError, FedshiftError, LockedError
+from fedshift.errors import DamagedError, FedshiftError
+from fedshift.runs.lock import LOCK, locked
+from fedshift.runs.machine import environment
 from fedshift.runs.patience import endings
 from fedshift.runs.records import Record, Records, read
-from fedshift.runs.schema import Federated, Identity, Machine, Messages, Resolved, Summary, Timed, parsed
+from fedshift.runs.schema import Federated, Identity, Machine, Messages, Resolved, Summary, Timed
+from fedshift.runs.seals import seal_of, sealed_json, unsealed_json
 from fedshift.runs.selection import summary
+from fedshift.runs.studies import STUDY, carried_on_by
 from fedshift.runs.trust import check_code, check_digests, check_plugins, remember_plugins
 from fedshift.runs.weights import NEXT_SELECTED, SELECTED
 from fedshift.settings.content import digest
@@ -49,9 +50,6 @@ NOT_OF_MODELS = ("data.", "method.index.")  # how settings begin whose files a t
 ASIDE = "damaged-"
 MODELS = "models"  # the folder, beside those of runs, in which fedshift.own_model keeps models
 SOME = 4  # run folders that an error lists
-STUDY = "study.json"  # of a folder whose runs are trials of a search, and no results of their own
-LOCK = ".lock"
-LOOKS = 0.2  # seconds in which who only looks at a lock has let go of it
 
 
 @dataclass(frozen=True)
@@ -332,7 +330,7 @@ class RunFolder:
     def timing(self, timing: Timed) -> None:
         """Add what a stretch of rounds took."""
         table = timing.model_dump()
-        files.append(self.path / TIMINGS, json.dumps({**table, "seal": _seal(table, self.identity.fingerprint)}))
+        files.append(self.path / TIMINGS, json.dumps({**table, "seal": seal_of(table, self.identity.fingerprint)}))
 
     def times(self) -> Times:
         """What its rounds and evaluations took; the time that several runs share is divided equally among them.
@@ -532,54 +530,6 @@ class RunFolder:
             raise kind(f"'{self.path / name}' is not what was written ({error}). {fix}") from error
 
 
-@contextmanager
-def locked(path: Path, wait: float = LOOKS) -> Iterator[None]:
-    """Keep other processes from what is done in a folder; it is made if there is none.
-
-    Args:
-        path: the folder.
-        wait: for so many seconds, if one is at work there.
-
-    Raises:
-        LockedError: one is at work there now.
-        DiskError: the folder cannot be written.
-    """
-    files.make_folder(path)
-    lock = FileLock(path / LOCK, timeout=wait)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise LockedError(f"Another process is running '{path}'; wait for it.") from None
-    except OSError as error:
-        raise DiskError(f"'{path}' cannot be written: {error.strerror or error}.") from error
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def sealed_json(table: Mapping[str, Any], run: str = "") -> str:
-    """A table as JSON that ends with a ``seal``: a digest of the rest, and of the fingerprint of the run it is of."""
-    return json.dumps({**table, "seal": _seal(table, run)}, indent=2) + "\n"
-
-
-def unsealed_json(data: bytes, run: str = "") -> dict[str, Any]:
-    """The table of a sealed file.
-
-    Raises:
-        ValueError: it is none, was changed, or is of another run.
-    """
-    table = parsed(data)
-    if not isinstance(table, dict) or table.pop("seal", "") != _seal(table, run):
-        raise ValueError("its seal is broken")
-    return table
-
-
-def _seal(table: Mapping[str, Any], run: str) -> str:
-    read_back = json.loads(json.dumps(table))  # its keys are texts: "10" is before "2"
-    return files.digest_of(f"{run} {json.dumps(read_back, sort_keys=True)}".encode())
-
-
 def _with_paths(value: Any, moved: Mapping[str, str]) -> Any:
     """A table with other paths in the place of some."""
     if isinstance(value, dict):
@@ -609,51 +559,3 @@ def find(path: Path, least: int = 1) -> list[RunFolder]:
     if len(found) < least:
         raise FedshiftError(f"There is no run folder at or below '{path}'.")
     return found
-
-
-def study_of(path: Path) -> Path | None:
-    """The folder of a study that a path is, or lies directly in as a trial's run does; None if there is none."""
-    here = path.resolve()
-    return next((folder for folder in (here, here.parent) if (folder / STUDY).is_file()), None)
-
-
-def check_no_study(path: Path) -> None:
-    """Raise an error if a path is a study's or a trial's, which are no results and have no scores to be looked at."""
-    if study := study_of(path):
-        raise FedshiftError(
-            f"'{path}' holds trials of a study, some of which were given up for good, and whose test scores nobody "
-            f"looks at while settings are chosen. What it found is in '{study.parent / 'tuned-*.html'}', which "
-            f"`fedshift tune` writes; {carried_on_by(path)} carries it on."
-        )
-
-
-def carried_on_by(path: Path) -> str:
-    """What carries on the runs at or below a path."""
-    return "the command that began the search" if study_of(path) else f"`fedshift resume {path}`"
-
-
-def environment() -> dict[str, Any]:
-    """The versions and the machine that a run was made with."""
-    import torch
-
-    from fedshift.engines.machine import processor
-
-    used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch's; a GPU that is not used stays so
-    packages = ("fedshift", "torch", "numpy", "safetensors", "transformers", "kornia", "mlxtend")
-    return {
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "processor": processor(),
-        "accelerator": torch.cuda.get_device_name() if used else None,
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "packages": {package: _installed(package) for package in packages},
-    }
-
-
-@cache  # a package's metadata are read whole each time
-def _installed(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"

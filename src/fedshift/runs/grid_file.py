@@ -11,8 +11,8 @@ from pathlib import Path
 from fedshift import files
 from fedshift.core.sealed import checked
 from fedshift.errors import FedshiftError
-from fedshift.runs.folder import sealed_json, unsealed_json
 from fedshift.runs.schema import Grid, GridRun
+from fedshift.runs.seals import sealed_json, unsealed_json
 from fedshift.runs.trust import check_code, check_digests, check_plugins
 from fedshift.settings.experiment import Experiment, check_tables
 

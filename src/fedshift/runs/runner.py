@@ -17,10 +17,11 @@ from fedshift.engines.choice import Choice
 from fedshift.engines.merging import kind
 from fedshift.engines.workers import can_fork
 from fedshift.errors import DamagedError, DiskError, DivergedError, FedshiftError, LockedError, StoppedError
-from fedshift.runs.folder import RunFolder, check_no_study, find
+from fedshift.runs.folder import RunFolder, find
 from fedshift.runs.grid_file import experiment_of, grid_files, read_grid, write_grid
 from fedshift.runs.group import Judge, carry_out, common_position, to_the_end
 from fedshift.runs.progress import Progress
+from fedshift.runs.studies import check_no_study
 from fedshift.runs.trust import check_plugins
 from fedshift.settings.experiment import Experiment
 from fedshift.simulation.checkpoint import Execution, saved

@@ -28,8 +28,9 @@ from fedshift import files
 from fedshift.core.metrics import Metric
 from fedshift.core.sealed import checked
 from fedshift.errors import FedshiftError, need
-from fedshift.runs.folder import STUDY, sealed_json, unsealed_json
 from fedshift.runs.schema import File
+from fedshift.runs.seals import sealed_json, unsealed_json
+from fedshift.runs.studies import STUDY
 from fedshift.settings.experiment import Experiment
 from fedshift.settings.spec import Range
 from fedshift.tuning.space import Space

@@ -14,8 +14,9 @@ from typing import Any, get_args
 from fedshift import files
 from fedshift.core.metrics import Metric
 from fedshift.errors import DamagedError, DivergedError, FedshiftError, FedshiftWarning, UnknownNameError
-from fedshift.runs.folder import RunFolder, locked
+from fedshift.runs.folder import RunFolder
 from fedshift.runs.group import Judge, to_the_end
+from fedshift.runs.lock import locked
 from fedshift.runs.progress import Progress
 from fedshift.runs.runner import Asked, attempt, run_path
 from fedshift.runs.selection import last, mean_score

@@ -1,0 +1,36 @@
+"""What a run was made with."""
+
+from __future__ import annotations
+
+import os
+import platform
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+
+def environment() -> dict[str, Any]:
+    """The versions and the machine that a run was made with."""
+    import torch
+
+    from fedshift.engines.machine import processor
+
+    used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch's; a GPU that is not used stays so
+    packages = ("fedshift", "torch", "numpy", "safetensors", "transformers", "kornia", "mlxtend")
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processor": processor(),
+        "accelerator": torch.cuda.get_device_name() if used else None,
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "packages": {package: _installed(package) for package in packages},
+    }
+
+
+@cache  # a package's metadata are read whole each time
+def _installed(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
