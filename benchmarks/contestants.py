@@ -28,9 +28,10 @@ from pathlib import Path
 from typing import IO, Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
+from by_hand import Count, train
 from workloads import LR, MOMENTUM, WORKLOADS, Workload, order
 
 
@@ -42,19 +43,6 @@ class Options:
     threads: int
     engine: str = "sequential"
     precision: str = "float32"
-
-
-@dataclass
-class Count:
-    """What was done so far; fedshift's engines tell steps only."""
-
-    steps: int = 0
-    samples: int | None = 0
-
-    def batch(self, y: Tensor) -> None:
-        """Another step was taken on a batch with these labels (B,)."""
-        self.steps += 1
-        self.samples = (self.samples or 0) + len(y)
 
 
 Serve = Callable[["Contestant"], None]
@@ -122,18 +110,6 @@ class Hand(Contestant):
     def weights(self) -> Sequence[Tensor]:
         """Those of the averaged state."""
         return [self.state[name] for name, _ in self.model.named_parameters()]
-
-
-def train(model: nn.Module, x: Tensor, y: Tensor, work: Workload, count: Count) -> None:
-    """A client's local steps on its samples (n, ...)."""
-    optimiser = torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM)
-    indices = order(len(y), work.steps * work.batch)
-    for step in range(work.steps):
-        batch = indices[step * work.batch : (step + 1) * work.batch]
-        optimiser.zero_grad()
-        F.cross_entropy(model(x[batch]), y[batch]).backward()
-        optimiser.step()
-        count.batch(batch)
 
 
 def mean(tensors: Sequence[Tensor]) -> Tensor:
