@@ -37,7 +37,8 @@ LAYERS: list[set[str]] = [
     {"reporting"},
     {"deployment"},
     {"tuning"},
-    {"benchmarking", "reproduction"},
+    {"reproduction"},
+    {"benchmarking"},
     {"api"},
     {"sklearn"},
     {"fedshift"},  # the package's own __init__

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from fedshift.benchmarking.columns import Column
-from fedshift.benchmarking.published import Published, published
+from fedshift.benchmarking.published import published
 from fedshift.benchmarking.rows import BASE
 from fedshift.benchmarking.scores import Scores, sums
 from fedshift.benchmarking.statistics import Interval
 from fedshift.methods import METHODS
 from fedshift.reporting.results import MeanStd
 from fedshift.reporting.table import Table
+from fedshift.reproduction.exhibits import Printed
 from fedshift.runs.cells import LACKING
 from fedshift.settings.spec import shown
 
@@ -148,30 +148,22 @@ def _published(scores: Scores) -> list[Table]:
     titles = {column.name: column.title for column in scores.columns}
     found = []
     for paper in (each for each in published() if each.column in titles):
-        rows = [_beside(scores, paper, method) for method in scores.by_rank() if method in paper.mean]
-        heads = ["method", "ours", "paper", *(["ours, worst", "paper, worst"] if paper.worst else [])]
+        means, worsts = paper.means(), paper.worsts()
+        rows = [
+            [method, *_beside(scores.accuracy(paper.column, method), means.get(method))]
+            + (_beside(scores.worst(paper.column, method), worsts.get(method)) if worsts else [])
+            for method in scores.by_rank()
+            if method in means
+        ]
+        heads = ["method", "ours", "paper", *(["ours, worst", "paper, worst"] if worsts else [])]
         title = f"{titles[paper.column]} beside {paper.source}. {paper.caution(scores.plan.scale.name)}"
         if rows:
             found.append(Table(title, heads, rows))
     return found
 
 
-def _beside(scores: Scores, paper: Published, method: str) -> list[str]:
-    cells = [_ours(scores.accuracy(paper.column, method)), _theirs(paper.mean[method])]
-    if paper.worst:
-        cells += [_ours(scores.worst(paper.column, method)), _theirs(paper.worst.get(method, ()))]
-    return [method, *cells]
-
-
-def _ours(found: MeanStd | None) -> str:
-    return found.percent() if found else NONE
-
-
-def _theirs(found: Sequence[float]) -> str:
-    if not found:
-        return NONE
-    middle, spread = found
-    return f"{middle:g}" if math.isnan(spread) else f"{middle:g} ± {spread:g}"
+def _beside(ours: MeanStd | None, theirs: Printed | None) -> list[str]:
+    return [ours.percent() if ours else NONE, theirs.text if theirs else NONE]
 
 
 def _title(scores: Scores, column: str) -> str:
