@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from fedshift.cli.benchmark import benchmark
+from fedshift.cli.commands import Commands
 from fedshift.cli.completion import command_of
 from fedshift.cli.ending import interruptible, print_report
 from fedshift.cli.federation import federation
@@ -58,6 +59,7 @@ FORMS = ("text", "markdown", "json")
 
 app = typer.Typer(
     name="fedshift",
+    cls=Commands,
     help="Federated learning when clients' features differ: run, compare and report.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
