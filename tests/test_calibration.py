@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -183,9 +184,7 @@ def test_what_is_measured_of_a_short_run_is_short(
     clock = machine(lambda choice: 1.0)
     choose(example(make, {"train.rounds": 3}), AUTO, nobody)
     assert clock.now == pytest.approx(0.002)
-    monkeypatch.setattr(
-        calibration, "calibrate", lambda jobs, options, seconds: (_ for _ in ()).throw(KeyboardInterrupt)
-    )
+    monkeypatch.setattr(calibration, "calibrate", Mock(side_effect=KeyboardInterrupt))
     clock = machine(lambda choice: 1.0)
     with pytest.raises(KeyboardInterrupt):
         choose(example(make, {"train.rounds": 2510}), AUTO, nobody)
