@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -173,6 +174,21 @@ def test_a_short_run_is_not_measured_for(
     assert choose(example(make, {"train.rounds": 2510}), AUTO, told.append).engine == "vectorised"
     assert len(told) == 1
     assert choose(example(make, {"train.rounds": 1}), AUTO, told.append).engine == "vectorised"  # it is known now
+
+
+def test_what_is_measured_of_a_short_run_is_short(
+    make: Make, machine: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch
+):
+    """Two of its steps, 1 ms each, and none again once they tell that it is short; a long run is asked three times."""
+    monkeypatch.setattr(calibration, "SHORT_RUN", 10.0)
+    clock = machine(lambda choice: 1.0)
+    choose(example(make, {"train.rounds": 3}), AUTO, nobody)
+    assert clock.now == pytest.approx(0.002)
+    monkeypatch.setattr(calibration, "calibrate", Mock(side_effect=KeyboardInterrupt))
+    clock = machine(lambda choice: 1.0)
+    with pytest.raises(KeyboardInterrupt):
+        choose(example(make, {"train.rounds": 2510}), AUTO, nobody)
+    assert clock.now == pytest.approx(0.006)
 
 
 def test_of_ways_that_are_nearly_equal_the_simplest_is_taken(make: Make, machine: Callable[..., Machine]):

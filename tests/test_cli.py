@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,16 +19,19 @@ from typer.testing import CliRunner
 from conftest import interrupt_after, resume
 from fedshift.cli.app import app
 from fedshift.cli.catalogues import shown_names
+from fedshift.core.servers import SERVERS
 from fedshift.datasets import DATASETS
 from fedshift.engines import calibration
 from fedshift.engines.choice import Choice
 from fedshift.engines.kernels import Kernels
 from fedshift.engines.workers import can_fork
+from fedshift.errors import FedshiftError
 from fedshift.federation import PROTOCOLS
 from fedshift.methods import METHODS
 from fedshift.models import MODELS
 from fedshift.runs import runner
 from fedshift.runs.folder import RunFolder
+from fedshift.settings.experiment import PLAIN
 from fedshift.settings.grid import expand, override
 from fedshift.simulation import simulation as simulation_module
 
@@ -224,9 +228,117 @@ def test_names_and_files_complete_for_show(tmp_path: Path, monkeypatch: pytest.M
     assert _forms("j") == ["json"]
 
 
-def test_every_spec_documents_its_settings():
-    from fedshift.settings.experiment import PLAIN
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (["compare", "--method", "fedavg", "--method", "fedsr"], "--method is given 2 times"),
+        (["run", "-m", "fedavg", "--method=fedsr", "-mfedbn"], "--method is given 3 times"),
+        (["data", "--seed", "0", "--hold-out", "0", "--seed", "1"], "--seed is given 2 times"),
+        (["run", "--hold-out", "0", "--rounds", "2", "--hold-out", "75"], "--hold-out is given 2 times"),
+        (["benchmark", "--federation", "a", "--federation", "b"], "--federation is given 2 times"),
+        (["federation", "init", "--sites", "a", "--sites", "b"], "--sites is given 2 times"),
+    ],
+)
+def test_an_option_of_one_value_is_given_once(words: list[str], option: str):
+    """Click would take the last and say nothing."""
+    result = RUNNER.invoke(app, words)
+    assert isinstance(result.exception, FedshiftError)
+    assert str(result.exception).startswith(f"{option}: give it once. Where it takes several values, commas stand")
 
+
+def test_options_of_several_values_and_flags_may_be_given_again(experiment_file: Path, tmp_path: Path):
+    settings = ["--set", "train.lr=0.1", "--set", "train.steps=1", "--out", str(tmp_path)]
+    assert "1 run" in ok("run", str(experiment_file), "--dry-run", "--dry-run", *settings)
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("train.sch", ["train.schedule=constant", "train.schedule=cosine", "train.schedule=step"]),
+        ("train.schedule=co", ["train.schedule=constant", "train.schedule=cosine"]),
+        ("train.schedule=step,co", ["train.schedule=step,constant", "train.schedule=step,cosine"]),
+        ("train.step_", ["train.step_every=", "train.step_at=", "train.step_factor="]),
+        ("data.stat", ["data.statistics=none", "data.statistics=site", "data.statistics=pooled"]),
+        ("method.server=a", ["method.server=adagrad", "method.server=adam"]),
+        ("method.ser", ["method.server=", "method.server."]),
+        ("method.server.b", ["method.server.beta1=", "method.server.beta2=", "method.server.beta="]),
+        ("method.base.server=y", ["method.base.server=yogi"]),
+        ("evaluate.metrics=auroc,ba", ["evaluate.metrics=auroc,balanced-accuracy"]),
+        ("evaluate.select=ac", ["evaluate.select=accuracy"]),
+        ("model.name=cnn", ["model.name=cnn", "model.name=cnn1d"]),
+        ("protocol.name=leave", ["protocol.name=leave-one-domain-out"]),
+        ("evaluate.telemetry=", ["evaluate.telemetry=false", "evaluate.telemetry=true"]),
+        ("train.lr=", []),
+        ("nothing.like", []),
+        ("nothing.like=a", []),
+    ],
+)
+def test_settings_and_their_values_complete(typed: str, offered: list[str]):
+    from fedshift.cli.completion import settings
+
+    assert settings(typed) == offered
+
+
+def test_a_table_that_is_the_only_one_completes_to_its_settings():
+    from fedshift.cli.completion import settings
+
+    assert {"train", "method", "data", "run"} <= {name.rstrip("=.") for name in settings("")}
+    assert settings("tra") == [f"train.{name}=" for name in PLAIN["train"].settings()]
+
+
+def test_every_setting_completes_by_its_name():
+    from fedshift.cli.completion import settings
+
+    for catalogue in (METHODS, DATASETS, MODELS, PROTOCOLS):
+        offered = settings(f"{catalogue.table}.")
+        for name in catalogue:
+            lacking = [f for f in catalogue.get(name).settings() if f"{catalogue.table}.{f}=" not in offered]
+            assert not lacking, name
+
+
+COMPLETING = """
+. "$1"
+IFS=' ' read -ra COMP_WORDS <<< "$2"
+[ "${2% }" = "$2" ] || COMP_WORDS+=("")
+COMP_CWORD=$(( ${#COMP_WORDS[@]} - 1 ))
+_fedshift_completion "$3"
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash here")
+def test_bash_completes_settings_and_values(tmp_path: Path):
+    """By the script that --show-completion prints; bash has = as a word of its own, and completes what follows it."""
+    from typer.completion import get_completion_script
+
+    script = get_completion_script(prog_name="fedshift", complete_var="_FEDSHIFT_COMPLETE", shell="bash")
+    (tmp_path / "script").write_text(script)
+    command = tmp_path / "fedshift"
+    command.write_text(
+        f'#!/bin/sh\nexec {sys.executable} -c \'import sys; sys.argv[0] = "fedshift"; '
+        'from fedshift.cli.app import main; main()\' "$@"\n'
+    )
+    command.chmod(0o755)
+
+    def tab(words: str) -> list[str]:
+        arguments = ["bash", "-c", COMPLETING, "bash", str(tmp_path / "script"), words, str(command)]
+        return subprocess.run(arguments, capture_output=True, text=True, check=True).stdout.split()
+
+    assert tab("fedshift compare --set train.lr = 0.1 --set train.schedule = co") == ["constant", "cosine"]
+    assert tab("fedshift run rotated-mnist --set method.server =") == [*SERVERS]
+    assert tab("fedshift reproduce --scale ") == ["smoke", "short", "paper"]
+
+
+def test_scales_are_listed_from_small_to_large():
+    from fedshift.benchmarking.columns import scale_of
+    from fedshift.reproduction.panels import scale_of as scale_of_table
+
+    for find in (scale_of, scale_of_table):
+        with pytest.raises(FedshiftError, match=r"Unknown scale 'big'\. Known: smoke, short, paper\."):
+            find("big")
+
+
+def test_every_spec_documents_its_settings():
     catalogues = (METHODS, DATASETS, MODELS, PROTOCOLS)
     listed = [catalogue.get(name).cls for catalogue in catalogues for name in catalogue]
     for cls in [*(cls for cls in listed if cls.__module__.startswith("fedshift.")), *PLAIN.values()]:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from sklearn.cluster import AgglomerativeClustering
 from sklearn.metrics import adjusted_rand_score
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fedshift
@@ -235,6 +235,41 @@ def test_aggregation_follows_eq_3():
 def test_a_large_heat_is_the_sample_weighted_rule():
     replies = Replies((client, Tensors({"w": torch.tensor(1.0)})) for client in (0, 2))
     assert Client2Vec(heat=1e9).weighed(state_of(**THREE), replies).weights == pytest.approx([0.25, 0.75])
+
+
+def number(value: float) -> Tensor:
+    return torch.tensor(value, dtype=torch.float64)
+
+
+def test_adam_on_the_server_steps_along_the_mean_that_eq_3_weighs():
+    """Two rounds of cohort {0, 1}, whose replies lie 0.2 and 0.5 beyond w, with lambda_1 = 2 and gamma = 1/2.
+
+    S_0 = 2/3 and S_1 = 5/6, as above, so r = p_1 / p_0 is 2 e^(1/12) in round 1. In round 2 the history is
+    S / 2 + S = 3/2 S, so r = 2 exp(3/2 * 1/6 / 2) = 2 e^(1/8). Delta = (0.2 + 0.5 r) / (1 + r), and from m = 0 and
+    v = tau^2: m <- 0.9 m + 0.1 Delta, v <- 0.99 v + 0.01 Delta^2, w <- w + 0.1 m / (sqrt(v) + 0.001). A buffer, of
+    which there are no moments, is the weighed mean: (4 + 7 r) / (1 + r).
+    """
+    method = Client2Vec(base=FedAvg(server={"name": "adam", "lr": 0.1}), heat=2.0, gamma=0.5, local_training=False)
+    merge = method.stages(2)[-1].exchanges[-1].merge
+    state = state_of(**THREE)
+    moments = {"first_moment.encoder.w": number(0.0), "second_moment.encoder.w": number(1e-6)}
+    state = dataclasses.replace(
+        state,
+        shared=Tensors({"encoder.w": number(1.0), "encoder.mean": number(5.0)}),
+        server=state.server.map(Tensor.double) | Tensors(moments),
+    )
+    w, m, v = 1.0, 0.0, 1e-6
+    for r in (2 * math.exp(1 / 12), 2 * math.exp(1 / 8)):
+        one = Tensors({"encoder.w": number(w + 0.2), "encoder.mean": number(4)})
+        other = Tensors({"encoder.w": number(w + 0.5), "encoder.mean": number(7)})
+        state = merge(state, Replies([(0, one), (1, other)]))
+        delta = (0.2 + 0.5 * r) / (1 + r)
+        m, v = 0.9 * m + 0.1 * delta, 0.99 * v + 0.01 * delta**2
+        w += 0.1 * m / (math.sqrt(v) + 0.001)
+        assert state.shared["encoder.w"].item() == pytest.approx(w, abs=1e-12)
+        assert state.shared["encoder.mean"].item() == pytest.approx((4 + 7 * r) / (1 + r))
+        assert state.server["first_moment.encoder.w"].item() == pytest.approx(m, abs=1e-12)
+        assert state.server["second_moment.encoder.w"].item() == pytest.approx(v, abs=1e-12)
 
 
 def test_with_a_large_heat_only_it_is_the_base_weighted_by_samples(make: Make):

@@ -20,10 +20,11 @@ from PIL import Image as Pillow
 from torch.utils.data import Dataset, TensorDataset
 
 import fedshift
-from conftest import Make, simulate
+from conftest import Make, interrupt_after, results, resume, simulate
 from fedshift.datasets.arrays import Arrays
 from fedshift.errors import FedshiftError
 from fedshift.federation.domains import DomainData
+from fedshift.runs.folder import RunFolder
 from fedshift.runs.progress import Progress
 from fedshift.streams import Streams
 
@@ -335,6 +336,31 @@ data = fedshift.in_memory({"north": (x, y), "south": (x + 1, y)})
 table = fedshift.compare(data=data, method=["fedavg", "fedsr"], model="mlp", rounds=2, progress=Progress())
 print(*(run.path for run in table.runs), table.accuracy("fedsr"))
 """
+
+
+@pytest.mark.parametrize("where", ["runs", "run"])
+def test_runs_and_data_are_moved_together(where: str):
+    """With the folder around both; or an interrupted run alone, into which a copy of the data is put."""
+    draw, y = np.random.default_rng(0), np.arange(40) % 2
+    data = fedshift.in_memory({"north": (draw.normal(size=(40, 3)), y), "south": (draw.normal(size=(40, 3)), y)})
+    asked = {"data": data, "method": "fedavg", "model": "mlp", "rounds": 3, "settings": {"run.checkpoint_every": 1}}
+    whole = fedshift.run(**asked, out="whole", progress=Progress())
+    with pytest.raises(KeyboardInterrupt):
+        fedshift.run(**asked, progress=interrupt_after(2))
+    (path,) = (Path("runs") / "arrays").glob("fedavg*")
+    if where == "runs":
+        Path("runs").rename("elsewhere")
+        moved = Path("elsewhere") / path.relative_to("runs")
+    else:
+        moved, kept = path.rename("alone"), Path(data.path).rename("somewhere.npz")
+        with pytest.raises(FedshiftError, match=r"is not there any more. Restore what it was, put a copy of what is"):
+            resume(RunFolder(moved))
+        (moved / Path(data.path).name).write_bytes(b"another file of that name")
+        with pytest.raises(FedshiftError, match="is not there any more"):
+            resume(RunFolder(moved))
+        kept.rename(moved / Path(data.path).name)
+    resume(RunFolder(moved))
+    assert results(RunFolder(moved)) == results(whole.folder)
 
 
 def test_the_same_script_twice_is_the_same_runs(tmp_path: Path):

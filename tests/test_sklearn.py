@@ -186,6 +186,26 @@ def test_a_round_is_selected_on_samples_that_nobody_trains_on():
         classifier(round="selected").fit(x, y, sites=sites)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"rounds": "x"}, r"'rounds' parameter of FederatedClassifier must be an int in the range \[1, inf\). Got 'x'"),
+        ({"rounds": None}, "'rounds' parameter .* Got None"),
+        ({"seed": 0.5}, "'seed' parameter .* must be an instance of 'int'. Got 0.5"),
+        ({"validation_fraction": 1.0}, r"'validation_fraction' parameter .* in the range \[0.0, 1.0\). Got 1.0"),
+        ({"round": "best"}, "'round' parameter .* among .*'last'.* Got 'best'"),
+        ({"settings": ["train.lr"]}, r"'settings' parameter .* Got \['train.lr'\]"),
+        ({"out": 5}, "'out' parameter .* Got 5"),
+    ],
+    ids=str,
+)
+def test_a_wrong_parameter_is_named_with_its_value(wrong: dict[str, Any], message: str):
+    """As scikit-learn names its own, by the kind of error that its searches know; nothing is written before."""
+    x, y, _ = blobs()
+    with pytest.raises(ValueError, match=message):
+        FederatedClassifier(**wrong).fit(x, y)
+
+
 def test_it_leaves_no_folder_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Nor does a copy that was pickled, which predicts the same and has no run."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))

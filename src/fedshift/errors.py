@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 
@@ -71,10 +71,10 @@ class UnknownNameError(FedshiftError):
         Args:
             kind: what was looked up, such as "method".
             name: the name that was given.
-            known: every right name.
+            known: every right name, in the order of a sequence, else in that of the alphabet.
             hint: what else would help, such as a command that lists them.
         """
-        names = sorted(known)
+        names = [*known] if isinstance(known, Sequence) else sorted(known)
         near = get_close_matches(name.lower(), names, n=1, cutoff=0.5)
         guess = f" Did you mean '{near[0]}'?" if near else ""
         tail = f" {hint}" if hint else ""

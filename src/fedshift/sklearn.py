@@ -7,10 +7,12 @@ a real federation could; what keeps statistics at the sites, or sends their sums
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral, Real
+from os import PathLike
 from pathlib import Path
 from shutil import rmtree
 from tempfile import mkdtemp
-from typing import Any, Self
+from typing import Any, ClassVar, Self, get_args
 from weakref import finalize
 
 import numpy as np
@@ -28,6 +30,7 @@ from fedshift.runs.trained import Trained
 try:
     from scipy.sparse import issparse
     from sklearn.base import BaseEstimator, ClassifierMixin
+    from sklearn.utils._param_validation import Interval, StrOptions
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
 except ImportError as error:
@@ -52,6 +55,18 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         run_: the run, with its records and messages; its files are gone with the classifier unless ``out`` is given. A
             copy, or one that was pickled, has no run.
     """
+
+    _parameter_constraints: ClassVar[dict[str, Any]] = {  # as scikit-learn checks its own
+        "method": "no_validation",
+        "model": "no_validation",
+        "rounds": [Interval(Integral, 1, None, closed="left")],
+        "seed": [Integral],
+        "settings": [Mapping, None],
+        "validation_fraction": [Interval(Real, 0, 1, closed="left")],
+        "round": [StrOptions({*get_args(Picked)})],
+        "out": [str, PathLike, None],
+        "verbose": ["verbose"],
+    }
 
     def __init__(
         self,
@@ -100,9 +115,10 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             sites: the site of each sample, (N,); None: all are of one.
 
         Raises:
-            ValueError: samples or classes cannot be used.
+            ValueError: samples, classes or a parameter cannot be used.
             FedshiftError: a setting is wrong, or the run cannot be carried out.
         """
+        self._validate_params()
         given = X
         if isinstance(X, Mapping) and not issparse(X):  # some of which are mappings
             if y is not None or sites is not None:
@@ -166,7 +182,7 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             "name": NAME,
             "protocol": {"name": "train-on-all", "validation": self.validation_fraction},
             "train": {"optimiser": "adam", "lr": LR},
-            "run": {} if self._temporary is None else {"checkpoint_every": max(1, int(self.rounds))},
+            "run": {} if self._temporary is None else {"checkpoint_every": int(self.rounds)},
         }
         options: dict[str, Any] = {"data": data, "method": self.method, "model": self.model, "rounds": self.rounds}
         asked = api.experiment(table, **options, seed=self.seed, out=folder / "runs", settings=self.settings)

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from fedshift.cli.benchmark import benchmark
+from fedshift.cli.commands import Commands
+from fedshift.cli.completion import command_of
 from fedshift.cli.ending import interruptible, print_report
 from fedshift.cli.federation import federation
 from fedshift.cli.options import (
@@ -57,6 +59,7 @@ FORMS = ("text", "markdown", "json")
 
 app = typer.Typer(
     name="fedshift",
+    cls=Commands,
     help="Federated learning when clients' features differ: run, compare and report.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -597,7 +600,7 @@ def main() -> None:
         sys.stdout = _Output(sys.stdout)  # all that is written goes through it
     try:
         _check_no_zero_byte(arguments)
-        app(arguments)
+        command_of(app)(arguments)
     except FedshiftError as error:
         if debug:
             raise

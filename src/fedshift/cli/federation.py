@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedshift.cli.commands import Commands
 from fedshift.cli.options import (
     DataOption,
     ExperimentArgument,
@@ -21,7 +22,11 @@ from fedshift.cli.options import (
 )
 
 federation = typer.Typer(
-    name="federation", help="A federation of institutions, on Flower.", no_args_is_help=True, rich_markup_mode="rich"
+    cls=Commands,
+    name="federation",
+    help="A federation of institutions, on Flower.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
 )
 
 SiteArgument = Annotated[Path, typer.Argument(help="The site's folder.", autocompletion=folder_names)]

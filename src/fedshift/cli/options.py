@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from fedshift.cli.completion import settings
+
 
 def names_of(kind: str) -> Any:
     """Tab completion of the names in a catalogue, after the last comma."""
@@ -113,6 +115,7 @@ SetOption = Annotated[
         "--set",
         help="Override any field: method.l2r=0.05. A list makes a run for each: train.lr=0.1,0.01. Text is taken as "
         "typed; quotes keep commas: data.path='\"a,b\"'.",
+        autocompletion=settings,
     ),
 ]
 TunedOption = Annotated[

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Interval
 
-from fedshift.core.metrics import check_metrics
+from fedshift.core.metrics import ACCURACY, DECLARED, PER_CLASS, check_metrics
 from fedshift.errors import FedshiftError
 from fedshift.settings.spec import (
     BatchSize,
@@ -178,11 +178,13 @@ class Evaluate(Spec):
         help="metrics beside accuracy and loss: balanced-accuracy, macro-f1, auroc, average-precision, "
         "sensitivity-at-specificity-0.9 (or another), calibration-error-15 (or so many bins), and of each class "
         "class-sensitivity, class-precision, class-auroc",
+        examples=DECLARED,
     )
     select: str = setting(
         "accuracy",
         help="what selects rounds and settings, and what tables show first: accuracy, one of the metrics, or that of "
         "a class, as 'auroc of cat' where class-auroc is among them",
+        examples=(ACCURACY, *(name for name in DECLARED if not name.startswith(PER_CLASS))),
     )
     telemetry: bool = setting(
         True, help="clients send, beside their replies, the mean of each loss term and how many steps they took"

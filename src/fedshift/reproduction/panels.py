@@ -129,5 +129,5 @@ def scale_of(name: str) -> Scale:
         UnknownNameError: there is none.
     """
     if name not in scales():
-        raise UnknownNameError("scale", name, scales())
+        raise UnknownNameError("scale", name, [*scales()])
     return scales()[name]

@@ -48,7 +48,7 @@ MADE = (
 )
 NOT_OF_MODELS = ("data.", "method.index.")  # how settings begin whose files a trained model is not made from
 ASIDE = "damaged-"
-MODELS = "models"  # the folder, beside those of runs, in which fedshift.own_model keeps models
+DATA, MODELS = "data", "models"  # folders beside those of runs, in which in_memory and own_model write
 SOME = 4  # run folders that an error lists
 
 
@@ -264,27 +264,37 @@ class RunFolder:
         table = self.table()
         check_digests(table, self.identity.plugins, self.path)
         check_plugins(self.plugins, self.path, trust)
-        experiment = Experiment.from_table(_with_paths(table, self._moved))
+        experiment = Experiment.from_table(_with_paths(table, self._moved(self._files(table))))
         check_code(experiment, self.plugins, self.path)
         return experiment
 
     @property
     def plugins(self) -> dict[str, str]:
         """Digests of the code that it runs, by where that is now."""
-        return {self._moved[path]: content for path, content in self.identity.plugins.items()}
+        plugins = self.identity.plugins
+        moved = self._moved(plugins)
+        return {moved[path]: content for path, content in plugins.items()}
 
-    @property
-    def _moved(self) -> dict[str, str]:
-        """Where the code that it runs is now, by where it was.
+    def _files(self, table: Mapping[str, Any]) -> dict[str, str]:
+        """Digests of the files and folders that an experiment names, by path, as they were when the run began."""
+        named = {_at(table, what): content for what, content in self.identity.contents.items()}
+        return {path: content for path, content in named.items() if isinstance(path, str)} | self.identity.plugins
+
+    def _moved(self, files: Mapping[str, str]) -> dict[str, str]:
+        """Where files are now, by where they were.
 
         What is not there is looked for by its name, and known by its digest: in the run's folder, in the two around it,
-        and in their folders of models, so that runs and what fedshift.own_model kept can be moved together.
+        and in their folders of data and models, so that runs can be moved together with what fedshift.in_memory and
+        fedshift.own_model wrote.
+
+        Args:
+            files: their digests, by path.
         """
         here = self.path.resolve()
-        around = [folder / name for folder in (here, *here.parents[:2]) for name in ("", MODELS)]
+        around = [folder / name for folder in (here, *here.parents[:2]) for name in ("", DATA, MODELS)]
         now: dict[str, str] = {}
-        for path, content in self.identity.plugins.items():
-            others = () if digest(path) else (str(folder / Path(path).name) for folder in around)
+        for path, content in files.items():
+            others = () if Path(path).expanduser().exists() else (str(folder / Path(path).name) for folder in around)
             now[path] = next((other for other in others if digest(other) == content), path)
         return now
 
@@ -298,8 +308,10 @@ class RunFolder:
             if before.get(what) != now.get(what) and counts(what)
         ]
         if reasons:
+            gone = any(what in where and what not in now for what in before)
+            copy = ", put a copy of what is gone into that folder" if gone else ""
             raise FedshiftError(
-                f"'{self.path}' {problem}: {', '.join(reasons)}. Restore what it was, or start a new run."
+                f"'{self.path}' {problem}: {', '.join(reasons)}. Restore what it was{copy}, or start a new run."
             )
 
     # What happened ------------------------------------------------------------------------------
@@ -537,6 +549,14 @@ def _with_paths(value: Any, moved: Mapping[str, str]) -> Any:
     if isinstance(value, list):
         return [_with_paths(each, moved) for each in value]
     return moved.get(value, value) if isinstance(value, str) else value
+
+
+def _at(table: Mapping[str, Any], names: str) -> Any:
+    """What a table has under a dotted name; None: nothing."""
+    found: Any = table
+    for name in names.split("."):
+        found = found.get(name) if isinstance(found, dict) else None
+    return found
 
 
 def _table_digest(table: Mapping[str, Any]) -> str:

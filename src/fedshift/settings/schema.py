@@ -82,6 +82,8 @@ def _about(cls: type[Any], name: str) -> Schema:
     described: Schema = {"description": f"{about.metadata.get('help', '')}{source}"}
     if about.default is not MISSING and about.default is not None:
         described["default"] = as_toml(about.default)
+    if about.metadata.get("examples"):
+        described["examples"] = [*about.metadata["examples"]]
     return described
 
 

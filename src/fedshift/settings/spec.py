@@ -115,6 +115,7 @@ def setting(
     words: tuple[str, ...] = (),
     portable: bool = False,
     code: bool = False,
+    examples: tuple[str, ...] = (),
 ) -> Any:
     """A documented field of a :class:`Spec`.
 
@@ -127,9 +128,10 @@ def setting(
         words: values of such a path that name no file, as "hub" does.
         portable: the file or folder of such a path serves other entries of the catalogue just as well.
         code: the file of such a path is code, or holds some, which a run carries out: it is trusted as plugins are.
+        examples: values of free text, or of its items, that an editor or a shell may offer.
     """
     about: dict[str, Any] = {"help": help, "source": source, "search": search}
-    about |= {"path": path, "words": words, "portable": portable, "code": code}
+    about |= {"path": path, "words": words, "portable": portable, "code": code, "examples": examples}
     return field(default=default, metadata=about)
 
 

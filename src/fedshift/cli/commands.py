@@ -1,0 +1,34 @@
+"""A group of commands in which an option that takes one value is given once."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import click
+from typer.core import TyperGroup
+
+from fedshift.errors import FedshiftError
+
+
+class Commands(TyperGroup):
+    """Commands that refuse an option that is given again, of which click would take the last."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command, and its arguments.
+
+        Raises:
+            FedshiftError: an option that takes one value is given several times.
+        """
+        name, command, rest = super().resolve_command(ctx, args)
+        if command is not None and not ctx.resilient_parsing:
+            within = click.Context(command, ctx, name)
+            _, _, order = command.make_parser(within).parse_args([*rest])
+            for given, times in Counter(order).items():
+                if isinstance(given, click.Option) and times > 1 and not (given.multiple or given.is_flag):
+                    raise FedshiftError(
+                        f"{given.opts[0]} is given {times} times: give it once. Where it takes several values, commas "
+                        "stand between them, as in --method fedavg,fedsr."
+                    )
+        return name, command, rest
