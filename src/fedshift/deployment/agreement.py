@@ -144,7 +144,7 @@ class Agreement:
                 "column of numbers and one of two categories."
             )
         data = experiment.data
-        if isinstance(data, InputColumns) and not data.columns and not self.federation.columns:
+        if isinstance(data, InputColumns) and not data.columns and self.inputs.preparation is None:
             raise FedshiftError(
                 f"data.columns names no {data.kind}, so each site's would be those of its own files, in their order: "
                 'name them in every experiment.toml, as [data] columns = ["age", "marker"] (at `fedshift federation '
