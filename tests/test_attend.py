@@ -368,7 +368,7 @@ def test_prepared_samples_are_their_owners_and_of_one_release(
         patch.setattr("fedshift.deployment.local.site_data", never)
         assert torch.equal(prepared(agreement, settings, own, site).x, made.x)
         normalised = {"name": "folder", "path": "images", "size": 10, "channels": 3, "normalise": True}
-        with pytest.raises(FedshiftError, match=r"prepares samples as Inputs\(.*normalise=False"):
+        with pytest.raises(FedshiftError, match=r"agreed on \(normalise = False, not True\): leave"):
             prepared(replace(agreement, table={**agreement.table, "data": normalised}), settings, own, site)
         patch.setattr("fedshift.deployment.local.version", lambda package: f"the next {package}")
         with pytest.raises(AssertionError, match="made again"):

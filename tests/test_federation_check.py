@@ -243,6 +243,32 @@ def test_every_image_that_cannot_be_read_is_named(site: SiteFolder):
     assert all(f"The image {file} cannot be read" in message for file in bad)
 
 
+def test_what_is_wrong_with_a_cell_is_mended_here(site: SiteFolder):
+    """Messages of data sets name settings as the commands of a simulation take them; a site has site.toml."""
+    folder = site(
+        experiment={"data": {"name": "table", "path": "data/all.csv", "columns": ["age"], "statistics": "site"}},
+        federation={"shape": [1], "columns": [["age"]]},
+    )
+    (folder / "data" / "all.csv").write_text("age,label\n30,ill\nold,well\n")
+    found = inspect(folder)
+    (problem,) = found.problems
+    assert "holds 'old' (str) in row 1" in str(problem)
+    assert "--set data.missing='old'" in str(problem)
+    note = "What a message writes as --set data.NAME=VALUE is NAME = VALUE here, below [data] in site.toml."
+    assert found.notes == (note,)
+    (folder / "site.toml").write_text('name = "a"\n[data]\nmissing = ["old"]\n')
+    assert "'old'" not in str(inspect(folder).table()["problems"])
+
+
+def test_a_network_that_cannot_be_read_is_said_once(site: SiteFolder):
+    """It is read for the model, and again to hold the samples against it."""
+    pytest.importorskip("transformers")
+    folder = site(experiment={"model": {"name": "transformers", "path": "net"}}, federation={"shape": [4]})
+    (folder / "net").mkdir()
+    (folder / "net" / "config.json").write_text("{}")
+    assert problems(folder).count("no network could be read") == 1
+
+
 def test_images_of_another_size(site: SiteFolder):
     x = np.zeros((20, 1, 9, 9), np.uint8)
     message = problems(site(x=x, federation={"shape": [1, 8, 8]}))

@@ -7,6 +7,7 @@ test with one scenario after the other, which a single worker carries out, whate
 from __future__ import annotations
 
 import http.client
+import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -38,12 +39,14 @@ pytest.importorskip("cryptography", reason="cryptography is not installed: pip i
 # As in test_coordinate: batches of one environment's samples, whose products are rounded alike.
 REAL = {"name": "real", "data": DATA, "protocol": {"name": "in-domain"}, "train.rounds": 3, "evaluate.batch": 6}
 Experiments = Callable[..., Experiment]
+IMPATIENT = str(Path(__file__).with_name("impatient"))  # what SuperNodes do first
 
 
 @pytest.fixture
 def real(make: Make, monkeypatch: pytest.MonkeyPatch) -> Experiments:
     """A function that makes a method's experiment on data of the sites' own."""
-    monkeypatch.setenv("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.1")  # seconds, for 1
+    monkeypatch.setenv("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.3")  # seconds, for 1
+    monkeypatch.setenv("PYTHONPATH", IMPATIENT, prepend=os.pathsep)
     return lambda name, **changes: make(
         {**small(name), **REAL, **{f"train.{key}": each for key, each in changes.items()}}
     )
@@ -106,7 +109,7 @@ def a_supernode_is_killed(federation: Loopback, real: Experiments) -> None:
     federation.begin_run()
     federation.wait_for(in_round_2)
     federation.crash("gray")
-    federation.wait_for(lambda: "offline" in happened(run, "gray"))  # Flower notices it after 54 seconds
+    federation.wait_for(lambda: "offline" in happened(run, "gray"))  # Flower notices it after half a minute
     federation.processes.start_site("gray")
     federation.end_run()
     gone = missing(run)

@@ -450,7 +450,9 @@ def test_what_leaves_says_the_statistics_and_a_policy_refuses_them(tmp_path: Pat
     set_site(folder, "Oslo", domains=[], data={"path": str(path)}, refuse=["statistic"])
     problems = [str(problem) for problem in inspect(folder / "sites" / "Oslo").problems]
     assert any("refuses what the run needs" in problem and "'mean'" in problem for problem in problems)
-    with pytest.raises(FedshiftError, match="refuses"):
+    with pytest.raises(
+        FedshiftError, match=r"refuses.*'mean'.*Set data.statistics = 'site' \(or 'none'\) at every member"
+    ):
         coordinate(folder / "coordinator", Local(folder), Progress())
 
 

@@ -116,7 +116,7 @@ def test_what_the_federations_page_writes_into_site_toml_is_read(tmp_path: Path)
     text = (ROOT / "docs" / "federation.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     rows = re.findall(r"^\| [^|]*\| (`name = .*`) \|$", text, re.MULTILINE)
-    assert (len(blocks), len(rows)) == (2, 4)
+    assert (len(blocks), len(rows)) == (2, 9)
     for written in (blocks[0], *("[data]\n" + row.replace("`, `", "\n").strip("`") for row in rows), blocks[1]):
         named = "" if written == blocks[0] else 'name = "berlin"\n'
         (tmp_path / "site.toml").write_text(named + written)

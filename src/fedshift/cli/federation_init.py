@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from shlex import join, quote
 from typing import Any
@@ -17,6 +17,7 @@ from fedshift.deployment import commands
 from fedshift.deployment.agreement import FederationSettings
 from fedshift.deployment.folders import check_new, for_institutions, make, planned, schema
 from fedshift.errors import FedshiftError
+from fedshift.settings.experiment import Experiment
 from fedshift.settings.grid import parse_assignments
 from fedshift.settings.written import Written
 
@@ -58,8 +59,8 @@ def init(
     with warnings_as_notes():
         chosen = api.experiment(experiment, settings=parse_assignments(assignments), **options)
     told = chosen
-    chosen = for_institutions(told)
-    sample = schema(chosen, _names(classes), _numbers(shape), [_column(text) for text in _names(columns)])
+    sample = schema(told, _names(classes), _numbers(shape), [_column(text) for text in _names(columns)])
+    chosen = for_institutions(told, sample)
     members = FederationSettings(
         name=name,
         sites=tuple(_names(sites)),
@@ -73,15 +74,8 @@ def init(
     if not dry_run:
         make(folder, files, chosen.plugins)
     console.print(_tree(folder, files, members.sites), highlight=False)
-    if chosen != told:
-        least = f"train.min_answers = {chosen.train.min_answers:g}"
-        console.print(
-            f"{least}: a round goes on without sites that fail or are late, as long as that part of them answers. "
-            'With "all" in every experiment.toml, an error at a site ends the run.',
-            highlight=False,
-            markup=False,
-            soft_wrap=True,
-        )
+    for line in _changes(told, chosen):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     if dry_run:
         console.print("Nothing was written.")
         return
@@ -89,6 +83,19 @@ def init(
     for line in _next(folder, members):
         console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
     console.print(f"All commands, in order: {folder / 'README.md'}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _changes(told: Experiment, chosen: Experiment) -> Iterator[str]:
+    """What differs from the experiment that was given, and why."""
+    if chosen.data != told.data:
+        names = ", ".join(chosen.data.table()["columns"])
+        yield f"data.columns = {names}: every site's files must have these columns, in any order; others are not read."
+    if chosen.train != told.train:
+        yield (
+            f"train.min_answers = {chosen.train.min_answers:g}: a round goes on without sites that fail or are late, "
+            "as long as that part of them answers. "
+            'With "all" in every experiment.toml, an error at a site ends the run.'
+        )
 
 
 def _names(text: str | None) -> list[str]:

@@ -132,7 +132,7 @@ class ArrayFile:
         if not self.alone:
             raise FedshiftError(
                 f"'{self.path}' holds an array domain, but in a folder each file is a domain, named like the file; "
-                "leave it out, or put all domains into one file."
+                "leave it out, put all domains into one file, or name this file itself as data.path."
             )
         return names_of(array, self._called("domain"))
 

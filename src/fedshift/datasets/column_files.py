@@ -63,6 +63,10 @@ class InputColumns(ColumnFiles):
 
     columns: tuple[str, ...] = setting((), help="the columns of the inputs, in order; none: all others")
 
+    def input_columns(self) -> tuple[str, ...]:
+        """The columns of the inputs: those that are named, or all others of the first file."""
+        return self.columns or tuple(self.others(files_in(self.path, SUFFIXES)[0]))
+
     def others(self, file: Path) -> list[str]:
         """The columns of a file that have no other use.
 

@@ -118,7 +118,7 @@ class Signals(InputColumns, WindowedDataset):
 
         Where channels are not named, they are those of the first file that was trained on.
         """
-        channels = self.columns or self.others(files_in(self.path, SUFFIXES)[0])
+        channels = self.input_columns()
         used = {name: use for name, use in self.named_apart.items() if name in (*self.recording, self.time)}
         present = column_names(file)
         check_named(file, present, used)

@@ -109,7 +109,7 @@ class TableFile(InputColumns, TableDataset):
 
     def samples(self, file: Path, columns: Sequence[Column] = ()) -> Unlabelled:
         """The columns that are asked for, or that the settings, or the first file of the data, name."""
-        columns = columns or _of_numbers(self.columns or self.others(files_in(self.path, SUFFIXES)[0]))
+        columns = columns or _of_numbers(self.input_columns())
         x, names = self.rows(file, columns), {column.name for column in columns}
         filled = _notes_on_filling(file, columns, x) if self.prepared else ()
         return Unlabelled(x, range(len(x)), (*not_looked_at(file, names), *filled))

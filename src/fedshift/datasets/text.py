@@ -214,7 +214,6 @@ def _texts(column: Any, where: str) -> list[str]:
     for row, value in enumerate(column):
         if not isinstance(value, str):
             missing = value is None or value != value  # noqa: PLR0124  # NaN
-            missing = value is None or value != value  # noqa: PLR0124  # NaN
             shown = "nothing" if missing else f"{value!r:.100} ({type(value).__name__})"
             raise FedshiftError(
                 f"{where} holds {shown} in row {row}, and should hold text; fill it in or remove the row."

@@ -21,6 +21,7 @@ from fedshift.core.method import make_parts
 from fedshift.core.model import ModelBuilder
 from fedshift.core.preparation import preparation_part
 from fedshift.core.setup import Setup
+from fedshift.datasets.column_files import InputColumns
 from fedshift.datasets.dataset import Dataset
 from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.federation.inputs import Inputs
@@ -142,6 +143,13 @@ class Agreement:
                 'the columns are. Write the same at every member: columns = [["age"], ["sex", "f", "m"]], say, for a '
                 "column of numbers and one of two categories."
             )
+        data = experiment.data
+        if isinstance(data, InputColumns) and not data.columns and self.inputs.preparation is None:
+            raise FedshiftError(
+                f"data.columns names no {data.kind}, so each site's would be those of its own files, in their order: "
+                'name them in every experiment.toml, as [data] columns = ["age", "marker"] (at `fedshift federation '
+                "init`, --set data.columns=age,marker)."
+            )
         if self.target is not None and self.target not in self.federation.sites:
             raise UnknownNameError("site to hold out (protocol.hold_out)", self.target, self.federation.sites)
 
@@ -166,8 +174,7 @@ class Agreement:
             FedshiftError: something in it is wrong.
         """
         named = Experiment.from_table(self._table(self.table.get("data", {}))).data
-        own = [name for name, about in named.settings().items() if about.metadata["path"]]
-        of_site = [name for name in own if not _is_everywhere(named, name)]
+        of_site = [name for name, words in own_files(named).items() if getattr(named, name) not in words]
         return self.with_data(dict.fromkeys(of_site, ""))
 
     @cached_property
@@ -248,10 +255,13 @@ class Agreement:
         return sorted(name for name in mine.keys() | other.keys() if mine.get(name) != other.get(name))
 
 
-def _is_everywhere(data: Dataset, name: str) -> bool:
-    """Whether a file of a data set is one that every member has, and no data of a site."""
-    about = data.settings()[name].metadata
-    return about["portable"] or getattr(data, name) in about["words"]
+def own_files(data: Dataset) -> dict[str, tuple[str, ...]]:
+    """The settings that name files of a site's own, and the words that may stand in their place.
+
+    These hold samples; what samples are read with (a frozen network, a tokenizer) every member has.
+    """
+    about = {name: each.metadata for name, each in data.settings().items() if name not in data.readers}
+    return {name: each["words"] for name, each in about.items() if each.get("path")}
 
 
 def read_site(folder: Path) -> tuple[SiteSettings, dict[str, Any]]:

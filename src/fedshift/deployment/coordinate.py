@@ -24,6 +24,7 @@ from fedshift.deployment.agreement import Agreement
 from fedshift.deployment.leaving import CATEGORIES
 from fedshift.deployment.link import Away, Link
 from fedshift.deployment.members import Came, Members, refuses
+from fedshift.deployment.model import parts_of_model
 from fedshift.deployment.policy import refusal
 from fedshift.deployment.scoring import Scoring
 from fedshift.deployment.wire import Done, Failed, Join, Joined, Session, Work
@@ -31,7 +32,6 @@ from fedshift.engines.calibration import asked_for
 from fedshift.engines.choice import open_engine
 from fedshift.engines.engine import Engine, ServerJob
 from fedshift.errors import DivergedError, FedshiftError, Problems
-from fedshift.evaluation.evaluation import parts_predicted
 from fedshift.runs.events import EventLog
 from fedshift.runs.folder import EVENTS, FEDERATION, MESSAGES, RunFolder
 from fedshift.runs.patience import end_early
@@ -81,7 +81,7 @@ class _Run:
     ) -> None:
         """Go back to the last checkpoint, if there is one."""
         self.agreement, self.setup, self.folder, self.engine = agreement, setup, folder, engine
-        self.read = self._parts_read()
+        self.read = parts_of_model(agreement, setup)
         self.coordinator = Coordinator(self.setup, agreement.clients)
         self.selection = Selection(folder.path, folder.identity.fingerprint)
         self.records, self.scoring = self._go_back(), self._pending()
@@ -285,25 +285,6 @@ class _Run:
             names = ", ".join(sorted({each["site"] for each in lacking}))
             notes.append(f"The last evaluation lacks scores of {names}; records.jsonl says why.")
         return [*notes, *self.setup.notes_on_rates, *self.setup.method.notes(self.coordinator.state)]
-
-    def _parts_read(self) -> frozenset[str]:
-        """The parts that a prediction reads.
-
-        Raises:
-            FedshiftError: the target could not be predicted for.
-        """
-        federation, inputs = self.agreement.federation, self.agreement.inputs
-        sample = inputs.like(federation.shape)
-        method = self.setup.method
-        read = parts_predicted(method, self.setup.model, self.setup.parts, inputs, sample.to(self.setup.device))
-        own = sorted(part for part in read if any(n.startswith(f"{part}.") for n in self.setup.initial("client")))
-        if own and self.agreement.target is not None:
-            raise FedshiftError(
-                f"'{self.agreement.experiment.method_name}' predicts with what each client keeps ({', '.join(own)}), "
-                f"so the site '{self.agreement.target}', which never trains, has no model here; only a simulation can "
-                "make one. Use protocol.name = 'in-domain', or a method whose model is shared."
-            )
-        return read
 
     # What is told ---------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ import torch
 from fedshift.core.contract import Category
 from fedshift.core.frozen import Front
 from fedshift.datasets import DATASETS
+from fedshift.datasets.column_files import InputColumns
 from fedshift.datasets.dataset import ImageDataset
 from fedshift.deployment import commands
 from fedshift.deployment.agreement import (
@@ -33,10 +34,12 @@ from fedshift.deployment.agreement import (
     Agreement,
     FederationSettings,
     SiteSettings,
+    own_files,
     read_site,
 )
 from fedshift.deployment.keys import Authority, site_pair
 from fedshift.deployment.leaving import what_leaves
+from fedshift.deployment.model import parts_of_model
 from fedshift.errors import DiskError, FedshiftError
 from fedshift.files import make_folder, write
 from fedshift.settings.content import imported
@@ -89,8 +92,9 @@ def schema(
     """
     prepared = experiment.data.inputs().preparation is not None
     said = tuple(map(tuple, columns))
+    unnamed = isinstance(experiment.data, InputColumns) and not (experiment.data.columns or said)
     shape = tuple(shape) or _shape_of_images(experiment) or ((len(said),) if said else ())
-    if classes and shape and (said or not prepared):
+    if classes and shape and (said or not prepared) and not unnamed:
         return Schema(tuple(classes), shape, said)
     network = experiment.model.frozen_network()
     try:
@@ -101,6 +105,7 @@ def schema(
             lacking += [] if said else ["--columns 'age,sex=f|m'"]
         else:
             lacking += [] if shape else ["--shape 3,64,64"]
+            lacking += ["--set data.columns=age,marker"] if unnamed else []
         raise FedshiftError(
             f"{error}\nThe data would tell what a sample is. Where they are at the sites only, say it: "
             f"{' '.join(lacking)}"
@@ -122,14 +127,22 @@ def _shape_of_images(experiment: Experiment) -> tuple[int, ...]:
     return tuple(image.shape[1:])
 
 
-def for_institutions(experiment: Experiment) -> Experiment:
-    """The experiment as institutions should carry it out, of which one that fails must not end the run.
+def for_institutions(experiment: Experiment, sample: Schema) -> Experiment:
+    """The experiment as institutions should carry it out.
 
-    Where train.min_answers is "all", as it is by default, it becomes :data:`MIN_ANSWERS`.
+    One that fails must not end the run: where train.min_answers is "all", as it is by default, it becomes
+    :data:`MIN_ANSWERS`. And what they read must be alike: inputs in columns are named, so that their order is the same.
+
+    Args:
+        experiment: as it is told.
+        sample: what :func:`schema` found of it.
     """
-    if experiment.train.min_answers != "all":
-        return experiment
-    return replace(experiment, train=replace(experiment.train, min_answers=MIN_ANSWERS))
+    data, train = experiment.data, experiment.train
+    if isinstance(data, InputColumns) and not data.columns:
+        data = replace(data, columns=tuple(name for name, *_ in sample.columns) or data.input_columns())
+    if train.min_answers == "all":
+        train = replace(train, min_answers=MIN_ANSWERS)
+    return replace(experiment, data=data, train=train)
 
 
 def planned(
@@ -157,6 +170,8 @@ def planned(
     _check_target(federation, experiment)
     table, copies = _relative(experiment)
     agreement = Agreement(Path(), federation, experiment.table())
+    setup = agreement.setup(torch.device("cpu"))
+    parts_of_model(agreement, setup)  # which the site that is held out must have
     own = _own_domains(experiment, federation.sites, domains)
     host, port = commands.host_and_port(federation.address)
     authority = Authority.make(federation.name)
@@ -185,7 +200,7 @@ def planned(
     common: Planned = {
         FEDERATION: commented(federation, f"The federation {federation.name}: this file is the same at every member."),
         EXPERIMENT: _written(table),
-        LEAVES: what_leaves(agreement.setup(torch.device("cpu")), federation),
+        LEAVES: what_leaves(setup, federation),
         "certificates/ca.crt": trusted.public,
         **copies,
     }
@@ -226,8 +241,8 @@ def planned(
         "authority/ca.key": trusted.private,
         **{f"{COORDINATOR}/{name}": content for name, content in coordinator.items()},
     }
-    for site, own_files in sites.items():
-        files |= {f"{SITES}/{site}/{name}": content for name, content in own_files.items()}
+    for site, mine in sites.items():
+        files |= {f"{SITES}/{site}/{name}": content for name, content in mine.items()}
     return files
 
 
@@ -329,12 +344,8 @@ def _own_domains(experiment: Experiment, sites: Sequence[str], domains: Sequence
 
 def _comes_by_itself(experiment: Experiment) -> bool:
     """Whether data are read from no file of the user's."""
-    values = experiment.data.settings()
-    return all(
-        getattr(experiment.data, name) in ("", *about.metadata["words"])
-        for name, about in values.items()
-        if about.metadata.get("path") and not about.metadata["portable"]
-    )
+    data = experiment.data
+    return all(getattr(data, name) in ("", *words) for name, words in own_files(data).items())
 
 
 # The experiment at every member ------------------------------------------------------------------
@@ -349,7 +360,7 @@ def _relative(experiment: Experiment) -> tuple[dict[str, Any], Planned]:
         path = Path(value)
         if not value or not path.is_absolute() or not path.exists():
             continue  # a word, a hub id, or a path that is a site's affair
-        if names[0] == "data" and not experiment.data.settings()[names[-1]].metadata["portable"]:
+        if names[0] == "data" and names[-1] in own_files(experiment.data):
             there = DATA if names[-1] == "path" else f"{DATA}/{names[-1]}"
         else:
             there = f"{FILES}/{'.'.join(names)}{path.suffix}"
@@ -386,8 +397,7 @@ def _put(table: dict[str, Any], names: Sequence[str], value: str) -> None:
 def _help_of_data(experiment: Experiment, table: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Where the data set's files are looked for: each setting, its value at a site, and what belongs there."""
     about = experiment.data.settings()
-    named = [name for name, each in about.items() if each.metadata.get("path") and not each.metadata["portable"]]
-    return [(name, table["data"][name], about[name].metadata["help"]) for name in named]
+    return [(name, table["data"][name], about[name].metadata["help"]) for name in own_files(experiment.data)]
 
 
 # Texts -------------------------------------------------------------------------------------------

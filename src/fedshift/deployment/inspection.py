@@ -17,7 +17,7 @@ import torch
 
 from fedshift.core.setup import Setup
 from fedshift.datasets.images import files_below
-from fedshift.deployment.agreement import Agreement, SiteSettings, read_site
+from fedshift.deployment.agreement import SITE, Agreement, SiteSettings, read_site
 from fedshift.deployment.leaving import Leaves, leaving, what_leaves
 from fedshift.deployment.local import site_data, site_federation
 from fedshift.deployment.policy import refusal, refused
@@ -128,7 +128,8 @@ class _Finding:
         self.add(notes=(*self.found.notes, *notes))
 
     def problem(self, error: FedshiftError) -> None:
-        self.add(problems=(*self.found.problems, error))
+        if str(error) not in map(str, self.found.problems):  # of a file that several steps read
+            self.add(problems=(*self.found.problems, error))
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
@@ -173,6 +174,8 @@ def inspect(folder: Path) -> Inspection:
             held, notes = _held(agreement, settings, data)
             finding.add(held=held)
             finding.note(*notes)
+    if any("--set data." in str(problem) for problem in finding.found.problems):
+        finding.note(f"What a message writes as --set data.NAME=VALUE is NAME = VALUE here, below [data] in {SITE}.")
     return finding.found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -170,9 +170,11 @@ def _check_inputs(agreement: Agreement, experiment: Experiment) -> None:
     """Samples become inputs in the same way everywhere."""
     own, agreed = experiment.data.inputs(), agreement.experiment.data.inputs()
     if own != agreed:
+        names = [each.name for each in fields(Inputs) if getattr(own, each.name) != getattr(agreed, each.name)]
+        said = "; ".join(f"{name} = {getattr(own, name)!r:.100}, not {getattr(agreed, name)!r:.100}" for name in names)
         raise FedshiftError(
-            f"[data] of site.toml prepares samples as {own}, but the federation agreed on {agreed}: leave data.augment "
-            "and data.normalise, or data.statistics and data.impute, as they are in experiment.toml."
+            f"[data] of site.toml prepares samples otherwise than the federation agreed on ({said}): leave augment, "
+            "normalise, tokens, statistics and impute as they are in experiment.toml, or give data of such a kind."
         )
     experiment.model.check(agreed)
 

@@ -42,7 +42,7 @@ class Members:
                 break
             if missing != told:
                 told = missing
-                self.tell("coordinator", "waiting", f"for {', '.join(missing)}")
+                self.tell("coordinator", "waiting", f"for {', '.join(missing)}, at most {wait:g} seconds")
             time.sleep(SECONDS_BETWEEN_LOOKS)
         if len(missing) > len(asked) - fewest:
             raise FedshiftError(

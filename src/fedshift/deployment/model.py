@@ -1,4 +1,4 @@
-"""A site's final model: what all sites share, and what its own client keeps, which only the site has."""
+"""A site's model: what all sites share, and what its own client keeps, which only the site has."""
 
 from __future__ import annotations
 
@@ -11,11 +11,34 @@ from torch import Tensor
 
 from fedshift import files
 from fedshift.core.messages import pack
+from fedshift.core.preparation import PREPARATION
+from fedshift.core.setup import Setup
 from fedshift.deployment.agreement import Agreement, read_site
 from fedshift.errors import FedshiftError
+from fedshift.evaluation.evaluation import parts_predicted
 from fedshift.runs.trained import Blueprint, Trained, rebuilt
 
 FILE = "model.safetensors"
+
+
+def parts_of_model(agreement: Agreement, setup: Setup) -> frozenset[str]:
+    """The parts that a prediction reads.
+
+    Raises:
+        FedshiftError: no model could be made for the site that is held out.
+    """
+    experiment, inputs = agreement.experiment, agreement.inputs
+    sample = inputs.like(agreement.federation.shape).to(setup.device)
+    read = parts_predicted(setup.method, setup.model, setup.parts, inputs, sample)
+    own = sorted(part for part in read if any(name.startswith(f"{part}.") for name in setup.initial("client")))
+    if own and agreement.target is not None:
+        shared = "data.statistics = 'pooled'" if own == [PREPARATION] else "a method whose model is shared"
+        raise FedshiftError(
+            f"'{experiment.method_name}' predicts with what each client keeps ({', '.join(own)}), so the site "
+            f"'{agreement.target}', which never trains, has no model here; only a simulation can make one. Use "
+            f"protocol.name = 'in-domain', or {shared}."
+        )
+    return read
 
 
 def keep_model(state: Path, sent: Mapping[str, Tensor], client: int | None, kept: Mapping[str, Tensor]) -> None:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from fedshift.core.contract import Category
 from fedshift.core.messages import Telemetry
+from fedshift.core.preparation import PREPARATION
 from fedshift.core.setup import Setup, told
 from fedshift.deployment.leaving import CATEGORIES, SCORES, Leaves, leaving
 from fedshift.errors import FedshiftError
@@ -42,8 +43,11 @@ def refusal(setup: Setup, site: str, refuse: Collection[Category]) -> FedshiftEr
     needed = refused(setup, refuse)
     said = [_said([each for each in needed if each.category == category]) for category in CATEGORIES]
     settings, uniform = _by_samples(setup), replace(setup, method=_uniform(setup.method))
-    helps = settings and not refused(uniform, refuse)
-    fix = f"Set {' and '.join(settings)} at every member" if helps else "Choose another method or setting"
+    fix = "Choose another method or setting"
+    if {each.stage for each in needed} == {PREPARATION}:
+        fix = "Set data.statistics = 'site' (or 'none') at every member"
+    elif settings and not refused(uniform, refuse):
+        fix = f"Set {' and '.join(settings)} at every member"
     return FedshiftError(
         f"The site '{site}' refuses what the run needs: {'; '.join(text for text in said if text)}. {fix}, or talk to "
         "the site, whose site.toml says what it refuses."

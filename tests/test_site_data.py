@@ -1,0 +1,270 @@
+"""A site's data: every kind that a simulation takes is set up, checked, rehearsed and carried out in a federation."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+pytest.importorskip("cryptography", reason="the extra 'flower' is not installed")
+pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
+
+import fedshift
+from federated import Local
+from fedshift.cli.app import app
+from fedshift.deployment.agreement import EXPERIMENT, Agreement
+from fedshift.deployment.coordinate import coordinate
+from fedshift.deployment.inspection import inspect
+from fedshift.deployment.model import site_model
+from fedshift.deployment.rehearsal import rehearse
+from fedshift.errors import FedshiftError
+from fedshift.runs.progress import Progress
+from fedshift.settings.written import parse_toml
+from test_coordinate import alike
+from test_text_data import a_tokenizer, an_encoder
+
+SITES = ("berlin", "oslo", "rome")
+Write = Callable[[Path, int], str]
+"""Writes the samples of a site, by its number, into a folder; what is written, by its name there."""
+WARD = "ward"  # the folder of images that are one domain
+COMMON = ("--sites", ",".join(SITES), "--method", "fedavg", "--rounds", "2", "--set", "protocol.name=in-domain")
+STEPS = {"train.steps": 2, "train.batch": 4, "evaluate.every": 1, "evaluate.batch": 4, "run.threads": 1}
+
+
+def draws(number: int) -> np.random.Generator:
+    return np.random.default_rng(number)
+
+
+def folder(place: Path, number: int) -> str:
+    for row, pixels in enumerate(draws(number).integers(0, 200, (24, 8, 8), dtype=np.uint8)):
+        file = place / WARD / ("ill", "well")[row % 2] / f"{row}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(file)
+    return WARD
+
+
+def parquet(place: Path, number: int) -> str:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    rows = []
+    for row, pixels in enumerate(draws(number).integers(0, 200, (24, 8, 8), dtype=np.uint8)):
+        Image.fromarray(pixels).save(data := io.BytesIO(), "PNG")
+        rows.append({"image": {"bytes": data.getvalue()}, "domain": "ward", "label": ("ill", "well")[row % 2]})
+    pq.write_table(pa.Table.from_pylist(rows), place / "scans.parquet")
+    return "scans.parquet"
+
+
+def arrays(place: Path, number: int) -> str:
+    x = draws(number).normal(size=(24, 8)).astype("float32")
+    np.savez(place / "mine.npz", x=x, y=np.arange(24) % 2, classes=["ill", "well"])
+    return "mine.npz"
+
+
+def in_memory(place: Path, number: int) -> str:
+    x = draws(number).normal(size=(24, 2, 10))
+    made = fedshift.in_memory({SITES[number]: (x, np.arange(24) % 2)}, classes=["ill", "well"], folder=place)
+    return Path(made.path).name
+
+
+def rows(place: Path, names: list[str], table: list[list[Any]]) -> str:
+    with (place / "mine.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([names, *table])
+    return "mine.csv"
+
+
+def table(place: Path, number: int) -> str:
+    found = [
+        [round(age, 3), "fm"[row % 2], "" if row % 5 == 0 else row, ("ill", "well")[row // 2 % 2]]
+        for row, age in enumerate(draws(number).normal(50, 9, 24))
+    ]
+    return rows(place, ["age", "sex", "marker", "label"], found)
+
+
+def signals(place: Path, number: int) -> str:
+    found = [
+        [recording, ("rest", "walk")[recording % 2], *draws(number * 999 + recording * 20 + step).normal(size=2)]
+        for recording in range(10)
+        for step in range(20)
+    ]
+    return rows(place, ["recording", "label", "speed", "height"], found)
+
+
+def medical(place: Path, number: int) -> str:
+    nibabel = pytest.importorskip("nibabel")
+    for patient in range(24):
+        file = place / WARD / ("ill", "well")[patient % 2] / f"{patient}.nii.gz"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        scan = draws(100 * number + patient).normal(size=(8, 8, 3)).astype("float32") * 90
+        nibabel.save(nibabel.Nifti1Image(scan, np.eye(4)), file)
+    return WARD
+
+
+def texts(place: Path, number: int) -> str:
+    words = ("good", "bad", "meal", "film", "very")
+    found = [
+        [("ill", "well")[row % 2], " ".join(words[n] for n in draws(number * 99 + row).integers(0, 5, 6))]
+        for row in range(24)
+    ]
+    return rows(place, ["label", "text"], found)
+
+
+IMAGES = {"size": 10, "channels": 1}
+KINDS: dict[str, tuple[Write, str, dict[str, Any]]] = {
+    "folder": (folder, "cnn", IMAGES),
+    "parquet": (parquet, "cnn", IMAGES),
+    "arrays": (arrays, "mlp", {}),
+    "arrays in memory": (in_memory, "cnn1d", {}),
+    "table": (table, "mlp", {"statistics": "pooled"}),
+    "table of a site": (table, "mlp", {"statistics": "site", "impute": "median"}),
+    "signals": (signals, "cnn1d", {"recording": "recording", "window": 10}),
+    "medical": (medical, "cnn", {**IMAGES, "window": "given", "centre": 0, "width": 200, "slices": "middle"}),
+    "text": (texts, "mlp", {"width": 32}),
+    "text by a tokenizer": (texts, "transformers", {"tokens": "encoder", "length": 8}),
+}
+
+
+def federation(place: Path, kind: str) -> Path:
+    """A federation whose organiser has an example of what the sites have, by the command line."""
+    write, model, settings = KINDS[kind]
+    (place / "example").mkdir()
+    file = write(place / "example", 0)
+    said: dict[str, Any] = {"data.path": f"{place}/example{'' if file == WARD else f'/{file}'}"}
+    said |= {f"data.{name}": value for name, value in settings.items()} | STEPS
+    if model == "transformers":
+        a_tokenizer(place / "encoder")
+        an_encoder(place / "encoder")
+        said |= {"data.tokens": f"{place}/encoder", "model.path": f"{place}/encoder", "model.adapter_rank": 2}
+    options = [word for name, value in said.items() for word in ("--set", f"{name}={value}")]
+    arguments = ["init", "kind", *COMMON, "--data", kind.partition(" ")[0], "--model", model, "--to", str(place)]
+    done = CliRunner().invoke(app, ["federation", *arguments, *options], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    for number, site in enumerate(SITES):
+        folder = place / "kind" / "sites" / site
+        file = write(folder / "data", number)  # where its README says
+        if kind == "arrays in memory":  # a file that names its domain, so a folder of such is none
+            (folder / "site.toml").write_text(f'name = "{site}"\n[data]\npath = "data/{file}"\n', encoding="utf-8")
+    return place / "kind"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_data_is_set_up_checked_and_carried_out(tmp_path: Path, kind: str):
+    folder = federation(tmp_path, kind)
+    for site in SITES:
+        found = inspect(folder / "sites" / site)
+        found.check()
+        assert found.held is not None
+        assert found.held.samples in (20, 24)
+    run = coordinate(folder / "coordinator", Local(folder), Progress())
+    other = rehearse(folder, Progress())
+    alike(run, other, records=False)  # a simulation scores several sites' samples in one batch
+    assert run.messages == other.messages
+    agreement = Agreement.read(folder / "coordinator")
+    sample = agreement.inputs.like(agreement.federation.shape)
+    assert site_model(folder / "sites" / "oslo")(sample).shape == (1, 2)
+
+
+# Columns -----------------------------------------------------------------------------------------
+
+
+def test_columns_are_read_in_one_order_at_every_site(tmp_path: Path):
+    """As the organiser's file has them; a site's file may have them in another order, and others beside them."""
+    folder = federation(tmp_path, "signals")
+    site = folder / "sites" / "oslo"
+    before = samples(site)
+    lines = list(csv.reader((site / "data" / "mine.csv").read_text(encoding="utf-8").splitlines()))
+    rows(
+        site / "data",
+        ["height", "speed", "ward", "recording", "label"],
+        [[h, s, "3", r, n] for r, n, s, h in lines[1:]],
+    )
+    assert torch.equal(samples(site), before)
+    rows(site / "data", ["recording", "label", "pace", "height"], lines[1:])
+    (problem,) = inspect(site).problems
+    assert "Unknown column of channels in" in str(problem)
+    assert "'speed'" in str(problem)
+    (site / "site.toml").write_text('name = "oslo"\n[data]\ncolumns = ["pace", "height"]\n', encoding="utf-8")
+    assert torch.equal(samples(site), before)
+
+
+def samples(site: Path) -> torch.Tensor:
+    from fedshift.deployment.agreement import read_site
+    from fedshift.deployment.local import site_data
+
+    return site_data(Agreement.read(site), *read_site(site)).x
+
+
+@pytest.mark.parametrize(("kind", "named"), [("signals", ["speed", "height"]), ("table", ["age", "sex", "marker"])])
+def test_the_columns_of_the_data_are_written_down(tmp_path: Path, kind: str, named: list[str]):
+    folder = federation(tmp_path, kind)
+    path = folder / "coordinator" / EXPERIMENT
+    written = parse_toml(path.read_text(), "it")
+    assert written["data"]["columns"] == named
+    if kind == "signals":
+        path.write_text(
+            path.read_text().replace(f'columns = [\n    "{named[0]}",\n    "{named[1]}",\n]', "columns = []")
+        )
+        with pytest.raises(
+            FedshiftError, match=r"data\.columns names no channels, so each site's would be those of its"
+        ):
+            Agreement.read(folder / "coordinator")
+
+
+def test_columns_of_data_that_are_at_the_sites_only_are_asked_for(tmp_path: Path):
+    asked = ["init", "x", *COMMON, "--data", "signals", "--set", "data.path=data", "--set", "data.window=10"]
+    asked += ["--model", "cnn1d", "--classes", "rest,walk", "--shape", "2,10", "--to", str(tmp_path)]
+    done = CliRunner().invoke(app, ["federation", *asked])
+    assert str(done.exception).endswith("say it: --set data.columns=age,marker")
+    asked += ["--set", "data.columns=speed,height"]
+    assert CliRunner().invoke(app, ["federation", *asked]).exit_code == 0
+
+
+# What every member has ---------------------------------------------------------------------------
+
+
+def test_a_tokenizer_travels_and_texts_stay(tmp_path: Path):
+    folder = federation(tmp_path, "text by a tokenizer")
+    for member in (folder / "coordinator", *(folder / "sites" / site for site in SITES)):
+        assert (member / "files" / "data.tokens" / "tokenizer.json").is_file()
+        data = parse_toml((member / EXPERIMENT).read_text(), "it")["data"]
+        assert (data["path"], data["tokens"]) == ("data", "files/data.tokens")
+    readme = (folder / "sites" / "oslo" / "README.md").read_text()
+    assert "- `path = " in readme
+    assert "tokens" not in readme
+
+
+def test_who_holds_a_site_out_for_which_there_is_no_model_hears_it_at_once(tmp_path: Path):
+    asked = [
+        "init",
+        "x",
+        "--sites",
+        "a,b,c",
+        "--method",
+        "fedavg",
+        "--hold-out",
+        "c",
+        "--data",
+        "table",
+        "--model",
+        "mlp",
+    ]
+    asked += [
+        "--set",
+        "data.path=data",
+        "--set",
+        "data.statistics=site",
+        "--classes",
+        "ill,well",
+        "--columns",
+        "age,dose",
+    ]
+    done = CliRunner().invoke(app, ["federation", *asked, "--to", str(tmp_path)])
+    assert "so the site 'c', which never trains, has no model here" in str(done.exception)
+    assert "Use protocol.name = 'in-domain', or data.statistics = 'pooled'." in str(done.exception)
+    assert not list(tmp_path.iterdir())
