@@ -313,7 +313,7 @@ def test_a_folder_of_tables(tmp_path: Path):
         ("a;label\n1;x\n", ["Separate columns by commas"]),
         ("a,a,label\n1,2,x\n", ["two columns 'a'"]),
         (",a,label\n0,2,x\n", ["column without a name", "index=False"]),
-        ("label\nx\ny\n", ["none of numbers beside the label"]),
+        ("label\nx\ny\n", ["no column of inputs beside label"]),
         ("a,label\n1,x,9\n2,y,9\n", ["The row in line 2 of", "has 3 values, and there are 2 columns"]),
         ("a,label\n1,x\n2,y,9\n", ["The row in line 3 of", "has 3 values"]),
         ('a,label\n1,"x\n', ["cannot be read as a table"]),
