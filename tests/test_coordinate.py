@@ -383,6 +383,9 @@ def test_too_few_sites_end_the_run_with_their_names(make: Make, tmp_path: Path):
         FedshiftError, match=r"1 of 3 sites are connected after 1 seconds, 2 at least .* dark, light are"
     ):
         coordinate(folder / "coordinator", link, Progress())
+    (told,) = (folder / "coordinator" / "runs").glob("*/events.jsonl")
+    waiting = [each for each in map(json.loads, told.read_text().splitlines()) if each["kind"] == "site"]
+    assert [(each["what"], each["why"]) for each in waiting] == [("waiting", "for dark, light, at most 1 seconds")]
 
 
 # What a site refuses ------------------------------------------------------------------------------
