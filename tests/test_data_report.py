@@ -794,6 +794,30 @@ def test_columns_of_a_table_are_called_by_name_and_codes_are_no_numbers():
     assert "drug a" in report._repr_html_()
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            {"statistics": "pooled"},
+            "In training the mean of all sites' rows stands for them, or the most",
+        ),
+        (
+            {"statistics": "site", "impute": "median"},
+            "In training the median of the site's own rows stands for them, or",
+        ),
+    ],
+    ids=str,
+)
+def test_what_fills_missing_cells_is_said_where_it_is_known(tmp_path: Path, settings: dict[str, str], said: str):
+    rows = [f"{'' if row % 5 == 0 else row % 7},{row % 11},{'uv'[row // 3 % 2]}" for row in range(120)]
+    for site in "ab":
+        (tmp_path / f"{site}.csv").write_text("\n".join(["age,size,label", *rows]))
+    data = {"name": "table", "path": str(tmp_path), **settings}
+    report = fedshift.inspect_data(data=data, protocol="in-domain", model="mlp")
+    (missing,) = [finding for finding in report.findings if finding.kind == "missing values"]
+    assert missing.remedy.startswith(said)
+
+
 def _rows_seen(report: DataReport, site: int) -> Tensor:
     data = report.data
     looked = Roles.of(federated(data), len(data.y)).judged(test=False)

@@ -13,10 +13,11 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 WITH_OTHERS = {
+    "click",
     "huggingface-hub",
     "tokenizers",
     "uvicorn",
-}  # used only where transformers, datasets or flwr, which need them, are
+}  # used only where typer, transformers, datasets or flwr, which need them, are
 
 
 def packages(lines: list[str]) -> set[str]:

@@ -281,9 +281,18 @@ def _columns(report: Inspection) -> Iterator[Finding]:
         yield Finding(
             "missing values",
             f"Numbers are missing at {len(lacking)} of {int(seen.sum())} sites, most of all {_listed(words)}.",
-            "Say how they are filled in; where a site lacks more than others, that it is missing tells the site.",
+            f"{_filling(report)}; where a site lacks more than others, that it is missing tells the site.",
             tuple(report.sites[site].name for site in lacking),
         )
+
+
+def _filling(report: Inspection) -> str:
+    """What stands for missing cells, or that somebody should say so."""
+    prepared = report.inputs.preparation
+    if prepared is None:
+        return "Say how they are filled in"
+    whose = {"site": "the site's own", "pooled": "all sites'"}[prepared.statistics]
+    return f"In training the {prepared.impute} of {whose} rows stands for them, or the most frequent category"
 
 
 def _ranges(report: Inspection) -> Iterator[Finding]:
