@@ -204,7 +204,7 @@ def test_everything_wrong_is_said_at_once(site: SiteFolder):
         "the shape [3]; the federation agreed on [4]",
         "Unknown class in the site's data 'Ill'. Did you mean 'ill'?",
         "Unknown class in the site's data 'sick'",
-        "Known: ill, unknown, well",
+        "Known: ill, well, unknown",
         "The site 'a' refuses what the run needs: a tensor of the category 'model update'",
         f"'{folder / KEY}' cannot be read (No such file or directory)",
         f"'{folder / AUTHORITY}' is no certificate in PEM",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from conftest import CNN_WITH_BN, Make, at, simulate
-from fedshift.engines import graphs, local
+from fedshift.engines import descent, graphs
 from fedshift.engines.banks import Given, Stacked
 from fedshift.engines.kernels import Kernels
 from fedshift.engines.vectorised import Vectorised
@@ -65,7 +65,7 @@ def test_a_replayed_round_is_the_same_round(make: Make, monkeypatch: pytest.Monk
         bank.on_graph = True
 
     monkeypatch.setattr(Stacked, "choose", on_graph)
-    monkeypatch.setattr(local, "replayed", lambda step: graphs.replayed(step, Again))
+    monkeypatch.setattr(descent, "replayed", lambda step: graphs.replayed(step, Again))
     replayed = simulate(experiment, engine=Vectorised(Kernels()))
     assert Again.made >= 2
     mine, theirs = tensors_of(replayed), tensors_of(plain)

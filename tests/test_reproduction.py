@@ -199,7 +199,7 @@ def test_every_row_can_be_named_on_the_command_line(tmp_path: Path):
     words = ["reproduce", "fraug-table3", "--row", name, "--out", str(tmp_path), "--dry-run"]
     result = CliRunner().invoke(app, words, catch_exceptions=False)
     assert "1 runs of 1 rows" in result.output
-    with pytest.raises(UnknownNameError, match="'Generator, RTNet, EMA', 'Generator, RTNet, smoothing'"):
+    with pytest.raises(UnknownNameError, match="'Generator, RTNet', 'Generator, RTNet, smoothing', 'Generator, EMA'"):
         Plan.of("fraug-table3", "smoke", rows="Generator, RTNet, x")
 
 
