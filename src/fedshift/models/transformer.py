@@ -17,36 +17,30 @@ again by its place: that a cut network gives what the whole one gives is checked
 
 from __future__ import annotations
 
-import json
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, lru_cache
 from itertools import chain
-from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import torch
 from annotated_types import Ge
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from fedshift.core.fixed import Fixing, copied
 from fedshift.core.frozen import FrozenNetwork
 from fedshift.core.model import Shape
 from fedshift.errors import FedshiftError, need
-from fedshift.federation.inputs import IMAGENET_MEAN, IMAGENET_STD, Inputs
-from fedshift.hub import answers, hub, located
+from fedshift.federation.inputs import Inputs
+from fedshift.hub import answers, located
+from fedshift.models.cut import Begins, Ends, Reached, layers_of, with_class
+from fedshift.models.opened import Kind, Opened, config_of, open_network
 from fedshift.models.staged import Freezing
 from fedshift.settings.content import digest
 from fedshift.settings.spec import AtMost, Positive, Width, setting
 
-Kind = Literal["images", "tokens", "vectors"]
 MISFITS = (RuntimeError, ValueError, IndexError, TypeError, AttributeError)  # what a library's network raises
 PROBE = 2  # samples with which a network is tried out
 SIDE = 64  # of its images in pixels, where it takes any
-READS: dict[str, Kind] = {"pixel_values": "images", "input_ids": "tokens"}
 Rank = Annotated[int, Ge(0), AtMost(4096, "an adapter of that rank is no smaller than the layer")]
 
 
@@ -79,7 +73,7 @@ class Transformer(Freezing):
         """Whether there is the network, or the hub that has it, and peft where adapters are asked for."""
         source, commit = located(self.path, "model.path")
         if commit is None or not answers():
-            _config(source, commit)
+            config_of(source, commit)
         if self.adapter_rank:
             _peft()
 
@@ -155,7 +149,7 @@ class Transformer(Freezing):
 
     def _opened(self) -> Opened:
         source, commit = located(self.path, "model.path")
-        opened = _open(source, commit, commit or digest(source), self.part)
+        opened = open_network(source, commit, commit or digest(source), self.part)
         if self.freeze_until > len(opened.names):
             raise self.unknown_stage(opened.names)
         if self.vectors and opened.kind != "tokens":
@@ -265,19 +259,19 @@ class Reader(nn.Module):
 
     def end_at(self, number: int) -> None:
         """Give what enters a layer, and compute nothing behind it."""
-        self.layer = self._changed(number, _Ends)
+        self.layer = self._changed(number, Ends)
 
     def begin_at(self, number: int) -> None:
         """Take what enters a layer, and compute nothing before it."""
-        self.layer, self.begins = self._changed(number, _Begins), True
+        self.layer, self.begins = self._changed(number, Begins), True
         layers = self.network.get_submodule(self.layer.rpartition(".")[0])
         for before in range(number):
             del layers._modules[str(before)]  # the others keep their names
 
     def _changed(self, number: int, how: type[nn.Module]) -> str:
-        name, _ = _layers(self.network)
+        name, _ = layers_of(self.network)
         layer = self.network.get_submodule(f"{name}.{number}")
-        layer.__class__ = _class(type(layer), how)  # type: ignore[arg-type]  # classes are hashable
+        layer.__class__ = with_class(type(layer), how)  # type: ignore[arg-type]  # classes are hashable
         return f"{name}.{number}"
 
     def forward(self, x: Tensor) -> Tensor:
@@ -288,7 +282,7 @@ class Reader(nn.Module):
         given, mask = self._given(x, known)
         try:
             outputs = self.network(**given)
-        except _Reached as reached:
+        except Reached as reached:
             hidden = reached.hidden
             return hidden if mask is None else torch.cat([hidden, mask.unsqueeze(-1).to(hidden.dtype)], -1)
         return self._pooled(outputs, mask)
@@ -401,170 +395,6 @@ def _linear_layers() -> tuple[type[nn.Module], ...]:
     from transformers.pytorch_utils import Conv1D  # a linear layer, as GPT-2 has it
 
     return nn.Linear, Conv1D
-
-
-class _Reached(Exception):  # noqa: N818  # no error: how a network is left in its middle
-    """A layer is reached, by what enters it."""
-
-    def __init__(self, hidden: Tensor) -> None:
-        super().__init__()
-        self.hidden = hidden
-
-
-class _Ends(nn.Module):
-    """What is put before the class of a layer at which a network ends."""
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Leave with what enters the layer."""
-        raise _Reached(args[0] if args else next(iter(kwargs.values())))
-
-
-class _Begins(nn.Module):
-    """What is put before the class of a layer at which a network begins."""
-
-    given: Tensor | None = None
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The layer on what was given, whatever enters it."""
-        given, self.given = self.given, None
-        if args:
-            return super().forward(given, *args[1:], **kwargs)
-        return super().forward(**(kwargs | {next(iter(kwargs)): given}))
-
-
-@cache
-def _class(layer: type[nn.Module], how: type[nn.Module]) -> type[nn.Module]:
-    """The class of a layer with another before it."""
-    return type(layer.__name__, (how, layer), {})
-
-
-def _layers(network: nn.Module) -> tuple[str, int]:
-    """The list of a network's layers, by name, and how many they are; no name where it has none.
-
-    It is the longest list that is in no other.
-    """
-    lists = {name: len(layer) for name, layer in network.named_modules() if isinstance(layer, nn.ModuleList)}
-    outer = {name: size for name, size in lists.items() if not any(name.startswith(f"{other}.") for other in lists)}
-    longest = max(outer.values(), default=0)
-    found = [name for name, size in outer.items() if size == longest]
-    return (found[0], longest) if len(found) == 1 else ("", 0)
-
-
-# Reading --------------------------------------------------------------------------------------------
-
-
-class Opened(NamedTuple):
-    """A network as it was read; it is never changed.
-
-    Attributes:
-        network: the network, in evaluation mode, in float32.
-        kind: what it reads.
-        mean: of each channel of images, in 0..1.
-        std: of each channel.
-        content: a digest of its folder, or its commit.
-        names: its stages.
-    """
-
-    network: Any
-    kind: Kind
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    content: str
-    names: tuple[str, ...]
-
-
-@lru_cache(maxsize=4)
-def _open(source: str, commit: str | None, content: str, part: str) -> Opened:
-    """Read a network; once, while its content is the same."""
-    transformers = _transformers()
-    config = _config(source, commit)
-    for name, value in vars(config).items():
-        if "drop" in name and isinstance(value, float | int) and not isinstance(value, bool):
-            setattr(config, name, 0.0)
-    config.use_cache = False
-    # In memory, whatever is asked for around; a library's own draws are nobody's.
-    with _reading(source), torch.device("cpu"), torch.random.fork_rng(devices=[]), _silent(transformers):
-        whole, about = transformers.AutoModel.from_pretrained(
-            source, config=config, revision=commit or "main", attn_implementation="eager", output_loading_info=True
-        )
-    missing = sorted(name for name in about["missing_keys"] if "pooler" not in name)
-    if missing:
-        raise FedshiftError(
-            f"model.path = '{source}' holds no weights for {missing[0]} and {len(missing) - 1} more tensors, which "
-            "would be random; save them, or take another network."
-        )
-    try:
-        network = whole.float().eval().get_submodule(part)
-    except AttributeError as error:
-        there = ", ".join(name for name, _ in whole.named_children())
-        raise FedshiftError(
-            f"model.part = '{part}': {type(whole).__name__} has no such part; it has {there}."
-        ) from error
-    reads = getattr(network, "main_input_name", None)
-    if getattr(network, "config", None) is None or reads not in READS:
-        parts = ", ".join(name for name, _ in network.named_children())
-        raise FedshiftError(
-            f"model.path = '{source}': {type(network).__name__} cannot be an encoder of images or token ids by itself; "
-            f"name a part that can: --set model.part=..., of {parts}."
-        )
-    name, count = _layers(network)
-    names = ("all before them", *(f"{name}.{number}" for number in range(count))) if count else ("the network",)
-    mean, std = _normalisation(source, commit) if reads == "pixel_values" else (IMAGENET_MEAN, IMAGENET_STD)
-    return Opened(network, READS[reads], mean, std, f"{content} {part}", names)
-
-
-def _normalisation(source: str, commit: str | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation by channel, in 0..1, that the network's images had."""
-    from transformers.utils.hub import cached_file
-
-    with _reading(source), hub(source):
-        file = cached_file(
-            source, "preprocessor_config.json", revision=commit or "main", _raise_exceptions_for_missing_entries=False
-        )
-        about: Mapping[str, Any] = json.loads(Path(file).read_text(encoding="utf-8")) if file else {}
-    if not about.get("do_normalize", "image_mean" in about):
-        return (IMAGENET_MEAN, IMAGENET_STD) if not file else ((0.0,), (1.0,))
-    return tuple(about["image_mean"]), tuple(about["image_std"])
-
-
-def _config(source: str, commit: str | None) -> Any:
-    transformers = _transformers()
-    with _reading(source), hub(source):
-        return transformers.AutoConfig.from_pretrained(source, revision=commit or "main")
-
-
-@contextmanager
-def _reading(source: str) -> Iterator[None]:
-    """Says what cannot be read, and what to do where the hub cannot be reached."""
-    try:
-        yield
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise FedshiftError(
-            f"model.path = '{source}': no network could be read ({reason}). Give a folder on this machine that "
-            "save_pretrained wrote, or download it once where the hub can be reached."
-        ) from error
-
-
-@contextmanager
-def _silent(transformers: Any) -> Iterator[None]:
-    """Shows no bar while weights are read."""
-    logging = transformers.utils.logging
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
-
-
-def _transformers() -> Any:
-    try:
-        import transformers
-    except ImportError as error:
-        raise need("images", "A network of transformers", error) from error
-    return transformers
 
 
 def _peft() -> Any:

@@ -1,0 +1,150 @@
+"""Networks that transformers opens by its Auto classes, from the hub or a folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from safetensors import SafetensorError
+
+from fedshift.errors import FedshiftError, need
+from fedshift.federation.inputs import IMAGENET_MEAN, IMAGENET_STD
+from fedshift.hub import hub
+from fedshift.models.cut import layers_of
+
+Kind = Literal["images", "tokens", "vectors"]
+READS: dict[str, Kind] = {"pixel_values": "images", "input_ids": "tokens"}
+
+
+class Opened(NamedTuple):
+    """A network as it was read; it is never changed.
+
+    Attributes:
+        network: the network, in evaluation mode, in float32.
+        kind: what it reads.
+        mean: of each channel of images, in 0..1.
+        std: of each channel.
+        content: a digest of its folder, or its commit.
+        names: its stages.
+    """
+
+    network: Any
+    kind: Kind
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    content: str
+    names: tuple[str, ...]
+
+
+@lru_cache(maxsize=4)
+def open_network(source: str, commit: str | None, content: str, part: str) -> Opened:
+    """Read a network; once, while its content is the same.
+
+    Args:
+        source: the hub's id, or a folder.
+        commit: the hub's commit; None: a folder.
+        content: a digest of the folder, or the commit.
+        part: the submodule that is taken; empty: the whole network.
+
+    Raises:
+        FedshiftError: it cannot be read, has tensors without weights or no such part, or reads neither images nor tokens.
+    """
+    transformers = _library()
+    config = config_of(source, commit)
+    for name, value in vars(config).items():
+        if "drop" in name and isinstance(value, float | int) and not isinstance(value, bool):
+            setattr(config, name, 0.0)
+    config.use_cache = False
+    # In memory, whatever is asked for around; a library's own draws are nobody's.
+    with _reading(source), torch.device("cpu"), torch.random.fork_rng(devices=[]), _silent(transformers):
+        whole, about = transformers.AutoModel.from_pretrained(
+            source, config=config, revision=commit or "main", attn_implementation="eager", output_loading_info=True
+        )
+    missing = sorted(name for name in about["missing_keys"] if "pooler" not in name)
+    if missing:
+        raise FedshiftError(
+            f"model.path = '{source}' holds no weights for {missing[0]} and {len(missing) - 1} more tensors, which "
+            "would be random; save them, or take another network."
+        )
+    try:
+        network = whole.float().eval().get_submodule(part)
+    except AttributeError as error:
+        there = ", ".join(name for name, _ in whole.named_children())
+        raise FedshiftError(
+            f"model.part = '{part}': {type(whole).__name__} has no such part; it has {there}."
+        ) from error
+    reads = getattr(network, "main_input_name", None)
+    if getattr(network, "config", None) is None or reads not in READS:
+        parts = ", ".join(name for name, _ in network.named_children())
+        raise FedshiftError(
+            f"model.path = '{source}': {type(network).__name__} cannot be an encoder of images or token ids by itself; "
+            f"name a part that can: --set model.part=..., of {parts}."
+        )
+    name, count = layers_of(network)
+    names = ("all before them", *(f"{name}.{number}" for number in range(count))) if count else ("the network",)
+    mean, std = _normalisation(source, commit) if reads == "pixel_values" else (IMAGENET_MEAN, IMAGENET_STD)
+    return Opened(network, READS[reads], mean, std, f"{content} {part}", names)
+
+
+def _normalisation(source: str, commit: str | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation by channel, in 0..1, that the network's images had."""
+    from transformers.utils.hub import cached_file
+
+    with _reading(source), hub(source):
+        file = cached_file(
+            source, "preprocessor_config.json", revision=commit or "main", _raise_exceptions_for_missing_entries=False
+        )
+        about: Mapping[str, Any] = json.loads(Path(file).read_text(encoding="utf-8")) if file else {}
+    if not about.get("do_normalize", "image_mean" in about):
+        return (IMAGENET_MEAN, IMAGENET_STD) if not file else ((0.0,), (1.0,))
+    return tuple(about["image_mean"]), tuple(about["image_std"])
+
+
+def config_of(source: str, commit: str | None) -> Any:
+    """A network's configuration, of the hub's commit or of a folder.
+
+    Raises:
+        FedshiftError: it cannot be read.
+    """
+    transformers = _library()
+    with _reading(source), hub(source):
+        return transformers.AutoConfig.from_pretrained(source, revision=commit or "main")
+
+
+@contextmanager
+def _reading(source: str) -> Iterator[None]:
+    """Says what cannot be read, and what to do where the hub cannot be reached."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise FedshiftError(
+            f"model.path = '{source}': no network could be read ({reason}). Give a folder on this machine that "
+            "save_pretrained wrote, or download it once where the hub can be reached."
+        ) from error
+
+
+@contextmanager
+def _silent(transformers: Any) -> Iterator[None]:
+    """Shows no bar while weights are read."""
+    logging = transformers.utils.logging
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _library() -> Any:
+    try:
+        import transformers
+    except ImportError as error:
+        raise need("images", "A network of transformers", error) from error
+    return transformers
