@@ -52,7 +52,7 @@ def open_network(source: str, commit: str | None, content: str, part: str) -> Op
         part: the submodule that is taken; empty: the whole network.
 
     Raises:
-        FedshiftError: it cannot be read, has tensors without weights or no such part, or reads neither images nor tokens.
+        FedshiftError: it cannot be read, lacks weights or the part, or reads neither images nor token ids.
     """
     transformers = _library()
     config = config_of(source, commit)
