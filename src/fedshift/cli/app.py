@@ -18,7 +18,7 @@ import typer
 
 from fedshift.cli.benchmark import benchmark
 from fedshift.cli.commands import Commands
-from fedshift.cli.completion import command_of
+from fedshift.cli.completion import join_assignments
 from fedshift.cli.ending import interruptible, print_report
 from fedshift.cli.federation import federation
 from fedshift.cli.options import (
@@ -600,7 +600,8 @@ def main() -> None:
         sys.stdout = _Output(sys.stdout)  # all that is written goes through it
     try:
         _check_no_zero_byte(arguments)
-        command_of(app)(arguments)
+        join_assignments(os.environ)
+        app(arguments)
     except FedshiftError as error:
         if debug:
             raise

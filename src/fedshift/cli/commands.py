@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
-import click
+import typer
 from typer.core import TyperGroup
 
 from fedshift.errors import FedshiftError
 
 
 class Commands(TyperGroup):
-    """Commands that refuse an option that is given again, of which click would take the last."""
+    """Commands that refuse an option that is given again, of which typer would take the last.
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
+    The classes of commands and options are Any: which package defines them differs between releases of typer.
+    """
+
+    def resolve_command(self, ctx: typer.Context, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """The command, and its arguments.
 
         Raises:
@@ -23,10 +25,10 @@ class Commands(TyperGroup):
         """
         name, command, rest = super().resolve_command(ctx, args)
         if command is not None and not ctx.resilient_parsing:
-            within = click.Context(command, ctx, name)
+            within = type(ctx)(command, parent=ctx, info_name=name)
             _, _, order = command.make_parser(within).parse_args([*rest])
             for given, times in Counter(order).items():
-                if isinstance(given, click.Option) and times > 1 and not (given.multiple or given.is_flag):
+                if times > 1 and given.param_type_name == "option" and not (given.multiple or given.is_flag):
                     raise FedshiftError(
                         f"{given.opts[0]} is given {times} times: give it once. Where it takes several values, commas "
                         "stand between them, as in --method fedavg,fedsr."

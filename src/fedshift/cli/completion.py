@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import os
+import re
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
-import click.shell_completion
-import typer.main
-
 Schema = Mapping[str, Any]
+
+COMPLETE = "_FEDSHIFT_COMPLETE"  # the variable by which a shell asks for completions
+SPLIT = re.compile("\n=\n?")  # a word that is only an equals sign
 
 
 def settings(incomplete: str) -> list[str]:
@@ -85,31 +87,21 @@ def _named(kind: Schema) -> Sequence[Any]:
     return (*kind.get("enum", ()), *const, *truths, *kind.get("examples", ()))
 
 
-def command_of(app: typer.Typer) -> click.Command:
-    """The command that an application is; in bash, = may stand within a word that is completed.
+def complete_assignment(incomplete: str) -> list[str]:
+    """:func:`settings`, as the shell inserts them: bash replaces only what follows the last ``=``."""
+    bash = os.environ.get(COMPLETE) == "complete_bash"
+    before = incomplete[: incomplete.rfind("=") + 1] if bash else ""
+    return [found.removeprefix(before) for found in settings(incomplete)]
 
-    Bash takes the = of an assignment for a word of its own, and completes what follows it.
+
+def join_assignments(environment: MutableMapping[str, str]) -> None:
+    """Undo that bash splits the words of a command line at ``=``, before typer reads them.
+
+    Args:
+        environment: in which bash passes on the words, a line each, and the number of the last.
     """
-    command: click.Command = typer.main.get_command(app)  # which sets completion up
-    base: Any = click.shell_completion.get_completion_class("bash")
-
-    class Bash(base):  # type: ignore[misc]  # whatever typer's is
-        def get_completion_args(self) -> tuple[list[str], str]:
-            """The words before the one that is completed, and that one."""
-            args, incomplete = super().get_completion_args()
-            words: list[str] = []
-            for word in (*args, incomplete):
-                if words and (word == "=" or words[-1].endswith("=")):
-                    words[-1] += word
-                else:
-                    words.append(word)
-            self.typed = words[-1].removesuffix("" if incomplete == "=" else incomplete)
-            return words[:-1], words[-1]
-
-        def format_completion(self, item: click.shell_completion.CompletionItem) -> str:
-            """What is put in the place of the word as bash has it."""
-            written: str = super().format_completion(item)
-            return written.removeprefix(self.typed)
-
-    click.shell_completion.add_completion_class(Bash, "bash")
-    return command
+    if environment.get(COMPLETE) == "complete_bash":
+        words = environment["COMP_WORDS"]
+        merged = sum(len(found.group()) - 1 for found in SPLIT.finditer(words))
+        environment["COMP_WORDS"] = SPLIT.sub("=", words)
+        environment["COMP_CWORD"] = str(int(environment["COMP_CWORD"]) - merged)
