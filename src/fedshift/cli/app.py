@@ -18,7 +18,7 @@ import typer
 
 from fedshift.cli.benchmark import benchmark
 from fedshift.cli.commands import Commands
-from fedshift.cli.completion import join_assignments
+from fedshift.cli.completion import assignments_joined
 from fedshift.cli.ending import interruptible, print_report
 from fedshift.cli.federation import federation
 from fedshift.cli.options import (
@@ -600,8 +600,8 @@ def main() -> None:
         sys.stdout = _Output(sys.stdout)  # all that is written goes through it
     try:
         _check_no_zero_byte(arguments)
-        join_assignments(os.environ)
-        app(arguments)
+        with assignments_joined(os.environ):
+            app(arguments)
     except FedshiftError as error:
         if debug:
             raise

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import re
+import sys
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager, redirect_stdout
+from io import StringIO
 from typing import Any
 
 Schema = Mapping[str, Any]
@@ -87,21 +89,23 @@ def _named(kind: Schema) -> Sequence[Any]:
     return (*kind.get("enum", ()), *const, *truths, *kind.get("examples", ()))
 
 
-def complete_assignment(incomplete: str) -> list[str]:
-    """:func:`settings`, as the shell inserts them: bash replaces only what follows the last ``=``."""
-    bash = os.environ.get(COMPLETE) == "complete_bash"
-    before = incomplete[: incomplete.rfind("=") + 1] if bash else ""
-    return [found.removeprefix(before) for found in settings(incomplete)]
-
-
-def join_assignments(environment: MutableMapping[str, str]) -> None:
-    """Undo that bash splits the words of a command line at ``=``, before typer reads them.
+@contextmanager
+def assignments_joined(environment: MutableMapping[str, str]) -> Iterator[None]:
+    """Complete an assignment as one word in bash, which splits a command line at ``=`` and replaces what follows it.
 
     Args:
         environment: in which bash passes on the words, a line each, and the number of the last.
     """
-    if environment.get(COMPLETE) == "complete_bash":
-        words = environment["COMP_WORDS"]
-        merged = sum(len(found.group()) - 1 for found in SPLIT.finditer(words))
-        environment["COMP_WORDS"] = SPLIT.sub("=", words)
-        environment["COMP_CWORD"] = str(int(environment["COMP_CWORD"]) - merged)
+    if environment.get(COMPLETE) != "complete_bash":
+        yield
+        return
+    words = environment["COMP_WORDS"]
+    number = int(environment["COMP_CWORD"]) - sum(len(found.group()) - 1 for found in SPLIT.finditer(words))
+    environment |= {"COMP_WORDS": SPLIT.sub("=", words), "COMP_CWORD": str(number)}
+    before, equals, _ = SPLIT.sub("=", words).splitlines()[-1].rpartition("=")
+    completions = StringIO()
+    try:
+        with redirect_stdout(completions):
+            yield
+    finally:
+        sys.stdout.writelines(line.removeprefix(before + equals) for line in completions.getvalue().splitlines(True))

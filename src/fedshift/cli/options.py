@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedshift.cli.completion import complete_assignment
+from fedshift.cli.completion import settings
 
 
 def names_of(kind: str) -> Any:
@@ -115,7 +115,7 @@ SetOption = Annotated[
         "--set",
         help="Override any field: method.l2r=0.05. A list makes a run for each: train.lr=0.1,0.01. Text is taken as "
         "typed; quotes keep commas: data.path='\"a,b\"'.",
-        autocompletion=complete_assignment,
+        autocompletion=settings,
     ),
 ]
 TunedOption = Annotated[
