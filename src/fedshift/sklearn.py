@@ -21,20 +21,18 @@ import torch
 from fedshift import api
 from fedshift.datasets.arrays import Arrays
 from fedshift.datasets.in_memory import in_memory
-from fedshift.errors import FedshiftError, need
+from fedshift.errors import FedshiftError, needs
 from fedshift.reporting.predictions import probabilities
 from fedshift.runs.progress import Progress
 from fedshift.runs.run import Picked, Run
 from fedshift.runs.trained import Trained
 
-try:
+with needs("sklearn", "FederatedClassifier"):
     from scipy.sparse import issparse
     from sklearn.base import BaseEstimator, ClassifierMixin
     from sklearn.utils._param_validation import Interval, StrOptions
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
-except ImportError as error:
-    raise need("sklearn", "FederatedClassifier", error) from error
 
 Array = np.ndarray[Any, Any]
 ALONE = "all"  # the name of the only site, where none is named
