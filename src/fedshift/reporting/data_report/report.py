@@ -68,10 +68,10 @@ class DataReport(Inspection):
         features, labels, client_labels, untested = None, Drift(), None, list[str]()
         duplicates = find_duplicates(data, roles, tell)
         try:
-            features = feature_drift(data, looked, kind, streams, tell)
             labels = label_drift(data, data.domain.where(looked, -1), data.domains)
             if divided:
                 client_labels = label_drift(data, roles.client, [client.name for client in clients])
+            features = feature_drift(data, looked, kind, streams, tell)
         except FedshiftError as error:  # an extra that is not installed
             untested = [f"Sites were not compared. {error}"]
         report = cls(
