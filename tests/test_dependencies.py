@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 CORE = "core"
 DISTRIBUTIONS = packages_distributions()
-FOLDERS = ("src", "tests", "benchmarks", "tools", "examples")
+FOLDERS = ("src", "tests", "tools", "examples")
 LOCAL = {path.stem for folder in FOLDERS for path in (ROOT / folder).iterdir()} | {"tests"}
 
 Declared = dict[str, set[str]]
@@ -109,7 +109,7 @@ def test_every_core_dependency_is_imported():
     assert DECLARED[CORE] - FILES.keys() == set()
 
 
-def test_dev_includes_every_extra_and_what_tests_and_benchmarks_import():
+def test_dev_includes_every_extra_and_what_tests_import():
     own, included = EXTRAS["dev"]
     assert included == EXTRAS.keys() - {"dev"}
     everything = own.union(*DECLARED.values())
