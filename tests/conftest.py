@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -60,13 +61,21 @@ Make = Callable[..., Experiment]
 
 
 # The same examples in every run, so that what passes here passes elsewhere.
-hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
-hypothesis.settings.load_profile("repeatable")
+hypothesis.settings.register_profile("default", derandomize=True, deadline=None, max_examples=15)
+hypothesis.settings.register_profile("large", derandomize=True, deadline=None, max_examples=100)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """How much of tests/attack is carried out."""
-    parser.addoption("--attack", choices=("small", "large"), default="small", help="the size of tests/attack")
+    """How much of tests/attack is carried out, and how many examples Hypothesis makes."""
+    sizes = ("small", "large")
+    parser.addoption("--attack", choices=sizes, default="small", help="the size of tests/attack, and of all examples")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Hypothesis's own option ``--hypothesis-profile`` comes first."""
+    large = config.getoption("--attack") == "large"
+    profile = os.environ.get("HYPOTHESIS_PROFILE", "large" if large else "default")
+    hypothesis.settings.load_profile(config.getoption("--hypothesis-profile", None) or profile)
 
 
 LONGEST = ("test_flower.py", "test_demo.py")
