@@ -13,6 +13,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from fedshift import files
 from fedshift.engines.choice import Choice
 from fedshift.engines.merging import kind
 from fedshift.engines.workers import can_fork
@@ -59,6 +60,7 @@ def start(experiment: Experiment, progress: Progress) -> RunFolder:
     """
     folder = RunFolder(run_path(experiment))
     folder.check_new()
+    files.check_folder(folder.path.parent)
     simulation = Simulation(experiment, progress.embedded)
     choice = simulation.choice(progress.note)
     for error in carry_out([(simulation, folder)], choice, progress).values():
@@ -77,6 +79,8 @@ def run_all(experiments: Sequence[Experiment], progress: Progress) -> tuple[list
         FedshiftError: the first run cannot be carried out, and has not merely diverged.
     """
     asked = [Asked(RunFolder(run_path(each)), partial(_given, each), each.fingerprint) for each in experiments]
+    for folder in {each.folder.path.parent for each in asked if not each.folder.finished}:
+        files.check_folder(folder)
     write = partial(write_grid, experiments, run_path(experiments[0]).parent)
     return _Grid(progress, before_first=write).carry_out(asked)
 

@@ -32,6 +32,7 @@ from fedshift.evaluation.evaluation import Evaluation
 from fedshift.federation.checks import check_data
 from fedshift.federation.domains import DomainData
 from fedshift.federation.federation import Federation
+from fedshift.models import MODELS
 from fedshift.models.own import Widened
 from fedshift.settings.experiment import Experiment
 from fedshift.simulation.checkpoint import NEXT, Checkpoint, Execution, check_alike, commit, saved
@@ -309,10 +310,11 @@ def _notes_on_batch_norm(setup: Setup) -> list[str]:
     name, method = setup.method.label, setup.method
     modules = [part.module for part in setup.parts.values() if part.scope != "server"]
     if method.bn != "shared" and not any(True for module in modules for _ in batch_norms(module)):
-        return [
-            f"{name}: the model has no batch norm, so bn = '{method.bn}' changes nothing "
-            "(for the model 'cnn': --set model.batch_norm=true)"
-        ]
+        model = setup.model.model
+        off = getattr(model, "batch_norm", None) is False
+        fix = "--set model.batch_norm=true adds it" if off else "choose a model that has some, or another method"
+        without = f"{name}: the model '{MODELS.name_of(model)}' has no batch norm"
+        return [f"{without}, so bn = '{method.bn}' changes nothing; {fix}"]
     if method.reestimates(unseen=True):
         whose = "every" if method.reestimates(unseen=False) else "an unseen"
         return [

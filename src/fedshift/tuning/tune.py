@@ -146,6 +146,7 @@ def tune(experiments: Sequence[Experiment], plan: Plan, progress: Progress) -> T
         FedshiftError: see :func:`studies`; or a run cannot be carried out.
     """
     found, heard = studies(experiments, plan), TrialProgress(progress, ROLE)
+    files.check_folder(run_path(experiments[0]).parent)
     failed = []
     for study in found:
         carry_out(study, plan.trials, heard)
