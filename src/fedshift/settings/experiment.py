@@ -99,12 +99,14 @@ class Experiment(Spec):
         """Check the settings.
 
         Raises:
-            FedshiftError: one is wrong, the method cannot work with this training, or its end would be chosen on the
-                test.
+            FedshiftError: one is wrong, or the end of training would be chosen on the test.
         """
         super().__post_init__()
         if self.train.patience != "off":
             self.protocol.check_choosing()
+
+    def check(self) -> None:
+        """Raise an error if the method cannot work with this training, so that the run cannot be carried out."""
         self.method.check(self.train)
 
     def _repr_html_(self) -> str:

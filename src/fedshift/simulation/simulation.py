@@ -32,6 +32,7 @@ from fedshift.evaluation.evaluation import Evaluation
 from fedshift.federation.checks import check_data
 from fedshift.federation.domains import DomainData
 from fedshift.federation.federation import Federation
+from fedshift.methods.fedavg import FedAvg
 from fedshift.models import MODELS
 from fedshift.models.own import Widened
 from fedshift.settings.experiment import Experiment
@@ -73,6 +74,7 @@ class Simulation:
             FedshiftError: the experiment cannot be run; the message says why.
         """
         self.experiment = experiment
+        experiment.check()
         device = choose_device(experiment.run.device)
         federation = (federation or make_federation(experiment, tell)).to(device)
         self.setup = make_setup(experiment, federation, device)
@@ -217,6 +219,15 @@ class Simulation:
         assert isinstance(self.site.store, DiskStore)
         commit(self._folder)
         self.site.store.prune(self.coordinator.position)
+
+
+def refused_by_method(experiment: Experiment) -> bool:
+    """Whether what cannot be carried out could be with FedAvg, so that it is the method that cannot run."""
+    try:
+        Simulation(replace(experiment, method=FedAvg()))
+    except FedshiftError:
+        return False
+    return True
 
 
 def make_federation(experiment: Experiment, tell: Embedding = silent) -> Federation:
