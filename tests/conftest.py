@@ -265,7 +265,7 @@ def save(simulation: Simulation) -> None:
 def resume(folder: RunFolder, progress: Progress | None = None) -> None:
     """Carry a run on; what goes wrong is raised."""
     _, failed = runner.resume(runner.below(folder.path), progress or Progress())
-    for error in failed:
+    for error in failed.values():
         raise error
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from typer.core import TyperGroup
 
-from fedshift.errors import FedshiftError
+from fedshift.errors import FedshiftError, UnknownNameError
 
 
 class Commands(TyperGroup):
@@ -20,8 +20,10 @@ class Commands(TyperGroup):
         """The command, and its arguments.
 
         Raises:
-            FedshiftError: an option that takes one value is given several times.
+            FedshiftError: there is no such command, or an option that takes one value is given several times.
         """
+        if args[0] not in self.commands and not args[0].startswith("-") and not ctx.resilient_parsing:
+            raise UnknownNameError("command", args[0], list(self.commands))  # which releases of typer say unlike
         name, command, rest = super().resolve_command(ctx, args)
         if command is not None and not ctx.resilient_parsing:
             within = type(ctx)(command, parent=ctx, info_name=name)
