@@ -37,6 +37,7 @@ from fedshift.runs.records import Record
 from fedshift.settings.experiment import Experiment, load_plugins
 from fedshift.settings.grid import expand, override
 from fedshift.simulation.checkpoint import About, Execution
+from fedshift.simulation.listener import Listener
 from fedshift.simulation.rounds import advance
 from fedshift.simulation.simulation import Simulation
 
@@ -160,9 +161,9 @@ def net_of(simulation: Simulation) -> Net:
     return resident(simulation).client.net
 
 
-def go_on(simulation: Simulation, engine: Engine | None = None) -> None:
+def go_on(simulation: Simulation, engine: Engine | None = None, listener: Listener | None = None) -> None:
     """Carry out the next round."""
-    for error in advance([simulation], engine or engine_of(simulation)).values():
+    for error in advance([simulation], engine or engine_of(simulation), {simulation: listener or Listener()}).values():
         raise error
 
 
