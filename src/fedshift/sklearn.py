@@ -142,7 +142,7 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def predict_proba(self, X: Any, sites: Any = None) -> Array:  # noqa: N803
-        """The probability of each class, (N, classes), float64.
+        """The probability of each class, (N, classes), computed in float64 so that other rows do not change a row's.
 
         Args:
             X: samples, as in :meth:`fit`.
@@ -189,9 +189,9 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _trained(self) -> dict[str, Trained]:
         """The models, by site; one that all share is called "", as is that of the only site."""
         try:
-            return {"": self.run_.model(round=self.round)}
+            return {"": self.run_.model(round=self.round).double()}
         except FedshiftError:
-            models = {name: self.run_.model(name, self.round) for name in self.sites_.tolist()}
+            models = {name: self.run_.model(name, self.round).double() for name in self.sites_.tolist()}
             return models if len(models) > 1 else {"": next(iter(models.values()))}
 
     def _model_of(self, site: str) -> Trained:
