@@ -621,12 +621,6 @@ def test_only_the_known_file_is_opened(tmp_path: Path, monkeypatch: pytest.Monke
         Watch().load(Streams(0))
 
 
-def test_without_the_package(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(watch, "distribution", no_distribution)
-    with pytest.raises(FedshiftError, match=r"needs the 'signals' extra.*pip install 'fedshift\[signals\]'"):
-        Watch().check_here()
-
-
 def test_the_experiment_runs_and_gives_its_model(tmp_path: Path):
     run = fedshift.run(
         "watch-in-domain",
