@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import fedshift
 from conftest import TINY, Make, interrupt_after
-from fedshift import Client2Vec, Experiment, FedAvg, FedProx, FedshiftError, FedSR
+from fedshift import Client2Vec, Experiment, FedAvg, FedProx, FedSR
 from fedshift.api import FIELDS, Options
 from fedshift.cli import app as cli
 from fedshift.cli import estimates
@@ -30,6 +30,7 @@ from fedshift.runs import runner
 from fedshift.runs.progress import Progress
 from fedshift.settings.experiment import NAMED
 from fedshift.settings.grid import expand, override
+from refusal import refuses
 
 SILENT = Progress()
 
@@ -208,7 +209,7 @@ def test_other_data_are_another_experiment():
         ({"method": []}, ["method is an empty list"]),
         ({"method": ["fedavg", FedAvg()]}, ["same run twice"]),
         ({"method": {"l2r": 0.1}}, ["a table with a name"]),
-        ({"model": ["mlp", "cnn"]}, ["give the name of a model", "only method may be a list"]),
+        ({"model": ["mlp", "cnn"]}, ["give the name of a model", "only method"]),
         ({"data": FedSR()}, ["give the name of a data set"]),
         ({"rounds": "ten"}, ["train.rounds = 'ten'", "integer"]),
         ({"seed": "x"}, ["seed = 'x'"]),
@@ -220,14 +221,13 @@ def test_other_data_are_another_experiment():
     ids=str,
 )
 def test_a_bad_option_is_named_with_its_fix(options: dict[str, Any], words: list[str]):
-    with pytest.raises(FedshiftError) as caught:
+    with refuses(*words):
         fedshift.grid(TINY, **options)
-    assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
 @pytest.mark.parametrize("source", [[], 3, [3], None])
 def test_a_bad_source_is_named(source: Any):
-    with pytest.raises(FedshiftError, match="is no experiment; give a TOML file"):
+    with refuses("no experiment", "TOML"):
         fedshift.grid(source)
 
 
@@ -238,7 +238,7 @@ def test_a_class_without_a_name_says_how_to_register_it():
     class Mine(FedAvg):
         """A method nobody registered."""
 
-    with pytest.raises(FedshiftError, match=r"Mine has no name: decorate it with @fedshift.methods.METHODS.register"):
+    with refuses("Mine", "@fedshift.methods.METHODS.register('name')"):
         fedshift.grid(TINY, method=Mine())
 
 
@@ -254,9 +254,9 @@ def test_run_carries_out_one_run(tiny_document: dict[str, Any]):
     assert run.messages["train"]["up"]["bytes"] > 0
     assert run.notes == []
     assert "encoder.body.1.weight" in run.weights
-    with pytest.raises(FedshiftError, match="exists and is not overwritten"):
+    with refuses("exists", "fedshift report", "run.out"):
         fedshift.run(tiny_document, method=FedSR(l2r=0.05), progress=SILENT)
-    with pytest.raises(FedshiftError, match=r"describes 2 runs.*compare.*seed"):
+    with refuses("2 runs", "fedshift compare", "--seed"):
         fedshift.run(tiny_document, seed=[0, 1], progress=SILENT)
 
 
@@ -270,15 +270,15 @@ def test_interrupted_runs_are_resumed_and_loaded(make: Make):
     assert resumed.finished
     (loaded,) = fedshift.load(str(path)).runs
     assert loaded.model().state_dict().keys() == resumed.model().state_dict().keys()
-    with pytest.raises(FedshiftError, match="no run folder"):
+    with refuses("no run folder", "nowhere'"):
         fedshift.load(path / "nowhere")
-    with pytest.raises(FedshiftError, match="is no run folder"):
+    with refuses("no run folder", "run.json"):
         fedshift.Run.open(path / "nowhere")
 
 
 def test_when_every_run_fails_compare_says_so(tiny_document: dict[str, Any]):
     wild = {"train.lr": 900.0, "train.rounds": 6, "train.momentum": 0.99}
-    with pytest.raises(FedshiftError, match=r"2 of 2 runs failed\. fedavg-light-seed0"):
+    with refuses("2 of 2 runs", "fedavg-light-seed0"):
         fedshift.compare(tiny_document, seed=[0, 1], settings=wild, progress=SILENT)
     comparison = fedshift.compare(tiny_document, settings={**wild, "train.lr": [900.0, 0.1]}, progress=SILENT)
     assert comparison.failure.startswith("1 of 2 runs failed. fedavg-light-seed0")
@@ -322,7 +322,7 @@ def test_a_frame_has_what_the_records_say(tiny_document: dict[str, Any]):
 def test_without_pandas_measurements_are_left(make: Make, monkeypatch: pytest.MonkeyPatch):
     comparison = fedshift.compare(make(), progress=SILENT)
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(FedshiftError, match=r"measurements\(\).*fedshift\[pandas\]"):
+    with refuses("measurements()", "fedshift[pandas]"):
         comparison.frame()
     assert comparison.measurements()[0]["method"] == "fedavg"
 
@@ -343,7 +343,7 @@ def test_index_is_of_client2vec_unless_another_is_given(tiny_document: dict[str,
     made = fedshift.index(tiny_document, settings=settings, progress=SILENT)
     assert made.clients == ("dark", "gray")
     assert made.feature.shape == (2, 16)
-    with pytest.raises(FedshiftError, match=r"'fedavg' makes no index"):
+    with refuses("'fedavg'", "index", "method.name=client2vec"):
         fedshift.index(tiny_document, method="fedavg", progress=SILENT)
     (same,) = expand(override(tiny_document, {"method.name": "client2vec", **settings}))
     assert fedshift.index(same, progress=SILENT).feature.equal(made.feature)

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import TINY
-from fedshift.errors import FedshiftError
 from fedshift.federation.domains import DomainData
 from fedshift.federation.partitions import IID, ByClass, Dirichlet, Domains, FlowerPartitioner, Partition, shuffled
 from fedshift.federation.protocols import Division, divide
 from fedshift.settings.grid import expand, override, parse_assignments
 from fedshift.streams import Streams
+from refusal import refuses
 
 PACS = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
 GROUPS = (PACS[:3], PACS[3:])
@@ -208,12 +208,12 @@ def test_flowers_partitioners_by_name():
 @pytest.mark.parametrize(
     ("partition", "words"),
     [
-        (ByClass(groups=(("c0", "cat"),)), "class in partition.groups 'cat'"),
+        (ByClass(groups=(("c0", "cat"),)), "partition.groups 'cat'"),
         (ByClass(groups=()), "partition.groups is empty"),
         (ByClass(groups=(("c0",), ())), "partition.groups is empty"),
-        (Dirichlet(clients=10, beta=0.1, min_samples=5), "30 originals of the domain 'd0' cannot be divided among 10"),
+        (Dirichlet(clients=10, beta=0.1, min_samples=5), "30 originals"),
         (Dirichlet(clients=50), "fewer partition.clients"),
-        (FlowerPartitioner(partitioner="Shard", arguments={}), "partitioner of flwr_datasets 'Shard'"),
+        (FlowerPartitioner(partitioner="Shard", arguments={}), "'Shard'"),
         (FlowerPartitioner(partitioner="IidPartitioner", arguments={}), "IidPartitioner with no arguments"),
         (
             FlowerPartitioner(partitioner="ShardPartitioner", arguments={"seed": 3}),
@@ -222,9 +222,8 @@ def test_flowers_partitioners_by_name():
     ],
 )
 def test_what_cannot_be_divided_says_why(partition: Partition, words: str):
-    with pytest.raises(FedshiftError) as caught:
+    with refuses(words):
         partition.assign(square(10, 3, 2), Streams(0))
-    assert words in str(caught.value)
 
 
 def test_a_division_that_leaves_everything_to_nobody_is_refused():
@@ -232,7 +231,7 @@ def test_a_division_that_leaves_everything_to_nobody_is_refused():
         def divide(self, originals: Any, streams: Streams) -> torch.Tensor:
             return torch.full((len(originals),), -1)
 
-    with pytest.raises(FedshiftError, match="some not -1"):
+    with refuses("Nobody", "-1"):
         divide(square(2, 2, 1), Nobody(), Streams(0))
 
 
@@ -291,5 +290,5 @@ def test_without_flower_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "flwr_datasets", None)
-    with pytest.raises(FedshiftError, match=r"pip install 'fedshift\[partition\]'"):
+    with refuses("pip install 'fedshift[partition]'"):
         Dirichlet(clients=2).assign(square(10, 2, 1), Streams(0))
