@@ -115,5 +115,5 @@ def test_what_cannot_be_clipped_is_refused(make: Make):
     with pytest.raises(FedshiftError, match=r"train.clip = 0"):
         Train(clip=0)
     with pytest.raises(FedshiftError, match=r"train.clip = 1: with method.variate = 'steps' SCAFFOLD"):
-        make({"method.name": "scaffold", "train.momentum": 0.0, "train.clip": 1.0})
-    make({"method": {"name": "scaffold", "variate": "gradient"}, "train.clip": 1.0})
+        make({"method.name": "scaffold", "train.momentum": 0.0, "train.clip": 1.0}).check()
+    make({"method": {"name": "scaffold", "variate": "gradient"}, "train.clip": 1.0}).check()

@@ -218,11 +218,11 @@ def test_an_absent_client_stands_still_and_a_late_one_does_not(make: Make):
 )
 def test_option_two_refuses_what_is_not_plain_sgd(make: Make, changes: dict[str, Any], words: str):
     with pytest.raises(FedshiftError) as caught:
-        make({**PLAIN, **changes})
+        make({**PLAIN, **changes}).check()
     for word in (words, "under plain SGD alone", "train.momentum = 0", "method.variate = 'gradient'"):
         assert word in str(caught.value)
-    make({**PLAIN, **changes, "method.variate": "gradient"})
-    make({**PLAIN, "train.weight_decay": 0.1})
+    make({**PLAIN, **changes, "method.variate": "gradient"}).check()
+    make({**PLAIN, "train.weight_decay": 0.1}).check()
 
 
 # What it reveals ----------------------------------------------------------------------------------
