@@ -15,12 +15,13 @@ from typer.testing import CliRunner
 
 import fedshift
 from conftest import TINY, Make, interrupt_after
-from fedshift import Client2Vec, Experiment, FedAvg, FedProx, FedSR
+from fedshift import Client2Vec, Experiment, FedAvg, FedProx, FedSR, api
 from fedshift.api import FIELDS, Options
 from fedshift.cli import app as cli
 from fedshift.cli import estimates
 from fedshift.core.servers import SERVERS
 from fedshift.datasets.rotated_mnist import RotatedMNIST
+from fedshift.errors import FedshiftWarning
 from fedshift.federation.partitions import IID
 from fedshift.federation.protocols import LeaveOneDomainOut
 from fedshift.methods import METHODS
@@ -258,6 +259,17 @@ def test_run_carries_out_one_run(tiny_document: dict[str, Any]):
         fedshift.run(tiny_document, method=FedSR(l2r=0.05), progress=SILENT)
     with refuses("2 runs", "fedshift compare", "--seed"):
         fedshift.run(tiny_document, seed=[0, 1], progress=SILENT)
+    with refuses("describes 2"):
+        fedshift.run(tiny_document, method=["fedavg", "fedsr"], progress=SILENT)
+
+
+def test_where_one_method_is_needed_it_is_the_sources_first(tiny_document: dict[str, Any]):
+    document = {**tiny_document, "method": {"name": ["fedprox", "fedavg"]}}
+    with pytest.warns(FedshiftWarning, match=r"fedprox, fedavg.*--method fedavg"):
+        assert api.experiment(document).method_name == "fedprox"
+    for options in ({"method": ["fedprox", "fedavg"]}, {"settings": {"method.name": ["fedprox", "fedavg"]}}):
+        with refuses("describes 2"):
+            api.experiment(tiny_document, **options)
 
 
 def test_interrupted_runs_are_resumed_and_loaded(make: Make):

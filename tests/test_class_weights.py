@@ -340,13 +340,13 @@ def test_a_loss_that_is_no_plain_risk_on_labels_goes_on(
 @pytest.mark.parametrize("changes", BALANCING, ids=str)
 def test_methods_that_count_classes_refuse(make: Make, name: str, changes: dict[str, Any]):
     with pytest.raises(FedshiftError, match="would count rare classes twice"):
-        make({"method": {"name": name}, **changes})
-    make({"method": {"name": name}})
+        make({"method": {"name": name}, **changes}).check()
+    make({"method": {"name": name}}).check()
 
 
 def test_a_method_in_a_method_is_asked_too(make: Make):
     with pytest.raises(FedshiftError, match="is not for FedLC"):
-        make({"method": {"name": "client2vec", "base": "fedlc"}, "train.class_weights": "balanced"})
+        make({"method": {"name": "client2vec", "base": "fedlc"}, "train.class_weights": "balanced"}).check()
 
 
 @pytest.mark.parametrize(

@@ -326,7 +326,7 @@ def test_who_misses_training_is_not_scored_and_who_misses_scoring_has_no_loss(ma
 
 def test_what_it_refuses(make: Make):
     with refuses("method.weighting = 'samples'", "DRFA", "'uniform'"):
-        make({"method.name": "drfa", "method.weighting": "samples"})
+        make({"method.name": "drfa", "method.weighting": "samples"}).check()
     with refuses("method.floor = 0.5", "2 clients", "below 1 / 2"):
         Simulation(make({"method.name": "drfa", "method.floor": 0.5}))
 

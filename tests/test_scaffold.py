@@ -219,9 +219,9 @@ def test_an_absent_client_stands_still_and_a_late_one_does_not(make: Make):
 )
 def test_option_two_refuses_what_is_not_plain_sgd(make: Make, changes: dict[str, Any], words: str):
     with refuses(words, "SGD", "train.momentum = 0", "method.variate = 'gradient'"):
-        make({**PLAIN, **changes})
-    make({**PLAIN, **changes, "method.variate": "gradient"})
-    make({**PLAIN, "train.weight_decay": 0.1})
+        make({**PLAIN, **changes}).check()
+    make({**PLAIN, **changes, "method.variate": "gradient"}).check()
+    make({**PLAIN, "train.weight_decay": 0.1}).check()
 
 
 # What it reveals ----------------------------------------------------------------------------------

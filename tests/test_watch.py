@@ -495,8 +495,11 @@ def test_a_place_without_runs(tmp_path: Path):
     (tmp_path / "file").touch()
     with pytest.raises(FedshiftError, match="is a file"):
         Watch(tmp_path / "file")
-    with pytest.raises(FedshiftError, match="no run folder"):
-        follow(Watch(tmp_path), quiet_console(), once=True)
+    for options in ([], ["--once"], ["--json"], ["--json", "--once"]):
+        with pytest.raises(FedshiftError) as raised:
+            CliRunner().invoke(app, ["watch", str(tmp_path / "none"), *options], catch_exceptions=False)
+        assert f"'{tmp_path / 'none'}'" in str(raised.value)
+        assert "--wait" in str(raised.value)
 
 
 def test_folders_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -524,7 +527,10 @@ def test_a_process_is_watched_by_another_to_its_end(tiny_document: dict[str, Any
     runs = tmp_path / "runs"
     watches = [
         subprocess.Popen(
-            [*FEDSHIFT, "watch", str(runs), *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [*FEDSHIFT, "watch", str(runs), "--wait", *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         for options in ([], ["--json"])
     ]

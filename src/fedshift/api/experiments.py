@@ -12,7 +12,7 @@ from fedshift.api.options import DEFAULT, FIELDS, Options, Source
 from fedshift.errors import FedshiftError, FedshiftWarning, UnknownNameError
 from fedshift.settings.change import Changed, changed
 from fedshift.settings.experiment import NAMED, Experiment
-from fedshift.settings.grid import EVERY_DOMAIN, expand, read
+from fedshift.settings.grid import EVERY_DOMAIN, expand, read, read_changed
 from fedshift.settings.spec import plain, shown
 from fedshift.tuning.tuned import Tuned
 
@@ -146,7 +146,7 @@ def _document(source: Source, given: Mapping[str, Any], settings: Mapping[str, A
     changes |= settings
     if isinstance(source, Experiment):
         return changed(_stated(source, changes), changes)
-    return changed(source if isinstance(source, Mapping) else read(source), changes)
+    return changed(source, changes) if isinstance(source, Mapping) else read_changed(source, changes)
 
 
 def _of_other_data(source: str, given: Collection[str]) -> dict[str, Any]:

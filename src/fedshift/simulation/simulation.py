@@ -221,10 +221,10 @@ class Simulation:
         self.site.store.prune(self.coordinator.position)
 
 
-def refused_by_method(experiment: Experiment) -> bool:
+def refused_by_method(experiment: Experiment, tell: Embedding = silent) -> bool:
     """Whether what cannot be carried out could be with FedAvg, so that it is the method that cannot run."""
     try:
-        Simulation(replace(experiment, method=FedAvg()))
+        Simulation(replace(experiment, method=FedAvg()), tell)
     except FedshiftError:
         return False
     return True
