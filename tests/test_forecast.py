@@ -17,6 +17,7 @@ from fedshift.engines import forecast as module
 from fedshift.engines.forecast import PATIENCE, Announcing, forecast
 from fedshift.engines.sequential import Sequential
 from fedshift.engines.shortened import Shortener, steps_of
+from fedshift.methods import METHODS
 from fedshift.runs import runner
 from fedshift.runs.preparation import prepare
 from fedshift.runs.progress import Progress
@@ -88,7 +89,7 @@ def test_jobs_of_one_exchange_share_the_shortened_one():
 
 
 def test_a_dry_run_counts_every_stage(make: Make):
-    """The index is trained for epochs of pairs, which the part that is carried out says nothing of by itself."""
+    """The server trains the index for epochs of pairs, whose number follows from what clients upload."""
     experiment = make(INDEX)
     cost = estimate(experiment)
     whole = simulate(experiment)
@@ -98,8 +99,6 @@ def test_a_dry_run_counts_every_stage(make: Make):
     assert index.steps >= 6
     assert (vectors.steps, train.steps) == (0, 8)
     assert cost.steps == sum(stage.steps for stage in cost.stages)
-    assert cost.training == sum(stage.seconds for stage in cost.stages)
-    assert all(stage.seconds > 0 for stage in cost.stages)
     sent = sum(stage.rounds * (stage.bytes_down + stage.bytes_up) for stage in cost.stages)
     assert sent == whole.coordinator.bytes_down + whole.coordinator.bytes_up
 
@@ -113,7 +112,7 @@ class Steps(Listener):
         self.taken += count
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedpin", "fediir", "ditto", "fedcir"])
+@pytest.mark.parametrize("name", sorted(METHODS))
 def test_a_dry_run_counts_the_steps_and_bytes_that_a_run_takes(make: Make, name: str):
     experiment = make({**small(name), "train.rounds": 3})
     cost, whole, heard = estimate(experiment), Simulation(experiment), Steps()

@@ -73,6 +73,9 @@ class Timing:
         """A step of one client: the median round, divided by its steps."""
         return 1000 * median(self.turns) / max(1, self.steps)
 
+    def __str__(self) -> str:
+        return f"{self.choice}, {self.milliseconds:.2f} ms a client's step"
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -129,7 +132,7 @@ class Calibration:
             why = f"surely the fastest, or as fast and simpler (speed of the others: {others})"
         else:
             why = f"the simplest of those that noise hides from each other (speed of the others: {others})"
-        return f"Engine: {best.choice}, {best.milliseconds:.2f} ms a client's step; {why}"
+        return f"Engine: {best}; {why}"
 
     def table(self) -> dict[str, Any]:
         """As JSON can hold it."""
@@ -166,7 +169,9 @@ def choose(jobs: Sequence[Job], options: RunOptions, tell: Notify) -> Choice:
         return asked_for(jobs[0].setup, options)
     calibration = remembered(jobs, options)
     if calibration is None:
-        plain = asked_for(jobs[0].setup, replace(options, engine="sequential"))
+        # On one thread: a short run gains little from more, and beside a busy process each wait for another thread is
+        # a wait for that process.
+        plain = asked_for(jobs[0].setup, replace(options, engine="sequential", threads=options.threads or 1))
         try:
             run = _estimate(plain, jobs)
             if run < SHORT_RUN:
@@ -349,7 +354,7 @@ def remembered(jobs: Sequence[Job], options: RunOptions) -> Calibration | None:
     None if nothing was, if it cannot be read, or if it was not sure and is a day old.
     """
     folder = files.cache_folder(CACHE)
-    if folder is None:
+    if folder is None or not folder.is_dir():
         return None
     file = folder / _file(jobs, options)
     try:
@@ -359,6 +364,15 @@ def remembered(jobs: Sequence[Job], options: RunOptions) -> Calibration | None:
     except (OSError, ValueError, ArithmeticError, LookupError, TypeError):
         return None  # it is measured again, and written anew
     return None if stale else held
+
+
+def recalled(jobs: Sequence[Job], options: RunOptions) -> Timing | None:
+    """What was measured before of the engine that a run asks for, or of the fastest; None if nothing was."""
+    held = remembered(jobs, options)
+    if held is None or options.engine == "auto":
+        return held.engines.best if held else None
+    choice = asked_for(jobs[0].setup, options)
+    return next((timing for timing in held.engines.possible if timing.choice == choice), None)
 
 
 def remember(jobs: Sequence[Job], options: RunOptions, calibration: Calibration) -> None:
