@@ -30,8 +30,8 @@ def print_plan(experiments: Sequence[Experiment], plan: Plan) -> None:
     for study in found:
         console.print(f"{study.label} searches {study.space}", highlight=False, markup=False, soft_wrap=True)
     console.print(
-        f"Chosen on {chosen_on(experiments[0])}.\nTrials that fall behind are given up early, and repeated choices cost "
-        "nothing.",
+        f"Chosen on {chosen_on(experiments[0])}.\n"
+        "Trials that fall behind are given up early, and repeated choices cost nothing.",
         highlight=False,
         markup=False,
     )

@@ -179,7 +179,7 @@ class Coordinator:
         return [Order(*where, client, self.down(exchange, client)) for client in cohort]
 
     def first_orders(self, round: Round) -> Iterator[tuple[Exchange, list[Order]]]:
-        """What clients would be asked to do in each exchange of a round if the run began with it; nothing is counted."""
+        """What each exchange of a round would ask of clients if the run began with it; nothing is counted."""
         chosen = self._select(round)
         for exchange in round.stage.exchanges:
             cohort = self._cohort_of(exchange, round, chosen)

@@ -119,7 +119,7 @@ def _cost(simulation: Simulation, stage: Stage, milliseconds: float | None) -> S
         jobs = [simulation.site.job(order) for order in orders]
         replies = _replies(simulation, exchange, jobs)
         server = ServerJob(simulation.setup, exchange, round, simulation.coordinator.state, replies, no_steps)
-        steps += sum(map(steps_of, [*jobs, server]))
+        steps += sum(map(steps_of, jobs)) + steps_of(server)
         down += sum(order.down.nbytes for order in orders)
         sizes = [Up(reply).nbytes for reply in replies.ups]
         up += sum(sizes) if sizes else len(jobs) * _declared_bytes(simulation, exchange)
