@@ -340,13 +340,9 @@ def test_without_pandas_measurements_are_left(make: Make, monkeypatch: pytest.Mo
 
 
 def test_estimate_has_a_line_for_each_row(tiny_document: dict[str, Any]):
-    methods = ["fedavg", {"name": "fedpin", "alpha": 1e30}]
-    plain, wild = fedshift.estimate(tiny_document, method=methods, seed=[0, 1])
-    assert [(line.label, line.runs) for line in (plain, wild)] == [("fedavg", 2), ("fedpin", 2)]
-    assert plain.cost is not None
+    plain, other = fedshift.estimate(tiny_document, method=["fedavg", "fedpin"], seed=[0, 1])
+    assert [(line.label, line.runs) for line in (plain, other)] == [("fedavg", 2), ("fedpin", 2)]
     assert (plain.cost.rounds, plain.cost.steps) == (2, 8)
-    assert wild.cost is None
-    assert "not finite" in wild.problem
     assert not Path(tiny_document["run"]["out"]).exists()
 
 

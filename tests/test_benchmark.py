@@ -547,8 +547,6 @@ def test_a_plugin_that_fails_is_noted_and_the_others_go_on_to_exit_code_1(
     monkeypatch.setattr(plan_module, "columns_of", lambda scale, names=None: on_tiny_data.columns[:1])
     call = ["benchmark", "--scale", "small", "--method", "mine-here,fedavg", "--out", str(on_tiny_data.out)]
     call += ["--plugin", plugin(body)]
-    dry = CliRunner().invoke(app, [*call, "--dry-run"])
-    assert f"mine-here: failed. {reason}" in dry.output
     done = CliRunner().invoke(app, call)
     assert done.exit_code == 1, done.output
     table = json.loads((on_tiny_data.folder / "benchmark.json").read_text())
@@ -563,29 +561,23 @@ def test_a_forecast_counts_every_run(on_tiny_data: Plan):
     """Two held-out domains, each with two trials and two seeds."""
     costs = [*forecast(on_tiny_data, on_tiny_data.columns[1])]
     assert [(cost.row, cost.runs) for cost in costs] == [("fedavg", 8), ("fedprox", 8)]
-    assert all(cost.seconds and cost.total == pytest.approx(8 * cost.seconds) for cost in costs)
+    assert all(cost.seconds is None for cost in costs)  # nothing was measured here
     assert not on_tiny_data.folder.exists()
 
 
-def test_a_forecast_counts_what_diverges_at_first_and_leaves_out_what_cannot_run(
-    on_tiny_data: Plan, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_forecast_leaves_out_what_cannot_run(on_tiny_data: Plan, monkeypatch: pytest.MonkeyPatch):
     def refuse(self, train):
         raise FedshiftError("It takes no batches of 4.")
 
     monkeypatch.setattr(METHODS.get("fedlc").cls, "check", refuse)
-    blow_up = lambda self, net, batch, context: {"cross_entropy": net.head(batch.z).sum() / 0}  # noqa: E731
-    monkeypatch.setattr(METHODS.get("fedprox").cls, "loss", blow_up)
     plan = replace(on_tiny_data, methods=("fedlc", "fedprox"))
-    refused, diverged = forecast(plan, plan.columns[0])
+    refused, taken = forecast(plan, plan.columns[0])
     assert (refused.runs, refused.seconds, refused.lacking) == (
         0,
         None,
         Lacking("It takes no batches of 4.", "refused"),
     )
-    assert (diverged.runs, diverged.seconds, diverged.total) == (4, None, 0.0)
-    assert diverged.lacking is not None
-    assert diverged.lacking.kind == "diverged"
+    assert (taken.runs, taken.lacking) == (4, None)
 
 
 def test_the_command_and_the_function_do_the_same(on_tiny_data: Plan, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

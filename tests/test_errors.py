@@ -422,17 +422,3 @@ def test_an_empty_path_is_not_the_current_folder():
     from fedshift.datasets.digits import Digits
 
     assert Digits(photographs="").with_absolute_paths().photographs == ""
-
-
-def test_a_dry_run_says_which_row_diverges(tiny_document: dict[str, Any], tmp_path: Path):
-    import tomli_w
-    from typer.testing import CliRunner
-
-    from fedshift.cli.app import app
-
-    file = tmp_path / "tiny.toml"
-    file.write_text(tomli_w.dumps(override(tiny_document, {"method": {"name": ["fedavg", "fedpin"], "alpha": 1e30}})))
-    result = CliRunner().invoke(app, ["compare", str(file), "--dry-run"])
-    assert result.exit_code == 0, result.output
-    assert "diverges" in result.output
-    assert "fedpin: The loss is not finite" in result.output
