@@ -22,7 +22,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from conftest import CNN_WITH_BN, TINY, Make, interrupt_after, simulate, states
+from conftest import CNN_WITH_BN, TINY, Make, go_on, interrupt_after, simulate, states
 from fedshift.api import compare
 from fedshift.core.contract import Batch, Context, Phase, Terms
 from fedshift.core.net import Net
@@ -787,34 +787,44 @@ def test_small_environments_are_predicted_for_together(
 # Memory -------------------------------------------------------------------------------------------
 
 
-def resident_bytes(process: int) -> int:
-    """How much memory a process holds."""
-    return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+ROUNDS = 25  # between one count and the next
 
 
-@pytest.mark.skipif(not Path("/proc/self/statm").is_file(), reason="asks Linux")
+def held() -> tuple[int, int]:
+    """How many tensors and how many objects this process keeps."""
+    gc.collect()
+    kinds = [type(thing) for thing in gc.get_objects()]
+    return sum(issubclass(kind, Tensor) for kind in kinds), len(kinds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counting(FedAvg):
+    """FedAvg that tells, every so many rounds, what the process keeps in which a client trains."""
+
+    terms = (*FedAvg.terms, "tensors", "objects")
+
+    def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
+        counts = held() if context.round % ROUNDS == 0 else (0, 0)
+        tensors, objects = torch.tensor(counts, dtype=batch.x.dtype)
+        return {**super().loss(net, batch, context), "tensors": tensors, "objects": objects}
+
+
 @pytest.mark.parametrize("name", ENGINES)
-def test_memory_is_flat_over_500_rounds(make: Make, name: str):
-    """Between round 100 and round 500 no tensor stays, no Python object, and no process grows."""
-    changes = {"train.rounds": 500, "train.steps": 1, "method.bn": "local", "model.batch_norm": True}
-    simulation = Simulation(make({**changes, "method.optimiser_state": "kept"}))
-
-    def held() -> tuple[int, int, int]:
-        gc.collect()
-        workers = [worker._process.pid for worker in engine._pool] if isinstance(engine, Workers) else []
-        tensors = sum(issubclass(type(thing), Tensor) for thing in gc.get_objects())
-        return tensors, sys.getallocatedblocks(), sum(map(resident_bytes, [os.getpid(), *workers]))
-
+def test_nothing_is_left_of_a_round(make: Make, name: str):
+    """Neither here nor where clients work: one tensor, or one object, that stayed of each round would show."""
+    changes = {"train.rounds": 3 * ROUNDS, "train.steps": 1, "train.precision": "float64", **CNN_WITH_BN}
+    simulation = Simulation(replace(make(changes), method=Counting(bn="local", optimiser_state="kept")))
+    counts: list[list[tuple[float, float]]] = []
     with engine_named(name) as engine:
-        for position in range(1, 501):
-            for error in advance([simulation], engine).values():
-                raise error
-            if position == 100:
-                before = held()
-        after = held()
-    assert after[0] <= before[0]
-    assert after[1] - before[1] < 1_000  # blocks of memory: two and a half a round
-    assert after[2] - before[2] < 4_000_000  # bytes
+        for position in range(1, 3 * ROUNDS + 1):
+            go_on(simulation, engine)
+            if position % ROUNDS == 0:
+                told = [simulation.coordinator.terms[client] for client in ("dark", "gray")]
+                counts.append([held(), *((terms["tensors"], terms["objects"]) for terms in told)])
+    _, before, after = counts  # by the first all is there that is made once
+    for (tensors, objects), (later_tensors, later_objects) in zip(before, after, strict=True):
+        assert 0 < later_tensors <= tensors
+        assert 0 < later_objects < objects + ROUNDS
 
 
 def test_personal_models_are_scored_side_by_side(make: Make, monkeypatch: pytest.MonkeyPatch):
