@@ -23,6 +23,7 @@ from fedshift.methods.fedavg import FedAvg
 from fedshift.methods.fedavgm import FedAvgM
 from fedshift.methods.fedopt import FedAdagrad, FedAdam, FedYogi
 from quadratics import OnQuadratics, Quadratics, at_rest, on_quadratics, quadratics
+from reference import EVERY_METHOD, reference, reference_experiment, small
 from refusal import refuses
 from test_methods import EVERY_METHOD, small
 
@@ -170,10 +171,10 @@ def takes_a_server_optimiser(name: str) -> bool:
 
 
 @pytest.mark.parametrize("name", [*filter(takes_a_server_optimiser, BY_MEAN)])
-def test_without_momentum_and_at_rate_one_every_method_is_itself(make: Make, name: str):
+def test_without_momentum_and_at_rate_one_every_method_is_itself(name: str):
     """To the bit, although the server has been through its step: so its merge is a mean, and nothing goes past it."""
-    plain = simulate(make(small(name)), 3)
-    ours = simulate(make(small(name) | {"method.server": {"name": "momentum", "beta": 0.0}}), 3)
+    plain = reference(name).simulation
+    ours = simulate(reference_experiment(name, {"method.server": {"name": "momentum", "beta": 0.0}}))
     one, other = plain.coordinator.state.tensors, ours.coordinator.state.tensors
     assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
     velocity = ours.coordinator.state.server.of("velocity").only(one)
