@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -42,6 +43,7 @@ from fedshift.simulation.simulation import Simulation
 load_plugins([str(Path(__file__).parent / "tiny.py")])
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background job, and in all that it starts
     signal.signal(signal.SIGINT, signal.default_int_handler)
+os.fsync = lambda descriptor: None  # no test cuts this machine's power; a busy disk takes as long as a run
 torch.set_num_threads(1)  # as workers have, with which results are compared bit for bit
 
 TINY: dict[str, Any] = {
@@ -67,14 +69,6 @@ hypothesis.settings.load_profile("repeatable")
 def pytest_addoption(parser: pytest.Parser) -> None:
     """How much of tests/attack is carried out."""
     parser.addoption("--attack", choices=("small", "large"), default="small", help="the size of tests/attack")
-
-
-LONGEST = ("test_flower.py", "test_demo.py")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Real federations come first, so that a worker carries them out while the other does all else."""
-    items.sort(key=lambda item: item.path.name not in LONGEST)
 
 
 @pytest.fixture
