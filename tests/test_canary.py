@@ -58,9 +58,9 @@ def test_what_should_stay_would_be_noticed(make: Make, running: InClear, tmp_pat
 
     def leaking(message: Message, context: Context) -> Message:
         reply = client(message, context)
-        if Path(str(context.node_config[FOLDER])).name != SITE:
-            return reply
         watched.look()
+        if Path(str(context.node_config[FOLDER])).name != SITE or not watched.kept:
+            return reply
         return Message(content(data_of(reply) + watched.leak("a row of a sample")), reply_to=message)
 
     assert_noticed("a row of a sample", watched, running.run(folder, lambda site: None, leaking))
