@@ -60,7 +60,7 @@ def of_folder(folder: Path) -> list[str]:
 
 def none_left(folder: Path) -> None:
     """Children of processes that were ended notice that within a moment."""
-    until = time.monotonic() + 20
+    until = time.monotonic() + 300
     while (left := of_folder(folder)) and time.monotonic() < until:
         time.sleep(0.1)
     assert left == []
@@ -191,9 +191,9 @@ def test_children_of_what_does_not_end_by_itself_are_ended(stubs: Path, monkeypa
     started = Processes(stubs)
     started.start_superlink()
     started.start_site("dark")
-    until = time.monotonic() + 20
+    until = time.monotonic() + 300
     while started.log("dark").read_text() != "up\n":
-        assert time.monotonic() < until
+        assert time.monotonic() < until, "it takes too long"
         time.sleep(0.05)
     assert len(of_folder(stubs)) == 3
     started.end()
@@ -206,14 +206,14 @@ def test_who_waits_without_end_ends_with_its_parent():
     assert parent.stdout is not None
     assert parent.stdout.readline() == "up\n"
     parent.kill()
-    assert parent.communicate(timeout=30)[0] == ""
+    assert parent.communicate(timeout=300)[0] == ""
 
 
 def test_whose_parent_has_ended_before_it_looks_ends_too():
     """A process that the first one has taken over, although no container's first process starts runs."""
     orphan = "import os, threading, fedshift.deployment.orphan as o; os.getppid = lambda: 1; o.SECONDS_TO_LEAVE = 0; "
     orphan += "o.end_with_parent(); threading.Event().wait()"
-    assert subprocess.run([sys.executable, "-c", orphan], timeout=30, check=False).returncode == EXIT_CODE
+    assert subprocess.run([sys.executable, "-c", orphan], timeout=300, check=False).returncode == EXIT_CODE
 
 
 def test_a_superlink_may_listen_at_an_address_of_version_6():
