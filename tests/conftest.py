@@ -44,6 +44,7 @@ from fedshift.simulation.simulation import Simulation
 load_plugins([str(Path(__file__).parent / "tiny.py")])
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background job, and in all that it starts
     signal.signal(signal.SIGINT, signal.default_int_handler)
+os.fsync = lambda descriptor: None  # no test cuts this machine's power; a busy disk takes as long as a run
 torch.set_num_threads(1)  # as workers have, with which results are compared bit for bit
 
 TINY: dict[str, Any] = {
@@ -77,14 +78,6 @@ def pytest_configure(config: pytest.Config) -> None:
     large = config.getoption("--attack") == "large"
     profile = os.environ.get("HYPOTHESIS_PROFILE", "large" if large else "default")
     hypothesis.settings.load_profile(config.getoption("--hypothesis-profile", None) or profile)
-
-
-LONGEST = ("test_flower.py", "test_demo.py")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Real federations come first, so that a worker carries them out while the other does all else."""
-    items.sort(key=lambda item: item.path.name not in LONGEST)
 
 
 @pytest.fixture
