@@ -32,7 +32,7 @@ from attack.harness import (
     run_folders,
     table,
 )
-from attack.victims import MEMORY, SECONDS, STATES, Victim, Victims
+from attack.victims import MEMORY, STATES, Victim, Victims
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -47,7 +47,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def tried(forks: Forks, victim: Victim, folder: Path, damaged: Path) -> Problems:
     """Try everything on a folder in which a file is damaged; returns all that is wrong."""
     before = results(folder)
-    outcomes = forks.run(*victim.steps(folder), cwd=folder, memory=MEMORY, seconds=SECONDS)
+    outcomes = forks.run(*victim.steps(folder), cwd=folder, memory=MEMORY)
     problems = [str(outcome) for outcome in outcomes if not outcome.clean]
     for outcome in outcomes:
         if outcome.fine:

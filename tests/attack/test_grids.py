@@ -27,7 +27,7 @@ from attack.harness import (
     none_of,
     run_folders,
 )
-from attack.victims import MEMORY, SECONDS, Victims
+from attack.victims import MEMORY, Victims
 
 ELSEWHERE = ("../../../outside/x", "/tmp/fedshift-outside", "..", "", "a/b", "a\0b", "x" * 300, "tiny\udcff", None, 5)
 
@@ -42,7 +42,7 @@ def attempted(forks: Forks, folder: Path) -> Problems:
     """Resume and compare; returns what is neither done nor refused by one error, and what was touched outside."""
     outside = contents(folder.parent, but=folder)
     steps = (RESUME, SCENARIOS["grid"].step, ("load", "runs"))
-    outcomes = forks.run(*steps, cwd=folder, memory=MEMORY, seconds=SECONDS)
+    outcomes = forks.run(*steps, cwd=folder, memory=MEMORY)
     problems = [str(outcome) for outcome in outcomes if not outcome.clean]
     after = contents(folder.parent, but=folder)
     return problems + [f"touches {name}" for name in outside.keys() ^ after.keys()]

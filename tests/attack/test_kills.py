@@ -144,7 +144,7 @@ def test_killed_at_a_random_moment(
         folder, wait = reference.scenario.write(tmp_path / str(attempt)), draw.uniform(0.0, 0.6)
         child = forks.start(reference.scenario.step, cwd=folder)
         time.sleep(wait)  # it may have ended before
-        os.kill(child.process, signal.SIGKILL)
+        child.process.send_signal(signal.SIGKILL)
         child.wait()
         problems += [f"after {wait:.3f} s: {wrong}" for wrong in recovered(forks, reference, folder)]
     none_of(problems)
@@ -210,7 +210,7 @@ def test_workers_that_are_killed(
         folder, wait = reference.scenario.write(tmp_path / f"random {attempt}"), draw.uniform(0.1, 0.6)
         child = forks.start(reference.scenario.step, cwd=folder)
         time.sleep(wait)
-        killed = kill_children(child.process)
+        killed = kill_children(child.process.pid)
         (outcome,) = child.wait()
         wrong = [] if outcome.clean else [str(outcome)]
         wrong += recovered(forks, reference, folder)
