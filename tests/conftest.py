@@ -43,8 +43,8 @@ from fedshift.simulation.simulation import Simulation
 load_plugins([str(Path(__file__).parent / "tiny.py")])
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background job, and in all that it starts
     signal.signal(signal.SIGINT, signal.default_int_handler)
-# One thread, as workers have, with which results are compared bit for bit; here, and by what a run finds by itself. Tests
-# go side by side on all cores, where threads of one wait for those of another: what takes 2 s alone takes 40.
+# One thread, as workers have, with which results are compared bit for bit; also where a run counts the cores itself.
+# Tests go side by side on all cores, where threads of one wait for those of another: 2 s become 40.
 os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
 

@@ -7,7 +7,6 @@ equal to the byte to what a run comes to that nothing interrupted.
 from __future__ import annotations
 
 import errno
-import os
 import random
 import signal
 import time
@@ -236,7 +235,7 @@ def test_a_second_process(
         fault = Fault(str(folder / "runs"), at, send=signal.SIGSTOP)
         first = forks.start(reference.scenario.step, cwd=folder, fault=fault)
         where = f"while the first is at operation {at} ({reference.operations[at - 1]})"
-        assert first.stopped(), where
+        assert first.process.stopped(), where
         before = contents(folder)
         step = reference.scenario.step if second == "the same" else RESUME
         (other,) = forks.run(step, cwd=folder)
