@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import fresh
 from fedshift.coordinator.ledger import Direction, Ledger
 from fedshift.core.contract import Context, Exchange, Round
 from fedshift.core.messages import Message, Up
@@ -47,6 +48,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background
 # Tests go side by side on all cores, where threads of one wait for those of another: 2 s become 40.
 os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
+fresh.without_syncing()
 
 TINY: dict[str, Any] = {
     "name": "tiny",
@@ -76,6 +78,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Hypothesis's own option ``--hypothesis-profile`` comes first."""
+    config.addinivalue_line("markers", "large: carried out with --attack large only")
     large = config.getoption("--attack") == "large"
     profile = os.environ.get("HYPOTHESIS_PROFILE", "large" if large else "default")
     hypothesis.settings.load_profile(config.getoption("--hypothesis-profile", None) or profile)
@@ -84,9 +87,12 @@ def pytest_configure(config: pytest.Config) -> None:
 LONGEST = ("test_flower.py", "test_demo.py")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Real federations come first, so that a worker carries them out while the other does all else."""
     items.sort(key=lambda item: item.path.name not in LONGEST)
+    if config.getoption("--attack") != "large":
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("large")])
+        items[:] = [item for item in items if not item.get_closest_marker("large")]
 
 
 @pytest.fixture
