@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
+
+os.environ["OPENBLAS_NUM_THREADS"] = "1"  # read when NumPy is imported; two threads on a busy core wait by spinning
 
 import hypothesis
 import pytest
