@@ -39,6 +39,7 @@ from fedshift.runs.records import Record
 from fedshift.settings.experiment import Experiment, load_plugins
 from fedshift.settings.grid import expand, override
 from fedshift.simulation.checkpoint import About, Execution
+from fedshift.simulation.listener import Listener
 from fedshift.simulation.rounds import advance
 from fedshift.simulation.simulation import Simulation
 
@@ -63,13 +64,21 @@ Make = Callable[..., Experiment]
 
 
 # The same examples in every run, so that what passes here passes elsewhere.
-hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
-hypothesis.settings.load_profile("repeatable")
+hypothesis.settings.register_profile("default", derandomize=True, deadline=None, max_examples=15)
+hypothesis.settings.register_profile("large", derandomize=True, deadline=None, max_examples=100)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """How much of tests/attack is carried out."""
-    parser.addoption("--attack", choices=("small", "large"), default="small", help="the size of tests/attack")
+    """How much of tests/attack is carried out, and how many examples Hypothesis makes."""
+    sizes = ("small", "large")
+    parser.addoption("--attack", choices=sizes, default="small", help="the size of tests/attack, and of all examples")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Hypothesis's own option ``--hypothesis-profile`` comes first."""
+    large = config.getoption("--attack") == "large"
+    profile = os.environ.get("HYPOTHESIS_PROFILE", "large" if large else "default")
+    hypothesis.settings.load_profile(config.getoption("--hypothesis-profile", None) or profile)
 
 
 LONGEST = ("test_flower.py", "test_demo.py")
@@ -154,9 +163,9 @@ def net_of(simulation: Simulation) -> Net:
     return resident(simulation).client.net
 
 
-def go_on(simulation: Simulation, engine: Engine | None = None) -> None:
+def go_on(simulation: Simulation, engine: Engine | None = None, listener: Listener | None = None) -> None:
     """Carry out the next round."""
-    for error in advance([simulation], engine or engine_of(simulation)).values():
+    for error in advance([simulation], engine or engine_of(simulation), {simulation: listener or Listener()}).values():
         raise error
 
 
@@ -259,7 +268,7 @@ def save(simulation: Simulation) -> None:
 def resume(folder: RunFolder, progress: Progress | None = None) -> None:
     """Carry a run on; what goes wrong is raised."""
     _, failed = runner.resume(runner.below(folder.path), progress or Progress())
-    for error in failed:
+    for error in failed.values():
         raise error
 
 

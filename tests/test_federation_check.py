@@ -314,7 +314,7 @@ def test_a_certificate_that_is_no_longer_valid(site: SiteFolder):
 
 def test_without_flower_or_room_on_the_disk(site: SiteFolder, monkeypatch: pytest.MonkeyPatch):
     folder = site()
-    monkeypatch.setattr(inspection, "find_spec", lambda name: None)
+    monkeypatch.setattr(inspection, "distribution", no_distribution)
     monkeypatch.setattr(inspection, "disk_usage", lambda path: SimpleNamespace(free=1))
     message = problems(folder)
     assert "needs the 'flower' extra (flwr is not installed): pip install 'fedshift[flower]'" in message

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from conftest import TINY, first_messages
+from conftest import TINY
 from fedshift.core.contract import Category, Exchange, Upload
 from fedshift.core.messages import Telemetry
 from fedshift.core.setup import Setup
@@ -27,8 +27,8 @@ from fedshift.deployment.wire import Done, Score, score_tensors
 from fedshift.errors import FedshiftError
 from fedshift.settings.experiment import Experiment
 from fedshift.settings.grid import expand, override
+from reference import EVERY_METHOD, reference, small
 from separate import setup_of
-from test_methods import EVERY_METHOD, small
 
 FEDERATION = FederationSettings(
     name="hospitals", sites=("a", "b"), shape=(1, 10, 10), classes=("x", "y", "z"), address="fl.example.org:8000"
@@ -82,13 +82,16 @@ def test_every_tensor_of_every_method_has_a_category(name: str):
 @pytest.mark.parametrize("name", DEPLOYED)
 def test_what_is_listed_is_what_leaves(name: str):
     """The first messages of a run have the listed names, types, shapes and bytes."""
-    one, listed = experiment(name), leaving(setup(name))
-    stage = setup(name).stages[0]
+    run = reference(name)
+    one = setup_of(run.experiment, (1, 10, 10), 3, 2)
+    stage = one.stages[0]
     for exchange in stage.exchanges:
         for kind, direction in (("reply", "up"), ("telemetry", "telemetry")):
-            message: dict[str, Tensor] = dict(first_messages(one).get((exchange.name, direction), {}))
+            message: dict[str, Tensor] = dict(run.ledger.first.get((exchange.name, direction), {}))
             mine = [
-                each for each in listed if (each.stage, each.exchange, each.kind) == (stage.name, exchange.name, kind)
+                each
+                for each in leaving(one)
+                if (each.stage, each.exchange, each.kind) == (stage.name, exchange.name, kind)
             ]
             names = {each.name for each in mine}
             assert names == message.keys() if kind == "reply" else names >= message.keys()  # terms may be missing

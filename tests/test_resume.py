@@ -296,7 +296,7 @@ def test_a_damaged_run_that_another_process_carries_out_stops_no_other(tmp_path:
     lock = FileLock(cut.path / ".lock")
     with lock:
         found, failed = runner.resume(runner.below(tmp_path), Progress())
-    assert [str(error) for error in failed] == [
+    assert [str(error) for error in failed.values()] == [
         f"{cut.path.name}: Another process is running '{cut.path}'; wait for it."
     ]
     assert len(found) == 4

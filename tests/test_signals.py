@@ -622,7 +622,7 @@ def test_only_the_known_file_is_opened(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(watch, "find_spec", lambda name: None)
+    monkeypatch.setattr(watch, "distribution", no_distribution)
     with pytest.raises(FedshiftError, match=r"needs the 'signals' extra.*pip install 'fedshift\[signals\]'"):
         Watch().check_here()
 

@@ -21,7 +21,7 @@ from fedshift.datasets import DATASETS
 from fedshift.datasets.dataset import Dataset
 from fedshift.errors import FedshiftError
 from fedshift.settings.grid import expand, override, parse_assignments, read
-from fedshift.settings.spec import Fraction, NonNegative, WholeInt, setting
+from fedshift.settings.spec import Fraction, NonNegative, Seed, setting
 from fedshift.settings.written import Written
 
 AS_TYPED = [
@@ -117,9 +117,9 @@ def test_help_says_how_a_domain_is_quoted():
     ("text", "hint", "value"),
     [
         ("0.05", NonNegative, 0.05),
-        ("3", WholeInt, 3),
-        ("0,1,2", WholeInt, [0, 1, 2]),
-        ("[0, 1]", WholeInt, [0, 1]),
+        ("3", Seed, 3),
+        ("0,1,2", Seed, [0, 1, 2]),
+        ("[0, 1]", Seed, [0, 1]),
         ("true", bool, True),
         ("False", bool, False),
         ("true,false", bool, [True, False]),

@@ -122,8 +122,20 @@ class Problems:
             raise FedshiftError("\n".join([*lines, f"- and {more} more"] if more else lines))
 
 
-def need(extra: str, feature: str, error: ImportError) -> FedshiftError:
-    """The error for a feature whose optional dependency is not installed."""
-    return FedshiftError(
-        f"{feature} needs the '{extra}' extra ({error.name} is not installed): pip install 'fedshift[{extra}]'"
-    )
+@contextmanager
+def needs(extra: str, feature: str) -> Iterator[None]:
+    """Import within what an extra of fedshift brings.
+
+    Args:
+        extra: its name in pyproject.toml.
+        feature: what needs it, as the subject of the error's sentence.
+
+    Raises:
+        FedshiftError: one of the packages is not installed.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise FedshiftError(
+            f"{feature} needs the extra '{extra}' ({error.name} is not installed): pip install 'fedshift[{extra}]'"
+        ) from error

@@ -171,15 +171,31 @@ def _log_uncached(name: str, reason: str) -> None:
     )
 
 
+def check_folder(path: Path) -> None:
+    """Raise an error if files could not be written into a folder, or it could not be made; nothing is written.
+
+    Raises:
+        DiskError: they could not.
+    """
+    _check_no_file(path)
+    there = next(each for each in (path, *path.parents) if os.path.lexists(each))
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise DiskError(f"'{path}' cannot be written, as '{there}' is not writable: give another folder.")
+
+
+def _check_no_file(path: Path) -> None:
+    if file := next((each for each in (path, *path.parents) if each.is_file()), None):
+        cause = NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(file))
+        raise DiskError(f"'{path}' cannot be written, as '{file}' is a file: give another folder.") from cause
+
+
 def make_folder(path: Path) -> None:
     """Make a folder and those above it.
 
     Raises:
         DiskError: it could not be made.
     """
-    if file := next((each for each in (path, *path.parents) if each.is_file()), None):
-        cause = NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(file))
-        raise DiskError(f"'{path}' cannot be written, as '{file}' is a file: give another folder.") from cause
+    _check_no_file(path)
     with _readable(path):
         path.mkdir(parents=True, exist_ok=True)
 

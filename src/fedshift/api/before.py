@@ -15,6 +15,7 @@ from fedshift.reporting.units import clock
 from fedshift.runs.progress import Progress
 from fedshift.settings.experiment import NAMED, Experiment
 from fedshift.simulation import dry_run
+from fedshift.simulation.simulation import refused_by_method
 
 if TYPE_CHECKING:
     from fedshift.engines.calibration import Calibration
@@ -29,14 +30,16 @@ class Forecast:
     Attributes:
         label: what tells them from others.
         runs: how many they are.
-        cost: that of each; None if they diverge at once.
+        cost: that of each; None if they diverge at once, or cannot run.
         problem: why there is no cost.
+        diverges: whether that is since they diverge.
     """
 
     label: str
     runs: int
     cost: dry_run.Estimate | None
     problem: str = ""
+    diverges: bool = False
 
     def __repr__(self) -> str:
         if self.cost is None:
@@ -49,19 +52,26 @@ def estimate(source: Source | Sequence[Source] = DEFAULT, **options: Unpack[Opti
     """What a comparison would cost, measured on two rounds and one evaluation of each row; nothing is written.
 
     Raises:
-        FedshiftError: something in the experiments is wrong.
+        FedshiftError: something in the experiments is wrong, or no row can run.
     """
     groups: dict[str, list[Experiment]] = {}
     for asked in grid(source, **options):
         groups.setdefault(asked.series, []).append(asked)
     flat = [described(group[0].table(), group[0].contents) for group in groups.values()]
-    forecasts = []
+    forecasts, refused = [], list[FedshiftError]()
     for group, settings in zip(groups.values(), flat, strict=True):
         name = label(settings, flat)
         try:
             forecasts.append(Forecast(name, len(group), dry_run.estimate(group[0])))
         except DivergedError as error:
+            forecasts.append(Forecast(name, len(group), None, str(error), diverges=True))
+        except FedshiftError as error:
+            if not forecasts and not refused_by_method(group[0]):
+                raise
+            refused.append(error)
             forecasts.append(Forecast(name, len(group), None, str(error)))
+    if len(refused) == len(forecasts):
+        raise refused[0]
     return forecasts
 
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedshift.core.metrics import ACCURACY
 from fedshift.errors import FedshiftError, UnknownNameError
-from fedshift.reporting.results import MeanStd, Results, Row
+from fedshift.reporting.results import MeanStd, Refused, Results, Row, described
 from fedshift.reporting.table import Table, tables
 from fedshift.reporting.tabled import Measurements
 from fedshift.runs.folder import RunFolder
 from fedshift.runs.records import Record
 from fedshift.runs.run import Run
+from fedshift.runs.runner import Failures, run_path
 from fedshift.runs.selection import ORACLES, RULES
+from fedshift.settings.experiment import Experiment
 
 
 @dataclass(frozen=True, repr=False)
@@ -32,16 +34,32 @@ class Comparison(Measurements):
     asked: int = 0
 
     @classmethod
-    def of(cls, folders: Sequence[RunFolder], failed: Sequence[FedshiftError], asked: int) -> Comparison:
+    def of(
+        cls, folders: Sequence[RunFolder], failed: Failures, asked: int, experiments: Sequence[Experiment] = ()
+    ) -> Comparison:
         """What is in the folders of runs, of which some failed.
+
+        Args:
+            folders: those of the others.
+            failed: what went wrong.
+            asked: how many runs were asked for.
+            experiments: what these were, so that a row of which none has a record is shown with the reason.
 
         Raises:
             FedshiftError: all failed.
         """
-        problems = tuple(str(error) for error in failed)
+        problems = tuple(map(str, failed.values()))
         if len(failed) == asked:
-            raise type(failed[0])(_failure(problems, asked))
-        return cls(Results.read(folders), problems, asked)
+            raise type(next(iter(failed.values())))(_failure(problems, asked))
+        results = Results.read(folders)
+        there = {run.folder.identity.series for run in results.runs}
+        lacking: dict[str, Refused] = {}
+        for each in experiments:
+            error = failed.get(path := run_path(each))
+            if error is not None and each.series not in there:
+                reason = str(error).removeprefix(f"{path.name}: ")
+                lacking.setdefault(each.series, Refused(described(each.table(), each.contents), reason))
+        return cls(replace(results, refused=tuple(lacking.values())), problems, asked)
 
     @property
     def runs(self) -> list[Run]:

@@ -59,20 +59,35 @@ def grid(source: Source | Sequence[Source] = DEFAULT, **options: Unpack[Options]
 
 
 def experiment(source: Source = DEFAULT, **options: Unpack[Options]) -> Experiment:
-    """The single run that a source describes with these options.
+    """The single run that a source describes with these options; of several methods in the source, that of the first.
+
+    Warns:
+        FedshiftWarning: the source has several methods, and the options choose none.
 
     Raises:
         FedshiftError: something in it is wrong, or it describes several runs.
     """
-    return only(grid(source, **options))
+    return only(grid(source, **options), options)
 
 
-def only(experiments: Sequence[Experiment]) -> Experiment:
-    """The single experiment of a list.
+def only(experiments: Sequence[Experiment], options: Mapping[str, Any]) -> Experiment:
+    """The single experiment of a list that :func:`grid` made with these options, as :func:`experiment`.
+
+    Warns:
+        FedshiftWarning: they have several methods, and the options choose none.
 
     Raises:
         FedshiftError: there are several.
     """
+    methods = list(dict.fromkeys(each.method_name for each in experiments))
+    if len(methods) > 1 and not _chooses_method(options):
+        warnings.warn(
+            f"The experiment has the methods {', '.join(methods)}, and one is needed: this takes the first, "
+            f"{methods[0]}. Choose another with --method {methods[1]} (method={methods[1]!r} in Python).",
+            FedshiftWarning,
+            stacklevel=_callers(),
+        )
+        experiments = [each for each in experiments if each.method_name == methods[0]]
     if len(experiments) > 1:
         names = [e.run_name for e in experiments[:4]] + ["..."] * (len(experiments) > 4)
         raise FedshiftError(
@@ -81,6 +96,12 @@ def only(experiments: Sequence[Experiment]) -> Experiment:
             "and hold_out in Python)."
         )
     return experiments[0]
+
+
+def _chooses_method(options: Mapping[str, Any]) -> bool:
+    """Whether options say which methods run."""
+    settings = options.get("settings") or {}
+    return options.get("method") is not None or not settings.keys().isdisjoint(("method", "method.name"))
 
 
 def sources(source: Any) -> list[str | Mapping[str, Any] | Experiment]:

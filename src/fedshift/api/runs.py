@@ -50,7 +50,7 @@ def compare(
     experiments = grid(source, **options)
     with display(progress, len(experiments)) as shown:
         folders, failed = runner.run_all(experiments, shown)
-    return Comparison.of(folders, failed, len(experiments))
+    return Comparison.of(folders, failed, len(experiments), experiments)
 
 
 def resume(path: str | Path, progress: Progress | None = None, *, trust: bool = False) -> Comparison:

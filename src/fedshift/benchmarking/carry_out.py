@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from fedshift import files
 from fedshift.benchmarking.columns import Column
 from fedshift.benchmarking.plan import Plan
 from fedshift.core.metrics import ACCURACY
@@ -82,6 +83,7 @@ def carry_out(plan: Plan, progress: Progress) -> Outcome:
         FedshiftError: no column has its data here; or runs cannot be carried out for a reason that is not their
             method's, such as a full disk, or another process that is at work on them.
     """
+    files.check_folder(plan.folder)
     columns, left_out = plan.available(progress)
     for note in left_out.values():
         progress.note(note)

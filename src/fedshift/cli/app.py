@@ -163,9 +163,10 @@ def _run_one(asked: _Asked) -> None:
     from fedshift.cli.estimates import print_estimates
     from fedshift.runs.runner import run_path
 
-    experiment = api.only(asked.experiments)
+    with warnings_as_notes():
+        experiment = api.only(asked.experiments, asked.options)
     if asked.dry_run:
-        print_estimates(asked.experiments)
+        print_estimates([experiment])
         return
     with interruptible(_going_on(run_path(experiment))):
         run = api.run(experiment)
@@ -190,7 +191,7 @@ def _run_all(asked: _Asked) -> None:
 
 app.command(
     "run",
-    help="Carry out one run: one method, one seed, one federation.",
+    help="Carry out one run: one method (by default the experiment's first), one seed, one federation.",
     epilog="Examples:\n\n"
     "  fedshift run --method fedsr\n\n"
     "  fedshift run --method fedsr --set method.l2r=0.05 --seed 1\n\n"
@@ -416,12 +417,13 @@ def resume(
 def watch(
     path: Annotated[
         Path,
-        typer.Argument(help="A run folder, or a folder of them; it may not be there yet.", autocompletion=folder_names),
+        typer.Argument(help="A run folder, or a folder of them.", autocompletion=folder_names),
     ],
     json: Annotated[
         bool, typer.Option("--json", help="Print the events as they are written, a JSON line each.")
     ] = False,
     once: Annotated[bool, typer.Option("--once", help="Print the state now and leave.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Where there is no run yet, wait for one.")] = False,
 ) -> None:
     """Show from another terminal what runs under way do, until all are over; the runs do not notice."""
     from fedshift.cli.console import open_console
@@ -430,9 +432,9 @@ def watch(
     with interruptible(". Only the watching: the runs go on."):
         if json:
             write = partial(print, flush=True)
-            follow_lines(Watch(path), write, partial(typer.echo, err=True), once)
+            follow_lines(Watch(path), write, partial(typer.echo, err=True), once, wait)
         else:
-            follow(Watch(path), open_console(), once)
+            follow(Watch(path), open_console(), once, wait=wait)
 
 
 @app.command(epilog="Examples:\n\n  fedshift report runs/rotated-mnist\n\n  fedshift report runs --to all.html")

@@ -24,7 +24,7 @@ def print_estimates(experiments: Sequence[Experiment]) -> None:
     for forecast in api.estimate(experiments):
         name, runs, cost = forecast.label, str(forecast.runs), forecast.cost
         if cost is None:
-            rows.append([name, runs, *["-"] * 7, "diverges"])
+            rows.append([name, runs, *["-"] * 7, "diverges" if forecast.diverges else "cannot run"])
             notes[f"{name}: {forecast.problem}"] = None
             continue
         total += cost.seconds * forecast.runs

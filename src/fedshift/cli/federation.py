@@ -35,7 +35,7 @@ SiteArgument = Annotated[Path, typer.Argument(help="The site's folder.", autocom
 @federation.command(
     epilog="Examples:\n\n"
     "  fedshift federation init trial --sites a,b,c --method fedsr --hold-out c\n\n"
-    "  fedshift federation init trial --sites a,b,c --method fedavg --set protocol.name=in-domain --dry-run\n\n"
+    "  fedshift federation init out/trial --sites a,b,c --method fedavg --dry-run\n\n"
     "  fedshift federation init lungs my-experiment.toml --sites berlin,oslo,rome --hold-out rome "
     "--address fl.example.org:8000\n\n"
     "Without data on this machine, say what a sample is:\n\n"
@@ -43,7 +43,7 @@ SiteArgument = Annotated[Path, typer.Argument(help="The site's folder.", autocom
     "--classes cat,dog --method fedavg --hold-out c"
 )
 def init(
-    name: Annotated[str, typer.Argument(help="What the federation, and its folder, is called.")],
+    name: Annotated[str, typer.Argument(help="The federation's folder, whose name is the federation's.")],
     experiment: ExperimentArgument = "rotated-mnist",
     sites: Annotated[
         str, typer.Option("--sites", help="The institutions' names: a,b,c. Each is a client.", show_default=False)
@@ -52,7 +52,11 @@ def init(
     data: DataOption = None,
     model: ModelOption = None,
     hold_out: Annotated[
-        str | None, typer.Option("--hold-out", help="The site that never trains, and is only scored.")
+        str | None,
+        typer.Option(
+            "--hold-out",
+            help="The site that never trains and is only scored; by default the experiment's, if that is a site.",
+        ),
     ] = None,
     seed: SeedOption = None,
     rounds: RoundsOption = None,
@@ -86,7 +90,7 @@ def init(
         "plugins": plugin or None,
     }
     init(
-        to.expanduser().resolve(),
+        to.expanduser(),
         name,
         sites,
         experiment,

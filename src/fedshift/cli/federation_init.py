@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from shlex import join, quote
@@ -12,14 +13,16 @@ from rich.tree import Tree
 
 from fedshift import api
 from fedshift.cli.console import open_console
-from fedshift.cli.options import warnings_as_notes
+from fedshift.cli.options import listed, warnings_as_notes
 from fedshift.deployment import commands
 from fedshift.deployment.agreement import FederationSettings
 from fedshift.deployment.folders import check_new, for_institutions, make, planned, schema
-from fedshift.errors import FedshiftError
+from fedshift.errors import FedshiftError, FedshiftWarning
+from fedshift.files import check_folder
 from fedshift.settings.experiment import Experiment
 from fedshift.settings.grid import parse_assignments
-from fedshift.settings.written import Written
+
+IN_DOMAIN = "in-domain"  # the protocol in which every client trains and is scored on samples of its own
 
 
 def init(
@@ -38,8 +41,8 @@ def init(
     """Make a federation's folders and print what was made.
 
     Args:
-        to: where the federation's folder is made, from the root.
-        name: what the federation and its folder are called.
+        to: the folder in which the federation's is made.
+        name: what the federation and its folder are called, or the path of that folder from ``to``.
         sites: the sites' names, between commas.
         experiment: a TOML file, or the name of an experiment.
         options: what differs from the experiment, as :class:`fedshift.api.Options`.
@@ -54,16 +57,20 @@ def init(
     Raises:
         FedshiftError: it cannot be made; nothing is there then.
     """
-    folder = to / name
+    place = to / Path(name).expanduser()
+    folder = place.parent.resolve() / place.name
     check_new(folder)
+    check_folder(folder.parent)
+    settings, named = parse_assignments(assignments), tuple(listed(sites))
     with warnings_as_notes():
-        chosen = api.experiment(experiment, settings=parse_assignments(assignments), **options)
-    told = chosen
+        told = api.experiment(experiment, settings=settings, **options)
+        if options["hold_out"] is None and not any(key.partition(".")[0] == "protocol" for key in settings):
+            told = _without_target(told, named)
     sample = schema(told, _names(classes), _numbers(shape), [_column(text) for text in _names(columns)])
     chosen = for_institutions(told, sample)
     members = FederationSettings(
-        name=name,
-        sites=tuple(_names(sites)),
+        name=folder.name,
+        sites=named,
         shape=sample.shape,
         classes=sample.classes,
         columns=sample.columns,
@@ -85,6 +92,24 @@ def init(
     console.print(f"All commands, in order: {folder / 'README.md'}", highlight=False, markup=False, soft_wrap=True)
 
 
+def _without_target(experiment: Experiment, sites: Sequence[str]) -> Experiment:
+    """The experiment, in which all sites train if the domain that it holds out is none of them.
+
+    Warns:
+        FedshiftWarning: it is none of them.
+    """
+    target = getattr(experiment.protocol, "hold_out", None)
+    if target is None or target in sites:
+        return experiment
+    warnings.warn(
+        f"All sites train, and each is scored on its own data: '{target}', which the experiment holds out, is none of "
+        f"them. --hold-out {sites[-1]} would hold one out.",
+        FedshiftWarning,
+        stacklevel=2,
+    )
+    return api.experiment(experiment, protocol=IN_DOMAIN)
+
+
 def _changes(told: Experiment, chosen: Experiment) -> Iterator[str]:
     """What differs from the experiment that was given, and why."""
     if chosen.data != told.data:
@@ -99,11 +124,8 @@ def _changes(told: Experiment, chosen: Experiment) -> Iterator[str]:
 
 
 def _names(text: str | None) -> list[str]:
-    """The names between commas."""
-    if text is None:
-        return []
-    names = Written(text).names()
-    return names if isinstance(names, list) else [names]
+    """The names between commas; none of None."""
+    return [] if text is None else listed(text)
 
 
 def _column(text: str) -> list[str]:

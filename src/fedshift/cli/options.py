@@ -55,8 +55,15 @@ def searchable(incomplete: str) -> list[str]:
 
 
 def listed(text: str) -> list[str]:
-    """Names between commas."""
-    return [name.strip() for name in text.split(",") if name.strip()]
+    """Names between commas.
+
+    Raises:
+        FedshiftError: one is empty.
+    """
+    from fedshift.settings.written import Written
+
+    names = Written(text).names()
+    return names if isinstance(names, list) else [names]
 
 
 def paths_of(texts: Sequence[str]) -> dict[str, str]:

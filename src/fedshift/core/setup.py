@@ -159,7 +159,8 @@ class Setup:
 
     def scored(self, round: Round) -> bool:
         """Whether models are evaluated after a round: every so many of a stage, and after its last."""
-        due = round.number % self.evaluate.every == 0 or round.number == round.stage.rounds
+        every, last = self.evaluate.every_in(round.stage.rounds), round.stage.rounds
+        due = round.number % every == 0 or round.number == last
         return round.stage.scored and due
 
     @cached_property

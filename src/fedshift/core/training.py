@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import count
 from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Interval
@@ -24,6 +25,8 @@ from fedshift.settings.spec import (
     WholeNumber,
     setting,
 )
+
+MOST_EVALUATIONS = 30  # of a stage, with evaluate.every = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +174,11 @@ class Evaluate(Spec):
 
     section: ClassVar[str] = "evaluate"
 
-    every: Rounds = setting(10, help="rounds between evaluations; the last round is always scored")
+    every: Literal["auto"] | Rounds = setting(
+        "auto",
+        help="rounds between evaluations; auto: the smallest of 1, 2, 5, 10, 20, ... with which a stage has at most 30 "
+        "evaluations; the last round is always scored",
+    )
     batch: BatchSize = setting(512, help="samples predicted at a time")
     metrics: tuple[str, ...] = setting(
         (),
@@ -198,3 +205,10 @@ class Evaluate(Spec):
         """
         super().__post_init__()
         check_metrics(self.metrics, self.select)
+
+    def every_in(self, rounds: int) -> int:
+        """How many rounds lie between evaluations in a stage of so many rounds."""
+        if self.every != "auto":
+            return self.every
+        steps = (digit * int(10**zeros) for zeros in count() for digit in (1, 2, 5))
+        return next(step for step in steps if rounds <= step * MOST_EVALUATIONS)

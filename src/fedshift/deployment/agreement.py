@@ -221,9 +221,10 @@ class Agreement:
         """What coordinator and sites need to work together.
 
         Raises:
-            FedshiftError: the model cannot be made.
+            FedshiftError: the model cannot be made, or the method cannot work with this training.
         """
         experiment, streams = self.experiment, Streams(self.experiment.seed)
+        experiment.check()
         classes, clients = len(self.federation.classes), len(self.clients)
         shape, preparation = self.inputs.shape(self.federation.shape), self.inputs.preparation
         model = ModelBuilder(experiment.model, shape, classes, streams, clients, environments=clients)

@@ -102,7 +102,8 @@ def _of_stage(setup: Setup, stage: Stage) -> Iterator[Leaves]:
     if stage.scored:
         scores = _of_scores(setup)
         numbers: Declared = {name: (torch.int64 if name == "n" else torch.float64, ()) for name in scores}
-        yield from _of_kind(stage, "", "scores", numbers, scores, -(-stage.rounds // setup.evaluate.every))
+        evaluations = -(-stage.rounds // setup.evaluate.every_in(stage.rounds))
+        yield from _of_kind(stage, "", "scores", numbers, scores, evaluations)
 
 
 def _of_scores(setup: Setup) -> dict[str, Category]:

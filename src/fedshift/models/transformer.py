@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from fedshift.core.fixed import Fixing, copied
 from fedshift.core.frozen import FrozenNetwork
 from fedshift.core.model import Shape
-from fedshift.errors import FedshiftError, need
+from fedshift.errors import FedshiftError, needs
 from fedshift.federation.inputs import Inputs
 from fedshift.hub import answers, located
 from fedshift.models.cut import Begins, Ends, Reached, layers_of, with_class
@@ -398,8 +398,6 @@ def _linear_layers() -> tuple[type[nn.Module], ...]:
 
 
 def _peft() -> Any:
-    try:
+    with needs("adapters", "model.adapter_rank"):
         import peft
-    except ImportError as error:
-        raise need("adapters", "model.adapter_rank", error) from error
     return peft

@@ -105,16 +105,31 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Refused:
+    """A row that was asked for and has no run with a record.
+
+    Attributes:
+        settings: all that tells it from others; see :func:`described`.
+        reason: why it has none.
+    """
+
+    settings: dict[str, Any]
+    reason: str
+
+
+@dataclass(frozen=True)
 class Results:
     """All runs of a comparison.
 
     Attributes:
         runs: those that can be read and have records.
         missing: which runs are not among them, and why, a note each.
+        refused: rows of which no run is among them.
     """
 
     runs: list[Run]
     missing: tuple[str, ...] = ()
+    refused: tuple[Refused, ...] = ()
 
     def __repr__(self) -> str:
         rows = ", ".join(row.label for row in self.rows())
@@ -160,7 +175,7 @@ class Results:
     @property
     def notes(self) -> list[str]:
         """What a reader must know, once each; unfinished runs among it."""
-        notes = dict.fromkeys(self.missing)
+        notes = dict.fromkeys([*(f"{name}: {reason}" for name, reason in self.lacking.items()), *self.missing])
         notes |= dict.fromkeys(note for run in self.runs for note in run.notes)
         for run in self.runs:
             if not run.folder.finished:
@@ -243,8 +258,17 @@ class Results:
         for run in self.runs:
             groups.setdefault(run.folder.identity.series, []).append(run)
         flat = [described(runs[0].table, runs[0].folder.identity.contents) for runs in groups.values()]
-        metric = self.metric
-        return [Row(label(entry, flat), runs, metric) for entry, runs in zip(flat, groups.values(), strict=True)]
+        others, metric = [*flat, *(each.settings for each in self.refused)], self.metric
+        return [Row(label(entry, others), runs, metric) for entry, runs in zip(flat, groups.values(), strict=True)]
+
+    @property
+    def lacking(self) -> dict[str, str]:
+        """Why rows that were asked for have no run, by their labels."""
+        if not self.refused:
+            return {}
+        others = [described(run.table, run.folder.identity.contents) for run in self.runs]
+        others += [each.settings for each in self.refused]
+        return {label(each.settings, others): each.reason for each in self.refused}
 
     @cached_property
     def metric(self) -> Metric:

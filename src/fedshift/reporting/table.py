@@ -104,6 +104,7 @@ def _headline(results: Results, over: str) -> Table:
             row.score("test", "target_best"),
         ]
         rows.append([row.label, *_percent(cells)])
+    rows += [[name, *["-"] * (len(columns) - 1)] for name in results.lacking]
     return Table(f"{results.metric.heading} in %{results.metric.remark}, last round, {over}", columns, rows)
 
 

@@ -351,9 +351,23 @@ class Watch:
         self._next_search = now + max(SECONDS_BETWEEN_SEARCHES, PART_OF_TIME * (now - started))
 
 
-def wait_for_runs(watch: Watch, say: Callable[[str], None]) -> News:
-    """Wait until there is a run, and say so if there is none yet; returns its first news."""
+def first_news(watch: Watch, say: Callable[[str], None], wait: bool) -> News:
+    """The first news of runs.
+
+    Args:
+        watch: the runs.
+        say: is told that nothing is there yet.
+        wait: whether to wait for a run where there is none.
+
+    Raises:
+        FedshiftError: there is no run, and it is not to be waited for.
+    """
     news = watch.news()
+    if not watch.expected and not wait:
+        raise FedshiftError(
+            f"There is no run folder at or below '{watch.path}'. Start the run first, or wait for it with --wait."
+            f"{watch.searches}"
+        )
     if not watch.expected:
         say(f"Waiting for a run in '{watch.path}'...{watch.searches}")
     while not watch.expected:
@@ -367,7 +381,9 @@ def going_on(run: Watched) -> str:
     return f"No process carries it out any more; {run.folder.carried_on_by} does."
 
 
-def follow_lines(watch: Watch, write: Callable[[str], None], say: Callable[[str], None], once: bool = False) -> None:
+def follow_lines(
+    watch: Watch, write: Callable[[str], None], say: Callable[[str], None], once: bool = False, wait: bool = False
+) -> None:
     """Write events as they are in the files, until all runs are over.
 
     Args:
@@ -375,8 +391,12 @@ def follow_lines(watch: Watch, write: Callable[[str], None], say: Callable[[str]
         write: takes a line.
         say: takes what is no event.
         once: what there is now is enough.
+        wait: whether to wait for a run where there is none.
+
+    Raises:
+        FedshiftError: there is no run, and it is not to be waited for.
     """
-    news = watch.news() if once else wait_for_runs(watch, say)
+    news = first_news(watch, say, wait)
     while True:
         for _, _, line in news:
             write(line)
@@ -395,6 +415,7 @@ def follow(
     once: bool = False,
     get_time: Callable[[], float] = time.time,
     meanwhile: Callable[[], None] = lambda: None,
+    wait: bool = False,
 ) -> None:
     """Show runs as their own terminal does, until all are over.
 
@@ -404,17 +425,16 @@ def follow(
         once: the state now is enough.
         get_time: seconds since 1970.
         meanwhile: called between looks at what is new; what it raises ends the watching.
+        wait: whether to wait for a run where there is none.
 
     Raises:
-        FedshiftError: there is no run, and ``once`` is not to wait for one.
+        FedshiftError: there is no run, and it is not to be waited for.
     """
 
     def say(text: str) -> None:
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-    news = watch.news() if once else wait_for_runs(watch, say)
-    if not watch.expected:
-        raise FedshiftError(f"There is no run folder at or below '{watch.path}'.{watch.searches}")
+    news = first_news(watch, say, wait)
     clock = EventClock(get_time)
     progress = WatchProgress(watch.expected, console, clock)
     shown = Shown(watch, progress, clock)

@@ -131,6 +131,7 @@ def carry_out(plan: Plan, progress: Progress) -> dict[tuple[str, str, str], Lack
         FedshiftError: nothing of it can be carried out here; or runs cannot be, for a reason that is not their
             method's, such as a full disk, or another process that is at work on them.
     """
+    files.check_folder(plan.folder)
     left_out = plan.left_out
     for why in left_out.values():
         progress.note(why)

@@ -71,9 +71,9 @@ def carried_out(experiments: Sequence[Experiment], progress: Progress) -> list[R
     if before := next(filter(None, map(divergence, there)), ""):
         raise DivergedError(before)
     folders, failed = runner.run_all(experiments, progress)
-    if other := next((error for error in failed if not isinstance(error, DivergedError)), None):
+    if other := next((error for error in failed.values() if not isinstance(error, DivergedError)), None):
         raise other
-    if diverged := next((error for error in failed if isinstance(error, DivergedError)), None):
+    if diverged := next((error for error in failed.values() if isinstance(error, DivergedError)), None):
         for folder in (each for each in there if not each.finished):
             folder.write_json(DIVERGED, Divergence(reason=diverged.what).model_dump())
         raise DivergedError(diverged.what)  # settings are not the user's here, so what helps elsewhere is left out

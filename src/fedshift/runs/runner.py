@@ -13,6 +13,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from fedshift import files
 from fedshift.engines.choice import Choice
 from fedshift.engines.merging import kind
 from fedshift.engines.workers import can_fork
@@ -25,8 +26,9 @@ from fedshift.runs.studies import check_no_study
 from fedshift.runs.trust import check_plugins
 from fedshift.settings.experiment import Experiment
 from fedshift.simulation.checkpoint import Execution, saved
-from fedshift.simulation.simulation import Simulation
+from fedshift.simulation.simulation import Simulation, refused_by_method
 
+Failures = dict[Path, FedshiftError]  # what went wrong with runs, by their folders
 _CHOICES = TypeAdapter(Choice)
 TOLD_APART = (DiskError, LockedError)  # kinds of failure that who asked for runs may tell apart
 
@@ -59,6 +61,7 @@ def start(experiment: Experiment, progress: Progress) -> RunFolder:
     """
     folder = RunFolder(run_path(experiment))
     folder.check_new()
+    files.check_folder(folder.path.parent)
     simulation = Simulation(experiment, progress.embedded)
     choice = simulation.choice(progress.note)
     for error in carry_out([(simulation, folder)], choice, progress).values():
@@ -66,7 +69,7 @@ def start(experiment: Experiment, progress: Progress) -> RunFolder:
     return folder
 
 
-def run_all(experiments: Sequence[Experiment], progress: Progress) -> tuple[list[RunFolder], list[FedshiftError]]:
+def run_all(experiments: Sequence[Experiment], progress: Progress) -> tuple[list[RunFolder], Failures]:
     """Carry out every run of a comparison, which is written down so that it can be resumed as a whole.
 
     Returns:
@@ -74,33 +77,36 @@ def run_all(experiments: Sequence[Experiment], progress: Progress) -> tuple[list
         keep the others from theirs.
 
     Raises:
-        FedshiftError: the first run cannot be carried out, and has not merely diverged.
+        FedshiftError: the first run cannot be carried out, and neither diverged nor is refused by its method alone; or
+            the method of every run refuses it.
     """
     asked = [Asked(RunFolder(run_path(each)), partial(_given, each), each.fingerprint) for each in experiments]
+    for folder in {each.folder.path.parent for each in asked if not each.folder.finished}:
+        files.check_folder(folder)
     write = partial(write_grid, experiments, run_path(experiments[0]).parent)
     return _Grid(progress, before_first=write).carry_out(asked)
 
 
-def resume(asked: Sequence[Asked], progress: Progress) -> tuple[list[RunFolder], list[FedshiftError]]:
+def resume(asked: Sequence[Asked], progress: Progress) -> tuple[list[RunFolder], Failures]:
     """Carry on every run that :func:`below` found and that is not finished.
 
     Returns:
         As :func:`run_all`.
 
     Raises:
-        FedshiftError: the first cannot be carried on, and has not merely diverged.
+        FedshiftError: as :func:`run_all`.
     """
     return _Grid(progress).carry_out(asked)
 
 
-def attempt(asked: Sequence[Asked], progress: Progress, judge: Judge) -> dict[Path, FedshiftError]:
+def attempt(asked: Sequence[Asked], progress: Progress, judge: Judge) -> Failures:
     """Carry out runs, of which ``judge`` may give some up; see :func:`fedshift.runs.group.carry_out`.
 
     Returns:
-        What went wrong, by the run's folder. A run that was given up is not among them: it is left unfinished.
+        What went wrong. A run that was given up is not among it: it is left unfinished.
 
     Raises:
-        FedshiftError: the first run cannot be carried out, and has not merely diverged.
+        FedshiftError: as :func:`run_all`.
     """
     grid = _Grid(progress, judge)
     grid.carry_out(asked)
@@ -158,9 +164,10 @@ class _Grid:
         self._choice: Choice | None = None  # of those that wait
         self._folders: dict[Path, RunFolder] = {}
         self._damaged: list[Asked] = []
-        self.failed: dict[Path, FedshiftError] = {}
+        self._refusal: FedshiftError | None = None  # what the method of the first run refuses that was not even begun
+        self.failed: Failures = {}
 
-    def carry_out(self, asked: Sequence[Asked]) -> tuple[list[RunFolder], list[FedshiftError]]:
+    def carry_out(self, asked: Sequence[Asked]) -> tuple[list[RunFolder], Failures]:
         """Carry out all; see :func:`run_all`."""
         unfinished = [each for each in asked if not self._is_finished(each)]
         fresh = self._go_on_with_groups(unfinished)
@@ -170,7 +177,9 @@ class _Grid:
         for again in self._damaged:
             self._note_failure(again, FedshiftError("its files are damaged over and over; look at the disk."))
         folders = [self._folders[each.folder.path] for each in asked if each.folder.path in self._folders]
-        return folders, list(self.failed.values())
+        if self._refusal and len(self.failed) == len(asked):
+            raise self._refusal
+        return folders, self.failed
 
     # Runs that have begun -----------------------------------------------------------------------
 
@@ -276,9 +285,13 @@ class _Grid:
 
     def _simulation(self, asked: Asked) -> Simulation | None:
         """Load a run's data and build its model; None if that cannot be done, which is written down."""
+        experiment = None
         try:
-            return Simulation(asked.experiment(), self._progress.embedded)
+            experiment = asked.experiment()
+            return Simulation(experiment, self._progress.embedded)
         except FedshiftError as error:
+            if experiment and not (self._folders or self.failed) and refused_by_method(experiment):
+                self._refusal = error
             self._note_failure(asked, error)
             return None
 
@@ -314,10 +327,13 @@ class _Grid:
         )
 
     def _note_failure(self, asked: Asked, error: FedshiftError) -> None:
-        """Remember what went wrong with a run; what is wrong with the first is most likely wrong with all."""
+        """Remember what went wrong with a run.
+
+        What is wrong with the first is most likely wrong with all, unless it diverged or its method refuses it.
+        """
         if not isinstance(error, DivergedError):
             self._folders.pop(asked.folder.path, None)
-            if not (self._folders or self.failed):
+            if not (self._folders or self.failed or self._refusal):
                 raise error
         name = asked.folder.path.name
         if isinstance(error, DivergedError):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import MISSING, dataclass
+from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
@@ -44,6 +46,17 @@ def changed(document: Mapping[str, Any], changes: Mapping[str, Any]) -> Changed:
     change = _Change(document, changes)
     change.apply()
     return Changed(change.document, tuple(change.left_out))
+
+
+def beside(document: Mapping[str, Any], folder: Path) -> Table:
+    """A copy of the document of a file, with the paths that lie in the file's folder named from the root.
+
+    Other paths stay as they are written, and are looked for in the current folder.
+
+    Raises:
+        FedshiftError: a name is unknown.
+    """
+    return _Change(document, {}).beside(folder)
 
 
 def copied(table: Mapping[str, Any]) -> Table:
@@ -136,6 +149,28 @@ class _Change:
             return
         self._say_what_is_replaced(place, whole if isinstance(whole, Mapping) else {})
         self._assign(where, whole)
+
+    def beside(self, folder: Path) -> Table:
+        """The document, with the paths that lie in a folder named from the root."""
+
+        def placed(value: Any, words: Collection[str] = ("",)) -> Any:
+            if isinstance(value, list):
+                return [placed(each, words) for each in value]
+            if isinstance(value, str) and value not in words:
+                with suppress(OSError, ValueError):  # what no path can be is refused with its setting's name later
+                    return str((folder / value).resolve(strict=True))
+            return value
+
+        if "plugins" in self.document:
+            self.document["plugins"] = placed(self.document["plugins"])
+            load_plugins(self.document["plugins"])
+        for where, table in _tables(self.document):
+            place = self._place(where)
+            for entry in _entries(place, table) if place else ():
+                for name, about in entry.settings().items():
+                    if name in table and about.metadata.get("path"):
+                        table[name] = placed(table[name], ("", *about.metadata["words"]))
+        return self.document
 
     # Where things are ---------------------------------------------------------------------------------
 
@@ -325,6 +360,14 @@ class _Change:
                     f"The settings of {entry.name} that are published for {old} ({values}) are left out, as the data "
                     f"set is {new}: defaults apply. method.preset = {_written(old)} keeps them."
                 ] = None
+
+
+def _tables(table: Table, where: Where = ()) -> Iterator[tuple[Where, Table]]:
+    """The tables in a table, each with the names that lead to it."""
+    for name, held in table.items():
+        if isinstance(held, dict):
+            yield (*where, name), held
+            yield from _tables(held, (*where, name))
 
 
 def _entries(place: _Place, held: Mapping[str, Any]) -> list[Entry[Any]]:

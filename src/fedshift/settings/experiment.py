@@ -34,9 +34,9 @@ from fedshift.settings.spec import (
     FolderPath,
     Processors,
     Rounds,
+    Seed,
     Spec,
     Table,
-    WholeInt,
     WholeNumber,
     check_names,
     plain,
@@ -79,8 +79,8 @@ class Experiment(Spec):
     """One run: one method, one seed, one federation."""
 
     name: FolderName = setting("experiment", help="a label; run folders lie in a folder of this name")
-    seed: WholeInt = setting(0, help="every random stream starts from it; a list makes a run for each")
-    data_seed: WholeInt | None = setting(
+    seed: Seed = setting(0, help="every random stream starts from it; a list makes a run for each")
+    data_seed: Seed | None = setting(
         None,
         help="seed of the data, of who has which, and of what is held out, so that runs of several seeds share them; "
         "by default the run's own",
@@ -99,12 +99,14 @@ class Experiment(Spec):
         """Check the settings.
 
         Raises:
-            FedshiftError: one is wrong, the method cannot work with this training, or its end would be chosen on the
-                test.
+            FedshiftError: one is wrong, or the end of training would be chosen on the test.
         """
         super().__post_init__()
         if self.train.patience != "off":
             self.protocol.check_choosing()
+
+    def check(self) -> None:
+        """Raise an error if the method cannot work with this training, so that the run cannot be carried out."""
         self.method.check(self.train)
 
     def _repr_html_(self) -> str:

@@ -12,7 +12,7 @@ from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.experiments import shipped, shipped_text
 from fedshift.methods import METHODS
 from fedshift.settings.catalogue import Entry, From
-from fedshift.settings.change import Table, changed, copied, is_list_of_choices
+from fedshift.settings.change import Table, beside, changed, copied, is_list_of_choices
 from fedshift.settings.experiment import DEFAULT_NAMES, NAMED, PLAIN, Experiment, load_plugins, section
 from fedshift.settings.spec import check_names, setting_type, shown
 from fedshift.settings.written import Written, parse_toml
@@ -25,8 +25,10 @@ MOST_RUNS = 10_000  # of a method; they are all planned before the first begins
 def read(source: str | Path) -> Table:
     """Read an experiment: the path of a TOML file, or the name of one that comes with fedshift.
 
+    A path in a file is of the file's folder if it is there, else of the current folder.
+
     Raises:
-        FedshiftError: there is none, or it is not TOML.
+        FedshiftError: there is none, it is not TOML, or it names what is unknown.
     """
     path = Path(source)
     if path.suffix == ".toml" or path.is_file():
@@ -34,12 +36,10 @@ def read(source: str | Path) -> Table:
             raise FedshiftError(
                 f"The experiment '{source}' does not exist; give a TOML file or one of {', '.join(shipped())}."
             )
-        text = text_of(path)
-    elif str(source) in shipped():
-        text = shipped_text(str(source))
-    else:
-        raise UnknownNameError("experiment", str(source), shipped(), hint="Or give the path of a TOML file.")
-    return parse_toml(text, f"'{source}'")
+        return beside(parse_toml(text_of(path), f"'{source}'"), path.parent)
+    if str(source) in shipped():
+        return parse_toml(shipped_text(str(source)), f"'{source}'")
+    raise UnknownNameError("experiment", str(source), shipped(), hint="Or give the path of a TOML file.")
 
 
 def text_of(path: Path) -> str:

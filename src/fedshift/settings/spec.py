@@ -39,7 +39,7 @@ IN_MEMORY = AtMost(2**20, "a batch is in memory as a whole")
 FLOAT32 = AtMost(3e38, "float32 holds no larger number")
 SIDE = AtMost(4096, "a colour image of 4096 by 4096 pixels takes 200 MB as numbers")
 
-WholeInt = Annotated[int, Ge(-(2**63)), AtMost(2**63 - 1, "a whole number of TOML has 64 bits")]
+Seed = Annotated[int, Ge(0), AtMost(2**63 - 1, "a whole number of TOML has 64 bits")]
 Count = Annotated[int, Ge(1), A_BILLION]
 WholeNumber = Annotated[int, Ge(0), A_BILLION]
 Rounds = Annotated[int, Ge(1), AtMost(10**9, "at a thousand rounds a second, so many take eleven days")]

@@ -28,7 +28,11 @@ class Written:
     text: str
 
     def read(self, hint: Any) -> Any:
-        """The value for a setting of this type; ``Any`` where the type is not known."""
+        """The value for a setting of this type; ``Any`` where the type is not known.
+
+        Raises:
+            FedshiftError: there is nothing between two commas.
+        """
         value = _toml(self.text)
         if isinstance(value, list):
             return value
@@ -39,7 +43,11 @@ class Written:
         return _anything(self.text)
 
     def names(self) -> str | list[str]:
-        """The text, or several between commas."""
+        """The text, or several between commas.
+
+        Raises:
+            FedshiftError: there is nothing between two commas.
+        """
         listed = _toml(self.text)
         if isinstance(listed, list):
             return listed
@@ -55,7 +63,14 @@ class Written:
         text = self.text.strip()
         if "," not in text or text.startswith("["):
             return [text]
-        return [word for match in WORD.finditer(text) if (word := match[1])] or [text]
+        words: list[str] = []
+        for match in WORD.finditer(text):
+            words.append(match[1])
+            if not match[0].endswith(","):  # the last one; the pattern would match nothing once more after it
+                break
+        if "" in words:
+            raise FedshiftError(f"'{text}' has nothing between two commas: remove one, or name what is missing.")
+        return words
 
 
 def parse_toml(text: str, what: str) -> dict[str, Any]:

@@ -112,7 +112,7 @@ def estimate(experiment: Experiment) -> Estimate:
 
 def _cost(simulation: Simulation, stage: Stage, engine: InPart) -> StageCost:
     """Carry out a round of a stage, long work in part."""
-    coordinator, every = simulation.coordinator, simulation.experiment.evaluate.every
+    coordinator, evaluate = simulation.coordinator, simulation.experiment.evaluate
     coordinator.skip_to(stage)
     down, up, started = coordinator.bytes_down, coordinator.bytes_up, time.perf_counter()
     for error in advance([simulation], engine).values():
@@ -125,7 +125,7 @@ def _cost(simulation: Simulation, stage: Stage, engine: InPart) -> StageCost:
         seconds=stage.rounds * (beside + engine.seconds),
         bytes_down=coordinator.bytes_down - down,
         bytes_up=coordinator.bytes_up - up,
-        scored=-(-stage.rounds // every) if stage.scored else 0,
+        scored=-(-stage.rounds // evaluate.every_in(stage.rounds)) if stage.scored else 0,
     )
 
 

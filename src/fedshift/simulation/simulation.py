@@ -32,6 +32,8 @@ from fedshift.evaluation.evaluation import Evaluation
 from fedshift.federation.checks import check_data
 from fedshift.federation.domains import DomainData
 from fedshift.federation.federation import Federation
+from fedshift.methods.fedavg import FedAvg
+from fedshift.models import MODELS
 from fedshift.models.own import Widened
 from fedshift.settings.experiment import Experiment
 from fedshift.simulation.checkpoint import NEXT, Checkpoint, Execution, check_alike, commit, saved
@@ -72,6 +74,7 @@ class Simulation:
             FedshiftError: the experiment cannot be run; the message says why.
         """
         self.experiment = experiment
+        experiment.check()
         device = choose_device(experiment.run.device)
         federation = (federation or make_federation(experiment, tell)).to(device)
         self.setup = make_setup(experiment, federation, device)
@@ -218,6 +221,15 @@ class Simulation:
         self.site.store.prune(self.coordinator.position)
 
 
+def refused_by_method(experiment: Experiment) -> bool:
+    """Whether what cannot be carried out could be with FedAvg, so that it is the method that cannot run."""
+    try:
+        Simulation(replace(experiment, method=FedAvg()))
+    except FedshiftError:
+        return False
+    return True
+
+
 def make_federation(experiment: Experiment, tell: Embedding = silent) -> Federation:
     """The clients and environments of an experiment, on the CPU.
 
@@ -309,10 +321,11 @@ def _notes_on_batch_norm(setup: Setup) -> list[str]:
     name, method = setup.method.label, setup.method
     modules = [part.module for part in setup.parts.values() if part.scope != "server"]
     if method.bn != "shared" and not any(True for module in modules for _ in batch_norms(module)):
-        return [
-            f"{name}: the model has no batch norm, so bn = '{method.bn}' changes nothing "
-            "(for the model 'cnn': --set model.batch_norm=true)"
-        ]
+        model = setup.model.model
+        off = getattr(model, "batch_norm", None) is False
+        fix = "--set model.batch_norm=true adds it" if off else "choose a model that has some, or another method"
+        without = f"{name}: the model '{MODELS.name_of(model)}' has no batch norm"
+        return [f"{without}, so bn = '{method.bn}' changes nothing; {fix}"]
     if method.reestimates(unseen=True):
         whose = "every" if method.reestimates(unseen=False) else "an unseen"
         return [

@@ -97,8 +97,8 @@ def studies(experiments: Sequence[Experiment], plan: Plan) -> list[Study]:
         FedshiftWarning: a setting that was asked to be searched is of no method that is tuned.
 
     Raises:
-        FedshiftError: a setting has several values, a range does not fit, nothing is searched, or the protocol's
-            validation looks at the test.
+        FedshiftError: a setting has several values, a range does not fit, nothing is searched, the method cannot
+            work with the training, or the protocol's validation looks at the test.
     """
     for key in check_ranges(plan.search, experiments):
         if key in plan.asked:
@@ -107,6 +107,7 @@ def studies(experiments: Sequence[Experiment], plan: Plan) -> list[Study]:
             )
     groups: dict[tuple[str, str], list[Experiment]] = {}
     for each in experiments:
+        each.check()
         each.protocol.check_choosing()
         groups.setdefault((each.method_name, str(getattr(each.protocol, "hold_out", ""))), []).append(each)
     found = [_study(group, plan) for group in groups.values()]
@@ -146,6 +147,7 @@ def tune(experiments: Sequence[Experiment], plan: Plan, progress: Progress) -> T
         FedshiftError: see :func:`studies`; or a run cannot be carried out.
     """
     found, heard = studies(experiments, plan), TrialProgress(progress, ROLE)
+    files.check_folder(run_path(experiments[0]).parent)
     failed = []
     for study in found:
         carry_out(study, plan.trials, heard)
@@ -285,6 +287,8 @@ class _Generation:
         """Make a trial's experiments."""
         try:
             runs = [with_settings(each, trial.settings) for each in self._study.experiments]
+            for run in runs:
+                run.check()
         except FedshiftError as error:  # these settings do not go together
             self._tell(number, state="failed", reason=str(error))
             return
