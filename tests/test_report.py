@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import re
-import subprocess
 import sys
 from base64 import b64decode
 from collections.abc import Iterator, Mapping
@@ -24,6 +23,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.text import Text
 from typer.testing import CliRunner
 
+import fresh
 from conftest import TINY
 from fedshift.api import Comparison, compare
 from fedshift.cli.app import app
@@ -511,26 +511,28 @@ def test_where_no_report_can_be_the_error_says_so_and_the_tables_are_printed(run
         assert "room" not in str(result.exception)
 
 
-def child(*arguments: str, **streams: Any) -> subprocess.CompletedProcess[str]:
-    code = "from fedshift.cli.app import main; main()"
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments], stderr=subprocess.PIPE, text=True, check=False, **streams
-    )
+def into(descriptor: str, *words: str) -> None:
+    """The command line in a fresh process whose standard output is a pipe that nobody reads, or a full device."""
+    if descriptor == "closed pipe":
+        reading, writing = os.pipe()
+        os.close(reading)
+    else:
+        writing = os.open(descriptor, os.O_WRONLY)
+    os.dup2(writing, 1)
+    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115  # for as long as the process lasts
+    fresh.fedshift(*words)
 
 
 def test_a_reader_that_closes_the_pipe_ends_the_command_quietly_after_the_report_is_written(runs: Path, tmp_path: Path):
-    reading, writing = os.pipe()
-    os.close(reading)
-    done = child("report", str(runs), "--to", str(tmp_path / "report.html"), stdout=writing)
-    os.close(writing)
+    words = ["report", str(runs), "--to", str(tmp_path / "report.html")]
+    done = fresh.start(into, "closed pipe", *words).completed()
     assert (done.returncode, done.stderr) == (141, "")
     Strict((tmp_path / "report.html").read_text())
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full device")
 def test_standard_output_on_a_full_disk_is_one_error():
-    with Path("/dev/full").open("w") as full:
-        done = child("list", stdout=full)
+    done = fresh.start(into, "/dev/full", "list").completed()
     assert done.returncode == 2
     assert done.stderr.strip() == "Error: Standard output cannot be written: No space left on device."
 

@@ -5,10 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +13,7 @@ from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 import fedshift
+import fresh
 from fedshift.cli.app import app
 from fedshift.errors import DivergedError, FedshiftError, UnknownNameError
 from fedshift.reporting.results import MeanStd
@@ -356,18 +353,9 @@ def test_a_table_is_carried_out_once_and_stands_beside_the_papers(tmp_path: Path
 def test_a_command_that_is_killed_goes_on_and_repeats_nothing(tmp_path: Path):
     """SIGKILL of a child process once two runs are finished; the same command then carries out the others."""
     words = ["reproduce", "fedpin-table2", "--out", str(tmp_path)]
-    child = subprocess.Popen(
-        [sys.executable, "-c", "from fedshift.cli.app import main; main()", *words],
-        stderr=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-    )
-    deadline = time.monotonic() + 240
-    while sum(folder.finished for folder in find(tmp_path, least=0)) < 2:
-        assert child.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    child.send_signal(signal.SIGKILL)
-    child.wait()
+    child = fresh.start(fresh.fedshift, *words)
+    fresh.until(lambda: sum(folder.finished for folder in find(tmp_path, least=0)) >= 2, child)
+    child.kill()
     written = [folder.path / "summary.json" for folder in find(tmp_path) if folder.finished]
     before = {path: path.stat().st_mtime_ns for path in written}
     listed = CliRunner().invoke(app, ["reproduce", "fedpin-table2", "--list", "--out", str(tmp_path)])

@@ -7,9 +7,7 @@ import math
 import os
 import re
 import signal
-import subprocess
 import sys
-import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -23,6 +21,7 @@ import torch
 from typer.testing import CliRunner
 
 import fedshift
+import fresh
 from conftest import TINY, a_record, a_row
 from fedshift.api import search_plan
 from fedshift.cli.app import app
@@ -704,18 +703,14 @@ def test_a_command_that_is_killed_goes_on(tmp_path: Path):
     file = tmp_path / "experiment.toml"
     file.write_text(tomli_w.dumps(override(TINY, REAL | {"run.out": str(tmp_path / "runs"), "plugins": [PLUGIN]})))
     words = ["tune", str(file), "--trials", str(REAL_PLAN.trials), "--sampler", "random"]
-    child = subprocess.Popen(
-        [sys.executable, "-c", "from fedshift.cli.app import main; main()", *words],
-        stderr=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-    )
-    deadline = time.monotonic() + 120
-    while len(find(tmp_path / "runs" / "tiny" / name, least=0) if (name := study_folder(tmp_path)) else ()) < 6:
-        assert child.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    child.send_signal(signal.SIGKILL)
-    child.wait()
+    child = fresh.start(fresh.fedshift, *words)
+
+    def begun() -> int:
+        name = study_folder(tmp_path)
+        return len(find(tmp_path / "runs" / "tiny" / name, least=0)) if name else 0
+
+    fresh.until(lambda: begun() >= 6, child)
+    child.kill()
     result = CliRunner().invoke(app, words, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     (held,) = (tmp_path / "runs").rglob(STUDY)
@@ -1063,9 +1058,10 @@ def test_the_example_of_the_documentation_runs(
 ):
     """With fewer rounds and trials; it prints what the page shows, but for the numbers."""
     monkeypatch.chdir(tmp_path)
+    small = {"data.images_per_class": 10, "train.batch": 16, "run.engine": "sequential", "run.threads": 1}
     for name, fewer in (("tune", {"rounds": 1, "trials": 2}), ("compare", {"rounds": 1})):
         original = getattr(fedshift, name)
-        short = {**fewer, "progress": Progress()}
+        short = {**fewer, "progress": Progress(), "settings": small}
         monkeypatch.setattr(fedshift, name, lambda o=original, s=short, **options: o(**{**options, **s}))
     names: dict[str, Any] = {}
     exec(compile(block("tune", "python"), "tuning.md", "exec"), names)
