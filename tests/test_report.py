@@ -233,7 +233,7 @@ def one_line(text: str) -> str:
 # Whatever is compared ----------------------------------------------------------------------------
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=settings.default.max_examples // 3)  # it draws figures
 @all_awkward
 @given(comparisons())
 def test_every_environment_has_its_axes_and_every_line_its_place(results: Results):
@@ -257,7 +257,7 @@ def test_every_environment_has_its_axes_and_every_line_its_place(results: Result
         assert all(re.fullmatch(r"[−\d.]+", text) for text in written)
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=settings.default.max_examples // 5)  # it draws a page
 @all_awkward
 @given(comparisons())
 def test_every_page_is_well_formed_and_shows_names_as_they_are(results: Results):
@@ -283,7 +283,6 @@ def test_every_page_is_well_formed_and_shows_names_as_they_are(results: Results)
     assert all(any(printable(column).strip() in line for line in lines) for column in shown)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 200))
 def test_no_two_rows_have_the_same_colour(count: int):
     assert len(set(colours(count))) == count
@@ -299,7 +298,6 @@ def test_a_heat_map_shows_whatever_domains_are_called():
         assert len(set(shown)) == len(AWKWARD)
 
 
-@settings(deadline=None)
 @given(names)
 def test_a_name_beside_a_heat_map_is_short_and_can_be_drawn(name: str):
     assert 0 < len(drawable(name)) <= MOST_LETTERS + 1
@@ -465,7 +463,6 @@ values = st.one_of(
 nested = st.dictionaries(st.sampled_from("abc"), values | st.dictionaries(st.sampled_from("xyz"), values), max_size=3)
 
 
-@settings(deadline=None)
 @given(st.lists(st.lists(nested, min_size=1, max_size=3), min_size=1, max_size=4))
 def test_no_setting_is_lost_when_settings_are_merged(groups: list[list[dict[str, Any]]]):
     found = merged(groups)
