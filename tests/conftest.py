@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
+os.environ["OPENBLAS_NUM_THREADS"] = "1"  # read when NumPy is imported; two threads on a busy core wait by spinning
+
 import hypothesis
 import pytest
 import torch

@@ -85,7 +85,7 @@ def a_table(draw: st.DrawFn, kind: str, name: str) -> dict[str, Any]:
     return {"name": name, **{field: draw(value_of(entry.cls, field)) for field in sorted(chosen)}}
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.data(), st.sampled_from(PAIRS))
 def test_what_is_kept_and_what_is_left_out_is_what_was_given(data: st.DataObject, pair: tuple[str, str, str]):
     kind, old, new = pair

@@ -6,8 +6,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ import tomli_w
 from typer.testing import CliRunner
 
 import fedshift
+import fresh
 from conftest import interrupt_after, resume
 from fedshift import files
 from fedshift.cli.app import app
@@ -36,6 +35,7 @@ from fedshift.settings.experiment import PLAIN
 from fedshift.settings.grid import expand, override
 from fedshift.settings.schema import json_schema
 from fedshift.simulation import simulation as simulation_module
+from refusal import refuses
 
 RUNNER = CliRunner()
 
@@ -308,20 +308,25 @@ printf '%s\\n' "${COMPREPLY[@]}"
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash here")
 def test_bash_completes_settings_and_values(tmp_path: Path):
-    """By the script that --show-completion prints; bash has = as a word of its own, and completes what follows it."""
+    """By the script that --show-completion prints; bash has = as a word of its own, and completes what follows it.
+
+    The command that bash asks writes down what it is asked; of a second tab it gives what fedshift answered to that.
+    """
     from typer.completion import get_completion_script
 
     script = get_completion_script(prog_name="fedshift", complete_var="_FEDSHIFT_COMPLETE", shell="bash")
-    (tmp_path / "script").write_text(script)
-    command = tmp_path / "fedshift"
-    command.write_text(
-        f'#!/bin/sh\nexec {sys.executable} -c \'import sys; sys.argv[0] = "fedshift"; '
-        'from fedshift.cli.app import main; main()\' "$@"\n'
-    )
+    asked, answer, command = (tmp_path / name for name in ("asked", "answer", "fedshift"))
+    names = ("_FEDSHIFT_COMPLETE", "COMP_WORDS", "COMP_CWORD")
+    quoted = " ".join(f'"${name}"' for name in names)
+    command.write_text(f"#!/bin/sh\nprintf '%s\\0' {quoted} > '{asked}'\ncat '{answer}'\n")
     command.chmod(0o755)
+    (tmp_path / "script").write_text(script)
 
     def tab(words: str) -> list[str]:
+        answer.write_text("")
         arguments = ["bash", "-c", COMPLETING, "bash", str(tmp_path / "script"), words, str(command)]
+        subprocess.run(arguments, check=True)
+        answer.write_text(fresh.command(env=dict(zip(names, asked.read_text().split("\0"), strict=False))).stdout)
         return subprocess.run(arguments, capture_output=True, text=True, check=True).stdout.split()
 
     assert tab("fedshift compare --set train.lr = 0.1 --set train.schedule = co") == ["constant", "cosine"]
@@ -334,7 +339,7 @@ def test_scales_are_listed_from_small_to_large():
     from fedshift.reproduction.panels import scale_of as scale_of_table
 
     for find in (scale_of, scale_of_table):
-        with pytest.raises(FedshiftError, match=r"Unknown scale 'big'\. Known: smoke, short, paper\."):
+        with refuses("scale 'big'", "smoke, short, paper"):
             find("big")
 
 
@@ -371,22 +376,12 @@ def test_a_command_that_is_asked_to_end_says_how_to_go_on(
     document = override(tiny_document, {**changes, "run.engine": engine})
     file.write_text(tomli_w.dumps(document))
     plugin = Path(__file__).parent / "tiny.py"
-    child = subprocess.Popen(
-        [sys.executable, "-c", "from fedshift.cli.app import main; main()", "run", str(file), "--plugin", str(plugin)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    last = time.monotonic() + 120
-    while not list(tmp_path.glob("runs/tiny/*/checkpoint.safetensors")):
-        assert child.poll() is None, child.communicate()
-        assert time.monotonic() < last, "it does not begin"
-        time.sleep(0.01)
+    child = fresh.start(fresh.fedshift, "run", str(file), "--plugin", str(plugin))
+    fresh.until(lambda: list(tmp_path.glob("runs/tiny/*/checkpoint.safetensors")), child)
     end(child.pid, sent)
-    _, errors = child.communicate(timeout=60)
+    assert child.wait() == code, child
+    errors = child.stderr
     (folder,) = (tmp_path / "runs" / "tiny").iterdir()
-    assert child.returncode == code, errors
     assert word in errors
     assert f"`fedshift resume {folder}` carries on" in errors.replace("\n", "")
     assert "Traceback" not in errors
@@ -452,7 +447,7 @@ def test_a_seed_below_zero_is_refused_wherever_it_is_given(tiny_document: dict[s
     file.write_text(tomli_w.dumps({**tiny_document, "seed": -1}))
     for words in (("run", "--method", "fedavg", "--seed", "-1"), ("compare", "--seed", "0,-1"), ("run", str(file))):
         assert refused(*words).startswith("seed = -1: ")
-    with pytest.raises(FedshiftError, match=r"data_seed = -2: .*0"):
+    with refuses("data_seed = -2", "0"):
         fedshift.compare(tiny_document, settings={"data_seed": -2})
 
 
@@ -548,7 +543,7 @@ def test_a_folder_that_nobody_may_write_is_noticed_too(tmp_path: Path, monkeypat
     (tmp_path / "there").mkdir()
     files.check_folder(tmp_path / "there" / "runs")
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path / "there")
-    with pytest.raises(FedshiftError, match="give another folder"):
+    with refuses("give another folder"):
         files.check_folder(tmp_path / "there" / "runs" / "mine")
 
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -362,7 +362,6 @@ def test_mnist_from_the_hub(monkeypatch: pytest.MonkeyPatch):
 # Partitions -------------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(
     labels=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1)), min_size=4, max_size=60),
     fractions=st.tuples(st.floats(0.05, 0.45), st.floats(0.05, 0.45)),

@@ -45,8 +45,7 @@ from fedshift.simulation.simulation import Simulation, load_data
 from fedshift.streams import Streams
 from refusal import refuses
 
-many = settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
-few = settings(many, max_examples=15)
+drawn = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def png(shade: int = 0, side: int = 4) -> bytes:
@@ -111,7 +110,7 @@ def twins(draw: st.DrawFn) -> tuple[str, str]:
     return one, other
 
 
-@many
+@drawn
 @given(pair=twins(), kind=st.sampled_from(("domain", "class")))
 @example(pair=("Berlin", "berlin"), kind="domain")
 @example(pair=("Berlin", "BERLIN "), kind="domain")
@@ -131,7 +130,7 @@ def test_two_spellings_of_one_name_are_refused_with_both_and_their_places(pair: 
     assert shown(one) != shown(other)
 
 
-@many
+@drawn
 @given(st.sets(st.integers(0, 200), min_size=2, max_size=10), letters)
 @example({1, 2}, "plate")
 def test_names_that_differ_in_more_are_kept(numbers: set[int], word: str):
@@ -143,7 +142,7 @@ def test_white_space_between_digits_tells_numbers_apart():
     check_names("domain", {"plate 1 11": "", "plate 11 1": ""})
 
 
-@many
+@drawn
 @given(before=letters, bad=st.characters(categories=("Cc", "Cs", "Zl", "Zp")), after=letters)
 @example("line", "\n", "end")
 @example("caf", "\udce9", "s")
@@ -238,7 +237,7 @@ def test_any_legal_domain_name_survives_a_whole_run(
 BAD_LABELS = (math.nan, None, 0.5, -0.25, math.inf, -math.inf, 1e-9)
 
 
-@few
+@drawn
 @given(row=st.integers(0, 599), bad=st.sampled_from(BAD_LABELS))
 @example(row=0, bad=math.nan)
 @example(row=257, bad=0.5)
@@ -253,7 +252,7 @@ def test_a_bad_label_is_named_by_file_row_and_column(tmp_path: Path, row: int, b
     assert "missing_classes" not in message
 
 
-@few
+@drawn
 @given(bad=st.sets(st.integers(0, 39), min_size=1, max_size=20))
 def test_all_bad_cells_are_counted_and_ten_are_named(tmp_path: Path, bad: set[int]):
     labels = [None if i in bad else i % 2 for i in range(40)]
@@ -399,7 +398,7 @@ def test_what_is_no_data_at_all(value: Any):
     assert "should return a DomainData" in refusal(given_data(value))
 
 
-@many
+@drawn
 @given(
     field=st.sampled_from(("y", "domain")),
     row=st.integers(0, 11),
@@ -411,7 +410,7 @@ def test_a_number_without_a_name_is_named_with_its_sample(field: str, row: int, 
     assert f"{field} is {bad} of sample {row}" in refusal(given_data(fields(**{field: numbers})))
 
 
-@many
+@drawn
 @given(
     row=st.integers(0, 11),
     place=st.tuples(st.integers(0, 1), st.integers(0, 2)),
@@ -479,7 +478,7 @@ def encoded(form: str) -> bytes:
     return buffer.getvalue()
 
 
-@many
+@drawn
 @given(
     form=st.sampled_from(("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM", "ICO", "TGA", "DDS", "SGI", "PCX")),
     how=st.sampled_from(("cut", "noise", "change")),
@@ -496,7 +495,7 @@ def test_a_damaged_image_is_read_or_named(tmp_path: Path, form: str, how: str, s
         assert str(file) in str(error)
 
 
-@many
+@drawn
 @given(how=st.sampled_from(("cut", "noise", "change")), seed=st.integers(0, 2**32))
 @example(how="cut", seed=0)
 def test_damaged_parquet_is_read_or_named(tmp_path: Path, how: str, seed: int):
@@ -511,7 +510,7 @@ def test_damaged_parquet_is_read_or_named(tmp_path: Path, how: str, seed: int):
         str(error).encode()
 
 
-@many
+@drawn
 @given(stem=st.text(st.characters(exclude_characters="/\0", exclude_categories=()), min_size=1, max_size=40))
 @example("\udce9")
 @example("a\nb")
@@ -628,7 +627,7 @@ def test_what_cannot_be_a_path(path: str, make: Make):
         load_data.__wrapped__(make({"data": {"name": "folder", "path": path}}).data, None, 0, "")
 
 
-@few
+@drawn
 @given(bad=st.sets(st.integers(0, 39), min_size=1, max_size=20), kind=st.sampled_from(("folder", "parquet")))
 def test_all_images_that_cannot_be_read_are_counted_and_ten_are_named(
     tmp_path_factory: pytest.TempPathFactory, bad: set[int], kind: str
@@ -667,7 +666,7 @@ def test_problems_are_raised_as_one():
     assert "problem 10" not in str(caught.value)
 
 
-@many
+@drawn
 @given(st.text(st.characters(exclude_categories=())))
 @example("\x1b[31m\udce9\n")
 def test_any_message_can_be_printed(text: str):
@@ -742,7 +741,7 @@ def claimed(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(9))) + chunk(b"IEND", b"")
 
 
-@many
+@drawn
 @given(width=st.integers(1, 2**31 - 1), height=st.integers(1, 2**31 - 1))
 @example(12000, 12000)
 @example(9460, 9460)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import TINY
@@ -52,7 +52,6 @@ samples = st.lists(
 
 
 @given(samples)
-@settings(max_examples=25, deadline=None)
 @pytest.mark.parametrize("partition", [*ALL[:2], ALL[3]], ids=lambda p: type(p).__name__)
 def test_every_sample_has_one_part_and_groups_stay_whole_in_a_domain(
     partition: Partition, rows: list[tuple[int, int, int]]
@@ -68,7 +67,6 @@ def test_every_sample_has_one_part_and_groups_stay_whole_in_a_domain(
 
 
 @given(samples)
-@settings(max_examples=25, deadline=None)
 @pytest.mark.parametrize("clients", [1, 2, 5])
 def test_iid_sizes_differ_by_one_at_most_in_total_and_in_each_class(clients: int, rows: list[tuple[int, int, int]]):
     y, domain, _ = zip(*rows, strict=True)
@@ -149,7 +147,6 @@ def test_a_division_without_a_domain_leaves_nobodys_samples_to_nobody():
 
 
 @given(st.lists(st.integers(0, 5), max_size=40))
-@settings(max_examples=25, deadline=None)
 def test_a_shuffle_orders_each_stratum_by_random_numbers_of_its_own(values: list[int]):
     stratum = torch.tensor(values, dtype=torch.int64)
     order, sizes = shuffled(stratum, Streams(0), "a purpose", 7)

@@ -79,7 +79,6 @@ values = st.recursive(
 
 
 @given(st.data(), values)
-@settings(deadline=None)
 def test_any_disguise_comes_off(data: st.DataObject, value: Any):
     found = plain(data.draw(disguised(value)))
     assert python_only(found)
@@ -88,7 +87,7 @@ def test_any_disguise_comes_off(data: st.DataObject, value: Any):
 
 @pytest.mark.parametrize("entry", SPECS, ids=lambda entry: entry.name or entry.cls.__name__)
 @given(data=st.data())
-@settings(deadline=None, max_examples=4)
+@settings(max_examples=4)  # of each entry
 def test_every_setting_of_every_spec_takes_them(entry: Entry[Any], data: st.DataObject):
     """Instances of NumPy's values are equal to those of Python's, and so are their tables."""
     if any(about.default is not None and "MISSING" in repr(about.default) for about in entry.settings().values()):
@@ -121,7 +120,6 @@ fields = st.fixed_dictionaries(
 
 
 @given(data=st.data(), changes=fields)
-@settings(deadline=None, max_examples=15)
 def test_fingerprints_and_files_are_those_of_pythons_values(data: st.DataObject, changes: dict[str, Any]):
     """By whichever way they come: a table, dotted settings, options, or an Experiment that is changed."""
     expected = fedshift.experiment(TINY, settings=changes)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import fedshift
@@ -112,7 +112,6 @@ def test_fedpins_clients_are_scored_on_the_target_with_their_own_classes_and_mod
     st.integers(1, 4),
     st.sampled_from([0.5, 1.0]),
 )
-@settings(max_examples=40, deadline=None)
 def test_in_domain_nobody_shares_a_sample(rows: list[tuple[int, int]], clients: int, fraction: float):
     y, domain = (torch.tensor(values) for values in zip(*rows, strict=True))
     x = torch.arange(len(y)).float().view(-1, 1)

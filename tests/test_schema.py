@@ -143,7 +143,7 @@ def described(where: str, cls: type[Spec], name: str) -> dict[str, Any]:
 LISTED = {"methods", "datasets", "partitions", "models", "protocols"}
 
 
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=800)  # an example is one of some hundred settings
 @given(st.sampled_from(SCALARS), VALUES)
 def test_the_schema_takes_what_the_checks_take(where: tuple[str, type[Spec], str], value: Any):
     one = described(*where)

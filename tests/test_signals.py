@@ -642,7 +642,12 @@ def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.Monkey
     (code,) = re.findall(r"<!-- signals -->\n```python\n(.*?)```", page, re.DOTALL)
     monkeypatch.chdir(tmp_path)
     original = fedshift.run
-    monkeypatch.setattr(fedshift, "run", lambda **options: original(**options, progress=Progress()))
+
+    def run(settings: dict[str, Any], **options: Any) -> fedshift.Run:
+        here = {**settings, "run.engine": "sequential", "run.threads": 1}
+        return original(**options, settings=here, progress=Progress())
+
+    monkeypatch.setattr(fedshift, "run", run)
     names: dict[str, Any] = {}
     exec(compile(code, "signals.md", "exec"), names)  # the point of the test
     assert names["run"].finished

@@ -472,7 +472,12 @@ def test_the_examples_of_the_page_run(marker: str, tmp_path: Path, monkeypatch: 
     (code,) = re.findall(rf"<!-- {marker} -->\n```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     monkeypatch.chdir(tmp_path)
     original = fedshift.run
-    monkeypatch.setattr(fedshift, "run", lambda *source, **options: original(*source, **options, progress=Progress()))
+
+    def run(*source: str, settings: dict[str, Any] | None = None, **options: Any) -> fedshift.Run:
+        here = {**(settings or {}), "run.engine": "sequential", "run.threads": 1}
+        return original(*source, **options, settings=here, progress=Progress())
+
+    monkeypatch.setattr(fedshift, "run", run)
     names: dict[str, Any] = {}
     exec(compile(code, "tables.md", "exec"), names)  # the point of the test
     assert names["run"].finished

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import pytest
 import tomli_w
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -81,7 +81,6 @@ def test_every_text_setting_takes_text_as_typed(text: str):
 NAMES = st.text(st.characters(exclude_categories=("Cc", "Cs")), min_size=1)
 
 
-@settings(deadline=None, max_examples=100)
 @given(NAMES | st.sampled_from([*AS_TYPED, "all", "Berlin, Mitte", '["all"]', ",", " ", '"', "\\", '\\"', "[]", "'"]))
 def test_every_domain_can_be_held_out(name: str):
     """The spellings that the help names: TOML's quotes, for `all` in a list; a list of one from Python."""
@@ -213,7 +212,6 @@ PATHS = st.sampled_from(
 )
 
 
-@settings(deadline=None, max_examples=300)
 @given(st.dictionaries(PATHS, VALUES | st.text(max_size=6).map(Written), max_size=3))
 def test_any_changes_make_experiments_or_one_error(changes: dict[str, Any]):
     try:
@@ -222,7 +220,6 @@ def test_any_changes_make_experiments_or_one_error(changes: dict[str, Any]):
         assert str(error)
 
 
-@settings(deadline=None, max_examples=200)
 @given(st.dictionaries(PATHS, VALUES, max_size=3))
 def test_any_document_makes_experiments_or_one_error(entries: dict[str, Any]):
     document: dict[str, Any] = {}
