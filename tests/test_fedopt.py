@@ -25,7 +25,6 @@ from fedshift.methods.fedopt import FedAdagrad, FedAdam, FedYogi
 from quadratics import OnQuadratics, Quadratics, at_rest, on_quadratics, quadratics
 from reference import EVERY_METHOD, reference, reference_experiment, small
 from refusal import refuses
-from test_methods import EVERY_METHOD, small
 
 __all__ = ["on_quadratics"]  # a fixture
 

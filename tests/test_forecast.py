@@ -206,7 +206,9 @@ def test_a_dry_run_takes_no_step_and_measures_nothing(make: Make, monkeypatch: p
 
 
 @pytest.mark.parametrize("engine", ["auto", "sequential"])
-def test_a_dry_run_remembers_what_was_measured(make: Make, engine: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_a_dry_run_remembers_what_was_measured(
+    make: Make, engine: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
     """For any number of rounds, as a step takes as long; not for another batch, which was not measured."""
     monkeypatch.setenv("FEDSHIFT_CACHE", str(tmp_path))
     changes = {"run.engine": engine, "run.threads": 1}
