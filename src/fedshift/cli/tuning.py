@@ -21,7 +21,7 @@ def print_plan(experiments: Sequence[Experiment], plan: Plan) -> None:
     for study in found:
         (forecast,) = api.estimate(list(study.experiments))
         runs = plan.trials * len(study.experiments)
-        seconds = forecast.cost and forecast.cost.seconds
+        seconds = None if forecast.cost is None else forecast.cost.seconds
         total += runs * (seconds or 0.0)
         unknown = unknown or seconds is None
         rows.append([study.label, str(plan.trials), str(runs), "-" if seconds is None else clock(runs * seconds)])
