@@ -123,4 +123,4 @@ def test_it_refuses_what_its_equations_do_not_cover(examples: dict[str, ModuleTy
     from fedshift import FedshiftError
 
     with pytest.raises(FedshiftError, match=r"train\.optimiser=sgd --set train\.momentum=0"):
-        dataclasses.replace(make(changes), method=examples["plugin"].MyScaffold())
+        dataclasses.replace(make(changes), method=examples["plugin"].MyScaffold()).check()
