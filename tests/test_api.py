@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from importlib import import_module
@@ -85,6 +86,16 @@ def test_names_are_imported_when_they_are_used():
     code = f"import sys, fedshift; dir(fedshift); {heavy}; fedshift.compare; {heavy}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "\ntorch\n"
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_threads_that_wait_sleep_unless_the_user_says_otherwise(given: str | None, expected: str):
+    """OpenMP reads the variable when torch is loaded, so `import fedshift` alone has to set it."""
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    environment |= {} if given is None else {"OMP_WAIT_POLICY": given}
+    code = "import sys, fedshift, os; print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{expected} False\n"
 
 
 # Experiments ------------------------------------------------------------------------------------

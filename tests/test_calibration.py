@@ -171,7 +171,7 @@ def test_a_short_run_is_not_measured_for(
     monkeypatch.setattr(calibration, "SHORT_RUN", 10.0)
     machine(lambda choice: 1.0 if choice.engine == "sequential" else 0.5)
     told: list[str] = []
-    assert choose(example(make, {"train.rounds": 2490}), AUTO, told.append) == Choice("sequential", 1, 1, Kernels())
+    assert choose(example(make, {"train.rounds": 2490}), AUTO, told.append) == Choice("sequential", 1, 4, Kernels())
     assert not told
     assert not cache.exists()
     assert choose(example(make, {"train.rounds": 2510}), AUTO, told.append).engine == "vectorised"

@@ -113,7 +113,7 @@ def test_a_dry_run_counts_and_writes_nothing(experiment_file: Path, tmp_path: Pa
     folder = runner.start(experiment, runner.Progress())
     sent = folder.messages["train"]["up"]["largest"]
     row = next(line.split() for line in output.splitlines() if line.strip().startswith("fedavg"))
-    assert row[1:6] == ["2", "2", "2", "8", "1"]  # runs, clients, rounds; 2 rounds x 2 clients x 2 steps; evaluations
+    assert row[1:6] == ["2", "2", "2", "8", "2"]  # runs, clients, rounds; 2 rounds x 2 clients x 2 steps; evaluations
     assert f"{2 * sent / 1000:.4g} kB" in output
 
 
@@ -178,11 +178,28 @@ def test_no_help_loses_what_stands_in_brackets():
 
 
 def test_help_does_not_wait_for_torch():
-    import subprocess
-    import sys
-
     code = "import sys; from fedshift.cli import app; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+@pytest.mark.parametrize("words", [["--help"], ["list", "methods"], ["run", "--method", "fedsr", "--dry-run"]])
+def test_what_answers_at_once_imports_little(words: list[str]):
+    """In an interpreter of its own, as imports are the claim; pages import torch, so that a list does as well."""
+    heavy = {"matplotlib", "pandas", "scipy", "sklearn", "transformers", "datasets", "optuna", "flwr", "torch._dynamo"}
+    heavy |= {"fedshift.tuning.tune", "fedshift.benchmarking.plan", "fedshift.reproduction.plan"}
+    heavy |= {"torch"} if words == ["--help"] else set()
+    code = f"""
+import sys
+from fedshift.cli.app import main
+sys.argv = ["fedshift", *{words}]
+try:
+    main()
+except SystemExit as end:
+    assert not end.code
+print(sorted({heavy} & sys.modules.keys()))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
 
 
 def test_a_variant_is_shown_by_its_own_line_without_what_is_fixed():

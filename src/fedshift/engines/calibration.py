@@ -172,9 +172,7 @@ def choose(jobs: Sequence[Job], options: RunOptions, tell: Notify) -> Choice:
         return asked_for(jobs[0].setup, options)
     calibration = remembered(jobs, options)
     if calibration is None:
-        # On one thread: a short run gains little from more, and beside a busy process each wait for another thread is
-        # a wait for that process.
-        plain = asked_for(jobs[0].setup, replace(options, engine="sequential", threads=options.threads or 1))
+        plain = asked_for(jobs[0].setup, replace(options, engine="sequential"))
         try:
             run = _estimate(plain, jobs)
             if run < SHORT_RUN:
