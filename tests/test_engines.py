@@ -9,8 +9,6 @@ from __future__ import annotations
 import gc
 import json
 import math
-import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -255,9 +253,7 @@ def test_every_engine_agrees_for_every_method(
 
 @pytest.mark.parametrize("optimiser", OPTIMISERS)
 @pytest.mark.parametrize("name", ARCHETYPES)
-def test_runs_of_a_method_agree_in_a_stack(
-    tiny_document: dict[str, Any], stacks: list[int], name: str, optimiser: str
-):
+def test_runs_of_a_method_agree_in_a_stack(tiny_document: dict[str, Any], stacks: list[int], name: str, optimiser: str):
     """Of two seeds, held-out domains, learning rates and values of each of the method's numbers."""
     first, told = unequal(tiny_document, name, optimiser), list[str]()
     numbers = {key: getattr(first.method, key) for key in METHODS.get(name).settings()}
