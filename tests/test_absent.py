@@ -32,8 +32,9 @@ def dropped(make: Make, name: str, changes: dict[str, Any] | None = None) -> Exp
 
 @pytest.mark.parametrize("name", EVERY_METHOD)
 def test_every_method_goes_on_without_those_who_are_missing(make: Make, name: str, tmp_path: Path):
-    """A round merges what came and says who did not; numbers stay finite; a run that is interrupted after every round ends
-    equal, and is scored on the domains that train.
+    """A round merges what came and says who did not, and numbers stay finite.
+
+    A run that is interrupted after every round ends equal. The domains that train are scored.
     """
     experiment = dropped(make, name)
     whole = Simulation(experiment)
