@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
+os.environ["OPENBLAS_NUM_THREADS"] = "1"  # read when NumPy is imported; two threads on a busy core wait by spinning
+
 import hypothesis
 import pytest
 import torch
 from torch import Tensor
 
+import fresh
 from fedshift.coordinator.ledger import Direction, Ledger
 from fedshift.core.contract import Context, Exchange, Round
 from fedshift.core.messages import Message, Up
@@ -44,8 +47,11 @@ from fedshift.simulation.simulation import Simulation
 load_plugins([str(Path(__file__).parent / "tiny.py")])
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background job, and in all that it starts
     signal.signal(signal.SIGINT, signal.default_int_handler)
-os.fsync = lambda descriptor: None  # no test cuts this machine's power; a busy disk takes as long as a run
-torch.set_num_threads(1)  # as workers have, with which results are compared bit for bit
+# One thread, as workers have, with which results are compared bit for bit; also where a run counts the cores itself.
+# Tests go side by side on all cores, where threads of one wait for those of another: 2 s become 40.
+os.environ["OMP_NUM_THREADS"] = "1"
+torch.set_num_threads(1)
+fresh.without_syncing()
 
 TINY: dict[str, Any] = {
     "name": "tiny",
@@ -75,9 +81,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Hypothesis's own option ``--hypothesis-profile`` comes first."""
+    config.addinivalue_line("markers", "large: carried out with --attack large only")
     large = config.getoption("--attack") == "large"
     profile = os.environ.get("HYPOTHESIS_PROFILE", "large" if large else "default")
     hypothesis.settings.load_profile(config.getoption("--hypothesis-profile", None) or profile)
+
+
+LONGEST = ("test_flower.py", "test_demo.py")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Real federations come first, so that a worker carries them out while the other does all else."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)
+    if config.getoption("--attack") != "large":
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("large")])
+        items[:] = [item for item in items if not item.get_closest_marker("large")]
 
 
 @pytest.fixture

@@ -6,8 +6,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,10 @@ import pytest
 import tomli_w
 from typer.testing import CliRunner
 
+import fedshift
+import fresh
 from conftest import interrupt_after, resume
+from fedshift import files
 from fedshift.cli.app import app
 from fedshift.core.servers import SERVERS
 from fedshift.datasets import DATASETS
@@ -34,6 +35,7 @@ from fedshift.settings.experiment import PLAIN
 from fedshift.settings.grid import expand, override
 from fedshift.settings.schema import json_schema
 from fedshift.simulation import simulation as simulation_module
+from refusal import refuses
 
 RUNNER = CliRunner()
 
@@ -111,7 +113,7 @@ def test_a_dry_run_counts_and_writes_nothing(experiment_file: Path, tmp_path: Pa
     folder = runner.start(experiment, runner.Progress())
     sent = folder.messages["train"]["up"]["largest"]
     row = next(line.split() for line in output.splitlines() if line.strip().startswith("fedavg"))
-    assert row[1:5] == ["2", "2", "2", "8"]  # runs, clients, rounds; 2 rounds x 2 clients x 2 steps
+    assert row[1:6] == ["2", "2", "2", "8", "1"]  # runs, clients, rounds; 2 rounds x 2 clients x 2 steps; evaluations
     assert f"{2 * sent / 1000:.4g} kB" in output
 
 
@@ -306,20 +308,25 @@ printf '%s\\n' "${COMPREPLY[@]}"
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash here")
 def test_bash_completes_settings_and_values(tmp_path: Path):
-    """By the script that --show-completion prints; bash has = as a word of its own, and completes what follows it."""
+    """By the script that --show-completion prints; bash has = as a word of its own, and completes what follows it.
+
+    The command that bash asks writes down what it is asked; of a second tab it gives what fedshift answered to that.
+    """
     from typer.completion import get_completion_script
 
     script = get_completion_script(prog_name="fedshift", complete_var="_FEDSHIFT_COMPLETE", shell="bash")
-    (tmp_path / "script").write_text(script)
-    command = tmp_path / "fedshift"
-    command.write_text(
-        f'#!/bin/sh\nexec {sys.executable} -c \'import sys; sys.argv[0] = "fedshift"; '
-        'from fedshift.cli.app import main; main()\' "$@"\n'
-    )
+    asked, answer, command = (tmp_path / name for name in ("asked", "answer", "fedshift"))
+    names = ("_FEDSHIFT_COMPLETE", "COMP_WORDS", "COMP_CWORD")
+    quoted = " ".join(f'"${name}"' for name in names)
+    command.write_text(f"#!/bin/sh\nprintf '%s\\0' {quoted} > '{asked}'\ncat '{answer}'\n")
     command.chmod(0o755)
+    (tmp_path / "script").write_text(script)
 
     def tab(words: str) -> list[str]:
+        answer.write_text("")
         arguments = ["bash", "-c", COMPLETING, "bash", str(tmp_path / "script"), words, str(command)]
+        subprocess.run(arguments, check=True)
+        answer.write_text(fresh.command(env=dict(zip(names, asked.read_text().split("\0"), strict=False))).stdout)
         return subprocess.run(arguments, capture_output=True, text=True, check=True).stdout.split()
 
     assert tab("fedshift compare --set train.lr = 0.1 --set train.schedule = co") == ["constant", "cosine"]
@@ -332,7 +339,7 @@ def test_scales_are_listed_from_small_to_large():
     from fedshift.reproduction.panels import scale_of as scale_of_table
 
     for find in (scale_of, scale_of_table):
-        with pytest.raises(FedshiftError, match=r"Unknown scale 'big'\. Known: smoke, short, paper\."):
+        with refuses("scale 'big'", "smoke, short, paper"):
             find("big")
 
 
@@ -369,24 +376,186 @@ def test_a_command_that_is_asked_to_end_says_how_to_go_on(
     document = override(tiny_document, {**changes, "run.engine": engine})
     file.write_text(tomli_w.dumps(document))
     plugin = Path(__file__).parent / "tiny.py"
-    child = subprocess.Popen(
-        [sys.executable, "-c", "from fedshift.cli.app import main; main()", "run", str(file), "--plugin", str(plugin)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    last = time.monotonic() + 120
-    while not list(tmp_path.glob("runs/tiny/*/checkpoint.safetensors")):
-        assert child.poll() is None, child.communicate()
-        assert time.monotonic() < last, "it does not begin"
-        time.sleep(0.01)
+    child = fresh.start(fresh.fedshift, "run", str(file), "--plugin", str(plugin))
+    fresh.until(lambda: list(tmp_path.glob("runs/tiny/*/checkpoint.safetensors")), child)
     end(child.pid, sent)
-    _, errors = child.communicate(timeout=60)
+    assert child.wait() == code, child
+    errors = child.stderr
     (folder,) = (tmp_path / "runs" / "tiny").iterdir()
-    assert child.returncode == code, errors
     assert word in errors
     assert f"`fedshift resume {folder}` carries on" in errors.replace("\n", "")
     assert "Traceback" not in errors
     with pytest.raises(ProcessLookupError):  # nobody of its group is left
         os.killpg(child.pid, 0)
+
+
+# One method, and several of which one cannot run ------------------------------------------------
+
+
+def refused(*arguments: str) -> str:
+    """The one error of a command."""
+    with pytest.raises(FedshiftError) as raised:
+        RUNNER.invoke(app, list(arguments), catch_exceptions=False)
+    return str(raised.value)
+
+
+def test_a_run_takes_the_first_method_of_the_experiment_and_says_so(tiny_document: dict[str, Any], tmp_path: Path):
+    file = tmp_path / "two.toml"
+    file.write_text(tomli_w.dumps({**tiny_document, "method": {"name": ["fedprox", "fedavg"]}}))
+    for options in (["--dry-run"], []):
+        result = RUNNER.invoke(app, ["run", str(file), *options], catch_exceptions=False)
+        assert result.exit_code == 0
+        (note,) = (line for line in result.stderr.splitlines() if line.startswith("Note: "))
+        assert "fedprox" in note
+        assert "--method fedavg" in note
+    (folder,) = (tmp_path / "runs" / "tiny").iterdir()
+    assert folder.name.startswith("fedprox-")
+    for given in (["--method", "fedprox,fedavg"], ["--set", "method.name=fedprox,fedavg"]):
+        assert "`fedshift compare`" in refused("run", str(file), *given)
+
+
+@pytest.mark.parametrize("words", [("rn",), ("federation", "ini")])
+def test_a_mistyped_command_has_one_suggestion(words: tuple[str, ...]):
+    message = refused(*words)
+    assert f"'{words[-1]}'" in message
+    assert message.count("Did you mean") == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("compare", "--method", "fedavg,,fedsr"),
+        ("compare", "--method", "fedavg,"),
+        ("compare", "--hold-out", ",0"),
+        ("compare", "--seed", "0,,1"),
+        ("compare", "--set", "train.lr=0.1,,0.01"),
+        ("tune", "--search", "method.mu=0.1,,1", "--method", "fedprox", "--dry-run"),
+        ("benchmark", "--method", "fedavg,,fedsr"),
+        ("benchmark", "--federation", "pacs,,digits"),
+        ("federation", "init", "x", "--sites", "a,,b"),
+    ],
+)
+def test_nothing_between_two_commas_is_refused(words: tuple[str, ...]):
+    given = next(word.split("=")[-1] for word in words if "," in word)
+    message = refused(*words)
+    assert f"'{given}'" in message
+    assert "comma" in message
+
+
+def test_a_seed_below_zero_is_refused_wherever_it_is_given(tiny_document: dict[str, Any], tmp_path: Path):
+    file = tmp_path / "below.toml"
+    file.write_text(tomli_w.dumps({**tiny_document, "seed": -1}))
+    for words in (("run", "--method", "fedavg", "--seed", "-1"), ("compare", "--seed", "0,-1"), ("run", str(file))):
+        assert refused(*words).startswith("seed = -1: ")
+    with refuses("data_seed = -2", "0"):
+        fedshift.compare(tiny_document, settings={"data_seed": -2})
+
+
+def test_a_method_that_cannot_run_is_a_row_with_its_reason(
+    experiment_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """SCAFFOLD under momentum comes first, and a method whose extra is not installed last; the one between runs."""
+
+    def lacking(self: Any, model: Any) -> Any:
+        raise FedshiftError("FedLC needs the 'logit' extra: pip install it")
+
+    monkeypatch.setattr(METHODS.get("fedlc").cls, "parts", lacking)
+    words = ["compare", str(experiment_file), "--method", "scaffold,fedavg,fedlc", "--set", "train.momentum=0.9"]
+    forecast = ok(*words, "--dry-run")
+    assert not (tmp_path / "runs").exists()
+    result = RUNNER.invoke(app, words)
+    assert isinstance(result.exception, FedshiftError)  # as after a run that diverged
+    assert "2 of 3 runs failed" in str(result.exception)
+    (folder,) = (path for path in (tmp_path / "runs" / "tiny").iterdir() if path.is_dir())
+    assert RunFolder(folder).finished
+    page = (tmp_path / "runs" / "tiny" / "report.html").read_text()
+    for output in (forecast, result.output):
+        for method, reason in (("scaffold", "train.momentum = 0.9"), ("fedlc", "'logit' extra")):
+            row = next(line.split() for line in output.splitlines() if line.strip().startswith(method))
+            assert row.count("-") >= 4
+            assert f"Note: {method}: " in output
+            assert reason in output.replace("\n", " ")
+            assert f"{method}: " in page
+
+
+def test_where_no_method_can_run_the_reason_is_the_error(experiment_file: Path, tmp_path: Path):
+    words = ["compare", str(experiment_file), "--method", "scaffold", "--set", "train.momentum=0.9,0.5"]
+    for options in ([], ["--dry-run"]):
+        assert refused(*words, *options).startswith("train.momentum = 0.9: ")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_what_is_wrong_with_the_whole_experiment_ends_a_comparison_at_once(
+    experiment_file: Path, monkeypatch: pytest.MonkeyPatch
+):
+    loaded: list[Any] = []
+    load = simulation_module.read_data
+
+    def counting(dataset: Any, streams: Any) -> Any:
+        loaded.append(dataset)
+        return load(dataset, streams)
+
+    monkeypatch.setattr(simulation_module, "read_data", counting)
+    words = ["compare", str(experiment_file), "--method", "fedavg,fedsr,fedprox,fedbn"]
+    for options in ([], ["--dry-run"]):
+        simulation_module.load_data.cache_clear()
+        loaded.clear()
+        message = refused(*words, "--hold-out", "nowhere", *options)
+        assert "'nowhere'" in message
+        assert len(loaded) == 1
+    assert "'nosuch'" in refused("compare", str(experiment_file), "--method", "fedavg,nosuch")
+
+
+# A folder that cannot be written ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", "EXPERIMENT", "--out", "file/runs"),
+        ("compare", "EXPERIMENT", "--out", "file/runs"),
+        ("tune", "EXPERIMENT", "--out", "file/runs"),
+        ("benchmark", "--out", "file/runs"),
+        ("reproduce", "fedsr-table1", "--out", "file/runs"),
+        ("federation", "init", "file/trial", "--sites", "a,b", "--method", "fedavg"),
+        ("federation", "init", "trial", "--to", "file", "--sites", "a,b", "--method", "fedavg"),
+    ],
+)
+def test_a_folder_that_cannot_be_made_is_noticed_before_data_are_read(
+    experiment_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+):
+    """And so before engines are measured, which takes a loaded run."""
+
+    def read(*arguments: Any) -> Any:
+        raise AssertionError("data are read")
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    simulation_module.load_data.cache_clear()
+    monkeypatch.setattr(simulation_module, "read_data", read)
+    message = refused(*(str(experiment_file) if word == "EXPERIMENT" else word for word in words))
+    assert "file" in message
+    assert "give another folder" in message
+
+
+def test_a_folder_that_nobody_may_write_is_noticed_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Whoever runs the tests may be allowed everything, so the system's answer is a fixed one."""
+    (tmp_path / "there").mkdir()
+    files.check_folder(tmp_path / "there" / "runs")
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path / "there")
+    with refuses("give another folder"):
+        files.check_folder(tmp_path / "there" / "runs" / "mine")
+
+
+# What a model lacks -----------------------------------------------------------------------------
+
+
+def test_a_note_on_batch_norm_is_on_the_model_that_is_used(experiment_file: Path):
+    """FedBN on an MLP: the MLP has a switch; without a hidden layer the switch does nothing."""
+    said = " ".join(ok("run", str(experiment_file), "--method", "fedbn", "--dry-run").split())
+    assert "'mlp'" in said
+    assert "--set model.batch_norm=true" in said
+    none = ["--set", "model.hidden=[]", "--set", "model.batch_norm=true"]
+    said = " ".join(ok("run", str(experiment_file), "--method", "fedbn", "--dry-run", *none).split())
+    assert "another method" in said
+    assert "--set model.batch_norm" not in said

@@ -16,9 +16,12 @@ import warnings
 from pathlib import Path
 
 import pytest
+import tomli_w
+import torch
 from typer.main import get_command
 from typer.testing import CliRunner
 
+import fedshift
 import fresh
 from fedshift import api
 from fedshift.cli.app import app
@@ -436,12 +439,59 @@ def test_an_existing_folder_is_refused(tmp_path: Path):
 
 
 def test_a_site_is_held_out_or_none(tmp_path: Path):
-    said = refused(tmp_path, "t", "--sites", "a,b", "--method", "fedsr")
-    assert said.startswith("protocol.hold_out = '0' is none of the sites a, b.")
-    assert "(--hold-out b)" in said
-    assert "(--set protocol.name=in-domain)" in said
-    init("t", "--sites", "a,b", "--method", "fedsr", "--set", "protocol.name=in-domain", "--to", str(tmp_path))
-    assert Agreement.read(tmp_path / "t/sites/a").clients == {0: "a", 1: "b"}
+    for explicit in (("--hold-out", "x"), ("--set", "protocol.hold_out=x")):
+        said = refused(tmp_path, "t", "--sites", "a,b", "--method", "fedsr", *explicit)
+        assert said.startswith("protocol.hold_out = 'x' is none of the sites a, b.")
+        assert "--hold-out b" in said
+
+
+def test_the_default_experiment_takes_its_first_method_and_all_sites_train(tmp_path: Path):
+    """The domain that it holds out is no site, and it has two methods; each is said in a note."""
+    said = init("t", "--sites", "a,b", "--to", str(tmp_path))
+    agreement = Agreement.read(tmp_path / "t/sites/a")
+    assert agreement.clients == {0: "a", 1: "b"}
+    assert (agreement.target, agreement.experiment.method_name) == (None, "fedavg")
+    notes = [line for line in said.splitlines() if line.startswith("Note: ")]
+    assert any("fedsr" in note and "--method" in note for note in notes)
+    assert any("'0'" in note and "--hold-out b" in note for note in notes)
+
+
+def test_a_held_out_domain_of_the_experiment_that_is_a_site_stays_held_out(tmp_path: Path):
+    init("t", "--sites", "0,15,30", "--method", "fedavg", "--to", str(tmp_path))
+    assert Agreement.read(tmp_path / "t/sites/15").target == "0"
+
+
+def test_the_name_may_be_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    init("out/deep/lungs", *FEDSR)
+    assert Agreement.read(tmp_path / "out/deep/lungs/sites/a").federation.name == "lungs"
+    init(str(tmp_path / "other"), *FEDSR)
+    assert Agreement.read(tmp_path / "other/coordinator").federation.name == "other"
+
+
+def test_a_path_in_a_file_is_of_the_files_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As for every other command: data, and the plugin that makes their class known."""
+    (tmp_path / "trial/pages").mkdir(parents=True)
+    arrays = {name: (torch.rand(6, 3), torch.arange(6) % 2) for name in ("a", "b")}
+    made = fedshift.in_memory(arrays, folder=tmp_path / "trial/scans")
+    (tmp_path / "trial/pages/page.py").write_text("MEANING = 42\n")
+    document = {
+        "name": "own",
+        "plugins": ["pages/page.py"],
+        "data": {"name": "arrays", "path": f"scans/{Path(made.path).name}"},
+        "protocol": {"name": "in-domain"},
+        "model": {"name": "mlp"},
+        "train": {"rounds": 1},
+    }
+    (tmp_path / "trial/own.toml").write_text(tomli_w.dumps(document))
+    monkeypatch.chdir(tmp_path)
+    asked = api.experiment("trial/own.toml")
+    assert asked.data.path == made.path  # type: ignore[attr-defined]  # arrays have a path
+    assert asked.plugins == (str(tmp_path / "trial/pages/page.py"),)
+    init("out", "trial/own.toml", "--sites", "a,b")
+    agreement = Agreement.read(tmp_path / "out/sites/a")
+    assert agreement.federation.shape == (3,)
+    assert (tmp_path / "out/sites/a/plugins/page.py").is_file()
 
 
 @pytest.mark.parametrize(
@@ -452,7 +502,7 @@ def test_a_site_is_held_out_or_none(tmp_path: Path):
         (".x", "a,b", (), "name = '.x'"),
         ("default", "a,b", (), "'default' means something else to Flower"),
         ("x", "a,b;c", (), "site name 'b;c'"),
-        ("deep/x", "a,b", (), "name = 'deep/x'"),
+        ("x", "a,,b", (), "'a,,b'"),
         ("x", "a,a", (), "each once"),
         ("x", "a", (), "none would train"),
         ("x", "a,A", (), "differ only in case"),

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +15,6 @@ from torch.nn import functional as F
 from conftest import (
     CNN_WITH_BN,
     Make,
-    Remembering,
     at,
     engine_of,
     evaluated,

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from conftest import Make, go_on
-from fedshift.core.contract import Round
 from fedshift.engines.engine import Engine
-from fedshift.engines.kernels import Kernels
 from fedshift.engines.sequential import Sequential
 from fedshift.engines.vectorised import Vectorised
-from fedshift.engines.workers import Workers
 from fedshift.methods.fedavg import FedAvg
-from fedshift.simulation.listener import Listener, Task
 from fedshift.simulation.plan import planned_stages
-from fedshift.simulation.rounds import advance
 from fedshift.simulation.simulation import Simulation
 from reference import EVERY_METHOD, Heard, reference
+
 
 def listened(simulation: Simulation, engine: Engine) -> Heard:
     """Carry out a run, a stage's first two rounds each, and hear what it says."""

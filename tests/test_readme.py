@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def test_the_python_example_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     original = fedshift.compare
 
     def short(experiment: str, **options: Any) -> fedshift.Comparison:
-        fewer = {"data.images_per_class": 10, "train.batch": 16}
+        fewer = {"data.images_per_class": 10, "train.batch": 16, "run.engine": "sequential", "run.threads": 1}
         return original(experiment, **options, rounds=1, settings=fewer, progress=Progress())
 
     monkeypatch.setattr(fedshift, "compare", short)
@@ -65,6 +66,11 @@ def test_the_commands_are_one_line_each_and_pinned():
         (line,) = block(marker).splitlines()
         assert "-c constraints.txt" in line
         assert line.startswith("python3 -m venv .venv && ")
+
+
+def test_every_extra_is_named():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    assert [name for name in sorted(extras.keys() - {"dev"}) if f"[{name}]" not in README] == []
 
 
 def test_what_the_federations_page_writes_into_site_toml_is_read(tmp_path: Path):

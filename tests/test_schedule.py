@@ -14,6 +14,7 @@ from conftest import Make
 from fedshift.coordinator.schedule import Schedule
 from fedshift.core.contract import Round, Stage
 from fedshift.core.setup import Setup
+from fedshift.core.training import Evaluate
 from fedshift.simulation.simulation import Simulation
 
 LENGTHS = st.lists(st.integers(0, 12), min_size=1, max_size=5)
@@ -47,13 +48,20 @@ def test_a_schedule_is_the_list_of_its_rounds(lengths: list[int], start: int | N
 def test_models_are_scored_every_so_many_rounds_and_after_a_stage(data: st.DataObject, lengths: list[int], every: int):
     scored = data.draw(st.lists(st.booleans(), min_size=len(lengths), max_size=len(lengths)))
     plan = stages(lengths, scored)
-    setup: Any = SimpleNamespace(evaluate=SimpleNamespace(every=every))
+    setup: Any = SimpleNamespace(evaluate=Evaluate(every=every))
     found = [position for position, round in enumerate(Schedule(plan), start=1) if Setup.scored(setup, round)]
     assert found == [
         position
         for position, round in enumerate(written_out(plan), start=1)
         if round.stage.scored and (round.number % every == 0 or round.number == round.stage.rounds)
     ]
+
+
+def test_a_stage_of_any_length_has_ten_to_thirty_evaluations_by_default():
+    for rounds in [*range(10, 2000), 10**6 + 1, 10**9]:
+        assert 10 <= -(-rounds // Evaluate().every_in(rounds)) <= 30
+    assert [Evaluate().every_in(rounds) for rounds in (1, 10, 30, 31, 61, 300, 301)] == [1, 1, 1, 2, 5, 10, 20]
+    assert Evaluate(every=7).every_in(300) == 7
 
 
 def test_a_plan_of_any_length_costs_nothing(make: Make):

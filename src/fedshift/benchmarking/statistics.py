@@ -54,7 +54,7 @@ class Interval:
 
 def t_quantile(degrees: int) -> float:
     """The value below which Student's t lies with probability 0.975."""
-    with needs("scipy", "The benchmark"):
+    with needs("benchmark", "The benchmark"):
         from scipy.special import stdtrit
     return float(stdtrit(degrees, (1 + LEVEL) / 2))
 

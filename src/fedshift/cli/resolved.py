@@ -12,15 +12,15 @@ from rich.table import Table
 from fedshift.errors import FedshiftError
 from fedshift.methods import METHODS
 from fedshift.reporting.results import flattened
-from fedshift.settings.change import changed, opened
+from fedshift.settings.change import opened
 from fedshift.settings.experiment import DEFAULT_NAMES, Experiment
-from fedshift.settings.grid import expand, read
+from fedshift.settings.grid import expand, read_changed
 from fedshift.settings.written import Written
 
 
 def print_resolved(console: Console, name: str, changes: Mapping[str, Written]) -> None:
     """Print the runs of an experiment: the settings that all share, then what each method has beside these."""
-    change = changed(read(name), changes)
+    change = read_changed(name, changes)
     for note in change.left_out:
         console.print(f"Note: {note}", highlight=False, markup=False)
     try:

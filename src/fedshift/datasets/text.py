@@ -85,6 +85,8 @@ class TextFile(ColumnFiles):
 
     def load(self, streams: Streams) -> DomainData:
         """Read every row, and make numbers of its text."""
+        with needs("text", "The data set 'text'"):
+            import pandas  # noqa: F401  # which reads the files
         files = files_in(self.path, SUFFIXES)
         memory.check(sum(file.stat().st_size for file in files), f"The texts '{self.path}'", "Give fewer rows.")
         if self.tokens != HASHING:

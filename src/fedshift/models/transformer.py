@@ -80,6 +80,8 @@ class Transformer(Freezing):
     def check(self, inputs: Inputs) -> None:
         """Refuse samples that the network does not read as they are."""
         super().check(inputs)
+        if self.adapter_rank:
+            _peft()
         opened = self._opened()
         if opened.kind == "images" and inputs.normalise:
             raise FedshiftError("A network of transformers normalises images itself: --set data.normalise=false")

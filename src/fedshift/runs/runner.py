@@ -290,7 +290,8 @@ class _Grid:
             experiment = asked.experiment()
             return Simulation(experiment, self._progress.embedded)
         except FedshiftError as error:
-            if experiment and not (self._folders or self.failed) and refused_by_method(experiment):
+            first = not (self._folders or self.failed)
+            if experiment and first and refused_by_method(experiment, self._progress.embedded):
                 self._refusal = error
             self._note_failure(asked, error)
             return None

@@ -33,30 +33,25 @@ class Changed:
     left_out: tuple[str, ...]
 
 
-def changed(document: Mapping[str, Any], changes: Mapping[str, Any]) -> Changed:
+def changed(document: Mapping[str, Any], changes: Mapping[str, Any], folder: Path | None = None) -> Changed:
     """A document with dotted keys such as ``method.l2r`` set.
 
     Naming another data set, partition, protocol, model, method, or entry of a nested catalogue keeps the settings that
     the new one takes as well. What it lacks or refuses is left out, and so is the path of files that belong to the old
     one. A method's setting that is given here also takes the place of that in the method's own table.
 
+    Args:
+        document: the tables.
+        changes: values by dotted key.
+        folder: that of the document's file: a path in the document that lies there is named from the root, and any
+            other is of the current folder.
+
     Raises:
         FedshiftError: a name is unknown, or a key leads through a value that is no table.
     """
     change = _Change(document, changes)
-    change.apply()
+    change.apply(folder)
     return Changed(change.document, tuple(change.left_out))
-
-
-def beside(document: Mapping[str, Any], folder: Path) -> Table:
-    """A copy of the document of a file, with the paths that lie in the file's folder named from the root.
-
-    Other paths stay as they are written, and are looked for in the current folder.
-
-    Raises:
-        FedshiftError: a name is unknown.
-    """
-    return _Change(document, {}).beside(folder)
 
 
 def copied(table: Mapping[str, Any]) -> Table:
@@ -119,13 +114,17 @@ class _Change:
         self.changes: dict[Where, Any] = {tuple(key.split(".")): value for key, value in changes.items()}
         self.left_out: dict[str, None] = {}
 
-    def apply(self) -> None:
-        """Make every change."""
+    def apply(self, folder: Path | None) -> None:
+        """Make every change, to paths of a folder first."""
+        if folder and "plugins" in self.document:
+            self.document["plugins"] = _placed(self.document["plugins"], folder)
         plugins: Any = self.changes.get(("plugins",), self.document.get("plugins", ()))
         if isinstance(plugins, Written):
             names = plugins.names()
             plugins = self.changes["plugins",] = [names] if isinstance(names, str) else names
         load_plugins(plugins)
+        if folder:
+            self._place_paths(folder)
         data = self._data()
         for where in sorted(self.changes, key=lambda where: (len(where), where[-1] != "name")):
             self._change(where, self.changes[where])
@@ -150,27 +149,14 @@ class _Change:
         self._say_what_is_replaced(place, whole if isinstance(whole, Mapping) else {})
         self._assign(where, whole)
 
-    def beside(self, folder: Path) -> Table:
-        """The document, with the paths that lie in a folder named from the root."""
-
-        def placed(value: Any, words: Collection[str] = ("",)) -> Any:
-            if isinstance(value, list):
-                return [placed(each, words) for each in value]
-            if isinstance(value, str) and value not in words:
-                with suppress(OSError, ValueError):  # what no path can be is refused with its setting's name later
-                    return str((folder / value).resolve(strict=True))
-            return value
-
-        if "plugins" in self.document:
-            self.document["plugins"] = placed(self.document["plugins"])
-            load_plugins(self.document["plugins"])
+    def _place_paths(self, folder: Path) -> None:
+        """Name the paths that lie in a folder from the root."""
         for where, table in _tables(self.document):
             place = self._place(where)
             for entry in _entries(place, table) if place else ():
                 for name, about in entry.settings().items():
                     if name in table and about.metadata.get("path"):
-                        table[name] = placed(table[name], ("", *about.metadata["words"]))
-        return self.document
+                        table[name] = _placed(table[name], folder, about.metadata["words"])
 
     # Where things are ---------------------------------------------------------------------------------
 
@@ -360,6 +346,16 @@ class _Change:
                     f"The settings of {entry.name} that are published for {old} ({values}) are left out, as the data "
                     f"set is {new}: defaults apply. method.preset = {_written(old)} keeps them."
                 ] = None
+
+
+def _placed(value: Any, folder: Path, words: Collection[str] = ()) -> Any:
+    """A path, or several, named from the root if it lies in a folder; ``words`` are no paths."""
+    if isinstance(value, list):
+        return [_placed(each, folder, words) for each in value]
+    if isinstance(value, str) and value not in ("", *words):
+        with suppress(OSError, ValueError):  # what no path can be is refused later, with its setting's name
+            return str((folder / value).resolve(strict=True))
+    return value
 
 
 def _tables(table: Table, where: Where = ()) -> Iterator[tuple[Where, Table]]:

@@ -12,7 +12,7 @@ from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.experiments import shipped, shipped_text
 from fedshift.methods import METHODS
 from fedshift.settings.catalogue import Entry, From
-from fedshift.settings.change import Table, beside, changed, copied, is_list_of_choices
+from fedshift.settings.change import Changed, Table, changed, copied, is_list_of_choices
 from fedshift.settings.experiment import DEFAULT_NAMES, NAMED, PLAIN, Experiment, load_plugins, section
 from fedshift.settings.spec import check_names, setting_type, shown
 from fedshift.settings.written import Written, parse_toml
@@ -25,10 +25,8 @@ MOST_RUNS = 10_000  # of a method; they are all planned before the first begins
 def read(source: str | Path) -> Table:
     """Read an experiment: the path of a TOML file, or the name of one that comes with fedshift.
 
-    A path in a file is of the file's folder if it is there, else of the current folder.
-
     Raises:
-        FedshiftError: there is none, it is not TOML, or it names what is unknown.
+        FedshiftError: there is none, or it is not TOML.
     """
     path = Path(source)
     if path.suffix == ".toml" or path.is_file():
@@ -36,10 +34,22 @@ def read(source: str | Path) -> Table:
             raise FedshiftError(
                 f"The experiment '{source}' does not exist; give a TOML file or one of {', '.join(shipped())}."
             )
-        return beside(parse_toml(text_of(path), f"'{source}'"), path.parent)
-    if str(source) in shipped():
-        return parse_toml(shipped_text(str(source)), f"'{source}'")
-    raise UnknownNameError("experiment", str(source), shipped(), hint="Or give the path of a TOML file.")
+        text = text_of(path)
+    elif str(source) in shipped():
+        text = shipped_text(str(source))
+    else:
+        raise UnknownNameError("experiment", str(source), shipped(), hint="Or give the path of a TOML file.")
+    return parse_toml(text, f"'{source}'")
+
+
+def read_changed(source: str | Path, changes: Mapping[str, Any]) -> Changed:
+    """What :func:`read` gives, with changes; a path in a file is of the file's folder, if it is there.
+
+    Raises:
+        FedshiftError: there is no such experiment, it is not TOML, or a change cannot be made.
+    """
+    path = Path(source)
+    return changed(read(source), changes, path.parent if path.is_file() else None)
 
 
 def text_of(path: Path) -> str:
@@ -101,8 +111,7 @@ def expand(document: Mapping[str, Any]) -> list[Experiment]:
     load_plugins(document.get("plugins", ()))
     tables = [table for method in _method_tables(document) for table in _product(_with_method(document, method))]
     experiments = [Experiment.from_table(table) for table in tables]
-    names = [experiment.fingerprint for experiment in experiments]
-    if len(set(names)) < len(names):
+    if len(experiments) > 1 and len({experiment.fingerprint for experiment in experiments}) < len(experiments):
         raise FedshiftError("The grid holds the same run twice; remove repeated values from its lists.")
     return experiments
 

@@ -31,7 +31,7 @@ class Written:
         """The value for a setting of this type; ``Any`` where the type is not known.
 
         Raises:
-            FedshiftError: there is nothing between two commas.
+            FedshiftError: there is nothing beside a comma.
         """
         value = _toml(self.text)
         if isinstance(value, list):
@@ -46,7 +46,7 @@ class Written:
         """The text, or several between commas.
 
         Raises:
-            FedshiftError: there is nothing between two commas.
+            FedshiftError: there is nothing beside a comma.
         """
         listed = _toml(self.text)
         if isinstance(listed, list):
@@ -69,7 +69,7 @@ class Written:
             if not match[0].endswith(","):  # the last one; the pattern would match nothing once more after it
                 break
         if "" in words:
-            raise FedshiftError(f"'{text}' has nothing between two commas: remove one, or name what is missing.")
+            raise FedshiftError(f"'{text}': there is nothing beside a comma; remove it, or name what is missing.")
         return words
 
 

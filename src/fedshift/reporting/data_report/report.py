@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fedshift.errors import FedshiftError
+from fedshift.errors import FedshiftError, MissingExtraError
 from fedshift.federation.domains import DomainData
 from fedshift.federation.federation import Federation
 from fedshift.federation.inputs import Inputs
@@ -72,7 +72,7 @@ class DataReport(Inspection):
             if divided:
                 client_labels = label_drift(data, roles.client, [client.name for client in clients])
             features = feature_drift(data, looked, kind, streams, tell)
-        except FedshiftError as error:  # an extra that is not installed
+        except MissingExtraError as error:
             untested = [f"Sites were not compared. {error}"]
         report = cls(
             experiment=experiment,
