@@ -87,12 +87,8 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.load_profile(config.getoption("--hypothesis-profile", None) or profile)
 
 
-LONGEST = ("test_flower.py", "test_demo.py")
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Real federations come first, so that a worker carries them out while the other does all else."""
-    items.sort(key=lambda item: item.path.name not in LONGEST)
+    """Leave out what only the large attack carries out."""
     if config.getoption("--attack") != "large":
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("large")])
         items[:] = [item for item in items if not item.get_closest_marker("large")]
