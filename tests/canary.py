@@ -14,7 +14,8 @@ from torch import Tensor
 
 from fedshift.deployment.agreement import Agreement
 from fedshift.deployment.leaving import leaving
-from test_methods import BEFORE_BATCH_NORM, KEPT_AS_SENT, small
+from reference import small
+from test_methods import BEFORE_BATCH_NORM, KEPT_AS_SENT
 
 Windows = np.ndarray  # of eight bytes each, as numbers, in order and each once
 

@@ -18,9 +18,6 @@ from fedshift.runs.progress import Progress
 from fedshift.settings.experiment import Experiment
 
 SITES = ("dark", "gray", "light")
-# These use all that a method may: state of clients, parts that are sent down, phases of the server, private parts, a
-# model for each client, stages, and phases of several kinds.
-ARCHETYPES = ("fedavg", "scaffold", "fedcir", "fraug", "fedpac", "client2vec", "fedpin")
 
 
 def members(

@@ -31,8 +31,8 @@ from fedshift.deployment.wire import Done, Failed, Join, Joined, Reply, Work, re
 from fedshift.errors import DamagedError, DiskError, FedshiftError
 from fedshift.runs.progress import Progress
 from fedshift.settings.grid import expand, override
+from reference import small
 from test_coordinate import IN_DOMAIN, alike
-from test_methods import small
 
 LONG = "x" * 10**6
 

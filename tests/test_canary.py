@@ -17,11 +17,12 @@ from flwr.app import Context, Message
 
 from canary import Watched, assert_noticed, assert_private, local
 from conftest import Make
-from federated import ARCHETYPES, members
+from federated import members
 from fedshift.deployment import flower
 from fedshift.deployment.apps import FOLDER, client
 from fedshift.deployment.flower import content, data_of
 from in_clear import InClear, in_clear
+from reference import ARCHETYPES
 from test_coordinate import IN_DOMAIN
 
 pytestmark = pytest.mark.federation

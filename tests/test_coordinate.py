@@ -31,7 +31,7 @@ from fedshift.runs.folder import RunFolder
 from fedshift.runs.progress import Progress
 from fedshift.runs.records import Record
 from fedshift.settings.grid import expand, override
-from test_methods import EVERY_METHOD, small
+from reference import EVERY_METHOD, small
 
 # A batch of one environment's samples: a product of more rows at once is rounded differently.
 IN_DOMAIN = {"protocol": {"name": "in-domain"}, "train.min_answers": 0.5, "evaluate.batch": 6}

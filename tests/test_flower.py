@@ -29,8 +29,8 @@ from fedshift.runs.folder import RunFolder
 from fedshift.runs.progress import Progress
 from fedshift.settings.experiment import Experiment
 from loopback import DATA, PATIENCE, SERVER, Loopback, events, loopback
+from reference import small
 from test_coordinate import alike, position_of
-from test_methods import small
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedshift[flower]'")
 pytest.importorskip("cryptography", reason="cryptography is not installed: pip install 'fedshift[flower]'")

@@ -14,7 +14,7 @@ from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
 
 from conftest import Make
-from federated import ARCHETYPES, SITES, Clock, members, set_site
+from federated import SITES, Clock, members, set_site
 from fedshift.deployment.agreement import Agreement
 from fedshift.deployment.apps import FOLDER, carry_out, client
 from fedshift.deployment.flower import ARRAY, RECORD, TYPE, FlowerLink, content, sites_by_key
@@ -27,8 +27,8 @@ from fedshift.files import write
 from fedshift.runs.folder import RunFolder
 from fedshift.runs.progress import Progress
 from flower_grid import RUN, MemoryGrid, registered
+from reference import ARCHETYPES, small
 from test_coordinate import IN_DOMAIN, alike
-from test_methods import small
 
 SECRET = "patient 4711"
 

@@ -22,6 +22,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 import fedshift
+import fresh
 from fedshift import api
 from fedshift.cli.app import app
 from fedshift.deployment import commands
@@ -328,20 +329,22 @@ def test_plugins_are_copied_with_what_they_import(tmp_path: Path):
         'class Copied(FedAvg):\n    """RATE."""\n'
     )
     shutil.copy(TINY, own)
-    code = "import sys; from fedshift.cli.app import main; main()"
     arguments = ["federation", "init", "it", "--sites", "gray,x,dark", "--data", "tiny", "--method", "copied"]
     arguments += ["--hold-out", "x", "--plugin", "own/page.py", "--plugin", "own/tiny.py"]
-    subprocess.run([sys.executable, "-c", code, *arguments], cwd=tmp_path, check=True, capture_output=True)
+    done = fresh.command(*arguments, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
     (own / "page.py").unlink()
     site = tmp_path / "it/sites/gray"
-    code = (
-        "from pathlib import Path; from fedshift.deployment.agreement import *; a = Agreement.read(Path());"
-        "print(a.experiment.method_name, a.table['plugins'], *read_site(Path('../x'))[0].domains, "
-        "*read_site(Path('../gray'))[0].domains, a.federation.shape)"
-    )
-    told = subprocess.run([sys.executable, "-c", code], cwd=site, check=True, capture_output=True, text=True).stdout
-    assert told == "copied ['plugins/page.py', 'plugins/tiny.py'] light gray (1, 10, 10)\n"
+    agreed = fresh.call(agreed_at, site)
+    assert agreed == ("copied", ["plugins/page.py", "plugins/tiny.py"], ("light",), ("gray",), (1, 10, 10))
     assert (site / "plugins/tools/__init__.py").read_text() == "RATE = 0.25\n"
+
+
+def agreed_at(site: Path) -> tuple[object, ...]:
+    """What a site reads, its plugins with it."""
+    agreement = Agreement.read(site)
+    domains = [read_site(site.with_name(name))[0].domains for name in ("x", "gray")]
+    return agreement.experiment.method_name, agreement.table["plugins"], *domains, agreement.federation.shape
 
 
 def test_two_plugins_of_one_name_are_refused(tmp_path: Path):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 import fedshift
+import fresh
 from conftest import CNN_WITH_BN, TINY, Make, interrupt_after, results, resume
 from federated import Local, kill_after, members
 from fedshift.core import sealed
@@ -28,7 +28,7 @@ from fedshift.runs.selection import source_validation
 from fedshift.runs.weights import NEXT_SELECTED, SELECTED, selected_position
 from fedshift.settings.experiment import Experiment
 from fedshift.settings.grid import expand, override
-from test_methods import small
+from reference import small
 
 # A rate at which validation goes up and down, and is best before the last round.
 ROUGH = {"train.rounds": 12, "train.lr": 0.3, "train.steps": 1, "train.momentum": 0.0}
@@ -138,31 +138,26 @@ def test_what_goes_on_with_a_damaged_file_is_made_again(make: Make, tmp_path: Pa
 
 # A run that is killed -----------------------------------------------------------------------------
 
-DYING = """
-import os, signal, sys
-from pathlib import Path
-from fedshift.runs.weights import NEXT_SELECTED, SELECTED, Selection
-from fedshift.simulation.simulation import Simulation
 
-left, where = int(sys.argv.pop(1)), sys.argv.pop(1)
+def killed_with_new_weights(times: int, where: str, file: str) -> None:
+    """Carry a run out, and kill this process before a step that new weights wait for, the first or a later time."""
+    from fedshift.runs.weights import Selection
+    from fedshift.simulation.simulation import Simulation
 
-def die(folder):
-    global left
-    left -= (folder / NEXT_SELECTED).exists()
-    if left == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
+    steps = {"checkpoint": (Simulation, "save"), "commit": (Simulation, "commit"), "rename": (Selection, "commit")}
+    cls, name = steps[where]
+    act, left = getattr(cls, name), [times]
 
-def before(cls, name):
-    act = getattr(cls, name)
-    def dying(self, *args, **options):
-        die(self._folder)
+    def dying(self: Any, *args: Any, **options: Any) -> Any:
+        left[0] -= (self._folder / NEXT_SELECTED).exists()
+        if left[0] == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
         return act(self, *args, **options)
-    setattr(cls, name, dying)
 
-before(*{"checkpoint": (Simulation, "save"), "commit": (Simulation, "commit"), "rename": (Selection, "commit")}[where])
-from fedshift.cli.app import main
-main()
-"""
+    setattr(cls, name, dying)
+    fresh.fedshift("run", file)
+
+
 # What cannot be seen at once: shared and client tensors, a cohort, and checkpoints behind the records.
 EVERYTHING = {
     **ROUGH,
@@ -197,10 +192,8 @@ def test_killed_with_new_weights_and_resumed_it_has_the_same(
     reference, killed = references[every], everything(tmp_path / "killed", every)
     file = tmp_path / "experiment.toml"
     file.write_text(tomli_w.dumps(killed.table()))
-    child = subprocess.run(
-        [sys.executable, "-c", DYING, str(times), where, "run", str(file)], capture_output=True, check=False
-    )
-    assert child.returncode == -signal.SIGKILL, child.stderr.decode()
+    child = fresh.start(killed_with_new_weights, times, where, str(file))
+    assert child.wait() == -signal.SIGKILL, child
     folder = RunFolder.open(runner.run_path(killed))
     assert (folder.path / NEXT_SELECTED).exists()
     resume(folder)

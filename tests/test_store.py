@@ -6,8 +6,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 import weakref
@@ -22,6 +20,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+import fresh
 from fedshift import files
 from fedshift.core.contract import ServerState
 from fedshift.core.state import ClientState
@@ -351,9 +350,9 @@ def train_for_ever(run: Path, ticks: int) -> None:
             os.write(ticks, b".")
 
 
-def be_killed(run: Path, kills: int) -> None:
+def be_killed(run: Path, kills: int) -> list[int]:
     """Fork a run so often, kill it somewhere, and look at what it left: for a process with one thread."""
-    chance = random.Random(0)
+    chance, positions = random.Random(0), list[int]()
     for _ in range(kills):
         ticks, end = os.pipe()
         child = os.fork()
@@ -372,22 +371,13 @@ def be_killed(run: Path, kills: int) -> None:
         found = {client: bits(state) for client, state in store.items()}
         assert found == due, f"after a kill the states are not those of round {position}"
         assert len(files_in(run)) == len(due)
-        sys.stdout.write(f"{position} ")
+        positions.append(position)
+    return positions
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_a_killed_process_loses_nothing_that_its_checkpoint_names(tmp_path: Path):
-    script = f"import pathlib, test_store; test_store.be_killed(pathlib.Path({str(tmp_path)!r}), 12)"
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=Path(__file__).parent,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    positions = [int(position) for position in done.stdout.split()]
+    positions = fresh.call(be_killed, tmp_path, 12)
     assert len(positions) == 12
     assert positions == sorted(set(positions)), "every life ends after a checkpoint of its own"
 

@@ -11,7 +11,7 @@ import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from shlex import join
 from tempfile import mkdtemp
@@ -426,6 +426,11 @@ def _written(table: Mapping[str, Any]) -> str:
 
 
 def _rendered(template: str, **values: Any) -> str:
+    return _templates().get_template(f"{template}.jinja").render(commands=commands, **values)
+
+
+@cache  # each template is compiled once for all members
+def _templates() -> jinja2.Environment:
     environment = jinja2.Environment(  # what is made is read as text or run by a shell, never as HTML
         loader=jinja2.PackageLoader("fedshift", "deployment/templates"),
         undefined=jinja2.StrictUndefined,
@@ -435,7 +440,7 @@ def _rendered(template: str, **values: Any) -> str:
     )
     environment.filters["typed"] = _typed
     environment.filters["json"] = partial(json.dumps, ensure_ascii=False)
-    return environment.get_template(f"{template}.jinja").render(commands=commands, **values)
+    return environment
 
 
 def _typed(command: commands.Command) -> str:
