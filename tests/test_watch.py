@@ -565,10 +565,9 @@ def test_a_process_is_watched_by_another_to_its_end(tiny_document: dict[str, Any
 
 
 def test_a_killed_process_is_noticed_and_ctrl_c_ends_the_watching_only(tiny_document: dict[str, Any], tmp_path: Path):
+    watch = begun_to_watch(str(tmp_path / "runs"))
     run = paused(tiny_document, tmp_path)
     (folder,) = tmp_path.glob("runs/*/*/")
-    watch = fresh.start(fresh.fedshift, "watch", str(folder))
-    fresh.until(lambda: folder.name in watch.stdout, watch)
     assert "No process" not in watch.stdout
     run.kill()
     fresh.until(lambda: f"`fedshift resume {folder}`" in watch.stdout, watch)
