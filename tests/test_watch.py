@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import tomli_w
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from typer.testing import CliRunner
@@ -268,7 +268,6 @@ PLANS = st.lists(
     stop=st.integers(0, 200),
     attached=st.integers(0, 200),
 )
-@settings(max_examples=100)
 def test_a_replay_gives_the_picture_that_was_there(
     tmp_path_factory: pytest.TempPathFactory,
     plan: list[tuple[int, list[tuple[int, int]]]],
