@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -169,7 +169,6 @@ CHANGES: dict[str, list[Any]] = {
 }
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.fixed_dictionaries({name: st.sampled_from(values) for name, values in CHANGES.items()}), st.data())
 def test_rows_tell_apart_what_fingerprints_do_but_for_seed_and_held_out_domain(chosen: dict[str, Any], data: Any):
     other = {name: data.draw(st.sampled_from(values)) for name, values in CHANGES.items()}
@@ -220,7 +219,6 @@ JSON_VALUES = st.one_of(
 
 
 @pytest.mark.parametrize("name", [*RESULTS, "summary.json", "run.json", "experiment.toml"])
-@settings(max_examples=12, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_a_change_to_any_byte_of_any_file_is_noticed(finished: RunFolder, name: str, data: Any):
     """A flipped bit, a cut, or random bytes: whoever reads all of the run is told, with the file's name."""
@@ -258,7 +256,6 @@ def _decides(text: bytes) -> Any:
         return None
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_a_summary_that_was_sealed_again_is_still_checked(finished: RunFolder, data: Any):
     """Whoever changes what it says and seals it again is refused: it must fit the records and the other files."""
@@ -304,7 +301,6 @@ def test_a_damaged_run_is_made_again_by_a_comparison_too(make: Make):
     assert (folder.path / "damaged-1" / "records.jsonl").read_bytes() == before[:-40]
 
 
-@settings(max_examples=50, deadline=None)
 @given(
     accuracies=st.lists(st.floats(0, 1), min_size=1, max_size=6),
     data=st.data(),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -85,6 +85,11 @@ def advance(clock: Clock, *runs: LiveRun, rounds: int, seconds: float = 1.0, ste
             run.round(run.done + 1, 1000, 500)
 
 
+def has(line: str, *words: str) -> bool:
+    """Whether a line says what matters, in this order."""
+    return re.search(".*".join(map(re.escape, words)), line) is not None
+
+
 # A terminal -------------------------------------------------------------------------------------
 
 
@@ -99,9 +104,9 @@ def test_a_run_alone(clock: Clock):
     advance(clock, run, rounds=4)
     run.evaluated(scores(0.5, 0.25, 0.35))
     bar, doing, pace, _heading, *table = seen(progress)
-    assert bar == "1/2 [red]first 6 of 10 rounds test 50.0 validation 30.0 0:04 left"
-    assert doing == "train, 6 of 10 rounds done: scoring and saving"
-    assert pace == "5 steps a second, 1 kB down, 500 B up, all 2 runs: 0:14 left"
+    assert has(bar, "1/2", "[red]first", "6 of 10", "50.0", "30.0", "0:04")
+    assert has(doing, "train", "6 of 10")
+    assert has(pace, "5 steps", "1 kB down", "500 B up", "0:14")
     assert table == [
         "light test global 50.0 1.000",
         "v0 validation global 25.0 0.500",
@@ -122,12 +127,11 @@ def test_runs_that_advance_together(clock: Clock):
     a, b = begun(progress, "a", "b")
     advance(clock, a, b, rounds=4, seconds=2.0)
     a.evaluated(scores(0.5, 0.25))
-    assert seen(progress) == [
-        "2/4 a 4 of 10 rounds test 50.0 validation 25.0 0:12 left",
-        "3/4 b 4 of 10 rounds 0:12 left",
-        "train, 4 of 10 rounds done: scoring and saving",
-        "5 steps a second, 2 kB down, 1 kB up, all 4 runs: 0:22 left",
-    ]
+    first, second, doing, pace = seen(progress)
+    assert has(first, "2/4 a", "4 of 10", "50.0", "25.0", "0:12")
+    assert has(second, "3/4 b", "4 of 10", "0:12")
+    assert has(doing, "train", "4 of 10")
+    assert has(pace, "5 steps", "2 kB down", "1 kB up", "0:22")
     b.failed("The loss is not finite.")
     assert seen(progress)[-1] == "v0 validation global 25.0 0.500"
 
@@ -156,8 +160,8 @@ def test_a_long_name_is_shortened_rather_than_a_number(clock: Clock, width: int)
         run.evaluated(scores(0.5, 0.25))
     advance(clock, *runs, rounds=2)
     first, second, *_ = seen(progress)
-    assert first.endswith("a… 2 of 500 rounds test 50.0 validation 25.0 8:18 left")
-    assert second == "2/2 b 2 of 500 rounds test 50.0 validation 25.0 8:18 left"
+    assert has(first, "a… ", "2 of 500", "50.0", "25.0", "8:18")
+    assert has(second, "2/2 b", "2 of 500", "50.0", "25.0", "8:18")
 
 
 @pytest.mark.parametrize(("width", "height"), [(60, 10), (20, 5), (5, 1), (1, 1)])
@@ -200,46 +204,43 @@ def test_a_single_long_round_shows_where_it_is(clock: Clock):
     plan = PlannedStage("index", 1, 0), PlannedStage("vectors", 1, 0), PlannedStage("train", 2, 50)
     progress = display(1, clock)
     run = progress.begin(Outlook("c2v", 4, 0, plan))
-    assert seen(progress)[1] == "index: loading"
+    assert has(seen(progress)[1], "index", "loading")
     run.begin_round(Round(index, 1))
-    assert seen(progress)[1] == "index, round 1 of 1: preparing"
+    assert has(seen(progress)[1], "index", "1 of 1", "preparing")
     run.begin_task(task(index, 1, 3, 0, "pairs"))
-    assert seen(progress)[:3] == [
-        "1/1 c2v 0 of 4 rounds ? left",
-        "index, round 1 of 1 (pairs): 3 clients, 0 done, ? left",
-        "? steps a second, 2 kB down, 1 kB up",
-    ]
+    bar, doing, pace = seen(progress)[:3]
+    assert has(bar, "c2v", "0 of 4", "? left")
+    assert has(doing, "1 of 1", "pairs", "3 clients", "0 done", "? left")
+    assert has(pace, "? steps", "2 kB down", "1 kB up")
     clock.now += 2
     run.answered()
-    assert seen(progress)[1] == "index, round 1 of 1 (pairs): 3 clients, 1 done, 0:04 left"
+    assert has(seen(progress)[1], "pairs", "1 done", "0:04")
     run.begin_task(task(index, 1, 0, 1000, "pairs"))
     clock.now += 8
     run.steps(200)
     # 10 s for 200 of 1000 steps: 40 s of the stage, and 100 steps of training at the same pace, 5 s.
-    assert seen(progress)[:3] == [
-        "1/1 c2v 0 of 4 rounds 0:45 left",
-        "index, round 1 of 1 (pairs): server, step 200 of 1000, 0:40 left",
-        "20 steps a second, 2 kB down, 1 kB up",
-    ]
+    bar, doing, pace = seen(progress)[:3]
+    assert has(bar, "0 of 4", "0:45")
+    assert has(doing, "pairs", "server", "200 of 1000", "0:40")
+    assert has(pace, "20 steps")
     assert run.progress() == pytest.approx(0.2)
     run.steps(800)
     clock.now += 40
     run.round(1, 2000, 1000)
-    assert seen(progress)[1] == "index, 1 of 1 rounds done: scoring and saving"
+    assert has(seen(progress)[1], "index", "1 of 1", "done")
     run.begin_round(Round(vectors, 1))
     run.begin_task(task(vectors, 1, 3, 0, "vectors"))
     clock.now += 1
     run.answered()
-    assert seen(progress)[1] == "vectors, round 1 of 1: 3 clients, 1 done, 0:02 left"
+    assert has(seen(progress)[1], "vectors", "3 clients", "1 done", "0:02")
     run.round(2, 3000, 2000)
     run.begin_round(Round(train, 1))
     run.begin_task(task(train, 1, 1, 50))
     clock.now += 5
     run.steps(10)
-    assert seen(progress)[:2] == [
-        "1/1 c2v 2 of 4 rounds 0:45 left",  # 90 steps at 2 a second
-        "train, round 1 of 2: 1 client, step 10 of 50, 0:45 left",
-    ]
+    bar, doing = seen(progress)[:2]
+    assert has(bar, "2 of 4", "0:45")  # 90 steps at 2 a second
+    assert has(doing, "train", "1 of 2", "1 client", "10 of 50", "0:45")
 
 
 def test_what_runs_do_together_is_added_up(clock: Clock):
@@ -249,7 +250,7 @@ def test_what_runs_do_together_is_added_up(clock: Clock):
         run.begin_task(task(stage, 1, 3, 30))
         clock.now += 1
         run.steps(4 + number)
-    assert seen(progress)[2].startswith("train, round 1 of 10: 6 clients, step 9 of 60, ")
+    assert has(seen(progress)[2], "train", "1 of 10", "6 clients", "9 of 60")
 
 
 @given(
@@ -257,7 +258,6 @@ def test_what_runs_do_together_is_added_up(clock: Clock):
     pace=st.floats(0.01, 100),
     runs=st.integers(1, 3),
 )
-@settings(max_examples=20, deadline=None)
 def test_at_a_steady_pace_the_time_left_is_right(plan: list[tuple[int, list[int]]], pace: float, runs: int):
     """Any stages, rounds and exchanges that were planned well: after every step, of a run and of all of them."""
     clock = Clock()
@@ -326,10 +326,9 @@ def test_a_run_alone_without_a_terminal(clock: Clock):
     run.failed("The loss of 'a\nb' is not finite.")
     lines = written(progress)
     assert len(lines) == 5
-    done = "rounds done: scoring and saving  2.5 steps a second, 1 kB down, 500 B up"
-    assert lines[0].startswith(f"1/1 [i]only  4 of 30 rounds  train, 4 of 30 {done}  run: 0:52 left")
-    assert lines[2].startswith(f"1/1 [i]only  14 of 30 rounds  train, 14 of 30 {done}  run: 0:32 left")
-    assert lines[2].endswith("light test 50.0  v0 validation 25.0")
+    done = "done", "2.5 steps", "1 kB down", "500 B up"
+    assert has(lines[0], "1/1 [i]only", "4 of 30", *done, "0:52")
+    assert has(lines[2], "1/1 [i]only", "14 of 30", *done, "0:32", "light test 50.0", "v0 validation 25.0")
     assert lines[4] == "1/1 [i]only  given up after round 15 of 30, 0:40: The loss of 'a\\nb' is not finite."
 
 

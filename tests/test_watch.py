@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import tomli_w
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from typer.testing import CliRunner
@@ -269,7 +269,6 @@ PLANS = st.lists(
     stop=st.integers(0, 200),
     attached=st.integers(0, 200),
 )
-@settings(max_examples=100)
 def test_a_replay_gives_the_picture_that_was_there(
     tmp_path_factory: pytest.TempPathFactory,
     plan: list[tuple[int, list[tuple[int, int]]]],
@@ -567,10 +566,9 @@ def test_a_process_is_watched_by_another_to_its_end(tiny_document: dict[str, Any
 
 
 def test_a_killed_process_is_noticed_and_ctrl_c_ends_the_watching_only(tiny_document: dict[str, Any], tmp_path: Path):
+    watch = begun_to_watch(str(tmp_path / "runs"))
     run = paused(tiny_document, tmp_path)
     (folder,) = tmp_path.glob("runs/*/*/")
-    watch = fresh.start(fresh.fedshift, "watch", str(folder))
-    fresh.until(lambda: folder.name in watch.stdout, watch)
     assert "No process" not in watch.stdout
     run.kill()
     fresh.until(lambda: f"`fedshift resume {folder}`" in watch.stdout, watch)

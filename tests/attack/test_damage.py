@@ -53,9 +53,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """The small attack damages one file in each way, of a run in one state; the large one all of them many times."""
     large = metafunc.config.getoption("attack") == "large"
     if "damaging" in metafunc.fixturenames:
-        names: Mapping[str, Any] = DAMAGES if metafunc.function is test_damaged else FILES
-        few = IN_SMALL if metafunc.function is test_damaged else WHOLE_IN_SMALL
-        every = [(name, state, variant) for name in names for state in STATES for variant in range(24)]
+        drawn = metafunc.function is test_damaged
+        names: Mapping[str, Any] = DAMAGES if drawn else FILES
+        few, variants = (IN_SMALL, 24) if drawn else (WHOLE_IN_SMALL, 1)
+        every = [(name, state, variant) for name in names for state in STATES for variant in range(variants)]
         one = [(name, random.Random(name).choice(STATES), 0) for name in few]
         metafunc.parametrize("damaging", every if large else one, ids=lambda case: "-".join(map(str, case)))
 
