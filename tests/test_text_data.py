@@ -27,7 +27,7 @@ from fedshift.runs import runner
 from fedshift.runs.progress import Progress
 from fedshift.runs.run import Run
 from fedshift.streams import Streams
-from test_methods import SMALL
+from reference import SMALL
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "good", "bad", "meal", "film", "very", "is", "this"]
 ROWS = [

@@ -37,9 +37,9 @@ from fedshift.runs.progress import Progress
 from fedshift.runs.run import Run
 from fedshift.settings.experiment import Experiment
 from fedshift.streams import Streams
+from reference import SMALL as SMALL_METHODS
 from test_coordinate import alike
 from test_engines import assert_agree, engine_named
-from test_methods import SMALL as SMALL_METHODS
 
 SMALL: dict[str, Any] = {
     "hidden_size": 8,
