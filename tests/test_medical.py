@@ -482,7 +482,7 @@ def test_without_the_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     nifti(root / "oslo" / "ill" / "1.nii", np.zeros((4, 4, 3), np.float32))
     for name in ("pydicom", "nibabel"):
         monkeypatch.setitem(sys.modules, name, None)
-    assert refusal(root).count("pip install 'fedshift[medical]'") == 2
+    assert "pip install 'fedshift[medical]'" in refusal(root)
 
 
 def test_the_example_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

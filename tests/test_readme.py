@@ -70,7 +70,7 @@ def test_the_commands_are_one_line_each_and_pinned():
 
 def test_every_extra_is_named():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-    assert [name for name in sorted(extras.keys() - {"dev"}) if f"[{name}]" not in README] == []
+    assert [name for name in sorted(extras.keys() - {"dev"}) if f"| `{name}` |" not in README] == []
 
 
 def test_what_the_federations_page_writes_into_site_toml_is_read(tmp_path: Path):
