@@ -31,7 +31,6 @@ from typing import Any
 
 import torch
 
-from fedshift.engines.machine import before_torch
 from turns import Child, ChildError, Player, ratios, say, take_turns
 from workloads import WORKLOADS, Workload
 
@@ -129,8 +128,9 @@ def _player(
     def start() -> Child:
         say(f"{entrant.label}: starting")
         environment = dict(os.environ)
-        if entrant.name in ("fedshift", "before"):
-            before_torch(environment)  # as the command `fedshift` does
+        environment.pop("OMP_WAIT_POLICY", None)
+        if entrant.name in ("fedshift", "before"):  # as `import fedshift` does, where it comes before torch
+            environment["OMP_WAIT_POLICY"] = "PASSIVE"
         return Child(entrant.label, python, script, json.dumps(told), options.timeout, environment)
 
     return Player(entrant.label, start)

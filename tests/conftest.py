@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -11,11 +12,14 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
+os.environ["OPENBLAS_NUM_THREADS"] = "1"  # read when NumPy is imported; two threads on a busy core wait by spinning
+
 import hypothesis
 import pytest
 import torch
 from torch import Tensor
 
+import fresh
 from fedshift.coordinator.ledger import Direction, Ledger
 from fedshift.core.contract import Context, Exchange, Round
 from fedshift.core.messages import Message, Up
@@ -36,13 +40,18 @@ from fedshift.runs.records import Record
 from fedshift.settings.experiment import Experiment, load_plugins
 from fedshift.settings.grid import expand, override
 from fedshift.simulation.checkpoint import About, Execution
+from fedshift.simulation.listener import Listener
 from fedshift.simulation.rounds import advance
 from fedshift.simulation.simulation import Simulation
 
 load_plugins([str(Path(__file__).parent / "tiny.py")])
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background job, and in all that it starts
     signal.signal(signal.SIGINT, signal.default_int_handler)
-torch.set_num_threads(1)  # as workers have, with which results are compared bit for bit
+# One thread, as workers have, with which results are compared bit for bit; also where a run counts the cores itself.
+# Tests go side by side on all cores, where threads of one wait for those of another: 2 s become 40.
+os.environ["OMP_NUM_THREADS"] = "1"
+torch.set_num_threads(1)
+fresh.without_syncing()
 
 TINY: dict[str, Any] = {
     "name": "tiny",
@@ -60,21 +69,29 @@ Make = Callable[..., Experiment]
 
 
 # The same examples in every run, so that what passes here passes elsewhere.
-hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
-hypothesis.settings.load_profile("repeatable")
+hypothesis.settings.register_profile("default", derandomize=True, deadline=None, max_examples=15)
+hypothesis.settings.register_profile("large", derandomize=True, deadline=None, max_examples=100)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """How much of tests/attack is carried out."""
-    parser.addoption("--attack", choices=("small", "large"), default="small", help="the size of tests/attack")
+    """How much of tests/attack is carried out, and how many examples Hypothesis makes."""
+    sizes = ("small", "large")
+    parser.addoption("--attack", choices=sizes, default="small", help="the size of tests/attack, and of all examples")
 
 
-LONGEST = ("test_flower.py", "test_demo.py")
+def pytest_configure(config: pytest.Config) -> None:
+    """Hypothesis's own option ``--hypothesis-profile`` comes first."""
+    config.addinivalue_line("markers", "large: carried out with --attack large only")
+    large = config.getoption("--attack") == "large"
+    profile = os.environ.get("HYPOTHESIS_PROFILE", "large" if large else "default")
+    hypothesis.settings.load_profile(config.getoption("--hypothesis-profile", None) or profile)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Real federations come first, so that a worker carries them out while the other does all else."""
-    items.sort(key=lambda item: item.path.name not in LONGEST)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is for ``--attack large`` alone."""
+    if config.getoption("--attack") != "large":
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("large")])
+        items[:] = [item for item in items if not item.get_closest_marker("large")]
 
 
 @pytest.fixture
@@ -151,9 +168,9 @@ def net_of(simulation: Simulation) -> Net:
     return resident(simulation).client.net
 
 
-def go_on(simulation: Simulation, engine: Engine | None = None) -> None:
+def go_on(simulation: Simulation, engine: Engine | None = None, listener: Listener | None = None) -> None:
     """Carry out the next round."""
-    for error in advance([simulation], engine or engine_of(simulation)).values():
+    for error in advance([simulation], engine or engine_of(simulation), {simulation: listener or Listener()}).values():
         raise error
 
 

@@ -18,6 +18,9 @@ from fedshift.runs.progress import Progress
 from fedshift.settings.experiment import Experiment
 
 SITES = ("dark", "gray", "light")
+# These use all that a method may: state of clients, parts that are sent down, phases of the server, private parts, a
+# model for each client, stages, and phases of several kinds.
+ARCHETYPES = ("fedavg", "scaffold", "fedcir", "fraug", "fedpac", "client2vec", "fedpin")
 
 
 def members(
@@ -66,6 +69,22 @@ class Local:
             came = self.change(site, request, self.sites[site].answer(request))
             self.messages.append((site, request, came))
             yield site, came
+
+
+class Clock:
+    """A clock on which time passes only by sleeping, so that a busy machine is never late."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
 
 
 def kill_after(answers: int, folder: Path) -> None:

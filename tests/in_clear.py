@@ -198,7 +198,7 @@ def in_clear(sites: tuple[str, ...]) -> Iterator[InClear]:
     serving = threading.Thread(target=server.run, args=([listening],), daemon=True)
     with ExitStack() as stack:
         serving.start()
-        stack.callback(serving.join, 10)
+        stack.callback(serving.join, 60)
         stack.callback(setattr, server, "should_exit", True)
         while serving.is_alive() and not server.started:
             time.sleep(0.01)
@@ -207,8 +207,8 @@ def in_clear(sites: tuple[str, ...]) -> Iterator[InClear]:
         threads = [threading.Thread(target=running.attend, args=(site,), daemon=True) for site in sites]
         for thread in threads:
             thread.start()
-            stack.callback(thread.join, 10)
+            stack.callback(thread.join, 60)
         for _ in sites:
-            assert running.there.acquire(timeout=30)
+            assert running.there.acquire(timeout=300)
         stack.callback(running.end)
         yield running

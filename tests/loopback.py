@@ -26,7 +26,7 @@ from fedshift.settings.experiment import Experiment
 CLASSES = ("class 0", "class 1", "class 2")
 SAMPLES = "data/samples.npz"  # in each site's folder, of its samples alone
 DATA: dict[str, Any] = {"name": "arrays", "path": SAMPLES}
-SERVER, CLIENT = "flwr-serverapp", "flwr-clientapp"  # Flower's processes for the two applications
+SERVER = "flwr-serverapp"  # Flower's process for the coordinator's application
 PATIENCE = 900.0  # seconds, after which something hangs
 
 
@@ -106,13 +106,32 @@ class Loopback:
 
     # What is waited for ---------------------------------------------------------------------------
 
+    @contextmanager
+    def held(self, **sites: int) -> Iterator[None]:
+        """Let each of some sites answer only so many more messages until the end of this."""
+        files = {self.folder / "sites" / site / "held": count for site, count in sites.items()}
+        for file, count in files.items():
+            sent = file.with_name("sent.jsonl")
+            write(file, str(count + (sent.read_bytes().count(b"\n") if sent.exists() else 0)))
+        try:
+            yield
+        finally:
+            for file in files:
+                file.unlink()
+
     def messages(self, count: int, *sites: str) -> Callable[[], bool]:
         """A function that says whether some sites, or all, have received so many more messages than now."""
-        before = {site: self._received(site) for site in sites or SITES}
-        return lambda: all(self._received(site) >= number + count for site, number in before.items())
+        return self.logged("Received successfully", count, *sites)
 
-    def _received(self, site: str) -> int:
-        return self.processes.log(site).read_text().count("Received successfully")
+    def connected(self, site: str) -> Callable[[], bool]:
+        """A function that says whether a site has connected to the SuperLink since now."""
+        return self.logged("SuperNode ID", 1, site)
+
+    def logged(self, words: str, count: int, *sites: str) -> Callable[[], bool]:
+        """A function that says whether SuperNodes of some sites, or all, have logged words so often since now."""
+        logs = [self.processes.log(site) for site in sites or SITES]
+        before = {log: log.read_text().count(words) for log in logs}
+        return lambda: all(log.read_text().count(words) >= number + count for log, number in before.items())
 
     def wait_for(self, there: Callable[[], bool], seconds: float = PATIENCE) -> None:
         """Wait until something is so.

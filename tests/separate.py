@@ -30,6 +30,7 @@ from fedshift.engines.sequential import Sequential
 from fedshift.settings.experiment import Experiment, load_plugins
 from fedshift.streams import Streams
 
+PATIENCE = 300.0  # seconds, after which something hangs
 PLUGIN = str(Path(__file__).parent / "tiny.py")
 
 
@@ -185,7 +186,8 @@ class Processes:
     """A coordinator's process and those of its sites, for one run after the other."""
 
     def __init__(self, sites: int) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["torch", "fedshift.coordinator.coordinator", "fedshift.engines.sequential"])
         self.report, self._inbox = context.Queue(), context.Queue()
         self._sites = [context.Queue() for _ in range(sites)]
         jobs = [(coordinate, (self._inbox, self._sites, self.report))]
@@ -200,17 +202,18 @@ class Processes:
             clients = [int(id) for id in about["names"] if int(id) % len(self._sites) == number]
             inbox.put(("begin", json.dumps({**about, "clients": clients}).encode()))
         self._inbox.put(json.dumps(about))
-        ended: bytes = self.report.get(timeout=60)
+        ended: bytes = self.report.get(timeout=PATIENCE)
         for inbox in self._sites:
             inbox.put(("states", b""))
-        return ended, dict(self.report.get(timeout=60) for _ in about["names"])
+        return ended, dict(self.report.get(timeout=PATIENCE) for _ in about["names"])
 
     def end(self) -> None:
         """Let every process end."""
         for inbox in (self._inbox, *self._sites):
             inbox.put(None)
         for process in self._processes:
-            process.join(10)
+            process.join(60)
+            process.kill()
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import fedshift
 from conftest import TINY, Make, interrupt_after
-from fedshift import Client2Vec, Experiment, FedAvg, FedProx, FedshiftError, FedSR, api
+from fedshift import Client2Vec, Experiment, FedAvg, FedProx, FedSR, api
 from fedshift.api import FIELDS, Options
 from fedshift.cli import app as cli
 from fedshift.cli import estimates
@@ -31,6 +31,7 @@ from fedshift.runs import runner
 from fedshift.runs.progress import Progress
 from fedshift.settings.experiment import NAMED
 from fedshift.settings.grid import expand, override
+from refusal import refuses
 
 SILENT = Progress()
 
@@ -64,7 +65,7 @@ def test_what_a_page_needs_is_exported():
             package, _, room = node.module.partition(".")
             if package == "fedshift" and room.partition(".")[0] in rooms:
                 needed |= {alias.name: node.module for alias in node.names}
-    del needed["need"]  # of fedshift's own extras
+    del needed["needs"]  # of fedshift's own extras
     assert len(needed) > 30
     assert [name for name in needed if name not in fedshift.__all__] == []
     for name, module in needed.items():
@@ -80,12 +81,10 @@ def test_whatever_an_experiment_names_can_be_made_and_registered():
 
 
 def test_names_are_imported_when_they_are_used():
-    code = "import sys, fedshift; dir(fedshift); print('torch' in sys.modules, 'pandas' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == (
-        "False False\n"
-    )
-    code = "import sys, fedshift; fedshift.compare; print(bool({'pandas', 'matplotlib'} & sys.modules.keys()))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+    heavy = "print(*sys.modules.keys() & {'torch', 'pandas', 'matplotlib'})"
+    code = f"import sys, fedshift; dir(fedshift); {heavy}; fedshift.compare; {heavy}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "\ntorch\n"
 
 
 # Experiments ------------------------------------------------------------------------------------
@@ -209,7 +208,7 @@ def test_other_data_are_another_experiment():
         ({"method": []}, ["method is an empty list"]),
         ({"method": ["fedavg", FedAvg()]}, ["same run twice"]),
         ({"method": {"l2r": 0.1}}, ["a table with a name"]),
-        ({"model": ["mlp", "cnn"]}, ["give the name of a model", "only method may be a list"]),
+        ({"model": ["mlp", "cnn"]}, ["give the name of a model", "only method"]),
         ({"data": FedSR()}, ["give the name of a data set"]),
         ({"rounds": "ten"}, ["train.rounds = 'ten'", "integer"]),
         ({"seed": "x"}, ["seed = 'x'"]),
@@ -221,14 +220,13 @@ def test_other_data_are_another_experiment():
     ids=str,
 )
 def test_a_bad_option_is_named_with_its_fix(options: dict[str, Any], words: list[str]):
-    with pytest.raises(FedshiftError) as caught:
+    with refuses(*words):
         fedshift.grid(TINY, **options)
-    assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
 @pytest.mark.parametrize("source", [[], 3, [3], None])
 def test_a_bad_source_is_named(source: Any):
-    with pytest.raises(FedshiftError, match="is no experiment; give a TOML file"):
+    with refuses("no experiment", "TOML"):
         fedshift.grid(source)
 
 
@@ -239,7 +237,7 @@ def test_a_class_without_a_name_says_how_to_register_it():
     class Mine(FedAvg):
         """A method nobody registered."""
 
-    with pytest.raises(FedshiftError, match=r"Mine has no name: decorate it with @fedshift.methods.METHODS.register"):
+    with refuses("Mine", "@fedshift.methods.METHODS.register('name')"):
         fedshift.grid(TINY, method=Mine())
 
 
@@ -255,11 +253,11 @@ def test_run_carries_out_one_run(tiny_document: dict[str, Any]):
     assert run.messages["train"]["up"]["bytes"] > 0
     assert run.notes == []
     assert "encoder.body.1.weight" in run.weights
-    with pytest.raises(FedshiftError, match="exists and is not overwritten"):
+    with refuses("exists", "fedshift report", "run.out"):
         fedshift.run(tiny_document, method=FedSR(l2r=0.05), progress=SILENT)
-    with pytest.raises(FedshiftError, match=r"describes 2 runs.*compare.*seed"):
+    with refuses("2 runs", "fedshift compare", "--seed"):
         fedshift.run(tiny_document, seed=[0, 1], progress=SILENT)
-    with pytest.raises(FedshiftError, match=r"describes 2 runs.*compare.*method"):
+    with refuses("describes 2"):
         fedshift.run(tiny_document, method=["fedavg", "fedsr"], progress=SILENT)
 
 
@@ -268,7 +266,7 @@ def test_where_one_method_is_needed_it_is_the_sources_first(tiny_document: dict[
     with pytest.warns(FedshiftWarning, match=r"fedprox, fedavg.*--method fedavg"):
         assert api.experiment(document).method_name == "fedprox"
     for options in ({"method": ["fedprox", "fedavg"]}, {"settings": {"method.name": ["fedprox", "fedavg"]}}):
-        with pytest.raises(FedshiftError, match="describes 2 runs"):
+        with refuses("describes 2"):
             api.experiment(tiny_document, **options)
 
 
@@ -282,15 +280,15 @@ def test_interrupted_runs_are_resumed_and_loaded(make: Make):
     assert resumed.finished
     (loaded,) = fedshift.load(str(path)).runs
     assert loaded.model().state_dict().keys() == resumed.model().state_dict().keys()
-    with pytest.raises(FedshiftError, match="no run folder"):
+    with refuses("no run folder", "nowhere'"):
         fedshift.load(path / "nowhere")
-    with pytest.raises(FedshiftError, match="is no run folder"):
+    with refuses("no run folder", "run.json"):
         fedshift.Run.open(path / "nowhere")
 
 
 def test_when_every_run_fails_compare_says_so(tiny_document: dict[str, Any]):
     wild = {"train.lr": 900.0, "train.rounds": 6, "train.momentum": 0.99}
-    with pytest.raises(FedshiftError, match=r"2 of 2 runs failed\. fedavg-light-seed0"):
+    with refuses("2 of 2 runs", "fedavg-light-seed0"):
         fedshift.compare(tiny_document, seed=[0, 1], settings=wild, progress=SILENT)
     comparison = fedshift.compare(tiny_document, settings={**wild, "train.lr": [900.0, 0.1]}, progress=SILENT)
     assert comparison.failure.startswith("1 of 2 runs failed. fedavg-light-seed0")
@@ -334,19 +332,15 @@ def test_a_frame_has_what_the_records_say(tiny_document: dict[str, Any]):
 def test_without_pandas_measurements_are_left(make: Make, monkeypatch: pytest.MonkeyPatch):
     comparison = fedshift.compare(make(), progress=SILENT)
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(FedshiftError, match=r"measurements\(\).*fedshift\[pandas\]"):
+    with refuses("measurements()", "fedshift[pandas]"):
         comparison.frame()
     assert comparison.measurements()[0]["method"] == "fedavg"
 
 
 def test_estimate_has_a_line_for_each_row(tiny_document: dict[str, Any]):
-    methods = ["fedavg", {"name": "fedpin", "alpha": 1e30}]
-    plain, wild = fedshift.estimate(tiny_document, method=methods, seed=[0, 1])
-    assert [(line.label, line.runs) for line in (plain, wild)] == [("fedavg", 2), ("fedpin", 2)]
-    assert plain.cost is not None
+    plain, other = fedshift.estimate(tiny_document, method=["fedavg", "fedpin"], seed=[0, 1])
+    assert [(line.label, line.runs) for line in (plain, other)] == [("fedavg", 2), ("fedpin", 2)]
     assert (plain.cost.rounds, plain.cost.steps) == (2, 8)
-    assert wild.cost is None
-    assert "not finite" in wild.problem
     assert not Path(tiny_document["run"]["out"]).exists()
 
 
@@ -355,7 +349,7 @@ def test_index_is_of_client2vec_unless_another_is_given(tiny_document: dict[str,
     made = fedshift.index(tiny_document, settings=settings, progress=SILENT)
     assert made.clients == ("dark", "gray")
     assert made.feature.shape == (2, 16)
-    with pytest.raises(FedshiftError, match=r"'fedavg' makes no index"):
+    with refuses("'fedavg'", "index", "method.name=client2vec"):
         fedshift.index(tiny_document, method="fedavg", progress=SILENT)
     (same,) = expand(override(tiny_document, {"method.name": "client2vec", **settings}))
     assert fedshift.index(same, progress=SILENT).feature.equal(made.feature)

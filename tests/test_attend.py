@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -15,7 +16,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load
 
-from conftest import Make
+from conftest import TINY, Make
 from federated import Local, members
 from fedshift import files
 from fedshift.core.messages import metadata, pack
@@ -29,6 +30,7 @@ from fedshift.deployment.sent import read_sent
 from fedshift.deployment.wire import Done, Failed, Join, Joined, Reply, Work, read_reply, read_request
 from fedshift.errors import DamagedError, DiskError, FedshiftError
 from fedshift.runs.progress import Progress
+from fedshift.settings.grid import expand, override
 from test_coordinate import IN_DOMAIN, alike
 from test_methods import small
 
@@ -60,9 +62,29 @@ class Site:
         return [data for data in self.requests if isinstance(work := read_request(data), Work) and work.order]
 
 
-def begun(make: Make, folder: Path, method: str = "fraug", answers: int = 9) -> Site:
-    """A run of three rounds whose coordinator is killed after some answers."""
-    members(folder, make({**small(method), **IN_DOMAIN, "train.rounds": 3}))
+Begun = Callable[..., Site]
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Begun:
+    """A function that makes a copy, in a folder, of a run of three rounds whose coordinator is killed after answers."""
+    made: dict[tuple[str, int], tuple[Path, list[bytes]]] = {}
+
+    def copied(folder: Path, method: str = "fraug", answers: int = 9) -> Site:
+        if (method, answers) not in made:
+            whole = tmp_path_factory.mktemp(method)
+            made[method, answers] = whole, killed(whole, method, answers)
+        whole, requests = made[method, answers]
+        shutil.copytree(whole, folder, dirs_exist_ok=True)
+        return Site(folder / "sites" / "dark", [*requests])
+
+    return copied
+
+
+def killed(folder: Path, method: str, answers: int) -> list[bytes]:
+    """Begin a run and kill its coordinator after some answers; the requests of one site."""
+    (experiment,) = expand(override(TINY, {**small(method), **IN_DOMAIN, "train.rounds": 3}))
+    members(folder, experiment)
     requests: list[bytes] = []
 
     def change(site: str, request: bytes, reply: bytes) -> bytes | Away:
@@ -74,20 +96,13 @@ def begun(make: Make, folder: Path, method: str = "fraug", answers: int = 9) -> 
 
     with pytest.raises(KeyboardInterrupt):
         coordinate(folder / "coordinator", Local(folder, change), Progress())
-    return Site(folder / "sites" / "dark", requests)
+    return requests
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Site:
+def shared(begun: Begun, tmp_path_factory: pytest.TempPathFactory) -> Site:
     """A site that refuses all that tests of this module ask of it, and so stays as it is."""
-    from conftest import TINY
-    from fedshift.settings.grid import expand, override
-
-    def make(changes: dict[str, Any]) -> Any:
-        (experiment,) = expand(override(TINY, changes))
-        return experiment
-
-    return begun(make, tmp_path_factory.mktemp("begun"))
+    return begun(tmp_path_factory.mktemp("begun"))
 
 
 def altered(request: bytes, change: Callable[[dict[str, Any]], object]) -> bytes:
@@ -120,9 +135,9 @@ def coming(site: Site) -> bytes:
     return replace(work, position=work.position + 1, order=order, score=score).to_bytes()
 
 
-def test_the_order_that_it_waits_for_is_carried_out(make: Make, tmp_path: Path):
+def test_the_order_that_it_waits_for_is_carried_out(begun: Begun, tmp_path: Path):
     """What the other tests alter is refused for what they altered."""
-    site = begun(make, tmp_path)
+    site = begun(tmp_path)
     before = site.kept()
     reply = site.ask(coming(site))
     assert isinstance(reply, Done)
@@ -210,9 +225,9 @@ UNFIT: dict[str, Callable[[Tensors, str], Any]] = {
 
 
 @pytest.mark.parametrize("how", UNFIT)
-def test_tensors_that_do_not_fit_change_nothing(make: Make, tmp_path: Path, how: str):
+def test_tensors_that_do_not_fit_change_nothing(begun: Begun, tmp_path: Path, how: str):
     """The order is refused before its turn is taken, and carried out when it comes as it should."""
-    site = begun(make, tmp_path, "fedbn", 6)
+    site = begun(tmp_path, "fedbn", 6)
     before, request = site.kept(), coming(site)
     tensors = load(request)
     UNFIT[how](tensors, "order.encoder.0.weight")
@@ -221,9 +236,9 @@ def test_tensors_that_do_not_fit_change_nothing(make: Make, tmp_path: Path, how:
     assert isinstance(site.ask(request), Done)
 
 
-def test_a_last_model_that_does_not_fit_is_not_kept(make: Make, tmp_path: Path):
+def test_a_last_model_that_does_not_fit_is_not_kept(begun: Begun, tmp_path: Path):
     """A site keeps the model that it scores at the end of a run; it must be whole."""
-    site = begun(make, tmp_path, "fedbn", 6)
+    site = begun(tmp_path, "fedbn", 6)
     work = read_request(coming(site))
     assert isinstance(work, Work)
     assert work.order is not None
@@ -239,9 +254,9 @@ def test_a_last_model_that_does_not_fit_is_not_kept(make: Make, tmp_path: Path):
     assert site.kept().keys() != before.keys()
 
 
-def test_messages_of_a_session_that_has_ended_change_nothing(make: Make, tmp_path: Path):
+def test_messages_of_a_session_that_has_ended_change_nothing(begun: Begun, tmp_path: Path):
     """A coordinator that was killed goes on; then what the first one sent comes once more."""
-    site = begun(make, tmp_path)
+    site = begun(tmp_path)
     folder = tmp_path / "coordinator"
     late = [*site.requests, coming(site)]
     seen: list[bytes] = []
@@ -306,7 +321,7 @@ def same_session(data: bytes, site: Site) -> bool:
     return True
 
 
-@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(place=st.integers(0, 1500), byte=st.integers(0, 255), cut=st.integers(0, 10**6), which=st.integers(0, 10**6))
 def test_a_request_that_was_damaged_on_the_way_changes_nothing(
     shared: Site, place: int, byte: int, cut: int, which: int
@@ -323,9 +338,9 @@ def test_a_request_that_was_damaged_on_the_way_changes_nothing(
     assert shared.kept() == before
 
 
-def test_a_full_disk_lets_nothing_leave(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_full_disk_lets_nothing_leave(begun: Begun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The coordinator gets no reply that is not written down; the next order is answered when there is room again."""
-    site = begun(make, tmp_path)
+    site = begun(tmp_path)
     append = files.append
 
     def full(path: Path, line: str) -> None:
@@ -342,8 +357,8 @@ def test_a_full_disk_lets_nothing_leave(make: Make, tmp_path: Path, monkeypatch:
     alike(run, rehearse(tmp_path, Progress()))
 
 
-def test_a_list_of_what_left_that_is_damaged_lets_nothing_leave(make: Make, tmp_path: Path):
-    site = begun(make, tmp_path)
+def test_a_list_of_what_left_that_is_damaged_lets_nothing_leave(begun: Begun, tmp_path: Path):
+    site = begun(tmp_path)
     with (site.folder / "sent.jsonl").open("a") as file:
         file.write("something else\n")
     with pytest.raises(DamagedError, match="The last line"):
@@ -375,8 +390,8 @@ def test_prepared_samples_are_their_owners_and_of_one_release(
             prepared(agreement, settings, own, site)
 
 
-def test_turns_that_are_damaged_are_refused(make: Make, tmp_path: Path):
-    site = begun(make, tmp_path)
+def test_turns_that_are_damaged_are_refused(begun: Begun, tmp_path: Path):
+    site = begun(tmp_path)
     (turns,) = site.folder.glob("state/*/turns.json")
     before = site.kept()
     for text in ("", "[]", '{"sessions": 3}', '{"sessions": [], "position": -1}'):

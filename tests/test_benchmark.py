@@ -35,6 +35,7 @@ from fedshift.runs.lock import locked
 from fedshift.runs.progress import Progress
 from fedshift.settings.experiment import Experiment, load_plugins
 from fedshift.tuning.tune import studies
+from refusal import refuses
 
 # Statistics ---------------------------------------------------------------------------------------
 
@@ -125,11 +126,11 @@ def test_rows_are_what_is_published_and_a_plugin_is_a_row_by_its_name():
     assert "slow-fedsr" not in found  # of a plugin that the tests import
     assert rows(["all", "slow-fedsr"]) == [*found, "slow-fedsr"]
     assert rows(["fedsr", "fedl2r"]) == ["fedsr", "fedl2r"]
-    with pytest.raises(FedshiftError, match="'fedsr' is given twice"):
+    with refuses("'fedsr'", "twice"):
         rows(["all", "fedsr"])
     with pytest.raises(UnknownNameError):
         rows(["fedsrr"])
-    with pytest.raises(FedshiftError, match="No method is named"):
+    with refuses("No method", "'all'"):
         rows([])
 
 
@@ -162,17 +163,17 @@ def test_what_is_published_is_read_off_the_right_rows_and_columns():
 
 
 def test_names_that_are_not_known_are_named():
-    with pytest.raises(UnknownNameError, match="Unknown scale 'tiny'"):
+    with refuses("scale 'tiny'", "smoke", error=UnknownNameError):
         Plan.of("tiny")
-    with pytest.raises(FedshiftError, match=r"The federation 'shakespeare' is of --scale short or --scale paper\. The"):
+    with refuses("'shakespeare'", "--scale short", "--scale paper"):
         Plan.of("smoke", federations=["shakespeare"])
-    with pytest.raises(UnknownNameError, match=r"Unknown federation 'pacs'.*'smoke' has rotated-mnist-0, rotated-"):
+    with refuses("federation 'pacs'", "'smoke'", "rotated-mnist-0", error=UnknownNameError):
         Plan.of("smoke", federations=["pacs"])
-    with pytest.raises(FedshiftError, match="No federation is named: give some of rotated-mnist-0, rotated-mnist-75"):
+    with refuses("No federation", "rotated-mnist-0", "rotated-mnist-75"):
         Plan.of("smoke", federations=[])
-    with pytest.raises(FedshiftError, match=r"The data set 'pacs' is of --scale short or --scale paper\. The scale"):
+    with refuses("data set 'pacs'", "--scale short", "--scale paper"):
         Plan.of("smoke", data={"pacs": "x"})
-    with pytest.raises(UnknownNameError, match=r"Unknown data set 'foo'\. Known: .*pacs.*'smoke' has rotated-mnist\."):
+    with refuses("data set 'foo'", "pacs", "'smoke'", "rotated-mnist", error=UnknownNameError):
         Plan.of("smoke", data={"foo": "x"})
 
 
@@ -183,7 +184,7 @@ def test_a_single_name_may_stand_alone_and_data_have_names(tmp_path: Path):
     assert plan.methods == ("fedavg",)
     assert [column.name for column in plan.columns] == ["rotated-mnist-75"]
     assert plan.plugins == (str(plugin),)
-    with pytest.raises(FedshiftError, match=r"data = 'pacs\.parquet': give paths by data set"):
+    with refuses("data = 'pacs.parquet'", '{"pacs":'):
         Plan.of("short", "fedavg", data="pacs.parquet")  # type: ignore[arg-type]
 
 
@@ -193,7 +194,7 @@ def test_a_column_without_its_data_is_left_out_with_the_fix(tmp_path: Path):
     there, lacking = Plan.of("short", ["fedavg"], ["rotated-mnist-0", "pacs-in-domain"]).available(Progress())
     assert [column.name for column in there] == ["rotated-mnist-0"]
     assert "--data pacs=FILE" in lacking["pacs-in-domain"]
-    with pytest.raises(FedshiftError, match=r"no\.txt.*--data shakespeare=PATH"):
+    with refuses("no.txt", "--data shakespeare=PATH"):
         carry_out(Plan.of("short", ["fedavg"], ["shakespeare"], data=data), Progress())
     dry = CliRunner().invoke(app, ["benchmark", "--scale", "short", "--federation", "pacs-in-domain", "--dry-run"])
     assert "--data pacs=FILE" in str(dry.exception)
@@ -432,12 +433,12 @@ def test_what_is_no_fault_of_a_method_ends_the_command_and_leaves_the_tables_alo
     column, (first, *_) = plan.columns[0], plan.experiments(plan.columns[0], "fedavg", (0,))
     (study,) = studies([first], plan.budget(column, "fedavg"))
     if obstacle == "lock":
-        with locked(study.path), pytest.raises(FedshiftError, match=r"Tiny, fedavg: Another process.*The same command"):
+        with locked(study.path), refuses("Tiny, fedavg", "Another process", "same command"):
             carry_out(plan, Progress())
     else:
         study.path.parent.parent.mkdir(parents=True)
         study.path.parent.touch()
-        with pytest.raises(FedshiftError, match=r"Tiny, fedavg: .*cannot be written.*The same command carries on"):
+        with refuses("Tiny, fedavg", "cannot be written", "same command"):
             carry_out(plan, Progress())
         study.path.parent.unlink()
     assert carry_out(plan, Progress()).lacking == {}
@@ -449,7 +450,7 @@ def test_a_lock_on_a_single_run_of_the_results_ends_it_too(on_tiny_data: Plan):
     whole = carry_out(plan, Progress())
     (last,) = plan.folder.glob("tiny-adam/fedavg-gray-seed2-*")
     shutil.rmtree(last)
-    with locked(last), pytest.raises(FedshiftError, match=r"Another process is running.*The same command carries on"):
+    with locked(last), refuses("Another process", "same command"):
         carry_out(plan, Progress())
     assert [each.accuracy for each in carry_out(plan, Progress()).measured] == [
         each.accuracy for each in whole.measured
@@ -546,8 +547,6 @@ def test_a_plugin_that_fails_is_noted_and_the_others_go_on_to_exit_code_1(
     monkeypatch.setattr(plan_module, "columns_of", lambda scale, names=None: on_tiny_data.columns[:1])
     call = ["benchmark", "--scale", "small", "--method", "mine-here,fedavg", "--out", str(on_tiny_data.out)]
     call += ["--plugin", plugin(body)]
-    dry = CliRunner().invoke(app, [*call, "--dry-run"])
-    assert f"mine-here: failed. {reason}" in dry.output
     done = CliRunner().invoke(app, call)
     assert done.exit_code == 1, done.output
     table = json.loads((on_tiny_data.folder / "benchmark.json").read_text())
@@ -562,29 +561,23 @@ def test_a_forecast_counts_every_run(on_tiny_data: Plan):
     """Two held-out domains, each with two trials and two seeds."""
     costs = [*forecast(on_tiny_data, on_tiny_data.columns[1])]
     assert [(cost.row, cost.runs) for cost in costs] == [("fedavg", 8), ("fedprox", 8)]
-    assert all(cost.seconds and cost.total == pytest.approx(8 * cost.seconds) for cost in costs)
+    assert all(cost.seconds is None for cost in costs)  # nothing was measured here
     assert not on_tiny_data.folder.exists()
 
 
-def test_a_forecast_counts_what_diverges_at_first_and_leaves_out_what_cannot_run(
-    on_tiny_data: Plan, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_forecast_leaves_out_what_cannot_run(on_tiny_data: Plan, monkeypatch: pytest.MonkeyPatch):
     def refuse(self, train):
         raise FedshiftError("It takes no batches of 4.")
 
     monkeypatch.setattr(METHODS.get("fedlc").cls, "check", refuse)
-    blow_up = lambda self, net, batch, context: {"cross_entropy": net.head(batch.z).sum() / 0}  # noqa: E731
-    monkeypatch.setattr(METHODS.get("fedprox").cls, "loss", blow_up)
     plan = replace(on_tiny_data, methods=("fedlc", "fedprox"))
-    refused, diverged = forecast(plan, plan.columns[0])
+    refused, taken = forecast(plan, plan.columns[0])
     assert (refused.runs, refused.seconds, refused.lacking) == (
         0,
         None,
         Lacking("It takes no batches of 4.", "refused"),
     )
-    assert (diverged.runs, diverged.seconds, diverged.total) == (4, None, 0.0)
-    assert diverged.lacking is not None
-    assert diverged.lacking.kind == "diverged"
+    assert (taken.runs, taken.lacking) == (4, None)
 
 
 def test_the_command_and_the_function_do_the_same(on_tiny_data: Plan, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

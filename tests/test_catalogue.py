@@ -16,7 +16,7 @@ from conftest import Make
 from fedshift.core.servers import SERVERS
 from fedshift.core.training import Train
 from fedshift.datasets import DATASETS
-from fedshift.errors import FedshiftError, UnknownNameError
+from fedshift.errors import UnknownNameError
 from fedshift.federation import PARTITIONS, PROTOCOLS
 from fedshift.methods import METHODS
 from fedshift.methods.client2vec import ENCODERS, INDICES
@@ -30,6 +30,7 @@ from fedshift.settings.catalogue import Catalogue, Entry, Variant
 from fedshift.settings.experiment import NAMED, PLAIN, Experiment
 from fedshift.settings.grid import expand, override
 from fedshift.settings.spec import setting
+from refusal import refuses
 
 CATALOGUES: list[Catalogue[Any]] = [METHODS, DATASETS, MODELS, PARTITIONS, PROTOCOLS, INDICES, ENCODERS, SERVERS]
 ENTRIES = [pytest.param(catalogue, name, id=name) for catalogue in CATALOGUES for name in catalogue]
@@ -93,9 +94,9 @@ def test_the_paper_of_a_users_method_is_its_own_and_none_that_it_inherits():
 
 
 def test_an_unknown_name_or_setting_is_named_with_the_nearest():
-    with pytest.raises(UnknownNameError, match=r"Unknown method 'fedregg'. Did you mean 'fedreg'\?"):
+    with refuses("method 'fedregg'", "'fedreg'", error=UnknownNameError):
         METHODS.get("fedregg")
-    with pytest.raises(UnknownNameError, match=r"Unknown field of \[method\] 'mue'. Did you mean 'mu'\?"):
+    with refuses("[method]", "'mue'", "'mu'", error=UnknownNameError):
         METHODS.get("fedprox")(mue=1.0)
 
 
@@ -111,16 +112,16 @@ def test_what_lies_inside_a_spec_is_written_with_its_name():
 @pytest.mark.parametrize(
     ("make_it", "message"),
     [
-        (lambda: Client2Vec(index=3), r"^method\.index = 3: give the name of a client index \(.*dsa-ign"),
-        (lambda: Client2Vec(index={"encodr": "clip"}), r"field of \[method\.index\] 'encodr'.*'encoder'"),
-        (lambda: Client2Vec(index={"name": "file"}), r"'file' needs path: --set method\.index\.path="),
-        (lambda: Client2Vec(index={"encoder": {"name": "offline", "size": 0}}), r"^method\.index\.encoder\.size = 0"),
-        (lambda: Client2Vec(base="moonn"), r"Unknown method 'moonn'"),
-        (lambda: Train(lr="fast"), r"^train\.lr = 'fast': it should be a valid number"),
+        (lambda: Client2Vec(index=3), ("method.index = 3", "dsa-ign")),
+        (lambda: Client2Vec(index={"encodr": "clip"}), ("[method.index]", "'encodr'", "'encoder'")),
+        (lambda: Client2Vec(index={"name": "file"}), ("'file'", "--set method.index.path=")),
+        (lambda: Client2Vec(index={"encoder": {"name": "offline", "size": 0}}), ("method.index.encoder.size = 0",)),
+        (lambda: Client2Vec(base="moonn"), ("'moonn'", "'moon'")),
+        (lambda: Train(lr="fast"), ("train.lr = 'fast'", "number")),
     ],
 )
-def test_an_error_names_the_table_the_setting_and_the_value(make_it: Any, message: str):
-    with pytest.raises(FedshiftError, match=message):
+def test_an_error_names_the_table_the_setting_and_the_value(make_it: Any, message: tuple[str, ...]):
+    with refuses(*message):
         make_it()
 
 
@@ -131,16 +132,16 @@ def test_an_error_says_how_a_class_gets_a_name():
 
         mu: float = setting(0.1, help="anything")
 
-    with pytest.raises(FedshiftError, match=r"Nameless has no name: .*@fedshift\.methods\.METHODS\.register\('name'\)"):
+    with refuses("Nameless", "@fedshift.methods.METHODS.register('name')"):
         METHODS.name_of(Nameless())
 
 
 def test_a_name_is_given_once_and_to_the_right_kind_only():
-    with pytest.raises(FedshiftError, match=r"FedSR is no model: it must derive from Model"):
+    with refuses("FedSR", "Model"):
         MODELS.register("mine")(FedSR)
-    with pytest.raises(FedshiftError, match=r"method name 'fedavg' is taken by fedshift\.methods\.fedavg:FedAvg"):
+    with refuses("'fedavg'", "taken", "fedshift.methods.fedavg:FedAvg"):
         METHODS.register("fedavg")(FedSR)
-    with pytest.raises(FedshiftError, match=r"method name 'fedreg' is taken by a variant of 'fedcir'"):
+    with refuses("'fedreg'", "taken", "'fedcir'"):
         METHODS.register("fedreg")(FedCiR)
     assert METHODS.register("fedsr")(FedSR) is FedSR
 
@@ -163,9 +164,9 @@ def test_a_variant_is_its_class_with_settings_that_cannot_be_set(name: str):
     assert entry.fixed().keys() | entry.settings().keys() == plain.settings().keys()
     assert not entry.fixed().keys() & entry.settings().keys()
     for setting_name in entry.fixed():
-        with pytest.raises(UnknownNameError, match=rf"field of \[method\] '{setting_name}'"):
+        with refuses("[method]", f"'{setting_name}'", error=UnknownNameError):
             METHODS.build({"name": name, setting_name: 0})
-        with pytest.raises(UnknownNameError, match=rf"field of \[method\] '{setting_name}'"):
+        with refuses("[method]", f"'{setting_name}'", error=UnknownNameError):
             entry(**{setting_name: 0})
 
 
@@ -194,9 +195,9 @@ def test_a_variant_and_its_class_with_the_same_values_are_two_rows(tiny_document
 
 
 def test_a_fixed_setting_in_an_experiment_is_an_unknown_field(tiny_document: dict[str, Any]):
-    with pytest.raises(FedshiftError, match=r"field of \[method\] for fedreg 'l_align'"):
+    with refuses("[method]", "fedreg", "'l_align'"):
         expand(override(tiny_document, {"method.name": "fedreg", "method.l_align": 0.1}))
-    with pytest.raises(FedshiftError, match=r"field of \[method.fedreg\] 'l_align'"):
+    with refuses("[method.fedreg]", "'l_align'"):
         expand(override(tiny_document, {"method": {"name": "fedreg", "fedreg": {"l_align": 0.1}}}))
     both = {"method": {"name": ["fedcir", "fedreg"], "l_align": 0.1}}
     assert [e.method.l_align for e in expand(override(tiny_document, both))] == [0.1, 0.0]
@@ -279,7 +280,7 @@ def test_an_experiments_tables_are_its_fields():
 
 
 def test_a_plain_table_is_checked_like_any():
-    with pytest.raises(FedshiftError, match=r"field of \[train\] 'learning_rate'"):
+    with refuses("[train]", "'learning_rate'"):
         Experiment.nested()["train"].build({"learning_rate": 1}, None, "train")
-    with pytest.raises(FedshiftError, match=r"train = 5 is a value where a table belongs; write \[train\]"):
+    with refuses("train = 5", "[train]"):
         Experiment.nested()["train"].build(5, None, "train")

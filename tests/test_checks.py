@@ -20,6 +20,7 @@ from fedshift.engines.engine import Job, Outcome, ServerJob
 from fedshift.errors import DivergedError, FedshiftError
 from fedshift.methods.fedavg import FedAvg
 from fedshift.simulation.simulation import Simulation, no_steps
+from refusal import refuses
 from test_errors import with_inputs
 from test_methods import small
 
@@ -136,10 +137,8 @@ def test_an_answer_that_names_what_never_leaves(
     simulation = Simulation(make({**THREE, **changes}))
     assert simulation.setup.scopes[name] == scope
     harm_answers(simulation, monkeypatch, with_another(name))
-    with pytest.raises(FedshiftError) as caught:
+    with refuses(f"'{name}'", f"the {scope}", "client 'gray'", "round 1", "exchange 'train'"):
         go_on(simulation)
-    for word in (f"'{name}', which never leaves the {scope}", "client 'gray'", "round 1", "exchange 'train'"):
-        assert word in str(caught.value)
 
 
 def answered(simulation: Simulation, up: Tensors, stage: int = 0) -> None:
@@ -158,13 +157,13 @@ def test_a_count_of_samples_is_one_whole_number(make: Make):
     shared = simulation.coordinator.state.shared
     answered(simulation, shared | {"samples": torch.tensor(9)})
     for given, words in (
-        ({}, r"lacks 'samples'"),
-        ({"samples": torch.tensor(9.0)}, r"'samples' as torch.float32 \[\], declared as torch.int64 \[\]"),
-        ({"samples": torch.tensor([9])}, r"'samples' as torch.int64 \[1\], declared as torch.int64 \[\]"),
+        ({}, ("lacks 'samples'",)),
+        ({"samples": torch.tensor(9.0)}, ("'samples'", "torch.float32 []", "torch.int64 []")),
+        ({"samples": torch.tensor([9])}, ("'samples'", "torch.int64 [1]", "torch.int64 []")),
     ):
-        with pytest.raises(FedshiftError, match=words):
+        with refuses(*words):
             answered(simulation, shared | given)
-    with pytest.raises(FedshiftError, match="holds 'samples', which the exchange does not declare"):
+    with refuses("'samples'", "not declare", "uploads"):
         answered(Simulation(make(THREE)), shared | {"samples": torch.tensor(9)})
 
 
@@ -175,7 +174,7 @@ def test_an_upload_of_any_length(make: Make):
     for pairs in (0, 1, 30):
         answered(simulation, Tensors({"pairs": torch.zeros(pairs, 2, 64)}))
     for shape in ((30, 2, 63), (30, 3, 64), (2, 64)):
-        with pytest.raises(FedshiftError, match=r"'pairs' as .*, declared as torch.float32 \[any, 2, 64\]\."):
+        with refuses("'pairs'", "torch.float32 [any, 2, 64]"):
             answered(simulation, Tensors({"pairs": torch.zeros(shape)}))
 
 
@@ -183,7 +182,7 @@ def test_the_vectors_of_a_client_are_as_long_as_a_row(make: Make):
     simulation = Simulation(make(small("client2vec")))
     row = torch.zeros(64)
     answered(simulation, Tensors({"feature": row, "label": row, "samples": torch.tensor(9)}), stage=1)
-    with pytest.raises(FedshiftError, match=r"'label' as torch.float32 \[63\], declared as torch.float32 \[64\]"):
+    with refuses("'label'", "torch.float32 [63]", "torch.float32 [64]"):
         answered(simulation, Tensors({"feature": row, "label": row[1:], "samples": torch.tensor(9)}), stage=1)
 
 
@@ -239,7 +238,7 @@ def test_a_client_whose_training_fails_is_missing_too(make: Make):
         simulation.site.federation = with_inputs(simulation.federation, 1, lambda x: x * float("nan"))
         return simulation
 
-    with pytest.raises(DivergedError, match="client 'gray', round 1, phase 'train', step 1"):
+    with refuses("'gray'", "round 1", "'train'", "step 1", error=DivergedError):
         go_on(poisoned({}))
     simulation = poisoned(HALF)
     go_on(simulation)
@@ -327,7 +326,7 @@ def test_with_too_few_the_first_error_is_the_rounds(
     coordinator = simulation.coordinator
     before = coordinator.state
     harm_answers(simulation, monkeypatch, without(BIAS), clients=(1, 2, 3))
-    with pytest.raises(FedshiftError, match=f"client 'gray', round 1 in the exchange 'train' lacks '{BIAS}'"):
+    with refuses("'gray'", "round 1", "'train'", f"lacks '{BIAS}'"):
         go_on(simulation)
     assert is_as_it_was(coordinator.state, before)
     assert coordinator.position == 0
@@ -376,7 +375,7 @@ def test_who_is_late_and_who_fails_count_alike(make: Make, late: list[int]):
     for client in late:
         received[client] = Missing(client, "late")
     if len(late) == 2:
-        with pytest.raises(FedshiftError, match=r"client 'gray'.*holds 'extra'"):
+        with refuses("'gray'", "holds 'extra'"):
             asking.send(received)
         return
     job = asking.send(received)

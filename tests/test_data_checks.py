@@ -43,9 +43,9 @@ from fedshift.reporting.table import tables
 from fedshift.settings.content import digest
 from fedshift.simulation.simulation import Simulation, load_data
 from fedshift.streams import Streams
+from refusal import refuses
 
-many = settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
-few = settings(many, max_examples=15)
+drawn = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def png(shade: int = 0, side: int = 4) -> bytes:
@@ -110,7 +110,7 @@ def twins(draw: st.DrawFn) -> tuple[str, str]:
     return one, other
 
 
-@many
+@drawn
 @given(pair=twins(), kind=st.sampled_from(("domain", "class")))
 @example(pair=("Berlin", "berlin"), kind="domain")
 @example(pair=("Berlin", "BERLIN "), kind="domain")
@@ -130,7 +130,7 @@ def test_two_spellings_of_one_name_are_refused_with_both_and_their_places(pair: 
     assert shown(one) != shown(other)
 
 
-@many
+@drawn
 @given(st.sets(st.integers(0, 200), min_size=2, max_size=10), letters)
 @example({1, 2}, "plate")
 def test_names_that_differ_in_more_are_kept(numbers: set[int], word: str):
@@ -142,22 +142,21 @@ def test_white_space_between_digits_tells_numbers_apart():
     check_names("domain", {"plate 1 11": "", "plate 11 1": ""})
 
 
-@many
+@drawn
 @given(before=letters, bad=st.characters(categories=("Cc", "Cs", "Zl", "Zp")), after=letters)
 @example("line", "\n", "end")
 @example("caf", "\udce9", "s")
 def test_names_that_cannot_be_shown_are_refused(before: str, bad: str, after: str):
     name = before + bad + after
-    with pytest.raises(FedshiftError) as caught:
+    with refuses(f"{name!r} (row 2)", "control characters") as caught:
         check_names("domain", {"fine": "row 1", name: "row 2"})
-    assert f"{name!r} (row 2) holds control characters" in str(caught.value)
     assert "\n" not in str(caught.value)
     str(caught.value).encode()
 
 
 @pytest.mark.parametrize("name", ["", " ", "\u00a0\t"])
 def test_an_empty_name_is_refused(name: str):
-    with pytest.raises(FedshiftError, match=r"\(row 1\) is empty"):
+    with refuses("class name", "(row 1)"):
         check_names("class", {name: "row 1"})
 
 
@@ -186,7 +185,7 @@ def test_the_characters_of_a_text_are_classes_that_differ_in_case():
     names = ("a", "A", " ", "\n")
     data = DomainData(y.view(4, 1), y, y % 2, ("one", "two"), names, y)
     check_data(data, Inputs(vocabulary=names))
-    with pytest.raises(FedshiftError, match="class names"):
+    with refuses("class names", "'a'", "'A'"):
         check_data(data, Inputs())
 
 
@@ -238,7 +237,7 @@ def test_any_legal_domain_name_survives_a_whole_run(
 BAD_LABELS = (math.nan, None, 0.5, -0.25, math.inf, -math.inf, 1e-9)
 
 
-@few
+@drawn
 @given(row=st.integers(0, 599), bad=st.sampled_from(BAD_LABELS))
 @example(row=0, bad=math.nan)
 @example(row=257, bad=0.5)
@@ -253,7 +252,7 @@ def test_a_bad_label_is_named_by_file_row_and_column(tmp_path: Path, row: int, b
     assert "missing_classes" not in message
 
 
-@few
+@drawn
 @given(bad=st.sets(st.integers(0, 39), min_size=1, max_size=20))
 def test_all_bad_cells_are_counted_and_ten_are_named(tmp_path: Path, bad: set[int]):
     labels = [None if i in bad else i % 2 for i in range(40)]
@@ -399,7 +398,7 @@ def test_what_is_no_data_at_all(value: Any):
     assert "should return a DomainData" in refusal(given_data(value))
 
 
-@many
+@drawn
 @given(
     field=st.sampled_from(("y", "domain")),
     row=st.integers(0, 11),
@@ -411,7 +410,7 @@ def test_a_number_without_a_name_is_named_with_its_sample(field: str, row: int, 
     assert f"{field} is {bad} of sample {row}" in refusal(given_data(fields(**{field: numbers})))
 
 
-@many
+@drawn
 @given(
     row=st.integers(0, 11),
     place=st.tuples(st.integers(0, 1), st.integers(0, 2)),
@@ -441,7 +440,7 @@ def test_every_run_is_checked(make: Make, monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(type(experiment.data), "load", load)
     try:
-        with pytest.raises(FedshiftError, match=r"x holds nan at \[0, 0, 0\] of sample 5"):
+        with refuses("nan at [0, 0, 0]", "sample 5", "finite numbers"):
             Simulation(experiment)
     finally:
         simulation.load_data.cache_clear()
@@ -455,7 +454,7 @@ def test_features_that_are_not_finite(tmp_path: Path, monkeypatch: pytest.Monkey
             return x.mean(dim=(2, 3)) / 0
 
     network = FrozenNetwork("broken", "0", Broken)
-    with pytest.raises(FedshiftError, match=r"'broken' gives numbers that are not finite"):
+    with refuses("'broken'", "not finite"):
         embed(torch.zeros(3, 3, 4, 4, dtype=torch.uint8), network)
 
 
@@ -479,7 +478,7 @@ def encoded(form: str) -> bytes:
     return buffer.getvalue()
 
 
-@many
+@drawn
 @given(
     form=st.sampled_from(("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM", "ICO", "TGA", "DDS", "SGI", "PCX")),
     how=st.sampled_from(("cut", "noise", "change")),
@@ -496,7 +495,7 @@ def test_a_damaged_image_is_read_or_named(tmp_path: Path, form: str, how: str, s
         assert str(file) in str(error)
 
 
-@many
+@drawn
 @given(how=st.sampled_from(("cut", "noise", "change")), seed=st.integers(0, 2**32))
 @example(how="cut", seed=0)
 def test_damaged_parquet_is_read_or_named(tmp_path: Path, how: str, seed: int):
@@ -511,7 +510,7 @@ def test_damaged_parquet_is_read_or_named(tmp_path: Path, how: str, seed: int):
         str(error).encode()
 
 
-@many
+@drawn
 @given(stem=st.text(st.characters(exclude_characters="/\0", exclude_categories=()), min_size=1, max_size=40))
 @example("\udce9")
 @example("a\nb")
@@ -606,7 +605,7 @@ def test_a_file_without_permission_is_named(tmp_path: Path, name: str, make: Mak
         return opened(path, *args, **options)
 
     monkeypatch.setattr(Path, "open", refuse)
-    with pytest.raises(FedshiftError, match=rf"{name}' cannot be read \(Permission denied\)"):
+    with refuses(f"{name}'", "Permission denied"):
         _ = make({"data": {"name": "folder", "path": str(tmp_path)}}).fingerprint
 
 
@@ -624,12 +623,11 @@ def test_where_a_parquet_file_belongs(tmp_path: Path, what: str):
 
 @pytest.mark.parametrize("path", ["x" * 5000, "~nobody-of-this-name/x", "a\0b", "caf\udce9"])
 def test_what_cannot_be_a_path(path: str, make: Make):
-    with pytest.raises(FedshiftError) as caught:
+    with refuses("data.path"):
         load_data.__wrapped__(make({"data": {"name": "folder", "path": path}}).data, None, 0, "")
-    assert "data.path" in str(caught.value)
 
 
-@few
+@drawn
 @given(bad=st.sets(st.integers(0, 39), min_size=1, max_size=20), kind=st.sampled_from(("folder", "parquet")))
 def test_all_images_that_cannot_be_read_are_counted_and_ten_are_named(
     tmp_path_factory: pytest.TempPathFactory, bad: set[int], kind: str
@@ -663,11 +661,12 @@ def test_problems_are_raised_as_one():
     for number in range(12):
         with twelve.gathered():
             raise FedshiftError(f"problem {number}")
-    with pytest.raises(FedshiftError, match=r"^12 things:\n- problem 0\n(.*\n)+- problem 9\n- and 2 more$"):
+    with refuses("12 things", "problem 0", "problem 9", "2 more") as caught:
         twelve.check()
+    assert "problem 10" not in str(caught.value)
 
 
-@many
+@drawn
 @given(st.text(st.characters(exclude_categories=())))
 @example("\x1b[31m\udce9\n")
 def test_any_message_can_be_printed(text: str):
@@ -742,7 +741,7 @@ def claimed(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(9))) + chunk(b"IEND", b"")
 
 
-@many
+@drawn
 @given(width=st.integers(1, 2**31 - 1), height=st.integers(1, 2**31 - 1))
 @example(12000, 12000)
 @example(9460, 9460)
@@ -750,14 +749,14 @@ def claimed(width: int, height: int) -> bytes:
 def test_an_image_of_too_many_pixels_is_refused_before_it_is_decoded(width: int, height: int):
     assume(width * height > MOST_PIXELS)
     limit = Image.MAX_IMAGE_PIXELS
-    with pytest.raises(FedshiftError, match=rf"The image huge has {width} x {height} pixels, more than 89,478,485"):
+    with refuses("huge", f"{width} x {height}", "89,478,485"):
         decode("huge", claimed(width, height), 4, 3)
     assert limit == Image.MAX_IMAGE_PIXELS
 
 
 def test_an_image_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(memory, "available", lambda: 10**9)
-    with pytest.raises(FedshiftError, match=r"huge of 9000 x 9000 pixels takes 1\.3 GB, but only 1\.0 GB"):
+    with refuses("huge", "9000 x 9000", "1.3 GB", "1.0 GB"):
         decode("huge", claimed(9000, 9000), 4, 3)
 
 
@@ -779,8 +778,8 @@ def test_a_data_set_that_does_not_fit_is_refused_before_it_is_decoded(
 def test_a_batch_for_a_frozen_network_that_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("FEDSHIFT_CACHE", str(tmp_path))
     network = FrozenNetwork("any", "0", lambda: pytest.fail("the network was loaded"))
-    fix = r"data\.size, or with data\.frozen a smaller data\.frozen_size"
-    with pytest.raises(FedshiftError, match=rf"2 images of 1000000 x 1000000 pixels for 'any' takes .* TB.*{fix}"):
+    fix = ("data.size", "data.frozen_size")
+    with refuses("2 images", "1000000 x 1000000", "'any'", "TB", *fix):
         embed(torch.zeros(2, 3, 4, 4, dtype=torch.uint8), network, size=10**6)
 
 
@@ -819,7 +818,7 @@ def test_a_hub_that_cannot_be_reached_is_asked_once(what: str, no_network: list[
         "clip": lambda: CLIP(path="nobody/nothing").dim,
     }
     slept: list[float] = []
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(FedshiftError, match="nobody/nothing"):
+    with pytest.MonkeyPatch.context() as patch, refuses("= 'nobody/nothing'"):
         patch.setattr(time, "sleep", slept.append)
         asks[what]()
     assert sum(slept) == 0
@@ -830,7 +829,7 @@ def test_a_hub_that_cannot_be_reached_is_asked_once(what: str, no_network: list[
 
 @pytest.mark.parametrize("name", ["efficientnet-lite", "efficientnet_lite0", "EfficientNet-Lite0", "nonne"])
 def test_a_typo_of_a_known_network_is_not_looked_for(name: str, no_network: list[object]):
-    with pytest.raises(UnknownNameError, match=r"Did you mean '(efficientnet-lite0|none)'\?"):
+    with refuses("data.frozen", "Did you mean '", error=UnknownNameError):
         frozen_network(name)
     assert not no_network
 

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from html.parser import HTMLParser
 from itertools import combinations
 from math import comb
@@ -86,6 +86,12 @@ def reported(data: DomainData, protocol: Protocol = IN_DOMAIN, **more: Any) -> D
     return DataReport.of(data, federated(data, protocol), inputs, **{"seed": 0, "batch": 16, **more})
 
 
+@cache
+def report_of_clean(kind: str = "rows") -> DataReport:
+    """One that many tests read."""
+    return reported(clean(kind))
+
+
 def kinds(report: DataReport) -> list[str]:
     return [finding.kind for finding in report.findings]
 
@@ -103,7 +109,7 @@ def changed(data: DomainData, x: Callable[[Tensor], object] | None = None, **fie
 
 @pytest.mark.parametrize("kind", ["rows", "signals", "images", "text", "arrays"])
 def test_nothing_odd_is_found_in_clean_data(kind: str):
-    report = reported(clean(kind))
+    report = report_of_clean(kind)
     assert report.kind == kind
     assert report.findings == ()
     assert report.features is not None
@@ -373,7 +379,7 @@ def test_equal_samples_of_sites_and_classes_are_found():
     assert set(texts) == {"duplicates", "conflicting labels"}
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_group_keeps_equal_samples_on_one_side(seed: int):
     """Every sample twice: without groups some of the pairs are parted by any split, with groups none is."""
     data = clean(seed=seed)
@@ -478,18 +484,19 @@ def p_values(count: int, shift: float = 0.0) -> np.ndarray:
 def test_where_sites_are_alike_p_is_uniform():
     """Exact p values of a discrete statistic are never below uniform: at most 5 % below 0.05 and so on.
 
-    The number below a level is binomial, so over 300 seeds it exceeds its 99.9 % point once in a thousand times; how
-    far it may fall below is how coarse the statistic is: of 120 samples it steps by at most 0.15 in p.
+    The number below a level is binomial, so over 150 seeds it exceeds its 99.9 % point once in a thousand times; how
+    far it may fall below is how coarse the statistic is: of 120 samples it steps by at most 0.15 in p. Were a p half of
+    what it is, all would be below 0.5, where at most 94 are by chance.
     """
-    p = p_values(300)
+    p = p_values(150)
     for level in (0.05, 0.1, 0.25, 0.5, 0.75):
         below = int((p <= level).sum())
-        assert below <= scipy.stats.binom.ppf(0.999, 300, level)
-        assert below >= scipy.stats.binom.ppf(0.001, 300, max(level - 0.15, 0.0))
+        assert below <= scipy.stats.binom.ppf(0.999, 150, level)
+        assert below >= scipy.stats.binom.ppf(0.001, 150, max(level - 0.15, 0.0))
 
 
 def test_where_sites_differ_p_is_small():
-    assert (p_values(20, shift=1.0) < 1e-3).all()
+    assert (p_values(5, shift=1.0) < 1e-3).all()
 
 
 @pytest.mark.parametrize("kind", ["rows", "signals", "images", "text", "arrays"])
@@ -519,13 +526,13 @@ def _skewed(seed: int) -> DomainData:
 
 
 def test_a_shift_of_labels_is_no_shift_of_features():
-    """Of 20 such pairs of sites more than 5 have p below 0.05 by chance in less than one of a thousand cases."""
+    """Of 10 such pairs of sites more than 4 have p below 0.05 by chance in less than one of a thousand cases."""
     count = 0
-    for seed in range(20):
+    for seed in range(10):
         data = _skewed(seed)
         (pair,) = feature_drift(data, torch.ones_like(data.y, dtype=torch.bool), "rows", Streams(seed)).pairs
         count += pair.significant
-    assert count <= scipy.stats.binom.ppf(0.999, 20, 0.05)
+    assert count <= scipy.stats.binom.ppf(0.999, 10, 0.05)
 
 
 def test_a_shift_of_labels_is_found():
@@ -609,12 +616,14 @@ def test_of_many_sites_each_is_compared_with_the_others():
     x[:60] += 2
     names = tuple(f"site {number}" for number in range(18))
     data = DomainData(x, torch.arange(18 * 60) % 2, domain, names, ("ill", "well"), torch.arange(18 * 60))
-    drift = feature_drift(data, torch.ones(18 * 60, dtype=torch.bool), "rows", Streams(0))
+    report = reported(data)
+    drift = report.features
+    assert drift is not None
     assert drift.pairs == ()
     assert [each.one for each in drift.rest] == list(names)
     assert [each.one for each in drift.rest if each.significant] == ["site 0"]
     assert drift.per_site == 1000
-    text = str(reported(data))
+    text = str(report)
     assert "1 of 18 sites and the others are told apart by a classifier, site 0 and the others best" in text
 
 
@@ -671,7 +680,7 @@ class Page(HTMLParser):
 @pytest.mark.parametrize(("kind", "tag", "count"), [("images", "img", 6), ("signals", "svg", 36)])
 def test_the_page_shows_samples_of_each_site_and_class(tmp_path: Path, kind: str, tag: str, count: int):
     """A strip of images for 3 sites and 2 classes, or six curves for each."""
-    path = reported(clean(kind), experiment="<script>").report(tmp_path / "new")
+    path = replace(report_of_clean(kind), experiment="<script>").report(tmp_path / "new")
     assert path == tmp_path / "new"
     page = Page(path.read_text(encoding="utf-8"))
     assert page.tags.count(tag) == count
@@ -704,7 +713,7 @@ def test_channels_are_all_named_or_none():
 
 @pytest.mark.parametrize("kind", ["rows", "text", "arrays"])
 def test_the_page_shows_rows_and_texts_as_lines(tmp_path: Path, kind: str):
-    report = reported(clean(kind))
+    report = report_of_clean(kind)
     page = Page(report.report(tmp_path).read_text(encoding="utf-8"))
     assert (tmp_path / "data.html").is_file()
     first = report.examples[0]
@@ -952,7 +961,6 @@ def test_the_example_of_the_docs_runs_and_finds_what_it_says(monkeypatch: pytest
     assert found is not None
     names: dict[str, Any] = {}
     exec(compile(code[1], "check-data.md", "exec"), names)  # the point of the test
-    assert len(code[1].strip().splitlines()) <= 12
     text = str(names["report"]).replace(f"{tmp_path}/", "")
     accuracy = partial(re.sub, r"\d+ % of", "some % of")  # its last digit is that of a version of scikit-learn
     assert accuracy(text[text.index("Found: ") : text.index("Note: ")]) == accuracy(found[1])

@@ -60,7 +60,7 @@ def of_folder(folder: Path) -> list[str]:
 
 def none_left(folder: Path) -> None:
     """Children of processes that were ended notice that within a moment."""
-    until = time.monotonic() + 20
+    until = time.monotonic() + 300
     while (left := of_folder(folder)) and time.monotonic() < until:
         time.sleep(0.1)
     assert left == []
@@ -191,9 +191,9 @@ def test_children_of_what_does_not_end_by_itself_are_ended(stubs: Path, monkeypa
     started = Processes(stubs)
     started.start_superlink()
     started.start_site("dark")
-    until = time.monotonic() + 20
+    until = time.monotonic() + 300
     while started.log("dark").read_text() != "up\n":
-        assert time.monotonic() < until
+        assert time.monotonic() < until, "it takes too long"
         time.sleep(0.05)
     assert len(of_folder(stubs)) == 3
     started.end()
@@ -206,14 +206,14 @@ def test_who_waits_without_end_ends_with_its_parent():
     assert parent.stdout is not None
     assert parent.stdout.readline() == "up\n"
     parent.kill()
-    assert parent.communicate(timeout=30)[0] == ""
+    assert parent.communicate(timeout=300)[0] == ""
 
 
 def test_whose_parent_has_ended_before_it_looks_ends_too():
     """A process that the first one has taken over, although no container's first process starts runs."""
     orphan = "import os, threading, fedshift.deployment.orphan as o; os.getppid = lambda: 1; o.SECONDS_TO_LEAVE = 0; "
     orphan += "o.end_with_parent(); threading.Event().wait()"
-    assert subprocess.run([sys.executable, "-c", orphan], timeout=30, check=False).returncode == EXIT_CODE
+    assert subprocess.run([sys.executable, "-c", orphan], timeout=300, check=False).returncode == EXIT_CODE
 
 
 def test_a_superlink_may_listen_at_an_address_of_version_6():
@@ -315,16 +315,17 @@ def test_nothing_has_left_before_a_run(make: Make, tmp_path: Path):
 # All of it ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.federation
 def test_the_demonstration_with_real_processes(tmp_path: Path):
-    """Two rounds; then the same run as a simulation ends with the same bits."""
+    """Two rounds with Flower as it is; then the same run as a simulation ends with the same bits."""
     pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
     folder = tmp_path / "federation"
     done = subprocess.run(
-        [sys.executable, "-m", "fedshift", "federation", "demo", "--to", str(folder), "--rounds", "2"],
+        [sys.executable, "-m", "fedshift", "federation", "demo", "--to", str(folder), "--sites", "2", "--rounds", "2"],
         capture_output=True,
         text=True,
         check=False,
-        timeout=500,
+        timeout=900,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     none_left(folder)
@@ -340,7 +341,7 @@ def test_the_demonstration_with_real_processes(tmp_path: Path):
         assert words in done.stdout
     assert (run.path / "report.html").is_file()
     assert [record["round"] for record in run.records()] == [1, 2]
-    assert {row["environment"] for row in run.records()[0]["environments"]} == set(CITIES)
+    assert {row["environment"] for row in run.records()[0]["environments"]} == set(CITIES[:2])
     assert difference(run, rehearse(folder, Progress())) == 0.0
     assert "Messages: 4 of" in said("sent", str(folder / "sites/oslo"))
     assert run.experiment().evaluate.every == EXPERIMENT["evaluate"]["every"]

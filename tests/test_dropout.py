@@ -17,12 +17,12 @@ from fedshift.core.dropout import NOISE, Dropout, dropout_draws, dropping, from_
 from fedshift.core.model import Model
 from fedshift.core.net import Net
 from fedshift.engines.sequential import Sequential
-from fedshift.errors import FedshiftError
 from fedshift.methods.fedavg import FedAvg
 from fedshift.models import MODELS
 from fedshift.settings.experiment import Experiment
 from fedshift.simulation.simulation import Simulation
 from fedshift.streams import Draw
+from refusal import refuses
 from test_engines import ENGINES, assert_agree, carried, engine_named
 from test_methods import tensors_of
 
@@ -105,7 +105,7 @@ def test_nothing_is_dropped_in_evaluation_mode_and_no_generator_is_asked():
     assert torch.equal(Dropout(0.0).train()(x), x)
     dropped(Dropout(0.5), x)
     assert torch.equal(torch.get_rng_state(), before)
-    with pytest.raises(FedshiftError, match=r"evaluation mode: module.eval\(\)"):
+    with refuses("Dropout", "module.eval()"):
         Dropout(0.5).train()(x)
 
 
@@ -113,7 +113,7 @@ def test_after_a_step_its_number_is_forgotten():
     net = Net({"part": Dropout(0.5).train()})
     with dropping(net.dropouts, {NOISE: torch.tensor(1)}):
         net.part(torch.ones(9))
-    with pytest.raises(FedshiftError, match="outside of that"):
+    with refuses("Dropout", "module.eval()"):
         net.part(torch.ones(9))
 
 
@@ -149,7 +149,7 @@ def test_another_kind_of_dropout_is_refused():
         """A layer whose forward may do anything."""
 
     for module, path in ((Own(0.1), ""), (nn.Sequential(Own(0.1)), "0"), (nn.AlphaDropout(0.1), "")):
-        with pytest.raises(FedshiftError, match=f"Layer '{path}' of the encoder is .*: use nn.Dropout"):
+        with refuses(f"Layer '{path}'", "encoder", "nn.Dropout"):
             from_streams(module, "encoder")
     assert isinstance(from_streams(Own(0.0), "encoder"), Own)
 
@@ -157,7 +157,7 @@ def test_another_kind_of_dropout_is_refused():
 @pytest.mark.parametrize("kind", ["AlphaDropout", "FeatureAlphaDropout"])
 def test_alpha_dropout_is_refused(make: Make, kind: str):
     model = Simulation(make()).setup.model
-    with pytest.raises(FedshiftError, match=f"Layer '1' of the encoder is {kind}"):
+    with refuses("Layer '1'", "encoder", kind, "nn.Dropout"):
         model.initialised("encoder", lambda: nn.Sequential(nn.Linear(2, 2), getattr(nn, kind)(0.1)))
 
 

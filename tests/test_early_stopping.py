@@ -15,7 +15,7 @@ from rich.console import Console
 
 from conftest import TINY, Make, a_record, a_row, interrupt_after, results
 from federated import Local, kill_after, members
-from fedshift import FedshiftError, load
+from fedshift import load
 from fedshift.core.contract import Round, Stage
 from fedshift.core.training import Train
 from fedshift.deployment.coordinate import coordinate
@@ -31,6 +31,7 @@ from fedshift.settings.experiment import Experiment
 from fedshift.settings.grid import expand, override
 from fedshift.simulation.simulation import Simulation, make_federation
 from fedshift.tuning.tune import Plan, tune
+from refusal import refuses
 from test_resume import interrupt_after_all
 
 
@@ -326,7 +327,7 @@ def test_displays_plan_no_more_rounds_of_a_stage_that_has_ended(early: RunFolder
 
 def test_what_is_chosen_on_the_test_is_refused(make: Make):
     shift = {"data.name": "colored-mnist", "protocol": {"name": "personal-under-shift", "validation": "test"}}
-    with pytest.raises(FedshiftError, match=r"the end of training \(train.patience\) must be chosen on the test"):
+    with refuses("protocol.validation = 'test'", "train.patience", "--set protocol.validation=held-out"):
         make({**shift, "train.patience": 3})
     make(shift)
 
@@ -335,7 +336,5 @@ def test_without_validation_samples_there_is_nothing_to_wait_for(make: Make, mon
     experiment = make({**EARLY})
     federation = make_federation(experiment)
     tests = [each for each in federation.environments if each.role == "test"]
-    with pytest.raises(
-        FedshiftError, match=r"train\.patience = 2 ends training by validation scores, but no client has"
-    ):
+    with refuses("train.patience = 2", "--set protocol.validation=0.1", "'off'"):
         Simulation(experiment, federation=replace(federation, environments=tests))

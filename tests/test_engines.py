@@ -9,12 +9,10 @@ from __future__ import annotations
 import gc
 import json
 import math
-import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from itertools import permutations
+from dataclasses import dataclass, field, replace
+from itertools import cycle, permutations
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from conftest import CNN_WITH_BN, TINY, Make, interrupt_after, simulate, states
+from conftest import CNN_WITH_BN, TINY, Make, go_on, interrupt_after, simulate, states
 from fedshift.api import compare
 from fedshift.core.contract import Batch, Context, Phase, Terms
 from fedshift.core.net import Net
@@ -50,7 +48,8 @@ from fedshift.settings.spec import setting
 from fedshift.simulation.rounds import advance
 from fedshift.simulation.simulation import Simulation
 from fedshift.streams import Streams
-from test_methods import EVERY_METHOD, assert_same, small, tensors_of
+from reference import ARCHETYPES, EVERY_METHOD, Heard, kept_moments, small
+from test_methods import assert_same, tensors_of
 
 ENGINES = ["sequential", "vectorised", *(["workers"] if can_fork() else [])]
 
@@ -100,18 +99,20 @@ def engine_named(name: str, told: list[str] | None = None, kernels: Kernels | No
 
 @dataclass
 class Carried:
-    """A run that is done: its end, its records, and who had trained after each round."""
+    """A run that is done: its end, its records, who had trained after each round, and what was heard of it."""
 
     end: Simulation
-    records: list[Record]
-    trained: list[set[int]]
+    records: list[Record] = field(default_factory=list)
+    trained: list[set[int]] = field(default_factory=list)
+    heard: Heard = field(default_factory=Heard)
 
 
 def carried(experiments: Sequence[Experiment], engine: Engine) -> list[Carried]:
     """All rounds of some runs, together."""
-    runs = [Carried(Simulation(experiment), [], []) for experiment in experiments]
+    runs = [Carried(Simulation(experiment)) for experiment in experiments]
+    listeners = {run.end: run.heard for run in runs}
     for when in runs[0].end.coordinator.schedule:
-        for error in advance([run.end for run in runs], engine).values():
+        for error in advance([run.end for run in runs], engine, listeners).values():
             raise error
         for run in runs:
             if when.stage.scored:
@@ -177,76 +178,97 @@ def stacks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-# FedPIN's phases have steps of their own, many of them.
-FEWER_STEPS: dict[str, dict[str, Any]] = {
-    "fedpin-gm": {"method.global_steps": 2},
-    "fedpin-gm-ft": {"method.global_steps": 2, "method.finetune_steps": 2},
-    # A batch norm over two units of three samples divides by nearly nothing; at its own rates FRAug amplifies that.
-    **{
-        name: {"model.dim": 8, "method.lr_generator": 0.001, "method.lr_rtnet": 0.001, "method.alpha": 0.1}
-        for name in ("fraug", "fraug-code")
-    },
-    **{
-        f"fedpin{which}": {"method.global_steps": 2, "method.personal_steps": 1}
-        for which in ("", "-gamma-0", "-gm-l2", "-lambda-0")
-    },
+# A batch norm over two units of three samples divides by nearly nothing; at its own rates FRAug amplifies that.
+TAMED: dict[str, dict[str, Any]] = {
+    name: {"model.dim": 8, "method.lr_generator": 0.001, "method.lr_rtnet": 0.001, "method.alpha": 0.1}
+    for name in ("fraug", "fraug-code")
 }
 
 # Every method -------------------------------------------------------------------------------------
 
+# Both optimisers for the archetypes, and one of them, by turns, for the others.
+TRAINED_BY = [
+    (name, optimiser)
+    for name, turn in zip(EVERY_METHOD, cycle(OPTIMISERS), strict=False)
+    for optimiser in OPTIMISERS
+    if name in ARCHETYPES or optimiser == turn
+]
 
-def three_runs(document: dict[str, Any], name: str, optimiser: str) -> list[Experiment]:
-    """Runs of two seeds, held-out domains, learning rates and values of each of the method's numbers.
+
+def unequal(document: dict[str, Any], name: str, optimiser: str, changes: dict[str, Any] | None = None) -> Experiment:
+    """A run of clients of several sizes.
 
     Moments are kept, so that clients that took part more often have counted more of Adam's steps.
     """
-    kept = {"method.base.optimiser_state": "kept"} if name == "client2vec" else {"method.optimiser_state": "kept"}
-    changes = {**small(name), **FEWER_STEPS.get(name, {}), **UNEQUAL, **OPTIMISERS[optimiser], **kept}
-    (first,) = expand(override(document, changes))
-    numbers = {key: getattr(first.method, key) for key in METHODS.get(first.method_name).settings()}
-    halved = {f"method.{key}": n / 2 for key, n in numbers.items() if isinstance(n, float) and n > 0}
-    others: list[dict[str, Any]] = [{"seed": 1, "protocol.hold_out": "light", **halved}, {"train.lr": 0.01, "seed": 1}]
-    return [first, *(one for other in others for one in expand(override(document, {**changes, **other})))]
+    own = {**small(name), **TAMED.get(name, {}), **UNEQUAL, **OPTIMISERS[optimiser], **kept_moments(name)}
+    (experiment,) = expand(override(document, {**own, **(changes or {})}))
+    return experiment
 
 
-@pytest.mark.parametrize("optimiser", OPTIMISERS)
-@pytest.mark.parametrize("name", EVERY_METHOD)
+def assert_same_steps(one: Carried, other: Carried) -> None:
+    """Two runs said the same steps beforehand, and took them."""
+    for run in (one, other):
+        run.heard.assert_as_planned()
+    mine, theirs = ([(task.round.key, task.exchange, task.steps) for task in run.heard.tasks] for run in (one, other))
+    assert mine == theirs
+
+
+def assert_stackable(name: str, told: list[str]) -> None:
+    """Nothing is told of clients that cannot be stacked, but for those of Client2Vec's index."""
+    assert not told or name == "client2vec"
+    for text in told:
+        assert "The clients of Client2Vec with the model CNN cannot be stacked in the exchange 'vectors'" in text
+        assert "batching rule for aten::_transformer_encoder_layer_fwd" in text
+
+
+@pytest.mark.parametrize(("name", "optimiser"), TRAINED_BY)
 def test_every_engine_agrees_for_every_method(
     tiny_document: dict[str, Any], stacks: list[int], name: str, optimiser: str
 ):
-    """Sequential, stacked cohorts, stacked runs and workers: everything that a run holds and records, to 1e-9.
+    """Sequential, stacked cohorts and workers: everything that a run holds and records, to 1e-9.
 
     Clients have 15, 15, 9, 9, 3 and 3 samples, and take 3, 2 or 1 steps a round; some join late. Workers compute
     nothing differently, so they agree bit for bit.
     """
-    experiments, told = three_runs(tiny_document, name, optimiser), list[str]()
-    with engine_named("sequential") as engine:
-        alone = [carried([experiment], engine)[0] for experiment in experiments]
+    experiment, told = unequal(tiny_document, name, optimiser), list[str]()
+    (alone,) = carried([experiment], Sequential())
     with engine_named("vectorised", told) as engine:
-        (cohort,) = carried(experiments[:1], engine)
-    in_cohort = max(stacks, default=1)
-    with engine_named("vectorised", told) as engine:
-        together = carried(experiments, engine)
-    for one, other in zip([alone[0], *alone], [cohort, *together], strict=True):
-        assert_agree(one.end, other.end)
-        assert_alike(one.records, other.records)
-    clients = [len(client.train) for client in alone[0].end.federation.clients]
-    if len(clients) > 1:  # centralised training has one
+        (cohort,) = carried([experiment], engine)
+    assert_agree(alone.end, cohort.end)
+    assert_alike(alone.records, cohort.records)
+    assert_same_steps(alone, cohort)
+    clients = [len(client.train) for client in alone.end.federation.clients]
+    if name != "centralised":  # which has one client
         assert clients == [15, 15, 9, 9, 3, 3]
-        assert any(late - early for early, late in zip(alone[0].trained, alone[0].trained[1:], strict=False) if early)
-        assert in_cohort > 1
-    assert max(stacks) > in_cohort
-    if name == "client2vec":
-        for text in told:
-            assert "The clients of Client2Vec with the model CNN cannot be stacked in the exchange 'vectors'" in text
-            assert "batching rule for aten::_transformer_encoder_layer_fwd" in text
-    else:
-        assert not told
+        assert any(late - early for early, late in zip(alone.trained, alone.trained[1:], strict=False) if early)
+        assert max(stacks) > 1
+    assert_stackable(name, told)
     if can_fork():
         with engine_named("workers") as engine:
-            (spread,) = carried(experiments[:1], engine)
-        assert_same(alone[0].end, spread.end)
-        assert alone[0].records == spread.records
+            (spread,) = carried([experiment], engine)
+        assert_same(alone.end, spread.end)
+        assert alone.records == spread.records
+        assert_same_steps(alone, spread)
+
+
+@pytest.mark.parametrize("optimiser", OPTIMISERS)
+@pytest.mark.parametrize("name", ARCHETYPES)
+def test_runs_of_a_method_agree_in_a_stack(tiny_document: dict[str, Any], stacks: list[int], name: str, optimiser: str):
+    """Of two seeds, held-out domains, learning rates and values of each of the method's numbers."""
+    first, told = unequal(tiny_document, name, optimiser), list[str]()
+    numbers = {key: getattr(first.method, key) for key in METHODS.get(name).settings()}
+    halved = {f"method.{key}": n / 2 for key, n in numbers.items() if isinstance(n, float) and n > 0}
+    others: list[dict[str, Any]] = [{"seed": 1, "protocol.hold_out": "light", **halved}, {"train.lr": 0.01, "seed": 1}]
+    experiments = [first, *(unequal(tiny_document, name, optimiser, other) for other in others)]
+    alone = [carried([experiment], Sequential())[0] for experiment in experiments]
+    with engine_named("vectorised", told) as engine:
+        together = carried(experiments, engine)
+    for one, other in zip(alone, together, strict=True):
+        assert_agree(one.end, other.end)
+        assert_alike(one.records, other.records)
+        assert_same_steps(one, other)
+    assert max(stacks) > 4  # as many clients of one run take part in a round
+    assert_stackable(name, told)
 
 
 # Every model, float32 -----------------------------------------------------------------------------
@@ -761,34 +783,44 @@ def test_small_environments_are_predicted_for_together(
 # Memory -------------------------------------------------------------------------------------------
 
 
-def resident_bytes(process: int) -> int:
-    """How much memory a process holds."""
-    return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+ROUNDS = 25  # between one count and the next
 
 
-@pytest.mark.skipif(not Path("/proc/self/statm").is_file(), reason="asks Linux")
+def held() -> tuple[int, int]:
+    """How many tensors and how many objects this process keeps."""
+    gc.collect()
+    kinds = [type(thing) for thing in gc.get_objects()]
+    return sum(issubclass(kind, Tensor) for kind in kinds), len(kinds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counting(FedAvg):
+    """FedAvg that tells, every so many rounds, what the process keeps in which a client trains."""
+
+    terms = (*FedAvg.terms, "tensors", "objects")
+
+    def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
+        counts = held() if context.round % ROUNDS == 0 else (0, 0)
+        tensors, objects = torch.tensor(counts, dtype=batch.x.dtype)
+        return {**super().loss(net, batch, context), "tensors": tensors, "objects": objects}
+
+
 @pytest.mark.parametrize("name", ENGINES)
-def test_memory_is_flat_over_500_rounds(make: Make, name: str):
-    """Between round 100 and round 500 no tensor stays, no Python object, and no process grows."""
-    changes = {"train.rounds": 500, "train.steps": 1, "method.bn": "local", "model.batch_norm": True}
-    simulation = Simulation(make({**changes, "method.optimiser_state": "kept"}))
-
-    def held() -> tuple[int, int, int]:
-        gc.collect()
-        workers = [worker._process.pid for worker in engine._pool] if isinstance(engine, Workers) else []
-        tensors = sum(issubclass(type(thing), Tensor) for thing in gc.get_objects())
-        return tensors, sys.getallocatedblocks(), sum(map(resident_bytes, [os.getpid(), *workers]))
-
+def test_nothing_is_left_of_a_round(make: Make, name: str):
+    """Neither here nor where clients work: one tensor, or one object, that stayed of each round would show."""
+    changes = {"train.rounds": 3 * ROUNDS, "train.steps": 1, "train.precision": "float64", **CNN_WITH_BN}
+    simulation = Simulation(replace(make(changes), method=Counting(bn="local", optimiser_state="kept")))
+    counts: list[list[tuple[float, float]]] = []
     with engine_named(name) as engine:
-        for position in range(1, 501):
-            for error in advance([simulation], engine).values():
-                raise error
-            if position == 100:
-                before = held()
-        after = held()
-    assert after[0] <= before[0]
-    assert after[1] - before[1] < 1_000  # blocks of memory: two and a half a round
-    assert after[2] - before[2] < 4_000_000  # bytes
+        for position in range(1, 3 * ROUNDS + 1):
+            go_on(simulation, engine)
+            if position % ROUNDS == 0:
+                told = [simulation.coordinator.terms[client] for client in ("dark", "gray")]
+                counts.append([held(), *((terms["tensors"], terms["objects"]) for terms in told)])
+    _, before, after = counts  # by the first all is there that is made once
+    for (tensors, objects), (later_tensors, later_objects) in zip(before, after, strict=True):
+        assert 0 < later_tensors <= tensors
+        assert 0 < later_objects < objects + ROUNDS
 
 
 def test_personal_models_are_scored_side_by_side(make: Make, monkeypatch: pytest.MonkeyPatch):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,10 +16,11 @@ from PIL import Image
 from torch import Tensor
 
 import fedshift
+import fresh
 from conftest import CNN_WITH_BN, TINY, AfterRound, Make, go_on, results, resume
 from fedshift.api import load
 from fedshift.cli import app
-from fedshift.errors import DivergedError, FedshiftError
+from fedshift.errors import DivergedError
 from fedshift.federation.federation import Federation
 from fedshift.federation.samples import Samples
 from fedshift.runs import runner
@@ -28,6 +28,7 @@ from fedshift.runs.folder import RunFolder
 from fedshift.runs.progress import Progress
 from fedshift.settings.grid import expand, override, read
 from fedshift.simulation.simulation import Simulation
+from refusal import refuses
 
 
 @pytest.mark.parametrize(
@@ -48,9 +49,9 @@ from fedshift.simulation.simulation import Simulation
         ({"method.weighting": "size"}, ["method.weighting = 'size'", "'uniform' or 'samples'"]),
         ({"protocol.hold_out": "bright"}, ["domain to hold out 'bright'", "dark, gray, light"]),
         ({"run.device": "tpu"}, ["run.device = 'tpu'"]),
-        ({"method": "fedsr"}, ["method = 'fedsr' is a value where a table belongs", 'method = { name = "..." }']),
-        ({"data": "folder"}, ["data = 'folder' is a value where a table belongs"]),
-        ({"train": 5}, ["train = 5 is a value where a table belongs", "[train]"]),
+        ({"method": "fedsr"}, ["method = 'fedsr'", 'method = { name = "..." }']),
+        ({"data": "folder"}, ["data = 'folder'"]),
+        ({"train": 5}, ["train = 5", "[train]"]),
         ({"method.fedsr": 3}, ["'fedsr'"]),
         ({"method": {"name": "fedsr", "preset": "pasc"}}, ["preset 'pasc'", "Did you mean 'pacs'?"]),
         ({"method.name": []}, ["method.name = []"]),
@@ -72,28 +73,26 @@ from fedshift.simulation.simulation import Simulation
 def test_the_message_names_the_value_and_the_fix(
     tiny_document: dict[str, Any], changes: dict[str, Any], words: list[str]
 ):
-    with pytest.raises(FedshiftError) as caught:
+    with refuses(*words) as caught:
         for experiment in expand(override(tiny_document, changes)):
             Simulation(experiment)
-    for word in words:
-        assert word in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_a_method_given_by_python_is_checked_too():
     from fedshift.methods.fedsr import FedSR
 
-    with pytest.raises(FedshiftError, match=r"method.l2r = -1"):
+    with refuses("method.l2r = -1", "equal to 0"):
         FedSR(l2r=-1)
 
 
 def test_an_experiment_file_that_is_missing_or_no_toml(tmp_path: Path):
-    with pytest.raises(FedshiftError, match=r"Did you mean 'rotated-mnist'\?"):
+    with refuses("'rotated-minst'", "'rotated-mnist'"):
         read("rotated-minst")
-    with pytest.raises(FedshiftError, match=r"does not exist"):
+    with refuses("no.toml'", "does not exist", "TOML"):
         read(tmp_path / "no.toml")
     (tmp_path / "bad.toml").write_text("name = ")
-    with pytest.raises(FedshiftError, match=r"bad.toml' is not TOML"):
+    with refuses("bad.toml'", "TOML"):
         read(tmp_path / "bad.toml")
 
 
@@ -116,7 +115,7 @@ def folder_experiment(document: dict[str, Any], root: Path) -> dict[str, Any]:
 def test_a_class_missing_in_a_domain(tiny_document: dict[str, Any], tmp_path: Path):
     folder_of_images(tmp_path / "images", skip=("sketch", "dog"))
     document = folder_experiment(tiny_document, tmp_path / "images")
-    with pytest.raises(FedshiftError, match=r"class 'dog' in domain 'sketch'.*data.missing_classes=allow"):
+    with refuses("'dog'", "'sketch'", "data.missing_classes=allow"):
         Simulation(*expand(document))
     Simulation(*expand(override(document, {"data.missing_classes": "allow"})))
 
@@ -125,7 +124,7 @@ def test_an_unreadable_image_is_named_by_its_path(tiny_document: dict[str, Any],
     folder_of_images(tmp_path / "images")
     broken = tmp_path / "images" / "photo" / "cat" / "3.png"
     broken.write_bytes(broken.read_bytes()[:40])
-    with pytest.raises(FedshiftError, match=str(broken)):
+    with refuses(str(broken)):
         Simulation(*expand(folder_experiment(tiny_document, tmp_path / "images")))
 
 
@@ -149,7 +148,7 @@ def test_a_run_folder_is_never_overwritten(make: Make):
     experiment = make()
     folder = runner.start(experiment, Progress())
     before = folder.weights_file.read_bytes()
-    with pytest.raises(FedshiftError, match=r"exists and is not overwritten; its run is finished.*fedshift report"):
+    with refuses("exists", "finished", "fedshift report"):
         runner.start(experiment, Progress())
     assert folder.weights_file.read_bytes() == before
 
@@ -214,7 +213,7 @@ def test_a_full_disk_keeps_the_last_checkpoint(make: Make, monkeypatch: pytest.M
         state["full"] = position >= 4
 
     monkeypatch.setattr(os, "fsync", fsync)
-    with pytest.raises(FedshiftError, match=r"cannot be written: No space left on device.*fedshift resume"):
+    with refuses("cannot be written", "No space left", "fedshift resume"):
         runner.start(experiment, AfterRound(fill))
     state["full"] = False
     folder = RunFolder.open(runner.run_path(experiment))
@@ -228,20 +227,17 @@ def test_a_really_full_device(tmp_path: Path):
     from fedshift import files
 
     (tmp_path / "records.jsonl").symlink_to("/dev/full")
-    with pytest.raises(FedshiftError, match="No space left on device"):
+    with refuses("records.jsonl", "No space left", "fedshift resume"):
         files.append(tmp_path / "records.jsonl", "x" * 100_000)
 
 
 def test_the_command_line_prints_one_message_and_exits_with_2():
-    def fedshift(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", "from fedshift.cli.app import main; main()", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
-
-    done = fedshift("run", "--method", "fedsrr")
+    done = fresh.command("run", "--method", "fedsrr")
     assert done.returncode == 2
-    assert done.stderr.startswith("Error: Unknown method 'fedsrr'. Did you mean 'fedsr'?")
+    assert done.stderr.startswith("Error: ")
+    assert [word for word in ("'fedsrr'", "'fedsr'") if word not in done.stderr] == []
     assert done.stderr.count("\n") == 1
-    assert "Traceback" in fedshift("run", "--method", "fedsrr", "--debug").stderr
+    assert "Traceback" in fresh.command("run", "--method", "fedsrr", "--debug").stderr
 
 
 def test_run_refuses_a_grid(tmp_path: Path, tiny_document: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
@@ -296,7 +292,7 @@ def test_records_that_are_not_those_that_were_made(make: Make, cut: str, finishe
         (folder.path / "summary.json").unlink()
     file.write_text("".join(CUTS[cut](file.read_text().splitlines(keepends=True))))
     folder = RunFolder.open(folder.path)
-    with pytest.raises(FedshiftError, match=r"records\.jsonl.*`fedshift resume .*` makes it again"):
+    with refuses("records.jsonl", "`fedshift resume"):
         load(folder.path)
     noted = Noted()
     resume(folder, noted)
@@ -309,7 +305,7 @@ def test_records_of_another_run_are_not_taken(make: Make):
     folder, other = (runner.start(make({"seed": seed}), Progress()) for seed in (0, 1))
     for name in ("records.jsonl", "summary.json"):
         (folder.path / name).write_bytes((other.path / name).read_bytes())
-    with pytest.raises(FedshiftError, match=r"is not what was (written|recorded)"):
+    with refuses("is not what", "fedshift resume"):
         load(folder.path)
 
 
@@ -333,7 +329,7 @@ def test_an_experiment_that_was_changed_after_its_run_began(make: Make, finished
     assert folder.table()["run"]["checkpoint_every"] == 7
     folder.experiment_file.write_text(text.replace("lr = 0.1", "lr = 0.2"))
     for ask in (folder.table, lambda: load(folder.path), folder.experiment):
-        with pytest.raises(FedshiftError, match=r"says another experiment than the one that was begun.*Undo"):
+        with refuses("experiment.toml", "another experiment", "Undo"):
             ask()
 
 
@@ -342,7 +338,7 @@ def test_an_experiment_that_was_changed_before_its_first_round(make: Make):
     folder = RunFolder.create(experiment, runner.run_path(experiment))
     text = folder.experiment_file.read_text()
     folder.experiment_file.write_text(text.replace("lr = 0.1", "lr = 0.2"))
-    with pytest.raises(FedshiftError, match="says another experiment"):
+    with refuses("experiment.toml", "another experiment", "Undo"):
         resume(folder)
     assert not (folder.path / "records.jsonl").exists()
 
@@ -360,7 +356,7 @@ def test_a_blow_up_in_the_last_step_is_seen(make: Make):
     """One step from a sound loss to weights that are not finite any more."""
     simulation = Simulation(make({"train.steps": 1, "train.rounds": 1, "train.lr": 1000.0}))
     simulation.site.federation = with_inputs(simulation.federation, 0, lambda x: x * 1e36)
-    with pytest.raises(DivergedError, match="is not finite after the last step of client 'dark'"):
+    with refuses("not finite", "'dark'", "--set train.lr", error=DivergedError):
         go_on(simulation)
 
 
@@ -378,7 +374,7 @@ def test_a_term_that_is_no_scalar(make: Make):
         def loss(self, net, batch, context):
             return {"cross_entropy": F.cross_entropy(net.head(net.encoder(batch.x)), batch.y, reduction="none")}
 
-    with pytest.raises(FedshiftError, match=r"term 'cross_entropy' of the objective 'train' has the shape \(4,\)"):
+    with refuses("'cross_entropy'", "'train'", "shape (4,)", "scalar"):
         _first_round(replace(make(), method=Vector()))
 
 
@@ -395,7 +391,7 @@ def test_one_bad_run_of_a_grid_does_not_keep_the_others_from_theirs(make: Make, 
     (message,) = comparison.failed
     assert "lihgt" in message
     assert "Did you mean 'light'" in message
-    with pytest.raises(FedshiftError, match="Did you mean 'light'"):
+    with refuses("'lihgt'", "'light'"):
         fedshift.compare({**document, "protocol": {"name": "leave-one-domain-out", "hold_out": "lihgt"}})
 
 
@@ -411,9 +407,8 @@ def test_one_bad_run_of_a_grid_does_not_keep_the_others_from_theirs(make: Make, 
     ],
 )
 def test_nested_settings_name_themselves(make: Make, changes: dict[str, Any], words: list[str]):
-    with pytest.raises(FedshiftError) as caught:
+    with refuses(*words):
         make(changes)
-    assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
 def test_a_single_value_is_a_list_of_one(make: Make):
@@ -424,17 +419,3 @@ def test_an_empty_path_is_not_the_current_folder():
     from fedshift.datasets.digits import Digits
 
     assert Digits(photographs="").with_absolute_paths().photographs == ""
-
-
-def test_a_dry_run_says_which_row_diverges(tiny_document: dict[str, Any], tmp_path: Path):
-    import tomli_w
-    from typer.testing import CliRunner
-
-    from fedshift.cli.app import app
-
-    file = tmp_path / "tiny.toml"
-    file.write_text(tomli_w.dumps(override(tiny_document, {"method": {"name": ["fedavg", "fedpin"], "alpha": 1e30}})))
-    result = CliRunner().invoke(app, ["compare", str(file), "--dry-run"])
-    assert result.exit_code == 0, result.output
-    assert "diverges" in result.output
-    assert "fedpin: The loss is not finite" in result.output

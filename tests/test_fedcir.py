@@ -18,13 +18,13 @@ from fedshift.core.messages import Up
 from fedshift.core.method import Method
 from fedshift.core.net import Net
 from fedshift.core.tensors import Replies, Tensors, part_of
-from fedshift.errors import FedshiftError
 from fedshift.methods import METHODS
 from fedshift.methods.fedcir import EstimatedGaussians, FedCiR, log_mixture
 from fedshift.methods.fedsr import FedSR
 from fedshift.methods.generator import make_generator
 from fedshift.simulation.simulation import Simulation
 from fedshift.streams import Draw
+from refusal import refuses
 
 NAMES = ("fedcir", "fedreg", "fedalign")
 
@@ -294,7 +294,7 @@ def test_each_class_has_its_own_noise(make: Make):
 
 
 def test_a_generator_batch_of_one_is_refused():
-    with pytest.raises(FedshiftError, match="generator_batch = 1"):
+    with refuses("method.generator_batch = 1", "equal to 2"):
         FedCiR(generator_batch=1)
 
 

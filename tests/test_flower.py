@@ -1,7 +1,6 @@
 """Flower itself: a SuperLink and SuperNodes with TLS and registered keys, as processes on this machine.
 
-Starting a federation costs seconds, and every message a process at each site. So what needs a whole federation is one
-test with one scenario after the other, which a single worker carries out, whatever the order of tests.
+Starting a federation costs seconds, so what needs a whole federation is one test with one scenario after the other.
 """
 
 from __future__ import annotations
@@ -35,6 +34,8 @@ from test_methods import small
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedshift[flower]'")
 pytest.importorskip("cryptography", reason="cryptography is not installed: pip install 'fedshift[flower]'")
+
+pytestmark = pytest.mark.federation
 
 # As in test_coordinate: batches of one environment's samples, whose products are rounded alike.
 REAL = {"name": "real", "data": DATA, "protocol": {"name": "in-domain"}, "train.rounds": 3, "evaluate.batch": 6}
@@ -70,20 +71,20 @@ def test_a_federation_on_flower(real: Experiments, tmp_path: Path):
 
 
 def nothing_happens(federation: Loopback, real: Experiments) -> None:
-    """A method of one stage, and one of three stages."""
-    for name in ("fedsr", "client2vec"):
-        run = federation.agree(real(name))
-        federation.run()
-        as_simulated(federation, run)
+    """A method of three stages."""
+    run = federation.agree(real("client2vec"))
+    federation.run()
+    as_simulated(federation, run)
 
 
 def the_coordinators_application_is_killed(federation: Loopback, real: Experiments) -> None:
     """In the second round of a method with client state, when sites have their orders; `flwr run` carries it on."""
     run = federation.agree(real("fraug"))
     in_round_2 = federation.messages(3)
-    federation.begin_run()
-    federation.wait_for(in_round_2)
-    federation.crash_program("superlink", SERVER)
+    with federation.held(gray=2):
+        federation.begin_run()
+        federation.wait_for(in_round_2)
+        federation.crash_program("superlink", SERVER)
     said = federation.run()
     assert [event["done"] for event in events(run, "begin")] == [0, 1], said
     as_simulated(federation, run)
@@ -93,9 +94,10 @@ def the_superlink_is_killed(federation: Loopback, real: Experiments) -> None:
     """So is the application, which it started; SuperNodes come back by themselves when it is there again."""
     run = federation.agree(real("fedcir"))
     in_round_2 = federation.messages(3)
-    federation.begin_run()
-    federation.wait_for(in_round_2)
-    federation.crash("superlink")
+    with federation.held(gray=2):
+        federation.begin_run()
+        federation.wait_for(in_round_2)
+        federation.crash("superlink")
     federation.processes.start_superlink()
     said = federation.run()
     assert [event["done"] for event in events(run, "begin")] == [0, 1], said
@@ -105,16 +107,17 @@ def the_superlink_is_killed(federation: Loopback, real: Experiments) -> None:
 def a_supernode_is_killed(federation: Loopback, real: Experiments) -> None:
     """The run goes on without it, and with it when it is back; what it keeps is what it would have kept otherwise."""
     run = federation.agree(real("fraug", min_answers=0.5, rounds=4))
-    in_round_2 = federation.messages(3, "gray")
-    federation.begin_run()
-    federation.wait_for(in_round_2)
-    federation.crash("gray")
-    federation.wait_for(lambda: "offline" in happened(run, "gray"))  # Flower notices it after half a minute
-    federation.processes.start_site("gray")
+    in_round_2, back = federation.messages(3, "gray"), federation.connected("gray")
+    with federation.held(gray=2, light=3):
+        federation.begin_run()
+        federation.wait_for(in_round_2)
+        federation.crash("gray")
+        federation.wait_for(lambda: "offline" in happened(run, "gray"))  # Flower notices it after half a minute
+        federation.processes.start_site("gray")
+        federation.wait_for(back)
     federation.end_run()
-    gone = missing(run)
-    assert {each["client"] for each in gone} == {"gray"}
-    assert (gone[0]["round"], gone[0]["why"]) == (2, "offline: node unavailable")
+    gone = [(each["client"], each["round"], each["why"]) for each in missing(run)]
+    assert gone == [("gray", 2, "offline: node unavailable"), ("gray", 3, "offline")]
     told = happened(run, "gray")
     assert "answered" in told[told.index("back") :]
     as_replayed(federation, run)

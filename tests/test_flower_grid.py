@@ -14,7 +14,7 @@ from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
 
 from conftest import Make
-from federated import SITES, members, set_site
+from federated import ARCHETYPES, SITES, Clock, members, set_site
 from fedshift.deployment.agreement import Agreement
 from fedshift.deployment.apps import FOLDER, carry_out, client
 from fedshift.deployment.flower import ARRAY, RECORD, TYPE, FlowerLink, content, sites_by_key
@@ -27,8 +27,8 @@ from fedshift.files import write
 from fedshift.runs.folder import RunFolder
 from fedshift.runs.progress import Progress
 from flower_grid import RUN, MemoryGrid, registered
-from test_coordinate import IN_DOMAIN, POOLED, alike
-from test_methods import EVERY_METHOD, small
+from test_coordinate import IN_DOMAIN, alike
+from test_methods import small
 
 SECRET = "patient 4711"
 
@@ -40,23 +40,10 @@ def run(folder: Path, grid: MemoryGrid) -> RunFolder:
     return RunFolder(only)
 
 
-@pytest.mark.parametrize("name", [name for name in EVERY_METHOD if name not in POOLED])
-def test_every_method_ends_with_the_bits_of_a_simulation(make: Make, tmp_path: Path, name: str):
+@pytest.mark.parametrize("name", ARCHETYPES)
+def test_a_method_ends_with_the_bits_of_a_simulation(make: Make, tmp_path: Path, name: str):
     folder = members(tmp_path / "trial", make({**small(name), **IN_DOMAIN}))
     alike(run(folder, registered(folder)), rehearse(folder, Progress()))
-
-
-class Clock:
-    """A clock on which time passes only by sleeping, so that a busy machine is never late."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
 
 
 @pytest.fixture(autouse=True)

@@ -18,10 +18,10 @@ from conftest import Make
 from fedshift.datasets import DATASETS
 from fedshift.datasets.image_sets import CIFAR10, PACS, DomainNet, NamedImages, OfficeCaltech10, OfficeHome
 from fedshift.datasets.wilds import Camelyon17, IWildCam
-from fedshift.errors import FedshiftError
 from fedshift.federation.protocols import split
 from fedshift.settings.grid import expand, override
 from fedshift.streams import Streams
+from refusal import refuses
 
 NAMES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
 
@@ -134,10 +134,7 @@ def test_from_the_hub(hub: list[tuple[str, str]]):
 
 
 def test_a_hub_out_of_reach_says_what_else_to_do(hub: list[tuple[str, str]]):
-    with pytest.raises(
-        FedshiftError,
-        match=r"data.path = 'hub': wltjr1007/DomainNet .*no route.*give DomainNet as Parquet .image, domain",
-    ):
+    with refuses("data.path = 'hub'", "wltjr1007/DomainNet", "no route", "--set data.path=PATH"):
         DomainNet().load(Streams(0))
     assert hub == [("wltjr1007/DomainNet", "train+test")]
 
@@ -162,9 +159,9 @@ def test_office_caltech_10_has_no_hub(tmp_path: Path):
     data = OfficeCaltech10(path=str(root), size=4).load(Streams(0))
     assert data.domains == ("amazon", "caltech10", "dslr", "webcam")
     assert data.x[(data.domain == 1) & (data.y == 3)].unique().tolist() == [value(0, 3)]  # 'Caltech' was written first
-    with pytest.raises(FedshiftError, match="needs path"):
+    with refuses("'office-caltech-10'", "--set data.path="):
         DATASETS.build({"name": "office-caltech-10"})
-    with pytest.raises(FedshiftError, match=r"No copy of Office-Caltech-10 on the hub.*--set data.path=PATH"):
+    with refuses("Office-Caltech-10", "hub", "--set data.path=PATH"):
         OfficeCaltech10(path="hub").load(Streams(0))
 
 
@@ -173,34 +170,31 @@ def test_office_caltech_10_has_no_hub(tmp_path: Path):
 
 def test_other_domains_or_classes_than_expected(tmp_path: Path):
     short = write_folder(tmp_path / "short", SPELLINGS[:3], NAMES)
-    with pytest.raises(
-        FedshiftError,
-        match=r"PACS has the domains art_painting, cartoon, photo, sketch, but '.*short' has Art Painting, Cartoon",
-    ):
+    with refuses("PACS", "sketch", "short'", "Art Painting, Cartoon", "--set data.name=folder"):
         PACS(path=str(short)).load(Streams(0))
     twice = write_folder(tmp_path / "twice", (*SPELLINGS, "art-painting"), NAMES)
-    with pytest.raises(FedshiftError, match=r"Art Painting, Cartoon, SKETCH, art-painting, photo"):
+    with refuses("PACS", "Art Painting", "art-painting"):
         PACS(path=str(twice)).load(Streams(0))
     few = write_folder(tmp_path / "few", SPELLINGS, NAMES[:6])
-    with pytest.raises(FedshiftError, match=r"PACS has 7 classes, but '.*few' has 6 \(dog, elephant"):
+    with refuses("PACS", "7 classes", "few' has 6", "--set data.name=folder"):
         PACS(path=str(few)).load(Streams(0))
 
 
 def test_a_class_that_a_domain_lacks(tmp_path: Path):
     root = write_folder(tmp_path, SPELLINGS, NAMES)
     (root / "photo" / "house" / "0.png").unlink()
-    with pytest.raises(FedshiftError, match=r"class 'house' in domain 'photo'.*missing_classes=allow"):
+    with refuses("'house'", "'photo'", "data.missing_classes=allow"):
         PACS(path=str(root)).load(Streams(0))
     assert len(PACS(path=str(root), missing_classes="allow", size=4).load(Streams(0)).y) == 27
 
 
 def test_a_path_that_is_not_there(tmp_path: Path):
-    with pytest.raises(FedshiftError, match=r"does not exist: give PACS as Parquet .*leave data.path out"):
+    with refuses("none' does not exist", "PACS", "leave data.path out"):
         PACS(path=str(tmp_path / "none")).load(Streams(0))
     pq.write_table(table(SPELLINGS, NAMES, domain=False), tmp_path / "pacs.parquet")
-    with pytest.raises(FedshiftError, match="has no column domain; it has image, label and needs image, domain, label"):
+    with refuses("pacs.parquet", "no column domain", "image, domain, label"):
         PACS(path=str(tmp_path / "pacs.parquet")).load(Streams(0))
-    with pytest.raises(FedshiftError, match=r"has no column image or img; it has picture"):
+    with refuses("cifar.parquet", "image or img", "picture"):
         pq.write_table(table(("",), NAMES, image="picture", domain=False), tmp_path / "cifar.parquet")
         CIFAR10(path=str(tmp_path / "cifar.parquet")).load(Streams(0))
 
@@ -226,15 +220,15 @@ def test_classes_that_are_not_drawn_are_not_decoded(tmp_path: Path):
     path = write_folder(tmp_path, SIX, TWELVE)
     (path / "real" / "k07" / "0.png").write_bytes(b"no image")
     assert DomainNet(path=str(path), only=("k05", "k02"), size=4).load(Streams(0)).classes == ("k02", "k05")
-    with pytest.raises(FedshiftError, match=r"k07/0.png cannot be read"):
+    with refuses("k07/0.png", "cannot be read"):
         DomainNet(path=str(path), classes=12).load(Streams(0))
 
 
 def test_domainnet_classes_that_are_not_there(tmp_path: Path):
     path = str(write_folder(tmp_path, SIX, TWELVE))
-    with pytest.raises(FedshiftError, match=r"data.classes = 50, but '.*' has 12 classes"):
+    with refuses("data.classes = 50", "12 classes"):
         DomainNet(path=path).load(Streams(0))
-    with pytest.raises(FedshiftError, match=r"Unknown class of data.only 'k2'. Did you mean 'k02'"):
+    with refuses("data.only", "'k2'", "'k02'"):
         DomainNet(path=path, only=("k2",)).load(Streams(0))
 
 
@@ -282,22 +276,22 @@ def test_some_patches_of_every_hospital_are_drawn_by_seed(tmp_path: Path):
 
 
 def test_camelyon17_that_is_missing_or_wrong(tmp_path: Path):
-    with pytest.raises(FedshiftError, match=r"(?s)no metadata.csv. pip install wilds.*get_dataset\('camelyon17'"):
+    with refuses("metadata.csv", "pip install wilds", "get_dataset('camelyon17'", "--set data.path="):
         Camelyon17(path=str(tmp_path)).load(Streams(0))
-    with pytest.raises(FedshiftError, match="has no patch of hospital3, hospital4"):
+    with refuses("metadata.csv", "hospital3, hospital4"):
         Camelyon17(path=str(camelyon(tmp_path / "three", centers=3))).load(Streams(0))
-    with pytest.raises(FedshiftError, match=r"center 5 and tumor 0"):
+    with refuses("center 5", "tumor 0"):
         Camelyon17(path=str(camelyon(tmp_path / "six", centers=6))).load(Streams(0))
     root = camelyon(tmp_path / "cut")
     (root / "patches" / "patient_002_node_3" / "patch_patient_002_node_3_x_30_y_7.png").unlink()
-    with pytest.raises(FedshiftError, match=r"patch_patient_002_node_3_x_30_y_7.png cannot be read"):
+    with refuses("patch_patient_002_node_3_x_30_y_7.png", "cannot be read"):
         Camelyon17(path=str(root)).load(Streams(0))
     header = "patient,node,x_coord,y_coord,tumor,center"
     write_csv(root / "metadata.csv", header.replace(",tumor", ""), [])
-    with pytest.raises(FedshiftError, match=r"has no column tumor; it has patient, node, x_coord, y_coord, center"):
+    with refuses("metadata.csv", "no column tumor"):
         Camelyon17(path=str(root)).load(Streams(0))
     write_csv(root / "metadata.csv", header, [("000", 1, 0, 7, 0, 0), ("000", 1)])
-    with pytest.raises(FedshiftError, match=r"has no x_coord in line 3"):
+    with refuses("metadata.csv", "no x_coord", "line 3"):
         Camelyon17(path=str(root)).load(Streams(0))
 
 
@@ -376,16 +370,16 @@ def test_images_of_a_camera_are_drawn(tmp_path: Path):
 
 def test_iwildcam_that_does_not_suffice(tmp_path: Path):
     path = iwildcam(tmp_path)
-    with pytest.raises(FedshiftError, match=r"data.cameras = 10, but only 4 cameras are there"):
+    with refuses("data.cameras = 10", "4 cameras"):
         IWildCam(path=str(path)).load(Streams(0))
-    with pytest.raises(FedshiftError, match=r"data.classes = 10, but only 4 classes are there"):
+    with refuses("data.classes = 10", "4 classes"):
         IWildCam(path=str(path), cameras=4).load(Streams(0))
-    with pytest.raises(FedshiftError, match=r"2 of the 4 cameras have no image of the 1 most frequent classes"):
+    with refuses("4 cameras", "data.classes", "data.cameras"):
         IWildCam(path=str(path), cameras=4, classes=1).load(Streams(0))
-    with pytest.raises(FedshiftError, match=r"No image of class 'lynx' in domain 'camera003'"):
+    with refuses("'lynx'", "'camera003'", "data.missing_classes=allow"):
         IWildCam(path=str(path), cameras=3, classes=2, missing_classes="error", size=4).load(Streams(0))
     write_csv(path / "categories.csv", "category_id,name,y", [(100, "empty", 0)])
-    with pytest.raises(FedshiftError, match="no name of y = 2"):
+    with refuses("categories.csv", "y = 2"):
         IWildCam(path=str(path)).load(Streams(0))
 
 

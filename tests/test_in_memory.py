@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from PIL import Image as Pillow
 from torch.utils.data import Dataset, TensorDataset
 
 import fedshift
+import fresh
 from conftest import Make, interrupt_after, results, resume, simulate
 from fedshift.datasets.arrays import Arrays
 from fedshift.errors import FedshiftError
@@ -365,10 +364,8 @@ def test_runs_and_data_are_moved_together(where: str):
 
 def test_the_same_script_twice_is_the_same_runs(tmp_path: Path):
     (tmp_path / "script.py").write_text(SCRIPT)
-    said = [
-        subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, check=True).stdout for _ in "ab"
-    ]
-    assert said[0] == said[1] != ""
+    done = [fresh.start(fresh.script, "script.py").completed() for _ in "ab"]
+    assert done[0].stdout == done[1].stdout != "", done[0].stderr
     runs = fedshift.load(tmp_path / "runs" / "arrays").runs
     assert [run.table["method"]["name"] for run in runs] == ["fedavg", "fedsr"]
     assert {run.table["protocol"]["name"] for run in runs} == {"in-domain"}

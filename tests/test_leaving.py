@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from conftest import TINY, first_messages
+from conftest import TINY
 from fedshift.core.contract import Category, Exchange, Upload
 from fedshift.core.messages import Telemetry
 from fedshift.core.setup import Setup
@@ -24,11 +24,11 @@ from fedshift.deployment.leaving import CATEGORIES, SCORES, Leaves, category, le
 from fedshift.deployment.policy import refusal, refused, withheld, without
 from fedshift.deployment.sent import SENT, Sent, read_sent
 from fedshift.deployment.wire import Done, Score, score_tensors
-from fedshift.errors import FedshiftError
 from fedshift.settings.experiment import Experiment
 from fedshift.settings.grid import expand, override
+from reference import EVERY_METHOD, reference, small
+from refusal import refuses
 from separate import setup_of
-from test_methods import EVERY_METHOD, small
 
 FEDERATION = FederationSettings(
     name="hospitals", sites=("a", "b"), shape=(1, 10, 10), classes=("x", "y", "z"), address="fl.example.org:8000"
@@ -82,13 +82,16 @@ def test_every_tensor_of_every_method_has_a_category(name: str):
 @pytest.mark.parametrize("name", DEPLOYED)
 def test_what_is_listed_is_what_leaves(name: str):
     """The first messages of a run have the listed names, types, shapes and bytes."""
-    one, listed = experiment(name), leaving(setup(name))
-    stage = setup(name).stages[0]
+    run = reference(name)
+    one = setup_of(run.experiment, (1, 10, 10), 3, 2)
+    stage = one.stages[0]
     for exchange in stage.exchanges:
         for kind, direction in (("reply", "up"), ("telemetry", "telemetry")):
-            message: dict[str, Tensor] = dict(first_messages(one).get((exchange.name, direction), {}))
+            message: dict[str, Tensor] = dict(run.ledger.first.get((exchange.name, direction), {}))
             mine = [
-                each for each in listed if (each.stage, each.exchange, each.kind) == (stage.name, exchange.name, kind)
+                each
+                for each in leaving(one)
+                if (each.stage, each.exchange, each.kind) == (stage.name, exchange.name, kind)
             ]
             names = {each.name for each in mine}
             assert names == message.keys() if kind == "reply" else names >= message.keys()  # terms may be missing
@@ -169,9 +172,9 @@ def test_what_is_not_declared_has_no_category():
     one = setup("fedavg")
     exchange = next(exchanges(one))
     for name in ("up.samples", "head.bias", "telemetry.term.secret", "scores.0.samples", "up", ""):
-        with pytest.raises(FedshiftError, match="does not declare"):
+        with refuses("was not sent", "'train'", "not declare"):
             category(one, exchange, name)
-    with pytest.raises(FedshiftError, match="scoring does not declare"):
+    with refuses("'up.head.bias'", "scoring", "not declare"):
         category(one, None, "up.head.bias")
 
 

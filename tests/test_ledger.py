@@ -19,11 +19,11 @@ from conftest import Make, go_on, interrupt_after, resume, simulate
 from fedshift.coordinator.ledger import DIRECTIONS, Ledger, from_ranges, in_ranges
 from fedshift.core.contract import Exchange, LocalWork, Upload
 from fedshift.core.messages import Up
-from fedshift.errors import FedshiftError
 from fedshift.methods.fedavg import FedAvg
 from fedshift.runs import runner
 from fedshift.runs.folder import RunFolder
 from fedshift.simulation.simulation import Simulation
+from refusal import refuses
 from test_methods import small
 
 # Any sequence of messages -------------------------------------------------------------------------
@@ -170,19 +170,18 @@ def test_a_resumed_run_lists_what_an_uninterrupted_one_does(make: Make):
 @pytest.mark.parametrize(
     ("harm", "words"),
     [
-        (lambda c: setattr(c, "bytes_up", c.bytes_up + 1), "bytes were counted in the direction 'up'"),
-        (lambda c: setattr(c, "bytes_down", 0), "bytes were counted in the direction 'down'"),
-        (lambda c: setattr(c, "bytes_telemetry", 5), "bytes were counted in the direction 'telemetry'"),
-        (lambda c: count_another(c, "up"), "exchange 'train' (up, clients 0, rounds 1) are not what it declares"),
-        (lambda c: count_another(c, "down"), "exchange 'train' (down, clients 0, rounds 1) are not what it declares"),
+        (lambda c: setattr(c, "bytes_up", c.bytes_up + 1), ("bytes", "direction 'up'")),
+        (lambda c: setattr(c, "bytes_down", 0), ("bytes", "direction 'down'")),
+        (lambda c: setattr(c, "bytes_telemetry", 5), ("bytes", "direction 'telemetry'")),
+        (lambda c: count_another(c, "up"), ("exchange 'train'", "up, clients 0", "declares")),
+        (lambda c: count_another(c, "down"), ("exchange 'train'", "down, clients 0", "declares")),
     ],
 )
-def test_what_is_counted_is_checked_at_the_end(make: Make, harm: Callable[[Any], None], words: str):
+def test_what_is_counted_is_checked_at_the_end(make: Make, harm: Callable[[Any], None], words: tuple[str, ...]):
     simulation = simulate(make(), rounds=1)
     harm(simulation.coordinator)
-    with pytest.raises(FedshiftError) as caught:
+    with refuses(*words):
         go_on(simulation)
-    assert words in str(caught.value)
 
 
 def count_another(coordinator: Any, direction: Any) -> None:

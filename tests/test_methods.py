@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +15,6 @@ from torch.nn import functional as F
 from conftest import (
     CNN_WITH_BN,
     Make,
-    Remembering,
     at,
     engine_of,
     evaluated,
@@ -52,31 +50,7 @@ from fedshift.settings.experiment import Experiment
 from fedshift.simulation import simulation as simulation_module
 from fedshift.simulation.simulation import Simulation
 from fedshift.streams import Streams
-
-EVERY_METHOD = [name for name in METHODS if name not in ("slow-fedsr", "slashed")]
-
-
-# What methods need to be small, or to stay finite under plain SGD with a large learning rate.
-SMALL = {
-    "scaffold": {"variate": "gradient"},  # the other option is for plain SGD alone; test_scaffold.py has it
-    "client2vec": {"index": {"name": "dsa-ign", "epochs": 2, "feedforward": 16, "encoder": {"size": 64}}},
-    "fedpac": {"lam": 0.1, "head_steps": 2, "encoder_steps": 2, "unit": "steps"},
-    **{name: {"alpha": 1e-4} for name in METHODS if name.startswith("fedpin")},
-    "fedrep": {"head_steps": 2, "unit": "steps"},
-    "ftfa": {"finetune_steps": 3},
-    "fedproc": {"projection_dim": 8},
-    "fedgen": {"alpha": 1.0, "beta": 1.0, "generator_steps": 2, "generator_hidden": 8, "generator_noise": 3},
-    "fedadg": {
-        "classification_steps": 2,
-        "adversarial_steps": 2,
-        "unit": "steps",
-        "generator_noise": 3,
-        "generator_hidden": 8,
-        "discriminator_projection": 6,
-        "discriminator_hidden": 5,
-    },
-}
-
+from reference import ARCHETYPES, BUILT_IN, EVERY_METHOD, reference, small
 
 # What clients keep as they sent it: MOON compares with that model, PartialFed begins with its layers.
 KEPT_AS_SENT = {"moon": "previous.", "partialfed": "last.", "partialfed-adaptive": "last."}
@@ -87,12 +61,6 @@ BEFORE_BATCH_NORM = ("encoder.0.bias", "encoder.4.bias")
 NO_MEAN_OF_MODELS = {"single", "head-retraining", "client2vec"}
 # Whose shared weights move by plain steps, which leave no momentum, as their algorithm says.
 WITHOUT_MOMENTUM = {"pfedme"}
-
-
-def small(name: str) -> dict[str, Any]:
-    """The changes that make the tiny experiment one of a method, on a model with batch norm."""
-    own = {f"method.{key}": value for key, value in SMALL.get(name, {}).items()}
-    return {"method.name": name, **own, **CNN_WITH_BN}
 
 
 def tensors_of(simulation: Simulation) -> dict[str, torch.Tensor]:
@@ -110,19 +78,15 @@ def assert_same(one: Simulation, other: Simulation) -> None:
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)
 
 
-@pytest.mark.parametrize("name", EVERY_METHOD)
-@pytest.mark.parametrize("protocol", ["leave-one-domain-out", "in-domain"])
-def test_every_method_runs_two_rounds_and_is_scored(make: Make, name: str, protocol: str):
-    held_out = {"hold_out": "light"} if protocol == "leave-one-domain-out" else {}
-    simulation = Simulation(make(small(name) | {"protocol": {"name": protocol, **held_out}}))
-    for when in simulation.coordinator.schedule:
-        go_on(simulation)
-        if when.stage.scored:
-            record = evaluated(simulation, when)
-    roles = [row["role"] for row in record["environments"]]
-    assert roles.count("test") == (1 if held_out else 3)
-    assert roles.count("validation") == (2 if held_out else 3)
-    assert all(0 <= row["accuracy"] <= 1 and row["loss"] > 0 for row in record["environments"])
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_every_method_runs_and_is_scored(name: str):
+    """On a held-out domain; test_absent.py has the environments of domains that train."""
+    run = reference(name)
+    assert len(run.records) == sum(when.stage.scored for when in run.simulation.coordinator.schedule) >= 3
+    for record in run.records:
+        roles = [row["role"] for row in record["environments"]]
+        assert sorted(roles) == ["test", "validation", "validation"]
+        assert all(0 <= row["accuracy"] <= 1 and row["loss"] > 0 for row in record["environments"])
 
 
 def test_a_bias_before_batch_norm_has_no_gradient(make: Make):
@@ -138,9 +102,9 @@ def test_a_bias_before_batch_norm_has_no_gradient(make: Make):
 
 
 @pytest.mark.parametrize("name", EVERY_METHOD)
-def test_every_trainable_part_receives_a_gradient(make: Make, name: str):
-    kept = {"method.base.optimiser_state": "kept"} if name == "client2vec" else {"method.optimiser_state": "kept"}
-    simulation = simulate(make(small(name) | kept))
+def test_every_trainable_part_receives_a_gradient(name: str):
+    """Its moment, which is kept, is not 0, on some client or on the server."""
+    simulation = reference(name).simulation
     nets = (resident(simulation).client.net, resident(simulation).server.net)
     parameters = {full_name for net in nets for full_name, _ in net.parameters()}
     on_server = set(moved(simulation.coordinator.state.optimisers))
@@ -208,40 +172,41 @@ def test_a_canary_in_client_state_never_leaves(make: Make, name: str):
 
 
 @pytest.mark.parametrize("name", EVERY_METHOD)
-def test_the_bytes_counted_are_those_of_the_messages(make: Make, name: str):
-    simulation = Simulation(make(small(name)))
-    coordinator = simulation.coordinator
-    coordinator.ledger = ledger = Remembering()
-    for when in coordinator.schedule:
-        go_on(simulation)
-        assert all((exchange.name, "up") in ledger.first for exchange in when.stage.exchanges)
-        assert coordinator.bytes_down == ledger.sizes["down"]
-        assert coordinator.bytes_up == ledger.sizes["up"]
-    shared = {name for name, scope in simulation.setup.scopes.items() if scope == "shared"}
-    assert shared <= names_sent(simulation, "train", "up")
+def test_the_bytes_counted_are_those_of_the_messages(name: str):
+    run = reference(name)
+    assert all(counted == sent for counted, sent in run.counted)
+    exchanges = {exchange.name for stage in run.simulation.setup.stages for exchange in stage.exchanges}
+    assert all((exchange, "up") in run.ledger.first for exchange in exchanges)
+    shared = {tensor for tensor, scope in run.simulation.setup.scopes.items() if scope == "shared"}
+    assert shared <= names_sent(run.simulation, "train", "up")
+
+
+@pytest.mark.parametrize("name", ARCHETYPES)
+def test_interrupted_after_every_round_equals_uninterrupted(name: str, tmp_path: Path):
+    """With moments that are kept; test_absent.py has every method, with clients that are missing."""
+    run = reference(name)
+    assert_same(run.simulation, interrupted(run.experiment, tmp_path))
+
+
+def interrupted(experiment: Experiment, folder: Path) -> Simulation:
+    """A run that is carried out one round at a time, each by a simulation that goes on from the checkpoint before."""
+    rounds = len(Simulation(experiment).coordinator.schedule)
+    for position in range(1, rounds + 1):
+        simulation = simulate(experiment, position, folder=folder)
+        assert simulation.coordinator.position == position
+    return simulation
 
 
 @pytest.mark.parametrize("name", EVERY_METHOD)
-def test_interrupted_after_any_round_equals_uninterrupted(make: Make, name: str, tmp_path: Path):
-    experiment = make(small(name))
-    whole = simulate(experiment)
-    for stop in range(1, whole.rounds):
-        simulate(experiment, stop, folder=tmp_path / str(stop))
-        assert_same(whole, simulate(experiment, folder=tmp_path / str(stop)))
-
-
-@pytest.mark.parametrize("name", EVERY_METHOD)
-def test_the_order_of_clients_changes_nothing(make: Make, name: str, monkeypatch: pytest.MonkeyPatch):
-    experiment = make(small(name))
-    forward = simulate(experiment)
-    in_order = simulation_module.make_federation
+def test_the_order_of_clients_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch):
+    run, in_order = reference(name), simulation_module.make_federation
 
     def reversed_clients(experiment: Experiment, tell: Embedding) -> Federation:
         federation = in_order(experiment, tell)
         return dataclasses.replace(federation, clients=federation.clients[::-1])
 
     monkeypatch.setattr(simulation_module, "make_federation", reversed_clients)
-    assert_same(forward, simulate(experiment))
+    assert_same(run.simulation, simulate(run.experiment))
 
 
 def test_fedprox_without_its_term_is_fedavg(make: Make):

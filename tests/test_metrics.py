@@ -37,7 +37,7 @@ from fedshift.engines.kernels import Kernels
 from fedshift.engines.sequential import Sequential
 from fedshift.engines.vectorised import Vectorised
 from fedshift.engines.workers import Workers
-from fedshift.errors import DamagedError, DivergedError, FedshiftError, FedshiftWarning
+from fedshift.errors import DamagedError, DivergedError, FedshiftWarning
 from fedshift.reporting.curves import Line, Panel, as_svg, by_round, figures, upright
 from fedshift.reporting.live import LiveProgress, score_table, shown
 from fedshift.reporting.page import write_report
@@ -48,6 +48,7 @@ from fedshift.runs.progress import Progress
 from fedshift.runs.selection import by_environment, mean_score, summary
 from fedshift.settings.grid import expand, override, parse_assignments
 from fedshift.tuning.tune import Plan, studies
+from refusal import refuses
 from separate import setup_of
 from test_live import outlook
 
@@ -244,35 +245,34 @@ def test_several_models_are_averaged_over_those_that_define_a_metric():
         ({"metrics": ["calibration-error"]}, "as in calibration-error-15"),
         ({"metrics": ["sensitivity"]}, "Did you mean 'class-sensitivity'?"),
         ({"metrics": ["class-auroc of ill"]}, "Unknown metric"),
-        ({"select": "auroc"}, "evaluate.metrics has no 'auroc': set evaluate.metrics = ['auroc']"),
+        ({"select": "auroc"}, "set evaluate.metrics = ['auroc']"),
         (
             {"metrics": ["macro-f1"], "select": "calibration-error-15"},
-            "has no 'calibration-error-15': set evaluate.metrics = ['macro-f1', 'calibration-error-15']",
+            "set evaluate.metrics = ['macro-f1', 'calibration-error-15']",
         ),
-        ({"select": "auroc of ill"}, "evaluate.metrics has no 'class-auroc': set evaluate.metrics = ['class-auroc']"),
-        ({"select": "loss"}, "Unknown metric for evaluate.select 'loss'"),
-        ({"select": "calibration-error-0"}, "Unknown metric for evaluate.select 'calibration-error-0'"),
+        ({"select": "auroc of ill"}, "set evaluate.metrics = ['class-auroc']"),
+        ({"select": "loss"}, "evaluate.select 'loss'"),
+        ({"select": "calibration-error-0"}, "evaluate.select 'calibration-error-0'"),
         ({"metrics": ["class-auroc"], "select": "class-auroc"}, "Known: accuracy, auroc of CLASS"),
         ({"metrics": ["macro-f1"], "select": "macro_f1"}, "Did you mean 'macro-f1'?"),
     ],
     ids=str,
 )
 def test_what_cannot_be_measured_is_an_error_with_its_fix(changes: dict[str, Any], said: str):
-    with pytest.raises(FedshiftError) as raised:
+    with refuses(said):
         Evaluate(**changes)
-    assert said in str(raised.value)
 
 
 def test_the_class_that_selects_must_be_there(make: Make):
     changes = {"evaluate.metrics": ["class-auroc"], "evaluate.select": "auroc of class 7"}
-    with pytest.raises(FedshiftError, match=r"Unknown class in evaluate\.select 'class 7'"):
+    with refuses("evaluate.select", "'class 7'", "class 0"):
         simulate(make(changes), 0)
     simulate(make(changes | {"evaluate.select": "auroc of class 2"}), 0)
 
 
 def test_without_scikit_learn_a_run_with_metrics_does_not_begin(make: Make, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    with pytest.raises(FedshiftError, match=r"evaluate\.metrics needs the 'sklearn' extra"):
+    with refuses("evaluate.metrics", "fedshift[sklearn]"):
         simulate(make({"evaluate.metrics": ["auroc"]}), 0)
     simulate(make({}), 0)
 
@@ -463,7 +463,7 @@ def test_tables_show_what_selects_first_and_say_what_is_left_out(make: Make, tmp
     assert comparison.score("fedprox") == pytest.approx(0.075)
     assert comparison.score("fedprox", "auroc") == 0.9
     assert comparison.accuracy("fedprox") == 0.5
-    with pytest.raises(FedshiftError, match="Unknown metric 'aurok'"):
+    with refuses("metric 'aurok'", "'auroc'"):
         comparison.score("fedprox", "aurok")
     last = [each for each in comparison.measurements() if each["rule"] == "last" and each["method"] == "fedprox"]
     assert [(each["environment"], each["auroc"]) for each in last] == [("a", 0.9), ("b", None), ("v", 0.8)]
@@ -538,7 +538,7 @@ def test_a_record_whose_rows_lack_what_selects_is_damaged(make: Make, tmp_path: 
     folder = RunFolder.create(make({}), tmp_path / "run")
     folder.recording().append(a_record(1, rows, select="auroc"))
     folder.recording().append(a_record(2, rows))
-    with pytest.raises(DamagedError, match="lack the one that selects"):
+    with refuses("records.jsonl", "same metrics", "fedshift resume", error=DamagedError):
         folder.records()
 
 
@@ -629,7 +629,7 @@ def test_metrics_cross_as_numbers_and_undefined_ones_as_none():
 
 @pytest.mark.parametrize("value", [1.5, -0.1, math.inf])
 def test_a_metric_that_is_none_makes_no_reply(value: float):
-    with pytest.raises(FedshiftError, match="the metric auroc of a score is"):
+    with refuses("no reply", "metric auroc"):
         sent(auroc=value)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 import torch
 
 import fedshift
+import fresh
 from fedshift.datasets.dataset import Dataset
 from fedshift.runs.progress import Progress
 from fedshift.runs.run import Run
@@ -62,13 +62,17 @@ def test_the_commands(tmp_path: Path):
     table.assign(label=np.array(["well", "ill"])[sick], hospital=hospital).to_csv("patients.csv", index=False)
     table.head(3).to_csv("new.csv", index=False)
     table.head(2).to_parquet("more.parquet")
-    code = f'set -euo pipefail; fedshift() {{ {sys.executable} -m fedshift "$@"; }}\n{block("shell")}'
-    done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    shown = r'set -euo pipefail; fedshift() { printf "%s\0" "$@"; }'
+    said = ""
+    for line in block("shell").replace("\\\n", "").splitlines():
+        told = subprocess.run(["bash", "-c", f"{shown}\n{line}"], capture_output=True, text=True, check=True).stdout
+        done = fresh.command(*told.split("\0")[:-1])
+        assert done.returncode == 0, done.stderr
+        said += done.stderr
     assert Path("both.csv").read_text().splitlines()[0] == "file,row,predicted,p_ill,p_well"
     assert len(Path("both.csv").read_text().splitlines()) == 6
     assert len(Path("predictions.csv").read_text().splitlines()) == 4
-    assert "Written: predictions.csv (3 samples)" in done.stderr
+    assert "predictions.csv (3 samples)" in said
 
 
 @pytest.mark.filterwarnings("ignore:.*Metadata:FutureWarning")

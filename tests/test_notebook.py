@@ -169,7 +169,7 @@ def values(make: Make, tmp_path: Any) -> list[Any]:
             *comparison.results.rows(),
             comparison.runs[0].folder,
         ),
-        *(fedshift.estimate(make()) + fedshift.estimate(make({"method": {"name": "fedpin", "alpha": 1e30}}))),
+        *fedshift.estimate(make()),
         *(stages, *stages, *exchanges, *phases, *objectives, *simulation.coordinator.schedule),
         *(state, state.shared, fedshift.Up(state.shared), received, work, fedshift.Replies(ups), fedshift.Replies()),
         *(at(received=state.shared), fedshift.Batch(samples.x, samples.y), fedshift.Part(Block(), "down", apart=True)),

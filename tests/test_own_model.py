@@ -25,6 +25,7 @@ from torch.nn import functional as F
 from typer.testing import CliRunner
 
 import fedshift
+import fresh
 from conftest import Make, interrupt_after, results, simulate
 from fedshift import api, files
 from fedshift.cli.app import app
@@ -348,25 +349,24 @@ class Bent(nn.Module):
 """
 
 
-def child(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **environment})
-
-
 def test_a_run_that_was_killed_goes_on_where_its_class_is_not_known(tmp_path: Path):
-    """The class is of a script and a file beside it. The kept file is lost meanwhile, and made again by the script."""
+    """The class is of a script and a file beside it. The kept file is lost meanwhile, and made again by the script.
+
+    One process is an interpreter with other hashes, on which no name depends.
+    """
     (tmp_path / "project").mkdir()
     (tmp_path / "project/script.py").write_text(SCRIPT)
     (tmp_path / "project/layers.py").write_text(LAYERS)
-    killed = child("project/script.py", "killed", "7", PYTHONHASHSEED="1")
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    killed = fresh.start(fresh.script, "project/script.py", "killed", "7")
+    assert killed.wait() == -signal.SIGKILL, killed
     shutil.rmtree("runs/models")
-    whole = child("project/script.py", "whole", "99", PYTHONHASHSEED="2")
+    command, environment = [sys.executable, "project/script.py", "whole", "99"], {**os.environ, "PYTHONHASHSEED": "2"}
+    whole = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert whole.returncode == 0, whole.stderr
     (file,) = Path("runs/models").iterdir()
     assert file.name.startswith("Net-")
     (tmp_path / "project").rename(tmp_path / "gone")
-    resumed = child("-m", "fedshift", "resume", "killed")
+    resumed = fresh.command("resume", "killed")
     assert resumed.returncode == 0, resumed.stderr + resumed.stdout
     one, other = (RunFolder(next((tmp_path / out / "arrays").iterdir())) for out in ("killed", "whole"))
     assert one.path.name == other.path.name

@@ -12,9 +12,9 @@ from conftest import CNN_WITH_BN, Make, at, evaluated, first_messages, go_on, mo
 from fedshift.core.contract import Batch, Part
 from fedshift.core.net import Net, holder
 from fedshift.core.tensors import Tensors
-from fedshift.errors import FedshiftError
 from fedshift.methods.partialfed import MOST_LAYERS, PartialFed, PartialFedAdaptive
 from fedshift.simulation.simulation import Simulation
+from refusal import refuses
 from test_ditto import PLAIN, linear
 from test_fedrep import Factor, product
 
@@ -118,7 +118,7 @@ def test_layers_can_be_named_and_a_wrong_name_is_an_error(make: Make):
     }
     plain = Simulation(make(FIX))  # an MLP without batch norm
     assert set(plain.site.initial) == {"last.head.weight", "last.head.bias", "last.done"}
-    with pytest.raises(FedshiftError, match=r"method\.own names 'classifier'.*bn, encoder or head.*encoder\.1"):
+    with refuses("method.own", "'classifier'", "bn, encoder", "encoder.1"):
         Simulation(make({**FIX, "method.own": ["classifier"]}))
 
 

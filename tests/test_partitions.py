@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import TINY
-from fedshift.errors import FedshiftError
 from fedshift.federation.domains import DomainData
 from fedshift.federation.partitions import IID, ByClass, Dirichlet, Domains, FlowerPartitioner, Partition, shuffled
 from fedshift.federation.protocols import Division, divide
 from fedshift.settings.grid import expand, override, parse_assignments
 from fedshift.streams import Streams
+from refusal import refuses
 
 PACS = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
 GROUPS = (PACS[:3], PACS[3:])
@@ -52,7 +52,6 @@ samples = st.lists(
 
 
 @given(samples)
-@settings(max_examples=25, deadline=None)
 @pytest.mark.parametrize("partition", [*ALL[:2], ALL[3]], ids=lambda p: type(p).__name__)
 def test_every_sample_has_one_part_and_groups_stay_whole_in_a_domain(
     partition: Partition, rows: list[tuple[int, int, int]]
@@ -68,7 +67,6 @@ def test_every_sample_has_one_part_and_groups_stay_whole_in_a_domain(
 
 
 @given(samples)
-@settings(max_examples=25, deadline=None)
 @pytest.mark.parametrize("clients", [1, 2, 5])
 def test_iid_sizes_differ_by_one_at_most_in_total_and_in_each_class(clients: int, rows: list[tuple[int, int, int]]):
     y, domain, _ = zip(*rows, strict=True)
@@ -149,7 +147,6 @@ def test_a_division_without_a_domain_leaves_nobodys_samples_to_nobody():
 
 
 @given(st.lists(st.integers(0, 5), max_size=40))
-@settings(max_examples=25, deadline=None)
 def test_a_shuffle_orders_each_stratum_by_random_numbers_of_its_own(values: list[int]):
     stratum = torch.tensor(values, dtype=torch.int64)
     order, sizes = shuffled(stratum, Streams(0), "a purpose", 7)
@@ -208,12 +205,12 @@ def test_flowers_partitioners_by_name():
 @pytest.mark.parametrize(
     ("partition", "words"),
     [
-        (ByClass(groups=(("c0", "cat"),)), "class in partition.groups 'cat'"),
+        (ByClass(groups=(("c0", "cat"),)), "partition.groups 'cat'"),
         (ByClass(groups=()), "partition.groups is empty"),
         (ByClass(groups=(("c0",), ())), "partition.groups is empty"),
-        (Dirichlet(clients=10, beta=0.1, min_samples=5), "30 originals of the domain 'd0' cannot be divided among 10"),
+        (Dirichlet(clients=10, beta=0.1, min_samples=5), "30 originals"),
         (Dirichlet(clients=50), "fewer partition.clients"),
-        (FlowerPartitioner(partitioner="Shard", arguments={}), "partitioner of flwr_datasets 'Shard'"),
+        (FlowerPartitioner(partitioner="Shard", arguments={}), "'Shard'"),
         (FlowerPartitioner(partitioner="IidPartitioner", arguments={}), "IidPartitioner with no arguments"),
         (
             FlowerPartitioner(partitioner="ShardPartitioner", arguments={"seed": 3}),
@@ -222,9 +219,8 @@ def test_flowers_partitioners_by_name():
     ],
 )
 def test_what_cannot_be_divided_says_why(partition: Partition, words: str):
-    with pytest.raises(FedshiftError) as caught:
+    with refuses(words):
         partition.assign(square(10, 3, 2), Streams(0))
-    assert words in str(caught.value)
 
 
 def test_a_division_that_leaves_everything_to_nobody_is_refused():
@@ -232,7 +228,7 @@ def test_a_division_that_leaves_everything_to_nobody_is_refused():
         def divide(self, originals: Any, streams: Streams) -> torch.Tensor:
             return torch.full((len(originals),), -1)
 
-    with pytest.raises(FedshiftError, match="some not -1"):
+    with refuses("Nobody", "-1"):
         divide(square(2, 2, 1), Nobody(), Streams(0))
 
 
@@ -291,5 +287,5 @@ def test_without_flower_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "flwr_datasets", None)
-    with pytest.raises(FedshiftError, match=r"pip install 'fedshift\[partition\]'"):
+    with refuses("pip install 'fedshift[partition]'"):
         Dirichlet(clients=2).assign(square(10, 2, 1), Streams(0))

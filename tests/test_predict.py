@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import re
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from fedshift.runs import runner
 from fedshift.runs.progress import Progress
 from fedshift.runs.run import Run
 from fedshift.settings.grid import expand, override
+from refusal import refuses
 
 RNG = np.random.default_rng(0)
 DOMAINS, CLASSES = ("north", "south", "west"), ("cat", "dog, old", "owl")
@@ -192,7 +192,7 @@ def test_a_table_names_column_row_and_value(table: Run, tmp_path: Path):
 
 def test_another_kind_of_file_is_refused(table: Run, tmp_path: Path):
     image(tmp_path / "cat.png", 0)
-    with pytest.raises(FedshiftError, match=r"cat\.png' is of no kind that 'table' reads: .* \.csv, \.parquet"):
+    with refuses("cat.png'", "'table'", ".csv, .parquet"):
         fedshift.predict(table.path, [tmp_path / "cat.png"])
 
 
@@ -265,7 +265,7 @@ def check_elsewhere(run: Run, tmp_path: Path, new: Path, said: str, client: str 
         data.write_text("pulse,label,hospital\n1,cat,west\n")
     moved = run.path.rename(tmp_path / "moved")
     assert torch.equal(fedshift.predict(moved, [new], client=client).probabilities, before.probabilities)
-    with pytest.raises(FedshiftError, match=rf"cannot go on: data.path \('.*'\) {said}. Restore"):
+    with refuses("data.path", said, "Restore"):
         Run.open(moved).folder.experiment()
 
 
@@ -311,15 +311,13 @@ def test_texts_are_not_read_with_another_tokenizer(tmp_path: Path):
     pd.DataFrame({"text": ["this film is good"]}).to_csv(tmp_path / "new.csv", index=False)
     assert len(fedshift.predict(run.path, [tmp_path / "new.csv"]).files) == 1
     (Path(tokens) / "tokenizer.json").write_text("{}")
-    with pytest.raises(FedshiftError, match=r"cannot predict for files: data.tokens \('.*'\) changed since it began"):
+    with refuses("data.tokens", "tokenizer'", "changed", "Restore"):
         fedshift.predict(run.path, [tmp_path / "new.csv"])
 
 
 def test_a_folder_of_runs_is_no_run(table: Run, tmp_path: Path):
     above = table.path.parent
-    with pytest.raises(
-        FedshiftError, match=rf"'{above}' is no run folder: it has no run.json. Those in it: '{table.path}'"
-    ):
+    with refuses(f"'{above}'", "run.json", f"'{table.path}'"):
         fedshift.predict(above, [tmp_path / "table.csv"])
 
 
@@ -333,9 +331,7 @@ def test_tokens_that_a_model_never_saw_are_refused(tmp_path: Path):
     np.savez(tmp_path / "other.npz", x=x[:2])
     found = fedshift.predict(run.path, [tmp_path / "new.npz", tmp_path / "other.npz"])
     assert found.rows == (0, 1)
-    with pytest.raises(
-        FedshiftError, match=r"new.npz' holds the token 50 in row 2; the model knows those from 0 to 49"
-    ):
+    with refuses("new.npz'", "token 50", "row 2", "0 to 49"):
         found.check()
 
 
@@ -415,7 +411,7 @@ def test_signals_that_cannot_be_predicted_for_are_named(tmp_path: Path):
     ):
         file = tmp_path / f"{name}.csv"
         table.to_csv(file, index=False)
-        with pytest.raises(FedshiftError, match=re.escape(words.format(file))):
+        with refuses(words.format(file)):
             fedshift.predict(run.path, [file])
 
 
@@ -423,5 +419,5 @@ def test_a_data_set_without_files_says_so(tmp_path: Path):
     document = override(TINY, {"run.out": str(tmp_path)})
     (experiment,) = expand(document)
     run = runner.start(experiment, Progress())
-    with pytest.raises(FedshiftError, match="'tiny' reads no files but its own"):
+    with refuses("'tiny'", "run.model()"):
         fedshift.predict(run.path, [tmp_path])

@@ -13,24 +13,59 @@ from typer.testing import CliRunner
 import fedshift
 from fedshift import FedshiftError
 from fedshift.cli.app import app
-from fedshift.cli.catalogues import fitted, plain, shown_names
+from fedshift.cli.catalogues import KINDS, fitted, plain, print_list, print_named, shown_names
+from fedshift.cli.schema import print_schema
 from fedshift.experiments import shipped, shipped_text
+from fedshift.settings.experiment import PLAIN
 
-MARKS = re.compile(r"``|:\w+:`|…|\*Choices|Choices\*|Choices\.\*|\bA [aeiou]|3e\+38|= None")
+MARKS = re.compile(r"``|:\w+:`|:class:| at 0x|…|\*Choices|Choices\*|Choices\.\*|\bA [aeiou]|3e\+38|= None")
 
 
-def printed(width: int, *arguments: str) -> str:
-    done = CliRunner().invoke(app, list(arguments), catch_exceptions=False, env={"COLUMNS": str(width)})
+ENTRIES = {**KINDS, "tables": PLAIN, "experiments": shipped()}
+
+
+def printed(*arguments: str) -> str:
+    done = CliRunner().invoke(app, list(arguments), catch_exceptions=False, env={"COLUMNS": "200"})
     assert done.exit_code == 0, done.output
     return done.stdout
 
 
-@pytest.mark.parametrize("width", [80, 120])
-@pytest.mark.parametrize("arguments", [["list"], ["schema"], *(["show", name] for name in shown_names())], ids=" ".join)
-def test_it_fits_the_terminal(width: int, arguments: list[str]):
-    text = printed(width, *arguments)
-    assert [line for line in text.splitlines() if cell_len(line.rstrip()) > width] == []
+def assert_fits(text: str) -> None:
+    """At 80 columns no line is longer, and nothing is cut or shown as it stands in the source."""
+    assert [line for line in text.splitlines() if cell_len(line.rstrip()) > 80] == []
     assert MARKS.findall(text) == []
+
+
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+@pytest.mark.usefixtures("narrow")
+@pytest.mark.parametrize("kind", ENTRIES)
+def test_all_that_can_be_shown_fits_the_terminal_with_every_setting(kind: str, capsys: pytest.CaptureFixture[str]):
+    for name in ENTRIES[kind]:
+        print_named(name, {})
+        text = capsys.readouterr().out
+        assert name in text
+        assert_fits(text)
+        if kind in KINDS:
+            assert all(setting in text for setting in KINDS[kind].get(name).settings()), name
+
+
+@pytest.mark.usefixtures("narrow")
+def test_the_list_names_every_entry_and_fits_the_terminal(capsys: pytest.CaptureFixture[str]):
+    print_list("all")
+    text = capsys.readouterr().out
+    assert_fits(text)
+    first_words = {line.split()[0] for line in text.splitlines() if line and not line.startswith(" ")}
+    assert {*shown_names()} - {*PLAIN} <= first_words
+
+
+@pytest.mark.usefixtures("narrow")
+def test_the_reference_fits_the_terminal(capsys: pytest.CaptureFixture[str]):
+    print_schema("text")
+    assert_fits(capsys.readouterr().out)
 
 
 def test_a_file_gets_a_line_for_an_entry(monkeypatch: pytest.MonkeyPatch):
@@ -67,14 +102,14 @@ def test_items_stay_items():
 def test_what_can_only_be_left_out_is_no_value():
     """TOML has no word for None, so none is offered."""
     for arguments in (["show", "fedpin-gm"], ["schema"], ["schema", "--format", "markdown"]):
-        text = " ".join(printed(200, *arguments).split())
+        text = " ".join(printed(*arguments).split())
         start = text.index("auxiliary_lr")
         assert "(not set)" in text[start : start + 40]
         assert "none" not in text[start : start + 160].lower()
 
 
 def test_bench_takes_methods_in_their_order():
-    text = printed(100, "bench", "--method", "fedprox,fedavg,moon", "--seed", "0,1", "--dry-run")
+    text = printed("bench", "--method", "fedprox,fedavg,moon", "--seed", "0,1", "--dry-run")
     assert [line.split(",")[0] for line in text.splitlines()[:-1]] == ["fedprox", "fedavg", "moon"]
 
 

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import fedshift
 from conftest import Make, evaluated, models_of, simulate, states
 from fedshift.datasets.dataset import Dataset
-from fedshift.errors import FedshiftError
 from fedshift.federation.clients import Client
 from fedshift.federation.domains import DomainData
 from fedshift.federation.environments import Environment
@@ -25,6 +24,7 @@ from fedshift.federation.protocols import AllClients, InDomain, LeaveOneDomainOu
 from fedshift.federation.samples import Samples
 from fedshift.simulation.simulation import Simulation
 from fedshift.streams import Streams
+from refusal import refuses
 
 SHIFTS = ("train", "p=0", "p=0.1", "p=1")
 DOMAINS = ("a", "b", "c")
@@ -112,7 +112,6 @@ def test_fedpins_clients_are_scored_on_the_target_with_their_own_classes_and_mod
     st.integers(1, 4),
     st.sampled_from([0.5, 1.0]),
 )
-@settings(max_examples=40, deadline=None)
 def test_in_domain_nobody_shares_a_sample(rows: list[tuple[int, int]], clients: int, fraction: float):
     y, domain = (torch.tensor(values) for values in zip(*rows, strict=True))
     x = torch.arange(len(y)).float().view(-1, 1)
@@ -244,20 +243,19 @@ def test_a_partition_divides_the_environments_with_the_clients():
 @pytest.mark.parametrize(
     ("protocol", "data", "words"),
     [
-        (PersonalUnderShift(), plain(), "bring their own environments (colored-mnist"),
+        (PersonalUnderShift(), plain(), "(colored-mnist"),
         (PersonalUnderShift(validation="p=0.2"), shifted(), "Did you mean 'p=0.1'?"),
-        (PersonalUnderShift(validation="train"), shifted(), "environment in protocol.validation 'train'"),
+        (PersonalUnderShift(validation="train"), shifted(), "protocol.validation 'train'"),
         (LeaveOneDomainOut(hold_out="a"), shifted(), "protocol.name=personal-under-shift"),
         (InDomain(), shifted(), "protocol.name=personal-under-shift"),
-        (AllClients(), shifted(), "AllClients holds samples out itself"),
-        (InDomain(test=0.5, validation=0.5), plain(), "must leave samples to train on"),
-        (LeaveOneDomainOut(hold_out="z"), plain(), "domain to hold out 'z'"),
+        (AllClients(), shifted(), "AllClients"),
+        (InDomain(test=0.5, validation=0.5), plain(), "samples to train"),
+        (LeaveOneDomainOut(hold_out="z"), plain(), "hold out 'z'"),
     ],
 )
 def test_what_does_not_fit_says_so(protocol: Protocol, data: DomainData, words: str):
-    with pytest.raises(FedshiftError) as caught:
+    with refuses(words):
         federate(protocol, data=data)
-    assert words in str(caught.value)
 
 
 # What a run makes of it --------------------------------------------------------------------------
@@ -280,9 +278,9 @@ def test_a_small_client_that_has_nothing_to_score_is_left_out_and_told_of():
 def test_a_domain_that_nobody_can_score_and_a_client_that_cannot_train_are_refused():
     one = Client(0, "a", "a", samples(3))
     environments = (Environment("a", "test", 0, samples(2)), Environment("b", "test", 0, samples(0)))
-    with pytest.raises(FedshiftError, match="No test sample of 'b' is left"):
+    with refuses("test sample", "'b'", "protocol.test"):
         Federation((one,), environments, ("c0",), Inputs()).checked()
-    with pytest.raises(FedshiftError, match="Client 'b' has no training sample"):
+    with refuses("training sample", "'b'", "partition.clients"):
         Federation((one, Client(1, "b", "b", samples(0))), environments[:1], ("c0",), Inputs()).checked()
     whole = Federation((one,), environments[:1], ("c0",), Inputs())
     assert whole.checked() is whole
@@ -324,7 +322,7 @@ def test_a_partition_runs_with_clients_smaller_than_a_batch(make: Make, protocol
     clients: 3 or 4 of a class each, of which one is tested, one validated and 1 or 2 trained on.
     """
     changes = {"protocol": protocol, "method.name": method, "partition.name": "iid", "train.batch": 16}
-    with pytest.raises(FedshiftError, match="No validation sample"):
+    with refuses("No validation sample", "protocol.validation"):
         Simulation(make(changes | {"partition.clients": 5}))
     simulation = simulate(make(changes | {"partition.clients": 3}))
     record = evaluated(simulation, simulation.coordinator.schedule[-1])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import shlex
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,6 @@ from fedshift.settings.grid import expand, override
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 EXAMPLE = ROOT / "examples" / "my_prox.py"
-ELLIPSIS = ast.dump(ast.parse("...").body[0])
-PAGES = (ROOT / "docs" / "pages.md").read_text()
 
 
 def block(marker: str) -> str:
@@ -33,9 +31,8 @@ def block(marker: str) -> str:
     return found.group(1)
 
 
-def test_the_method_is_about_twenty_lines_and_is_the_example():
+def test_the_method_is_the_example():
     assert EXAMPLE.read_text() == block("plugin")
-    assert len([line for line in block("plugin").splitlines() if line.strip()]) <= 20
 
 
 def test_the_method_of_the_readme_runs_by_name_and_is_fedprox():
@@ -46,16 +43,13 @@ def test_the_method_of_the_readme_runs_by_name_and_is_fedprox():
     assert all(tensor.equal(shared[name]) for name, tensor in mine.coordinator.state.shared.items())
 
 
-def test_the_ten_lines_of_python_run(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_the_python_example_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     monkeypatch.chdir(tmp_path)
     code = block("api")
-    assert len([line for line in code.splitlines() if line.strip()]) <= 10
     original = fedshift.compare
 
     def short(experiment: str, **options: Any) -> fedshift.Comparison:
-        fewer = {"data.images_per_class": 10, "train.batch": 16}
+        fewer = {"data.images_per_class": 10, "train.batch": 16, "run.engine": "sequential", "run.threads": 1}
         return original(experiment, **options, rounds=1, settings=fewer, progress=Progress())
 
     monkeypatch.setattr(fedshift, "compare", short)
@@ -72,44 +66,11 @@ def test_the_commands_are_one_line_each_and_pinned():
         (line,) = block(marker).splitlines()
         assert "-c constraints.txt" in line
         assert line.startswith("python3 -m venv .venv && ")
-    assert (ROOT / "constraints.txt").read_text() == "torch==2.13.0\nflwr==1.41.0\n"
 
 
-def page(name: str) -> str:
-    rooms = (ROOT / "src" / "fedshift" / room for room in ("methods", "core/servers"))
-    (path,) = (path for room in rooms for path in room.rglob(name))
-    return path.read_text(encoding="utf-8")
-
-
-def functions(source: str) -> dict[str, list[str]]:
-    """The statements of every function, by its name, without docstrings; what an excerpt leaves out is ``...``."""
-    found = {}
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.FunctionDef):
-            body = node.body[ast.get_docstring(node) is not None :]
-            found.setdefault(node.name, [ast.dump(each) for each in body])
-    return found
-
-
-@pytest.mark.parametrize(("name", "excerpt"), re.findall(r"<!-- (\w+\.py) -->\n```python\n(.*?)```", PAGES, re.DOTALL))
-def test_the_excerpts_of_pages_are_what_the_code_says(name: str, excerpt: str):
-    there = functions(page(name))
-    for function, body in functions(excerpt).items():
-        kept = [statement for statement in there[function] if ELLIPSIS not in body or statement in body]
-        assert kept == [statement for statement in body if statement != ELLIPSIS], function
-
-
-def test_the_lines_of_pages_are_counted():
-    (counting,) = re.findall(r"```python\n(import ast.*?)\n\n\nfor path", PAGES, re.DOTALL)
-    names: dict[str, Any] = {}
-    exec(compile(counting, "pages.md", "exec"), names)  # the page says that it is counted by this
-    rows = re.findall(r"^\| `(\w+\.py)`[^|]*\| *\(?(\d*)\)? *\| (\d+) \|", PAGES, re.MULTILINE)
-    assert len(rows) == 27
-    assert {name: int(now) for name, _, now in rows} == {name: names["lines"](page(name)) for name, _, _ in rows}
-    both = [(int(before), int(now)) for name, before, now in rows if before and name != "ditto.py"]
-    before, now = (sum(column) for column in zip(*both, strict=True))
-    assert f"| all of these | {before} | {now} | |" in PAGES
-    assert f"Of the {before - now} lines that went" in PAGES
+def test_every_extra_is_named():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    assert [name for name in sorted(extras.keys() - {"dev"}) if f"[{name}]" not in README] == []
 
 
 def test_what_the_federations_page_writes_into_site_toml_is_read(tmp_path: Path):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import re
-import subprocess
 import sys
 from base64 import b64decode
 from collections.abc import Iterator, Mapping
@@ -24,6 +23,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.text import Text
 from typer.testing import CliRunner
 
+import fresh
 from conftest import TINY
 from fedshift.api import Comparison, compare
 from fedshift.cli.app import app
@@ -233,7 +233,7 @@ def one_line(text: str) -> str:
 # Whatever is compared ----------------------------------------------------------------------------
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=settings.default.max_examples // 3)  # it draws figures
 @all_awkward
 @given(comparisons())
 def test_every_environment_has_its_axes_and_every_line_its_place(results: Results):
@@ -257,7 +257,7 @@ def test_every_environment_has_its_axes_and_every_line_its_place(results: Result
         assert all(re.fullmatch(r"[−\d.]+", text) for text in written)
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=settings.default.max_examples // 5)  # it draws a page
 @all_awkward
 @given(comparisons())
 def test_every_page_is_well_formed_and_shows_names_as_they_are(results: Results):
@@ -283,7 +283,6 @@ def test_every_page_is_well_formed_and_shows_names_as_they_are(results: Results)
     assert all(any(printable(column).strip() in line for line in lines) for column in shown)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 200))
 def test_no_two_rows_have_the_same_colour(count: int):
     assert len(set(colours(count))) == count
@@ -299,7 +298,6 @@ def test_a_heat_map_shows_whatever_domains_are_called():
         assert len(set(shown)) == len(AWKWARD)
 
 
-@settings(deadline=None)
 @given(names)
 def test_a_name_beside_a_heat_map_is_short_and_can_be_drawn(name: str):
     assert 0 < len(drawable(name)) <= MOST_LETTERS + 1
@@ -465,7 +463,6 @@ values = st.one_of(
 nested = st.dictionaries(st.sampled_from("abc"), values | st.dictionaries(st.sampled_from("xyz"), values), max_size=3)
 
 
-@settings(deadline=None)
 @given(st.lists(st.lists(nested, min_size=1, max_size=3), min_size=1, max_size=4))
 def test_no_setting_is_lost_when_settings_are_merged(groups: list[list[dict[str, Any]]]):
     found = merged(groups)
@@ -511,26 +508,28 @@ def test_where_no_report_can_be_the_error_says_so_and_the_tables_are_printed(run
         assert "room" not in str(result.exception)
 
 
-def child(*arguments: str, **streams: Any) -> subprocess.CompletedProcess[str]:
-    code = "from fedshift.cli.app import main; main()"
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments], stderr=subprocess.PIPE, text=True, check=False, **streams
-    )
+def into(descriptor: str, *words: str) -> None:
+    """The command line in a fresh process whose standard output is a pipe that nobody reads, or a full device."""
+    if descriptor == "closed pipe":
+        reading, writing = os.pipe()
+        os.close(reading)
+    else:
+        writing = os.open(descriptor, os.O_WRONLY)
+    os.dup2(writing, 1)
+    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115  # for as long as the process lasts
+    fresh.fedshift(*words)
 
 
 def test_a_reader_that_closes_the_pipe_ends_the_command_quietly_after_the_report_is_written(runs: Path, tmp_path: Path):
-    reading, writing = os.pipe()
-    os.close(reading)
-    done = child("report", str(runs), "--to", str(tmp_path / "report.html"), stdout=writing)
-    os.close(writing)
+    words = ["report", str(runs), "--to", str(tmp_path / "report.html")]
+    done = fresh.start(into, "closed pipe", *words).completed()
     assert (done.returncode, done.stderr) == (141, "")
     Strict((tmp_path / "report.html").read_text())
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full device")
 def test_standard_output_on_a_full_disk_is_one_error():
-    with Path("/dev/full").open("w") as full:
-        done = child("list", stdout=full)
+    done = fresh.start(into, "/dev/full", "list").completed()
     assert done.returncode == 2
     assert done.stderr.strip() == "Error: Standard output cannot be written: No space left on device."
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 import fedshift
 from conftest import Make, simulate, states
-from fedshift import FedshiftError
 from fedshift.core.servers import SERVERS
 from fedshift.core.training import Train
 from fedshift.methods import METHODS
@@ -25,6 +24,7 @@ from fedshift.runs.progress import Progress
 from fedshift.settings.grid import expand, override
 from fedshift.tuning.space import Space
 from quadratics import OnQuadratics, W, at_rest, on_quadratics
+from refusal import refuses
 
 __all__ = ["on_quadratics"]  # a fixture
 
@@ -118,16 +118,16 @@ def test_a_stage_that_is_shorter_than_the_warm_up_has_none():
 
 
 def test_what_leads_nowhere_is_refused():
-    with pytest.raises(FedshiftError, match=r"train.warmup = 5 leaves no round of train.rounds = 5"):
+    with refuses("train.warmup = 5", "train.rounds = 5"):
         Train(rounds=5, warmup=5)
-    with pytest.raises(FedshiftError, match=r"train.step_at = \[3\] has no effect with train.schedule = 'cosine'"):
+    with refuses("train.step_at = [3]", "train.schedule = 'cosine'"):
         Train(schedule="cosine", step_at=(3,))
-    with pytest.raises(FedshiftError, match=r"train.step_at = \[3, 5, 3\] names round 3 twice: name it once"):
+    with refuses("train.step_at = [3, 5, 3]", "round 3", "once"):
         Train(schedule="step", step_at=(3, 5, 3))
-    with pytest.raises(FedshiftError, match=r"train.min_delta = 0.01 has no effect with train.patience = 'off'"):
+    with refuses("train.min_delta = 0.01", "train.patience = 'off'"):
         Train(min_delta=0.01)
     Train(min_delta=0.01, patience=3)
-    with pytest.raises(FedshiftError, match=r"train.step_factor = 1.5"):
+    with refuses("train.step_factor = 1.5", "equal to 1"):
         Train(step_factor=1.5)
 
 

@@ -26,6 +26,7 @@ from fedshift.runs.progress import Progress
 from fedshift.runs.run import Run
 from fedshift.runs.selection import source_validation
 from fedshift.runs.weights import NEXT_SELECTED, SELECTED, selected_position
+from fedshift.settings.experiment import Experiment
 from fedshift.settings.grid import expand, override
 from test_methods import small
 
@@ -173,15 +174,27 @@ EVERYTHING = {
 }
 
 
+def everything(folder: Path, every: int) -> Experiment:
+    """That experiment, its runs below a folder."""
+    (experiment,) = expand(override(TINY, EVERYTHING | {"run.checkpoint_every": every, "run.out": str(folder)}))
+    return experiment
+
+
+@pytest.fixture(scope="module")
+def references(tmp_path_factory: pytest.TempPathFactory) -> dict[int, RunFolder]:
+    """Whole runs, by how often they make a checkpoint."""
+    folder = tmp_path_factory.mktemp("whole")
+    return {every: runner.start(everything(folder / str(every), every), Progress()) for every in (1, 3)}
+
+
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("where", ["checkpoint", "commit", "rename"])
 @pytest.mark.parametrize("times", [1, 2])
-def test_killed_with_new_weights_and_resumed_it_has_the_same(tmp_path: Path, where: str, times: int, every: int):
+def test_killed_with_new_weights_and_resumed_it_has_the_same(
+    references: dict[int, RunFolder], tmp_path: Path, where: str, times: int, every: int
+):
     """Killed between the selected weights and the checkpoint, between its two steps, and before the weights' second."""
-    document = override(TINY, EVERYTHING | {"run.checkpoint_every": every})
-    (whole,) = expand(override(document, {"run.out": str(tmp_path / "whole")}))
-    reference = runner.start(whole, Progress())
-    (killed,) = expand(override(document, {"run.out": str(tmp_path / "killed")}))
+    reference, killed = references[every], everything(tmp_path / "killed", every)
     file = tmp_path / "experiment.toml"
     file.write_text(tomli_w.dumps(killed.table()))
     child = subprocess.run(
@@ -216,6 +229,20 @@ def test_runs_that_advance_together_keep_their_own(make: Make, tmp_path: Path):
 # A federation across sites ------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A coordinator's run that nothing interrupts."""
+    folder = tmp_path_factory.mktemp("whole")
+    members(folder, fedavg(folder))
+    return coordinate(folder / "coordinator", Local(folder), Progress())
+
+
+def fedavg(folder: Path) -> Experiment:
+    """What that coordinator carries out."""
+    (experiment,) = expand(override(TINY, {**small("fedavg"), **IN_DOMAIN, **ROUGH, "run.out": str(folder)}))
+    return experiment
+
+
 @pytest.mark.parametrize("name", ["fedavg", "fedpac", "fedbn"])
 def test_a_coordinator_keeps_what_it_may(make: Make, tmp_path: Path, name: str):
     """The weights of a simulation, but for what clients keep: that stays at the sites."""
@@ -236,12 +263,10 @@ def test_a_coordinator_keeps_what_it_may(make: Make, tmp_path: Path, name: str):
 
 
 @pytest.mark.parametrize("answers", [5, 17])
-def test_a_coordinator_that_is_killed_has_the_same(make: Make, tmp_path: Path, answers: int):
-    experiment = make({**small("fedavg"), **IN_DOMAIN, **ROUGH})
-    folder, other = members(tmp_path / "killed", experiment), members(tmp_path / "whole", experiment)
+def test_a_coordinator_that_is_killed_has_the_same(whole: RunFolder, tmp_path: Path, answers: int):
+    folder = members(tmp_path, fedavg(tmp_path))
     kill_after(answers, folder)
     run = coordinate(folder / "coordinator", Local(folder), Progress())
-    whole = coordinate(other / "coordinator", Local(other), Progress())
     assert run.records() == whole.records()
     ours, theirs = load_file(run.selected_file), load_file(whole.selected_file)
     assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
@@ -250,14 +275,13 @@ def test_a_coordinator_that_is_killed_has_the_same(make: Make, tmp_path: Path, a
 
 @pytest.mark.parametrize("before", ["append", "commit"])
 def test_a_coordinator_that_stops_between_weights_and_record(
-    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str
+    whole: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str
 ):
     """Between the weights and the record, and between the record and the weights' second step."""
     from fedshift.runs.records import Records
     from fedshift.runs.weights import Selection
 
-    experiment = make({**small("fedavg"), **IN_DOMAIN, **ROUGH})
-    folder, other = members(tmp_path / "killed", experiment), members(tmp_path / "whole", experiment)
+    folder = members(tmp_path, fedavg(tmp_path))
     cls = {"append": Records, "commit": Selection}[before]
     act, left = getattr(cls, before), [2]
 
@@ -272,6 +296,5 @@ def test_a_coordinator_that_stops_between_weights_and_record(
         coordinate(folder / "coordinator", Local(folder), Progress())
     assert next(folder.rglob(NEXT_SELECTED))
     run = coordinate(folder / "coordinator", Local(folder), Progress())
-    whole = coordinate(other / "coordinator", Local(other), Progress())
     assert run.records() == whole.records()
     assert run.selected_file.read_bytes() == whole.selected_file.read_bytes()

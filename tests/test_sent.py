@@ -19,6 +19,7 @@ from fedshift.core.messages import pack
 from fedshift.deployment import sent as sent_module
 from fedshift.deployment.sent import Sent, Total, read_sent, summary
 from fedshift.errors import DamagedError, FedshiftError
+from refusal import refuses
 
 WEIGHTS = torch.tensor([[1.0, 2.0], [3.0, -4.0]])
 CATEGORIES: dict[str, Category] = {
@@ -85,7 +86,7 @@ def test_what_has_no_category_is_not_written_down_as_sent(path: Path):
     def refuse(name: str) -> Category:
         raise FedshiftError(f"'{name}' was not sent")
 
-    with pytest.raises(FedshiftError, match=r"up\.head\.weight"):
+    with refuses("up.head.weight"):
         Sent(path).add(ANSWER, refuse, run="a run", what="answer")
     assert not path.exists()
     assert read_sent(path) == []
@@ -134,7 +135,7 @@ def test_damage_is_found_and_the_line_named(path: Path, damage: Callable[[list[s
     lines = path.read_text().splitlines()
     damage(lines)
     path.write_text("".join(f"{line}\n" for line in lines))
-    with pytest.raises(DamagedError, match=f"Line {number} of"):
+    with refuses(f"Line {number} of", "sent.jsonl", error=DamagedError):
         read_sent(path)
     with pytest.raises(DamagedError):
         summary(path)
@@ -148,7 +149,7 @@ def test_another_chain_with_the_same_content_is_found(path: Path):
     lines[0]["chain"] = sent_module.linked(sent_module.START, dict(lines[0]))
     assert lines[0]["chain"] != chain
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with pytest.raises(DamagedError, match="Line 2"):
+    with refuses("Line 2", "sent.jsonl", error=DamagedError):
         read_sent(path)
 
 
@@ -184,15 +185,15 @@ def test_nothing_is_added_after_a_last_line_that_is_none(path: Path, line: str):
     write(path, 1)
     damaged = path.read_bytes() + line.encode(errors="surrogateescape") + b"\n"
     path.write_bytes(damaged)
-    with pytest.raises(DamagedError, match="last line"):
+    with refuses("last line", "sent.jsonl", error=DamagedError):
         write(path, 1)
     assert path.read_bytes() == damaged
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path):
-    with pytest.raises(DamagedError, match="cannot be read"):
+    with refuses("cannot be read", "directory", error=DamagedError):
         read_sent(tmp_path)
-    with pytest.raises(DamagedError, match="cannot be read"):
+    with refuses("cannot be read", "directory", error=DamagedError):
         write(tmp_path)
 
 

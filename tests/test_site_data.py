@@ -14,6 +14,8 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
+from refusal import refuses
+
 pytest.importorskip("cryptography", reason="the extra 'flower' is not installed")
 pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 
@@ -25,7 +27,6 @@ from fedshift.deployment.coordinate import coordinate
 from fedshift.deployment.inspection import inspect
 from fedshift.deployment.model import site_model
 from fedshift.deployment.rehearsal import rehearse
-from fedshift.errors import FedshiftError
 from fedshift.runs.progress import Progress
 from fedshift.settings.written import parse_toml
 from test_coordinate import alike
@@ -210,9 +211,7 @@ def test_the_columns_of_the_data_are_written_down(tmp_path: Path, kind: str, nam
         path.write_text(
             path.read_text().replace(f'columns = [\n    "{named[0]}",\n    "{named[1]}",\n]', "columns = []")
         )
-        with pytest.raises(
-            FedshiftError, match=r"data\.columns names no channels, so each site's would be those of its"
-        ):
+        with refuses("data.columns", "experiment.toml"):
             Agreement.read(folder / "coordinator")
 
 

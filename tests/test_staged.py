@@ -23,7 +23,6 @@ from fedshift.deployment.folders import schema
 from fedshift.deployment.local import prepared, site_data
 from fedshift.deployment.model import site_model
 from fedshift.deployment.rehearsal import rehearse
-from fedshift.errors import FedshiftError
 from fedshift.federation.domains import DomainData
 from fedshift.federation.inputs import IMAGENET_MEAN, IMAGENET_STD, Inputs
 from fedshift.files import cache_folder
@@ -38,6 +37,7 @@ from fedshift.settings.experiment import Experiment
 from fedshift.settings.spec import setting
 from fedshift.simulation.simulation import Simulation, load_data
 from fedshift.streams import Streams
+from refusal import refuses
 from test_coordinate import alike
 from test_engines import assert_agree, engine_named
 
@@ -149,22 +149,22 @@ def test_other_weights_are_other_features(cache: Path):
 
 
 def test_what_cannot_be_frozen_is_refused():
-    with pytest.raises(FedshiftError, match=r"3 stages \(1 stage1, 2 stage2, 3 stage3\).* 3 the layer to z alone"):
+    with refuses("model.freeze_until = 4", "3 stages", "2 stage2"):
         embedding(Small(freeze_until=4), pictures())
-    with pytest.raises(FedshiftError, match="'stage2', the first stage that is trained"):
+    with refuses("(3, 8, 8)", "'stage2'"):
         built(Small(freeze_until=1), (3, 8, 8))
-    with pytest.raises(FedshiftError, match="try 'mlp'"):
+    with refuses("[20]", "try 'mlp'"):
         built(Small(), (20,))
-    with pytest.raises(FedshiftError, match="freeze_until=0"):
+    with refuses("--set model.freeze_until=0"):
         embedding(Small(freeze_until=1), replace(pictures(), x=torch.zeros(108, 3, 8, 8)))
-    with pytest.raises(FedshiftError, match="would freeze random weights"):
+    with refuses("model.freeze_until = 1", "--set model.weights=pretrained"):
         embedding(ResNet18(freeze_until=1), pictures())
 
 
 @pytest.mark.parametrize("name", ["augment", "normalise"])
 def test_frozen_stages_read_images_as_they_are(name: str):
     Small().check(Inputs(**{name: True}))
-    with pytest.raises(FedshiftError, match=rf"data.{name} works on images.*--set data.{name}=false"):
+    with refuses(f"data.{name} works", f"--set data.{name}=false"):
         Small(freeze_until=1).check(Inputs(**{name: True}))
 
 
@@ -226,7 +226,7 @@ def test_a_trained_model_predicts_from_images(make: Make, bn: str):
     assert all(torch.equal(tensor, front[name]) for name, tensor in model.front.state_dict().items())
     assert not any(parameter.requires_grad for parameter in model.front.parameters())
     for wrong in (images.float(), images[:, :, :6]):
-        with pytest.raises(FedshiftError, match=r"shape \(B, 4, 6, 6\), or images, uint8, of which the frozen stages"):
+        with refuses("(B, 4, 6, 6)", "uint8", "frozen stages"):
             model(wrong)
 
 
@@ -255,18 +255,18 @@ def test_samples_are_prepared_again_for_other_frozen_stages(make: Make, tmp_path
 
 def test_images_that_are_normalised_are_refused_here_and_at_sites(make: Make, tmp_path: Path):
     model, said = Small(dim=2, freeze_until=1), "--set data.normalise=false"
-    with pytest.raises(FedshiftError, match=said):
+    with refuses(said):
         Simulation(replace(experiment_of(make, model), data=Pictures(normalise=True)))
     place = federation_of(make, tmp_path / "trial", model, normalise=True) / "sites" / "dark"
     agreement, (settings, own) = Agreement.read(place), read_site(place)
-    with pytest.raises(FedshiftError, match=said):
+    with refuses(said):
         site_data(agreement, settings, own)
 
 
 def test_a_site_whose_images_have_another_size_is_told_so(make: Make, tmp_path: Path):
     place = federation_of(make, tmp_path / "trial", Small(dim=2, freeze_until=1)) / "sites" / "dark"
     agreement, (settings, _) = Agreement.read(place), read_site(place)
-    with pytest.raises(FedshiftError, match=r"shape \[4, 14, 14\].*its images the size and channels"):
+    with refuses("[4, 14, 14]", "[4, 6, 6]", "site.toml"):
         site_data(agreement, settings, {"side": 16})
 
 
@@ -362,7 +362,7 @@ def test_efficientnet_is_trained(make: Make):
 
 
 def test_efficientnet_refuses_what_it_does_itself():
-    with pytest.raises(FedshiftError, match=r"--set data.normalise=false"):
+    with refuses("--set data.normalise=false"):
         EfficientNetLite0().check(Inputs(normalise=True))
-    with pytest.raises(FedshiftError, match=r"--set data.channels=3"):
+    with refuses("--set data.channels=3"):
         built(EfficientNetLite0(), (1, 64, 64))

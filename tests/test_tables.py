@@ -26,6 +26,7 @@ from fedshift.runs.progress import Progress
 from fedshift.settings.experiment import Experiment
 from fedshift.simulation.simulation import make_federation
 from fedshift.streams import Streams
+from refusal import refuses
 
 PAGE = Path(__file__).parents[1] / "docs" / "tables.md"
 NAN = float("nan")
@@ -208,7 +209,7 @@ def test_a_parquet_number_is_no_text_of_csv(tmp_path: Path):
     """Its type says that 11 is a number, so a site 01 beside it is a mistake in one of the two."""
     columns = {"a": [1, 2], "site": [11, 12], "label": ["x", "y"]}
     pq.write_table(pa.table(columns), tmp_path / "1.parquet")
-    with pytest.raises(FedshiftError, match=r"The domain is the number 11 in row 0 of .*, and the text '01' in row 0"):
+    with refuses("domain", "number 11", "text '01'"):
         sites_of(tmp_path, "01|02")
 
 
@@ -225,11 +226,11 @@ def test_decimals_of_parquet_are_names(tmp_path: Path):
     assert data.y.tolist() == [1, 0, 1]
     assert data.domains == ("1.5", "2", "10")
     pq.write_table(pa.table(columns | {"label": decimals("10", "9.5", "10")}), tmp_path / "x.parquet")
-    said = "'label' of .* holds 9.5 in row 1; each should be a name or a whole number"
-    with pytest.raises(FedshiftError, match=said):
+    said = ("'label'", "9.5", "row 1", "whole number")
+    with refuses(*said):
         read(TableFile(path=str(tmp_path / "x.parquet"), domain="site"))
     pq.write_table(pa.table(columns | {"label": decimals("10", str(2**63), "10")}), tmp_path / "x.parquet")
-    with pytest.raises(FedshiftError, match=f"'label' of .* holds {2**63}.*too large for a number; write it as text"):
+    with refuses("'label'", f"{2**63}", "as text"):
         read(TableFile(path=str(tmp_path / "x.parquet"), domain="site"))
 
 
@@ -386,14 +387,14 @@ def test_a_column_that_names_its_rows_is_no_input(tmp_path: Path):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"impute": "median", "statistics": "pooled"}, "does not follow from what each can send"),
-        ({"categories": ["a"], "statistics": "none"}, "takes every column as numbers"),
-        ({"columns": ["a"], "categories": ["b"]}, "Unknown column in data.categories 'b'"),
-        ({"statistics": "all"}, "data.statistics"),
+        ({"impute": "median", "statistics": "pooled"}, ("data.impute = 'median'", "--set data.impute=mean")),
+        ({"categories": ["a"], "statistics": "none"}, ("data.statistics = 'none'", "data.categories")),
+        ({"columns": ["a"], "categories": ["b"]}, ("data.categories", "'b'")),
+        ({"statistics": "all"}, ("data.statistics = 'all'",)),
     ],
 )
-def test_settings_that_contradict_each_other(tmp_path: Path, given: dict[str, Any], words: str):
-    with pytest.raises(FedshiftError, match=re.escape(words)):
+def test_settings_that_contradict_each_other(tmp_path: Path, given: dict[str, Any], words: tuple[str, ...]):
+    with refuses(*words):
         TableFile(**{"path": str(tmp_path), "statistics": "site", **given})
 
 
@@ -405,7 +406,7 @@ def test_rows_that_semicolons_separate(tmp_path: Path):
     dataset = table(tmp_path / "x.csv", "a,b,label\n1,2,x\n2,1,y\n")
     file = tmp_path / "new.csv"
     file.write_text("a;b\n1,5;2\n")
-    with pytest.raises(FedshiftError, match=r"Unknown column of inputs in .* 'a'.*Separate columns by commas"):
+    with refuses("column", "'a'", "commas"):
         dataset.rows(file, read(dataset).columns)
 
 
@@ -416,7 +417,7 @@ def test_rows_of_a_file_without_a_label(tmp_path: Path):
     rows = dataset.rows(tmp_path / "new.csv", columns)
     assert rows.nan_to_num(-99).tolist() == [[1, UNSEEN, -99, 0], [-99, 1, 1, -99]]
     (tmp_path / "new.csv").write_text("zip,age,sex\n3,1,x\n", encoding="utf-8")
-    with pytest.raises(FedshiftError, match=r"Unknown column of inputs in .* 'smoker'"):
+    with refuses("column", "'smoker'"):
         dataset.rows(tmp_path / "new.csv", columns)
 
 
@@ -469,10 +470,14 @@ def test_the_experiments_that_ship_train_better_than_chance(name: str, tmp_path:
 @pytest.mark.parametrize("marker", ["missing", "shipped"])
 def test_the_examples_of_the_page_run(marker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (code,) = re.findall(rf"<!-- {marker} -->\n```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    assert len(code.strip().splitlines()) <= 12
     monkeypatch.chdir(tmp_path)
     original = fedshift.run
-    monkeypatch.setattr(fedshift, "run", lambda *source, **options: original(*source, **options, progress=Progress()))
+
+    def run(*source: str, settings: dict[str, Any] | None = None, **options: Any) -> fedshift.Run:
+        here = {**(settings or {}), "run.engine": "sequential", "run.threads": 1}
+        return original(*source, **options, settings=here, progress=Progress())
+
+    monkeypatch.setattr(fedshift, "run", run)
     names: dict[str, Any] = {}
     exec(compile(code, "tables.md", "exec"), names)  # the point of the test
     assert names["run"].finished

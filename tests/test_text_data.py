@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 import torch
 
+from refusal import refuses
+
 pytest.importorskip("sklearn", reason="the extra 'text' is not installed")
 pytest.importorskip("transformers", reason="the extra 'text' is not installed")
 
 from conftest import Make, names_sent, simulate
 from fedshift.datasets.text import TextFile
-from fedshift.errors import FedshiftError
 from fedshift.federation.checks import check_data
 from fedshift.federation.inputs import Inputs
 from fedshift.methods.client2vec.clip import CLIP
@@ -26,7 +27,7 @@ from fedshift.runs import runner
 from fedshift.runs.progress import Progress
 from fedshift.runs.run import Run
 from fedshift.streams import Streams
-from test_methods import SMALL
+from reference import SMALL
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "good", "bad", "meal", "film", "very", "is", "this"]
 ROWS = [
@@ -159,21 +160,21 @@ def test_tokens_by_hand(tmp_path: Path):
     assert data.notes == ("1 of 7 texts have more than 6 tokens, the longest 8, and were cut: data.length.",)
     assert dataset.inputs() == Inputs(tokens=12, pad=0)
     check_data(data, dataset.inputs())
-    with pytest.raises(FedshiftError, match="tokens from 0 to 10"):
+    with refuses("holds 11", "sample 0", "0 to 10"):
         check_data(data, Inputs(tokens=11))
 
 
 def test_a_tokenizer_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = written(tmp_path / "t.csv")
-    with pytest.raises(FedshiftError, match=r"data.tokens = '.*' *: the tokenizer has no pad token.*pad_token ="):
+    with refuses("data.tokens = ", "pad token", "tokenizer.pad_token = "):
         texts(path, tokens=a_tokenizer(tmp_path / "no-pad", pad_token="")).inputs()
     (tmp_path / "empty").mkdir()
-    with pytest.raises(FedshiftError, match=r"no tokenizer could be read.*'hashing' needs neither"):
+    with refuses("data.tokens = ", "empty'", "'hashing'"):
         texts(path, tokens=str(tmp_path / "empty")).check_here()
     monkeypatch.setattr("fedshift.hub.answers", lambda: False)
-    with pytest.raises(FedshiftError, match=r"data.tokens = 'hashign' is no folder.*written with its commit"):
+    with refuses("data.tokens = 'hashign'", "ID@COMMIT"):
         texts(path, tokens="hashign").check_here()
-    with pytest.raises(FedshiftError, match=r"data.length = 1 leaves no room .* the 2 tokens .*data.length=3"):
+    with refuses("data.length = 1", "2 tokens", "--set data.length=3"):
         texts(path, tokens=a_tokenizer(tmp_path / "tok"), length=1).load(Streams(0))
 
 
@@ -184,7 +185,7 @@ def test_a_text_of_which_there_is_no_token(tmp_path: Path):
     said = json.loads(file.read_text())
     said["normalizer"] = {"type": "Replace", "pattern": {"String": "\u200b"}, "content": " "}
     file.write_text(json.dumps(said))
-    with pytest.raises(FedshiftError, match=r"column 'text' of '.*t.csv' holds '\\u200b' in row 6, of which"):
+    with refuses("'text'", "t.csv'", "'\\u200b'", "row 6"):
         texts(written(tmp_path / "t.csv", rows), tokens=tokens).load(Streams(0))
 
 
@@ -198,7 +199,7 @@ def test_texts_to_predict_for_are_read_as_the_others(tmp_path: Path, kind: str):
     assert list(read.rows) == list(range(6))
     assert read.notes[0] == f"Columns that are not looked at: domain, label (of '{path}')."
     assert len(read.notes) == (2 if kind == "tokens" else 1)
-    with pytest.raises(FedshiftError, match=r"holds nothing \(''\) in row 1"):
+    with refuses("nothing ('')", "row 1", "fill it in"):
         dataset.samples(Path(written(tmp_path / "new.csv", [("good",), ("",)], ("text",))))
 
 
@@ -208,15 +209,15 @@ def test_texts_to_predict_for_are_read_as_the_others(tmp_path: Path, kind: str):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (("food", "good", ""), r"column 'text' of '.*t.csv' holds nothing \(''\) in row 6; fill it in"),
-        (("food", "good", "  "), r"column 'text' of '.*t.csv' holds nothing \('  '\) in row 6"),
-        (("food", "", "good"), "column 'label' of '.*t.csv' holds nothing in row 6"),
-        ((" ", "good", "good"), "column 'domain' of '.*t.csv' holds nothing in row 6"),
-        (("food", "good", "good", "more"), "The row in line 8 of '.*t.csv' has 4 values, and there are 3 columns"),
+        (("food", "good", ""), ("'text'", "t.csv'", "nothing ('')", "row 6", "fill it in")),
+        (("food", "good", "  "), ("'text'", "t.csv'", "nothing ('  ')", "row 6")),
+        (("food", "", "good"), ("'label'", "t.csv'", "nothing", "row 6")),
+        ((" ", "good", "good"), ("'domain'", "t.csv'", "nothing", "row 6")),
+        (("food", "good", "good", "more"), ("line 8", "t.csv'", "4 values", "3 columns")),
     ],
 )
-def test_cells_that_are_wrong(tmp_path: Path, row: tuple[str, ...], message: str):
-    with pytest.raises(FedshiftError, match=message):
+def test_cells_that_are_wrong(tmp_path: Path, row: tuple[str, ...], message: tuple[str, ...]):
+    with refuses(*message):
         texts(written(tmp_path / "t.csv", [*ROWS, row])).load(Streams(0))
 
 
@@ -225,23 +226,19 @@ def test_cells_of_parquet_that_are_wrong(tmp_path: Path):
     arrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
-    for value, shown in ((None, "nothing"), (7, r"7 \(int\)")):
+    for value, shown in ((None, "nothing"), (7, "7 (int)")):
         table = pandas.DataFrame([*ROWS, ("food", "good", value)], columns=["domain", "label", "text"])
         if value is not None:
             table["text"] = value
         table.to_parquet(tmp_path / "t.parquet")
         row = 6 if value is None else 0
-        with pytest.raises(
-            FedshiftError, match=rf"column 'text' of '.*' holds {shown} in row {row}, and should hold text"
-        ):
+        with refuses("'text'", f"holds {shown}", f"row {row}", "hold text"):
             texts(str(tmp_path / "t.parquet")).load(Streams(0))
     buffers = [None, arrow.py_buffer(np.array([0, 4, 5], np.int32).tobytes()), arrow.py_buffer(b"good\xff")]
     text = arrow.Array.from_buffers(arrow.string(), 2, buffers)
     table = arrow.table({"domain": ["a", "a"], "label": ["x", "y"], "text": text})
     parquet.write_table(table, tmp_path / "t.parquet")
-    with pytest.raises(
-        FedshiftError, match=r"Row 1 of .*t.parquet has b'\\xff' in the column 'text', which is no UTF-8"
-    ):
+    with refuses("Row 1", "t.parquet", "b'\\xff'", "'text'", "UTF-8"):
         texts(str(tmp_path / "t.parquet")).load(Streams(0))
 
 
@@ -249,20 +246,18 @@ def test_a_file_that_is_no_utf8(tmp_path: Path):
     file = tmp_path / "t.csv"
     written(file, [*ROWS, ("food", "good", "a caf\u00e9")])
     file.write_bytes(file.read_text(encoding="utf-8").encode("latin-1"))
-    with pytest.raises(FedshiftError, match=r"Line 8 of '.*t.csv' has .*caf\\xe9.*b'\\xe9.* is no UTF-8"):
+    with refuses("Line 8", "t.csv'", "caf\\xe9", "b'\\xe9'", "UTF-8"):
         texts(str(file)).load(Streams(0))
 
 
 def test_columns_that_are_not_there_or_named_twice(tmp_path: Path):
     path = written(tmp_path / "t.csv")
     for setting in ("text", "label", "domain"):
-        with pytest.raises(
-            FedshiftError, match=rf"column \(data.{setting}\) in '.*t.csv'.*--set data.{setting}=COLUMN"
-        ):
+        with refuses(f"(data.{setting})", "t.csv'", f"--set data.{setting}=COLUMN"):
             texts(path, **{setting: "nothing"}).load(Streams(0))
-    with pytest.raises(FedshiftError, match="each column once"):
+    with refuses("data.label = ", "each column once"):
         texts(path, text="label")
-    with pytest.raises(FedshiftError, match="has no row"):
+    with refuses("none.csv'", "no row"):
         texts(written(tmp_path / "none.csv", [])).load(Streams(0))
 
 
@@ -270,10 +265,8 @@ def test_all_that_is_wrong_is_said_at_once(tmp_path: Path):
     (tmp_path / "sites").mkdir()
     for name in ("north", "south"):
         written(tmp_path / "sites" / f"{name}.csv", [*ROWS, ("food", "", "")])
-    with pytest.raises(FedshiftError) as raised:
+    with refuses("north.csv", "south.csv", "column 'text'", "column 'label'"):
         texts(str(tmp_path / "sites")).load(Streams(0))
-    for word in ("north.csv", "south.csv", "column 'text'", "column 'label'"):
-        assert word in str(raised.value)
 
 
 # In a run -----------------------------------------------------------------------------------------
@@ -337,12 +330,12 @@ def test_a_model_of_texts_is_put_together_again(make: Make, tmp_path: Path):
 @pytest.mark.parametrize(
     ("encoder", "message"),
     [
-        ({"vocab_size": 10}, "tokenizer has 12 ids, but .* embeds 10"),
-        ({"pad_token_id": 1}, "pads with the id 0, but .* says pad_token_id = 1"),
-        ({"max_position_embeddings": 5}, r"shape \(6,\) do not fit BertModel"),
+        ({"vocab_size": 10}, ("12 ids", "embeds 10", "data.tokens")),
+        ({"pad_token_id": 1}, ("id 0", "pad_token_id = 1", '"pad_token_id": 0')),
+        ({"max_position_embeddings": 5}, ("(6,)", "BertModel")),
     ],
 )
-def test_an_encoder_of_another_tokenizer(make: Make, tmp_path: Path, encoder: dict[str, int], message: str):
+def test_an_encoder_of_another_tokenizer(make: Make, tmp_path: Path, encoder: dict[str, int], message: tuple[str, ...]):
     import transformers
 
     given = changes(tmp_path, "tokens", "fedavg")
@@ -350,7 +343,7 @@ def test_an_encoder_of_another_tokenizer(make: Make, tmp_path: Path, encoder: di
     for name, value in encoder.items():
         setattr(config, name, value)
     transformers.BertModel(config).save_pretrained(given["model"]["path"])
-    with pytest.raises(FedshiftError, match=message):
+    with refuses(*message):
         simulate(make(given))
 
 
@@ -365,9 +358,9 @@ def test_client2vec_embeds_texts_by_their_tokens():
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
     assert torch.equal(offline.samples(x[:, :4], inputs)[0], one)
-    with pytest.raises(FedshiftError, match="of a tokenizer's ids the text is not kept"):
+    with refuses("CLIP", "--set method.index.encoder=offline"):
         CLIP().samples(x, inputs)
-    with pytest.raises(FedshiftError, match="no text by characters"):
+    with refuses("no text", "'shakespeare'"):
         inputs.text(x)
 
 
@@ -405,8 +398,6 @@ def test_the_examples_of_the_documentation_run(tmp_path: Path, monkeypatch: pyte
     examples = dict(re.findall(marked, pages, re.DOTALL))
     assert list(examples) == ["hashing", "tokens", "transformers"]
     for name, code in examples.items():
-        own = [line for line in code.splitlines() if line.strip() and not line.startswith("import ")]
-        assert len(own) <= 10, name
         names: dict[str, Any] = {}
         exec(compile(code, name, "exec"), names)  # the point of the test
         sent = {each for way in names["run"].messages.values() for each in way["up"]["tensors"]}

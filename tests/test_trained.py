@@ -20,7 +20,6 @@ from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net
 from fedshift.core.tensors import Replies
 from fedshift.datasets.dataset import Dataset
-from fedshift.errors import FedshiftError
 from fedshift.federation.inputs import Inputs
 from fedshift.methods.fedavg import FedAvg
 from fedshift.runs import runner
@@ -28,6 +27,7 @@ from fedshift.runs.progress import Progress
 from fedshift.runs.run import Run
 from fedshift.runs.trained import Blueprint
 from fedshift.simulation.simulation import Simulation
+from refusal import refuses
 
 FEDPIN = {"method.name": "fedpin", "method.alpha": 0.001, "method.lam": 0.1, "method.gamma": 0.0, "train.lr": 0.01}
 OFFLINE = {"name": "client2vec", "index": {"name": "dsa-ign", "epochs": 1, "encoder": {"name": "offline", "size": 64}}}
@@ -107,7 +107,7 @@ def test_images_are_prepared_as_in_the_run(make: Make):
     model = carried_out(make, {}).model()
     bytes_, floats = torch.full((1, 1, 10, 10), 51, dtype=torch.uint8), torch.full((1, 1, 10, 10), 0.2)
     assert torch.equal(model(bytes_), model(floats))
-    with pytest.raises(FedshiftError, match=r"shape \(B, 1, 10, 10\), not \(1, 3, 10, 10\)"):
+    with refuses("(B, 1, 10, 10)", "(1, 3, 10, 10)"):
         model(torch.zeros(1, 3, 10, 10))
 
 
@@ -142,11 +142,11 @@ def test_which_client_must_be_said_where_each_has_a_model(make: Make):
     x = torch.ones(1, 1, 10, 10)
     assert torch.equal(run.model(client="gray")(x), run.model(client=1)(x))
     assert not torch.equal(run.model(client="gray")(x), run.model(client="dark")(x))
-    with pytest.raises(FedshiftError, match=r"no global model: 'fedpin'.*0 \('dark'\), 1 \('gray'\)"):
+    with refuses("global model", "'fedpin'", "0 ('dark')", "1 ('gray')"):
         run.model()
-    with pytest.raises(FedshiftError, match=r"no client 'grey'; clients by id: 0 \('dark'\), 1 \('gray'\)"):
+    with refuses("no client 'grey'", "0 ('dark')", "1 ('gray')"):
         run.model(client="grey")
-    with pytest.raises(FedshiftError, match="no client 7"):
+    with refuses("no client 7", "1 ('gray')"):
         run.model(client=7)
 
 
@@ -156,7 +156,7 @@ def test_a_client_that_never_trained_has_no_model(make: Make, changes: dict[str,
     run = carried_out(make, {**changes, "train.participation": 0.5, "train.rounds": 1})
     trained = {int(name.split(".")[1]) for name in run.weights if name.startswith("client.")}
     (other,) = {0, 1} - trained
-    with pytest.raises(FedshiftError, match=rf"Client {other} \('.*'\) never trained"):
+    with refuses(f"Client {other} (", "never trained"):
         run.model(client=other)
 
 
@@ -168,17 +168,17 @@ def test_an_unfinished_run_has_no_weights_yet(make: Make):
     assert not run.finished
     assert run.notes == []
     for ask in (run.model, lambda: run.weights, lambda: run.summary):
-        with pytest.raises(FedshiftError, match=r"not finished.*fedshift resume"):
+        with refuses("not finished", "fedshift resume"):
             ask()
 
 
 def test_a_damaged_folder_says_so(make: Make):
     run = carried_out(make, {})
     (run.path / "federation.json").unlink()
-    with pytest.raises(FedshiftError, match=r"federation\.json' is missing"):
+    with refuses("federation.json' is missing", "fedshift resume"):
         run.model()
     run.folder.weights_file.write_bytes(b"short")
-    with pytest.raises(FedshiftError, match=r"weights\.safetensors' is not what was written.*fedshift resume"):
+    with refuses("weights.safetensors", "fedshift resume"):
         _ = Run(run.folder).weights
 
 
@@ -226,7 +226,7 @@ def test_clients_are_found_by_name_or_id():
     blueprint = Blueprint((1, 2, 2), ("x", "y"), clients, Inputs(normalise=True, vocabulary=("p", "q")))
     assert Blueprint.from_table(json.loads(json.dumps(blueprint.table()))) == blueprint
     assert (blueprint.client("a"), blueprint.client(7)) == (4, 7)
-    with pytest.raises(FedshiftError, match=r"2 clients are called 'b'; give an id: 7, 9\."):
+    with refuses("2 clients", "'b'", "7, 9"):
         blueprint.client("b")
-    with pytest.raises(FedshiftError, match=r"no client '7'; clients by id: 4 \('a'\), .*\.\.\. \(33 in all\)"):
+    with refuses("no client '7'", "4 ('a')", "33 in all"):
         blueprint.client("7")

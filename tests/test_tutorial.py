@@ -19,6 +19,7 @@ from fedshift.engines.kernels import Kernels
 from fedshift.engines.vectorised import Vectorised
 from fedshift.engines.workers import Workers
 from fedshift.methods import METHODS
+from refusal import refuses
 
 ROOT = Path(__file__).parents[1]
 TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
@@ -84,7 +85,7 @@ def test_it_is_sound(examples: dict[str, ModuleType], make: Make, bn: str):
 def test_an_audit_refuses_its_first_change_unless_it_says_what_that_reveals(
     examples: dict[str, ModuleType], make: Make
 ):
-    from fedshift import FedshiftError, Upload
+    from fedshift import Upload
 
     class Silent(examples["plugin"].MyScaffold):  # type: ignore[name-defined, misc]  # a class of another file
         """Does not say it."""
@@ -94,7 +95,7 @@ def test_an_audit_refuses_its_first_change_unless_it_says_what_that_reveals(
 
     experiment = make({**PLAIN, **CNN_WITH_BN, "run.audit": True})
     simulate(dataclasses.replace(experiment, method=examples["plugin"].MyScaffold()))
-    with pytest.raises(FedshiftError, match=r"round 1 .* 'change\.\S+' contains its private tensor 'c_k\."):
+    with refuses("round 1", "'change.", "'c_k."):
         simulate(dataclasses.replace(experiment, method=Silent()))
 
 
@@ -120,7 +121,6 @@ def test_absent_and_late_clients_are_as_the_page_says(examples: dict[str, Module
 
 @pytest.mark.parametrize("changes", [{"train.momentum": 0.5}, {**PLAIN, "train.optimiser": "adam"}], ids=str)
 def test_it_refuses_what_its_equations_do_not_cover(examples: dict[str, ModuleType], make: Make, changes: dict):
-    from fedshift import FedshiftError
 
-    with pytest.raises(FedshiftError, match=r"train\.optimiser=sgd --set train\.momentum=0"):
-        dataclasses.replace(make(changes), method=examples["plugin"].MyScaffold()).check()
+    with refuses("--set train.optimiser=sgd", "--set train.momentum=0"):
+        dataclasses.replace(make(changes), method=examples["plugin"].MyScaffold())

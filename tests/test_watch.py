@@ -8,8 +8,6 @@ import logging
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,13 +20,14 @@ from hypothesis import strategies as st
 from rich.console import Console
 from typer.testing import CliRunner
 
+import fresh
 from conftest import Make, interrupt_after
 from fedshift import files
 from fedshift.api import compare
 from fedshift.cli.app import app
 from fedshift.cli.options import folder_names
 from fedshift.core.contract import Round, Stage
-from fedshift.errors import DiskError, FedshiftError
+from fedshift.errors import DiskError
 from fedshift.reporting.live import LiveProgress, line
 from fedshift.reporting.watch import EventClock, EventFile, Shown, Watch, WatchProgress, follow, follow_lines
 from fedshift.runs import runner
@@ -40,6 +39,7 @@ from fedshift.runs.schema import ProgressEvent, SiteEvent, moment
 from fedshift.settings.grid import override
 from fedshift.simulation.listener import Task
 from fedshift.simulation.plan import PlannedStage
+from refusal import refuses
 
 START = 1_700_000_000.0
 RECORD = {
@@ -48,7 +48,6 @@ RECORD = {
         for name, role, accuracy in (("light", "test", 0.25), ("light", "test", 0.5), ("dark", "validation", 0.75))
     ]
 }
-FEDSHIFT = [sys.executable, "-c", "from fedshift.cli.app import main; main()"]
 
 
 class Clock:
@@ -493,13 +492,11 @@ def test_lines_are_passed_on_as_they_are(make: Make):
 
 def test_a_place_without_runs(tmp_path: Path):
     (tmp_path / "file").touch()
-    with pytest.raises(FedshiftError, match="is a file"):
+    with refuses("is a file"):
         Watch(tmp_path / "file")
     for options in ([], ["--once"], ["--json"], ["--json", "--once"]):
-        with pytest.raises(FedshiftError) as raised:
+        with refuses(f"'{tmp_path / 'none'}'", "--wait"):
             CliRunner().invoke(app, ["watch", str(tmp_path / "none"), *options], catch_exceptions=False)
-        assert f"'{tmp_path / 'none'}'" in str(raised.value)
-        assert "--wait" in str(raised.value)
 
 
 def test_folders_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -515,81 +512,75 @@ def test_folders_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 # From process to process ------------------------------------------------------------------------
 
 
-def slow(tiny_document: dict[str, Any], tmp_path: Path, rounds: int) -> list[str]:
-    """The command of a run that takes about 0.2 s a round."""
-    changes = {"method.name": "slow-fedsr", "train.rounds": rounds, "run.checkpoint_every": 1}
-    (tmp_path / "slow.toml").write_text(tomli_w.dumps(override(tiny_document, changes)))
-    return [*FEDSHIFT, "run", str(tmp_path / "slow.toml"), "--plugin", str(Path(__file__).parent / "tiny.py")]
+def begun_to_watch(*words: str) -> fresh.Process:
+    """A watch of a folder in which no run has begun."""
+    watch = fresh.start(fresh.fedshift, "watch", *words)
+    fresh.until(lambda: "Waiting for a run" in watch.stdout + watch.stderr, watch)
+    return watch
+
+
+PAUSING = """
+import os, signal
+from dataclasses import dataclass
+import fedshift
+from fedshift.methods.fedavg import FedAvg
+pauses = [signal.SIGSTOP]
+
+@fedshift.METHODS.register("pausing")
+@dataclass(frozen=True, kw_only=True)
+class Pausing(FedAvg):
+    \"""FedAvg that stops in the middle until it is continued.\"""
+
+    def loss(self, net, batch, context):
+        if context.round == 3 and pauses:
+            os.kill(os.getpid(), pauses.pop())
+        return super().loss(net, batch, context)
+"""
+
+
+def paused(tiny_document: dict[str, Any], tmp_path: Path) -> fresh.Process:
+    """A run that has stopped in its third round of four: it stays there until it is continued."""
+    (tmp_path / "pausing.py").write_text(PAUSING)
+    document = override(tiny_document, {"train.rounds": 4, "run.checkpoint_every": 1}) | {"method": {"name": "pausing"}}
+    (tmp_path / "paused.toml").write_text(tomli_w.dumps(document))
+    plugins = "--plugin", str(Path(__file__).parent / "tiny.py"), "--plugin", "pausing.py"
+    run = fresh.start(fresh.fedshift, "run", "paused.toml", *plugins, cwd=tmp_path)
+    assert run.stopped(), run
+    return run
 
 
 def test_a_process_is_watched_by_another_to_its_end(tiny_document: dict[str, Any], tmp_path: Path):
     """Begun before the run, in plain lines and as JSON; a third comes in the middle and leaves at once."""
     runs = tmp_path / "runs"
-    watches = [
-        subprocess.Popen(
-            [*FEDSHIFT, "watch", str(runs), "--wait", *options],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for options in ([], ["--json"])
-    ]
-    for said in (watches[0].stdout, watches[1].stderr):
-        assert said
-        assert said.readline() == f"Waiting for a run in '{runs}'...\n"
-    run = subprocess.Popen(slow(tiny_document, tmp_path, 20), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    last = time.monotonic() + 120
-    while not list(runs.glob("*/*/checkpoint.safetensors")):
-        assert run.poll() is None
-        assert time.monotonic() < last
-        time.sleep(0.01)
-    run.send_signal(signal.SIGSTOP)  # it stays in the middle for as long as the third takes to come
-    try:
-        once = [*FEDSHIFT, "watch", str(runs), "--once"]
-        state = subprocess.run(once, capture_output=True, text=True, check=True).stdout
-    finally:
-        run.send_signal(signal.SIGCONT)
-    _, errors = run.communicate(timeout=120)
-    assert run.returncode == 0, errors
-    (plain, plain_errors), (lines, json_errors) = (each.communicate(timeout=60) for each in watches)
-    assert [each.returncode for each in watches] == [0, 0], plain_errors + json_errors
-    (folder,) = runs.glob("*/slow-fedsr*")
-    assert lines.splitlines() == (folder / EVENTS).read_text().splitlines()
-    assert plain.splitlines()[-1].startswith(f"1/1 {folder.name}  done: ")
-    assert plain.splitlines()[-1] in errors.decode().splitlines()
-    assert " of 20 rounds" in state
-    assert "steps a second" in state
+    plain, lines = begun_to_watch(str(runs)), begun_to_watch(str(runs), "--json")
+    run = paused(tiny_document, tmp_path)
+    once = fresh.command("watch", runs, "--once")
+    run.send_signal(signal.SIGCONT)
+    for each in (run, plain, lines):
+        assert each.wait() == 0, each
+    (folder,) = runs.glob("*/pausing*")
+    assert lines.stdout.splitlines() == (folder / EVENTS).read_text().splitlines()
+    assert f"{folder.name}  done" in plain.stdout.splitlines()[-1]
+    assert plain.stdout.splitlines()[-1] in run.stderr.splitlines()
+    assert once.returncode == 0
+    assert [word for word in ("of 4 rounds", "steps a second") if word not in once.stdout] == []
 
 
 def test_a_killed_process_is_noticed_and_ctrl_c_ends_the_watching_only(tiny_document: dict[str, Any], tmp_path: Path):
-    run = subprocess.Popen(slow(tiny_document, tmp_path, 1000), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    last = time.monotonic() + 120
-    while not list(tmp_path.glob("runs/*/*/checkpoint.safetensors")):
-        assert run.poll() is None
-        assert time.monotonic() < last
-        time.sleep(0.01)
+    run = paused(tiny_document, tmp_path)
     (folder,) = tmp_path.glob("runs/*/*/")
-    watch = subprocess.Popen(
-        [*FEDSHIFT, "watch", str(folder)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    time.sleep(1)
-    assert run.poll() is None
-    run.send_signal(signal.SIGKILL)
-    run.wait()
-    assert watch.stdout
-    said = ""
-    while "No process carries it out any more" not in said:
-        said = watch.stdout.readline()
-        assert time.monotonic() < last
-        assert said, watch.communicate()
-    assert f"`fedshift resume {folder}` does." in said
+    watch = fresh.start(fresh.fedshift, "watch", str(folder))
+    fresh.until(lambda: folder.name in watch.stdout, watch)
+    assert "No process" not in watch.stdout
+    run.kill()
+    fresh.until(lambda: f"`fedshift resume {folder}`" in watch.stdout, watch)
+    assert "No process carries it out" in watch.stdout
     watch.send_signal(signal.SIGINT)
-    _, errors = watch.communicate(timeout=60)
-    assert watch.returncode == 130, errors
-    assert "Interrupted. Only the watching: the runs go on." in errors
+    assert watch.wait() == 130, watch
+    assert "Interrupted" in watch.stderr
     again = CliRunner().invoke(app, ["watch", str(folder), "--once"], env={"COLUMNS": os.environ.get("COLUMNS", "200")})
     assert again.exit_code == 0
-    assert "No process carries it out any more" in again.output.replace("\n", " ")
+    assert "No process carries it out" in again.output.replace("\n", " ")
 
 
 def test_every_progress_event_can_be_read(make: Make):

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import pytest
 import tomli_w
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -23,6 +23,7 @@ from fedshift.errors import FedshiftError
 from fedshift.settings.grid import expand, override, parse_assignments, read
 from fedshift.settings.spec import Fraction, NonNegative, Seed, setting
 from fedshift.settings.written import Written
+from refusal import refuses
 
 AS_TYPED = [
     *("1e3", "007", "true", "2024-01-01", "nan", "inf", "1_000", "0x10", "-3", "1.", ".5", "07:30:00", "+1", "0"),
@@ -80,7 +81,6 @@ def test_every_text_setting_takes_text_as_typed(text: str):
 NAMES = st.text(st.characters(exclude_categories=("Cc", "Cs")), min_size=1)
 
 
-@settings(deadline=None, max_examples=100)
 @given(NAMES | st.sampled_from([*AS_TYPED, "all", "Berlin, Mitte", '["all"]', ",", " ", '"', "\\", '\\"', "[]", "'"]))
 def test_every_domain_can_be_held_out(name: str):
     """The spellings that the help names: TOML's quotes, for `all` in a list; a list of one from Python."""
@@ -100,7 +100,7 @@ def test_the_domain_called_all_is_named_in_a_list_and_every_domain_without():
     assert held_out("--hold-out", "all") == ["0", "15", "30", "45", "60", "75"]
     assert held_out("--hold-out", '["all"]') == ["all"]
     document = {**TINY, "data": {"name": "named", "domains": ["all", "b"]}}
-    with pytest.raises(FedshiftError, match=r'hold_out = \["all"\] for that one'):
+    with refuses('hold_out = ["all"]'):
         fedshift.grid(document, hold_out="all")
     one = fedshift.experiment(document, hold_out=["all"])
     assert fedshift.experiment(one, rounds=1).protocol.hold_out == "all"
@@ -151,23 +151,23 @@ def test_anything_can_be_written(text: str, hint: Any):
 @pytest.mark.parametrize(
     ("assignments", "words"),
     [
-        (["method.l2r"], "--set method.l2r=0.05"),
-        (["=3"], "no assignment"),
-        (["train.lr=0.1", "train.lr=0.2"], r"gives train\.lr twice \(0\.1 and 0\.2\)"),
-        (["train.lr=" + "9" * 5000], r"train\.lr = '999.*valid number"),
-        (["train.lr=" + "[" * 5000], r"train\.lr = '\[\[.*valid number"),
-        (["train..lr=1"], "field"),
-        (["train.lr.x=1"], "'lr' is a value, not a table"),
-        (["name.x=1"], "'name' is a value"),
-        (["=".join(["x", "1"])], "field of \\[experiment\\]"),
-        (["method.name=[[1]]"], "Unknown method"),
-        (["data.name=pacs,folder"], "takes one name"),
-        (["method.name=client2vec", "method.index.name=dsa-ign,file"], r"method\.index\.name takes one name"),
-        (["plugins=5"], r"plugin '.*5' does not exist"),
+        (["method.l2r"], ("--set method.l2r=0.05",)),
+        (["=3"], ("no assignment",)),
+        (["train.lr=0.1", "train.lr=0.2"], ("train.lr", "twice", "0.1 and 0.2")),
+        (["train.lr=" + "9" * 5000], ("train.lr = '999", "number")),
+        (["train.lr=" + "[" * 5000], ("train.lr = '[[", "number")),
+        (["train..lr=1"], ("field",)),
+        (["train.lr.x=1"], ("'lr'", "a value")),
+        (["name.x=1"], ("'name'", "a value")),
+        (["=".join(["x", "1"])], ("[experiment]", "'x'")),
+        (["method.name=[[1]]"], ("method", "'[1]'")),
+        (["data.name=pacs,folder"], ("data.name", "one name")),
+        (["method.name=client2vec", "method.index.name=dsa-ign,file"], ("method.index.name", "one name")),
+        (["plugins=5"], ("plugin", "5'", "does not exist")),
     ],
 )
-def test_what_cannot_be_is_one_error(assignments: list[str], words: str):
-    with pytest.raises(FedshiftError, match=words) as caught:
+def test_what_cannot_be_is_one_error(assignments: list[str], words: tuple[str, ...]):
+    with refuses(*words) as caught:
         expand(override(TINY, parse_assignments(assignments)))
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 1500
@@ -176,13 +176,13 @@ def test_what_cannot_be_is_one_error(assignments: list[str], words: str):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[train]\nlr = 0.1\nlr = 0.2", "is not TOML: Cannot overwrite a value"),
-        ("[train]\n[train]", "is not TOML: Cannot declare"),
-        ("x = " + "[" * 20_000, "to a depth that no experiment has"),
-        ("[train]\nrounds = " + "9" * 6000, "a number of thousands of digits"),
-        ("trian = 1", "field of [experiment]"),
+        ("[train]\nlr = 0.1\nlr = 0.2", "not TOML"),
+        ("[train]\n[train]", "not TOML"),
+        ("x = " + "[" * 20_000, "depth"),
+        ("[train]\nrounds = " + "9" * 6000, "thousands of digits"),
+        ("trian = 1", "[experiment]"),
         ("[train]\nrounds = 9223372036854775808", "rounds = 9223372036854775808"),
-        ("[protocol]\nhold_out = 1e3", "protocol.hold_out = 1000.0: it should be a valid string"),
+        ("[protocol]\nhold_out = 1e3", "protocol.hold_out = 1000.0"),
         ("[protocol]\nhold_out = 2024-01-01", "protocol.hold_out = datetime.date(2024, 1, 1)"),
         ("[[method.name]]\nx = 1", "Unknown method"),
         ("plugins = 5", "list of paths"),
@@ -192,9 +192,8 @@ def test_what_cannot_be_is_one_error(assignments: list[str], words: str):
 def test_a_file_that_cannot_be_is_one_error(tmp_path: Path, text: str, words: str):
     file = tmp_path / "bad.toml"
     file.write_text(text)
-    with pytest.raises(FedshiftError) as caught:
+    with refuses(words) as caught:
         expand({**TINY, **read(file)})
-    assert words in str(caught.value)
     assert len(str(caught.value)) < 1500
 
 
@@ -213,7 +212,6 @@ PATHS = st.sampled_from(
 )
 
 
-@settings(deadline=None, max_examples=300)
 @given(st.dictionaries(PATHS, VALUES | st.text(max_size=6).map(Written), max_size=3))
 def test_any_changes_make_experiments_or_one_error(changes: dict[str, Any]):
     try:
@@ -222,7 +220,6 @@ def test_any_changes_make_experiments_or_one_error(changes: dict[str, Any]):
         assert str(error)
 
 
-@settings(deadline=None, max_examples=200)
 @given(st.dictionaries(PATHS, VALUES, max_size=3))
 def test_any_document_makes_experiments_or_one_error(entries: dict[str, Any]):
     document: dict[str, Any] = {}

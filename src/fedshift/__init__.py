@@ -5,6 +5,7 @@ Names are imported when they are first used, so that the command line starts qui
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -151,6 +152,10 @@ if TYPE_CHECKING:
     from fedshift.streams import Draw, Draws, Streams
 
 __version__ = "0.1.0"
+
+# Threads that wait for work sleep instead of spinning: beside another busy process spinning makes two threads ten times
+# slower. It stands here because OpenMP reads it once, when torch is loaded; a user's own value is kept.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 __all__ = [
     "DATASETS",

@@ -81,6 +81,10 @@ class UnknownNameError(FedshiftError):
         super().__init__(f"Unknown {kind} '{name}'.{guess} Known: {', '.join(names) or 'none'}.{tail}")
 
 
+class MissingExtraError(FedshiftError):
+    """A feature needs an extra that is not installed."""
+
+
 class Problems:
     """Errors gathered over many items, and raised as one, so that a user can mend all of them at once."""
 
@@ -102,9 +106,11 @@ class Problems:
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
-        """Add whatever is raised within, and go on."""
+        """Add whatever is raised within, and go on; without an extra there is no going on."""
         try:
             yield
+        except MissingExtraError:
+            raise
         except FedshiftError as error:
             self.add(error)
 
@@ -122,8 +128,20 @@ class Problems:
             raise FedshiftError("\n".join([*lines, f"- and {more} more"] if more else lines))
 
 
-def need(extra: str, feature: str, error: ImportError) -> FedshiftError:
-    """The error for a feature whose optional dependency is not installed."""
-    return FedshiftError(
-        f"{feature} needs the '{extra}' extra ({error.name} is not installed): pip install 'fedshift[{extra}]'"
-    )
+@contextmanager
+def needs(extra: str, feature: str) -> Iterator[None]:
+    """Import within what an extra of fedshift brings.
+
+    Args:
+        extra: its name in pyproject.toml.
+        feature: what needs it, as the subject of the error's sentence.
+
+    Raises:
+        MissingExtraError: one of the packages is not installed.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise MissingExtraError(
+            f"{feature} needs the extra '{extra}' ({error.name} is not installed): pip install 'fedshift[{extra}]'"
+        ) from error

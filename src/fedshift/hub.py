@@ -5,8 +5,11 @@ from __future__ import annotations
 import logging
 import re
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
 
@@ -14,6 +17,7 @@ from fedshift.errors import FedshiftError
 
 COMMIT = re.compile("[0-9a-f]{40}")
 SECONDS = 2.0  # in which the hub has to answer
+MEMORY = 60.0  # seconds after which it is asked again
 
 
 @contextmanager
@@ -40,7 +44,16 @@ def hub(name: str) -> Iterator[None]:
 
 
 def answers() -> bool:
-    """Whether the hub can be reached, whatever it says."""
+    """Whether the hub can be reached, whatever it says; it is asked once a minute.
+
+    Without the library that reads it, which some extras bring, it cannot be reached.
+    """
+    return find_spec("huggingface_hub") is not None and _answers(int(time.monotonic() // MEMORY))
+
+
+@lru_cache(maxsize=1)
+def _answers(period: int) -> bool:
+    """Ask the hub; ``period`` numbers the stretches of time that an answer holds for."""
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session
 

@@ -21,20 +21,18 @@ import torch
 from fedshift import api
 from fedshift.datasets.arrays import Arrays
 from fedshift.datasets.in_memory import in_memory
-from fedshift.errors import FedshiftError, need
+from fedshift.errors import FedshiftError, needs
 from fedshift.reporting.predictions import probabilities
 from fedshift.runs.progress import Progress
 from fedshift.runs.run import Picked, Run
 from fedshift.runs.trained import Trained
 
-try:
+with needs("sklearn", "FederatedClassifier"):
     from scipy.sparse import issparse
     from sklearn.base import BaseEstimator, ClassifierMixin
     from sklearn.utils._param_validation import Interval, StrOptions
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
-except ImportError as error:
-    raise need("sklearn", "FederatedClassifier", error) from error
 
 Array = np.ndarray[Any, Any]
 ALONE = "all"  # the name of the only site, where none is named
@@ -144,7 +142,7 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def predict_proba(self, X: Any, sites: Any = None) -> Array:  # noqa: N803
-        """The probability of each class, (N, classes), float64.
+        """The probability of each class, (N, classes), computed in float64 so that other rows do not change a row's.
 
         Args:
             X: samples, as in :meth:`fit`.
@@ -191,9 +189,9 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _trained(self) -> dict[str, Trained]:
         """The models, by site; one that all share is called "", as is that of the only site."""
         try:
-            return {"": self.run_.model(round=self.round)}
+            return {"": self.run_.model(round=self.round).double()}
         except FedshiftError:
-            models = {name: self.run_.model(name, self.round) for name in self.sites_.tolist()}
+            models = {name: self.run_.model(name, self.round).double() for name in self.sites_.tolist()}
             return models if len(models) > 1 else {"": next(iter(models.values()))}
 
     def _model_of(self, site: str) -> Trained:

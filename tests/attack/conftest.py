@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -13,11 +13,9 @@ from attack.victims import Victim, Victims, made
 
 
 @pytest.fixture(scope="session")
-def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
-    """A server that forks children."""
-    forks = Forks(tmp_path_factory.mktemp("forks"))
-    yield forks
-    forks.close()
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Forks:
+    """What begins cases in children."""
+    return Forks(tmp_path_factory.mktemp("forks"))
 
 
 class _References(dict[str, Reference]):

@@ -1,23 +1,21 @@
-"""Cases in child processes: the tests' end of :mod:`server`."""
+"""Cases in fresh processes: what the tests ask of :mod:`case`, and how it ended."""
 
 from __future__ import annotations
 
 import itertools
-import json
-import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import fresh
+from attack import case
 from attack.faults import Fault
 
 GIB = 2**30
-PATIENCE = 60  # seconds of a step
+PATIENCE = 120  # seconds until a step is taken to hang
 Step = Sequence[str]
 
 
@@ -64,19 +62,17 @@ class Outcome:
 class Child:
     """A case under way."""
 
-    forks: Forks
-    process: int
+    process: fresh.Process
     steps: Sequence[Step]
     output: Path
 
-    def wait(self, seconds: float = PATIENCE) -> list[Outcome]:
+    def wait(self) -> list[Outcome]:
         """Wait for its end.
 
         Returns:
             How each step ended; the last may have been cut off, and those after it were not begun.
         """
-        how, number = self.forks.ask(do="wait", process=self.process, seconds=seconds)
-        assert how != "stopped", "it stopped, and waits to be continued"
+        ended = self.process.wait()
         outcomes = []
         for index, step in enumerate(self.steps):
             files = {ending: self.output / f"{index}.{ending}" for ending in ("out", "err", "code")}
@@ -87,60 +83,26 @@ class Child:
             if files["code"].is_file():
                 outcomes.append(Outcome(step, int(files["code"].read_text()), out, err))
                 continue
-            outcomes.append(Outcome(step, -number if how == "signal" else number, out, err))
+            outcomes.append(Outcome(step, ended, out, err or self.process.stderr))
             break
         return outcomes
 
-    def stopped(self, seconds: float = PATIENCE) -> bool:
-        """Wait until it has stopped, or ended; whether it has stopped."""
-        how, _ = self.forks.ask(do="wait", process=self.process, seconds=seconds)
-        return bool(how == "stopped")
-
     def go_on(self) -> None:
         """Continue after a stop."""
-        os.kill(self.process, signal.SIGCONT)
+        self.process.send_signal(signal.SIGCONT)
 
 
 class Forks:
-    """A server that forks children, and where they leave what they say."""
+    """Begins cases, and knows where they leave what they say."""
 
     def __init__(self, folder: Path) -> None:
-        """Start the server; it is ready when it answers."""
         self._folder = folder
         self._numbers = itertools.count()
-        threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-        environment = {**os.environ, **threads, "FEDSHIFT_CACHE": str(folder / "cache"), "COLUMNS": "160"}
-        self._server = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("server.py"))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-            start_new_session=True,
-        )
-
-    def close(self) -> None:
-        """End the server."""
-        self._server.communicate()
-
-    def ask(self, **request: Any) -> Any:
-        """A request and its answer."""
-        assert self._server.stdin
-        assert self._server.stdout
-        self._server.stdin.write(json.dumps(request) + "\n")
-        self._server.stdin.flush()
-        answer = self._server.stdout.readline()
-        assert answer, "the server of forks has ended"
-        return json.loads(answer)
-
-    def preload(self, module: str) -> None:
-        """Import a module before children are forked."""
-        self.ask(do="preload", module=module)
 
     def start(
         self,
         *steps: Step,
-        cwd: Path,
+        cwd: Path | Sequence[Path],
         fault: Fault | None = None,
         environment: Mapping[str, str | None] | None = None,
         memory: int = 0,
@@ -151,7 +113,7 @@ class Forks:
 
         Args:
             steps: each ``("fedshift", *arguments)``, or the name of a probe and its arguments.
-            cwd: the folder it runs in.
+            cwd: the folder it runs in, or the folder of each step.
             fault: what goes wrong.
             environment: environment variables to set; None unsets one.
             memory: bytes of address space beyond what the child begins with; 0: without limit.
@@ -160,19 +122,15 @@ class Forks:
         """
         output = self._folder / f"case-{next(self._numbers)}"
         output.mkdir()
-        process = self.ask(
-            do="start",
-            cwd=str(cwd),
-            output=str(output),
-            steps=steps,
-            fault=asdict(fault) if fault else None,
-            environment=dict(environment or {}),
-            memory=memory,
-            seconds=seconds,
-            closed=closed,
+        folders = [str(folder) for folder in ([cwd] * len(steps) if isinstance(cwd, Path) else cwd)]
+        process = fresh.start(
+            case.carry_out,
+            *(steps, folders, str(output), fault, memory, seconds, closed),
+            env={"FEDSHIFT_CACHE": str(self._folder / "cache"), "COLUMNS": "160", **fresh.ONE_THREAD}
+            | dict(environment or {}),
         )
-        return Child(self, process, steps, output)
+        return Child(process, steps, output)
 
     def run(self, *steps: Step, **options: Any) -> list[Outcome]:
         """A case from its beginning to its end."""
-        return self.start(*steps, **options).wait(seconds=PATIENCE * len(steps))
+        return self.start(*steps, **options).wait()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import tomli_w
 
 from attack.faults import Fault
@@ -80,6 +81,11 @@ SCENARIOS: dict[str, Scenario] = {
     ),
     "client2vec": Scenario("run", {"method": {"name": "client2vec", "index": INDEX}, "train.rounds": 3}),
 }
+
+
+def in_small(all_of: Iterable[Any], *small: Any) -> list[Any]:
+    """Parameters of a test, of which some are carried out in the small attack and the others in the large one only."""
+    return [one if one in small else pytest.param(one, marks=pytest.mark.large) for one in all_of]
 
 
 # What should come of it --------------------------------------------------------------------------

@@ -32,13 +32,32 @@ from attack.harness import (
     run_folders,
     table,
 )
-from attack.victims import MEMORY, SECONDS, STATES, Victim, Victims
+from attack.victims import MEMORY, STATES, Victim, Victims
+
+# Of each kind of damage one: to bytes, to a document, to its lines, to a header, to tensors, to a whole file.
+IN_SMALL = (
+    "truncated",
+    "a bit flipped",
+    "zeros",
+    "no UTF-8",
+    "key removed",
+    "value replaced",
+    "nested",
+    "line removed",
+)
+IN_SMALL += ("line cut", "header is no object", "tensor reshaped", "offsets beyond the file", "value changed")
+WHOLE_IN_SMALL = ("deleted", "a folder in its place")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """The small attack takes one share of the files for each damage, the large one all of them many times."""
-    if "variant" in metafunc.fixturenames:
-        metafunc.parametrize("variant", range(24 if metafunc.config.getoption("attack") == "large" else 1))
+    """The small attack damages one file in each way, of a run in one state; the large one all of them many times."""
+    large = metafunc.config.getoption("attack") == "large"
+    if "damaging" in metafunc.fixturenames:
+        names: Mapping[str, Any] = DAMAGES if metafunc.function is test_damaged else FILES
+        few = IN_SMALL if metafunc.function is test_damaged else WHOLE_IN_SMALL
+        every = [(name, state, variant) for name in names for state in STATES for variant in range(24)]
+        one = [(name, random.Random(name).choice(STATES), 0) for name in few]
+        metafunc.parametrize("damaging", every if large else one, ids=lambda case: "-".join(map(str, case)))
 
 
 # The judge ---------------------------------------------------------------------------------------
@@ -47,7 +66,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def tried(forks: Forks, victim: Victim, folder: Path, damaged: Path) -> Problems:
     """Try everything on a folder in which a file is damaged; returns all that is wrong."""
     before = results(folder)
-    outcomes = forks.run(*victim.steps(folder), cwd=folder, memory=MEMORY, seconds=SECONDS)
+    outcomes = forks.run(*victim.steps(folder), cwd=folder, memory=MEMORY)
     problems = [str(outcome) for outcome in outcomes if not outcome.clean]
     for outcome in outcomes:
         if outcome.fine:
@@ -153,19 +172,8 @@ def chosen(files: list[Path], what: str, variant: int, large: bool) -> list[Path
     return every if large else every[:1]
 
 
-@pytest.mark.parametrize("state", STATES)
-@pytest.mark.parametrize("name", DAMAGES)
-def test_damaged(
-    forks: Forks,
-    victims: Victims,
-    tmp_path: Path,
-    large: bool,
-    name: str,
-    state: str,
-    variant: int,
-):
-    if not large and state != random.Random(name).choice(STATES):
-        pytest.skip("this damage meets the other state in the small attack")
+def test_damaged(forks: Forks, victims: Victims, tmp_path: Path, large: bool, damaging: tuple[str, str, int]):
+    name, state, variant = damaging
     victim, problems = victims("run", state), []
     draw = random.Random(f"{name} {state} {variant}")
     damages = {file: DAMAGES[name]((victim.folder / file).read_bytes(), draw) for file in victim.files()}
@@ -187,24 +195,30 @@ def difference(before: bytes, after: bytes) -> bytes:
     return after[max(0, at - 60) : at + 100]
 
 
-@pytest.mark.parametrize("state", STATES)
-@pytest.mark.parametrize("name", FILES)
-def test_replaced(forks: Forks, victims: Victims, tmp_path: Path, large: bool, name: str, state: str):
+def test_replaced(forks: Forks, victims: Victims, tmp_path: Path, large: bool, damaging: tuple[str, str, int]):
     """A file that is gone, or is none."""
+    name, state, variant = damaging
     victim, problems = victims("run", state), []
-    for file in chosen(victim.files(), f"{name} {state}", 0, large):
+    for file in chosen(victim.files(), f"{name} {state}", variant, large):
         folder = copied(victim.folder, tmp_path / "damaged")
         FILES[name](folder / file)
         problems += [f"{file.name}: {problem}" for problem in tried(forks, victim, folder, file)]
     none_of(problems)
 
 
+@pytest.fixture(scope="module")
+def other(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    """A run with another seed."""
+    scenario = replace(SCENARIOS["run"], changes={**SCENARIOS["run"].changes, "seed": 1})
+    return Reference.of(forks, scenario, tmp_path_factory.mktemp("other"))
+
+
 @pytest.mark.parametrize("state", STATES)
-def test_files_of_another_run(forks: Forks, victims: Victims, tmp_path: Path, large: bool, state: str):
+def test_files_of_another_run(
+    forks: Forks, victims: Victims, tmp_path: Path, large: bool, other: Reference, state: str
+):
     """The same file of a run that differs only in its seed."""
     victim, problems = victims("run", state), []
-    scenario = replace(SCENARIOS["run"], changes={**SCENARIOS["run"].changes, "seed": 1})
-    other = Reference.of(forks, scenario, tmp_path / "other")
     (theirs,) = run_folders(other.folder)
     (mine,) = run_folders(victim.folder)
     same = [
@@ -213,7 +227,7 @@ def test_files_of_another_run(forks: Forks, victims: Victims, tmp_path: Path, la
         if (found := theirs / (victim.folder / file).relative_to(mine)).is_file()
         and found.read_bytes() != (victim.folder / file).read_bytes()
     ]
-    for file in same if large else chosen(same, state, 0, large=True)[:3]:
+    for file in same if large else chosen(same, state, 0, large=True)[:2]:
         folder = copied(victim.folder, tmp_path / "damaged")
         (folder / file).write_bytes((theirs / (victim.folder / file).relative_to(mine)).read_bytes())
         problems += [f"{file.name}: {problem}" for problem in tried(forks, victim, folder, file)]
@@ -228,10 +242,8 @@ def test_files_of_a_grid(forks: Forks, victims: Victims, tmp_path: Path, large: 
     for file in files:
         draw = random.Random(f"{file.name} {state}")
         content = (victim.folder / file).read_bytes()
-        for name, how in DAMAGES.items():
-            data = how(content, draw)
-            if data is None or not (large or draw.random() < 0.15):
-                continue
+        damages = {name: data for name, how in DAMAGES.items() if (data := how(content, draw)) is not None}
+        for name, data in damages.items() if large else draw.sample(sorted(damages.items()), 2):
             folder = copied(victim.folder, tmp_path / "damaged")
             (folder / file).write_bytes(data)
             problems += [f"{file.name}, {name}: {problem}" for problem in tried(forks, victim, folder, file)]

@@ -16,7 +16,7 @@ from attack.damage import TENSORS, TEXT
 from attack.forgery import FORGERIES, sealed_anew
 from attack.forks import Forks
 from attack.harness import RESUME, Problems, contents, copied, none_of, run_folders
-from attack.victims import MEMORY, SECONDS, STATES, Victim, Victims
+from attack.victims import MEMORY, STATES, Victim, Victims
 
 MADE_ANEW = (
     "run.json",
@@ -41,7 +41,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def tried(forks: Forks, victim: Victim, folder: Path) -> Problems:
     """Try everything; returns what is neither an answer nor one clear error, and what lies outside and was touched."""
     outside = contents(folder.parent, but=folder)
-    outcomes = forks.run(*victim.steps(folder), cwd=folder, memory=MEMORY, seconds=SECONDS)
+    outcomes = forks.run(*victim.steps(folder), cwd=folder, memory=MEMORY)
     problems = [str(outcome) for outcome in outcomes if not outcome.clean]
     after = contents(folder.parent, but=folder)
     touched = (name for name in outside.keys() | after.keys() if outside.get(name) != after.get(name))

@@ -24,10 +24,11 @@ from attack.harness import (
     Reference,
     contents,
     copied,
+    in_small,
     none_of,
     run_folders,
 )
-from attack.victims import MEMORY, SECONDS, Victims
+from attack.victims import MEMORY, Victims
 
 ELSEWHERE = ("../../../outside/x", "/tmp/fedshift-outside", "..", "", "a/b", "a\0b", "x" * 300, "tiny\udcff", None, 5)
 
@@ -42,7 +43,7 @@ def attempted(forks: Forks, folder: Path) -> Problems:
     """Resume and compare; returns what is neither done nor refused by one error, and what was touched outside."""
     outside = contents(folder.parent, but=folder)
     steps = (RESUME, SCENARIOS["grid"].step, ("load", "runs"))
-    outcomes = forks.run(*steps, cwd=folder, memory=MEMORY, seconds=SECONDS)
+    outcomes = forks.run(*steps, cwd=folder, memory=MEMORY)
     problems = [str(outcome) for outcome in outcomes if not outcome.clean]
     after = contents(folder.parent, but=folder)
     return problems + [f"touches {name}" for name in outside.keys() ^ after.keys()]
@@ -199,11 +200,9 @@ NEAR: dict[str, Callable[[list[Path]], None]] = {
 IN_SMALL = ("only the next of one", "a next with another bit", "no position in common", "a run is gone")
 
 
-@pytest.mark.parametrize("name", [*EQUAL, *NEAR])
-def test_checkpoints_of_a_stack(forks: Forks, references: dict[str, Reference], tmp_path: Path, large: bool, name: str):
+@pytest.mark.parametrize("name", in_small([*EQUAL, *NEAR], *IN_SMALL))
+def test_checkpoints_of_a_stack(forks: Forks, references: dict[str, Reference], tmp_path: Path, name: str):
     """Equal to the byte where all can go back to one position together; otherwise but for the last digits."""
-    if not (large or name in IN_SMALL):
-        pytest.skip("in the large attack only")
     reference = references["stack"]
     folder = stopped(forks, reference, tmp_path / "case")
     runs = run_folders(folder)
@@ -280,7 +279,9 @@ def _a_file_for_all(marks: Path, digest: str) -> None:
     marks.write_text(digest)
 
 
-@pytest.mark.parametrize("marks", [_no_marks, _a_folder, _of_another, _a_file_for_all])
+@pytest.mark.parametrize(
+    "marks", in_small([_no_marks, _a_folder, _of_another, _a_file_for_all], _no_marks, _of_another)
+)
 def test_marks_of_trust(forks: Forks, tmp_path: Path, marks: Callable[[Path, str], None]):
     """Only a mark of the very plugin lets it be imported; without one it is asked for, and trust needs no mark."""
     (tmp_path / "mine.py").write_text(PLUGIN)

@@ -7,11 +7,11 @@ equal to the byte to what a run comes to that nothing interrupted.
 from __future__ import annotations
 
 import errno
-import os
 import random
 import signal
 import time
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -26,6 +26,7 @@ from attack.harness import (
     begun,
     contents,
     copied,
+    in_small,
     none_of,
     recovered,
     run_folders,
@@ -35,7 +36,7 @@ from attack.harness import (
 from attack.victims import STATES, Victims
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="asks Linux which file a descriptor is of")
-KILLS = {"run": 4, "grid": 2, "stack": 4, "workers": 1, "client2vec": 2}  # in the small attack
+KILLS = {"grid": 1, "stack": 2, "workers": 1, "client2vec": 1}  # in the small attack
 WRITES = ("open", "write", "fsync", "replace", "rename", "mkdir")
 
 
@@ -52,6 +53,24 @@ def points(
     """The operations of a share: all of them in the large attack, ``small`` in the small one."""
     number, shares = share
     return spread(reference.operations, small if shares == 1 else None, what, kinds)[number::shares]
+
+
+def moments(reference: Reference) -> list[int]:
+    """Operations of a run between which what is there differs in kind."""
+
+    def after(operation: str, number: int = 0) -> int:
+        return [at for at, done in enumerate(reference.operations, 1) if done.startswith(operation)][number] + 1
+
+    saved = "replace checkpoint.next.safetensors"
+    found = {
+        "it has only begun": after("replace .experiment.toml"),
+        "there are records but no checkpoint": after("write records.jsonl"),
+        "there is a checkpoint": after(saved),
+        "records are ahead of the checkpoint": after("write records.jsonl", 2),
+        "the last checkpoint is written": after(saved, -1),
+    }
+    assert sorted(found.values()) == list(found.values()), found
+    return list(found.values())
 
 
 def attacked(
@@ -83,13 +102,14 @@ def test_killed_at_an_operation(
 ):
     reference = references[name]
     problems: Problems = []
-    for at in points(reference, share, KILLS[name], f"kill {name}"):
+    small = name == "run" and share[1] == 1
+    for at in moments(reference) if small else points(reference, share, KILLS.get(name, 0), f"kill {name}"):
         fault = Fault("", at, kill=True)
         problems += attacked(forks, reference, tmp_path / str(at), fault, -signal.SIGKILL, again=at % 2 == 0)
     none_of(problems)
 
 
-@pytest.mark.parametrize("name", ["run", "stack", "client2vec"])
+@pytest.mark.parametrize("name", in_small(["run", "stack", "client2vec"], "run", "stack"))
 def test_killed_twice(
     forks: Forks, references: dict[str, Reference], tmp_path: Path, name: str, share: tuple[int, int]
 ):
@@ -124,7 +144,9 @@ def test_killed_while_it_is_made_again(
     assert outcome.fine, outcome
     again = replace(victim.reference, operations=trace.read_text().splitlines())
     aside = [at for at, done in enumerate(again.operations, 1) if done.startswith(("replace", "mkdir damaged"))]
-    for at in sorted({*points(again, share, 1, f"again {state}"), *aside[share[0] :: share[1]][:3]}):
+    small = share[1] == 1
+    some = [] if small else points(again, share, 1, f"again {state}")
+    for at in sorted({*some, *aside[share[0] :: share[1]][: 2 if small else 3]}):
         folder = damaged(tmp_path / str(at))
         forks.run(RESUME, cwd=folder, fault=Fault(str(folder / "runs"), at, kill=True))
         problems += [
@@ -134,7 +156,7 @@ def test_killed_while_it_is_made_again(
     none_of(problems)
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("name", in_small(SCENARIOS, "run", "workers"))
 def test_killed_at_a_random_moment(
     forks: Forks, references: dict[str, Reference], tmp_path: Path, name: str, share: tuple[int, int]
 ):
@@ -144,25 +166,26 @@ def test_killed_at_a_random_moment(
         folder, wait = reference.scenario.write(tmp_path / str(attempt)), draw.uniform(0.0, 0.6)
         child = forks.start(reference.scenario.step, cwd=folder)
         time.sleep(wait)  # it may have ended before
-        os.kill(child.process, signal.SIGKILL)
+        child.process.send_signal(signal.SIGKILL)
         child.wait()
         problems += [f"after {wait:.3f} s: {wrong}" for wrong in recovered(forks, reference, folder)]
     none_of(problems)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.parametrize("name", ["run", "stack", "workers"])
+STOPS = list(product(("run", "stack", "workers"), (signal.SIGINT, signal.SIGTERM)))
+
+
+@pytest.mark.parametrize("case", in_small(STOPS, STOPS[0], STOPS[1], STOPS[2], STOPS[5]), ids=str)
 def test_told_to_stop(
     forks: Forks,
     references: dict[str, Reference],
     tmp_path: Path,
-    name: str,
-    number: signal.Signals,
-    code: int,
+    case: tuple[str, signal.Signals],
     share: tuple[int, int],
 ):
     """Ctrl-C, and what a batch system sends: a word on how to go on, and nothing is lost."""
-    reference, problems = references[name], []
+    name, number = case
+    reference, problems, code = references[name], list[str](), 128 + number
     for at in points(reference, share, 1, f"{number} {name}", WRITES):
         folder = reference.scenario.write(tmp_path / str(at))
         (outcome,) = forks.run(reference.scenario.line, cwd=folder, fault=Fault(str(folder / "runs"), at, send=number))
@@ -173,27 +196,27 @@ def test_told_to_stop(
     none_of(problems)
 
 
-@pytest.mark.parametrize("lasting", [False, True], ids=["once", "for good"])
-@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO], ids=["full", "broken"])
-@pytest.mark.parametrize("name", ["run", "stack"])
+REFUSALS = list(product(("run", "stack"), (errno.ENOSPC, errno.EIO), (False, True)))
+
+
+@pytest.mark.parametrize("case", in_small(REFUSALS, *REFUSALS[0:4:3], *REFUSALS[5:7]), ids=str)
 def test_the_disk_refuses(
     forks: Forks,
     references: dict[str, Reference],
     tmp_path: Path,
-    name: str,
-    error: int,
-    lasting: bool,
+    case: tuple[str, int, bool],
     share: tuple[int, int],
 ):
-    """One clear error; once there is room again the run goes on to the same bytes."""
-    reference, problems = references[name], []
+    """Full or broken, once or for good: one clear error; once there is room again the run goes on to the same bytes."""
+    name, error, lasting = case
+    reference, problems = references[name], list[str]()
     for at in points(reference, share, 1, f"{error} {lasting} {name}", WRITES):
         fault = Fault("", at, error=error, lasting=lasting)
         problems += attacked(forks, reference, tmp_path / str(at), fault, again=at % 2 == 0)
     none_of(problems)
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("name", in_small(SCENARIOS, "run", "stack"))
 def test_clocks_that_jump(forks: Forks, references: dict[str, Reference], tmp_path: Path, name: str):
     none_of(attacked(forks, references[name], tmp_path, Fault("", clock=True), code=0))
 
@@ -210,7 +233,7 @@ def test_workers_that_are_killed(
         folder, wait = reference.scenario.write(tmp_path / f"random {attempt}"), draw.uniform(0.1, 0.6)
         child = forks.start(reference.scenario.step, cwd=folder)
         time.sleep(wait)
-        killed = kill_children(child.process)
+        killed = kill_children(child.process.pid)
         (outcome,) = child.wait()
         wrong = [] if outcome.clean else [str(outcome)]
         wrong += recovered(forks, reference, folder)
@@ -221,22 +244,25 @@ def test_workers_that_are_killed(
 # Two processes -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("second", ["the same", "resume"])
-@pytest.mark.parametrize("name", ["run", "grid", "stack"])
+SECONDS = list(product(("run", "grid", "stack"), ("the same", "resume")))
+
+
+@pytest.mark.parametrize("case", in_small(SECONDS, SECONDS[0], SECONDS[2], SECONDS[3], SECONDS[5]), ids=str)
 def test_a_second_process(
-    forks: Forks, references: dict[str, Reference], tmp_path: Path, name: str, second: str, share: tuple[int, int]
+    forks: Forks, references: dict[str, Reference], tmp_path: Path, case: tuple[str, str], share: tuple[int, int]
 ):
     """Begun while the first is anywhere in its work: one of them is refused, or they share the work of a grid.
 
     A second process that is refused changes nothing in the folder, and what there is in the end is the run's.
     """
-    reference, problems = references[name], []
+    name, second = case
+    reference, problems = references[name], list[str]()
     for at in points(reference, share, 1, f"second {name} {second}", WRITES):
         folder = reference.scenario.write(tmp_path / str(at))
         fault = Fault(str(folder / "runs"), at, send=signal.SIGSTOP)
         first = forks.start(reference.scenario.step, cwd=folder, fault=fault)
         where = f"while the first is at operation {at} ({reference.operations[at - 1]})"
-        assert first.stopped(), where
+        assert first.process.stopped(), where
         before = contents(folder)
         step = reference.scenario.step if second == "the same" else RESUME
         (other,) = forks.run(step, cwd=folder)
@@ -255,7 +281,7 @@ def test_a_second_process(
     none_of(problems)
 
 
-@pytest.mark.parametrize("name", ["run", "stack"])
+@pytest.mark.parametrize("name", in_small(["run", "stack"], "run"))
 def test_two_begin_at_once(
     forks: Forks, references: dict[str, Reference], tmp_path: Path, name: str, share: tuple[int, int]
 ):
@@ -275,7 +301,7 @@ def test_two_begin_at_once(
 # A folder that cannot be written -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("error", [errno.EROFS, errno.EACCES], ids=["file system", "permission"])
+@pytest.mark.parametrize("error", in_small([errno.EROFS, errno.EACCES], errno.EROFS))
 def test_a_folder_that_may_only_be_read(forks: Forks, references: dict[str, Reference], tmp_path: Path, error: int):
     """What only reads works, what writes is refused, and nothing changes."""
     reference = references["run"]

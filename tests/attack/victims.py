@@ -11,7 +11,7 @@ from attack.faults import Fault
 from attack.forks import GIB, Forks
 from attack.harness import RESUME, Reference, copied, loaded, run_folders, table
 
-SECONDS, MEMORY = 20, 2 * GIB  # of a step, which takes half a second and a few megabytes
+MEMORY = 2 * GIB  # of a case, which takes a few megabytes
 LEFT_ALONE = (".lock", "operations", "case.toml", "report.html")
 STATES = ("finished", "unfinished")
 

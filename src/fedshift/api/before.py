@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Unpack
 from fedshift.api.display import display
 from fedshift.api.experiments import experiment, grid
 from fedshift.api.options import DEFAULT, Options, Source
-from fedshift.errors import DivergedError, FedshiftError
+from fedshift.errors import FedshiftError
 from fedshift.reporting.results import described, label
 from fedshift.reporting.units import clock
 from fedshift.runs.progress import Progress
@@ -30,26 +30,27 @@ class Forecast:
     Attributes:
         label: what tells them from others.
         runs: how many they are.
-        cost: that of each; None if they diverge at once, or cannot run.
+        cost: that of each; None if they cannot run.
         problem: why there is no cost.
-        diverges: whether that is since they diverge.
     """
 
     label: str
     runs: int
     cost: dry_run.Estimate | None
     problem: str = ""
-    diverges: bool = False
 
     def __repr__(self) -> str:
         if self.cost is None:
             return f"Forecast({self.label!r}, runs: {self.runs}, problem: {self.problem})"
-        each = f"each {self.cost.rounds} rounds, {self.cost.steps} steps, about {clock(self.cost.seconds)}"
+        about = "" if self.cost.seconds is None else f", about {clock(self.cost.seconds)}"
+        each = f"each {self.cost.rounds} rounds, {self.cost.steps} steps{about}"
         return f"Forecast({self.label!r}, runs: {self.runs}, {each})"
 
 
 def estimate(source: Source | Sequence[Source] = DEFAULT, **options: Unpack[Options]) -> list[Forecast]:
-    """What a comparison would cost, measured on two rounds and one evaluation of each row; nothing is written.
+    """What a comparison would cost; nothing is trained, measured or written.
+
+    Seconds are there where :func:`bench`, or a long run, measured the engines for the same configuration before.
 
     Raises:
         FedshiftError: something in the experiments is wrong, or no row can run.
@@ -63,8 +64,6 @@ def estimate(source: Source | Sequence[Source] = DEFAULT, **options: Unpack[Opti
         name = label(settings, flat)
         try:
             forecasts.append(Forecast(name, len(group), dry_run.estimate(group[0])))
-        except DivergedError as error:
-            forecasts.append(Forecast(name, len(group), None, str(error), diverges=True))
         except FedshiftError as error:
             if not forecasts and not refused_by_method(group[0]):
                 raise

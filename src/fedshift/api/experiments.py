@@ -14,7 +14,6 @@ from fedshift.settings.change import Changed, changed
 from fedshift.settings.experiment import NAMED, Experiment
 from fedshift.settings.grid import EVERY_DOMAIN, expand, read, read_changed
 from fedshift.settings.spec import plain, shown
-from fedshift.tuning.tuned import Tuned
 
 YOURS = {
     "data": " Arrays or a torch Dataset of yours: data=fedshift.in_memory({site: (x, y), ...})",
@@ -55,7 +54,11 @@ def grid(source: Source | Sequence[Source] = DEFAULT, **options: Unpack[Options]
             found += expand(document.document)
     if len({experiment.fingerprint for experiment in found}) < len(found):
         raise FedshiftError("The grid holds the same run twice; give every experiment and every method once.")
-    return found if tuned is None else Tuned.read(tuned).applied(found, settings, str(tuned))
+    if tuned is None:
+        return found
+    from fedshift.tuning.tuned import Tuned
+
+    return Tuned.read(tuned).applied(found, settings, str(tuned))
 
 
 def experiment(source: Source = DEFAULT, **options: Unpack[Options]) -> Experiment:

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedshift.api.display import display
-from fedshift.benchmarking.benchmark import Benchmark
-from fedshift.benchmarking.carry_out import carry_out as carry_out_benchmark
-from fedshift.benchmarking.plan import OUT
-from fedshift.benchmarking.plan import Plan as BenchmarkPlan
-from fedshift.reproduction.plan import OUT as REPRODUCED
-from fedshift.reproduction.plan import Plan as TablePlan
-from fedshift.reproduction.reproduction import Reproduction
-from fedshift.reproduction.states import States, states
 from fedshift.runs.progress import Progress
+
+if TYPE_CHECKING:
+    from fedshift.benchmarking.benchmark import Benchmark
+    from fedshift.reproduction.reproduction import Reproduction
+    from fedshift.reproduction.states import States
 
 
 def benchmark(
@@ -25,7 +22,7 @@ def benchmark(
     *,
     data: Mapping[str, str | Path] | None = None,
     plugins: Sequence[str | Path] = (),
-    out: str | Path = OUT,
+    out: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Benchmark:
     """Carry out the published benchmark: methods on a set of federations, tuned alike, with ranks and differences.
@@ -40,16 +37,20 @@ def benchmark(
         federations: the columns, or one; by default all that the scale has.
         data: paths of the data that are not there or made, by data set: ``{"pacs": "pacs.parquet"}``.
         plugins: Python files that register methods, which are rows if ``methods`` names them.
-        out: the folder.
+        out: the folder; by default runs/benchmark.
         progress: hears of the progress; by default a live display.
 
     Raises:
         FedshiftError: a name is not known, no column has its data, or runs cannot be carried out for a reason that is
             not their method's, such as a full disk; what is finished is kept, and no table is written.
     """
-    plan = BenchmarkPlan.of(scale, methods, federations, out, data, plugins)
+    from fedshift.benchmarking.benchmark import Benchmark
+    from fedshift.benchmarking.carry_out import carry_out
+    from fedshift.benchmarking.plan import OUT, Plan
+
+    plan = Plan.of(scale, methods, federations, out or OUT, data, plugins)
     with display(progress, plan.most_runs) as shown:
-        done = Benchmark(plan, carry_out_benchmark(plan, shown))
+        done = Benchmark(plan, carry_out(plan, shown))
     done.write()
     return done
 
@@ -62,7 +63,7 @@ def reproduce(
     rows: Sequence[str] | None = None,
     data: Mapping[str, str | Path] | None = None,
     settings: Mapping[str, Any] | None = None,
-    out: str | Path = REPRODUCED,
+    out: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Reproduction:
     """Carry out a table or curve of one of the five papers, and put it beside the paper's numbers.
@@ -78,14 +79,17 @@ def reproduce(
         data: paths of data, by the data set's name (``{"pacs": "pacs.parquet"}``), or by another setting of it
             (``{"digits.usps": "usps.parquet"}``).
         settings: dotted settings of [run] that differ, such as ``{"run.threads": 2}``.
-        out: the folder.
+        out: the folder; by default runs/reproduce.
         progress: hears of the progress; by default a live display.
 
     Raises:
         FedshiftError: a name is not known, nothing that the table needs is here, or runs cannot be carried out for a
             reason that is not their method's, such as a full disk; what is finished is kept.
     """
-    plan = TablePlan.of(table, scale, panels, rows, out, data, settings)
+    from fedshift.reproduction.plan import OUT, Plan
+    from fedshift.reproduction.reproduction import Reproduction
+
+    plan = Plan.of(table, scale, panels, rows, out or OUT, data, settings)
     with display(progress, sum(len(cell.experiments) for cell in plan.cells)) as shown:
         return Reproduction.made(plan, shown)
 
@@ -95,7 +99,7 @@ def reproductions(
     scale: str | None = None,
     *,
     data: Mapping[str, str | Path] | None = None,
-    out: str | Path = REPRODUCED,
+    out: str | Path | None = None,
 ) -> States:
     """How far the tables and curves of the papers are, and what they need that is not on this machine.
 
@@ -103,9 +107,12 @@ def reproductions(
         tables: their names, or papers' such as "fedcir"; by default all.
         scale: "smoke", "short" or "paper"; by default all.
         data: paths of data, as for :func:`reproduce`.
-        out: the folder.
+        out: the folder; by default runs/reproduce.
 
     Raises:
         FedshiftError: a name is not known.
     """
-    return states(tables, scale, out, data)
+    from fedshift.reproduction.plan import OUT
+    from fedshift.reproduction.states import states
+
+    return states(tables, scale, out or OUT, data)

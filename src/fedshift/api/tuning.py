@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from fedshift.api.display import display
 from fedshift.api.experiments import grid, sources
@@ -12,10 +12,10 @@ from fedshift.errors import FedshiftError
 from fedshift.runs.progress import Progress
 from fedshift.settings.experiment import Experiment
 from fedshift.settings.grid import SEARCH, read
-from fedshift.tuning.space import flat_ranges
-from fedshift.tuning.study import Sampler
-from fedshift.tuning.tune import Plan, Tuning
-from fedshift.tuning.tune import tune as carry_out_studies
+
+if TYPE_CHECKING:
+    from fedshift.tuning.study import Sampler
+    from fedshift.tuning.tune import Plan, Tuning
 
 
 def tune(
@@ -59,8 +59,10 @@ def tune(
 
 def tune_planned(experiments: Sequence[Experiment], plan: Plan, progress: Progress | None = None) -> Tuning:
     """Carry out :func:`tune` of experiments with a plan."""
+    from fedshift.tuning.tune import tune
+
     with display(progress, plan.trials * len(experiments)) as shown:
-        return carry_out_studies(experiments, plan, shown)
+        return tune(experiments, plan, shown)
 
 
 def search_plan(
@@ -76,6 +78,9 @@ def search_plan(
     Raises:
         FedshiftError: something in it is wrong.
     """
+    from fedshift.tuning.space import flat_ranges
+    from fedshift.tuning.tune import Plan
+
     settings = settings or {}
     if search is not None and not isinstance(search, Mapping):
         raise FedshiftError(f'search = {search!r}: give ranges by setting, as in {{"train.lr": "0.001..0.1"}}.')

@@ -1,4 +1,4 @@
-"""How many runs a benchmark has, and about how long they take; nothing is written."""
+"""How many runs a benchmark has, and how long they take where that was measured before; nothing is written."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ from fedshift.simulation.dry_run import estimate
 
 
 def forecast(plan: Plan, column: Column) -> Iterator[Cost]:
-    """The cost of each method on a column, as measured on a part of one run with the settings that it begins with.
-
-    What diverges in that part is carried out all the same, since other settings are tried, but its time is not known.
-    """
+    """The cost of each method on a column, with the settings that it begins with."""
     scale = plan.scale
     for method in plan.methods:
         try:
@@ -27,4 +24,4 @@ def forecast(plan: Plan, column: Column) -> Iterator[Cost]:
             why = lacking(plan, column, method, error)
             if why is None:
                 raise
-            yield Cost(column.name, method, count if why.kind == "diverged" else 0, None, why)
+            yield Cost(column.name, method, 0, None, why)

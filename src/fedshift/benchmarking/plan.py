@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from fedshift.benchmarking.columns import Column, Scale, check_data, columns_of, scale_of
 from fedshift.benchmarking.rows import BASE, rows
+from fedshift.benchmarking.statistics import t_quantile
 from fedshift.errors import FedshiftError
 from fedshift.methods import METHODS
 from fedshift.runs.progress import Progress
@@ -54,8 +55,10 @@ class Plan:
         """The plan of what a user names, one or several; None stands for all.
 
         Raises:
-            FedshiftError: a name is not known, ``data`` has no names, or a plugin cannot be imported.
+            FedshiftError: a name is not known, ``data`` has no names, a plugin cannot be imported, or SciPy is not
+                installed.
         """
+        t_quantile(1)  # so that what is not installed is named before anything runs
         given_plugins = [plugins] if isinstance(plugins, str | Path) else plugins
         files = tuple(str(Path(path).expanduser().absolute()) for path in given_plugins)
         load_plugins(files)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from math import sqrt
 from statistics import mean, stdev
+
+from fedshift.errors import needs
 
 LEVEL = 0.95
 
@@ -53,8 +54,9 @@ class Interval:
 
 def t_quantile(degrees: int) -> float:
     """The value below which Student's t lies with probability 0.975."""
-    special = import_module("scipy.special")  # scipy comes with mlxtend; it has no types
-    return float(special.stdtrit(degrees, (1 + LEVEL) / 2))
+    with needs("benchmark", "The benchmark"):
+        from scipy.special import stdtrit
+    return float(stdtrit(degrees, (1 + LEVEL) / 2))
 
 
 def paired(values: Mapping[int, float], base: Mapping[int, float]) -> dict[int, float]:

@@ -48,7 +48,6 @@ from fedshift.cli.options import (
 )
 from fedshift.cli.predict import predict
 from fedshift.cli.reproduce import reproduce
-from fedshift.engines.machine import before_torch
 from fedshift.errors import FedshiftError
 
 if TYPE_CHECKING:
@@ -594,7 +593,6 @@ def _check_no_zero_byte(arguments: list[str]) -> None:
 
 def main() -> None:
     """The command ``fedshift``: a user's error is one message and exit code 2."""
-    before_torch()
     debug = "--debug" in sys.argv
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     if isinstance(sys.stdout, TextIOWrapper):  # there is none where it was closed

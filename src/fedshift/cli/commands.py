@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-import typer
 from typer.core import TyperGroup
 
 from fedshift.errors import FedshiftError, UnknownNameError
@@ -14,10 +13,10 @@ from fedshift.errors import FedshiftError, UnknownNameError
 class Commands(TyperGroup):
     """Commands that refuse an option that is given again, of which typer would take the last.
 
-    The classes of commands and options are Any: which package defines them differs between releases of typer.
+    Contexts and commands are Any: which package defines them differs between releases of typer.
     """
 
-    def resolve_command(self, ctx: typer.Context, args: list[str]) -> tuple[str | None, Any, list[str]]:
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """The command, and its arguments.
 
         Raises:
@@ -28,7 +27,7 @@ class Commands(TyperGroup):
         name, command, rest = super().resolve_command(ctx, args)
         if command is not None and not ctx.resilient_parsing:
             within = type(ctx)(command, parent=ctx, info_name=name)
-            _, _, order = command.make_parser(within).parse_args([*rest])
+            order: list[Any] = command.make_parser(within).parse_args([*rest])[2]
             for given, times in Counter(order).items():
                 if times > 1 and given.param_type_name == "option" and not (given.multiple or given.is_flag):
                     raise FedshiftError(

@@ -101,7 +101,7 @@ def assignments_joined(environment: MutableMapping[str, str]) -> Iterator[None]:
         return
     words = environment["COMP_WORDS"]
     number = int(environment["COMP_CWORD"]) - sum(len(found.group()) - 1 for found in SPLIT.finditer(words))
-    environment |= {"COMP_WORDS": SPLIT.sub("=", words), "COMP_CWORD": str(number)}
+    environment.update(COMP_WORDS=SPLIT.sub("=", words), COMP_CWORD=str(number))
     before, equals, _ = SPLIT.sub("=", words).splitlines()[-1].rpartition("=")
     completions = StringIO()
     try:

@@ -12,38 +12,54 @@ from fedshift.runs.cells import LACKING, Cost
 from fedshift.settings.experiment import Experiment
 
 WIDTH = 120
+MEASURE = (
+    "How long a step takes was not measured on this machine: `fedshift bench`, with the same experiment and options, "
+    "measures it for the next dry run."
+)
 
 
 def print_estimates(experiments: Sequence[Experiment]) -> None:
     """One line for each method (or other setting); seeds and held-out domains cost the same."""
     title = f"{len(experiments)} {'run' if len(experiments) == 1 else 'runs'} would be carried out"
-    columns = ["method", "runs", "clients", "rounds", "steps", "down a round", "up a round"]
-    columns += ["peak memory", "training", "evaluation"]
+    columns = ["method", "runs", "clients", "rounds", "steps", "evaluations", "down a round", "up a round"]
+    columns += ["memory", "training"]
     rows: list[list[str]] = []
-    total, notes = 0.0, dict[str, None]()
-    for forecast in api.estimate(experiments):
+    forecasts, notes = api.estimate(experiments), dict[str, None]()
+    for forecast in forecasts:
         name, runs, cost = forecast.label, str(forecast.runs), forecast.cost
         if cost is None:
-            rows.append([name, runs, *["-"] * 7, "diverges" if forecast.diverges else "cannot run"])
+            rows.append([name, runs, *["-"] * 7, "cannot run"])
             notes[f"{name}: {forecast.problem}"] = None
             continue
-        total += cost.seconds * forecast.runs
         notes |= dict.fromkeys(f"{name}: {note}" if note.startswith("Engine") else note for note in cost.notes)
         clients, cohort = cost.clients
-        counts = [str(clients) if clients == cohort else f"{cohort} of {clients}", str(cost.rounds), str(cost.steps)]
+        who = str(clients) if clients == cohort else f"{cohort} of {clients}"
+        counts = [str(cost.rounds), str(cost.steps), str(cost.scored)]
         sizes = [bytes_text(size) for size in (cost.bytes_down, cost.bytes_up, cost.memory)]
-        rows.append([name, runs, *counts, *sizes, clock(cost.training), clock(cost.evaluation)])
+        rows.append([name, runs, who, *counts, *sizes, _time(cost.seconds)])
         for stage in cost.stages if len(cost.stages) > 1 else ():
-            counts = ["", "", str(stage.rounds), str(stage.steps)]
+            counts = [str(stage.rounds), str(stage.steps), str(stage.scored)]
             sent = [bytes_text(stage.bytes_down), bytes_text(stage.bytes_up)]
-            rows.append([f"  stage {stage.name}", *counts, *sent, "", clock(stage.seconds), ""])
+            rows.append([f"  stage {stage.name}", "", "", *counts, *sent, "", _time(stage.seconds)])
     console = open_console(least=WIDTH)
     console.print(Table(title, columns, rows).rich())
     for note in notes:
         console.print(f"Note: {note}", highlight=False, markup=False)
     console.print(
-        f"Steps, bytes, memory and time are for one run; all runs take about {clock(total)}. Nothing was written."
+        "All figures are for one run. Memory is that of the data, the model and a round's messages; a batch needs more "
+        "while it is trained on.",
+        highlight=False,
     )
+    seconds = [cost.seconds and forecast.runs * cost.seconds for forecast in forecasts if (cost := forecast.cost)]
+    if known := [each for each in seconds if each is not None]:
+        console.print(f"Training takes about {clock(sum(known))} in all, as far as it was measured.", highlight=False)
+    if len(known) < len(seconds):
+        console.print(MEASURE, highlight=False)
+    console.print("Nothing was written.")
+
+
+def _time(seconds: float | None) -> str:
+    return "-" if seconds is None else clock(seconds)
 
 
 def print_costs(costs: Mapping[str, Sequence[Cost]], left_out: Iterable[str]) -> None:
@@ -71,8 +87,15 @@ def print_costs(costs: Mapping[str, Sequence[Cost]], left_out: Iterable[str]) ->
             console.print(text, highlight=False, markup=False)
     for note in left_out:
         console.print(f"Note: {note}", highlight=False, markup=False)
-    total = clock(sum(cost.total for cost in everything))
-    unknown = sum(cost.runs for cost in everything if cost.seconds is None)
-    beside = f", besides {unknown} runs of unknown time" if unknown else ""
-    told = f"All take about {total} on this machine, in one process{beside}. Nothing was written."
-    console.print(told, highlight=False)
+    known = sum(cost.runs for cost in everything if cost.seconds is not None)
+    unknown = sum(cost.runs for cost in everything) - known
+    if known:
+        total = clock(sum(cost.total for cost in everything))
+        console.print(f"Training takes about {total} in {known} of the runs, one after the other.", highlight=False)
+    if unknown:
+        console.print(
+            f"How long {unknown} of the runs take is not known: the engines are measured when a long run begins, and "
+            "the next dry run remembers it.",
+            highlight=False,
+        )
+    console.print("Nothing was written.")

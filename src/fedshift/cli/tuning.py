@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from fedshift import api
 from fedshift.cli.console import open_console
+from fedshift.cli.estimates import MEASURE
 from fedshift.reporting.table import Table
 from fedshift.reporting.units import clock, printable
 from fedshift.settings.experiment import Experiment
@@ -16,23 +17,29 @@ from fedshift.tuning.tune import Plan, Tuning, chosen_on, studies
 def print_plan(experiments: Sequence[Experiment], plan: Plan) -> None:
     """Say what would be searched, on which data, and about how long it would take; nothing is written."""
     console, found = open_console(), studies(experiments, plan)
-    rows, total = [], 0.0
+    rows, total, unknown = [], 0.0, False
     for study in found:
         (forecast,) = api.estimate(list(study.experiments))
         runs = plan.trials * len(study.experiments)
-        seconds = forecast.cost.seconds * runs if forecast.cost else 0.0
-        total += seconds
-        rows.append([study.label, str(plan.trials), str(runs), clock(seconds) if seconds else "?"])
+        seconds = None if forecast.cost is None else forecast.cost.seconds
+        total += runs * (seconds or 0.0)
+        unknown = unknown or seconds is None
+        rows.append([study.label, str(plan.trials), str(runs), "-" if seconds is None else clock(runs * seconds)])
     title = f"{len(found)} {'study' if len(found) == 1 else 'studies'} would be carried out"
     console.print(Table(title, ["method", "trials", "runs at most", "time"], rows).rich())
     for study in found:
         console.print(f"{study.label} searches {study.space}", highlight=False, markup=False, soft_wrap=True)
     console.print(
-        f"Chosen on {chosen_on(experiments[0])}.\nAll take about {clock(total)} at most: trials that fall behind are "
-        "given up early, repeated choices cost nothing. Nothing was written.",
+        f"Chosen on {chosen_on(experiments[0])}.\n"
+        "Trials that fall behind are given up early, and repeated choices cost nothing.",
         highlight=False,
         markup=False,
     )
+    if total:
+        console.print(f"Training takes about {clock(total)} at most, as far as it was measured.", highlight=False)
+    if unknown:
+        console.print(MEASURE, highlight=False)
+    console.print("Nothing was written.")
 
 
 def print_tuning(tuning: Tuning) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -81,10 +81,6 @@ class Coordinator:
         last = self.schedule[self.position - 1]
         self.ended[last.stage.name] = last.number
         self._check_counts_at_the_end()
-
-    def skip_to(self, stage: Stage) -> None:
-        """Leave out what comes before a stage."""
-        self.position = self.schedule.start(stage)
 
     def cohort(self, stage: Stage) -> int:
         """How many clients take part in a round of a stage."""
@@ -181,6 +177,13 @@ class Coordinator:
         """What each client of a cohort, by id, is asked to do."""
         where = self.setup.run, round.stage.name, round.number, exchange.name
         return [Order(*where, client, self.down(exchange, client)) for client in cohort]
+
+    def first_orders(self, round: Round) -> Iterator[tuple[Exchange, list[Order]]]:
+        """What each exchange of a round would ask of clients if the run began with it; nothing is counted."""
+        chosen = self._select(round)
+        for exchange in round.stage.exchanges:
+            cohort = self._cohort_of(exchange, round, chosen)
+            yield exchange, self.orders(exchange, round, list(dict.fromkeys(cohort)))
 
     def _collect(
         self, exchange: Exchange, round: Round, orders: Sequence[Order], received: Sequence[Received]

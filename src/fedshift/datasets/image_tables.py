@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from fedshift.datasets.cells import no_text
 from fedshift.datasets.images import Encoded, Row, files_below, left_out
-from fedshift.errors import FedshiftError, Problems, need
+from fedshift.errors import FedshiftError, Problems, needs
 from fedshift.federation.names import check_names
 from fedshift.hub import answers, hub
 
@@ -263,10 +263,9 @@ def parquet_files(path: Path) -> list[Path]:
 
 
 def _library(feature: str) -> Any:
-    try:
+    with needs("parquet", feature):
         import datasets
-    except ImportError as error:
-        raise need("parquet", feature, error) from error
+        import huggingface_hub  # noqa: F401  # reads hub ids for it
     return datasets
 
 

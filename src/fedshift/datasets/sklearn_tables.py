@@ -26,7 +26,7 @@ import torch
 
 from fedshift.datasets.parts import Array
 from fedshift.datasets.table import TableDataset
-from fedshift.errors import need
+from fedshift.errors import needs
 from fedshift.federation.domains import DomainData
 from fedshift.federation.preparation import Column
 from fedshift.settings.spec import setting
@@ -106,8 +106,6 @@ class BreastCancer(_Shipped):
 
 
 def _sklearn() -> Any:
-    try:
+    with needs("sklearn", "A table of scikit-learn"):
         from sklearn import datasets
-    except ImportError as error:
-        raise need("sklearn", "A table of scikit-learn", error) from error
     return datasets

@@ -25,7 +25,7 @@ from fedshift import memory
 from fedshift.datasets.cells import SUFFIXES, check_named, column_names, names_in, read_columns
 from fedshift.datasets.column_files import ColumnFiles, column_of, not_looked_at
 from fedshift.datasets.parts import Names, Part, beside, files_in, joined
-from fedshift.errors import FedshiftError, Problems, need
+from fedshift.errors import FedshiftError, Problems, needs
 from fedshift.federation.domains import DomainData, Unlabelled
 from fedshift.federation.inputs import Inputs
 from fedshift.federation.preparation import Column
@@ -85,6 +85,8 @@ class TextFile(ColumnFiles):
 
     def load(self, streams: Streams) -> DomainData:
         """Read every row, and make numbers of its text."""
+        with needs("text", "The data set 'text'"):
+            import pandas  # noqa: F401  # which reads the files
         files = files_in(self.path, SUFFIXES)
         memory.check(sum(file.stat().st_size for file in files), f"The texts '{self.path}'", "Give fewer rows.")
         if self.tokens != HASHING:
@@ -144,10 +146,8 @@ class TextFile(ColumnFiles):
 
     def _hashed(self, texts: list[str]) -> tuple[Tensor, list[int]]:
         """Vectors (N, width), float32; and how many words are known of each text of none: 0."""
-        try:
+        with needs("text", "data.tokens = 'hashing'"):
             from sklearn.feature_extraction.text import HashingVectorizer
-        except ImportError as error:
-            raise need("text", "data.tokens = 'hashing'", error) from error
         hashed = HashingVectorizer(n_features=self.width, dtype=np.float32).transform(texts)
         empty = np.flatnonzero(np.diff(hashed.indptr) == 0)
         return torch.from_numpy(hashed.toarray()), [0] * len(empty)
@@ -226,10 +226,8 @@ def _texts(column: Any, where: str) -> list[str]:
 @lru_cache(maxsize=4)
 def _read(source: str, commit: str | None, content: str) -> Any:
     """A tokenizer; read again only if its content has changed."""
-    try:
+    with needs("text", "A tokenizer"):
         import transformers
-    except ImportError as error:
-        raise need("text", "A tokenizer", error) from error
     try:
         with hub(source):
             tokenizer = transformers.AutoTokenizer.from_pretrained(source, revision=commit or "main")

@@ -19,7 +19,7 @@ import numpy as np
 
 from fedshift import memory
 from fedshift.datasets.parts import Array
-from fedshift.errors import FedshiftError, need
+from fedshift.errors import FedshiftError, needs
 
 Axis = Literal["axial", "coronal", "sagittal"]
 GRAY = ("MONOCHROME1", "MONOCHROME2")
@@ -94,10 +94,8 @@ def read_volume(file: Path, axis: Axis) -> Volume:
 
 
 def _dicom(file: Path) -> Volume:
-    try:
+    with needs("medical", "Reading DICOM"):
         import pydicom
-    except ImportError as error:
-        raise need("medical", "Reading DICOM", error) from error
     with _readable(file):  # values are read from their bytes when they are asked for
         held = pydicom.dcmread(file)
         _check_pixels(file, held)
@@ -234,10 +232,8 @@ def _tag(keyword: str) -> str:
 
 
 def _nifti(file: Path, axis: Axis) -> Volume:
-    try:
+    with needs("medical", "Reading NIfTI"):
         import nibabel
-    except ImportError as error:
-        raise need("medical", "Reading NIfTI", error) from error
     with _readable(file):
         image = nibabel.load(file)
         shape = image.shape

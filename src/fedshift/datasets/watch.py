@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from importlib.util import find_spec
+from importlib.metadata import distribution
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal
@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from fedshift.datasets.windows import Recording, WindowedDataset
-from fedshift.errors import FedshiftError, need
+from fedshift.errors import FedshiftError, needs
 from fedshift.federation.domains import DomainData
 from fedshift.files import digest_of
 from fedshift.settings.spec import Count, WholeNumber, setting
@@ -79,10 +79,9 @@ def _file() -> Path:
     Raises:
         FedshiftError: it is not installed.
     """
-    found = find_spec("seglearn")
-    if found is None or not found.submodule_search_locations:
-        raise need("signals", "The data set 'watch'", ImportError(name="seglearn"))
-    return Path(found.submodule_search_locations[0]) / "data" / "watch_dataset.npy"
+    with needs("signals", "The data set 'watch'"):
+        file = distribution("seglearn").locate_file("seglearn/data/watch_dataset.npy")
+    return Path(str(file))
 
 
 def _read(file: Path) -> dict[str, Any]:

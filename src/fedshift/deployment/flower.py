@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedshift.deployment.link import Away
-from fedshift.errors import FedshiftError, need
+from fedshift.errors import FedshiftError, needs
 
 ARRAY, RECORD = "message", "fedshift"
 TYPE = "query"  # Flower's kind of message for what is neither its training nor its evaluation
@@ -46,10 +46,8 @@ def sites_by_key(folder: Path, sites: Sequence[str]) -> dict[str, str]:
     Raises:
         FedshiftError: a site's key is missing, cannot be read or is another's too, or a key is that of no site.
     """
-    try:
+    with needs("flower", "A federation"):
         from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
-    except ImportError as error:
-        raise need("flower", "A federation", error) from error
     present = {file.stem for file in folder.glob("*.pub")}
     if missing := [site for site in sites if site not in present]:
         raise FedshiftError(

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from importlib.util import find_spec
+from importlib.metadata import distribution
 from pathlib import Path
 from shutil import disk_usage
 from typing import Any
@@ -21,7 +21,7 @@ from fedshift.deployment.agreement import SITE, Agreement, SiteSettings, read_si
 from fedshift.deployment.leaving import Leaves, leaving, what_leaves
 from fedshift.deployment.local import site_data, site_federation
 from fedshift.deployment.policy import refusal, refused
-from fedshift.errors import FedshiftError, Problems, UnknownNameError, need
+from fedshift.errors import FedshiftError, Problems, UnknownNameError, needs
 from fedshift.reporting.data_report.duplicates import find_duplicates
 from fedshift.reporting.data_report.findings import crossing
 from fedshift.reporting.data_report.roles import Roles
@@ -153,9 +153,14 @@ def inspect(folder: Path) -> Inspection:
     with finding.gathered():
         site = read_site(folder)
         finding.add(site=site[0].name)
-    for check in (_check_flower, _check_key, _check_authority):
-        with finding.gathered():
-            finding.note(*check(folder))
+    with finding.gathered():
+        finding.note(*_readable_by_others(folder))
+    with finding.gathered():
+        with needs("flower", "Taking part in a federation"):
+            distribution("flwr")
+        for check in (_check_pair, _check_authority):
+            with finding.gathered():
+                check(folder)
     if agreement is None:
         return finding.found
     setup = None
@@ -218,12 +223,6 @@ def _files(path: str) -> list[Path]:
 # The folder ---------------------------------------------------------------------------------------
 
 
-def _check_flower(folder: Path) -> list[str]:
-    if find_spec("flwr") is None:
-        raise need("flower", "Taking part in a federation", ImportError(name="flwr"))
-    return []
-
-
 def _check_disk(folder: Path, free: int, setup: Setup) -> None:
     tensors = (tensor for part in setup.parts.values() for tensor in part.module.state_dict().values())
     needed = COPIES * sum(tensor.nbytes for tensor in tensors)
@@ -233,21 +232,22 @@ def _check_disk(folder: Path, free: int, setup: Setup) -> None:
         )
 
 
-def _check_key(folder: Path) -> list[str]:
-    """The site's key pair is there and whole; a note if others can read the private one."""
-    private, public = _content(folder / KEY), _content(folder / PUBLIC)
-    if find_spec("cryptography") is not None:
-        _check_pair(folder, private, public)
+def _readable_by_others(folder: Path) -> list[str]:
+    """A note if others can read the site's private key, which must be there with the public one."""
+    _content(folder / KEY), _content(folder / PUBLIC)
     mode = (folder / KEY).stat().st_mode
     if os.name != "nt" and mode & (stat.S_IRGRP | stat.S_IROTH):
         return [f"Other users of this machine can read '{folder / KEY}': chmod 600 '{folder / KEY}'"]
     return []
 
 
-def _check_pair(folder: Path, private: bytes, public: bytes) -> None:
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_private_key
+def _check_pair(folder: Path) -> None:
+    """The site's two keys belong together."""
+    with needs("flower", "Checking the keys"):
+        from cryptography.exceptions import UnsupportedAlgorithm
+        from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_private_key
 
+    private, public = _content(folder / KEY), _content(folder / PUBLIC)
     try:
         key = load_ssh_private_key(private, None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
@@ -262,13 +262,12 @@ def _check_pair(folder: Path, private: bytes, public: bytes) -> None:
         )
 
 
-def _check_authority(folder: Path) -> list[str]:
+def _check_authority(folder: Path) -> None:
     """The authority's certificate is there and valid."""
-    content = _content(folder / AUTHORITY)
-    if find_spec("cryptography") is None:
-        return []
-    from cryptography import x509
+    with needs("flower", "Checking the certificate"):
+        from cryptography import x509
 
+    content = _content(folder / AUTHORITY)
     try:
         certificate = x509.load_pem_x509_certificate(content)
     except ValueError as error:
@@ -279,7 +278,6 @@ def _check_authority(folder: Path) -> list[str]:
             f"'{folder / AUTHORITY}' is valid from {start:%Y-%m-%d} to {end:%Y-%m-%d} only; get a new one, or set this "
             "machine's clock."
         )
-    return []
 
 
 def _content(path: Path) -> bytes:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, NamedTuple
 
-from fedshift.errors import need
+from fedshift.errors import needs
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -100,10 +100,8 @@ def site_pair() -> Pair:
 
 
 def _new_key() -> ec.EllipticCurvePrivateKey:
-    try:
+    with needs("flower", "Making keys and certificates"):
         from cryptography.hazmat.primitives.asymmetric import ec
-    except ImportError as error:
-        raise need("flower", "Making keys and certificates", error) from error
     return ec.generate_private_key(ec.SECP384R1())
 
 

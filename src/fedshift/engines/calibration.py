@@ -46,9 +46,10 @@ FIRST = 2  # steps of each phase that a client takes to see how long a step is
 SHORT_RUN = 30.0  # seconds; a run that is shorter is not worth measuring for
 WORTH = 0.2  # of a run's time that is spent on measuring for it, at most
 OPEN = 1.25  # a layout is tried with all engines unless another is surely so many times as fast on one thread
-DAY = 86_400.0  # seconds after which an unsure result is measured again
+UNDISTURBED = 0.8  # of a core that a thread has at least while no other process wants it
+DAY = 86_400.0  # seconds after which an unsure result, or that of a busy machine, is measured again
 CACHE = "engines"
-VERSION = 2  # of what a file holds
+VERSION = 3  # of what a file holds
 Notify = Callable[[str], None]
 
 
@@ -72,6 +73,9 @@ class Timing:
     def milliseconds(self) -> float:
         """A step of one client: the median round, divided by its steps."""
         return 1000 * median(self.turns) / max(1, self.steps)
+
+    def __str__(self) -> str:
+        return f"{self.choice}, {self.milliseconds:.2f} ms a client's step"
 
 
 @dataclass(frozen=True)
@@ -107,10 +111,12 @@ class Calibration:
     Attributes:
         kernels: one client on one thread, by the way its modules are prepared.
         engines: a cohort, by engine.
+        busy: whether other processes took the cores meanwhile.
     """
 
     kernels: Measured
     engines: Measured
+    busy: bool = False
 
     @property
     def choice(self) -> Choice:
@@ -129,7 +135,7 @@ class Calibration:
             why = f"surely the fastest, or as fast and simpler (speed of the others: {others})"
         else:
             why = f"the simplest of those that noise hides from each other (speed of the others: {others})"
-        return f"Engine: {best.choice}, {best.milliseconds:.2f} ms a client's step; {why}"
+        return f"Engine: {best}; {why}{', measured on a busy machine' if self.busy else ''}"
 
     def table(self) -> dict[str, Any]:
         """As JSON can hold it."""
@@ -137,7 +143,7 @@ class Calibration:
         def rows(held: Measured) -> list[Any]:
             return [[timing.choice.table(), timing.turns, timing.steps, timing.note] for timing in held.timings]
 
-        return {"kernels": rows(self.kernels), "engines": rows(self.engines)}
+        return {"kernels": rows(self.kernels), "engines": rows(self.engines), "busy": self.busy}
 
     @classmethod
     def from_table(cls, table: dict[str, Any]) -> Self:
@@ -148,7 +154,7 @@ class Calibration:
                 tuple(Timing(Choice.from_table(choice), tuple(turns), *rest) for choice, turns, *rest in rows)
             )
 
-        return cls(held(table["kernels"]), held(table["engines"]))
+        return cls(held(table["kernels"]), held(table["engines"]), table["busy"])
 
 
 def choose(jobs: Sequence[Job], options: RunOptions, tell: Notify) -> Choice:
@@ -166,7 +172,9 @@ def choose(jobs: Sequence[Job], options: RunOptions, tell: Notify) -> Choice:
         return asked_for(jobs[0].setup, options)
     calibration = remembered(jobs, options)
     if calibration is None:
-        plain = asked_for(jobs[0].setup, replace(options, engine="sequential"))
+        # On one thread: a short run gains little from more, and beside a busy process each wait for another thread is
+        # a wait for that process.
+        plain = asked_for(jobs[0].setup, replace(options, engine="sequential", threads=options.threads or 1))
         try:
             run = _estimate(plain, jobs)
             if run < SHORT_RUN:
@@ -227,14 +235,17 @@ def calibrate(
     seconds, setup = SECONDS if seconds is None else seconds, jobs[0].setup
     threads = 1 if setup.device.type == "cpu" else options.threads or cores()
     alone = [Choice("sequential", 1, threads, way) for way in _kernels(setup)]
+    began, worked = time.perf_counter(), time.process_time()
     kernels = _raced(alone, [Shortener(FIRST)(jobs[0])], 0.2 * seconds, 0.2 * TURN * seconds, tell)
+    had = (time.process_time() - worked) / (time.perf_counter() - began)  # of a core, as these ways have one thread
+    busy = setup.device.type == "cpu" and had < UNDISTURBED
     best = kernels.best
     left = [timing.choice.kernels for timing in kernels.timings if kernels.compared(timing).high * OPEN > 1]
     # Of each layout one way, the best's library where it is the best's.
     layouts = {way.channels_last: way for way in (*reversed(left), best.choice.kernels)}
     some = _in_part(jobs, best.milliseconds / 1000, options.workers or cores(), TURN * seconds)
     ways = _ways(setup, options, best.choice.kernels, list(layouts.values()), len(some))
-    return Calibration(kernels, _raced(ways, some, 0.8 * seconds, TURN * seconds, tell))
+    return Calibration(kernels, _raced(ways, some, 0.8 * seconds, TURN * seconds, tell), busy)
 
 
 def _raced(ways: Sequence[Choice], jobs: Sequence[Job], seconds: float, turn: float, tell: Notify) -> Measured:
@@ -346,19 +357,28 @@ def _has(setup: Setup, kind: type[nn.Module]) -> bool:
 def remembered(jobs: Sequence[Job], options: RunOptions) -> Calibration | None:
     """What was measured before for such jobs on this machine.
 
-    None if nothing was, if it cannot be read, or if it was not sure and is a day old.
+    None if nothing was, if it cannot be read, or if it is a day old and was not sure, or of a busy machine.
     """
     folder = files.cache_folder(CACHE)
-    if folder is None:
+    if folder is None or not folder.is_dir():
         return None
     file = folder / _file(jobs, options)
     try:
         held = Calibration.from_table(json.loads(file.read_text(encoding="utf-8")))
         str(held)  # which needs all that is read of it later
-        stale = not held.engines.sure and time.time() - file.stat().st_mtime > DAY
+        stale = (held.busy or not held.engines.sure) and time.time() - file.stat().st_mtime > DAY
     except (OSError, ValueError, ArithmeticError, LookupError, TypeError):
         return None  # it is measured again, and written anew
     return None if stale else held
+
+
+def recalled(jobs: Sequence[Job], options: RunOptions) -> Timing | None:
+    """What was measured before of the engine that a run asks for, or of the fastest; None if nothing was."""
+    held = remembered(jobs, options)
+    if held is None or options.engine == "auto":
+        return held.engines.best if held else None
+    choice = asked_for(jobs[0].setup, options)
+    return next((timing for timing in held.engines.possible if timing.choice == choice), None)
 
 
 def remember(jobs: Sequence[Job], options: RunOptions, calibration: Calibration) -> None:

@@ -1,4 +1,4 @@
-"""How long work takes, estimated from part of it: for dry runs, and before a stage that takes long."""
+"""How long a stage takes, estimated from a part of it and announced before it begins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What fedshift asks of the machine it runs on: cores, how threads wait, and how memory is kept."""
+"""What fedshift asks of the machine it runs on: cores, and how memory is kept."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import ctypes
 import os
 import platform
 import sys
-from collections.abc import MutableMapping
 from pathlib import Path
 
 # mallopt's parameters and values (malloc.h of the GNU C library), in bytes: from how much unused memory at the end of
@@ -44,15 +43,6 @@ def processor() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
-
-
-def before_torch(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Set what is only read when torch is loaded, unless the user has set it.
-
-    Threads that wait for work sleep instead of spinning: where another process wants a core, spinning costs three
-    quarters of the speed. Worker processes, of one thread each, do not wait for threads at all.
-    """
-    environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def keep_memory() -> None:

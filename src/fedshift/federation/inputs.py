@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedshift.errors import FedshiftError, need
+from fedshift.errors import FedshiftError, needs
 from fedshift.federation.preparation import Column, Preparation, Statistics
 from fedshift.streams import Key, Streams
 
@@ -135,10 +135,8 @@ class _Fitted(Inputs):
 @cache
 def _augmentation(height: int, width: int) -> Any:
     """Kornia's pipeline for one image size."""
-    try:
+    with needs("images", "Augmentation"):
         import kornia.augmentation as kornia
-    except ImportError as error:
-        raise need("images", "Augmentation", error) from error
     return kornia.AugmentationSequential(
         kornia.RandomResizedCrop((height, width), scale=(0.7, 1.0)),
         kornia.RandomHorizontalFlip(),

@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedshift.errors import FedshiftError, UnknownNameError, need
+from fedshift.errors import FedshiftError, UnknownNameError, needs
 from fedshift.federation.domains import DomainData
 from fedshift.settings.spec import Clients, Positive, Range, Spec, WholeNumber, setting
 from fedshift.streams import Key, Streams
@@ -217,11 +217,9 @@ class FlowerPartitioner(Partition):
 def _by_flower(name: str, arguments: Mapping[str, Any], originals: Originals, streams: Streams) -> Tensor:
     """The part that a partitioner of flwr-datasets gives each original, (U,); -1 where it gives none."""
     rows = streams.permutation(len(originals), "partition rows", originals.domain)
-    try:
+    with needs("partition", "This partition"):
         from datasets import Dataset
         from flwr_datasets import partitioner as flower
-    except ImportError as error:
-        raise need("partition", "This partition", error) from error
     known = {key: value for key, value in vars(flower).items() if key.endswith("Partitioner") and key != "Partitioner"}
     if name not in known:
         raise UnknownNameError("partitioner of flwr_datasets", name, known)

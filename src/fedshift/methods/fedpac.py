@@ -54,10 +54,11 @@ from fedshift.core.contract import (
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net
 from fedshift.core.tensors import Replies, Tensors
+from fedshift.core.training import Train
 from fedshift.methods.classes import COUNTS, class_sums, newest_counts, newest_means, of_each
 from fedshift.methods.fedavg import FedAvg
 from fedshift.methods.rows import Rows
-from fedshift.methods.simplex import simplex_minimum
+from fedshift.methods.simplex import non_negative_least_squares, simplex_minimum
 from fedshift.settings.spec import LearningRate, NonNegative, Range, Steps, setting
 
 SMALLEST = 1e-3  # weight of a head in a combination
@@ -132,6 +133,11 @@ class FedPAC(FedAvg):
             Upload.like("class_counts", "class_counts", "count"),
         )
         return super().exchange(name, uploads=uploads, upload=self.statistics, send=self.own_head, **changes)
+
+    def check(self, train: Train) -> None:
+        """Raise an error if there is no solver for the combinations of heads."""
+        super().check(train)
+        non_negative_least_squares()
 
     # On a client --------------------------------------------------------------------------------
 

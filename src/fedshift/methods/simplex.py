@@ -2,8 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
+
+from fedshift.errors import needs
+
+
+def non_negative_least_squares() -> Callable[..., Any]:
+    """SciPy's solver.
+
+    Raises:
+        FedshiftError: SciPy is not installed.
+    """
+    with needs("scipy", "The method FedPAC"):
+        from scipy.optimize import nnls
+    solver: Callable[..., Any] = nnls
+    return solver
 
 
 def simplex_minimum(root: Tensor) -> Tensor:
@@ -19,12 +36,10 @@ def simplex_minimum(root: Tensor) -> Tensor:
     Returns:
         The weights (n,), float64, on the CPU.
     """
-    from scipy.optimize import nnls
-
     root = root.double().cpu()
     scale = root.norm(dim=0).max().clamp(min=torch.finfo(root.dtype).tiny)  # beside the row of ones no unit may matter
     system = torch.cat([root / scale, torch.ones(1, root.shape[1], dtype=root.dtype)])
     target = torch.zeros(len(system), dtype=root.dtype)
     target[-1] = 1
-    u = torch.from_numpy(nnls(system.numpy(), target.numpy())[0])
+    u = torch.from_numpy(non_negative_least_squares()(system.numpy(), target.numpy())[0])
     return u / u.sum()

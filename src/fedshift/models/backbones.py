@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from safetensors import SafetensorError
 from torch import nn
 
-from fedshift.errors import FedshiftError, need
+from fedshift.errors import FedshiftError, needs
 from fedshift.hub import answers, hub
 from fedshift.models.staged import Staged
 from fedshift.settings.spec import Width, setting
@@ -85,10 +85,8 @@ class Backbone(Staged):
 
 
 def _transformers() -> Any:
-    try:
+    with needs("images", "A backbone"):
         import transformers
-    except ImportError as error:
-        raise need("images", "A backbone", error) from error
     return transformers
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from safetensors import SafetensorError
 
-from fedshift.errors import FedshiftError, need
+from fedshift.errors import FedshiftError, needs
 from fedshift.federation.inputs import IMAGENET_MEAN, IMAGENET_STD
 from fedshift.hub import hub
 from fedshift.models.cut import layers_of
@@ -143,8 +143,6 @@ def _silent(transformers: Any) -> Iterator[None]:
 
 
 def _library() -> Any:
-    try:
+    with needs("images", "A network of transformers"):
         import transformers
-    except ImportError as error:
-        raise need("images", "A network of transformers", error) from error
     return transformers

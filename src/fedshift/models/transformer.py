@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from fedshift.core.fixed import Fixing, copied
 from fedshift.core.frozen import FrozenNetwork
 from fedshift.core.model import Shape
-from fedshift.errors import FedshiftError, need
+from fedshift.errors import FedshiftError, needs
 from fedshift.federation.inputs import Inputs
 from fedshift.hub import answers, located
 from fedshift.models.cut import Begins, Ends, Reached, layers_of, with_class
@@ -80,6 +80,8 @@ class Transformer(Freezing):
     def check(self, inputs: Inputs) -> None:
         """Refuse samples that the network does not read as they are."""
         super().check(inputs)
+        if self.adapter_rank:
+            _peft()
         opened = self._opened()
         if opened.kind == "images" and inputs.normalise:
             raise FedshiftError("A network of transformers normalises images itself: --set data.normalise=false")
@@ -398,8 +400,6 @@ def _linear_layers() -> tuple[type[nn.Module], ...]:
 
 
 def _peft() -> Any:
-    try:
+    with needs("adapters", "model.adapter_rank"):
         import peft
-    except ImportError as error:
-        raise need("adapters", "model.adapter_rank", error) from error
     return peft

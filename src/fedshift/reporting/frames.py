@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
-from fedshift.errors import need
+from fedshift.errors import needs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -19,10 +19,8 @@ def as_frame(measurements: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     Raises:
         FedshiftError: pandas is not installed.
     """
-    try:
+    with needs("pandas", "A pandas table (measurements() gives the same as a list)"):
         import pandas as pd
-    except ImportError as error:
-        raise need("pandas", "A pandas table (measurements() gives the same as a list)", error) from error
     return pd.DataFrame(measurements)
 
 

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from fedshift.errors import need
+from fedshift.errors import needs
 from fedshift.files import make_folder, write
 from fedshift.methods.client2vec.index import least_cosine, similarity
 from fedshift.methods.client2vec.vectors import Index
@@ -24,10 +24,8 @@ MOST_NUMBERS = 8  # rows of a heat map whose cells show their numbers
 
 def check_writable() -> None:
     """Raise an error if an index could not be written, before the work of making it."""
-    try:
+    with needs("parquet", "Writing an index"):
         import pyarrow.parquet  # noqa: F401  # only whether it is there
-    except ImportError as error:
-        raise need("parquet", "Writing an index", error) from error
 
 
 def write_index(index: Index, folder: Path) -> list[Path]:

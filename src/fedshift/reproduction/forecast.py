@@ -1,10 +1,10 @@
-"""How many runs a table has that are not finished, and about how long they take on this machine; nothing is written."""
+"""How many runs a table has that are not finished, and how long they take where that was measured before."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fedshift.errors import DivergedError, FedshiftError
+from fedshift.errors import FedshiftError
 from fedshift.reproduction.panels import Panel
 from fedshift.reproduction.plan import Plan
 from fedshift.runs import runner
@@ -14,13 +14,11 @@ from fedshift.simulation.dry_run import estimate
 
 
 def forecast(plan: Plan, panel: Panel) -> Iterator[Cost]:
-    """The cost of each row on a panel, as measured on a part of one run of each of its cells."""
+    """The cost of each row on a panel."""
     for cell in plan.cells_of(panel):
         left = [each for each in cell.experiments if not RunFolder(runner.run_path(each)).finished]
         name = f"{cell.row.name}, {cell.point}" if cell.point else cell.row.name
         try:
             yield Cost(plan.title(panel), name, len(left), estimate(left[0]).seconds if left else None)
-        except DivergedError as error:
-            yield Cost(plan.title(panel), name, len(left), None, Lacking(error.what, "diverged"))
         except FedshiftError as error:
             yield Cost(plan.title(panel), name, 0, None, Lacking(str(error), "refused"))

@@ -207,23 +207,26 @@ class Plan:
 
     def lacking(self, panel: Panel) -> Need | None:
         """What the data and the network of a panel need that is not here; None if nothing."""
-        row = next(row for row in self.rows if self.exhibit.asks_for(panel, row, ""))
-        first = self.first(panel, row)
-        return _need([first.data, first.partition, first.protocol, first.model], self._data_of(panel))
+        return _need(_data_and_model(next(self._firsts(panel))), self._data_of(panel))
 
     def needs(self, panel: Panel) -> Need | None:
         """As :meth:`lacking`, or else what the methods of its rows need."""
-        if need := self.lacking(panel):
+        firsts = self._firsts(panel)
+        first = next(firsts)
+        if need := _need(_data_and_model(first), self._data_of(panel)):
             return need
-        rows = [row for row in self.rows if self.exhibit.asks_for(panel, row, "")]
-        methods = dict(zip([row.method for row in rows], rows, strict=True))  # rows of a method need the same
-        specs = [spec for row in methods.values() for _, spec in self.first(panel, row).method.specs()]
+        specs = [spec for each in (first, *firsts) for _, spec in each.method.specs()]
         return _need(specs, self._data_of(panel))
 
     def first(self, panel: Panel, row: Row) -> Experiment:
         """The first run of a row, which needs what all of them need."""
         (point, *_) = self.exhibit.points(self.scale.name).values()
         return self.experiments(panel, row, point, self.scale.seeds[:1])[0]
+
+    def _firsts(self, panel: Panel) -> Iterator[Experiment]:
+        """The first run of one row of each method: rows of a method need the same."""
+        rows = [row for row in self.rows if self.exhibit.asks_for(panel, row, "")]
+        return (self.first(panel, row) for row in {row.method: row for row in rows}.values())
 
     def run_title(self, cell: Cell, experiment: Experiment) -> str:
         """What a run of a cell is called while it goes on."""
@@ -275,6 +278,10 @@ def _chosen(
         if name not in there:
             raise UnknownNameError(kind, name, quoted)
     return [each for name, each in there.items() if asked is None or name in asked]
+
+
+def _data_and_model(experiment: Experiment) -> list[Spec]:
+    return [experiment.data, experiment.partition, experiment.protocol, experiment.model]
 
 
 def _need(specs: Sequence[Spec], data: str) -> Need | None:

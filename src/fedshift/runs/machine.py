@@ -16,7 +16,7 @@ def environment() -> dict[str, Any]:
     from fedshift.engines.machine import processor
 
     used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch's; a GPU that is not used stays so
-    packages = ("fedshift", "torch", "numpy", "safetensors", "transformers", "kornia", "mlxtend")
+    packages = ("fedshift", "torch", "numpy", "safetensors", "transformers", "kornia")
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),

@@ -204,6 +204,17 @@ class Trained(nn.Module):
         self.front = front
         self.eval()
 
+    def double(self) -> Self:
+        """Predict in float64 from now on, so that a sample's prediction hardly depends on the batch it is in.
+
+        In float32 the order of sums, and so the last digits, differ with the size of the batch and the processor.
+        Frozen stages stay in the precision in which the run's features were made.
+        """
+        for name in self._parts:
+            prepare(self.get_submodule(name), Kernels(), "float64")
+        self._dtype = torch.float64
+        return self
+
     def forward(self, x: Tensor) -> Tensor:
         """Samples (B, *shape) as the data set stores them to log-probabilities (B, classes).
 

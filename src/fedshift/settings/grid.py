@@ -111,8 +111,7 @@ def expand(document: Mapping[str, Any]) -> list[Experiment]:
     load_plugins(document.get("plugins", ()))
     tables = [table for method in _method_tables(document) for table in _product(_with_method(document, method))]
     experiments = [Experiment.from_table(table) for table in tables]
-    names = [experiment.fingerprint for experiment in experiments]
-    if len(set(names)) < len(names):
+    if len(experiments) > 1 and len({experiment.fingerprint for experiment in experiments}) < len(experiments):
         raise FedshiftError("The grid holds the same run twice; remove repeated values from its lists.")
     return experiments
 

@@ -229,7 +229,7 @@ class Spec:
     @classmethod
     def settings(cls) -> dict[str, Field[Any]]:
         """The fields that can be set, by name."""
-        return {field.name: field for field in fields(cls) if field.init and field.name != "listed_as"}
+        return dict(_settings(cls))  # type: ignore[arg-type]  # classes are hashable
 
     @classmethod
     def nested(cls) -> dict[str, Nested]:
@@ -326,6 +326,11 @@ def setting_type(cls: type[Spec], name: str) -> Any:
 @cache
 def _hints(cls: type[Spec]) -> dict[str, Any]:
     return get_type_hints(cls, include_extras=True)
+
+
+@cache
+def _settings(cls: type[Spec]) -> dict[str, Field[Any]]:
+    return {field.name: field for field in fields(cls) if field.init and field.name != "listed_as"}
 
 
 @cache

@@ -1,19 +1,26 @@
-"""What a run would cost: a round of each of its stages and one evaluation, long work in part; nothing is written."""
+"""What a run would cost, without a step of it: counted from what its exchanges declare; nothing is measured or written.
+
+Seconds are those of an earlier measurement of the engines for the same configuration, where this machine has one.
+"""
 
 from __future__ import annotations
 
 import sys
-import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 
-from fedshift.core.contract import Round, Stage
-from fedshift.engines.choice import open_engine
-from fedshift.engines.forecast import InPart
+from fedshift.core.contract import Exchange, Phase, Round, Stage
+from fedshift.core.messages import Up, wire_bytes
+from fedshift.core.tensors import Replies
+from fedshift.engines.calibration import asked_for, recalled
+from fedshift.engines.engine import Job, ServerJob
+from fedshift.engines.sequential import Sequential
+from fedshift.engines.shortened import Shortener, steps_of
 from fedshift.settings.experiment import Experiment
-from fedshift.simulation.rounds import advance
-from fedshift.simulation.simulation import Simulation
+from fedshift.simulation.simulation import Simulation, no_steps
 
 
 @dataclass(frozen=True)
@@ -24,19 +31,19 @@ class StageCost:
         name: the stage's.
         rounds: how many it has.
         steps: local steps of all clients, and of the server, in all of them.
-        seconds: what they take, without evaluation.
         bytes_down: bytes sent to clients in a round.
         bytes_up: bytes sent by clients in a round.
         scored: how often models are evaluated.
+        seconds: what its steps take, without evaluation; None where nothing was measured.
     """
 
     name: str
     rounds: int
     steps: int
-    seconds: float
     bytes_down: int
     bytes_up: int
     scored: int
+    seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -48,9 +55,9 @@ class Estimate:
         stages: each stage, in order.
         bytes_down: bytes sent to clients in a round of the main stage.
         bytes_up: bytes sent by clients in a round of the main stage.
-        memory: peak memory in bytes, of the accelerator or of this process; worker processes have theirs besides.
-        evaluation: seconds of all evaluations.
-        notes: which engine carries it out, and what a reader of its results must know.
+        memory: bytes of this process, or of the accelerator, with the data, the model and a round's messages; what a
+            batch takes while it is trained on comes on top.
+        notes: what a reader of its results must know, and which engine was found the fastest.
     """
 
     clients: tuple[int, int]
@@ -58,7 +65,6 @@ class Estimate:
     bytes_down: int
     bytes_up: int
     memory: int
-    evaluation: float
     notes: list[str]
 
     @property
@@ -72,70 +78,85 @@ class Estimate:
         return sum(stage.steps for stage in self.stages)
 
     @property
-    def training(self) -> float:
-        """Seconds of all rounds."""
-        return sum(stage.seconds for stage in self.stages)
+    def scored(self) -> int:
+        """How often models are evaluated."""
+        return sum(stage.scored for stage in self.stages)
 
     @property
-    def seconds(self) -> float:
-        """The whole run."""
-        return self.training + self.evaluation
+    def seconds(self) -> float | None:
+        """What all steps take, without evaluation; None where that of a stage is not known."""
+        known = [stage.seconds for stage in self.stages if stage.seconds is not None]
+        return sum(known) if len(known) == len(self.stages) else None
 
 
 def estimate(experiment: Experiment) -> Estimate:
-    """Build the run, carry out a round of each stage and one evaluation in memory, and extrapolate.
+    """Build the run, and count what a round of each of its stages sends and how many steps it has.
 
     Raises:
         FedshiftError: the experiment cannot be run.
     """
-    simulation = Simulation(experiment)
-    told: list[str] = []
-    choice = simulation.choice(told.append)
-    coordinator = simulation.coordinator
-    with open_engine(choice, told.append) as engine:
-        costs = tuple(_cost(simulation, stage, InPart(engine)) for stage in simulation.setup.stages)
-        main = max(simulation.setup.stages, key=lambda stage: (stage.scored, stage.rounds))
-        started = time.perf_counter()
-        simulation.record(Round(main, min(2, main.rounds)), engine)
-        evaluation = time.perf_counter() - started
-    cost = costs[simulation.setup.stages.index(main)]
+    simulation, options = Simulation(experiment), experiment.run
+    if options.engine != "auto":
+        asked_for(simulation.setup, options)  # or it says why it cannot be had
+    main, timing = simulation.main_stage, recalled(simulation.example(), options)
+    milliseconds = {main: timing.milliseconds} if timing else {}
+    costs = {stage: _cost(simulation, stage, milliseconds.get(stage)) for stage in simulation.setup.stages}
+    cost = costs[main]
     return Estimate(
-        clients=(len(simulation.federation.clients), coordinator.cohort(main)),
-        stages=costs,
+        clients=(len(simulation.federation.clients), simulation.coordinator.cohort(main)),
+        stages=tuple(costs.values()),
         bytes_down=cost.bytes_down,
         bytes_up=cost.bytes_up,
-        memory=_peak_memory(simulation.setup.device),
-        evaluation=sum(each.scored for each in costs) * evaluation,
-        notes=[*simulation.notes, *(told or [f"Engine: {choice}"]), *_note_on_workers(choice.workers)],
+        memory=_memory(simulation.setup.device) + cost.bytes_down + cost.bytes_up,
+        notes=[*simulation.notes, *([f"Engine: {timing}"] if timing else [])],
     )
 
 
-def _cost(simulation: Simulation, stage: Stage, engine: InPart) -> StageCost:
-    """Carry out a round of a stage, long work in part."""
-    coordinator, evaluate = simulation.coordinator, simulation.experiment.evaluate
-    coordinator.skip_to(stage)
-    down, up, started = coordinator.bytes_down, coordinator.bytes_up, time.perf_counter()
-    for error in advance([simulation], engine).values():
-        raise error
-    beside = time.perf_counter() - started - engine.spent
+def _cost(simulation: Simulation, stage: Stage, milliseconds: float | None) -> StageCost:
+    """Count a round of a stage as the run begins, and take it for each of the stage's rounds."""
+    round, down, up, steps = Round(stage, 1), 0, 0, 0
+    for exchange, orders in simulation.coordinator.first_orders(round):
+        jobs = [simulation.site.job(order) for order in orders]
+        replies = _replies(simulation, exchange, jobs)
+        server = ServerJob(simulation.setup, exchange, round, simulation.coordinator.state, replies, no_steps)
+        steps += sum(map(steps_of, jobs)) + steps_of(server)
+        down += sum(order.down.nbytes for order in orders)
+        sizes = [Up(reply).nbytes for reply in replies.ups]
+        up += sum(sizes) if sizes else len(jobs) * _declared_bytes(simulation, exchange)
+    steps *= stage.rounds
     return StageCost(
         name=stage.name,
         rounds=stage.rounds,
-        steps=stage.rounds * engine.steps,
-        seconds=stage.rounds * (beside + engine.seconds),
-        bytes_down=coordinator.bytes_down - down,
-        bytes_up=coordinator.bytes_up - up,
-        scored=-(-stage.rounds // evaluate.every_in(stage.rounds)) if stage.scored else 0,
+        steps=steps,
+        bytes_down=down,
+        bytes_up=up,
+        scored=-(-stage.rounds // simulation.setup.evaluate.every_in(stage.rounds)) if stage.scored else 0,
+        seconds=None if steps and milliseconds is None else steps * (milliseconds or 0.0) / 1000,
     )
 
 
-def _note_on_workers(count: int) -> list[str]:
-    if count == 1:
-        return []
-    return [f"Peak memory is that of one process; {count} worker processes have about as much for a client's work each"]
+def _replies(simulation: Simulation, exchange: Exchange, jobs: Sequence[Job]) -> Replies:
+    """What clients would send without a step, where they declare no length or the server trains on it; else nothing."""
+    declared = simulation.setup.declared(exchange).values()
+    of_any_length = any(None in shape for _, shape in declared)
+    trained_on = any(isinstance(phase, Phase) and phase.samples is not None for phase in exchange.server)
+    if not (of_any_length or trained_on):
+        return Replies()
+    replies = []
+    for came in Sequential().train(list(map(Shortener(0), jobs))):
+        if isinstance(came, Exception):
+            raise came
+        replies.append((came.client, came.up))
+    return Replies(replies)
 
 
-def _peak_memory(device: torch.device) -> int:
+def _declared_bytes(simulation: Simulation, exchange: Exchange) -> int:
+    """The bytes of a reply whose tensors are all declared with their lengths."""
+    declared = simulation.setup.declared(exchange).items()
+    return wire_bytes(tuple((name, dtype, cast(tuple[int, ...], shape)) for name, (dtype, shape) in sorted(declared)))
+
+
+def _memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     import resource

@@ -15,7 +15,7 @@ import torch
 
 from fedshift import memory
 from fedshift.coordinator.coordinator import Coordinator, Received
-from fedshift.core.contract import Round, ServerState
+from fedshift.core.contract import Round, ServerState, Stage
 from fedshift.core.frozen import Embedding, FrozenNetwork, embedded, silent
 from fedshift.core.messages import Missing, Order
 from fedshift.core.method import make_parts
@@ -138,9 +138,14 @@ class Simulation:
         generator = self.setup.streams.generator(what, order.stage, order.round, order.exchange, order.client)
         return bool(torch.rand((), generator=generator) < likely)
 
+    @property
+    def main_stage(self) -> Stage:
+        """The longest of the stages whose models are evaluated."""
+        return max(self.setup.stages, key=lambda stage: (stage.scored, stage.rounds))
+
     def example(self) -> list[Job]:
         """What clients are asked to do in a first round of training, to measure engines on; nothing is sent."""
-        stage = max(self.setup.stages, key=lambda stage: (stage.scored, stage.rounds))
+        stage = self.main_stage
         cohort = [client.id for client in islice(self.site.view(stage).clients, self.coordinator.cohort(stage))]
         orders = self.coordinator.orders(stage.training, Round(stage, 1), cohort)
         return [self.site.job(order) for order in orders]

@@ -27,7 +27,7 @@ from pydantic import Field, FiniteFloat
 from fedshift import files
 from fedshift.core.metrics import Metric
 from fedshift.core.sealed import checked
-from fedshift.errors import FedshiftError, need
+from fedshift.errors import FedshiftError, needs
 from fedshift.runs.schema import File
 from fedshift.runs.seals import sealed_json, unsealed_json
 from fedshift.runs.studies import STUDY
@@ -272,10 +272,8 @@ class Study:
 
 
 def _optuna() -> Any:
-    try:
+    with needs("tune", "Searching settings"):
         import optuna
-    except ImportError as error:
-        raise need("tune", "Searching settings", error) from error
     return optuna
 
 

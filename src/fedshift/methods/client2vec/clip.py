@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fedshift.core.frozen import embed, frozen_network
-from fedshift.errors import FedshiftError, need
+from fedshift.errors import FedshiftError, needs
 from fedshift.federation.inputs import Inputs
 from fedshift.hub import answers, hub
 from fedshift.methods.client2vec.encoder import Encoder
@@ -106,10 +106,8 @@ def _features(output: Any) -> Tensor:
 @lru_cache(maxsize=1)
 def _read(path: str) -> tuple[Any, Any]:
     """The model and its tokenizer."""
-    try:
+    with needs("images", "CLIP"):
         import transformers
-    except ImportError as error:
-        raise need("images", "CLIP", error) from error
     try:
         with hub(path):
             model = transformers.CLIPModel.from_pretrained(path).eval().requires_grad_(False)

@@ -12,7 +12,7 @@ import torch
 from fedshift.core.contract import Part, Scope, Stage
 from fedshift.core.method import Method
 from fedshift.core.model import ModelBuilder
-from fedshift.errors import FedshiftError, need
+from fedshift.errors import FedshiftError, needs
 from fedshift.federation.federation import Federation
 from fedshift.methods.client2vec.encoder import Encoder
 from fedshift.methods.client2vec.index import ClientIndex
@@ -64,11 +64,9 @@ class IndexFile(ClientIndex):
         return ()
 
     def _columns(self) -> dict[str, Any]:
-        try:
+        with needs("parquet", "Reading an index"):
             import pyarrow
             import pyarrow.parquet
-        except ImportError as error:
-            raise need("parquet", "Reading an index", error) from error
         try:
             columns: dict[str, Any] = pyarrow.parquet.read_table(Path(self.path).expanduser()).to_pydict()
         except (pyarrow.ArrowException, OSError) as error:

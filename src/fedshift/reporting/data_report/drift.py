@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool1d, adaptive_avg_pool2d
 
-from fedshift.errors import need
+from fedshift.errors import needs
 from fedshift.federation.domains import DomainData
 from fedshift.federation.preparation import Column
 from fedshift.reporting.data_report.duplicates import PIECE, Tell, silent
@@ -233,7 +233,8 @@ def homogeneity(table: Array) -> float | None:
 
     Classes of which fewer than five are expected at a site are counted together; None if fewer than two are left.
     """
-    from scipy.stats import chi2_contingency
+    with needs("sklearn", "Comparing sites"):
+        from scipy.stats import chi2_contingency
 
     table = table[:, table.sum(axis=0) > 0]
     share = table.sum(axis=1).min() / table.sum()
@@ -285,10 +286,8 @@ def features(data: DomainData, rows: Tensor, kind: Kind, streams: Streams) -> Ar
     Raises:
         FedshiftError: scikit-learn is not installed.
     """
-    try:
+    with needs("sklearn", "Comparing sites"):
         from sklearn.decomposition import PCA
-    except ImportError as error:
-        raise need("sklearn", "Comparing sites", error) from error
 
     x, step = data.x, max(1, PIECE // data.x[0].numel())
     tokens = 0 if x.is_floating_point() or x.dtype == torch.uint8 else min(int(x[rows].max()) + 1, TOKENS)

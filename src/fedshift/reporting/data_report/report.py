@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from fedshift.errors import FedshiftError
+from fedshift.errors import FedshiftError, MissingExtraError
 from fedshift.federation.domains import DomainData
 from fedshift.federation.federation import Federation
 from fedshift.federation.inputs import Inputs
-from fedshift.reporting.data_report.drift import feature_drift, label_drift
+from fedshift.reporting.data_report.drift import Drift, feature_drift, label_drift
 from fedshift.reporting.data_report.duplicates import Tell, find_duplicates, silent
 from fedshift.reporting.data_report.examples import draw_examples
 from fedshift.reporting.data_report.findings import find
@@ -65,11 +65,14 @@ class DataReport(Inspection):
         looked = roles.judged(test=test)
         sites, clients = _sites(data, federation, roles), _clients(data, federation, roles)
         divided = any(site.clients > 1 for site in sites)
-        features, untested = None, list[str]()
+        features, labels, client_labels, untested = None, Drift(), None, list[str]()
         duplicates = find_duplicates(data, roles, tell)
         try:
+            labels = label_drift(data, data.domain.where(looked, -1), data.domains)
+            if divided:
+                client_labels = label_drift(data, roles.client, [client.name for client in clients])
             features = feature_drift(data, looked, kind, streams, tell)
-        except FedshiftError as error:  # an extra that is not installed
+        except MissingExtraError as error:
             untested = [f"Sites were not compared. {error}"]
         report = cls(
             experiment=experiment,
@@ -90,8 +93,8 @@ class DataReport(Inspection):
             values=measure(data, looked, kind, tell),
             duplicates=duplicates,
             features=features,
-            labels=label_drift(data, data.domain.where(looked, -1), data.domains),
-            client_labels=label_drift(data, roles.client, [client.name for client in clients]) if divided else None,
+            labels=labels,
+            client_labels=client_labels,
             examples=draw_examples(data, looked, streams),
             notes=tuple(dict.fromkeys([*data.notes, *federation.notes, *untested, *notes])),
             data=data,

@@ -1,0 +1,262 @@
+"""The features that extras bring, each on a few samples: ``python tests/extras.py with EXTRA``, or ``without``.
+
+Needs nothing but fedshift itself, so that an environment can have one extra alone. ``with`` makes the samples and tries
+each feature of an extra. ``without`` expects one line that names the extra.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+SMALL = ["--rounds", "1", "--set", "train.steps=1", "--set", "run.device=cpu", "--set", "run.engine=sequential"]
+SITES, CLASSES = ("north", "south"), ("a", "b")
+
+
+def nothing() -> None:
+    """What is shipped is enough."""
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A feature that an extra brings.
+
+    Attributes:
+        extra: the extra.
+        words: the command line after ``fedshift``; or ``["-c", CODE]``, for Python.
+        make: writes what the command line reads into the present folder; without the extra, files of these names.
+    """
+
+    extra: str
+    words: list[str]
+    make: Callable[[], None] = nothing
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.extra}: {' '.join(' '.join(self.words).split()[:14])}"
+
+
+def run(*words: str, data: str = "") -> list[str]:
+    """A small run in which every site trains and is tested."""
+    given = ["--data", data, "--set", "protocol.name=in-domain"] if data else []
+    return ["run", *given, "--method", "fedavg", *SMALL, *(word for each in words for word in ("--set", each))]
+
+
+# Samples ------------------------------------------------------------------------------------------
+
+
+def each_file(folder: str, suffix: str, write: Callable[[Path, int], object]) -> None:
+    """Four files of each class of each site."""
+    number = 0
+    for site in SITES:
+        for label in CLASSES:
+            for index in range(4):
+                path = Path(folder, site, label, f"{index}{suffix}")
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write(path, number := number + 1)
+
+
+def photos() -> None:
+    """Images of 16 pixels."""
+    from PIL import Image
+
+    each_file("photos", ".png", lambda path, number: Image.new("RGB", (16, 16), (7 * number, 9, 90)).save(path))
+
+
+def rows(write: Callable[[str, str, int], str], head: str, file: str) -> None:
+    """A CSV file."""
+    lines = [write(site, label, n) for n in range(8) for site in SITES for label in CLASSES]
+    Path(file).write_text("\n".join([head, *lines]) + "\n", encoding="utf-8")
+
+
+def table() -> None:
+    """Rows of two numbers."""
+    rows(lambda site, label, n: f"{n},{n * n + len(label)},{label},{site}", "x,y,label,site", "table.csv")
+
+
+def texts() -> None:
+    """Texts of a few words."""
+    rows(lambda site, label, n: f"word{n} of {label},{label},{site}", "text,label,site", "texts.csv")
+
+
+def tokenizer() -> None:
+    """A tokenizer of whole words, beside texts."""
+    texts()
+    Path("tokenizer").mkdir()
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+    from transformers import PreTrainedTokenizerFast
+
+    words = ["[PAD]", "[UNK]", "of", *CLASSES, *(f"word{n}" for n in range(8))]
+    made = Tokenizer(WordLevel({word: id for id, word in enumerate(words)}, unk_token="[UNK]"))
+    made.pre_tokenizer = Whitespace()
+    fast = PreTrainedTokenizerFast(tokenizer_object=made, unk_token="[UNK]", pad_token="[PAD]")
+    fast.save_pretrained("tokenizer")
+
+
+def network() -> None:
+    """A small network of transformers for images, beside images."""
+    photos()
+    Path("network").mkdir()
+    import transformers
+
+    small = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    config = transformers.ViTConfig(**small, image_size=16, patch_size=8)
+    transformers.ViTModel(config).save_pretrained("network")
+
+
+def parquet() -> None:
+    """Images in a Parquet file."""
+    photos()
+    Path("photos.parquet").write_bytes(b"PAR1")
+    import datasets
+
+    files = sorted(Path("photos").rglob("*.png"))
+    columns = {
+        "image": [{"bytes": file.read_bytes(), "path": None} for file in files],
+        "label": [file.parent.name for file in files],
+        "domain": [file.parent.parent.name for file in files],
+    }
+    kinds = {"image": datasets.Image(), "label": datasets.Value("string"), "domain": datasets.Value("string")}
+    datasets.Dataset.from_dict(columns, datasets.Features(kinds)).to_parquet("photos.parquet")
+
+
+def dicom() -> None:
+    """Slices of 8 pixels as DICOM."""
+    each_file("dicom", ".dcm", lambda path, number: path.touch())
+    import numpy as np
+    from pydicom.dataset import FileDataset, FileMetaDataset
+    from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage, generate_uid
+
+    def write(path: Path, number: int) -> None:
+        meta = FileMetaDataset()
+        meta.TransferSyntaxUID = ExplicitVRLittleEndian
+        meta.MediaStorageSOPClassUID = SecondaryCaptureImageStorage
+        meta.MediaStorageSOPInstanceUID = generate_uid()
+        made = FileDataset(str(path), {}, file_meta=meta, preamble=b"\0" * 128)
+        made.SOPClassUID, made.SOPInstanceUID = meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID
+        made.PatientID, made.Modality, made.PhotometricInterpretation = str(number), "OT", "MONOCHROME2"
+        made.Rows = made.Columns = 8
+        made.SamplesPerPixel, made.PixelRepresentation = 1, 0
+        made.BitsAllocated, made.BitsStored, made.HighBit = 16, 16, 15
+        made.PixelData = np.full((8, 8), 50 * number, np.uint16).tobytes()
+        made.save_as(path)
+
+    each_file("dicom", ".dcm", write)
+
+
+def nifti() -> None:
+    """Volumes of 8 voxels a side as NIfTI."""
+    each_file("nifti", ".nii", lambda path, number: path.touch())
+    import nibabel
+    import numpy as np
+
+    def write(path: Path, number: int) -> None:
+        nibabel.save(nibabel.Nifti1Image(np.full((8, 8, 2), number, np.float32), np.eye(4)), path)
+
+    each_file("nifti", ".nii", write)
+
+
+# Features -----------------------------------------------------------------------------------------
+
+FRAME = """
+import fedshift
+comparison = fedshift.compare("rotated-mnist", method="fedavg", rounds=1, settings={"train.steps": 1})
+try:
+    assert len(comparison.frame())
+except fedshift.FedshiftError as error:
+    raise SystemExit(f"Error: {error}")
+"""
+CLASSIFIER = """
+import fedshift
+try:
+    made = fedshift.FederatedClassifier(rounds=1)
+except fedshift.FedshiftError as error:
+    raise SystemExit(f"Error: {error}")
+x = [[0.0, 1.0], [1.0, 0.0]] * 10
+assert made.fit(x, [0, 1] * 10).predict_proba(x).shape == (20, 2)
+"""
+VIT = ["model.name=transformers", "model.path=network", "data.path=photos", "data.size=16"]
+TABLE = ["data.path=table.csv", "data.domain=site", "model.name=mlp"]
+TEXTS = ["data.path=texts.csv", "data.domain=site"]
+SCANS = ["data.size=8", "model.name=mlp"]
+FEATURES = [
+    Feature("images", run("data.path=photos", "data.size=32", "model.name=resnet18", data="folder"), photos),
+    Feature("images", run("data.path=photos", "data.size=32", "data.augment=true", data="folder"), photos),
+    Feature("images", run(*VIT, data="folder"), network),
+    Feature("parquet", run("data.path=photos.parquet", "data.size=16", data="parquet"), parquet),
+    Feature("parquet", ["index", "--set", "method.index.epochs=1"]),
+    Feature("efficientnet", run("data.path=photos", "data.frozen=efficientnet-lite0", data="folder"), photos),
+    Feature("efficientnet", run("data.path=photos", "model.name=efficientnet-lite0", data="folder"), photos),
+    Feature(
+        "partition",
+        run("partition.name=flwr", 'partition.partitioner="IidPartitioner"', "partition.arguments={num_partitions=2}"),
+    ),
+    Feature("pandas", run(*TABLE, data="table"), table),
+    Feature("pandas", ["-c", FRAME]),
+    Feature("text", run(*TEXTS, "model.name=mlp", data="text"), texts),
+    Feature("text", run(*TEXTS, "data.tokens=tokenizer", "model.name=lstm", data="text"), tokenizer),
+    Feature("adapters", run(*VIT, "model.adapter_rank=1", data="folder"), network),
+    Feature("signals", ["run", "watch-in-domain", "--method", "fedavg", "--seed", "0", *SMALL]),
+    Feature("medical", run("data.path=dicom", *SCANS, data="medical"), dicom),
+    Feature("medical", run("data.path=nifti", *SCANS, data="medical"), nifti),
+    Feature("tune", ["tune", "--method", "fedprox", "--trials", "2", *SMALL]),
+    Feature("scipy", ["run", "--method", "fedpac", *SMALL]),
+    Feature("sklearn", ["run", "breast-cancer", "--method", "fedavg", "--seed", "0", *SMALL]),
+    Feature("sklearn", run('evaluate.metrics=["auroc"]')),
+    Feature("sklearn", ["data"]),
+    Feature("sklearn", ["-c", CLASSIFIER]),
+    Feature("benchmark", ["benchmark", "--method", "fedavg,fedprox", "--federation", "rotated-mnist-0"]),
+    Feature("flower", ["federation", "init", "trial", "--sites", "a,b", "--method", "fedavg"]),
+    Feature("flower", ["federation", "demo", "--rounds", "1", "--sites", "2"]),
+]
+
+
+def carried_out(feature: Feature, folder: Path) -> subprocess.CompletedProcess[str]:
+    """The feature's command, in a folder."""
+    words = feature.words if feature.words[0] == "-c" else ["-m", "fedshift", *feature.words]
+    return subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False, cwd=folder)
+
+
+def names_the_extra(feature: Feature, printed: str) -> bool:
+    """Whether exactly one line of what was printed says what to install."""
+    return len(re.findall(rf"^.*pip install 'fedshift\[{feature.extra}\]'", printed, re.MULTILINE)) == 1
+
+
+def make(feature: Feature, folder: Path, *, without: bool) -> None:
+    """The feature's samples, in a folder; where the extra is not installed, what can be made without."""
+    here = Path.cwd()
+    os.chdir(folder)
+    try:
+        feature.make()
+    except ImportError:
+        assert without, "the extra lacks something"
+    finally:
+        os.chdir(here)
+
+
+def main(mode: str, extra: str) -> int:
+    """Try the features of an extra; returns how many failed."""
+    failed = 0
+    for feature in (feature for feature in FEATURES if extra in (feature.extra, "all")):
+        with tempfile.TemporaryDirectory() as folder:
+            make(feature, Path(folder), without=mode == "without")
+            done = carried_out(feature, Path(folder))
+        printed = done.stdout + done.stderr
+        named = names_the_extra(feature, printed)
+        fine = named and "Traceback" not in printed if mode == "without" else done.returncode == 0 and not named
+        failed += not fine
+        print(f"{'ok' if fine else 'FAILED':6} {mode} {feature.name}\n{'' if fine else printed}", end="", flush=True)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

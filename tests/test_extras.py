@@ -1,0 +1,50 @@
+"""Without its extra, every feature says in one line what to install, before it has worked for long.
+
+CI tries the same features in environments that have one extra each, or none: ``.ci/run core extras``.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import Distribution, PackageNotFoundError, packages_distributions
+from pathlib import Path
+
+import pytest
+
+import extras
+import fresh
+from test_dependencies import CORE, DECLARED, EXTRAS, normalised
+
+BLOCKED = set().union(*DECLARED.values()) - DECLARED[CORE]
+
+
+def without_extras(feature: extras.Feature, blocked: set[str]) -> None:
+    """In a fresh process: carry out a feature where nothing of the extras can be imported."""
+    for module, names in packages_distributions().items():
+        if blocked & {normalised(name) for name in names}:
+            sys.modules[module] = None  # type: ignore[assignment]  # what makes an import fail
+    from_name = Distribution.from_name
+
+    def found(name: str) -> Distribution:
+        if normalised(name) in blocked:
+            raise PackageNotFoundError(name)
+        return from_name(name)
+
+    Distribution.from_name = found  # type: ignore[method-assign]  # of a process of its own
+    extras.make(feature, Path.cwd(), without=True)
+    if feature.words[0] == "-c":
+        exec(feature.words[1], {})
+    else:
+        fresh.fedshift(*feature.words)
+
+
+@pytest.mark.parametrize("feature", extras.FEATURES, ids=lambda feature: feature.name)
+def test_it_names_the_extra(feature: extras.Feature, tmp_path: Path):
+    done = fresh.start(without_extras, feature, BLOCKED, cwd=tmp_path).completed()
+    printed = done.stdout + done.stderr
+    assert extras.names_the_extra(feature, printed), printed
+    assert "Traceback" not in printed
+
+
+def test_every_extra_has_a_feature():
+    assert {feature.extra for feature in extras.FEATURES} == EXTRAS.keys() - {"dev"}

@@ -1,0 +1,118 @@
+"""Processes of the forkserver are as new ones are, and none outlives who asked for it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+from multiprocessing import Pipe
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+import fresh
+from fedshift.errors import FedshiftError
+
+
+def state() -> tuple[int, str, str | None, bool, int]:
+    import fedshift
+
+    here = str(Path.cwd())
+    return os.getpid(), here, os.environ.get("MINE"), "tiny" in fedshift.DATASETS, threading.active_count()
+
+
+def refuse(what: str) -> NoReturn:
+    raise FedshiftError(f"No {what}.")
+
+
+def wait() -> None:
+    sys.stdout.write("waiting\n")
+    time.sleep(600)
+
+
+def train() -> tuple[bool, float]:
+    import torch
+
+    torch.set_num_threads(2)
+    weight = torch.ones(300, 300)
+    return torch.cuda.is_initialized(), float((weight @ weight).sum())
+
+
+def test_a_child_is_as_a_new_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MINE", "mine")
+    before = os.getpid(), Path.cwd()
+    pid, here, mine, registered, threads = fresh.call(state, cwd=tmp_path)
+    assert pid != os.getpid()
+    assert (here, mine, registered, threads) == (str(tmp_path), "mine", False, 1)
+    assert fresh.call(state, env={"MINE": None})[2] is None
+    assert (os.getpid(), Path.cwd()) == before
+
+
+def test_what_it_raises_is_raised_here():
+    with pytest.raises(FedshiftError, match="No cake"):
+        fresh.call(refuse, "cake")
+
+
+def test_threads_work_after_the_fork():
+    assert fresh.call(train) == (False, 300.0**3)
+
+
+def test_a_command():
+    done = fresh.command("run", "--method", "fedsrr")
+    assert done.returncode == 2
+    assert "fedsrr" in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_script_is_main(tmp_path: Path):
+    (tmp_path / "beside.py").write_text("word = 'beside'\n")
+    (tmp_path / "script.py").write_text(
+        "import sys, beside\nif __name__ == '__main__': print(beside.word, sys.argv[1])\n"
+    )
+    done = fresh.start(fresh.script, str(tmp_path / "script.py"), "one").completed()
+    assert (done.returncode, done.stdout) == (0, "beside one\n"), done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_it_can_be_signalled(number: signal.Signals):
+    process = fresh.start(wait)
+    fresh.until(lambda: "waiting" in process.stdout, process)
+    assert os.getpgid(process.pid) == process.pid
+    process.send_signal(signal.SIGSTOP)
+    assert process.stopped()
+    process.send_signal(signal.SIGCONT)
+    process.send_signal(number)
+    assert process.wait() == (1 if number == signal.SIGINT else -number)
+    assert ("KeyboardInterrupt" in process.stderr) == (number == signal.SIGINT)
+
+
+def leave_a_child(folder: str) -> tuple[int, int]:
+    """Ends without a word to the server that it started."""
+    ours, theirs = Pipe()
+    server = os.fork()
+    if server == 0:
+        ours.close()
+        fresh.serve(theirs.fileno())
+        os._exit(0)
+    ours.send(("start", pickle.dumps((wait, ())), folder, dict(os.environ), folder))
+    child = ours.recv()
+    fresh.until(lambda: "waiting" in Path(folder, "out").read_text())
+    return server, child
+
+
+def test_nothing_outlives_who_asked(tmp_path: Path):
+    for name in ("out", "err"):
+        (tmp_path / name).touch()
+    for pid in fresh.call(leave_a_child, str(tmp_path)):
+        fresh.until(lambda pid=pid: not alive(pid))
+
+
+def alive(pid: int) -> bool:
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
