@@ -29,18 +29,15 @@ class Feature:
 
     Attributes:
         extra: the extra.
+        name: the feature, for people.
         words: the command line after ``fedshift``; or ``["-c", CODE]``, for Python.
         make: writes what the command line reads into the present folder; without the extra, files of these names.
     """
 
     extra: str
+    name: str
     words: list[str]
     make: Callable[[], None] = nothing
-
-    @property
-    def name(self) -> str:
-        """For people."""
-        return f"{self.extra}: {' '.join(' '.join(self.words).split()[:14])}"
 
 
 def run(*words: str, data: str = "") -> list[str]:
@@ -189,34 +186,57 @@ TABLE = ["data.path=table.csv", "data.domain=site", "model.name=mlp"]
 TEXTS = ["data.path=texts.csv", "data.domain=site"]
 SCANS = ["data.size=8", "model.name=mlp"]
 FEATURES = [
-    Feature("images", run("data.path=photos", "data.size=32", "model.name=resnet18", data="folder"), photos),
-    Feature("images", run("data.path=photos", "data.size=32", "data.augment=true", data="folder"), photos),
-    Feature("images", run(*VIT, data="folder"), network),
-    Feature("parquet", run("data.path=photos.parquet", "data.size=16", data="parquet"), parquet),
-    Feature("parquet", ["index", "--set", "method.index.epochs=1"]),
-    Feature("efficientnet", run("data.path=photos", "data.frozen=efficientnet-lite0", data="folder"), photos),
-    Feature("efficientnet", run("data.path=photos", "model.name=efficientnet-lite0", data="folder"), photos),
+    Feature(
+        "images", "a backbone", run("data.path=photos", "data.size=32", "model.name=resnet18", data="folder"), photos
+    ),
+    Feature(
+        "images", "augmentation", run("data.path=photos", "data.size=32", "data.augment=true", data="folder"), photos
+    ),
+    Feature("images", "a network of transformers", run(*VIT, data="folder"), network),
+    Feature("parquet", "images in Parquet", run("data.path=photos.parquet", "data.size=16", data="parquet"), parquet),
+    Feature("parquet", "a client index in a file", ["index", "--set", "method.index.epochs=1"]),
+    Feature(
+        "efficientnet",
+        "frozen features",
+        run("data.path=photos", "data.frozen=efficientnet-lite0", "model.name=mlp", data="folder"),
+        photos,
+    ),
+    Feature(
+        "efficientnet",
+        "the network, trained",
+        run("data.path=photos", "model.name=efficientnet-lite0", data="folder"),
+        photos,
+    ),
     Feature(
         "partition",
+        "a partitioner of flwr-datasets",
         run("partition.name=flwr", 'partition.partitioner="IidPartitioner"', "partition.arguments={num_partitions=2}"),
     ),
-    Feature("pandas", run(*TABLE, data="table"), table),
-    Feature("pandas", ["-c", FRAME]),
-    Feature("text", run(*TEXTS, "model.name=mlp", data="text"), texts),
-    Feature("text", run(*TEXTS, "data.tokens=tokenizer", "model.name=lstm", data="text"), tokenizer),
-    Feature("adapters", run(*VIT, "model.adapter_rank=1", data="folder"), network),
-    Feature("signals", ["run", "watch-in-domain", "--method", "fedavg", "--seed", "0", *SMALL]),
-    Feature("medical", run("data.path=dicom", *SCANS, data="medical"), dicom),
-    Feature("medical", run("data.path=nifti", *SCANS, data="medical"), nifti),
-    Feature("tune", ["tune", "--method", "fedprox", "--trials", "2", *SMALL]),
-    Feature("scipy", ["run", "--method", "fedpac", *SMALL]),
-    Feature("sklearn", ["run", "breast-cancer", "--method", "fedavg", "--seed", "0", *SMALL]),
-    Feature("sklearn", run('evaluate.metrics=["auroc"]')),
-    Feature("sklearn", ["data"]),
-    Feature("sklearn", ["-c", CLASSIFIER]),
-    Feature("benchmark", ["benchmark", "--method", "fedavg,fedprox", "--federation", "rotated-mnist-0"]),
-    Feature("flower", ["federation", "init", "trial", "--sites", "a,b", "--method", "fedavg"]),
-    Feature("flower", ["federation", "demo", "--rounds", "1", "--sites", "2"]),
+    Feature("pandas", "a table in CSV", run(*TABLE, data="table"), table),
+    Feature("pandas", "comparison.frame()", ["-c", FRAME]),
+    Feature("text", "texts by hashing", run(*TEXTS, "model.name=mlp", data="text"), texts),
+    Feature(
+        "text", "texts by a tokenizer", run(*TEXTS, "data.tokens=tokenizer", "model.name=lstm", data="text"), tokenizer
+    ),
+    Feature("adapters", "low-rank adapters", run(*VIT, "model.adapter_rank=1", data="folder"), network),
+    Feature("signals", "the watch data set", ["run", "watch-in-domain", "--method", "fedavg", "--seed", "0", *SMALL]),
+    Feature("medical", "DICOM", run("data.path=dicom", *SCANS, data="medical"), dicom),
+    Feature("medical", "NIfTI", run("data.path=nifti", *SCANS, data="medical"), nifti),
+    Feature("tune", "a search", ["tune", "--method", "fedprox", "--trials", "2", *SMALL]),
+    Feature("scipy", "FedPAC", ["run", "--method", "fedpac", *SMALL]),
+    Feature(
+        "sklearn", "a table that is shipped", ["run", "breast-cancer", "--method", "fedavg", "--seed", "0", *SMALL]
+    ),
+    Feature("sklearn", "AUROC", run('evaluate.metrics=["auroc"]')),
+    Feature("sklearn", "a comparison of sites", ["data"]),
+    Feature("sklearn", "FederatedClassifier", ["-c", CLASSIFIER]),
+    Feature(
+        "benchmark", "the benchmark", ["benchmark", "--method", "fedavg,fedprox", "--federation", "rotated-mnist-0"]
+    ),
+    Feature(
+        "flower", "a federation's folders", ["federation", "init", "trial", "--sites", "a,b", "--method", "fedavg"]
+    ),
+    Feature("flower", "a federation's processes", ["federation", "demo", "--rounds", "1", "--sites", "2"]),
 ]
 
 
@@ -254,7 +274,11 @@ def main(mode: str, extra: str) -> int:
         named = names_the_extra(feature, printed)
         fine = named and "Traceback" not in printed if mode == "without" else done.returncode == 0 and not named
         failed += not fine
-        print(f"{'ok' if fine else 'FAILED':6} {mode} {feature.name}\n{'' if fine else printed}", end="", flush=True)
+        print(
+            f"{'ok' if fine else 'FAILED':6} {mode} {feature.extra}: {feature.name}\n{'' if fine else printed}",
+            end="",
+            flush=True,
+        )
     return failed
 
 

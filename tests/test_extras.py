@@ -38,7 +38,7 @@ def without_extras(feature: extras.Feature, blocked: set[str]) -> None:
         fresh.fedshift(*feature.words)
 
 
-@pytest.mark.parametrize("feature", extras.FEATURES, ids=lambda feature: feature.name)
+@pytest.mark.parametrize("feature", extras.FEATURES, ids=lambda feature: f"{feature.extra}-{feature.name}")
 def test_it_names_the_extra(feature: extras.Feature, tmp_path: Path):
     done = fresh.start(without_extras, feature, BLOCKED, cwd=tmp_path).completed()
     printed = done.stdout + done.stderr
