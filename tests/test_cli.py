@@ -113,7 +113,7 @@ def test_a_dry_run_counts_and_writes_nothing(experiment_file: Path, tmp_path: Pa
     folder = runner.start(experiment, runner.Progress())
     sent = folder.messages["train"]["up"]["largest"]
     row = next(line.split() for line in output.splitlines() if line.strip().startswith("fedavg"))
-    assert row[1:6] == ["2", "2", "2", "8", "1"]  # runs, clients, rounds; 2 rounds x 2 clients x 2 steps; evaluations
+    assert row[1:6] == ["2", "2", "2", "8", "2"]  # runs, clients, rounds; 2 rounds x 2 clients x 2 steps; evaluations
     assert f"{2 * sent / 1000:.4g} kB" in output
 
 
