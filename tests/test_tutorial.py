@@ -123,4 +123,4 @@ def test_absent_and_late_clients_are_as_the_page_says(examples: dict[str, Module
 def test_it_refuses_what_its_equations_do_not_cover(examples: dict[str, ModuleType], make: Make, changes: dict):
 
     with refuses("--set train.optimiser=sgd", "--set train.momentum=0"):
-        dataclasses.replace(make(changes), method=examples["plugin"].MyScaffold())
+        dataclasses.replace(make(changes), method=examples["plugin"].MyScaffold()).check()
