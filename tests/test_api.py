@@ -150,11 +150,9 @@ def test_an_experiment_can_be_changed(make: Make):
     one = make({"method.name": "fedprox", "method.mu": 0.7})
     assert fedshift.experiment(one, rounds=9).train.rounds == 9
     assert fedshift.experiment(one, rounds=9).method == one.method
-    with pytest.warns(fedshift.FedshiftWarning, match=r"method\.mu = 0\.7 is left out: 'fedsr' has no such setting"):
+    with pytest.warns(fedshift.FedshiftWarning, match=r"method\.mu = 0\.7 .*'fedsr'"):
         assert fedshift.experiment(one, method="fedsr").method == FedSR()
-    with pytest.warns(
-        fedshift.FedshiftWarning, match=r"model\.hidden = \[8\] is left out: the model 'cnn' has no such setting"
-    ):
+    with pytest.warns(fedshift.FedshiftWarning, match=r"model\.hidden = \[8\] .*'cnn'"):
         assert fedshift.experiment(one, model="cnn").model.dim == one.model.dim == 4
     assert [e.seed for e in fedshift.grid([one], seed=[3, 4], hold_out="dark")] == [3, 4]
 
@@ -181,12 +179,12 @@ def test_choices_may_be_instances_and_tables(tiny_document: dict[str, Any]):
 def test_an_instance_is_what_runs(tiny_document: dict[str, Any]):
     """It takes the place of the file's settings and of presets; dotted settings still change it."""
     document = override(tiny_document, {"method.weighting": "samples", "protocol.hold_out": "all"})
-    left_out = r'method\.weighting = "samples" is left out: method is given as a whole in its place'
+    left_out = r'method\.weighting = "samples" is left out'
     with pytest.warns(fedshift.FedshiftWarning, match=left_out) as caught:
         assert fedshift.experiment(document, method=FedAvg(), hold_out="dark").method.weighting == "uniform"
     assert caught[0].filename == __file__
     preset = fedshift.METHODS.get("fediir")()
-    with pytest.warns(fedshift.FedshiftWarning, match=r"method\.optimiser_state = \"kept\" is left out"):
+    with pytest.warns(fedshift.FedshiftWarning, match=r"method\.optimiser_state = \"kept\""):
         chosen = fedshift.experiment("rotated-mnist", method=preset)
     assert chosen.method == preset
     assert fedshift.experiment("rotated-mnist", method="fediir").method != preset

@@ -272,9 +272,7 @@ def test_a_method_of_that_name_takes_no_other_server_optimiser():
 def test_another_method_does_not_inherit_the_server_optimiser_that_makes_one(make: Make):
     """FedAvg on FedAdam's server would go by FedAvg's name; what was asked for on FedAvg goes along."""
     adam = make({"method": {"name": "fedadam", "server": {"lr": 0.5}}})
-    with pytest.warns(
-        fedshift.FedshiftWarning, match=r"method.server = .* is left out: it is that of the method 'fedad"
-    ):
+    with pytest.warns(fedshift.FedshiftWarning, match=r"method\.server = .* is left out.*'fedad"):
         assert fedshift.experiment(adam, method="fedavg").method == FedAvg()
     asked = make({"method": {"name": "fedavg", "server": {"name": "yogi", "lr": 0.5}}})
     kept = fedshift.experiment(asked, method="fedprox").method.server

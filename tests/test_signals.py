@@ -187,10 +187,8 @@ def test_a_window_in_which_the_label_changes(tmp_path: Path):
 
 def test_a_recording_that_is_shorter_than_a_window(tmp_path: Path):
     dataset = save(tmp_path / "x.csv", *TWO, window=4)
-    assert refusal(dataset) == (
-        f"The recording (walk 'w1') of '{tmp_path / 'x.csv'}' has 3 steps, fewer than data.window = 4: choose a "
-        "shorter window, or leave such recordings out: --set data.short=drop"
-    )
+    with refuses("walk 'w1'", f"'{tmp_path / 'x.csv'}'", "3 steps", "data.window = 4", "--set data.short=drop"):
+        load(dataset)
     data = load(save(tmp_path / "x.csv", *TWO, window=4, short="drop"))
     assert data.x[:, 0].tolist() == [[1, 2, 3, 4]]
     assert data.notes == (
