@@ -6,6 +6,7 @@ each feature of an extra. ``without`` expects one line that names the extra.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -43,7 +44,8 @@ class Feature:
 def run(*words: str, data: str = "") -> list[str]:
     """A small run in which every site trains and is tested."""
     given = ["--data", data, "--set", "protocol.name=in-domain"] if data else []
-    return ["run", *given, "--method", "fedavg", *SMALL, *(word for each in words for word in ("--set", each))]
+    method = [] if any(each.startswith("method.name=") for each in words) else ["--method", "fedavg"]
+    return ["run", *given, *method, *SMALL, *(word for each in words for word in ("--set", each))]
 
 
 # Samples ------------------------------------------------------------------------------------------
@@ -108,6 +110,34 @@ def network() -> None:
     small = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
     config = transformers.ViTConfig(**small, image_size=16, patch_size=8)
     transformers.ViTModel(config).save_pretrained("network")
+
+
+def clip() -> None:
+    """A small CLIP whose tokens are letters, beside images."""
+    photos()
+    Path("clip").mkdir()
+    import transformers
+
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    words = [*letters, *(f"{letter}</w>" for letter in letters), "<|startoftext|>", "<|endoftext|>"]
+    Path("vocab.json").write_text(json.dumps({word: id for id, word in enumerate(words)}), encoding="utf-8")
+    Path("merges.txt").write_text("#version: 0.2\n", encoding="utf-8")
+    transformers.CLIPTokenizer("vocab.json", "merges.txt").save_pretrained("clip")
+    small = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text = {"vocab_size": len(words), "eos_token_id": len(words) - 1, "bos_token_id": len(words) - 2}
+    vision = {"image_size": 16, "patch_size": 8}
+    towers = {"text_config": {**small, **text, "max_position_embeddings": 20}, "vision_config": {**small, **vision}}
+    transformers.CLIPModel(transformers.CLIPConfig(**towers, projection_dim=32)).save_pretrained("clip")
+
+
+def svhn() -> None:
+    """House numbers as SVHN's authors store them."""
+    Path("svhn.mat").touch()
+    import numpy as np
+    from scipy.io import savemat
+
+    labels = np.repeat(np.arange(1, 11), 8)[:, None]
+    savemat("svhn.mat", {"X": np.zeros((32, 32, 3, len(labels)), np.uint8), "y": labels})
 
 
 def parquet() -> None:
@@ -185,6 +215,14 @@ VIT = ["model.name=transformers", "model.path=network", "data.path=photos", "dat
 TABLE = ["data.path=table.csv", "data.domain=site", "model.name=mlp"]
 TEXTS = ["data.path=texts.csv", "data.domain=site"]
 SCANS = ["data.size=8", "model.name=mlp"]
+FROZEN = ["data.path=photos", "data.size=16", "model.name=mlp"]
+CLIENT2VEC = [
+    "method.name=client2vec",
+    "method.index.epochs=1",
+    "method.index.encoder.name=clip",
+    "method.index.encoder.path=clip",
+]
+SVHN = ['data.domains=["svhn"]', "data.svhn=svhn.mat", "data.fraction=1"]
 FEATURES = [
     Feature(
         "images", "a backbone", run("data.path=photos", "data.size=32", "model.name=resnet18", data="folder"), photos
@@ -193,12 +231,14 @@ FEATURES = [
         "images", "augmentation", run("data.path=photos", "data.size=32", "data.augment=true", data="folder"), photos
     ),
     Feature("images", "a network of transformers", run(*VIT, data="folder"), network),
+    Feature("images", "frozen features", run(*FROZEN, "data.frozen=network", data="folder"), network),
+    Feature("images", "CLIP", run("data.path=photos", "data.size=16", *CLIENT2VEC, data="folder"), clip),
     Feature("parquet", "images in Parquet", run("data.path=photos.parquet", "data.size=16", data="parquet"), parquet),
     Feature("parquet", "a client index in a file", ["index", "--set", "method.index.epochs=1"]),
     Feature(
         "efficientnet",
         "frozen features",
-        run("data.path=photos", "data.frozen=efficientnet-lite0", "model.name=mlp", data="folder"),
+        run(*FROZEN, "data.frozen=efficientnet-lite0", data="folder"),
         photos,
     ),
     Feature(
@@ -223,6 +263,7 @@ FEATURES = [
     Feature("medical", "DICOM", run("data.path=dicom", *SCANS, data="medical"), dicom),
     Feature("medical", "NIfTI", run("data.path=nifti", *SCANS, data="medical"), nifti),
     Feature("tune", "a search", ["tune", "--method", "fedprox", "--trials", "2", *SMALL]),
+    Feature("scipy", "SVHN's own file", run(*SVHN, data="digits"), svhn),
     Feature("scipy", "FedPAC", ["run", "--method", "fedpac", *SMALL]),
     Feature(
         "sklearn", "a table that is shipped", ["run", "breast-cancer", "--method", "fedavg", "--seed", "0", *SMALL]

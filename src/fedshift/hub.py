@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
 
-from fedshift.errors import FedshiftError
+from fedshift.errors import FedshiftError, needs
 
 COMMIT = re.compile("[0-9a-f]{40}")
 SECONDS = 2.0  # in which the hub has to answer
@@ -108,8 +108,9 @@ def located(path: str, setting: str) -> tuple[str, str | None]:
 
 def _commit(name: str) -> str:
     """The commit of a hub id that this machine holds, else the hub's newest; empty if neither can be had."""
-    from huggingface_hub import HfApi, try_to_load_from_cache
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+    with needs("images", f"The hub id '{name}'"):
+        from huggingface_hub import HfApi, try_to_load_from_cache
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
         held = try_to_load_from_cache(name, "config.json") or try_to_load_from_cache(name, "tokenizer_config.json")
