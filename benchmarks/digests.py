@@ -137,7 +137,8 @@ def everything(only: str = "") -> dict[str, dict[str, str]]:
         for method in ("fedavg", "fedsr"):
             label = f"main job {method}"
             if only in label:
-                settings = [f"method.name={method}", "train.rounds=20", "run.engine=sequential", "run.threads=1"]
+                settings = [f"method.name={method}", "train.rounds=20", "evaluate.every=10"]
+                settings += ["run.engine=sequential", "run.threads=1"]
                 found[label] = digests(run(Path(scratch) / label, "rotated-mnist", settings))
                 print(label, found[label], flush=True)
     return found
