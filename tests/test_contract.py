@@ -432,7 +432,7 @@ def test_a_method_may_refuse_a_training_that_it_cannot_work_with(make: Make):
                 raise FedshiftError(f"train.momentum = {train.momentum}: set it to 0.")
 
     with refuses("train.momentum = 0.9", "set it to 0"):
-        replace(make(), method=Plain())
+        replace(make(), method=Plain()).check()
 
 
 @dataclass(frozen=True, kw_only=True)

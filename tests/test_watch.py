@@ -513,7 +513,7 @@ def test_folders_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 def begun_to_watch(*words: str) -> fresh.Process:
     """A watch of a folder in which no run has begun."""
-    watch = fresh.start(fresh.fedshift, "watch", *words)
+    watch = fresh.start(fresh.fedshift, "watch", "--wait", *words)
     fresh.until(lambda: "Waiting for a run" in watch.stdout + watch.stderr, watch)
     return watch
 
