@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
+# Read when torch is loaded: threads that wait for one another sleep, since on busy cores they spin for seconds.
+os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+
+import gc
 import signal
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -76,6 +82,12 @@ LONGEST = ("test_flower.py", "test_demo.py")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Real federations come first, so that a worker carries them out while the other does all else."""
     items.sort(key=lambda item: item.path.name not in LONGEST)
+
+
+def pytest_collection_finish() -> None:
+    """What is there before any test, modules and the tests themselves, is not looked through for garbage again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
