@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import os
+
+# Read when torch is loaded: threads that wait for one another sleep, since on busy cores they spin for seconds.
+os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+
+import gc
 import signal
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -92,6 +97,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("--attack") != "large":
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("large")])
         items[:] = [item for item in items if not item.get_closest_marker("large")]
+
+
+def pytest_collection_finish() -> None:
+    """What is there before any test, modules and the tests themselves, is not looked through for garbage again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

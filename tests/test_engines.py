@@ -811,6 +811,7 @@ def test_nothing_is_left_of_a_round(make: Make, name: str):
     changes = {"train.rounds": 3 * ROUNDS, "train.steps": 1, "train.precision": "float64", **CNN_WITH_BN}
     simulation = Simulation(replace(make(changes), method=Counting(bn="local", optimiser_state="kept")))
     counts: list[list[tuple[float, float]]] = []
+    gc.freeze()  # what tests before have left
     with engine_named(name) as engine:
         for position in range(1, 3 * ROUNDS + 1):
             go_on(simulation, engine)
