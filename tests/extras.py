@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+FEW = ["--set", "data.images_per_class=5"]  # of the digits that are shipped
 SMALL = ["--rounds", "1", "--set", "train.steps=1", "--set", "run.device=cpu", "--set", "run.engine=sequential"]
 SITES, CLASSES = ("north", "south"), ("a", "b")
 
@@ -43,7 +44,7 @@ class Feature:
 
 def run(*words: str, data: str = "") -> list[str]:
     """A small run in which every site trains and is tested."""
-    given = ["--data", data, "--set", "protocol.name=in-domain"] if data else []
+    given = ["--data", data, "--set", "protocol.name=in-domain"] if data else FEW
     method = [] if any(each.startswith("method.name=") for each in words) else ["--method", "fedavg"]
     return ["run", *given, *method, *SMALL, *(word for each in words for word in ("--set", each))]
 
@@ -196,7 +197,7 @@ def nifti() -> None:
 
 FRAME = """
 import fedshift
-comparison = fedshift.compare("rotated-mnist", method="fedavg", rounds=1, settings={"train.steps": 1})
+comparison = fedshift.compare("rotated-mnist", method="fedavg", rounds=1, settings={"train.steps": 1, "data.images_per_class": 5})
 try:
     assert len(comparison.frame())
 except fedshift.FedshiftError as error:
@@ -234,7 +235,7 @@ FEATURES = [
     Feature("images", "frozen features", run(*FROZEN, "data.frozen=network", data="folder"), network),
     Feature("images", "CLIP", run("data.path=photos", "data.size=16", *CLIENT2VEC, data="folder"), clip),
     Feature("parquet", "images in Parquet", run("data.path=photos.parquet", "data.size=16", data="parquet"), parquet),
-    Feature("parquet", "a client index in a file", ["index", "--set", "method.index.epochs=1"]),
+    Feature("parquet", "a client index in a file", ["index", "--set", "method.index.epochs=1", *FEW]),
     Feature(
         "efficientnet",
         "frozen features",
@@ -262,14 +263,14 @@ FEATURES = [
     Feature("signals", "the watch data set", ["run", "watch-in-domain", "--method", "fedavg", "--seed", "0", *SMALL]),
     Feature("medical", "DICOM", run("data.path=dicom", *SCANS, data="medical"), dicom),
     Feature("medical", "NIfTI", run("data.path=nifti", *SCANS, data="medical"), nifti),
-    Feature("tune", "a search", ["tune", "--method", "fedprox", "--trials", "2", *SMALL]),
+    Feature("tune", "a search", ["tune", "--method", "fedprox", "--trials", "2", *FEW, *SMALL]),
     Feature("scipy", "SVHN's own file", run(*SVHN, data="digits"), svhn),
-    Feature("scipy", "FedPAC", ["run", "--method", "fedpac", *SMALL]),
+    Feature("scipy", "FedPAC", ["run", "--method", "fedpac", *FEW, *SMALL]),
     Feature(
         "sklearn", "a table that is shipped", ["run", "breast-cancer", "--method", "fedavg", "--seed", "0", *SMALL]
     ),
     Feature("sklearn", "AUROC", run('evaluate.metrics=["auroc"]')),
-    Feature("sklearn", "a comparison of sites", ["data"]),
+    Feature("sklearn", "a comparison of sites", ["data", *FEW]),
     Feature("sklearn", "FederatedClassifier", ["-c", CLASSIFIER]),
     Feature(
         "benchmark", "the benchmark", ["benchmark", "--method", "fedavg,fedprox", "--federation", "rotated-mnist-0"]
