@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import Distribution, PackageNotFoundError
 from pathlib import Path
 
 FEW = ["--set", "data.images_per_class=5"]  # of the digits that are shipped
@@ -197,7 +198,8 @@ def nifti() -> None:
 
 FRAME = """
 import fedshift
-comparison = fedshift.compare("rotated-mnist", method="fedavg", rounds=1, settings={"train.steps": 1, "data.images_per_class": 5})
+settings = {"train.steps": 1, "data.images_per_class": 5}
+comparison = fedshift.compare("rotated-mnist", method="fedavg", rounds=1, settings=settings)
 try:
     assert len(comparison.frame())
 except fedshift.FedshiftError as error:
@@ -286,6 +288,26 @@ def carried_out(feature: Feature, folder: Path) -> subprocess.CompletedProcess[s
     """The feature's command, in a folder."""
     words = feature.words if feature.words[0] == "-c" else ["-m", "fedshift", *feature.words]
     return subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False, cwd=folder)
+
+
+def carry_out_without(feature: Feature, blocked: set[str], modules: list[str]) -> None:
+    """In a fresh process of the tests: carry out a feature as where some distributions, and their modules, are missing."""
+    import fresh
+
+    sys.modules |= dict.fromkeys(modules)  # None makes an import fail
+    from_name = Distribution.from_name
+
+    def found(name: str) -> Distribution:
+        if re.sub(r"[-_.]+", "-", name).lower() in blocked:
+            raise PackageNotFoundError(name)
+        return from_name(name)
+
+    Distribution.from_name = found  # type: ignore[method-assign]  # of a process of its own
+    make(feature, Path.cwd(), without=True)
+    if feature.words[0] == "-c":
+        exec(feature.words[1], {})
+    else:
+        fresh.fedshift(*feature.words)
 
 
 def names_the_extra(feature: Feature, printed: str) -> bool:
