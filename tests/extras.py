@@ -217,7 +217,7 @@ assert made.fit(x, [0, 1] * 10).predict_proba(x).shape == (20, 2)
 VIT = ["model.name=transformers", "model.path=network", "data.path=photos", "data.size=16"]
 TABLE = ["data.path=table.csv", "data.domain=site", "model.name=mlp"]
 TEXTS = ["data.path=texts.csv", "data.domain=site"]
-SCANS = ["data.size=8", "model.name=mlp"]
+SCANS = ["data.size=8", "data.window=none", "model.name=mlp"]
 FROZEN = ["data.path=photos", "data.size=16", "model.name=mlp"]
 CLIENT2VEC = [
     "method.name=client2vec",
