@@ -291,7 +291,7 @@ def carried_out(feature: Feature, folder: Path) -> subprocess.CompletedProcess[s
 
 
 def carry_out_without(feature: Feature, blocked: set[str], modules: list[str]) -> None:
-    """In a fresh process of the tests: carry out a feature as if some distributions, and their modules, were missing."""
+    """In a fresh process of the tests: carry out a feature as if some distributions were missing."""
     import fresh
 
     sys.modules |= dict.fromkeys(modules)  # None makes an import fail

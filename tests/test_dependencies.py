@@ -53,14 +53,22 @@ def distribution_of(module: str) -> str | None:
 
 
 def modules_in(node: ast.AST) -> Iterator[str]:
-    """The modules or distributions that are imported, or looked for by name, below a node."""
-    for each in ast.walk(node):
-        if isinstance(each, ast.Import):
-            yield from (alias.name for alias in each.names)
-        elif isinstance(each, ast.ImportFrom) and each.module and not each.level:
-            yield each.module
-        elif isinstance(each, ast.Call) and isinstance(each.func, ast.Name) and each.func.id == "distribution":
-            yield each.args[0].value
+    """The modules or distributions that are imported, or looked for by name, below a node; not those for types only."""
+    if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+        return
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        yield node.module
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "distribution":
+        yield node.args[0].value
+    for child in ast.iter_child_nodes(node):
+        yield from modules_in(child)
+
+
+def needed_by(node: ast.AST) -> set[str]:
+    """The distributions that are imported below a node."""
+    return {name for module in modules_in(node) if (name := distribution_of(module))}
 
 
 def gates_in(tree: ast.Module) -> Iterator[tuple[str, ast.With]]:
@@ -72,26 +80,27 @@ def gates_in(tree: ast.Module) -> Iterator[tuple[str, ast.With]]:
                 yield call.args[0].value, node
 
 
-def imports(folder: str) -> tuple[Declared, dict[str, set[str]]]:
-    """The distributions that are imported by gate, and the files that import each, gated or not."""
-    gated: Declared = defaultdict(set)
-    files: dict[str, set[str]] = defaultdict(set)
+def trees(folder: str) -> Iterator[tuple[str, ast.Module]]:
+    """Each file of a folder, parsed."""
     for path in sorted((ROOT / folder).rglob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        for extra, node in gates_in(tree):
-            gated[extra] |= {name for module in modules_in(node) if (name := distribution_of(module))}
-        for module in modules_in(tree):
-            if name := distribution_of(module):
-                files[name].add(str(path.relative_to(ROOT)))
-    return gated, files
+        yield str(path.relative_to(ROOT)), ast.parse(path.read_text(encoding="utf-8"))
 
 
-GATED, FILES = imports("src")
+GATED: Declared = defaultdict(set)  # by extra
+UNGATED: Declared = {}  # by file: imported there, and by no gate there
+IMPORTED: set[str] = set()
+for file, tree in trees("src"):
+    behind: set[str] = set()
+    for extra, gate in gates_in(tree):
+        behind |= needed_by(gate)
+        GATED[extra] |= needed_by(gate)
+    IMPORTED |= needed_by(tree)
+    UNGATED[file] = needed_by(tree) - behind
 
 
 def test_what_src_imports_is_a_core_dependency_or_behind_the_gate_of_an_extra():
-    allowed = DECLARED[CORE].union(*GATED.values())
-    assert {name: files for name, files in FILES.items() if name not in allowed} == {}
+    """A file that imports what an extra brings has the gate itself, wherever it is called from."""
+    assert {file: names for file, own in UNGATED.items() if (names := own - DECLARED[CORE])} == {}
 
 
 @pytest.mark.parametrize("extra", sorted(EXTRAS.keys() - {"dev"}))
@@ -106,12 +115,14 @@ def test_every_gate_names_an_extra():
 
 
 def test_every_core_dependency_is_imported():
-    assert DECLARED[CORE] - FILES.keys() == set()
+    assert DECLARED[CORE] - IMPORTED == set()
 
 
 def test_dev_includes_every_extra_and_what_tests_import():
     own, included = EXTRAS["dev"]
     assert included == EXTRAS.keys() - {"dev"}
     everything = own.union(*DECLARED.values())
-    for folder in FOLDERS:
-        assert {name: files for name, files in imports(folder)[1].items() if name not in everything} == {}
+    lacking = {
+        file: needed_by(tree) - everything for folder in ("tests", "tools", "examples") for file, tree in trees(folder)
+    }
+    assert {file: names for file, names in lacking.items() if names} == {}

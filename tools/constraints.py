@@ -1,7 +1,7 @@
 """Write or verify constraints.txt: a version of every distribution that fedshift, with all its extras, installs.
 
     python tools/constraints.py            # resolve the ranges of pyproject.toml anew, and write the file
-    python tools/constraints.py --check    # exit with 1 if a distribution has no pin, another pin, or none needs a pin
+    python tools/constraints.py --check    # exit with 1 if a pin is missing, different or not needed
     python tools/constraints.py --installed    # exit with 1 if this Python has another version of a distribution
 
 torch's line is kept as it is. Without a suffix such as +cu126 it lets pip take the build that your index or a local
@@ -47,7 +47,7 @@ def resolved(requirement: str, pins: Versions) -> Versions:
 
 
 def installed() -> Versions:
-    """The versions in this Python's environment, but of what brings Python's venv along."""
+    """The versions in this Python's environment, except for what venv itself brings."""
     found = {normalised(each.name): each.version.partition("+")[0] for each in distributions()}
     return {name: version for name, version in found.items() if name not in ("fedshift", "pip")}
 
@@ -77,6 +77,8 @@ def main(asked: str = "") -> int | str:
         found = differences(needed) + [
             f"{name} is pinned, but nothing needs it" for name in pinned() if name not in needed
         ]
+    elif asked:
+        return f"{asked!r} is none of its options.\n{__doc__}"
     else:
         write()
         return 0

@@ -23,7 +23,7 @@ class Commands(TyperGroup):
             FedshiftError: there is no such command, or an option that takes one value is given several times.
         """
         if args[0] not in self.commands and not args[0].startswith("-") and not ctx.resilient_parsing:
-            raise UnknownNameError("command", args[0], list(self.commands))  # which releases of typer say unlike
+            raise UnknownNameError("command", args[0], list(self.commands))  # which releases of typer word differently
         name, command, rest = super().resolve_command(ctx, args)
         if command is not None and not ctx.resilient_parsing:
             within = type(ctx)(command, parent=ctx, info_name=name)

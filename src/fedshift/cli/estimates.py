@@ -46,13 +46,16 @@ def print_estimates(experiments: Sequence[Experiment]) -> None:
     for note in notes:
         console.print(f"Note: {note}", highlight=False, markup=False)
     console.print(
-        "All figures are for one run. Memory is that of the data, the model and a round's messages; a batch needs more "
+        "All figures are for one run. Memory is this process's peak so far and a round's messages; a batch needs more "
         "while it is trained on.",
         highlight=False,
     )
     seconds = [cost.seconds and forecast.runs * cost.seconds for forecast in forecasts if (cost := forecast.cost)]
     if known := [each for each in seconds if each is not None]:
-        console.print(f"Training takes about {clock(sum(known))} in all, as far as it was measured.", highlight=False)
+        console.print(
+            f"Training takes about {clock(sum(known))} in all, as far as it was measured, evaluation not included.",
+            highlight=False,
+        )
     if len(known) < len(seconds):
         console.print(MEASURE, highlight=False)
     console.print("Nothing was written.")
@@ -67,8 +70,9 @@ def print_costs(costs: Mapping[str, Sequence[Cost]], left_out: Iterable[str]) ->
     console = open_console(least=WIDTH)
     everything = [cost for cells in costs.values() for cost in cells]
     per_column = [
-        [title, str(sum(cost.runs for cost in cells)), clock(sum(cost.total for cost in cells))]
+        [title, str(sum(cost.runs for cost in cells)), _time(sum(known) if known else None)]
         for title, cells in costs.items()
+        for known in [[cost.total for cost in cells if cost.seconds is not None]]
     ]
     names = list(dict.fromkeys(cost.row for cost in everything))
     title = f"{sum(cost.runs for cost in everything)} runs of {len(names)} rows would be carried out"
@@ -94,8 +98,8 @@ def print_costs(costs: Mapping[str, Sequence[Cost]], left_out: Iterable[str]) ->
         console.print(f"Training takes about {total} in {known} of the runs, one after the other.", highlight=False)
     if unknown:
         console.print(
-            f"How long {unknown} of the runs take is not known: the engines are measured when a long run begins, and "
-            "the next dry run remembers it.",
+            f"How long {unknown} of the runs take is not known: the engines are measured when a run of more than half "
+            "a minute begins, and the next dry run remembers it.",
             highlight=False,
         )
     console.print("Nothing was written.")

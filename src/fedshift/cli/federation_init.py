@@ -24,6 +24,8 @@ from fedshift.settings.grid import parse_assignments
 
 IN_DOMAIN = "in-domain"  # the protocol in which every client trains and is scored on samples of its own
 
+PROTOCOL = ("protocol", "protocol.name", "protocol.hold_out")  # settings that say which sites train
+
 
 def init(
     to: Path,
@@ -64,7 +66,7 @@ def init(
     settings, named = parse_assignments(assignments), tuple(listed(sites))
     with warnings_as_notes():
         told = api.experiment(experiment, settings=settings, **options)
-        if options["hold_out"] is None and not any(key.partition(".")[0] == "protocol" for key in settings):
+        if options["hold_out"] is None and settings.keys().isdisjoint(PROTOCOL):
             told = _without_target(told, named)
     sample = schema(told, _names(classes), _numbers(shape), [_column(text) for text in _names(columns)])
     chosen = for_institutions(told, sample)

@@ -36,7 +36,10 @@ def print_plan(experiments: Sequence[Experiment], plan: Plan) -> None:
         markup=False,
     )
     if total:
-        console.print(f"Training takes about {clock(total)} at most, as far as it was measured.", highlight=False)
+        console.print(
+            f"Training takes about {clock(total)} at most, as far as it was measured, evaluation not included.",
+            highlight=False,
+        )
     if unknown:
         console.print(MEASURE, highlight=False)
     console.print("Nothing was written.")

@@ -266,6 +266,7 @@ def _library(feature: str) -> Any:
     with needs("parquet", feature):
         import datasets
         import huggingface_hub  # noqa: F401  # reads hub ids for it
+        import pyarrow  # noqa: F401  # reads files for it
     return datasets
 
 

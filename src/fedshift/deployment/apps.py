@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flwr.app import Context, Message
-from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid, ServerApp
-
 from fedshift.deployment.agreement import Agreement
 from fedshift.deployment.attend import Attendant
 from fedshift.deployment.coordinate import coordinate
 from fedshift.deployment.flower import FlowerLink, content, data_of, sites_by_key
 from fedshift.deployment.orphan import end_with_parent
-from fedshift.errors import FedshiftError
+from fedshift.errors import FedshiftError, needs
 from fedshift.reporting.live import LiveProgress
+
+with needs("flower", "An application of Flower"):
+    from flwr.app import Context, Message
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import Grid, ServerApp
 
 FOLDER = "folder"  # of the member, in a SuperNode's --node-config and in the run's configuration
 

@@ -18,7 +18,8 @@ ONLINE = "online"
 
 def content(data: bytes) -> Any:
     """A message's bytes as a Flower record, which sends long ones in pieces."""
-    from flwr.app import Array, ArrayRecord, RecordDict
+    with needs("flower", "A federation"):
+        from flwr.app import Array, ArrayRecord, RecordDict
 
     return RecordDict({RECORD: ArrayRecord({ARRAY: Array("uint8", (len(data),), "fedshift", data)})})
 

@@ -327,8 +327,8 @@ def _check_target(federation: FederationSettings, experiment: Experiment) -> Non
     if target is not None and target not in federation.sites:
         raise FedshiftError(
             f"protocol.hold_out = '{target}' is none of the sites {', '.join(federation.sites)}. Here a site is held "
-            f"out: it never trains and is only scored. Name it (--hold-out {federation.sites[-1]}), or hold none "
-            "out: then every site trains and is scored on its own data."
+            f"out: it never trains and is only scored. Name it (--hold-out {federation.sites[-1]}), or let every "
+            "site train and be scored on its own data (--set protocol.name=in-domain)."
         )
     if federation.sites == (target,):
         raise FedshiftError(f"The only site, '{target}', is held out, so that none would train; give more --sites.")

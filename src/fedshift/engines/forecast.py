@@ -47,57 +47,26 @@ def _quietly(steps: int) -> None:
     """Steps that are taken to measure are nobody's progress."""
 
 
-class InPart:
-    """An engine that does so much of long work that the time of the whole can be estimated.
+def seconds_to_train(engine: Engine, jobs: Sequence[Job]) -> float:
+    """How many seconds jobs take, from a part of them."""
 
-    Attributes:
-        seconds: what the whole work would have taken so far.
-        spent: seconds that were spent.
-        steps: steps of the whole work.
-    """
+    def do(limit: int) -> int:
+        part = [replace(job, tell=_quietly) for job in map(Shortener(limit), jobs)]
+        list(engine.train(part))
+        return sum(map(steps_of, part))
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self.seconds = self.spent = 0.0
-        self.steps = 0
+    return forecast(do, sum(map(steps_of, jobs)))
 
-    def train(self, jobs: Sequence[Job]) -> Iterator[Outcome | Exception]:
-        """What comes of the part that was done last."""
-        answers: list[Outcome | Exception] = []
 
-        def do(limit: int) -> int:
-            part = [replace(job, tell=_quietly) for job in map(Shortener(limit), jobs)]
-            answers[:] = self._engine.train(part)
-            return sum(map(steps_of, part))
+def seconds_to_serve(engine: Engine, job: ServerJob) -> float:
+    """How many seconds the server's training takes, from a part of it."""
 
-        self._add(do, sum(map(steps_of, jobs)))
-        yield from answers
+    def do(limit: int) -> int:
+        part = replace(Shortener(limit)(job), tell=_quietly)
+        engine.serve(part)
+        return steps_of(part)
 
-    def serve(self, job: ServerJob) -> tuple[ServerState, dict[str, float]]:
-        """What comes of the part that was done last."""
-        done: list[tuple[ServerState, dict[str, float]]] = []
-
-        def do(limit: int) -> int:
-            part = replace(Shortener(limit)(job), tell=_quietly)
-            done[:] = [self._engine.serve(part)]
-            return steps_of(part)
-
-        self._add(do, steps_of(job))
-        return done[0]
-
-    def _add(self, do: Callable[[int], int], whole: int) -> None:
-        began = time.perf_counter()
-        self.seconds += forecast(do, whole)
-        self.spent += time.perf_counter() - began
-        self.steps += whole
-
-    def score(self, questions: Iterable[Question]) -> Iterator[Score]:
-        """As the engine."""
-        return self._engine.score(questions)
-
-    def close(self) -> None:
-        """As the engine."""
-        self._engine.close()
+    return forecast(do, steps_of(job))
 
 
 class Announcing:
@@ -111,17 +80,13 @@ class Announcing:
         """As the engine, after what there is to say."""
         first = jobs[0]
         if self._asks(first, jobs):
-            part = InPart(self._engine)
-            list(part.train(jobs))
-            self._announce(first.round, part.seconds)
+            self._announce(first.round, seconds_to_train(self._engine, jobs))
         return self._engine.train(jobs)
 
     def serve(self, job: ServerJob) -> tuple[ServerState, dict[str, float]]:
         """As the engine, after what there is to say."""
         if self._asks(job, [job]):
-            part = InPart(self._engine)
-            part.serve(job)
-            self._announce(job.round, part.seconds)
+            self._announce(job.round, seconds_to_serve(self._engine, job))
         return self._engine.serve(job)
 
     def _asks(self, first: Job | ServerJob, jobs: Sequence[Job | ServerJob]) -> bool:

@@ -394,7 +394,8 @@ def _has_matrix(layer: nn.Module) -> bool:
 
 
 def _linear_layers() -> tuple[type[nn.Module], ...]:
-    from transformers.pytorch_utils import Conv1D  # a linear layer, as GPT-2 has it
+    with needs("images", "A network of transformers"):
+        from transformers.pytorch_utils import Conv1D  # a linear layer, as GPT-2 has it
 
     return nn.Linear, Conv1D
 

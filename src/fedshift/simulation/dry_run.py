@@ -55,8 +55,8 @@ class Estimate:
         stages: each stage, in order.
         bytes_down: bytes sent to clients in a round of the main stage.
         bytes_up: bytes sent by clients in a round of the main stage.
-        memory: bytes of this process, or of the accelerator, with the data, the model and a round's messages; what a
-            batch takes while it is trained on comes on top.
+        memory: the peak of this process so far, or of the accelerator, with the data and the model, and a round's
+            messages, in bytes; what a batch takes while it is trained on comes on top.
         notes: what a reader of its results must know, and which engine was found the fastest.
     """
 
@@ -84,9 +84,9 @@ class Estimate:
 
     @property
     def seconds(self) -> float | None:
-        """What all steps take, without evaluation; None where that of a stage is not known."""
+        """What the steps of the stages take that were measured, without evaluation; None where none was."""
         known = [stage.seconds for stage in self.stages if stage.seconds is not None]
-        return sum(known) if len(known) == len(self.stages) else None
+        return sum(known) if known else None
 
 
 def estimate(experiment: Experiment) -> Estimate:

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator
 
+from fedshift.errors import needs
 from fedshift.reporting.curves import upright
 from fedshift.settings.spec import Range, Search, as_toml
 from fedshift.tuning.space import in_words
@@ -104,7 +105,8 @@ def shares_of(study: Study, trials: Sequence[Trial]) -> dict[str, float]:
     values = {trial.value for trial in trials if trial.value is not None and study.space.holds(trial.settings)}
     if len(study.space.searched) < 2 or len(values) < 2:
         return {}
-    from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
+    with needs("tune", "The importance of settings"):
+        from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 
     found = get_param_importances(study.completed(trials), evaluator=PedAnovaImportanceEvaluator())
     return {key: float(share) for key, share in sorted(found.items(), key=lambda item: (-item[1], item[0]))}

@@ -118,7 +118,7 @@ class Inspection:
         values: what the inputs look like.
         duplicates: equal samples.
         features: how sites differ in what samples of a class look like; None: it was not tested.
-        labels: how sites differ in their classes.
+        labels: how sites differ in their classes; None if they were not compared.
         client_labels: how clients differ in their classes, where a site is divided among several; else None.
         examples: samples to look at.
         findings: what is odd, and what to do.
@@ -145,7 +145,7 @@ class Inspection:
     values: Values
     duplicates: tuple[Duplicates, ...]
     features: Drift | None
-    labels: Drift
+    labels: Drift | None
     client_labels: Drift | None
     examples: tuple[Examples, ...]
     notes: tuple[str, ...]

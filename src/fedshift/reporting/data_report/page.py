@@ -140,7 +140,7 @@ def tables(report: Inspection) -> list[Table]:
         )
         found += _differences(title, report.features, 100, ".0f")
     title = "Total variation distance between the classes of sites (0: equal; *: p < 0.05)"
-    found += _differences(title, report.labels, 1, ".2f")
+    found += _differences(title, report.labels or Drift(), 1, ".2f")
     return [*found, *_differences(title.replace("sites", "clients"), report.client_labels or Drift(), 1, ".2f")]
 
 
@@ -351,7 +351,7 @@ def as_table(report: Inspection) -> dict[str, Any]:
             for each in report.duplicates
         ],
         "features": None if report.features is None else asdict(report.features),
-        "labels": asdict(report.labels),
+        "labels": None if report.labels is None else asdict(report.labels),
         "client_labels": None if report.client_labels is None else asdict(report.client_labels),
         "findings": [asdict(finding) for finding in report.findings],
         "notes": told(report),

@@ -14,7 +14,7 @@ from fedshift.errors import FedshiftError, MissingExtraError
 from fedshift.federation.domains import DomainData
 from fedshift.federation.federation import Federation
 from fedshift.federation.inputs import Inputs
-from fedshift.reporting.data_report.drift import Drift, feature_drift, label_drift
+from fedshift.reporting.data_report.drift import feature_drift, label_drift
 from fedshift.reporting.data_report.duplicates import Tell, find_duplicates, silent
 from fedshift.reporting.data_report.examples import draw_examples
 from fedshift.reporting.data_report.findings import find
@@ -65,7 +65,7 @@ class DataReport(Inspection):
         looked = roles.judged(test=test)
         sites, clients = _sites(data, federation, roles), _clients(data, federation, roles)
         divided = any(site.clients > 1 for site in sites)
-        features, labels, client_labels, untested = None, Drift(), None, list[str]()
+        features, labels, client_labels, untested = None, None, None, list[str]()
         duplicates = find_duplicates(data, roles, tell)
         try:
             labels = label_drift(data, data.domain.where(looked, -1), data.domains)
