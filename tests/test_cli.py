@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -560,8 +561,13 @@ def test_a_folder_that_nobody_may_write_is_noticed_too(tmp_path: Path, monkeypat
     """Whoever runs the tests may be allowed everything, so the system's answer is a fixed one."""
     (tmp_path / "there").mkdir()
     files.check_folder(tmp_path / "there" / "runs")
-    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path / "there")
-    with refuses("give another folder"):
+
+    def refusing(dir: Path) -> None:
+        assert dir == tmp_path / "there"
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(files, "TemporaryFile", refusing)
+    with refuses(f"'{tmp_path / 'there'}' is not writable", "give another folder"):
         files.check_folder(tmp_path / "there" / "runs" / "mine")
 
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from hashlib import blake2b, file_digest
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import BinaryIO
 
 from fedshift.errors import DiskError, FedshiftError
@@ -172,15 +173,17 @@ def _log_uncached(name: str, reason: str) -> None:
 
 
 def check_folder(path: Path) -> None:
-    """Raise an error if files could not be written into a folder, or it could not be made; nothing is written.
+    """Raise an error if files could not be written into a folder, or it could not be made; nothing is left there.
 
     Raises:
         DiskError: they could not.
     """
     _check_no_file(path)
     there = next(each for each in (path, *path.parents) if os.path.lexists(each))
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise DiskError(f"'{path}' cannot be written, as '{there}' is not writable: give another folder.")
+    try:
+        TemporaryFile(dir=there).close()  # permissions alone do not tell: root has all, and /proc takes no file
+    except OSError as error:
+        raise DiskError(f"'{path}' cannot be written, as '{there}' is not writable: give another folder.") from error
 
 
 def _check_no_file(path: Path) -> None:
