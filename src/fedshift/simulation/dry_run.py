@@ -85,8 +85,7 @@ class Estimate:
     @property
     def seconds(self) -> float | None:
         """What the steps of the stages take that were measured, without evaluation; None where none was."""
-        known = [stage.seconds for stage in self.stages if stage.seconds is not None]
-        return sum(known) if known else None
+        return sum(stage.seconds for stage in self.stages if stage.seconds is not None) or None
 
 
 def estimate(experiment: Experiment) -> Estimate:
