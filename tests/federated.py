@@ -13,11 +13,23 @@ from fedshift.deployment.agreement import EXPERIMENT, FEDERATION, SITE
 from fedshift.deployment.attend import Attendant
 from fedshift.deployment.coordinate import coordinate
 from fedshift.deployment.link import Away
+from fedshift.deployment.wire import Limits, Reply, Request, digest, read_reply, read_request
 from fedshift.files import make_folder, write
 from fedshift.runs.progress import Progress
 from fedshift.settings.experiment import Experiment
 
 SITES = ("dark", "gray", "light")
+ANY_SIZE = Limits(10**9, 10**8)
+
+
+def request_of(data: bytes) -> Request:
+    """A request, however large."""
+    return read_request(data, ANY_SIZE)
+
+
+def reply_of(data: bytes) -> Reply:
+    """A reply, however large."""
+    return read_reply(data, ANY_SIZE)
 
 
 def members(
@@ -45,7 +57,7 @@ def members(
 
 def set_site(folder: Path, site: str, **settings: Any) -> None:
     """Write what a site says of itself."""
-    table = {"name": site, "domains": [site], "threads": 1, "device": "cpu", **settings}
+    table = {"name": site, "domains": [site], "threads": 1, "device": "cpu", "min_scored": 1, **settings}
     write(folder / "sites" / site / SITE, tomli_w.dumps(table))
 
 
@@ -63,7 +75,10 @@ class Local:
 
     def exchange(self, requests: Mapping[str, bytes], deadline: float) -> Iterator[tuple[str, bytes | Away]]:
         for site, request in reversed(requests.items()):  # in the order in which sites happen to be ready
-            came = self.change(site, request, self.sites[site].answer(request))
+            reply = self.sites[site].answer(request)
+            came = self.change(site, request, reply)
+            if isinstance(came, bytes) and came != reply:  # a site that lies knows what it has said
+                self.sites[site].turns().replied(digest(came))
             self.messages.append((site, request, came))
             yield site, came
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load
 
 from conftest import TINY, Make
-from federated import Local, members
+from federated import Local, members, reply_of, request_of
 from fedshift import files
 from fedshift.core.messages import metadata, pack
 from fedshift.deployment.agreement import Agreement, read_site
@@ -27,7 +27,7 @@ from fedshift.deployment.link import Away
 from fedshift.deployment.local import prepared
 from fedshift.deployment.rehearsal import rehearse
 from fedshift.deployment.sent import read_sent
-from fedshift.deployment.wire import Done, Failed, Join, Joined, Reply, Work, read_reply, read_request
+from fedshift.deployment.wire import Done, Failed, Join, Joined, Reply, Work
 from fedshift.errors import DamagedError, DiskError, FedshiftError
 from fedshift.runs.progress import Progress
 from fedshift.settings.grid import expand, override
@@ -47,7 +47,7 @@ class Site:
     def ask(self, data: bytes) -> Reply:
         """What it replies, which is written down so that it can be read."""
         before = len(read_sent(self.folder / "sent.jsonl"))
-        reply = read_reply(self.attendant.answer(data), 10**9)
+        reply = reply_of(self.attendant.answer(data))
         assert len(read_sent(self.folder / "sent.jsonl")) == before + 1
         return reply
 
@@ -59,7 +59,7 @@ class Site:
 
     def orders(self) -> list[bytes]:
         """The requests with an order."""
-        return [data for data in self.requests if isinstance(work := read_request(data), Work) and work.order]
+        return [data for data in self.requests if isinstance(work := request_of(data), Work) and work.order]
 
 
 Begun = Callable[..., Site]
@@ -127,7 +127,7 @@ def put(*names: str, value: Any) -> Callable[[dict[str, Any]], None]:
 
 def coming(site: Site) -> bytes:
     """The order that the site waits for: that of the round after its newest."""
-    work = read_request(site.orders()[-1])
+    work = request_of(site.orders()[-1])
     assert isinstance(work, Work)
     assert work.order is not None
     order = replace(work.order, round=work.order.round + 1)
@@ -208,7 +208,7 @@ def test_a_request_that_came_before_changes_nothing(shared: Site):
 
 def test_asking_again_whether_it_can_take_part_changes_nothing(shared: Site):
     before = shared.kept()
-    join = next(data for data in shared.requests if isinstance(read_request(data), Join))
+    join = next(data for data in shared.requests if isinstance(request_of(data), Join))
     assert isinstance(shared.ask(join), Joined)
     assert shared.kept() == before
 
@@ -239,7 +239,7 @@ def test_tensors_that_do_not_fit_change_nothing(begun: Begun, tmp_path: Path, ho
 def test_a_last_model_that_does_not_fit_is_not_kept(begun: Begun, tmp_path: Path):
     """A site keeps the model that it scores at the end of a run; it must be whole."""
     site = begun(tmp_path, "fedbn", 6)
-    work = read_request(coming(site))
+    work = request_of(coming(site))
     assert isinstance(work, Work)
     assert work.order is not None
     last = replace(work, order=None, position=3, score=replace(work.order, round=3))
@@ -282,11 +282,11 @@ def test_a_run_whose_requests_all_come_twice_ends_with_the_same_bits(make: Make,
     again = {site: Attendant(folder / "sites" / site) for site in ("dark", "gray", "light")}
 
     def change(who: str, request: bytes, reply: bytes) -> bytes | Away:
-        work = read_request(request)
+        work = request_of(request)
         if isinstance(work, Work) and work.order is not None:
-            second = read_reply(again[who].answer(request), 10**9)
+            second = reply_of(again[who].answer(request))
             assert isinstance(second, Done)
-            assert second.to_bytes() == read_reply(reply, 10**9).to_bytes()
+            assert second.to_bytes() == reply_of(reply).to_bytes()
         return reply
 
     alike(coordinate(folder / "coordinator", Local(folder, change), Progress()), rehearse(folder, Progress()))
@@ -317,7 +317,7 @@ def test_bytes_that_are_no_request_change_nothing(shared: Site, data: bytes):
 def same_session(data: bytes, site: Site) -> bool:
     """Whether a request is none, or of a session that the site knows; Flower compares a digest of every message."""
     with suppress(FedshiftError):
-        return read_request(data).session.id == read_request(site.requests[0]).session.id
+        return request_of(data).session.id == request_of(site.requests[0]).session.id
     return True
 
 
@@ -411,4 +411,4 @@ def test_a_request_as_long_as_a_page_of_names_is_no_line_in_the_lists(shared: Si
 
 def test_what_is_read_of_a_request_is_what_was_written():
     with pytest.raises(FedshiftError, match="A message of the coordinator cannot be read"):
-        read_request(pack({}, {"order": "{}"}))
+        request_of(pack({}, {"order": "{}"}))

@@ -17,13 +17,13 @@ from safetensors.torch import load, load_file
 import fedshift
 from canary import LEAKS, Watched, assert_noticed, assert_private, local
 from conftest import TINY, Make
-from federated import SITES, Clock, Local, kill_after, members, set_site
+from federated import SITES, Clock, Local, kill_after, members, reply_of, request_of, set_site
 from fedshift.core.contract import ServerState
 from fedshift.core.messages import Answer, Telemetry, Up, metadata, pack
 from fedshift.deployment.coordinate import coordinate
 from fedshift.deployment.link import Away
 from fedshift.deployment.rehearsal import rehearse
-from fedshift.deployment.wire import Done, Failed, Join, Joined, Score, Work, read_reply, read_request
+from fedshift.deployment.wire import DECIMALS, Done, Failed, Join, Joined, Score, Work
 from fedshift.errors import FedshiftError
 from fedshift.methods import METHODS
 from fedshift.methods.fedavg import FedAvg
@@ -44,8 +44,22 @@ def alike(run: RunFolder, other: RunFolder, records: bool = True) -> None:
     assert {name for name in theirs if name not in ours} <= {name for name in theirs if name.startswith("client.")}
     assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
     if records:
-        assert run.records() == other.records()
+        assert as_sent(run.records()) == as_sent(other.records())
         assert run.messages == other.messages
+
+
+def as_sent(records: list[Record]) -> list[Record]:
+    """Records whose scores have the decimals with which they leave a site."""
+
+    def rounded(name: str, value: Any) -> Any:
+        if name == "metrics":
+            return {metric: rounded("accuracy", each) for metric, each in value.items()}
+        return round(value, DECIMALS) if name in ("accuracy", "loss") and value is not None else value
+
+    return [
+        {**record, "environments": [{n: rounded(n, v) for n, v in row.items()} for row in record["environments"]]}
+        for record in records
+    ]
 
 
 @pytest.mark.parametrize("name", [name for name in EVERY_METHOD if name not in POOLED])
@@ -61,7 +75,7 @@ def test_every_method_ends_with_the_bits_of_a_simulation(make: Make, tmp_path: P
 
     run, simulated = coordinate(folder / "coordinator", Local(folder, watch), Progress()), rehearse(folder, Progress())
     alike(run, simulated, records=False)
-    assert list(map(of_both, run.records())) == list(map(of_both, simulated.records()))
+    assert list(map(of_both, as_sent(run.records()))) == list(map(of_both, as_sent(simulated.records())))
     assert run.messages == simulated.messages
     assert_private(name, watched, b"\0".join(replies), replies)
 
@@ -188,7 +202,7 @@ LIES: dict[str, tuple[Lie, str]] = {
     "client": (another_client, "is that of client 2"),
     "run": (another_run, "of the run another"),
     "site": (another_site, "sent a reply of the site 'gray'"),
-    "score": (scored("accuracy", torch.tensor(1.5, dtype=torch.float64)), "an accuracy is 1.5"),
+    "score": (scored("accuracy", torch.tensor(1.5, dtype=torch.float64)), "accuracy = 1.5, which is not between 0 and 1"),
     "score of a shape": (scored("loss", torch.ones(3, dtype=torch.float64)), "sent what is no reply"),
     "environment": (nameless, "sent what is no reply"),
     "telemetry": (telemetry, "no objective of the exchange declares"),
@@ -207,7 +221,7 @@ def test_a_site_that_lies_is_not_merged_and_the_run_goes_on(without_dark: RunFol
     lie, reason = LIES[name]
 
     def change(site: str, request: bytes, reply: bytes) -> bytes | Away:
-        work = read_request(request)
+        work = request_of(request)
         lies = site == "dark" and isinstance(work, Work) and work.position == 2 and work.order is not None
         return altered(reply, lie) if lies else reply
 
@@ -222,7 +236,7 @@ NO_REPLIES: dict[str, tuple[bytes, str]] = {
     "noise": (b"\xff" * 100, "sent what is no reply"),
     "nested": (pack({}, {"done": "[[" * 5000}), "sent what is no reply"),
     "another kind": (pack({}, {"other": "{}"}), "sent what is no reply"),
-    "too large": (bytes(1_200_000), "sent 1,200,000 bytes, of 1,000,000 at most"),
+    "too large": (bytes(1_200_000), "sent 1,200,000 bytes, of "),
 }
 
 
@@ -231,7 +245,7 @@ def test_bytes_that_are_no_reply_are_not_merged(tmp_path: Path, name: str):
     data, reason = NO_REPLIES[name]
 
     def change(site: str, request: bytes, reply: bytes) -> bytes | Away:
-        work = read_request(request)
+        work = request_of(request)
         return data if site == "dark" and isinstance(work, Work) and work.position == 2 else reply
 
     check_missing(lying(tmp_path, change), reason)
@@ -241,7 +255,7 @@ def test_a_reply_that_was_sent_before_is_not_merged(tmp_path: Path):
     before: dict[str, bytes] = {}
 
     def change(site: str, request: bytes, reply: bytes) -> bytes | Away:
-        work = read_request(request)
+        work = request_of(request)
         if site != "dark" or not isinstance(work, Work) or work.order is None:
             return reply
         before.setdefault("reply", reply)
@@ -253,24 +267,26 @@ def test_a_reply_that_was_sent_before_is_not_merged(tmp_path: Path):
 @pytest.mark.parametrize(
     ("name", "value", "reason"),
     [
-        ("loss", torch.zeros(2, 2, dtype=torch.float64), r"the loss of a score is a tensor \[2, 2\] of torch.float64"),
+        ("loss", torch.zeros(2, 2, dtype=torch.float64), r"the number loss is a tensor \[2, 2\] of torch.float64"),
         ("loss", torch.zeros(1, dtype=torch.float64), r"a tensor \[1\]"),
         ("loss", torch.tensor(0.5), "of torch.float32"),
-        ("loss", torch.tensor(torch.nan, dtype=torch.float64), "the loss of a score is nan"),
-        ("loss", torch.tensor(torch.inf, dtype=torch.float64), "the loss of a score is inf"),
+        ("loss", torch.tensor(torch.nan, dtype=torch.float64), "loss = nan"),
+        ("loss", torch.tensor(torch.inf, dtype=torch.float64), "loss = inf"),
         ("accuracy", torch.tensor(True), "of torch.bool"),
         ("accuracy", torch.tensor(1), "of torch.int64"),
-        ("accuracy", torch.tensor(torch.nan, dtype=torch.float64), "the accuracy of a score is nan"),
+        ("accuracy", torch.tensor(torch.nan, dtype=torch.float64), "accuracy = nan"),
         ("n", torch.tensor(True), "of torch.bool"),
         ("n", torch.tensor(3.0, dtype=torch.float64), "of torch.float64"),
-        ("n", torch.tensor(0), "0 samples were scored"),
-        ("secret", torch.tensor(1), "a score has no secret"),
+        ("loss", torch.tensor(-1e300, dtype=torch.float64), "loss = -1e"),
+        ("n", torch.tensor(2**62), "n = 4611686018427387904"),
+        ("n", torch.tensor(0), "n = 0, which is not between 1 and 1e"),
+        ("secret", torch.tensor(1), "no number secret"),
     ],
 )
 def test_a_number_of_a_score_that_is_none_makes_no_reply(name: str, value: torch.Tensor, reason: str):
     reply = Done("dark", scores=(Score("dark", "test", "global", 1, 0.5, 1.0, 3),)).to_bytes()
     with pytest.raises(FedshiftError, match=f"sent what is no reply.*{reason}"):
-        read_reply(altered(reply, scored(name, value)), 10**6)
+        reply_of(altered(reply, scored(name, value)))
 
 
 @pytest.mark.parametrize(
@@ -280,20 +296,18 @@ def test_a_number_of_a_score_that_is_none_makes_no_reply(name: str, value: torch
         Joined("dark", {"torch": "2\n3"}),
         Joined("dark", {str(number): "1" for number in range(21)}),
         Failed("dark", "policy", ("a\x1b[2J",)),
-        Done("dark", unscored=("a",) * 10_001),
+        Done("dark", unscored={str(number): "few" for number in range(10_001)}),
         Done("dark", scores=(Score("x" * 256, "test", "global", 1, None, None, None),)),
     ],
 )
 def test_texts_of_a_reply_are_few_short_and_printable(reply: Joined | Failed | Done):
     with pytest.raises(FedshiftError, match="sent what is no reply"):
-        read_reply(reply.to_bytes(), 10**7)
+        reply_of(reply.to_bytes())
 
 
 def test_a_failure_names_the_first_hundred():
     names = tuple(f"train.{number}" for number in range(150))
-    assert read_reply(Failed("dark", "experiment", names).to_bytes(), 10**6) == Failed(
-        "dark", "experiment", names[:100]
-    )
+    assert reply_of(Failed("dark", "experiment", names).to_bytes()) == Failed("dark", "experiment", names[:100])
 
 
 @given(place=st.integers(0, 10**6), byte=st.integers(0, 255), cut=st.integers(0, 10**6))
@@ -305,14 +319,14 @@ def test_any_damage_of_a_reply_gives_a_reply_or_an_error(place: int, byte: int, 
     data[place % len(data)] = byte
     damaged = bytes(data[: cut % (len(data) + 1) or None])
     with suppress(FedshiftError):
-        read_reply(damaged, 10**6)
+        reply_of(damaged)
 
 
 def absent(site: str, position: int) -> Callable[[str, bytes, bytes], bytes | Away]:
     """A site that does not answer an order of one round."""
 
     def change(who: str, request: bytes, reply: bytes) -> bytes | Away:
-        work = read_request(request)
+        work = request_of(request)
         gone = who == site and isinstance(work, Work) and work.position == position and work.order is not None
         return Away("offline") if gone else reply
 
@@ -358,7 +372,7 @@ def test_a_message_of_an_earlier_session_that_comes_late_changes_nothing(make: M
     late: dict[str, bytes] = {}
 
     def stop(site: str, request: bytes, reply: bytes) -> bytes | Away:
-        work = read_request(request)
+        work = request_of(request)
         if isinstance(work, Work) and work.position == 2:
             late[site] = request
             raise KeyboardInterrupt
@@ -371,7 +385,7 @@ def test_a_message_of_an_earlier_session_that_comes_late_changes_nothing(make: M
 
     def change(site: str, request: bytes, reply: bytes) -> bytes | Away:
         if request := late.pop(site, b""):
-            assert read_reply(link.sites[site].answer(request), 10**6) == Failed(site, "order")
+            assert reply_of(link.sites[site].answer(request)) == Failed(site, "session")
         return reply
 
     link.change = change
@@ -405,7 +419,7 @@ def test_a_site_that_comes_back_goes_on_from_its_own_state(make: Make, tmp_path:
     link = Local(folder)
 
     def change(site: str, request: bytes, reply: bytes) -> bytes | Away:
-        work = read_request(request)
+        work = request_of(request)
         if isinstance(work, Work):
             link.away = {"gray"} if work.position == 1 and len(seen) == 2 else set()
             seen.append(site)
@@ -455,7 +469,7 @@ def test_a_refused_category_ends_the_run_at_its_start(
     set_site(folder, "gray", refuse=[category])
     with pytest.raises(FedshiftError, match=f"The site 'gray' refuses .*{category}.*{named}"):
         coordinate(folder / "coordinator", link := Local(folder), Progress())
-    assert {type(read_request(request)) for _, request, _ in link.messages} == {Join}
+    assert {type(request_of(request)) for _, request, _ in link.messages} == {Join}
     assert [line["what"] for line in map(json.loads, (folder / "sites/gray/sent.jsonl").read_text().splitlines())] == [
         "failure"
     ]
@@ -504,7 +518,7 @@ def test_a_target_site_is_scored_and_never_trains(make: Make, tmp_path: Path):
         "light": "test",
     }
     for site, request, _ in link.messages:
-        work = read_request(request)
+        work = request_of(request)
         assert site != "light" or isinstance(work, Join) or work.order is None
 
 
@@ -521,7 +535,7 @@ def test_a_simulation_does_not_touch_a_federations_run(make: Make, tmp_path: Pat
     folder = members(tmp_path, make(IN_DOMAIN))
 
     def change(site: str, request: bytes, reply: bytes) -> bytes | Away:
-        work = read_request(request)
+        work = request_of(request)
         if isinstance(work, Work) and work.position == 2:
             raise KeyboardInterrupt
         return reply
@@ -586,7 +600,7 @@ def test_a_site_that_was_not_asked_at_first_compares_what_was_agreed_too(make: M
     link.away = {"gray"}
 
     def change(site: str, request: bytes, reply: bytes) -> bytes | Away:
-        link.away = set() if isinstance(read_request(request), Work) else link.away
+        link.away = set() if isinstance(request_of(request), Work) else link.away
         return reply
 
     link.change = change

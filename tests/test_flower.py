@@ -17,14 +17,14 @@ import torch
 from safetensors.torch import load_file
 
 from conftest import Make
-from federated import SITES, Local, set_site
+from federated import SITES, Local, request_of, set_site
 from fedshift.deployment import commands
 from fedshift.deployment.coordinate import coordinate
 from fedshift.deployment.keys import Authority, site_pair
 from fedshift.deployment.link import Away
 from fedshift.deployment.processes import free_port
 from fedshift.deployment.rehearsal import rehearse
-from fedshift.deployment.wire import Work, read_request
+from fedshift.deployment.wire import Work
 from fedshift.runs.folder import RunFolder
 from fedshift.runs.progress import Progress
 from fedshift.settings.experiment import Experiment
@@ -182,7 +182,7 @@ class Replay(Local):
         yield from super().exchange({site: requests[site] for site in requests.keys() - gone}, deadline)
 
     def _is_gone(self, site: str, data: bytes) -> bool:
-        order = work.order if isinstance(work := read_request(data), Work) else None
+        order = work.order if isinstance(work := request_of(data), Work) else None
         return order is not None and (site, order.stage, order.round, order.exchange) in self.gone
 
 

@@ -14,14 +14,14 @@ from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
 
 from conftest import Make
-from federated import SITES, Clock, members, set_site
+from federated import SITES, Clock, members, reply_of, set_site
 from fedshift.deployment.agreement import Agreement
 from fedshift.deployment.apps import FOLDER, carry_out, client
 from fedshift.deployment.flower import ARRAY, RECORD, TYPE, FlowerLink, content, sites_by_key
 from fedshift.deployment.keys import site_pair
 from fedshift.deployment.link import Away
 from fedshift.deployment.rehearsal import rehearse
-from fedshift.deployment.wire import Failed, Join, Joined, Session, read_reply
+from fedshift.deployment.wire import Failed, Join, Joined, Session
 from fedshift.errors import FedshiftError
 from fedshift.files import write
 from fedshift.runs.folder import RunFolder
@@ -81,7 +81,7 @@ def exchanged(folder: Path, grid: MemoryGrid, deadline: float = 1.0) -> dict[str
     session = Session(agreement.run, 1, 0, agreement.digest)
     requests = {site: Join(session, site, agreement.agreed).to_bytes() for site in SITES}
     came = dict(link_of(folder, grid).exchange(requests, deadline))
-    return {site: data if isinstance(data, Away) else read_reply(data, 10**6) for site, data in came.items()}
+    return {site: data if isinstance(data, Away) else reply_of(data) for site, data in came.items()}
 
 
 def test_every_site_answers(folder: Path, grid: MemoryGrid):
@@ -205,7 +205,7 @@ def test_bytes_that_are_no_request_are_refused_with_a_word(folder: Path, grid: M
     for data in (b"", b"no request", b"\xff" * 100):
         (number,) = grid.push_messages([Message(content(data), grid["gray"].number, TYPE)])
         (reply,) = grid.pull_messages([number])
-        assert read_reply(bytes(reply.content.array_records[RECORD][ARRAY].data), 10**6) == Failed("gray", "error")
+        assert reply_of(bytes(reply.content.array_records[RECORD][ARRAY].data)) == Failed("gray", "error")
 
 
 def broken(folder: Path, grid: MemoryGrid) -> Iterator[str]:

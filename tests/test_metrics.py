@@ -23,7 +23,7 @@ from torch import Tensor
 
 import fedshift
 from conftest import CNN_WITH_BN, TINY, Make, a_folder, a_record, a_row, models_of, scored, simulate
-from federated import Local, members, set_site
+from federated import Local, members, reply_of, set_site
 from fedshift.core.messages import Down, Order
 from fedshift.core.metrics import Metric, mean_of, measured, names
 from fedshift.core.training import Evaluate
@@ -32,7 +32,7 @@ from fedshift.deployment.coordinate import coordinate
 from fedshift.deployment.leaving import leaving, what_leaves
 from fedshift.deployment.rehearsal import rehearse
 from fedshift.deployment.scoring import Scoring
-from fedshift.deployment.wire import Done, Score, read_reply
+from fedshift.deployment.wire import Done, Score
 from fedshift.engines.kernels import Kernels
 from fedshift.engines.sequential import Sequential
 from fedshift.engines.vectorised import Vectorised
@@ -594,7 +594,7 @@ def test_a_site_that_refuses_statistics_sends_no_metrics(make: Make, tmp_path: P
     run = coordinate(folder / "coordinator", link, Progress())
     assert all(row["environment"] != "gray" for record in run.records() for row in record["environments"])
     assert {each["why"] for each in run.records()[-1]["unscored"]} == {"its policy withholds scores"}
-    replies = [read_reply(reply, 10**9) for site, _, reply in link.messages if site == "gray"]
+    replies = [reply_of(reply) for site, _, reply in link.messages if site == "gray"]
     told = [score for reply in replies if isinstance(reply, Done) for score in reply.scores]
     assert told
     assert all(not score.metrics and score.accuracy is None for score in told)
@@ -618,7 +618,7 @@ def test_what_leaves_lists_every_metric():
 def sent(**metrics: float | None) -> Done:
     """What arrives of a score."""
     done = Done("a", scores=(Score("a", "test", "global", 1, 0.5, 1.0, 10, metrics),))
-    back = read_reply(done.to_bytes(), 10**6)
+    back = reply_of(done.to_bytes())
     assert isinstance(back, Done)
     return back
 

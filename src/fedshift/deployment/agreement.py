@@ -28,6 +28,7 @@ from fedshift.federation.inputs import Inputs
 from fedshift.federation.names import check_names as check_spelling
 from fedshift.federation.partitions import Domains
 from fedshift.federation.preparation import Column
+from fedshift.federation.protocols import InDomain, PersonalUnderShift
 from fedshift.files import digest_of
 from fedshift.settings.experiment import Experiment
 from fedshift.settings.grid import text_of
@@ -37,6 +38,7 @@ from fedshift.streams import Streams
 
 FEDERATION, EXPERIMENT, SITE = "federation.toml", "experiment.toml", "site.toml"
 NOT_AGREED = ("run", "plugins")  # where and how each member carries the experiment out
+_AGREED = ("name", "sites", "shape", "classes", "columns", "environments")  # of federation.toml
 Seconds = Annotated[float, Ge(1), AtMost(10**7, "that is four months")]
 Megabytes = Annotated[int, Ge(1), AtMost(2000, "a message of Flower has 2 GB at most")]
 
@@ -56,6 +58,9 @@ class FederationSettings(Spec):
     deadline: Seconds = setting(600.0, help="seconds that sites have for an exchange; a later answer is not merged")
     wait: Seconds = setting(600.0, help="seconds that the coordinator waits for sites to connect before a run")
     largest: Megabytes = setting(1000, help="megabytes of a message at most")
+    environments: tuple[str, ...] = setting(
+        (), help="the environments that every site scores, where the data bring their own; none: each site's is its own"
+    )
 
     def __post_init__(self) -> None:
         """Check the settings.
@@ -66,6 +71,7 @@ class FederationSettings(Spec):
         super().__post_init__()
         check_spelling("site", dict.fromkeys(self.sites, "in federation.toml"))
         check_spelling("class", dict.fromkeys(self.classes, "in federation.toml"))
+        check_spelling("environment", dict.fromkeys(self.environments, "in federation.toml"))
         if len(set(self.sites)) < len(self.sites) or not self.sites:
             raise FedshiftError(f"sites = {list(self.sites)}: give at least one site, each once.")
         if len(self.classes) < 2 or not self.shape or min(self.shape) < 1:
@@ -94,6 +100,10 @@ class SiteSettings(Spec):
     refuse: tuple[Category, ...] = setting((), help="categories of tensors that never leave this site")
     threads: Processors = setting(0, help="threads of local training; 0: one for each core")
     device: str = setting("auto", help="'auto' (an accelerator if there is one), 'cpu', 'cuda', 'cuda:1', 'mps'")
+    min_scored: Annotated[int, Ge(1)] = setting(10, help="no score of fewer samples leaves this site")
+    max_models: Annotated[int, Ge(0)] = setting(
+        0, help="the most models that this site scores in a run; 0: as many as the run declares in what-leaves.md"
+    )
 
 
 @dataclass(frozen=True)
@@ -149,6 +159,12 @@ class Agreement:
                 f"data.columns names no {data.kind}, so each site's would be those of its own files, in their order: "
                 'name them in every experiment.toml, as [data] columns = ["age", "marker"] (at `fedshift federation '
                 "init`, --set data.columns=age,marker)."
+            )
+        if isinstance(experiment.protocol, PersonalUnderShift) and not self.federation.environments:
+            raise FedshiftError(
+                "protocol.name = 'personal-under-shift' scores environments that the data name, and federation.toml "
+                'names none. Write the same at every member: environments = ["p=0.1", "p=0.9"], say (at `fedshift '
+                "federation init`, --environments p=0.1,p=0.9)."
             )
         if self.target is not None and self.target not in self.federation.sites:
             raise UnknownNameError("site to hold out (protocol.hold_out)", self.target, self.federation.sites)
@@ -212,6 +228,12 @@ class Agreement:
         """The number of a site's client; None of the target."""
         return next((number for number, name in self.clients.items() if name == site), None)
 
+    def environments(self, site: str) -> tuple[str, ...]:
+        """The names of the environments that a site may send scores of."""
+        protocol = self.experiment.protocol
+        own = protocol.environment(site) if isinstance(protocol, InDomain) else site
+        return (own, *self.federation.environments)
+
     @cached_property
     def run(self) -> str:
         """What messages call the run."""
@@ -242,7 +264,7 @@ class Agreement:
         for names, path in self.experiment.paths():
             if ".".join(names) in self.experiment.contents:
                 _put(experiment, names, Path(path).name)
-        federation = {name: getattr(self.federation, name) for name in ("name", "sites", "shape", "classes", "columns")}
+        federation = {name: getattr(self.federation, name) for name in _AGREED}
         return _flat({"experiment": experiment, "files": self.experiment.contents, "federation": federation})
 
     @cached_property

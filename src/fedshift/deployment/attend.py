@@ -7,7 +7,6 @@ quote a sample. All that leaves is written down in ``sent.jsonl``, before it lea
 from __future__ import annotations
 
 import json
-import math
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -26,14 +25,17 @@ from fedshift.core.contract import Category, Round, ServerState
 from fedshift.core.messages import Order
 from fedshift.core.setup import Setup
 from fedshift.deployment.agreement import Agreement, SiteSettings, read_site
-from fedshift.deployment.leaving import METRICS_ARE, category
+from fedshift.deployment.leaving import METRICS_ARE, category, models_scored
+from fedshift.deployment.limits import of_requests
 from fedshift.deployment.local import prepared, site_federation
 from fedshift.deployment.model import keep_model
+from fedshift.deployment.once import Once
 from fedshift.deployment.policy import refusal, refused, withheld, without
 from fedshift.deployment.sent import SENT, Sent
-from fedshift.deployment.turns import Turns
+from fedshift.deployment.turns import Key, TakenError, Turns
 from fedshift.deployment.wire import (
-    MEGABYTE,
+    DECIMALS,
+    MOST_LOSS,
     NOBODY,
     Done,
     Failed,
@@ -43,13 +45,14 @@ from fedshift.deployment.wire import (
     Reply,
     Request,
     Score,
-    Session,
+    Unscored,
     Work,
+    digest,
+    proof,
     read_request,
 )
 from fedshift.engines.calibration import asked_for
 from fedshift.engines.choice import Choice, open_engine
-from fedshift.engines.engine import Engine
 from fedshift.errors import AuditError, DamagedError, DivergedError, FedshiftError
 from fedshift.evaluation.evaluation import Evaluation
 from fedshift.federation.federation import Federation
@@ -59,14 +62,13 @@ from fedshift.simulation.simulation import choose_device
 from fedshift.site.site import Site
 from fedshift.site.versions import Versions
 
-STATE, LOG, TURNS = "state", "log.jsonl", "turns.json"
-AFTER_ALL = 10**6  # the place of scoring alone, after every exchange of a round
-
+STATE, LOG, TURNS, REPLIES = "state", "log.jsonl", "turns.json", "replies"
 
 _WORDS: tuple[tuple[type[Exception], Reason], ...] = (
     (DivergedError, "diverged"),
     (AuditError, "audit"),
     (DamagedError, "state"),
+    (TakenError, "order"),
 )
 
 
@@ -100,111 +102,153 @@ class Attendant:
             self._began, self._seconds = time.perf_counter(), {}
             try:
                 with self._timed("request"):
-                    request = read_request(data)
-                reply = self._bounded(self._reply(request))
+                    request = read_request(data, of_requests(self.agreement, self.setup))
+                reply = self._reply(request)
             except Exception as error:
                 reply = self._failure(error)
+            turns = self._turns_of(request)
+            if request is not None and turns is not None:
+                reply = replace(reply, proof=proof(turns.reply(request.session.known), data))
             with self._timed("reply"):
                 sent = reply.to_bytes()
             self._write_down(request, reply, sent)
+            if turns is not None:
+                turns.replied(digest(sent))
             return sent
 
-    def _bounded(self, reply: Reply) -> Reply:
-        """A reply, or a failure where it is larger than a message may be."""
-        largest = self.agreement.federation.largest * MEGABYTE if isinstance(reply, Done) else 0
-        if not isinstance(reply, Done) or reply.answer is None or reply.answer.up.nbytes <= largest:
-            return reply
-        self.log("failed", f"The reply has {reply.answer.up.nbytes:,} bytes; federation.toml allows {largest:,}.")
-        return Failed(self.settings.name, "error")
+    def _turns_of(self, request: Request | None) -> Turns | None:
+        """What was asked in the run of a request; None where that is unknown, or cannot be read."""
+        try:
+            return None if request is None or request.session.run != self.setup.run else self.turns()
+        except FedshiftError:  # which is the reply's reason already
+            return None
+
+    def turns(self) -> Turns:
+        """What the site was asked in the run, and what it replied."""
+        folder = self.folder / STATE / self.setup.run
+        files.make_folder(folder)
+        return Turns(folder / TURNS)
 
     # What is asked --------------------------------------------------------------------------------
 
     def _reply(self, request: Request) -> Reply:
+        session = request.session
         if request.site != self.settings.name:
             raise _CannotError("order", f"This site is '{self.settings.name}'; the request is for '{request.site}'.")
-        if isinstance(request, Join):
-            return self._join(request)
-        return self._work(request)
+        if isinstance(request, Join) and (different := self.agreement.differences(request.agreed)):
+            known = tuple(name for name in different if name in request.agreed)  # others are this site's business
+            raise _CannotError("experiment", f"The coordinator has other settings: {', '.join(different)}", known)
+        if session.run != self.setup.run:
+            raise _CannotError("order", f"The run {session.run} is not this site's, {self.setup.run}.")
+        if session.agreed != self.agreement.digest:
+            raise _CannotError("experiment", "The coordinator has other settings.")
+        return self._join() if isinstance(request, Join) else self._work(request)
 
-    def _join(self, join: Join) -> Joined:
-        """Whether this site can take part in a run."""
-        if different := self.agreement.differences(join.agreed):
-            known = tuple(name for name in different if name in join.agreed)  # others are this site's business
-            raise _CannotError("experiment", f"The coordinator has otherwise: {', '.join(different)}", known)
+    def _join(self) -> Joined:
+        """Take part in a run, whose coordinator has been started."""
         self._check_policy()
-        self._begin(join.session)
-        self._loaded()
-        return Joined(self.settings.name, {name: environment()["packages"][name] for name in ("fedshift", "torch")})
+        federation, turns = self._loaded(), self.turns()
+        packages = environment()["packages"]
+        samples = sum(len(client.train) for client in federation.clients)
+        return Joined(
+            self.settings.name,
+            {name: packages[name] for name in ("fedshift", "torch")},
+            turns.begin_session(),
+            None if "count" in self.settings.refuse else samples,
+        )
 
     def _work(self, work: Work) -> Done:
         """Score a model, then carry out an order."""
-        store, turns = self._begin(work.session)
-        store.begin(work.position + 1)  # after all exchanges so far
+        turns, folder = self.turns(), self.folder / STATE / self.setup.run
+        if work.session.number != turns.session:
+            raise _CannotError("session", f"The session {work.session.number} is not the newest, {turns.session}.")
+        scored = work.position - (work.order is not None)
+        if work.saved > scored:
+            raise _CannotError(
+                "order", f"A checkpoint of {work.saved} rounds has more than the {scored} that are done."
+            )
+        place = None if work.order is None else self._check_order(work, work.order)
         if work.score is not None:
-            self._check_score(work, work.score, turns)
-        if work.order is not None:
-            store.at(work.position, self._take_turn(work, work.order, turns))
-        store.prune(work.saved)
-        site = Site(self.setup, self._loaded(), store, audit=self.agreement.experiment.run.audit)
+            self._check_score(work.score, scored, turns)
+        store, once = Versions(folder, self.setup.run, self.setup.device), Once(folder / REPLIES, turns)
         done = Done(self.settings.name)
-        with open_engine(self._engine) as engine:
-            if work.score is not None:
-                with self._timed("score"):
-                    done = self._scored(site, work.score, engine)
-            if work.order is not None:
-                with self._timed("order"):
-                    done = self._carried_out(site, work.order, engine, done)
-        return done
+        site = Site(self.setup, self._loaded(), store, audit=self.agreement.experiment.run.audit)
+        if work.score is not None:
+            model = work.score
+            store.begin(scored + 1)  # after all exchanges of the rounds that are done
+            with self._timed("score"):
+                done = once.reply("scores", (scored,), model, partial(self._scored, site, model))
+        if work.order is not None and place is not None:
+            order, key = work.order, (work.position, place)
+            store.at(*key)
+            with self._timed("order"):
+                answered = once.reply("orders", key, order, partial(self._answered, site, order, turns, key))
+            done = replace(done, answer=answered.answer)
+        store.prune(work.saved)
+        once.prune(work.saved)
+        return self._permitted(done)
 
-    def _carried_out(self, site: Site, order: Order, engine: Engine, done: Done) -> Done:
+    def _permitted(self, done: Done) -> Done:
+        """What the site's policy lets leave, which may be stricter than when a reply was kept."""
+        refuse, answer = self.settings.refuse, done.answer
+        left_out: dict[str, Any] = dict.fromkeys(withheld(refuse)) | ({"metrics": {}} if METRICS_ARE in refuse else {})
+        return replace(
+            done,
+            scores=tuple(replace(score, **left_out) for score in done.scores),
+            answer=None if answer is None else replace(answer, telemetry=without(answer.telemetry, refuse)),
+        )
+
+    def _answered(self, site: Site, order: Order, turns: Turns, key: Key) -> Done:
+        """Carry out an order, with what the client has kept of the rounds before."""
         self._check_policy()
-        (answer,) = site.answers([order], engine)
+        if order.client not in site.store and any(each < key for each in turns.answered("orders")):
+            raise _CannotError("state", f"What the client kept before round {order.round} is no longer here.")
+        with open_engine(self._engine) as engine:
+            (answer,) = site.answers([order], engine)
         if isinstance(answer, Exception):
             raise answer
         _, exchange = self.setup.find(order.stage, order.exchange)
         check_answer(self.setup, answer, exchange, f"round {order.round}")  # what is not declared does not leave
-        return replace(done, answer=replace(answer, telemetry=without(answer.telemetry, self.settings.refuse)))
+        return Done(self.settings.name, answer)
 
-    def _scored(self, site: Site, order: Order, engine: Engine) -> Done:
+    def _scored(self, site: Site, order: Order) -> Done:
         """Score what an order brings on every environment whose model can be made here."""
-        client = self.agreement.client(self.settings.name)
-        stage, exchange = self.setup.find(order.stage, order.exchange)
-        if client is not None:  # the target is sent more than any client is
-            check_order(self.setup, order, exchange)
+        client, stage = self.agreement.client(self.settings.name), self.setup.find(order.stage, order.exchange)[0]
         if self._ends_with(order):
             kept = {} if client is None else site.state(client).tensors
             keep_model(self.folder / STATE / self.setup.run, order.down, client, kept)
         whole, evaluation = site.federation, Evaluation(site)
-        own = [each for each in whole.environments if evaluation.whose(each) != "unseen"]
-        unscored = tuple(each.name for each in whole.environments if evaluation.whose(each) == "unseen")
+        unscored: dict[str, Unscored] = {}
+        own = []
+        for each in whole.environments:
+            if evaluation.whose(each) == "unseen":
+                unscored[each.name] = "model"
+            elif len(each.samples) < self.settings.min_scored:
+                unscored[each.name] = "few"
+            else:
+                own.append(each)
         if not own:
             return Done(self.settings.name, unscored=unscored)
         alone = Evaluation(Site(self.setup, replace(whole, environments=own), site.store))
         state = ServerState(order.down)
-        rows = alone.rows(state, lambda client: order.down, Round(stage, order.round), engine)
-        return Done(self.settings.name, scores=tuple(self._score(row) for row in rows), unscored=unscored)
+        with open_engine(self._engine) as engine:
+            rows = alone.rows(state, lambda client: order.down, Round(stage, order.round), engine)
+        return Done(self.settings.name, scores=tuple(_score(row) for row in rows), unscored=unscored)
 
     def _ends_with(self, order: Order) -> bool:
         """Whether a model is the run's last; where a stage may end early, any that is scored may be."""
         last = self.setup.stages[-1]
         return order.stage == last.name and (order.round == last.rounds or self.setup.train.patience != "off")
 
-    def _score(self, row: Mapping[str, Any]) -> Score:
-        """A row of a record, less what the policy withholds.
-
-        Raises:
-            DivergedError: the loss is not finite.
-        """
-        if not math.isfinite(row["loss"]):
-            raise DivergedError(f"The loss on '{row['environment']}' ({row['role']}) is {row['loss']}.")
-        told = {name: value for name, value in row.items() if name != "undefined"}  # which follows from the metrics
-        left_out: dict[str, Any] = dict.fromkeys(withheld(self.settings.refuse))
-        if METRICS_ARE in self.settings.refuse:
-            left_out["metrics"] = {}
-        return Score(**{**told, **left_out})
-
     def _check_policy(self) -> None:
-        """Refuse a run that needs what this site does not send; of a target, which never trains, it needs nothing."""
+        """Refuse a run that needs what this site does not send, or scores more models than this site does.
+
+        A held-out site, which never trains, is asked for no tensor.
+        """
+        declared, most = models_scored(self.setup), self.settings.max_models
+        if most and declared > most:
+            self.log("refused", f"The run scores {declared} models; max_models = {most} in site.toml.")
+            raise _CannotError("models", f"The run scores {declared} models; this site scores {most}.", (str(most),))
         if self.agreement.client(self.settings.name) is not None and refused(self.setup, self.settings.refuse):
             error = refusal(self.setup, self.settings.name, self.settings.refuse)
             raise _CannotError("policy", str(error), self.settings.refuse)
@@ -250,26 +294,11 @@ class Attendant:
         samples = prepared(self.agreement, settings, data, self.folder / STATE)
         return site_federation(self.agreement, settings, samples).to(self.setup.device)
 
-    def _begin(self, session: Session) -> tuple[Versions, Turns]:
-        """The client's states; those of rounds that a new session of the coordinator knows nothing of are removed."""
-        if session.run != self.setup.run:
-            raise _CannotError("order", f"The run {session.run} is not this site's, {self.setup.run}.")
-        folder = self.folder / STATE / session.run
-        store, turns = Versions(folder, session.run, self.setup.device), Turns(folder / TURNS)
-        if turns.is_over(session.id):
-            raise _CannotError("order", f"The session {session.id} has ended: its message came late, or again.")
-        if session.agreed != self.agreement.digest:
-            raise _CannotError("experiment", "The coordinator has agreed on something else.")
-        if turns.is_new(session.id):
-            store.go_back(session.start)
-            turns.begin(session.id)
-        return store, turns
-
-    def _take_turn(self, work: Work, order: Order, turns: Turns) -> int:
+    def _check_order(self, work: Work, order: Order) -> int:
         """The place of an order's exchange in its round.
 
         Raises:
-            FedshiftError: the order is not for this site, none that a coordinator would give, or comes too late.
+            FedshiftError: the order is not for this site, or none that a coordinator would give.
         """
         self._check_trip(order, self.agreement.client(self.settings.name))
         round = self._round(order, work.position)
@@ -277,21 +306,20 @@ class Attendant:
         if place is None:
             raise _CannotError("order", f"The stage '{order.stage}' has no exchange '{order.exchange}'.")
         check_order(self.setup, order, round.stage.exchanges[place])
-        if not turns.take(work.position, place):
-            raise _CannotError("order", f"The order of round {order.round} came after a later one.")
         return place
 
-    def _check_score(self, work: Work, score: Order, turns: Turns) -> None:
-        """Refuse a model that is not for this site, of another round than the last, or that comes too late.
+    def _check_score(self, score: Order, scored: int, turns: Turns) -> None:
+        """Refuse a model that is not for this site, of a round that is not scored, or of one long before the newest.
 
         Raises:
             FedshiftError: the message says which.
         """
         client = self.agreement.client(self.settings.name)
         self._check_trip(score, NOBODY if client is None else client)
-        self._round(score, work.position - (work.order is not None))
-        if work.order is None and not turns.take(work.position, AFTER_ALL):
-            raise _CannotError("order", f"The model of round {score.round} came after a later order.")
+        if not self.setup.scored(self._round(score, scored)):
+            raise _CannotError("order", f"The model of round {score.round} is not to be scored.")
+        if client is not None:  # the target is sent more than any client is
+            check_order(self.setup, score, self.setup.find(score.stage, score.exchange)[1])
 
     def _check_trip(self, order: Order, client: int | None) -> None:
         """Refuse what is not for this site's client."""
@@ -336,7 +364,7 @@ class Attendant:
             trip = {"stage": order.stage, "round": order.round, "exchange": order.exchange}
         what = {Joined: "join", Done: "score" if order is None else "answer", Failed: "failure"}[type(reply)]
         run = "" if request is None else request.session.run
-        about = self._category_of(order) if isinstance(reply, Done) else _nothing
+        about = _nothing if isinstance(reply, Failed) else self._category_of(order)
         with self._timed("sent.jsonl"):
             Sent(self.folder / SENT).add(data, about, run=run, what=what, **trip)
         if not isinstance(reply, Failed):
@@ -364,3 +392,20 @@ class Attendant:
 def _nothing(name: str) -> Category:
     """The category of a tensor in a message that has none."""
     raise FedshiftError(f"'{name}' was not sent: such a message carries no tensor.")
+
+
+def _score(row: Mapping[str, Any]) -> Score:
+    """A row of a record, with no more decimals than a table has: all of them would tell much about the samples.
+
+    Raises:
+        DivergedError: the loss is none.
+    """
+    loss = row["loss"]
+    if not loss <= MOST_LOSS:  # nan is not, either
+        raise DivergedError(f"The loss on '{row['environment']}' ({row['role']}) is {loss}.")
+    metrics = {
+        name: None if value is None else round(value, DECIMALS) for name, value in row.get("metrics", {}).items()
+    }
+    told = {name: row[name] for name in ("environment", "role", "model", "models", "n")}
+    numbers = {"accuracy": round(row["accuracy"], DECIMALS), "loss": round(max(loss, 0.0), DECIMALS)}
+    return Score(**told, **numbers, metrics=metrics)

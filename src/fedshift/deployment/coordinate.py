@@ -13,21 +13,22 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from fedshift import files
-from fedshift.coordinator.coordinator import Coordinator, Received
+from fedshift.coordinator.coordinator import Coordinator, Received, Request
 from fedshift.core.contract import Round
 from fedshift.core.messages import Missing, Order
 from fedshift.core.setup import Setup
 from fedshift.deployment.agreement import Agreement
+from fedshift.deployment.journal import Journal
 from fedshift.deployment.leaving import CATEGORIES
 from fedshift.deployment.link import Away, Link
 from fedshift.deployment.members import Came, Members, refuses
 from fedshift.deployment.model import parts_of_model
 from fedshift.deployment.policy import refusal
+from fedshift.deployment.roster import ROSTER, Roster
 from fedshift.deployment.scoring import Scoring
-from fedshift.deployment.wire import Done, Failed, Join, Joined, Session, Work
+from fedshift.deployment.wire import Done, Failed, Joined, Work
 from fedshift.engines.calibration import asked_for
 from fedshift.engines.choice import open_engine
 from fedshift.engines.engine import Engine, ServerJob
@@ -86,9 +87,9 @@ class _Run:
         self.selection = Selection(folder.path, folder.identity.fingerprint)
         self.records, self.scoring = self._go_back(), self._pending()
         self.scored = read_weights(self.coordinator, self.read)  # the model that waits for scores, if one does
-        self.session = Session(agreement.run, time.time_ns(), self.position, agreement.digest)
         self.display = self._begin_display(progress)
-        self.members = Members(agreement.federation, link, self.display)
+        roster = Roster(agreement.folder / ROSTER / agreement.run)
+        self.members = Members(agreement, setup, link, roster, self.display)
         self.since, self.seconds = self.position, 0.0
 
     @property
@@ -135,16 +136,14 @@ class _Run:
         fewest = len(self.sites) if strict and not self.position else self._fewest(len(self.sites))
         self.members.wait_for(self.sites, len(self.sites), fewest)
         problems = Problems("sites cannot take part")
-        agreed = self.agreement.agreed
-        replies = self.members.ask({site: Join(self.session, site, agreed) for site in self.sites})
-        for site, reply in replies.items():
+        for site, reply in self.members.join(self.sites).items():
             if isinstance(reply, Joined | Away):
                 continue
             if isinstance(reply, Failed) and reply.reason == "policy":
                 problems.add(refusal(self.setup, site, [each for each in CATEGORIES if each in reply.what]))
             elif refuses(reply) or strict or not self.position:
-                said = "sent something else than whether it can take part" if isinstance(reply, Done) else str(reply)
-                problems.add(FedshiftError(f"The site '{site}' {said}.{_advice(reply)}"))
+                why = "sent no reply to the request to join" if isinstance(reply, Done) else str(reply)
+                problems.add(FedshiftError(f"The site '{site}' {why}.{_advice(reply)}"))
         problems.check()
 
     # A round --------------------------------------------------------------------------------------
@@ -154,11 +153,17 @@ class _Run:
         round, started = self.coordinator.next_round, time.perf_counter()
         self.display.begin_round(round)
         asking = self.coordinator.round(round, lambda steps: None)
-        reply: Any = None
+        journal, place = Journal(self.folder.path, self.position), 0
         with suppress(StopIteration):  # the round is over
+            request: Request = next(asking)
             while True:
-                request = asking.send(reply)
-                reply = self.engine.serve(request) if isinstance(request, ServerJob) else self._order(round, request)
+                if isinstance(request, ServerJob):
+                    request = asking.send(self.engine.serve(request))
+                    continue
+                orders, received = request, journal.read(place, request)
+                request = asking.send(received := received or self._order(round, orders))
+                journal.add(place, orders, received)  # of the last exchange there is a checkpoint
+                place += 1
         self.display.round(self.position, self.coordinator.bytes_down, self.coordinator.bytes_up)
         self.seconds += time.perf_counter() - started
         if self.setup.scored(round):
@@ -194,7 +199,7 @@ class _Run:
         """What a site is asked for: the order, if there is one, and the model that it scores."""
         score = self.scoring.orders.get(site) if self.scoring else None
         number = self.position + (order is not None)
-        return Work(self.session, site, number, self._saved, order, score)
+        return Work(self.members.session(site), site, number, self._saved, order, score)
 
     def _note_scores(self, came: Mapping[str, Came]) -> None:
         """Complete the record that waits for scores, if one does."""
@@ -263,6 +268,7 @@ class _Run:
         Checkpoint.of(fingerprint, self.coordinator, {}, self.records.chain, execution).save(self.folder.path / NEXT)
         commit(self.folder.path)
         self._saved = self.position
+        Journal(self.folder.path, self.position).remove()
 
     def _finish(self) -> None:
         """Write the final tensors and the summary."""
@@ -330,6 +336,10 @@ def _received(order: Order, site: str, came: Came) -> Received:
 def _advice(came: Came) -> str:
     """What to do about a site that cannot take part."""
     match came.reason if isinstance(came, Failed) else "":
+        case "models":
+            return (
+                " Raise evaluate.every in every experiment.toml, or ask the site to raise max_models in its site.toml."
+            )
         case "experiment":
             return " Give every member the same experiment.toml and federation.toml, and the same plugins."
         case "error" | "state":

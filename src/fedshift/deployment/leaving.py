@@ -10,16 +10,16 @@ from typing import Literal, get_args
 
 import torch
 
-from fedshift.core.contract import Category, Declared, Exchange, Stage
+from fedshift.core.contract import Category, Declared, Exchange, Round, Stage
 from fedshift.core.setup import Setup, told
 from fedshift.core.tensors import counted, part_of
-from fedshift.deployment.agreement import FederationSettings
-from fedshift.deployment.wire import METRIC, REASONS
+from fedshift.deployment.agreement import FederationSettings, SiteSettings
+from fedshift.deployment.wire import DECIMALS, METRIC, REASONS
 from fedshift.errors import FedshiftError
 from fedshift.methods import METHODS
 from fedshift.reporting.units import bytes_text
 
-Kind = Literal["reply", "telemetry", "scores"]
+Kind = Literal["join", "reply", "telemetry", "scores"]
 CATEGORIES: tuple[Category, ...] = get_args(Category)
 SCORES: Mapping[str, Category] = {"accuracy": "statistic", "loss": "statistic", "n": "count"}
 """The numbers of every score, each a tensor of shape (); ``n`` is how many samples were scored."""
@@ -66,9 +66,18 @@ class Leaves:
     needed: bool
 
 
+JOINED = Leaves("", "", 1, "join", "samples", "int64", (), "count", 8, needed=False)
+"""How many samples a site trains on, which bounds the counts that it sends later."""
+
+
 def leaving(setup: Setup) -> list[Leaves]:
     """Every tensor that may leave a site in a run, in the order of stages and exchanges."""
-    return [each for stage in setup.stages for each in _of_stage(setup, stage)]
+    return [JOINED, *(each for stage in setup.stages for each in _of_stage(setup, stage))]
+
+
+def models_scored(setup: Setup) -> int:
+    """How many models a site scores in a run, at most."""
+    return sum(setup.scored(Round(stage, number)) for stage in setup.stages for number in range(1, stage.rounds + 1))
 
 
 def category(setup: Setup, exchange: Exchange | None, name: str) -> Category:
@@ -83,6 +92,8 @@ def category(setup: Setup, exchange: Exchange | None, name: str) -> Category:
         FedshiftError: nothing of that name may leave.
     """
     kind, _, own = name.partition(".")
+    if name == JOINED.name:
+        return JOINED.category
     if kind == "scores" and (number := own.partition(".")[2]) in (scores := _of_scores(setup)):
         return scores[number]
     if exchange is not None and kind == "up" and own in setup.categories(exchange):
@@ -149,8 +160,9 @@ def what_leaves(setup: Setup, federation: FederationSettings) -> str:
             [row for group in groups for row in _rows(group, largest)],
         ),
         "Bytes are those of the numbers alone; names, types and shapes add a few hundred to a few thousand to each "
-        f"message. No message has more than {largest} (`largest` in federation.toml). Scores are sent for each of "
-        "the site's environments: the samples that it holds back for validation, or for a test.",
+        f"message. No message has more than {largest} (`largest` in federation.toml).",
+        "## Scores",
+        _scores(setup),
         "## Every tensor",
         *(_in_full(group) for group in groups),
         "## To refuse a category",
@@ -218,6 +230,17 @@ def _comes(setup: Setup) -> str:
     return _bullets([*lines, *([scored] if any(stage.scored for stage in setup.stages) else [])])
 
 
+def _scores(setup: Setup) -> str:
+    models = models_scored(setup)
+    return (
+        f"A site scores **{counted(range(models), 'model')}** in this run at most, each once. Of a model it sends one "
+        "score for each of its environments, the samples that it holds back for validation or for a test. "
+        f"Accuracy, loss and metrics are rounded to {DECIMALS} decimals, and an environment of fewer than `min_scored` "
+        f"samples (`site.toml`, {SiteSettings.settings()['min_scored'].default} by default) is not scored. With "
+        "`max_models` in its `site.toml` a site refuses a run that scores more models."
+    )
+
+
 def _rows(group: Sequence[Leaves], largest: str) -> Iterator[list[str]]:
     """A row for each category of what leaves together."""
     for one in CATEGORIES:
@@ -232,7 +255,12 @@ def _rows(group: Sequence[Leaves], largest: str) -> Iterator[list[str]]:
         yield [_code(first.stage), _code(first.exchange) or "any", often, what, f"{size}{each}", one]
 
 
-_WHAT: Mapping[Kind, str] = {"reply": "the reply", "telemetry": "told beside it", "scores": "scores"}
+_WHAT: Mapping[Kind, str] = {
+    "join": "at the start",
+    "reply": "the reply",
+    "telemetry": "told beside it",
+    "scores": "scores",
+}
 
 
 def _in_full(group: Sequence[Leaves]) -> str:

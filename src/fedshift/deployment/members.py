@@ -1,17 +1,34 @@
-"""The sites as the coordinator sees them: who is there, and what comes of what they are asked.
+"""The sites as the coordinator sees them: who is connected, who they are, and what comes of requests.
 
-All that happens to a site is told, with the reason, as it happens.
+Everything that happens to a site is an event, with the reason.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from fedshift.deployment.agreement import FederationSettings
+from fedshift.core.setup import Setup
+from fedshift.deployment.agreement import Agreement
+from fedshift.deployment.limits import of_replies
 from fedshift.deployment.link import Away, Link
-from fedshift.deployment.wire import MEGABYTE, Done, Failed, Joined, Reply, Request, Work, read_reply
+from fedshift.deployment.roster import Roster
+from fedshift.deployment.wire import (
+    Done,
+    Failed,
+    Join,
+    Joined,
+    Reply,
+    Request,
+    Session,
+    Work,
+    commitment,
+    digest,
+    is_proof,
+    read_reply,
+)
 from fedshift.errors import FedshiftError
 from fedshift.runs.progress import RunProgress
 from fedshift.runs.schema import SiteEvent, moment
@@ -22,11 +39,19 @@ Came = Reply | Away | FedshiftError
 
 
 class Members:
-    """The sites of a federation, behind a link."""
+    """The sites of a federation, behind a link.
 
-    def __init__(self, federation: FederationSettings, link: Link, display: RunProgress) -> None:
-        """Nobody is asked yet; ``display`` hears of all that happens."""
-        self._federation, self._link, self._display = federation, link, display
+    Attributes:
+        samples: how many samples each site trains on, where it has joined and says so.
+    """
+
+    def __init__(self, agreement: Agreement, setup: Setup, link: Link, roster: Roster, display: RunProgress) -> None:
+        """Nobody has joined yet; ``display`` shows everything that happens."""
+        self.samples: dict[str, int] = {}
+        self._agreement, self._federation = agreement, agreement.federation
+        self._link, self._roster, self._display = link, roster, display
+        self._limits = of_replies(agreement, setup)
+        self._sessions: dict[str, int] = {}
         self._away = set[str]()  # who did not answer when last asked
 
     def wait_for(self, asked: Sequence[str], many: int, fewest: int) -> None:
@@ -52,20 +77,58 @@ class Members:
             )
 
     def _missing(self, asked: Sequence[str]) -> list[str]:
-        """The sites among some that are not connected."""
+        """The sites among some that are not connected, or in quarantine."""
         online = self._link.online()
-        return [site for site in asked if site not in online]
+        return [site for site in asked if site not in online or self._roster.entry(site).quarantine]
 
-    def ask(self, requests: Mapping[str, Request]) -> dict[str, Came]:
+    # Requests -------------------------------------------------------------------------------------
+
+    def session(self, site: str) -> Session:
+        """What a request to a site begins with."""
+        last = self._roster.entry(site).last
+        known = commitment(last) if last else ""
+        return Session(self._agreement.run, self._agreement.digest, self._sessions.get(site, 0), known)
+
+    def join(self, sites: Sequence[str]) -> dict[str, Came]:
+        """Ask sites to take part, which begins a session of each that does."""
+        came = self._exchange({site: Join(self.session(site), site, self._agreement.agreed) for site in sites})
+        for site, reply in came.items():
+            if isinstance(reply, Joined):
+                self._sessions[site] = reply.session
+                self.samples.pop(site, None)
+                if reply.samples is not None:
+                    self.samples[site] = reply.samples
+        return came
+
+    def ask(self, works: Mapping[str, Work]) -> dict[str, Came]:
+        """What comes of work; a site joins first if it has not, and once more if it has begun another session."""
+        came = self._in_session(works)
+        again = {
+            site: works[site] for site, each in came.items() if isinstance(each, Failed) and each.reason == "session"
+        }
+        return came | (self._in_session(again) if again else {})
+
+    def _in_session(self, works: Mapping[str, Work]) -> dict[str, Came]:
+        new = [site for site in works if site not in self._sessions]
+        cannot = {site: came for site, came in self.join(new).items() if not isinstance(came, Joined)} if new else {}
+        asked = {site: replace(work, session=self.session(site)) for site, work in works.items() if site not in cannot}
+        came = cannot | self._exchange(asked)
+        for site, each in came.items():
+            if isinstance(each, Failed) and each.reason == "session":
+                del self._sessions[site]
+        return {site: came[site] for site in works}
+
+    def _exchange(self, requests: Mapping[str, Request]) -> dict[str, Came]:
         """What comes of requests, one for each site."""
-        offline, started = set(self._missing(list(requests))), time.monotonic()
-        packed = {site: request.to_bytes() for site, request in requests.items() if site not in offline}
+        missing, started = set(self._missing(list(requests))), time.monotonic()
+        packed = {site: request.to_bytes() for site, request in requests.items() if site not in missing}
         came: dict[str, Came] = {}
-        for site in sorted(offline):
-            came[site] = Away("offline")
+        for site in sorted(missing):
+            why = self._roster.entry(site).quarantine
+            came[site] = Away("quarantined", why) if why else Away("offline")
             self._tell_of(site, requests[site], came[site])
         for site, data in self._link.exchange(packed, self._federation.deadline):
-            came[site] = data if isinstance(data, Away) else self._read(site, data)
+            came[site] = data if isinstance(data, Away) else self._read(site, packed[site], data)
             size = 0 if isinstance(data, Away) else len(data)
             seconds = round(time.monotonic() - started, 3)
             self._tell_of(
@@ -73,12 +136,17 @@ class Members:
             )
         return {site: came[site] for site in requests}
 
-    def _read(self, site: str, data: bytes) -> Reply | FedshiftError:
+    def _read(self, site: str, request: bytes, data: bytes) -> Came:
         """What a site sent, or what is wrong with it."""
         try:
-            reply = read_reply(data, self._federation.largest * MEGABYTE)
+            reply = read_reply(data, self._limits)
         except FedshiftError as error:
             return error
+        if not is_proof(reply.proof, self._roster.entry(site).last, request):
+            why = f"cannot prove what it replied before; `fedshift federation confirm {site}` if you know that it is it"
+            self._roster.quarantine(site, why)
+            return Away("quarantined", why)
+        self._roster.replied(site, digest(data))
         if reply.site != site and not isinstance(reply, Failed):  # which may not know its name
             return FedshiftError(f"sent a reply of the site {reply.site!r:.40}")
         return reply
@@ -90,14 +158,16 @@ class Members:
         self._display.site(SiteEvent(when=moment(time.time()), who=who, what=what, why=why, **more))
 
     def _tell_of(self, site: str, request: Request, came: Came, **more: Any) -> None:
-        """Tell of what came of a request; where work is counted, an answer is a step."""
+        """Show what came of a request; where work is counted, an answer is a step."""
         order = request.order if isinstance(request, Work) else None
         if order is not None:
             more |= {"stage": order.stage, "round": order.round, "exchange": order.exchange}
             self._display.steps(1)
             self._display.answered()
         if isinstance(came, Joined):
-            self.tell(site, "joined", ", ".join(" ".join(each) for each in came.versions.items()), **more)
+            samples = [] if came.samples is None else [f"{came.samples} samples"]
+            versions = [" ".join(each) for each in came.versions.items()]
+            self.tell(site, "joined", ", ".join([*versions, *samples]), **more)
         elif isinstance(came, Done):
             if site in self._away:
                 self._away.remove(site)
@@ -110,7 +180,7 @@ class Members:
 
 def refuses(came: Came) -> bool:
     """Whether a site does not want to take part, whatever else is wrong."""
-    return isinstance(came, Failed) and came.reason in ("policy", "experiment")
+    return isinstance(came, Failed) and came.reason in ("policy", "models", "experiment")
 
 
 def _in_words(came: Failed | Away | FedshiftError) -> tuple[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Self
 
@@ -11,7 +11,7 @@ from fedshift.core.contract import Round
 from fedshift.core.messages import Down, Order
 from fedshift.deployment.agreement import Agreement
 from fedshift.deployment.members import Came
-from fedshift.deployment.wire import NOBODY, Done
+from fedshift.deployment.wire import NOBODY, UNSCORED, Done
 from fedshift.evaluation.evaluation import metrics_of
 from fedshift.runs.records import Record
 
@@ -22,13 +22,17 @@ class Scoring:
 
     Attributes:
         orders: the model that each site scores.
+        environments: the names of the environments that each site may score.
         record: the record of the round, but for the scores.
         metrics: the names of the metrics that every score has.
+        clients: how many clients there are, so models at most.
     """
 
     orders: Mapping[str, Order]
+    environments: Mapping[str, Collection[str]]
     record: Record
     metrics: tuple[str, ...]
+    clients: int
 
     @classmethod
     def after(cls, round: Round, coordinator: Coordinator, agreement: Agreement) -> Self:
@@ -48,7 +52,8 @@ class Scoring:
             down = Down(state.shared | state.down) if client is None else coordinator.down(last, client)
             number = NOBODY if client is None else client
             orders[site] = Order(coordinator.setup.run, round.stage.name, round.number, last.name, number, down)
-        return cls(orders, record, coordinator.setup.metrics)
+        environments = {site: frozenset(agreement.environments(site)) for site in orders}
+        return cls(orders, environments, record, coordinator.setup.metrics, len(agreement.clients))
 
     def completed(self, came: Mapping[str, Came]) -> Record:
         """The record with what came; what is lacking is in it with the reason."""
@@ -63,24 +68,30 @@ class Scoring:
         """A site's rows of a record, and what it has not scored, with the reason."""
         if not isinstance(came, Done):
             return [], [{"site": site, "why": str(came)}]
-        rows = list[Record]()
-        lacking = [
-            {"site": site, "environment": name, "why": "its model needs what others keep"} for name in came.unscored
-        ]
+        agreed, seen = self.environments[site], set[tuple[str, str]]()
+        rows, lacking = list[Record](), list[dict[str, str]]()
+
+        def leave_out(environment: str, why: str) -> None:
+            lacking.append({"site": site, "environment": environment, "why": why})
+
+        for name, reason in came.unscored.items():
+            leave_out(name, UNSCORED[reason])
         for score in came.scores:
-            place = {"site": site, "environment": score.environment}
-            if (score.environment in self.orders and score.environment != site) or any(
-                (row["environment"], row["role"]) == (score.environment, score.role) for row in rows
-            ):
-                lacking.append(place | {"why": "it sent a score that is another's, or twice"})
+            place = score.environment, score.role
+            if score.environment not in agreed:
+                leave_out(score.environment, f"it is none of those agreed on ({', '.join(sorted(agreed))})")
+            elif place in seen:
+                leave_out(score.environment, "it sent two scores of it")
+            elif score.models > self.clients:
+                leave_out(score.environment, f"it scored {score.models} models of {self.clients} clients")
             elif score.accuracy is None or score.loss is None:
-                lacking.append(place | {"why": "its policy withholds scores"})
+                leave_out(score.environment, "its policy withholds scores")
             elif score.metrics.keys() != set(self.metrics):
-                lacking.append(place | {"why": "it sent other metrics than were agreed on"})
+                leave_out(score.environment, "it sent other metrics than were agreed on")
             else:
-                said = {name: value for name, value in vars(score).items() if value is not None and name != "metrics"}
-                ordered = {name: score.metrics[name] for name in self.metrics}
-                rows.append(said | metrics_of([ordered]))
+                row = {name: value for name, value in vars(score).items() if value is not None and name != "metrics"}
+                rows.append(row | metrics_of([{name: score.metrics[name] for name in self.metrics}]))
+            seen.add(place)
         if not (came.scores or came.unscored):
             lacking.append({"site": site, "why": "sent no scores"})
         return rows, lacking

@@ -1,8 +1,8 @@
 """What crosses between the coordinator's machine and a site's: requests and replies, each a safetensors message.
 
-An order and an answer are those of a simulation. Around them stand what only separate machines need: which session of
-the coordinator asks, a model to be scored in the same message, and a failure in one of a few fixed words, since the
-text of an error may quote samples.
+An order and an answer are those of a simulation. Around them stand what only separate machines need: the session, a
+proof that a site is the one that answered before, a model to be scored in the same message, and a failure in one of a
+few fixed words, since the text of an error may quote samples.
 """
 
 from __future__ import annotations
@@ -10,8 +10,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from math import isfinite, isnan, nan
-from typing import Annotated, Any, Literal
+from hashlib import sha256
+from hmac import compare_digest
+from hmac import new as hmac
+from math import isnan, nan
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, StringConstraints
@@ -26,38 +29,48 @@ from fedshift.core.tensors import Tensors
 from fedshift.errors import FedshiftError
 from fedshift.reporting.units import printable
 
-Reason = Literal["policy", "experiment", "data", "diverged", "audit", "state", "order", "error"]
+Reason = Literal["policy", "models", "experiment", "data", "diverged", "audit", "state", "order", "session", "error"]
 REASONS: Mapping[Reason, str] = {
     "policy": "refuses what the method needs",
+    "models": "scores fewer models than the run asks for",
     "experiment": "has agreed on something else",
     "data": "has data that do not fit: `fedshift federation check` says there why",
     "diverged": "has numbers that are not finite",
     "audit": "would have sent what must stay",
     "state": "cannot read what it kept",
-    "order": "got an order that is not for it",
+    "order": "refuses a request that it does not expect",
+    "session": "has begun another session",
     "error": "has failed; its log says why",
 }
 NOBODY = -1  # the client's number of a site that never trains
 MEGABYTE = 10**6
+DECIMALS = 3  # of a score that leaves a site, as many as tables have
+MOST_LOSS = 1e6  # nats; no model that learns is near it
+MOST_SAMPLES = 10**9  # of a site
+Unscored = Literal["model", "few"]
+UNSCORED: Mapping[Unscored, str] = {
+    "model": "its model needs what others keep",
+    "few": "it has too few samples for a score to leave its site",
+}
 METRIC = "metrics."  # before the name of a score's metric among tensors
 SAME = "same"  # says that what is scored is what the order begins with
 
 
 @dataclass(frozen=True)
 class Session:
-    """A stretch of a run that a coordinator carries out without being started again.
+    """What every request of a coordinator begins with.
 
     Attributes:
-        run: what the members call the run.
-        id: a larger one after each start.
-        start: how many rounds were done when it began.
+        run: the run's name, which all members derive from the experiment.
         agreed: a digest of all that the members agreed on.
+        number: the site's own count of sessions, which it gives when the coordinator joins it; 0 until then.
+        known: :func:`commitment` to the last reply that the coordinator has of the site; empty if it has none.
     """
 
     run: str
-    id: int
-    start: int
     agreed: str
+    number: int = 0
+    known: str = ""
 
 
 @dataclass(frozen=True)
@@ -78,10 +91,10 @@ class Work:
     """Asks a site to score a model, if ``score`` is given, and then to carry out an order, if there is one.
 
     Attributes:
-        session: who asks.
-        site: whom.
+        session: the session that the site has begun for this coordinator.
+        site: the site's name.
         position: how many rounds are done after this one.
-        saved: how many rounds the coordinator's checkpoint has.
+        saved: how many rounds the oldest checkpoint has to which the coordinator may go back.
         order: what is to be done.
         score: the model that is to be scored, and after which round.
     """
@@ -144,14 +157,27 @@ class Score:
 
 @dataclass(frozen=True)
 class Joined:
-    """That a site can take part, and the versions of what computes there."""
+    """A site can take part.
+
+    Attributes:
+        site: the site's name.
+        versions: of what computes there, by package.
+        session: the number of the session that begins with this reply.
+        samples: how many samples the site trains on; None where its policy withholds counts.
+        proof: see :func:`proof`.
+    """
 
     site: str
     versions: dict[str, str]
+    session: int = 0
+    samples: int | None = None
+    proof: str = field(default="", compare=False)
 
     def to_bytes(self) -> bytes:
-        """As safetensors."""
-        return _pack({}, "joined", asdict(self))
+        """As safetensors; the number of samples is a tensor, so that it is on record as a count."""
+        tensors = {} if self.samples is None else {"samples": torch.tensor(self.samples)}
+        about = {"site": self.site, "versions": self.versions, "session": self.session, "proof": self.proof}
+        return _pack(tensors, "joined", about)
 
 
 @dataclass(frozen=True)
@@ -162,17 +188,19 @@ class Done:
         site: whose.
         answer: to the order.
         scores: of the model.
-        unscored: the environments whose model only a simulation could make, of what several clients keep.
+        unscored: why an environment has no score, by its name.
+        proof: see :func:`proof`.
     """
 
     site: str
     answer: Answer | None = None
     scores: tuple[Score, ...] = ()
-    unscored: tuple[str, ...] = ()
+    unscored: Mapping[str, Unscored] = field(default_factory=dict)
+    proof: str = field(default="", compare=False)
 
     def to_bytes(self) -> bytes:
         """As safetensors, numbers of scores among the tensors."""
-        about: dict[str, Any] = {"site": self.site, "unscored": list(self.unscored)}
+        about: dict[str, Any] = {"site": self.site, "unscored": dict(self.unscored), "proof": self.proof}
         tensors: dict[str, Tensor] = {}
         if self.answer is not None:
             about["answer"] = vars(self.answer.trip)
@@ -191,11 +219,13 @@ class Failed:
         site: whose.
         reason: one of :data:`REASONS`.
         what: the settings that differ, or the categories that the site's policy refuses.
+        proof: see :func:`proof`.
     """
 
     site: str
     reason: Reason
     what: tuple[str, ...] = ()
+    proof: str = field(default="", compare=False)
 
     def to_bytes(self) -> bytes:
         """As safetensors, with the first :data:`MOST_NAMED` of what it names."""
@@ -208,6 +238,48 @@ class Failed:
 
 
 Reply = Joined | Done | Failed
+
+
+def digest(data: bytes) -> str:
+    """The SHA-256 of a message, in hexadecimal digits; nobody but its sender and its receiver knows it."""
+    return sha256(data).hexdigest()
+
+
+def commitment(reply: str) -> str:
+    """The digest of a reply's digest, which tells a site which reply is meant, and nobody what it was."""
+    return digest(reply.encode())
+
+
+def proof(reply: str, request: bytes) -> str:
+    """What only a site that sent a reply can say about a request.
+
+    A reply with its proof is what the next proof is made of, so they form a chain: who has the site's key alone cannot
+    go on with it.
+
+    Args:
+        reply: the digest of the reply to which the request commits; empty if there is none, then so is the proof.
+        request: the request's bytes.
+    """
+    return hmac(reply.encode(), request, sha256).hexdigest() if reply else ""
+
+
+def is_proof(given: str, reply: str, request: bytes) -> bool:
+    """Whether a site's proof is right; the time that this takes tells nothing."""
+    return compare_digest(given.encode(), proof(reply, request).encode())
+
+
+class Limits(NamedTuple):
+    """How large a message may be, in bytes: all of it, and its header, which is parsed before anything else."""
+
+    message: int
+    header: int
+
+    def check_size(self, data: bytes) -> None:
+        """Raise an error where a message is larger than that."""
+        if len(data) > self.message:
+            raise FedshiftError(f"sent {len(data):,} bytes, of {self.message:,} at most")
+
+
 _SAID = ("environment", "role", "model", "models")
 
 
@@ -249,9 +321,9 @@ class _SaidTrip(_Strict):
 
 class _SaidSession(_Strict):
     run: _Name
-    id: NonNegativeInt
     agreed: _Name
-    start: NonNegativeInt
+    number: NonNegativeInt
+    known: _Name
 
 
 class _SaidJoin(_Strict):
@@ -274,35 +346,40 @@ class _SaidScore(_Strict):
     environment: _Name
     role: Literal["validation", "test"]
     model: Literal["global", "own", "unseen"]
-    models: PositiveInt
+    models: Annotated[int, Field(ge=1, le=MOST_SAMPLES)]
 
 
 class _SaidDone(_Strict):
     site: _Name
-    unscored: list[_Name] = Field(max_length=MOST_SCORES)
+    proof: _Name
+    unscored: dict[_Name, Unscored] = Field(max_length=MOST_SCORES)
     scores: list[_SaidScore] = Field(max_length=MOST_SCORES)
     answer: _SaidTrip | None = None
 
 
 class _SaidFailed(_Strict):
     site: _Name
+    proof: _Name
     reason: Reason
     what: list[_Name] = Field(max_length=MOST_NAMED)
 
 
 class _SaidJoined(_Strict):
     site: _Name
+    proof: _Name
+    session: NonNegativeInt
     versions: dict[_Name, _Name] = Field(max_length=MOST_VERSIONS)
 
 
-def read_request(data: bytes) -> Request:
+def read_request(data: bytes, limits: Limits) -> Request:
     """A request from its bytes.
 
     Raises:
         FedshiftError: they are none.
     """
     try:
-        kind, about, tensors = _unpack(data)
+        limits.check_size(data)
+        kind, about, tensors = _unpack(data, limits)
         return _REQUESTS[kind](about, tensors)
     except _NOT_WRITTEN_HERE as error:
         raise FedshiftError(f"A message of the coordinator cannot be read ({error!s:.200}).") from error
@@ -324,32 +401,28 @@ _REQUESTS: dict[str, Callable[[dict[str, Any], Tensors], Request]] = {"join": _j
 _NOT_WRITTEN_HERE = (ValueError, TypeError, LookupError, AttributeError, RuntimeError, SafetensorError)
 
 
-def read_reply(data: bytes, largest: int) -> Reply:
+def read_reply(data: bytes, limits: Limits) -> Reply:
     """A reply from its bytes; whatever a site sends, this gives a reply or an error.
-
-    Args:
-        data: what came.
-        largest: how many bytes there may be.
 
     Raises:
         FedshiftError: they are none.
     """
-    if len(data) > largest:
-        raise FedshiftError(f"sent {len(data):,} bytes, of {largest:,} at most")
+    limits.check_size(data)
     try:
-        kind, about, tensors = _unpack(data)
+        kind, about, tensors = _unpack(data, limits)
         return _REPLIES[kind](about, tensors)
     except _NOT_WRITTEN_HERE as error:
         raise FedshiftError(f"sent what is no reply ({error!s:.200})") from error
 
 
 def _joined(about: dict[str, Any], tensors: Tensors) -> Joined:
-    return Joined(**checked(about, _SaidJoined).model_dump())
+    samples = {name: int(_number(name, tensor, _JOINED)) for name, tensor in tensors.items()}.get("samples")
+    return Joined(**checked(about, _SaidJoined).model_dump(), samples=samples)
 
 
 def _failed(about: dict[str, Any], tensors: Tensors) -> Failed:
     said = checked(about, _SaidFailed)
-    return Failed(said.site, said.reason, tuple(said.what))
+    return Failed(said.site, said.reason, tuple(said.what), said.proof)
 
 
 def _done(about: dict[str, Any], tensors: Tensors) -> Done:
@@ -358,24 +431,25 @@ def _done(about: dict[str, Any], tensors: Tensors) -> Done:
         trip = said.answer.model_dump()
         answer = Answer(**trip, up=Up(tensors.of("up")), telemetry=Telemetry(tensors.of("telemetry")))
     scores = tuple(_score(each, tensors.of(f"scores.{number}")) for number, each in enumerate(said.scores))
-    return Done(said.site, answer, scores, tuple(said.unscored))
+    return Done(said.site, answer, scores, said.unscored, said.proof)
 
 
 _REPLIES: dict[str, Callable[[dict[str, Any], Tensors], Reply]] = {"joined": _joined, "failed": _failed, "done": _done}
 
 
-_NUMBERS = {"accuracy": torch.float64, "loss": torch.float64, "n": torch.int64}
+_JOINED = {"samples": (torch.int64, 0, MOST_SAMPLES)}
+_NUMBERS = {
+    "accuracy": (torch.float64, 0, 1),
+    "loss": (torch.float64, 0, MOST_LOSS),
+    "n": (torch.int64, 1, MOST_SAMPLES),
+}
 
 
 def _score(said: _SaidScore, tensors: Tensors) -> Score:
     """A score, whose numbers must be possible ones."""
-    numbers = {name: _number(name, tensor) for name, tensor in tensors.items() if not name.startswith(METRIC)}
+    numbers = {name: _number(name, tensor, _NUMBERS) for name, tensor in tensors.items() if not name.startswith(METRIC)}
     metrics = {name: _metric(name, tensor) for name, tensor in tensors.of(METRIC.removesuffix(".")).items()}
     accuracy, loss, n = (numbers.get(name) for name in _NUMBERS)
-    if accuracy is not None and not 0 <= accuracy <= 1:
-        raise ValueError(f"an accuracy is {accuracy}")
-    if n is not None and n < 1:
-        raise ValueError(f"{n} samples were scored")
     return Score(**said.model_dump(), accuracy=accuracy, loss=loss, n=None if n is None else int(n), metrics=metrics)
 
 
@@ -389,15 +463,16 @@ def _metric(name: str, tensor: Tensor) -> float | None:
     return None if isnan(number) else number
 
 
-def _number(name: str, tensor: Tensor) -> float:
-    """A number of a score, an integer where it is a count."""
-    if name not in _NUMBERS:
-        raise ValueError(f"a score has no {name:.100}")
-    if (tensor.dtype, tensor.shape) != (_NUMBERS[name], ()):
-        raise ValueError(f"the {name} of a score is a tensor {list(tensor.shape)} of {tensor.dtype}")
+def _number(name: str, tensor: Tensor, declared: Mapping[str, tuple[torch.dtype, float, float]]) -> float:
+    """A number of a reply, an integer where it is a count, in its range."""
+    if name not in declared:
+        raise ValueError(f"there is no number {name:.100} in such a reply")
+    dtype, least, most = declared[name]
+    if (tensor.dtype, tensor.shape) != (dtype, ()):
+        raise ValueError(f"the number {name} is a tensor {list(tensor.shape)} of {tensor.dtype}")
     number: float = tensor.item()
-    if not isfinite(number):
-        raise ValueError(f"the {name} of a score is {number}")
+    if not least <= number <= most:  # nan is not, either
+        raise ValueError(f"{name} = {number}, which is not between {least} and {most:g}")
     return number
 
 
@@ -414,6 +489,8 @@ def _pack(tensors: Mapping[str, Tensor], kind: str, about: Mapping[str, Any]) ->
     return pack(tensors, {kind: json.dumps(about)})
 
 
-def _unpack(data: bytes) -> tuple[str, dict[str, Any], Tensors]:
+def _unpack(data: bytes, limits: Limits) -> tuple[str, dict[str, Any], Tensors]:
+    if (header := int.from_bytes(data[:8], "little")) > limits.header:
+        raise ValueError(f"a header of {header:,} bytes, of {limits.header:,} at most")
     ((kind, text),) = metadata(data).items()
     return kind, json.loads(text), Tensors(load(data))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -21,6 +21,7 @@ from fedshift.site.memory import ClientStore
 from fedshift.site.store import packed, unpacked
 
 _FILE = re.compile(r"(\d+)@(\d+)-(\d+)\.safetensors")
+ASIDE = "aside"  # holds states that others have taken the place of; nothing removes them
 Version = tuple[int, int]
 """How many rounds are done after the one that left a state, and the place of its exchange in that round."""
 
@@ -51,13 +52,13 @@ class Versions(ClientStore):
                 found[int(match[1])].append((int(match[2]), int(match[3])))
         return {client: sorted(versions) for client, versions in sorted(found.items())}
 
-    def go_back(self, position: int) -> None:
-        """Remove what rounds after a position left, which the coordinator knows nothing of."""
-        self._remove(lambda versions: [each for each in versions if each[0] > position])
-
     def prune(self, position: int) -> None:
         """Remove what no checkpoint of a position, or of a later one, can need."""
-        self._remove(lambda versions: [each for each in versions if each < _newest(versions, position)])
+        for client, versions in self.versions().items():
+            newest = _newest(versions, position)
+            for version in versions:
+                if version < newest:
+                    files.remove(self._path(client, version))
 
     def at(self, position: int, place: int) -> None:
         """An exchange begins: states are those from before it, and what it leaves takes the place of an earlier try.
@@ -89,11 +90,18 @@ class Versions(ClientStore):
     def put(self, client: int, state: ClientState) -> None:
         """Keep the state of one client as the exchange leaves it; what earlier ones left stays.
 
+        Where an earlier try has left another state, that is moved to the folder :data:`ASIDE`.
+
         Raises:
             DiskError: it could not be written.
         """
         data = packed(state, self._experiment, client, self._version[0], self._device)
-        files.write(self._path(client, self._version), data)
+        path = self._path(client, self._version)
+        if path.exists() and path.read_bytes() != data:
+            aside = self._folder / ASIDE
+            files.make_folder(aside)
+            path.rename(aside / f"{path.stem}.{sum(1 for _ in aside.iterdir())}{path.suffix}")
+        files.write(path, data)
 
     def ids(self) -> Sequence[int]:
         """The clients that have a state from before the exchange, sorted."""
@@ -108,11 +116,6 @@ class Versions(ClientStore):
 
     def _path(self, client: int, version: Version) -> Path:
         return self._folder / f"{client}@{version[0]}-{version[1]}.safetensors"
-
-    def _remove(self, choose: Callable[[list[Version]], list[Version]]) -> None:
-        for client, versions in self.versions().items():
-            for version in choose(versions):
-                files.remove(self._path(client, version))
 
 
 def _newest(versions: Sequence[Version], position: int) -> Version:
