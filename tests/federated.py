@@ -13,9 +13,10 @@ from fedshift.deployment.agreement import EXPERIMENT, FEDERATION, SITE
 from fedshift.deployment.attend import Attendant
 from fedshift.deployment.coordinate import coordinate
 from fedshift.deployment.link import Away
-from fedshift.deployment.wire import Limits, Reply, Request, digest, read_reply, read_request
+from fedshift.deployment.wire import DECIMALS, Limits, Reply, Request, digest, read_reply, read_request
 from fedshift.files import make_folder, write
 from fedshift.runs.progress import Progress
+from fedshift.runs.records import Record
 from fedshift.settings.experiment import Experiment
 
 SITES = ("dark", "gray", "light")
@@ -59,6 +60,20 @@ def set_site(folder: Path, site: str, **settings: Any) -> None:
     """Write what a site says of itself."""
     table = {"name": site, "domains": [site], "threads": 1, "device": "cpu", "min_scored": 1, **settings}
     write(folder / "sites" / site / SITE, tomli_w.dumps(table))
+
+
+def as_sent(records: list[Record]) -> list[Record]:
+    """Records whose scores have the decimals with which they leave a site."""
+
+    def rounded(name: str, value: Any) -> Any:
+        if name == "metrics":
+            return {metric: rounded("accuracy", each) for metric, each in value.items()}
+        return round(value, DECIMALS) if name in ("accuracy", "loss") and value is not None else value
+
+    return [
+        {**record, "environments": [{n: rounded(n, v) for n, v in row.items()} for row in record["environments"]]}
+        for record in records
+    ]
 
 
 class Local:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,21 +16,25 @@ from hypothesis import strategies as st
 from safetensors.torch import load
 
 from conftest import TINY, Make
-from federated import Local, members, reply_of, request_of
+from federated import Local, members, reply_of, request_of, set_site
 from fedshift import files
-from fedshift.core.messages import metadata, pack
+from fedshift.core.messages import Down, Order, metadata, pack
 from fedshift.deployment.agreement import Agreement, read_site
 from fedshift.deployment.attend import Attendant
 from fedshift.deployment.coordinate import coordinate
+from fedshift.deployment.inspection import inspect
 from fedshift.deployment.link import Away
 from fedshift.deployment.local import prepared
 from fedshift.deployment.rehearsal import rehearse
+from fedshift.deployment.roster import Roster
 from fedshift.deployment.sent import read_sent
+from fedshift.deployment.turns import MOST_REPLACED
 from fedshift.deployment.wire import Done, Failed, Join, Joined, Reply, Work
 from fedshift.errors import DamagedError, DiskError, FedshiftError
 from fedshift.runs.progress import Progress
 from fedshift.settings.grid import expand, override
 from reference import small
+from refusal import refuses
 from test_coordinate import IN_DOMAIN, alike
 
 LONG = "x" * 10**6
@@ -54,7 +57,7 @@ class Site:
     def kept(self) -> dict[str, bytes]:
         """All files but the two lists, to which a line is added for every message."""
         files = [path for path in self.folder.parent.parent.rglob("*") if path.is_file()]
-        lists = ("sent.jsonl", "log.jsonl", ".lock", "turns.json")
+        lists = ("sent.jsonl", "log.jsonl", ".lock", "turns.json")  # they grow with every message
         return {str(path): path.read_bytes() for path in files if path.name not in lists}
 
     def orders(self) -> list[bytes]:
@@ -132,7 +135,8 @@ def coming(site: Site) -> bytes:
     assert work.order is not None
     order = replace(work.order, round=work.order.round + 1)
     score = replace(work.order, round=work.position)  # the model of the round before
-    return replace(work, position=work.position + 1, order=order, score=score).to_bytes()
+    session = replace(work.session, number=site.attendant.turns().session)
+    return replace(work, session=session, position=work.position + 1, order=order, score=score).to_bytes()
 
 
 def test_the_order_that_it_waits_for_is_carried_out(begun: Begun, tmp_path: Path):
@@ -153,10 +157,14 @@ ALTERED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "an absolute path as run": (put("session", "run", value="/tmp"), "order"),
     "a long run": (put("session", "run", value=LONG), "error"),
     "no run": (put("session", "run", value=None), "error"),
-    "a long session": (put("session", "id", value=LONG), "error"),
-    "a session that is a table": (put("session", "id", value={}), "error"),
-    "a session that starts before the run": (put("session", "start", value=-1), "error"),
-    "a session that starts nowhere": (put("session", "start", value="0"), "error"),
+    "another session": (put("session", "number", value=2**62), "session"),
+    "no session": (put("session", "number", value=0), "session"),
+    "a long session": (put("session", "number", value=LONG), "error"),
+    "a session that is a table": (put("session", "number", value={}), "error"),
+    "a negative session": (put("session", "number", value=-1), "error"),
+    "other settings": (put("session", "agreed", value=""), "experiment"),
+    "a reply that is a list": (put("session", "known", value=[]), "error"),
+    "a checkpoint of the future": (put("saved", value=10**9), "order"),
     "an order of another run": (put("order", "run", value="another"), "order"),
     "an order of another client": (put("order", "client", value=1), "order"),
     "an order of no client": (put("order", "client", value=-1), "order"),
@@ -190,27 +198,173 @@ def test_a_request_that_says_something_else_changes_nothing(shared: Site, what: 
     assert shared.kept() == before
 
 
-def test_a_request_that_came_before_changes_nothing(shared: Site):
-    """In any order, as often as anyone likes: one before the newest is refused, the newest is answered as it was."""
-    before, (*earlier, newest) = shared.kept(), shared.orders()
-    replies = set()
-    for request in [newest, *reversed(earlier), newest, *earlier, newest]:
-        reply = shared.ask(request)
-        if request == newest:
-            assert isinstance(reply, Done)
-            assert reply.answer is not None
-            replies.add(reply.answer.to_bytes())
-        else:
-            assert reply == Failed("dark", "order")
-    assert len(replies) == 1
+def test_a_request_that_came_before_gets_the_reply_of_then(shared: Site):
+    """In any order, as often as anyone likes, and nothing is computed or changed."""
+    orders = shared.orders()
+    before, first = shared.kept(), {request: content(shared.ask(request)) for request in orders}
+    assert all(isinstance(reply, Done) for reply in first.values())
+    for request in [orders[-1], *reversed(orders), *orders]:
+        assert content(shared.ask(request)) == first[request]
     assert shared.kept() == before
 
 
-def test_asking_again_whether_it_can_take_part_changes_nothing(shared: Site):
+def content(reply: Reply) -> Reply:
+    """A reply without the proof, which is another for each request; tensors as bytes, which can be compared."""
+    if not isinstance(reply, Done) or reply.answer is None:
+        return reply
+    return replace(reply, answer=reply.answer.to_bytes())  # type: ignore[arg-type]  # to be compared only
+
+
+def test_a_request_whose_reply_is_no_longer_kept_is_refused(begun: Begun, tmp_path: Path):
+    """The coordinator has a checkpoint of two rounds then; who begins the run anew gets what came of its first order."""
+    site = begun(tmp_path)
+    first = content(site.ask(site.orders()[0]))
+    work = request_of(coming(site))
+    assert isinstance(work, Work)
+    assert isinstance(site.ask(replace(work, saved=work.position - 1).to_bytes()), Done)
+    before = site.kept()
+    assert site.ask(site.orders()[1]) == Failed("dark", "state")
+    assert site.kept() == before
+    assert content(site.ask(site.orders()[0])) == first
+
+
+def test_joining_again_begins_another_session_and_keeps_all(begun: Begun, tmp_path: Path):
+    """Also where the run begins anew for the coordinator: no message removes anything at a site."""
+    site = begun(tmp_path)
+    before = site.kept()
+    join = next(data for data in site.requests if isinstance(request_of(data), Join))
+    numbers = []
+    for _ in range(3):
+        reply = site.ask(join)
+        assert isinstance(reply, Joined)
+        numbers.append(reply.session)
+    assert numbers == [numbers[0], numbers[0] + 1, numbers[0] + 2]
+    assert site.kept() == before
+
+
+# One order, one model to be scored ----------------------------------------------------------------
+
+
+def other_weights(order: Order, scale: float) -> Order:
+    """The same order with other weights."""
+    return replace(order, down=Down({name: scaled(tensor, scale) for name, tensor in order.down.items()}))
+
+
+def scaled(tensor: torch.Tensor, scale: float) -> torch.Tensor:
+    """A tensor with other numbers, unless they are whole."""
+    return tensor * scale if tensor.is_floating_point() else tensor
+
+
+@pytest.mark.parametrize("role", ["trains", "is held out"])
+def test_a_coordinator_cannot_have_many_models_scored(make: Make, tmp_path: Path, role: str):
+    """The review worked out a validation sample from the losses of 119 models at one position."""
+    held_out = {"protocol": {"name": "leave-one-domain-out", "hold_out": "light"}, "train.min_answers": 0.5}
+    protocol = held_out if role == "is held out" else IN_DOMAIN
+    folder = members(tmp_path, make({**small("fedavg"), **protocol, "train.rounds": 2}))
+    site = "light" if role == "is held out" else "dark"
+    scored: list[Reply] = []
+
+    def attack(who: str, request: bytes, reply: bytes) -> bytes:
+        work = request_of(request)
+        if who == site and isinstance(work, Work) and work.score is not None:
+            for scale in range(2, 121):
+                other = replace(work, order=None, position=work.position - (work.order is not None))
+                forged = replace(other, score=other_weights(work.score, scale / 100))
+                scored.append(reply_of(link.sites[who].answer(forged.to_bytes())))
+        return reply
+
+    link = Local(folder, attack)
+    run = coordinate(folder / "coordinator", link, Progress())
+    assert len(scored) == 238  # 119 at each of the two positions
+    assert set(map(str, scored)) == {str(Failed(site, "order"))}
+    assert run.records()[-1]["environments"]
+
+
+def test_a_coordinator_cannot_have_other_weights_trained_at_one_position(shared: Site):
+    work = request_of(shared.orders()[-1])
+    assert isinstance(work, Work)
+    assert work.order is not None
     before = shared.kept()
-    join = next(data for data in shared.requests if isinstance(request_of(data), Join))
-    assert isinstance(shared.ask(join), Joined)
+    for scale in (0.5, 2.0, 1 + 2**-20):
+        forged = replace(work, order=other_weights(work.order, scale), score=None)
+        assert shared.ask(forged.to_bytes()) == Failed("dark", "order")
     assert shared.kept() == before
+    assert "one of each is answered" in (shared.folder / "log.jsonl").read_text()
+
+
+def test_a_few_orders_that_failed_may_be_replaced_and_no_more(begun: Begun, tmp_path: Path):
+    """A failure is one word, but a word for each of many weights would tell as much as a number."""
+    site = begun(tmp_path)
+    work = request_of(coming(site))
+    assert isinstance(work, Work)
+    assert work.order is not None
+    replies = []
+    for scale in range(MOST_REPLACED + 3):
+        huge = other_weights(work.order, 1e30 * (1 + scale))
+        replies.append(site.ask(replace(work, order=huge, score=None).to_bytes()))
+    reasons = [reply.reason for reply in replies if isinstance(reply, Failed)]
+    assert reasons == ["diverged"] * (MOST_REPLACED + 1) + ["order"] * 2
+
+
+def test_scores_have_three_decimals_and_none_is_of_few_samples(make: Make, tmp_path: Path):
+    folder = members(tmp_path, make({**small("fedavg"), **IN_DOMAIN}))
+    set_site(folder, "gray", min_scored=5)  # it holds three samples back for validation, and six for the test
+    run = coordinate(folder / "coordinator", Local(folder), Progress())
+    last = run.records()[-1]
+    rows = last["environments"]
+    assert all(row[name] == round(row[name], 3) for row in rows for name in ("accuracy", "loss"))
+    assert {(row["environment"], row["role"]) for row in rows if row["environment"] == "gray"} == {("gray", "test")}
+    assert [each["why"] for each in last["unscored"]] == ["it has too few samples for a score to leave its site"]
+
+
+def test_a_site_that_scores_fewer_models_ends_the_run_at_its_start(make: Make, tmp_path: Path):
+    """What it scores is on its page, and what it allows in its site.toml."""
+    folder = members(tmp_path, make({**small("fedavg"), **IN_DOMAIN, "train.rounds": 3, "evaluate.every": 1}))
+    assert "A site scores **3 models** in this run at most" in inspect(folder / "sites" / "gray").page
+    set_site(folder, "gray", max_models=2)
+    with refuses("'gray' scores fewer models than the run asks for (2)", "evaluate.every"):
+        coordinate(folder / "coordinator", Local(folder), Progress())
+
+
+# A site's history ---------------------------------------------------------------------------------
+
+
+def test_a_thief_of_a_sites_key_is_in_quarantine_until_the_operator_confirms_it(make: Make, tmp_path: Path):
+    """The thief has the key and all files but what the site keeps; nothing more is sent to it."""
+    folder = members(tmp_path / "trial", make({**small("fedavg"), **IN_DOMAIN, "train.rounds": 6}))
+    thief = shutil.copytree(folder / "sites" / "dark", tmp_path / "dark", dirs_exist_ok=True)
+    honest, asked = Attendant(folder / "sites" / "dark"), list[int]()
+    link = Local(folder)
+    roster = Roster(folder / "coordinator" / "roster" / Agreement.read(folder / "coordinator").run)
+
+    def change(who: str, request: bytes, reply: bytes) -> bytes:
+        work = request_of(request)
+        if isinstance(work, Work) and work.order is not None:
+            if who == "gray" and work.position == 1:
+                link.sites["dark"] = Attendant(thief)
+            if who == "gray" and work.position == 4:
+                link.sites["dark"] = honest
+                roster.confirm("dark")
+            if who == "dark":
+                asked.append(work.position)
+        return reply
+
+    link.change = change
+    run = coordinate(folder / "coordinator", link, Progress())
+    missing = [each for record in run.records() for each in record.get("missing", [])]
+    assert {each["client"] for each in missing} == {"dark"}
+    assert [each["round"] for each in missing] == [1, 2, 3, 4]
+    assert all("cannot prove what it replied before" in each["why"] for each in missing)
+    assert asked == [1, 5, 6]
+    assert not roster.entry("dark").quarantine
+
+
+def test_only_a_site_in_quarantine_is_confirmed(tmp_path: Path):
+    with refuses("'dark' is not in quarantine", "nothing to confirm"):
+        Roster(tmp_path).confirm("dark")
+    (tmp_path / "dark.json").write_text("{")
+    with refuses("dark.json", "Remove it"):
+        Roster(tmp_path).entry("dark")
 
 
 Tensors = dict[str, torch.Tensor]
@@ -265,8 +419,9 @@ def test_messages_of_a_session_that_has_ended_change_nothing(begun: Begun, tmp_p
         if who == "dark":
             for each in late:
                 before = site.kept()
-                assert site.ask(each) == Failed("dark", "order")
-                assert site.kept() == before
+                if isinstance(request_of(each), Work):
+                    assert site.ask(each) == Failed("dark", "session")
+                    assert site.kept() == before
             seen.append(request)
         return reply
 
@@ -314,27 +469,19 @@ def test_bytes_that_are_no_request_change_nothing(shared: Site, data: bytes):
     assert shared.kept() == before
 
 
-def same_session(data: bytes, site: Site) -> bool:
-    """Whether a request is none, or of a session that the site knows; Flower compares a digest of every message."""
-    with suppress(FedshiftError):
-        return request_of(data).session.id == request_of(site.requests[0]).session.id
-    return True
-
-
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(place=st.integers(0, 1500), byte=st.integers(0, 255), cut=st.integers(0, 10**6), which=st.integers(0, 10**6))
 def test_a_request_that_was_damaged_on_the_way_changes_nothing(
     shared: Site, place: int, byte: int, cut: int, which: int
 ):
-    """One byte of the header differs, or the end is missing: it is refused, or asks whether the site can take part."""
+    """One byte of the header differs, or the end is missing: it is refused, or asks for what was asked before."""
     request = bytearray(shared.requests[which % len(shared.requests)])
     request[place % len(request)] = byte
     damaged = bytes(request[: cut % (2 * len(request)) or None])
     assume(damaged not in shared.requests)  # a byte may be what it was
-    assume(same_session(damaged, shared))
     before = shared.kept()
     reply = shared.ask(damaged)
-    assert isinstance(reply, Failed | Joined) or (isinstance(reply, Done) and reply.answer is None)
+    assert isinstance(reply, Failed | Joined | Done)
     assert shared.kept() == before
 
 
@@ -353,8 +500,6 @@ def test_a_full_disk_lets_nothing_leave(begun: Begun, tmp_path: Path, monkeypatc
         with pytest.raises(DiskError):
             site.attendant.answer(coming(site))
     assert isinstance(site.ask(coming(site)), Done)
-    run = coordinate(tmp_path / "coordinator", Local(tmp_path), Progress())
-    alike(run, rehearse(tmp_path, Progress()))
 
 
 def test_a_list_of_what_left_that_is_damaged_lets_nothing_leave(begun: Begun, tmp_path: Path):
@@ -393,10 +538,10 @@ def test_prepared_samples_are_their_owners_and_of_one_release(
 def test_turns_that_are_damaged_are_refused(begun: Begun, tmp_path: Path):
     site = begun(tmp_path)
     (turns,) = site.folder.glob("state/*/turns.json")
-    before = site.kept()
-    for text in ("", "[]", '{"sessions": 3}', '{"sessions": [], "position": -1}'):
+    before, request = site.kept(), coming(site)
+    for text in ("", "[]", '{"sessions": 3}', '{"session": -1}', '{"session": 1, "orders": {"1-0": {}}}'):
         turns.write_text(text)
-        assert site.ask(coming(site)) == Failed("dark", "state")
+        assert site.ask(request) == Failed("dark", "state")
         assert site.kept() == before
     assert "is not what was written" in (site.folder / "log.jsonl").read_text()
 

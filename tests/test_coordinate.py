@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,13 @@ from safetensors.torch import load, load_file
 import fedshift
 from canary import LEAKS, Watched, assert_noticed, assert_private, local
 from conftest import TINY, Make
-from federated import SITES, Clock, Local, kill_after, members, reply_of, request_of, set_site
+from federated import SITES, Clock, Local, as_sent, kill_after, members, reply_of, request_of, set_site
 from fedshift.core.contract import ServerState
 from fedshift.core.messages import Answer, Telemetry, Up, metadata, pack
 from fedshift.deployment.coordinate import coordinate
 from fedshift.deployment.link import Away
 from fedshift.deployment.rehearsal import rehearse
-from fedshift.deployment.wire import DECIMALS, Done, Failed, Join, Joined, Score, Work
+from fedshift.deployment.wire import Done, Failed, Join, Joined, Reply, Score, Work
 from fedshift.errors import FedshiftError
 from fedshift.methods import METHODS
 from fedshift.methods.fedavg import FedAvg
@@ -46,20 +47,6 @@ def alike(run: RunFolder, other: RunFolder, records: bool = True) -> None:
     if records:
         assert as_sent(run.records()) == as_sent(other.records())
         assert run.messages == other.messages
-
-
-def as_sent(records: list[Record]) -> list[Record]:
-    """Records whose scores have the decimals with which they leave a site."""
-
-    def rounded(name: str, value: Any) -> Any:
-        if name == "metrics":
-            return {metric: rounded("accuracy", each) for metric, each in value.items()}
-        return round(value, DECIMALS) if name in ("accuracy", "loss") and value is not None else value
-
-    return [
-        {**record, "environments": [{n: rounded(n, v) for n, v in row.items()} for row in record["environments"]]}
-        for record in records
-    ]
 
 
 @pytest.mark.parametrize("name", [name for name in EVERY_METHOD if name not in POOLED])
@@ -202,7 +189,10 @@ LIES: dict[str, tuple[Lie, str]] = {
     "client": (another_client, "is that of client 2"),
     "run": (another_run, "of the run another"),
     "site": (another_site, "sent a reply of the site 'gray'"),
-    "score": (scored("accuracy", torch.tensor(1.5, dtype=torch.float64)), "accuracy = 1.5, which is not between 0 and 1"),
+    "score": (
+        scored("accuracy", torch.tensor(1.5, dtype=torch.float64)),
+        "accuracy = 1.5, which is not between",
+    ),
     "score of a shape": (scored("loss", torch.ones(3, dtype=torch.float64)), "sent what is no reply"),
     "environment": (nameless, "sent what is no reply"),
     "telemetry": (telemetry, "no objective of the exchange declares"),
@@ -251,17 +241,26 @@ def test_bytes_that_are_no_reply_are_not_merged(tmp_path: Path, name: str):
     check_missing(lying(tmp_path, change), reason)
 
 
-def test_a_reply_that_was_sent_before_is_not_merged(tmp_path: Path):
-    before: dict[str, bytes] = {}
+@pytest.mark.parametrize("proven", [False, True], ids=["as it was", "with a new proof"])
+def test_a_reply_that_was_sent_before_is_not_merged(tmp_path: Path, proven: bool):
+    """Who repeats a reply has no proof, and is in quarantine; a site that lies has, but it answers another order."""
+    before: dict[str, Reply] = {}
 
     def change(site: str, request: bytes, reply: bytes) -> bytes | Away:
         work = request_of(request)
         if site != "dark" or not isinstance(work, Work) or work.order is None:
             return reply
-        before.setdefault("reply", reply)
-        return before["reply"] if work.position == 2 else reply
+        old = before.setdefault("reply", reply_of(reply))
+        new = replace(old, proof=reply_of(reply).proof) if proven else old
+        return new.to_bytes() if work.position == 2 else reply
 
-    check_missing(lying(tmp_path, change), "exchange 'train' of round 1 of the stage 'train'")
+    run = lying(tmp_path, change)
+    if proven:
+        check_missing(run, "exchange 'train' of round 1 of the stage 'train'")
+    else:
+        missing = [each for record in run.records() for each in record.get("missing", [])]
+        assert [(each["client"], each["round"]) for each in missing] == [("dark", 2), ("dark", 3)]
+        assert all("fedshift federation confirm dark" in each["why"] for each in missing)
 
 
 @pytest.mark.parametrize(

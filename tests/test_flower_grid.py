@@ -78,7 +78,7 @@ def link_of(folder: Path, grid: MemoryGrid) -> FlowerLink:
 def exchanged(folder: Path, grid: MemoryGrid, deadline: float = 1.0) -> dict[str, Any]:
     """What comes of asking every site whether it can take part."""
     agreement = Agreement.read(folder / "coordinator")
-    session = Session(agreement.run, 1, 0, agreement.digest)
+    session = Session(agreement.run, agreement.digest)
     requests = {site: Join(session, site, agreement.agreed).to_bytes() for site in SITES}
     came = dict(link_of(folder, grid).exchange(requests, deadline))
     return {site: data if isinstance(data, Away) else reply_of(data) for site, data in came.items()}

@@ -199,7 +199,7 @@ def test_the_page_by_hand():
     assert "| `train` | `train` | 7 times | told beside it: 1 tensor | 8 B | count |" in page
     assert "| `term.cross_entropy` | float64 | [] | 8 | statistic | no |" in page
     assert "The batch norms of `encoder`, which are kept there too." in page
-    assert "| count | The site leaves out `steps`, `n`; the run goes on without. |" in page
+    assert "| count | The site leaves out `samples`, `steps`, `n`; the run goes on without. |" in page
     assert "| embedding | Nothing changes: nothing of the kind leaves in this run. |" in page
     assert "embeddings of samples do leave" not in page
     page = what_leaves(setup("client2vec", GLOBAL), FEDERATION)

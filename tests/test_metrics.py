@@ -23,7 +23,7 @@ from torch import Tensor
 
 import fedshift
 from conftest import CNN_WITH_BN, TINY, Make, a_folder, a_record, a_row, models_of, scored, simulate
-from federated import Local, members, reply_of, set_site
+from federated import Local, as_sent, members, reply_of, set_site
 from fedshift.core.messages import Down, Order
 from fedshift.core.metrics import Metric, mean_of, measured, names
 from fedshift.core.training import Evaluate
@@ -577,7 +577,7 @@ def test_sites_send_metrics_and_the_records_are_a_simulations(make: Make, tmp_pa
     changes = {**ACROSS, "evaluate.metrics": list(EVERY), "evaluate.select": "auroc of class 1", "data.per_class": 3}
     folder = members(tmp_path / "trial", make(changes))
     run = coordinate(folder / "coordinator", Local(folder), Progress())
-    assert run.records() == rehearse(folder, Progress()).records()
+    assert as_sent(run.records()) == as_sent(rehearse(folder, Progress()).records())
     rows = [row for record in run.records() for row in record["environments"]]
     assert all(tuple(row["metrics"]) == names(EVERY, [f"class {c}" for c in range(3)]) for row in rows)
     assert any("undefined" in row for row in rows)
@@ -602,7 +602,7 @@ def test_a_site_that_refuses_statistics_sends_no_metrics(make: Make, tmp_path: P
 
 def test_a_score_with_other_metrics_is_not_recorded():
     came, order = sent(other=0.5), Order("a run", "train", 1, "train", 0, Down())
-    record = Scoring({"a": order}, a_record(1, []), ("auroc",)).completed({"a": came})
+    record = Scoring({"a": order}, {"a": {"a"}}, a_record(1, []), ("auroc",), 1).completed({"a": came})
     assert not record["environments"]
     assert [each["why"] for each in record["unscored"]] == ["it sent other metrics than were agreed on"]
 

@@ -62,6 +62,7 @@ class Members:
         """
         wait, told = self._federation.wait, list[str]()
         until = time.monotonic() + wait
+        many = min(many, len(asked) - sum(bool(self._roster.entry(site).quarantine) for site in asked))
         while len(missing := self._missing(asked)) > len(asked) - many:
             if time.monotonic() > until:
                 break
