@@ -216,7 +216,7 @@ def content(reply: Reply) -> Reply:
 
 
 def test_a_request_whose_reply_is_no_longer_kept_is_refused(begun: Begun, tmp_path: Path):
-    """The coordinator has a checkpoint of two rounds then; who begins the run anew gets what came of its first order."""
+    """The coordinator has a checkpoint of two rounds then; who begins the run anew gets what came of its first."""
     site = begun(tmp_path)
     first = content(site.ask(site.orders()[0]))
     work = request_of(coming(site))
@@ -267,7 +267,7 @@ def test_a_coordinator_cannot_have_many_models_scored(make: Make, tmp_path: Path
     def attack(who: str, request: bytes, reply: bytes) -> bytes:
         work = request_of(request)
         if who == site and isinstance(work, Work) and work.score is not None:
-            for scale in range(2, 121):
+            for scale in (*range(2, 100), *range(101, 122)):
                 other = replace(work, order=None, position=work.position - (work.order is not None))
                 forged = replace(other, score=other_weights(work.score, scale / 100))
                 scored.append(reply_of(link.sites[who].answer(forged.to_bytes())))

@@ -17,14 +17,17 @@ from safetensors.torch import load, load_file
 
 import fedshift
 from canary import LEAKS, Watched, assert_noticed, assert_private, local
-from conftest import TINY, Make
+from conftest import TINY, Make, a_record
 from federated import SITES, Clock, Local, as_sent, kill_after, members, reply_of, request_of, set_site
 from fedshift.core.contract import ServerState
-from fedshift.core.messages import Answer, Telemetry, Up, metadata, pack
+from fedshift.core.messages import Answer, Down, Order, Telemetry, Up, metadata, pack
+from fedshift.deployment.agreement import Agreement
 from fedshift.deployment.coordinate import coordinate
+from fedshift.deployment.limits import of_replies
 from fedshift.deployment.link import Away
 from fedshift.deployment.rehearsal import rehearse
-from fedshift.deployment.wire import Done, Failed, Join, Joined, Reply, Score, Work
+from fedshift.deployment.scoring import Scoring
+from fedshift.deployment.wire import Done, Failed, Join, Joined, Reply, Score, Work, read_reply
 from fedshift.errors import FedshiftError
 from fedshift.methods import METHODS
 from fedshift.methods.fedavg import FedAvg
@@ -33,6 +36,7 @@ from fedshift.runs.progress import Progress
 from fedshift.runs.records import Record
 from fedshift.settings.grid import expand, override
 from reference import EVERY_METHOD, small
+from refusal import refuses
 
 # A batch of one environment's samples: a product of more rows at once is rounded differently.
 IN_DOMAIN = {"protocol": {"name": "in-domain"}, "train.min_answers": 0.5, "evaluate.batch": 6}
@@ -319,6 +323,60 @@ def test_any_damage_of_a_reply_gives_a_reply_or_an_error(place: int, byte: int, 
     damaged = bytes(data[: cut % (len(data) + 1) or None])
     with suppress(FedshiftError):
         reply_of(damaged)
+
+
+def test_a_header_that_would_fill_the_memory_is_not_parsed(make: Make, tmp_path: Path):
+    """100 MB of JSON took 2.8 GB; the limit follows from the tensors that are declared."""
+    agreement = Agreement.read(members(tmp_path, make(IN_DOMAIN)) / "coordinator")
+    limits = of_replies(agreement, agreement.setup(torch.device("cpu")))
+    assert limits.header < 200_000
+    text = b'{"__metadata__":{"done":"' + b"x" * 300_000 + b'"}}'
+    with refuses("a header of 300,", "at most"):
+        read_reply(len(text).to_bytes(8, "little") + text, limits._replace(message=10**9))
+
+
+def invented(about: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+    """Twenty environments that nobody agreed on, in which no sample is classified."""
+    about["scores"] = about["scores"][:1]
+    for number in range(1, 21):
+        about["scores"].append({**about["scores"][0], "environment": f"ward-{number}", "role": "test"})
+        for name in ("accuracy", "loss", "n"):
+            tensors[f"scores.{number}.{name}"] = tensors[f"scores.0.{name}"] * (0 if name == "accuracy" else 1)
+
+
+def test_environments_that_nobody_agreed_on_are_not_scored(tmp_path: Path):
+    """They turned an accuracy of 1.000 into 0.130."""
+
+    def change(site: str, request: bytes, reply: bytes) -> bytes | Away:
+        done = reply_of(reply)
+        return altered(reply, invented) if site == "dark" and isinstance(done, Done) and done.scores else reply
+
+    run = lying(tmp_path, change)
+    last = run.records()[-1]
+    assert {row["environment"] for row in last["environments"]} == set(SITES)
+    refused = [each for each in last["unscored"] if each["environment"].startswith("ward-")]
+    assert len(refused) == 20
+    assert "none of those agreed on (dark)" in refused[0]["why"]
+
+
+def test_many_scores_are_matched_in_a_moment(tmp_path: Path):
+    """Each is looked up; compared with all others, ten thousand took minutes."""
+    score = Score("dark", "test", "global", 1, 0.5, 1.0, 3)
+    done = Done("dark", scores=tuple(replace(score, environment=f"ward-{number}") for number in range(10_000)))
+    order = Order("run", "train", 1, "train", 0, Down())
+    looked_up = Counted({"dark"})
+    record = Scoring({"dark": order}, {"dark": looked_up}, a_record(1, []), (), 1).completed({"dark": done})
+    assert len(record["unscored"]) == looked_up.looks == 10_000
+
+
+class Counted(frozenset[str]):
+    """Names that count how often one is looked up."""
+
+    looks = 0
+
+    def __contains__(self, name: object) -> bool:
+        self.looks += 1
+        return super().__contains__(name)
 
 
 def absent(site: str, position: int) -> Callable[[str, bytes, bytes], bytes | Away]:

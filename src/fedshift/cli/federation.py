@@ -169,3 +169,16 @@ def sent(
     from fedshift.cli.federation_sent import sent
 
     sent(folder, full, json)
+
+
+@federation.command(
+    epilog="Examples:\n\n  fedshift federation confirm berlin\n\n  fedshift federation confirm berlin lungs/coordinator"
+)
+def confirm(
+    site: Annotated[str, typer.Argument(help="The site's name.")],
+    folder: Annotated[Path, typer.Argument(help="The coordinator's folder.", autocompletion=folder_names)] = Path(),
+) -> None:
+    """At the coordinator: take a site out of quarantine, once you know that it is the site and no thief of its key."""
+    from fedshift.cli.federation_confirm import confirm
+
+    confirm(site, folder)

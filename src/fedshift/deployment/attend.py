@@ -177,7 +177,9 @@ class Attendant:
             model = work.score
             store.begin(scored + 1)  # after all exchanges of the rounds that are done
             with self._timed("score"):
-                done = once.reply("scores", (scored,), model, partial(self._scored, site, model))
+                done = once.reply(
+                    "scores", (scored,), model, partial(self._scored, site, model, turns, (scored + 1, 0))
+                )
         if work.order is not None and place is not None:
             order, key = work.order, (work.position, place)
             store.at(*key)
@@ -201,8 +203,7 @@ class Attendant:
     def _answered(self, site: Site, order: Order, turns: Turns, key: Key) -> Done:
         """Carry out an order, with what the client has kept of the rounds before."""
         self._check_policy()
-        if order.client not in site.store and any(each < key for each in turns.answered("orders")):
-            raise _CannotError("state", f"What the client kept before round {order.round} is no longer here.")
+        _check_kept(site, order, turns, key)
         with open_engine(self._engine) as engine:
             (answer,) = site.answers([order], engine)
         if isinstance(answer, Exception):
@@ -211,8 +212,9 @@ class Attendant:
         check_answer(self.setup, answer, exchange, f"round {order.round}")  # what is not declared does not leave
         return Done(self.settings.name, answer)
 
-    def _scored(self, site: Site, order: Order) -> Done:
+    def _scored(self, site: Site, order: Order, turns: Turns, key: Key) -> Done:
         """Score what an order brings on every environment whose model can be made here."""
+        _check_kept(site, order, turns, key)
         client, stage = self.agreement.client(self.settings.name), self.setup.find(order.stage, order.exchange)[0]
         if self._ends_with(order):
             kept = {} if client is None else site.state(client).tensors
@@ -392,6 +394,12 @@ class Attendant:
 def _nothing(name: str) -> Category:
     """The category of a tensor in a message that has none."""
     raise FedshiftError(f"'{name}' was not sent: such a message carries no tensor.")
+
+
+def _check_kept(site: Site, order: Order, turns: Turns, key: Key) -> None:
+    """Raise an error where a client has worked before a turn, and its state of then was removed since."""
+    if order.client not in site.store and any(each < key for each in turns.answered("orders")):
+        raise _CannotError("state", f"What the client kept before round {order.round} is no longer here.")
 
 
 def _score(row: Mapping[str, Any]) -> Score:
