@@ -178,13 +178,11 @@ def planned(
     trusted, server = authority.pair(), authority.server([host, "localhost", "127.0.0.1", IN_COMPOSE])
     pairs = {site: site_pair() for site in federation.sites}
     target = table["protocol"].get("hold_out")
-    ports = {site: commands.RUNTIME_PORT + number for number, site in enumerate(federation.sites)}
     page = partial(
         _rendered,
         federation=federation,
         experiment=experiment,
         target=target,
-        ports=ports,
         data_set=DATASETS.name_of(experiment.data),
         about_data=DATASETS.entry_of(experiment.data).help.splitlines()[0],
         data_help=_help_of_data(experiment, table),
@@ -192,7 +190,6 @@ def planned(
         local=host in commands.LOOPBACK,
         method=experiment.method_name,
         categories=get_args(Category),
-        registrations=[commands.register(federation.name, site) for site in federation.sites],
         here=Path("$PWD"),
         in_compose=IN_COMPOSE,
         inside=f"{IN_COMPOSE}:{port}",
@@ -207,15 +204,10 @@ def planned(
     coordinator: Planned = {
         "README.md": page("coordinator.md"),
         **common,
-        commands.ENVIRONMENT: page("flower.env", coordinator=True),
+        commands.ENVIRONMENT: page("flower.env"),
         "certificates/superlink.crt": server.public,
         "certificates/superlink.key": server.private,
         **{f"keys/{site}.pub": pair.public for site, pair in pairs.items()},
-        f"{commands.FLOWER}/config.toml": page(
-            "config.toml", address=federation.address, coordinator=folder / COORDINATOR
-        ),
-        "app/pyproject.toml": page("pyproject.toml"),
-        "app/fedshift_federation/__init__.py": page("app.py"),
     }
     sites: dict[str, Planned] = {
         site: {
@@ -226,7 +218,6 @@ def planned(
                 f"What {site} alone says of itself.",
             )
             + page("data.toml"),
-            commands.ENVIRONMENT: page("flower.env", coordinator=False),
             "keys/site.key": pair.private,
             "keys/site.pub": pair.public,
             f"{DATA}/": None,
