@@ -13,6 +13,7 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 FLOWER = "flower"  # the folder in a member's where Flower keeps its things
 SECRET = f"{FLOWER}/secret"  # what the processes of a member that is at work know each other by
 ENVIRONMENT = "flower.env"
+GATE_ADDRESS = "FEDSHIFT_GATE_ADDRESS"  # where the gate listens in a container, which has an address of its own
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 SERVE: Command = ["fedshift", "federation", "serve"]
 JOIN: Command = ["fedshift", "federation", "join"]

@@ -7,6 +7,7 @@ will read it, and renamed (:func:`make`): there is all of it, or nothing.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -53,6 +54,7 @@ DATA, PLUGINS, FILES = "data", "plugins", "files"  # folders of a member
 LEAVES = "what-leaves.md"
 COORDINATOR, SITES = "coordinator", "sites"
 IN_COMPOSE = "superlink"  # what containers call the coordinator's
+UNPRIVILEGED = "1000:1000"  # a user and group without rights, as the Dockerfile has them
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # what file systems, shells, Flower and Docker all take
 HOST = re.compile(r"[A-Za-z0-9.:-]+")
 TAKEN = ("default",)  # the word for something else where Flower looks for a connection's name
@@ -193,6 +195,11 @@ def planned(
         here=Path("$PWD"),
         in_compose=IN_COMPOSE,
         inside=f"{IN_COMPOSE}:{port}",
+        gate_address=commands.GATE_ADDRESS,
+        port=port,
+        user=_owner(),
+        unprivileged=UNPRIVILEGED,
+        by_root=_owner() != _me(),
     )
     common: Planned = {
         FEDERATION: commented(federation, f"The federation {federation.name}: this file is the same at every member."),
@@ -255,6 +262,8 @@ def make(folder: Path, files: Planned, plugins: Sequence[str] = ()) -> None:
         temporary = Path(mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
         for name, content in files.items():
             _write(temporary / name, content)
+        for inner in filter(Path.is_dir, temporary.rglob("*")):
+            inner.chmod(0o700)  # each goes to another member, and keeps its mode
         _read_back(temporary, plugins)
         temporary.rename(folder)
     except OSError as error:
@@ -389,6 +398,16 @@ def _help_of_data(experiment: Experiment, table: Mapping[str, Any]) -> list[tupl
     """Where the data set's files are looked for: each setting, its value at a site, and what belongs there."""
     about = experiment.data.settings()
     return [(name, table["data"][name], about[name].metadata["help"]) for name in own_files(experiment.data)]
+
+
+def _me() -> str:
+    """The user and group who make the folders, as Docker takes them; where there are none, :data:`UNPRIVILEGED`."""
+    return f"{os.getuid()}:{os.getgid()}" if hasattr(os, "getuid") else UNPRIVILEGED
+
+
+def _owner() -> str:
+    """Who carries out what is in containers: whoever makes the folders, unless that is root."""
+    return UNPRIVILEGED if _me().startswith("0:") else _me()
 
 
 # Texts -------------------------------------------------------------------------------------------

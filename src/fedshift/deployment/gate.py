@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import os
 import socket
 import ssl
 from base64 import b64decode
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from fedshift.deployment.agreement import Agreement
-from fedshift.deployment.commands import LOOPBACK, host_and_port
+from fedshift.deployment.commands import GATE_ADDRESS, LOOPBACK, host_and_port
 from fedshift.deployment.flower import sites_by_key
 from fedshift.errors import FedshiftError, needs
 
@@ -457,10 +458,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Pass on what a federation's sites ask of the SuperLink.")
     parser.add_argument("folder", type=Path, help="the coordinator's")
     parser.add_argument("port", type=int, help="where the SuperLink listens, on 127.0.0.1")
-    parser.add_argument("--address", help="host:port at which sites come, if it is not that of federation.toml")
+    parser.add_argument(
+        "--address",
+        help=f"host:port at which sites come; by default the variable {GATE_ADDRESS}, or as federation.toml says",
+        default=os.environ.get(GATE_ADDRESS),
+    )
     options = parser.parse_args()
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
-    run_gate(options.folder, options.port, options.address)
+    try:
+        run_gate(options.folder, options.port, options.address)
+    except FedshiftError as error:
+        parser.exit(2, f"Error: {error}\n")
 
 
 if __name__ == "__main__":
