@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -18,7 +19,8 @@ import tomli_w
 from federated import SITES, set_site
 from fedshift.deployment import folders
 from fedshift.deployment.agreement import EXPERIMENT, Agreement, FederationSettings
-from fedshift.deployment.processes import Processes, free_port
+from fedshift.deployment.processes import Processes
+from fedshift.deployment.supervisor import environment, free_port
 from fedshift.files import write
 from fedshift.runs.folder import RunFolder
 from fedshift.settings.experiment import Experiment
@@ -26,7 +28,9 @@ from fedshift.settings.experiment import Experiment
 CLASSES = ("class 0", "class 1", "class 2")
 SAMPLES = "data/samples.npz"  # in each site's folder, of its samples alone
 DATA: dict[str, Any] = {"name": "arrays", "path": SAMPLES}
-SERVER = "flwr-serverapp"  # Flower's process for the coordinator's application
+SERVER = "deployment.executor run"  # the coordinator's process for a run
+EXECUTOR = "deployment.executor"  # what carries out tasks
+SUPERNODE, SUPERLINK, GATE = "flower-supernode", "flower-superlink", "deployment.gate"
 PATIENCE = 900.0  # seconds, after which something hangs
 
 
@@ -42,9 +46,8 @@ class Loopback:
         self.folder, self.processes = folder, Processes(folder)
 
     def start(self) -> None:
-        """Start the SuperLink and every site's SuperNode, as the READMEs say."""
-        self.processes.start_superlink()
-        self.processes.register()
+        """Start the coordinator and every site, as the READMEs say."""
+        self.processes.start_coordinator()
         for site in SITES:
             self.processes.start_site(site)
 
@@ -104,6 +107,15 @@ class Loopback:
         found = descendants(self.processes.process(name).pid)
         return {pid: command for pid, command in found.items() if program in command}
 
+    def flwr(self, *words: str) -> str:
+        """What a command of Flower prints at the coordinator."""
+        coordinator = self.processes.coordinator
+        program = [str(Path(sys.executable).parent / "flwr"), *words]
+        done = subprocess.run(
+            program, cwd=coordinator, env=environment(coordinator), capture_output=True, text=True, timeout=PATIENCE
+        )
+        return done.stdout + done.stderr
+
     # What is waited for ---------------------------------------------------------------------------
 
     @contextmanager
@@ -129,8 +141,8 @@ class Loopback:
 
     def logged(self, words: str, count: int, *sites: str) -> Callable[[], bool]:
         """A function that says whether SuperNodes of some sites, or all, have logged words so often since now."""
-        logs = [self.processes.log(site) for site in sites or SITES]
-        before = {log: log.read_text().count(words) for log in logs}
+        logs = [self.folder / "sites" / site / "flower/supernode.log" for site in sites or SITES]
+        before = {log: log.read_text().count(words) if log.exists() else 0 for log in logs}
         return lambda: all(log.read_text().count(words) >= number + count for log, number in before.items())
 
     def wait_for(self, there: Callable[[], bool], seconds: float = PATIENCE) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -14,6 +15,7 @@ import sys
 import threading
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tomli_w
@@ -96,7 +98,8 @@ def test_only_private_files_are_private(trial: Path):
     modes = {file.relative_to(trial).as_posix(): stat.S_IMODE(file.stat().st_mode) for file in trial.rglob("*.key")}
     keys = [f"sites/{site}/keys/site.key" for site in SITES]
     assert modes == dict.fromkeys(["authority/ca.key", "coordinator/certificates/superlink.key", *keys], 0o600)
-    assert stat.S_IMODE(trial.stat().st_mode) == 0o700
+    folders = [trial, *(path for path in trial.rglob("*") if path.is_dir())]
+    assert {stat.S_IMODE(folder.stat().st_mode) for folder in folders} == {0o700}
     private = {(trial / name).read_bytes() for name in modes}
     assert len(private) == 5
     assert not any(
@@ -113,26 +116,13 @@ def test_a_setting_at_its_default_is_a_comment():
     assert {*parse_toml(comments, "it")} == {*FederationSettings.settings()}
 
 
-def test_flower_finds_the_superlink_from_wherever_the_folder_lies(trial: Path, tmp_path: Path):
+def test_flowers_own_commands_find_what_serve_writes(trial: Path, tmp_path: Path):
     moved = tmp_path / "moved here"
     shutil.copytree(trial / "coordinator", moved)
     told = subprocess.run(
         ["sh", "-c", f". ./{commands.ENVIRONMENT} && env"], cwd=moved, capture_output=True, text=True, check=True
     ).stdout.splitlines()
     assert {f"{name}={value}" for name, value in commands.environment(moved).items()} <= {*told}
-    for folder in (trial / "coordinator", moved):
-        config = parse_toml((folder / "flower/config.toml").read_text(), "config.toml")
-        certificate = str(folder / "certificates/ca.crt")
-        assert config == {"superlink": {"trial": {"address": "127.0.0.1:8000", "root-certificates": certificate}}}
-        assert Path(certificate).is_file()
-
-
-def test_the_app_is_one_that_flower_takes(trial: Path):
-    config = pytest.importorskip("flwr.common.config")
-    folder = trial / "coordinator/app"
-    table = parse_toml((folder / "pyproject.toml").read_text(), "pyproject.toml")
-    assert config.validate_config(table, check_module=False) == (True, [], [])
-    compile((folder / "fedshift_federation/__init__.py").read_text(), "app", "exec")
 
 
 # Commands ----------------------------------------------------------------------------------------
@@ -148,102 +138,91 @@ def typed(page: Path) -> list[list[str]]:
 def parse(command: list[str]) -> None:
     """Let the program that a command names read its arguments."""
     program, *arguments = command
-    if program == "flower-superlink":
-        from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of what Flower still asks typer for
+        from flwr.cli.app import app as flwr
 
-        _parse_args_run_superlink().parse_args(arguments)
-    elif program == "flower-supernode":
-        from flwr.common.config import parse_config_args
-        from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
-
-        read = _parse_args_run_supernode().parse_args(arguments)
-        assert parse_config_args([read.node_config]) == {"folder": "."}
-    else:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of what Flower still asks typer for
-            from flwr.cli.app import app as flwr
-
-            command = get_command({"flwr": flwr, "fedshift": app}[program])
-        while hasattr(command, "commands"):
-            command = command.commands[arguments.pop(0)]
-        command.make_context(program, arguments)
+        read = get_command({"flwr": flwr, "fedshift": app}[program])
+    while hasattr(read, "commands"):
+        read = read.commands[arguments.pop(0)]
+    read.make_context(program, arguments)
 
 
 def test_every_command_of_the_readmes_is_one(trial: Path):
     pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
     pages = [trial / "README.md", *(member / "README.md" for member in members(trial))]
     found = [command for page in pages for command in typed(page)]
-    ours = [command for command in found if command[0] not in (".", "cd", "docker", "ssh-keygen")]
+    ours = [command for command in found if command[0] not in ("docker", "ssh-keygen", "chown")]
     for command in ours:
         parse(command)
-    programs = [command[0] for command in ours]
-    counts = {name: programs.count(name) for name in set(programs)}
-    assert counts == {"flower-superlink": 2, "flower-supernode": 6, "flwr": 2 * 3 + 1 + 2, "fedshift": 2 + 3}
-    entered = {command[1] for command in found if command[0] == "cd"}
-    assert entered == {member.relative_to(trial).as_posix() for member in members(trial)}
+    federation = [command[2] for command in ours if command[:2] == ["fedshift", "federation"]]
+    counts = {name: federation.count(name) for name in set(federation)}
+    assert counts == {"serve": 2, "join": 6, "run": 2, "check": 3, "confirm": 1}
+    named = {word for command in ours for word in command if (trial / word).is_dir()}
+    assert named == {".", *(member.relative_to(trial).as_posix() for member in members(trial))}
 
 
-def test_a_mistyped_command_is_found(trial: Path):
+def test_a_mistyped_command_is_found():
     pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
-    for wrong in (
-        ["flower-superlink", "--databse", "x"],
-        ["flwr", "supernode", "registre"],
-        ["fedshift", "rapport", "runs"],
-    ):
+    for wrong in (["fedshift", "federation", "jion"], ["flwr", "supernode", "registre"], ["fedshift", "rapport"]):
         with pytest.raises((SystemExit, KeyError)):
             parse(wrong)
 
 
-def test_the_commands_name_files_that_are_there(trial: Path):
-    for folder, command in [
-        (trial / "coordinator", commands.superlink("127.0.0.1:8000")),
-        (trial / "sites/a", commands.supernode("127.0.0.1:8000")),
-        *((trial / "coordinator", commands.register("trial", site)) for site in SITES),
-    ]:
-        named = [word for word in command if word.endswith((".key", ".pub", ".crt"))]
-        assert named
-        assert all((folder / name).is_file() for name in named)
-
-
-def test_the_superlink_listens_where_sites_can_reach_it():
-    def listens(address: str) -> list[str]:
-        command = commands.superlink(address)
-        return command[command.index("--host") + 1 : command.index("--ssl-ca-certfile")]
-
-    assert listens("127.0.0.1:8000") == ["127.0.0.1", "--port", "8000"]
-    assert listens("localhost:9") == ["127.0.0.1", "--port", "9"]
-    assert listens("[::1]:9") == ["::1", "--port", "9"]
-    assert listens("fl.example.org:8443") == ["0.0.0.0", "--port", "8443"]
-
-
-def test_containers_run_the_same_commands(trial: Path):
+@pytest.fixture
+def compose(trial: Path) -> dict[str, Any]:
     yaml = pytest.importorskip("yaml")
-    services = yaml.safe_load((trial / "compose.yaml").read_text())["services"]
+    return yaml.safe_load((trial / "compose.yaml").read_text())
+
+
+def test_containers_run_the_same_commands(compose: dict[str, Any]):
     inside = "superlink:8000"
-    expected = {
-        "superlink": [commands.superlink(inside)],
-        "register": [commands.register("trial", site) for site in SITES],
-        "run": [commands.run("trial")],
-        **{f"site-{site}": [commands.supernode(inside, 9094 + number)] for number, site in enumerate(SITES)},
+    services = compose["services"]
+    told = {name: service["command"] for name, service in services.items()}
+    assert told == {
+        "superlink": commands.SERVE,
+        **{f"site-{site}": [*commands.JOIN, "--address", inside] for site in SITES},
     }
-    assert {name: service["command"] for name, service in services.items()} == {
-        name: commands.in_shell(*each) for name, each in expected.items()
-    }
-    volumes = {name: service["volumes"] for name, service in services.items()}
-    assert volumes.pop("site-b") == ["./sites/b:/federation"]
-    assert volumes["run"] == ["./coordinator:/federation"]
-    for service in services.values():
-        folder = trial / service["volumes"][0].partition(":")[0]
-        assert (folder / commands.ENVIRONMENT).is_file()
-        assert service["working_dir"] == "/federation"
-    assert [name for name, service in services.items() if "profiles" in service] == ["register", "run"]
+    assert services["superlink"]["environment"] == {commands.GATE_ADDRESS: inside}
 
 
-def test_a_shell_runs_what_containers_run(tmp_path: Path):
-    (tmp_path / commands.ENVIRONMENT).write_text("export WORD=seen\n")
-    shell = commands.in_shell(["echo", "a b", "'"], ["sh", "-c", "echo $WORD"])
-    told = subprocess.run(shell, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert told.stdout == "a b '\nseen\n"
+def test_containers_have_no_rights_and_see_their_own_folder_alone(trial: Path, compose: dict[str, Any]):
+    for name, service in compose["services"].items():
+        folder = "coordinator" if name == "superlink" else name.replace("site-", "sites/")
+        assert service["volumes"] == [f"./{folder}:/federation"]
+        assert (trial / folder).is_dir()
+        assert service["user"].split(":")[0] != "0"
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert service["read_only"] is True
+        assert not service.keys() & {"ports", "privileged", "network_mode", "cap_add", "devices"}
+    assert re.search(r"^USER (?!0|root)", (trial / "Dockerfile").read_text(), re.MULTILINE)
+
+
+def test_containers_of_sites_reach_the_coordinator_only(compose: dict[str, Any]):
+    networks = {name: service["networks"] for name, service in compose["services"].items()}
+    sites = [f"site-{site}" for site in SITES]
+    assert networks == {"superlink": sites, **{name: [name] for name in sites}}
+    assert [*compose["networks"]] == sites
+
+
+def test_folders_that_root_made_are_given_away_before_containers_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for user, owner, told in ((0, "1000:1000", True), (1234, "1234:1234", False)):
+        monkeypatch.setattr(os, "getuid", lambda user=user: user)
+        monkeypatch.setattr(os, "getgid", lambda user=user: user)
+        init(f"of{user}", *FEDSR, "--to", str(tmp_path))
+        assert f'user: "{owner}"' in (tmp_path / f"of{user}/compose.yaml").read_text()
+        assert (f"chown -R {owner} coordinator sites" in (tmp_path / f"of{user}/README.md").read_text()) == told
+
+
+def test_every_member_reads_who_could_do_what(trial: Path):
+    for member in members(trial):
+        page = " ".join((member / "README.md").read_text().split())
+        said = page[page.index("## Who could still do what") :]
+        assert said.count(" - **") == 5
+        assert "thief of" in said
+        assert "disk" in said
+    assert "127.0.0.1:8001" in (trial / "coordinator/README.md").read_text()
 
 
 # Certificates ------------------------------------------------------------------------------------
@@ -290,8 +269,8 @@ def test_a_host_that_the_address_names_is_trusted(tmp_path: Path):
     init("far", *FEDSR, "--to", str(tmp_path), "--address", "fl.example.org:8443")
     folder = tmp_path / "far"
     assert shaken(folder / "coordinator", folder / "sites/a/certificates/ca.crt", "fl.example.org") == "fl.example.org"
-    assert "--host 0.0.0.0" in (folder / "coordinator/README.md").read_text()
-    assert "accept connections at that port" in (folder / "README.md").read_text()
+    assert "accept connections at that port, and at no other" in " ".join((folder / "README.md").read_text().split())
+    assert 'ports: [ "8443:8443" ]' in (folder / "compose.yaml").read_text()
 
 
 def test_the_authority_says_that_it_is_for_trials_and_ends():
@@ -549,8 +528,8 @@ def test_a_dry_run_writes_nothing(tmp_path: Path):
 def test_what_is_made_is_shown_with_the_next_commands(tmp_path: Path):
     said = init("trial", *FEDSR, "--to", str(tmp_path))
     assert f"fedshift federation check {tmp_path}/trial/sites/a" in said
-    assert shlex.join(commands.superlink("127.0.0.1:8000")) in said
-    assert shlex.join(commands.register("trial", "a")) in said
+    assert f"fedshift federation serve {tmp_path}/trial/coordinator" in said
+    assert f"fedshift federation join {tmp_path}/trial/sites/a" in said
 
 
 def test_keys_need_the_extra(monkeypatch: pytest.MonkeyPatch):

@@ -30,6 +30,8 @@ federation = typer.Typer(
 )
 
 SiteArgument = Annotated[Path, typer.Argument(help="The site's folder.", autocompletion=folder_names)]
+CoordinatorArgument = Annotated[Path, typer.Argument(help="The coordinator's folder.", autocompletion=folder_names)]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the commands that would be started; do nothing.")]
 
 
 @federation.command(
@@ -115,6 +117,61 @@ def check(
     from fedshift.cli.federation_check import check
 
     check(folder, json)
+
+
+@federation.command(
+    epilog="Examples:\n\n"
+    "  fedshift federation serve\n\n"
+    "  fedshift federation serve lungs/coordinator --control-port 9000\n\n"
+    "  fedshift federation serve lungs/coordinator --dry-run"
+)
+def serve(
+    folder: CoordinatorArgument = Path(),
+    control_port: Annotated[
+        int | None,
+        typer.Option(
+            "--control-port",
+            help="Where the SuperLink listens on this machine; by default at the port after that of the address.",
+            min=1,
+            max=65535,
+        ),
+    ] = None,
+    dry_run: DryRunOption = False,
+) -> None:
+    """At the coordinator: start the SuperLink, and let sites connect, until Ctrl-C."""
+    from fedshift.cli.federation_serve import serve
+
+    serve(folder, control_port, dry_run)
+
+
+@federation.command(
+    epilog="Examples:\n\n"
+    "  fedshift federation join\n\n"
+    "  fedshift federation join lungs/sites/berlin\n\n"
+    "  fedshift federation join lungs/sites/berlin --dry-run"
+)
+def join(
+    folder: SiteArgument = Path(),
+    address: Annotated[
+        str | None,
+        typer.Option("--address", help="Host and port of the coordinator; by default as federation.toml says."),
+    ] = None,
+    dry_run: DryRunOption = False,
+) -> None:
+    """At a site: connect to the coordinator, and answer its requests, until Ctrl-C."""
+    from fedshift.cli.federation_join import join
+
+    join(folder, address, dry_run)
+
+
+@federation.command(
+    epilog="Examples:\n\n  fedshift federation run\n\n  fedshift federation run lungs/coordinator --dry-run"
+)
+def run(folder: CoordinatorArgument = Path(), dry_run: DryRunOption = False) -> None:
+    """At the coordinator, while `serve` runs: start the run or carry it on, and show its progress."""
+    from fedshift.cli.federation_run import run
+
+    run(folder, dry_run)
 
 
 @federation.command(

@@ -13,7 +13,6 @@ from fedshift.cli.ending import interruptible, print_report
 from fedshift.deployment import commands
 from fedshift.deployment.demo import IMAGES_PER_CLASS, carry_out, experiment, members, planned_demo
 from fedshift.deployment.folders import COORDINATOR, SITES, make
-from fedshift.deployment.processes import free_port
 from fedshift.deployment.sent import SENT, summary
 from fedshift.errors import FedshiftError
 from fedshift.reporting.table import Table
@@ -84,14 +83,14 @@ def _plan(folder: Path, chosen: Experiment, sites: Mapping[str, float]) -> list[
     """What would be done."""
     train = chosen.train
     who = [f"{site} (turned by {angle:g} degrees)" for site, angle in sites.items()]
-    address = f"127.0.0.1:{free_port()}"
-    started = [commands.superlink(address), *(commands.register("demo", site) for site in sites)]
-    started += [commands.supernode(address, free_port()) for _ in sites]
+    started = [[*commands.SERVE, str(folder / COORDINATOR)]]
+    started += [[*commands.JOIN, str(folder / SITES / site)] for site in sites]
+    started += [[*commands.RUN, str(folder / COORDINATOR)]]
     return [
         f"'{folder}' would be made, for a coordinator and {len(sites)} sites.",
         f"Sites, with {10 * IMAGES_PER_CLASS} digits of its own each: {', '.join(who)}.",
         f"Rounds of {chosen.method_name}: {train.rounds}, with {train.steps} steps at each site.",
         "These commands would be started, at ports that are free, and ended after the run:",
-        *(f"  {join(command)}" for command in [*started, commands.run("demo")]),
+        *(f"  {join(command)}" for command in started),
         f"The report would be in '{folder / COORDINATOR / 'runs'}'. Nothing was written.",
     ]

@@ -1,4 +1,4 @@
-"""The two applications that Flower starts: ``server`` at the coordinator, ``client`` at a site, for every message."""
+"""What a member does in a run of Flower: the coordinator carries it out, a site answers messages."""
 
 from __future__ import annotations
 
@@ -6,55 +6,59 @@ from pathlib import Path
 
 from fedshift.deployment.agreement import Agreement
 from fedshift.deployment.attend import Attendant
+from fedshift.deployment.bundle import is_ours
 from fedshift.deployment.coordinate import coordinate
-from fedshift.deployment.flower import FlowerLink, content, data_of, sites_by_key
-from fedshift.deployment.orphan import end_with_parent
+from fedshift.deployment.flower import TYPE, FlowerLink, content, data_of, sites_by_key
 from fedshift.errors import FedshiftError, needs
 from fedshift.reporting.live import LiveProgress
 
-with needs("flower", "An application of Flower"):
-    from flwr.app import Context, Message
-    from flwr.clientapp import ClientApp
-    from flwr.serverapp import Grid, ServerApp
+with needs("flower", "A federation"):
+    from flwr.app import Message
+    from flwr.serverapp import Grid
 
-FOLDER = "folder"  # of the member, in a SuperNode's --node-config and in the run's configuration
+FOREIGN = "The run was started with another app than fedshift's. Nothing of it was run."
 
 
-def carry_out(grid: Grid, context: Context) -> None:
-    """Carry out the run of the coordinator's folder; on standard error, which Flower shows, it says how far it is."""
-    end_with_parent()
-    folder = _folder(context.run_config.get(FOLDER), "folder in app/pyproject.toml")
+def carry_out(folder: Path, grid: Grid, app: bytes) -> None:
+    """Carry out the run of a coordinator's folder; standard error shows how far it is.
+
+    Args:
+        folder: the coordinator's.
+        grid: Flower's way to the sites.
+        app: the app bundle that the run was started with.
+
+    Raises:
+        FedshiftError: the bundle is another app's, or the run cannot go on.
+    """
+    if not is_ours(app):
+        raise FedshiftError(f"{FOREIGN} Start runs with `fedshift federation run`.")
     link = FlowerLink(grid, sites_by_key(folder / "keys", Agreement.read(folder).federation.sites))
     with LiveProgress(1) as progress:
         coordinate(folder, link, progress)
 
 
-def attend(message: Message, context: Context) -> Message:
+def attend(folder: Path, message: Message, app: bytes) -> Message:
     """Answer one request of the coordinator.
 
+    Args:
+        folder: the site's.
+        message: the request.
+        app: the app bundle that the run was started with.
+
     Raises:
-        FedshiftError: there is no answer, since the folder is missing or a file in it cannot be read or written.
+        FedshiftError: there is no answer, since the bundle is another app's (which the site's log says), the message
+            is no request, or a file of the folder cannot be read or written. The text may leave the site.
     """
     try:
-        folder = _folder(context.node_config.get(FOLDER), "--node-config")
-        return Message(content(Attendant(folder).answer(data_of(message))), reply_to=message)
+        return Message(content(_answer(Attendant(folder), message, app)), reply_to=message)
     except Exception as error:
-        # Flower sends this text to the coordinator, and shows at the site what it was raised from.
-        raise FedshiftError("The site could not answer; its SuperNode shows why.") from error
+        raise FedshiftError("The site could not answer; its logs show why.") from error
 
 
-def _folder(given: object, where: str) -> Path:
-    """A member's folder, from the root, so that it has the member's name.
-
-    Raises:
-        FedshiftError: none is given, or there is none.
-    """
-    if not isinstance(given, str) or not Path(given).is_dir():
-        raise FedshiftError(f"{where} says folder = {given!r}, which is no folder of a federation's member.")
-    return Path(given).resolve()
-
-
-server = ServerApp()
-server.main()(carry_out)
-client = ClientApp()
-client.query()(attend)
+def _answer(attendant: Attendant, message: Message, app: bytes) -> bytes:
+    if not is_ours(app):
+        attendant.log("refused", FOREIGN)
+        raise FedshiftError(FOREIGN)
+    if message.metadata.message_type != TYPE:
+        raise FedshiftError(f"A message of type '{message.metadata.message_type}' is no request.")
+    return attendant.answer(data_of(message))

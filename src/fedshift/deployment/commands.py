@@ -1,4 +1,4 @@
-"""The commands of Flower that members type, as lists of arguments. Each runs in its member's folder.
+"""The commands that members type, and those of Flower that they start, as lists of arguments.
 
 The READMEs, the compose file and whatever starts a federation by itself take them from here.
 """
@@ -6,19 +6,22 @@ The READMEs, the compose file and whatever starts a federation by itself take th
 from __future__ import annotations
 
 from pathlib import Path
-from shlex import join
 
 Command = list[str]
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-RUNTIME_PORT = 9094  # Flower's own default
 FLOWER = "flower"  # the folder in a member's where Flower keeps its things
+SECRET = f"{FLOWER}/secret"  # what the processes of a member that is at work know each other by
 ENVIRONMENT = "flower.env"
+GATE_ADDRESS = "FEDSHIFT_GATE_ADDRESS"  # where the gate listens in a container, which has an address of its own
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+SERVE: Command = ["fedshift", "federation", "serve"]
+JOIN: Command = ["fedshift", "federation", "join"]
+RUN: Command = ["fedshift", "federation", "run"]
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """What the environment of a member's processes holds, as its flower.env says it.
+    """What the environment of a member's processes holds.
 
     Args:
         folder: the member's, from the root.
@@ -32,49 +35,45 @@ def host_and_port(address: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-def superlink(address: str) -> Command:
-    """Start the SuperLink, to which all sites connect; in the coordinator's folder.
+# What members' commands start, each in the member's folder --------------------------------------------
+
+
+def superlink(port: int) -> Command:
+    """Start the SuperLink, which only processes of its own machine reach.
 
     Args:
-        address: host and port at which sites reach it. It listens at every address of its machine, unless that is one
-            which only this machine has.
+        port: where it listens.
     """
-    reached, port = host_and_port(address)
-    local = "127.0.0.1" if reached == "localhost" else reached
     return [
         "flower-superlink",
-        *("--host", local if reached in LOOPBACK else "0.0.0.0"),
+        *("--host", "127.0.0.1"),
         *("--port", str(port)),
         *("--ssl-ca-certfile", "certificates/ca.crt"),
         *("--ssl-certfile", "certificates/superlink.crt"),
         *("--ssl-keyfile", "certificates/superlink.key"),
         "--enable-supernode-auth",
         "--disable-runtime-dependency-installation",
+        *("--isolation", "process"),
+        *("--superexec-auth-secret-file", SECRET),
         *("--database", f"{FLOWER}/superlink.db"),
     ]
 
 
-def register(federation: str, site: str) -> Command:
-    """Make a site's public key known to the SuperLink, which is done once; in the coordinator's folder.
+def gate(port: int) -> Command:
+    """Start what sites connect to; it passes their requests on to the SuperLink, and no others.
 
     Args:
-        federation: the federation's name, which Flower's connection to the SuperLink has as well.
-        site: whose key it is.
+        port: where the SuperLink listens.
     """
-    return ["flwr", "supernode", "register", f"keys/{site}.pub", federation, "--name", site]
+    return ["-m", "fedshift.deployment.gate", ".", str(port)]
 
 
-def run(federation: str) -> Command:
-    """Start the run, or go on with it, and show what it says; in the coordinator's folder."""
-    return ["flwr", "run", "app", federation, "--stream"]
-
-
-def supernode(address: str, port: int = RUNTIME_PORT) -> Command:
-    """Start a site's SuperNode; in the site's folder.
+def supernode(address: str, port: int) -> Command:
+    """Start a site's SuperNode, which starts no process itself.
 
     Args:
-        address: host and port of the SuperLink.
-        port: where the SuperNode talks to processes of its own; on one machine each SuperNode needs another.
+        address: host and port at which the coordinator is reached.
+        port: where the SuperNode talks to the site's executor, on 127.0.0.1.
     """
     return [
         "flower-supernode",
@@ -82,11 +81,40 @@ def supernode(address: str, port: int = RUNTIME_PORT) -> Command:
         *("--root-certificates", "certificates/ca.crt"),
         *("--auth-supernode-private-key", "keys/site.key"),
         *("--port", str(port)),
-        *("--node-config", 'folder="."'),
+        *("--isolation", "process"),
+        *("--superexec-auth-secret-file", SECRET),
     ]
 
 
-def in_shell(*commands: Command) -> Command:
-    """Commands one after another, as long as none fails, in the environment that the folder's flower.env sets."""
-    *before, last = [join(command) for command in commands]
-    return ["sh", "-c", " && ".join([f". ./{ENVIRONMENT}", *before, f"exec {last}"])]
+def executor(role: str, port: int) -> Command:
+    """Start the member's own part: what carries out Flower's tasks with the fedshift that is installed.
+
+    Args:
+        role: "coordinator" or "site".
+        port: where the member's SuperLink or SuperNode listens.
+    """
+    return [
+        *("-m", "fedshift.deployment.executor", role, "."),
+        *("--address", f"127.0.0.1:{port}"),
+        *("--secret", SECRET),
+    ]
+
+
+def start_run(app: str, federation: str) -> Command:
+    """Start a run and show what it prints.
+
+    Args:
+        app: the folder of the app that is sent.
+        federation: the federation's name, which Flower's connection to the SuperLink has as well.
+    """
+    return ["flwr", "run", app, federation, "--stream"]
+
+
+def follow_run(number: int, federation: str) -> Command:
+    """Show what a run prints that is under way.
+
+    Args:
+        number: the run's, as Flower gave it.
+        federation: the federation's name.
+    """
+    return ["flwr", "log", str(number), federation, "--stream"]

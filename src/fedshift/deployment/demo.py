@@ -18,7 +18,8 @@ from torch import Tensor
 from fedshift.datasets.rotated_mnist import RotatedMNIST
 from fedshift.deployment.agreement import FederationSettings
 from fedshift.deployment.folders import DATA, SITES, Planned, planned
-from fedshift.deployment.processes import Processes, free_port, processes
+from fedshift.deployment.processes import Processes, processes
+from fedshift.deployment.supervisor import free_port
 from fedshift.errors import FedshiftError
 from fedshift.reporting.watch import Watch, follow
 from fedshift.runs.folder import RunFolder
@@ -112,11 +113,9 @@ def carry_out(folder: Path, say: Callable[[str], None], console: Console) -> Run
     """
     with processes(folder) as started:
         sites, address = started.agreement.federation.sites, started.agreement.federation.address
-        say(f"Starting the SuperLink at {address}, with TLS ...")
-        started.start_superlink()
-        say(f"Registering the keys of {', '.join(sites)} ...")
-        started.register()
-        say(f"Starting {len(sites)} SuperNodes ...")
+        say(f"Starting the coordinator at {address}, with TLS ...")
+        started.start_coordinator()
+        say(f"Starting the sites {', '.join(sites)} ...")
         for site in sites:
             started.start_site(site)
         say("Starting the run ...")
@@ -150,5 +149,5 @@ def _follow(started: Processes, console: Console) -> RunFolder:
 
 def _ended(started: Processes) -> FedshiftError:
     return FedshiftError(
-        f"The run has ended before its last round: see '{started.log('run')}' and '{started.log('superlink')}'."
+        f"The run has ended before its last round: see '{started.log('run')}' and '{started.log('coordinator')}'."
     )

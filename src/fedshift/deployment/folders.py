@@ -7,6 +7,7 @@ will read it, and renamed (:func:`make`): there is all of it, or nothing.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -53,6 +54,7 @@ DATA, PLUGINS, FILES = "data", "plugins", "files"  # folders of a member
 LEAVES = "what-leaves.md"
 COORDINATOR, SITES = "coordinator", "sites"
 IN_COMPOSE = "superlink"  # what containers call the coordinator's
+UNPRIVILEGED = "1000:1000"  # a user and group without rights, as the Dockerfile has them
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # what file systems, shells, Flower and Docker all take
 HOST = re.compile(r"[A-Za-z0-9.:-]+")
 TAKEN = ("default",)  # the word for something else where Flower looks for a connection's name
@@ -178,13 +180,11 @@ def planned(
     trusted, server = authority.pair(), authority.server([host, "localhost", "127.0.0.1", IN_COMPOSE])
     pairs = {site: site_pair() for site in federation.sites}
     target = table["protocol"].get("hold_out")
-    ports = {site: commands.RUNTIME_PORT + number for number, site in enumerate(federation.sites)}
     page = partial(
         _rendered,
         federation=federation,
         experiment=experiment,
         target=target,
-        ports=ports,
         data_set=DATASETS.name_of(experiment.data),
         about_data=DATASETS.entry_of(experiment.data).help.splitlines()[0],
         data_help=_help_of_data(experiment, table),
@@ -192,10 +192,14 @@ def planned(
         local=host in commands.LOOPBACK,
         method=experiment.method_name,
         categories=get_args(Category),
-        registrations=[commands.register(federation.name, site) for site in federation.sites],
         here=Path("$PWD"),
         in_compose=IN_COMPOSE,
         inside=f"{IN_COMPOSE}:{port}",
+        gate_address=commands.GATE_ADDRESS,
+        port=port,
+        user=_owner(),
+        unprivileged=UNPRIVILEGED,
+        by_root=_owner() != _me(),
     )
     common: Planned = {
         FEDERATION: commented(federation, f"The federation {federation.name}: this file is the same at every member."),
@@ -207,15 +211,10 @@ def planned(
     coordinator: Planned = {
         "README.md": page("coordinator.md"),
         **common,
-        commands.ENVIRONMENT: page("flower.env", coordinator=True),
+        commands.ENVIRONMENT: page("flower.env"),
         "certificates/superlink.crt": server.public,
         "certificates/superlink.key": server.private,
         **{f"keys/{site}.pub": pair.public for site, pair in pairs.items()},
-        f"{commands.FLOWER}/config.toml": page(
-            "config.toml", address=federation.address, coordinator=folder / COORDINATOR
-        ),
-        "app/pyproject.toml": page("pyproject.toml"),
-        "app/fedshift_federation/__init__.py": page("app.py"),
     }
     sites: dict[str, Planned] = {
         site: {
@@ -226,7 +225,6 @@ def planned(
                 f"What {site} alone says of itself.",
             )
             + page("data.toml"),
-            commands.ENVIRONMENT: page("flower.env", coordinator=False),
             "keys/site.key": pair.private,
             "keys/site.pub": pair.public,
             f"{DATA}/": None,
@@ -264,6 +262,8 @@ def make(folder: Path, files: Planned, plugins: Sequence[str] = ()) -> None:
         temporary = Path(mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
         for name, content in files.items():
             _write(temporary / name, content)
+        for inner in filter(Path.is_dir, temporary.rglob("*")):
+            inner.chmod(0o700)  # each goes to another member, and keeps its mode
         _read_back(temporary, plugins)
         temporary.rename(folder)
     except OSError as error:
@@ -398,6 +398,16 @@ def _help_of_data(experiment: Experiment, table: Mapping[str, Any]) -> list[tupl
     """Where the data set's files are looked for: each setting, its value at a site, and what belongs there."""
     about = experiment.data.settings()
     return [(name, table["data"][name], about[name].metadata["help"]) for name in own_files(experiment.data)]
+
+
+def _me() -> str:
+    """The user and group who make the folders, as Docker takes them; where there are none, :data:`UNPRIVILEGED`."""
+    return f"{os.getuid()}:{os.getgid()}" if hasattr(os, "getuid") else UNPRIVILEGED
+
+
+def _owner() -> str:
+    """Who carries out what is in containers: whoever makes the folders, unless that is root."""
+    return UNPRIVILEGED if _me().startswith("0:") else _me()
 
 
 # Texts -------------------------------------------------------------------------------------------

@@ -1,36 +1,59 @@
-"""The end of a process whose parent has ended, where Flower's own way to notice it does not come through."""
+"""The end of a process with the one that started it, however that ends.
+
+    python -m fedshift.deployment.orphan PARENT flower-supernode --superlink ...
+    python -m fedshift.deployment.orphan PARENT -m fedshift.deployment.executor site ...
+
+carries out an installed command, or a module, in this process, which ends when the process PARENT has ended.
+"""
 
 from __future__ import annotations
 
 import os
+import runpy
+import sys
 import threading
 import time
-from pathlib import Path
+from importlib.metadata import entry_points
 
-FIRST = 1  # the process that takes over those whose parent has ended
 SECONDS_BETWEEN_LOOKS = 0.5
-SECONDS_TO_LEAVE = 5.0  # that Flower's way has
 EXIT_CODE = 1
 
 
-def end_with_parent() -> None:
+def with_parent(command: list[str]) -> list[str]:
+    """A command that ends with this process.
+
+    Args:
+        command: an installed command with its arguments, or ``-m``, a module and its arguments.
+    """
+    return [sys.executable, "-m", "fedshift.deployment.orphan", str(os.getpid()), *command]
+
+
+def end_with(parent: int) -> None:
     """From now on, end this process soon after its parent has ended, or now if it has.
 
-    Flower raises a signal then, which Python handles only when the main thread next runs: not while that waits, for as
-    long as it takes, for an answer of a SuperLink that is gone. The lock of the run's folder would be held meanwhile.
+    Args:
+        parent: the parent's process id.
     """
-    threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_watch, args=(parent,), daemon=True).start()
 
 
 def _watch(parent: int) -> None:
-    gone = parent == FIRST and not _first_starts_runs()
-    while not gone and os.getppid() == parent:
+    while os.getppid() == parent:
         time.sleep(SECONDS_BETWEEN_LOOKS)
-    time.sleep(SECONDS_TO_LEAVE)
     os._exit(EXIT_CODE)  # as a kill, after which a run goes on from its last checkpoint
 
 
-def _first_starts_runs() -> bool:
-    """Whether the first process is what starts Flower's runs, as in a container of its own."""
-    name = Path(f"/proc/{FIRST}/comm")
-    return name.exists() and name.read_text().startswith("flower-superexe")  # the kernel keeps 15 letters
+def main() -> None:
+    """Carry the command out."""
+    parent, *sys.argv = sys.argv[1:]
+    end_with(int(parent))
+    if sys.argv[0] == "-m":
+        del sys.argv[0]
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    else:
+        (command,) = entry_points(group="console_scripts", name=sys.argv[0])
+        sys.exit(command.load()())
+
+
+if __name__ == "__main__":
+    main()

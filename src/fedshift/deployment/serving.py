@@ -1,0 +1,257 @@
+"""What the coordinator and the sites start: ``serve``, ``join`` and ``run``, each in its member's folder."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import tomli_w
+
+from fedshift.deployment import commands
+from fedshift.deployment.bundle import APP
+from fedshift.deployment.control import Control, pem
+from fedshift.deployment.supervisor import Part, environment, free_port, listens, supervise
+from fedshift.errors import FedshiftError, needs
+from fedshift.files import make_folder, write
+from fedshift.settings.grid import text_of
+from fedshift.settings.written import parse_toml
+
+FEDERATION = "federation.toml"
+CONNECTION = f"{commands.FLOWER}/config.toml"  # where Flower's commands find the SuperLink
+AUTHORITY = "certificates/ca.crt"
+KEYS = "keys"
+OF_COORDINATOR = (AUTHORITY, "certificates/superlink.crt", "certificates/superlink.key")
+OF_SITE = (AUTHORITY, "keys/site.key")
+SECONDS_BETWEEN_KEYS = 5.0
+LAST_PORT = 65535
+ROOT = 0
+
+
+class Member(NamedTuple):
+    """What a member's processes need to know; it is read without the experiment, which only a run needs."""
+
+    folder: Path
+    federation: str
+    address: str
+
+    @classmethod
+    def read(cls, folder: Path, required: Sequence[str]) -> Member:
+        """Read a member's folder.
+
+        Args:
+            folder: the member's.
+            required: the files that it must have, besides federation.toml.
+
+        Raises:
+            FedshiftError: a file is missing, or federation.toml lacks the name or the address.
+        """
+        with needs("flower", "A federation"):
+            import flwr  # noqa: F401
+        path = folder.resolve() / FEDERATION
+        if not path.is_file():
+            raise FedshiftError(
+                f"'{path}' does not exist: give the folder of a member, as `fedshift federation init` makes them."
+            )
+        table = parse_toml(text_of(path), f"'{path}'")
+        name, address = table.get("name"), table.get("address")
+        if not isinstance(name, str) or not isinstance(address, str):
+            raise FedshiftError(f"'{path}' lacks name or address, each a text in quotes.")
+        check_address(address, f"'{path}': address")
+        for file in required:
+            if not (path.parent / file).is_file():
+                raise FedshiftError(f"'{path.parent / file}' does not exist. Is this the folder of the right member?")
+        return cls(path.parent, name, address)
+
+
+def check_address(address: str, what: str) -> None:
+    """Check a host with a port.
+
+    Raises:
+        FedshiftError: it is none.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) <= LAST_PORT:
+        raise FedshiftError(f"{what} = '{address}': give host:port, such as fl.example.org:8000.")
+
+
+def advice_to_root() -> str:
+    """A line for whoever starts a member's processes with all rights; empty for others."""
+    if not hasattr(os, "geteuid") or os.geteuid() != ROOT:
+        return ""
+    return "You are root. Better start this as a user who can read this folder, and nothing else that is private."
+
+
+# The coordinator --------------------------------------------------------------------------------------
+
+
+def parts_of_coordinator(port: int) -> list[Part]:
+    """The coordinator's processes, of which the SuperLink listens at a port of this machine only."""
+    superlink = Part("SuperLink", commands.superlink(port), port=port)
+    return [
+        superlink,
+        Part("gate", commands.gate(port)),
+        Part("executor", commands.executor("coordinator", port), after=superlink),
+    ]
+
+
+def inner_port(address: str, chosen: int | None = None) -> int:
+    """Where the SuperLink listens, on 127.0.0.1: the port after the public one, unless another is chosen.
+
+    Raises:
+        FedshiftError: it would be the public one, or there is none after it.
+    """
+    public = commands.host_and_port(address)[1]
+    port = public + 1 if chosen is None else chosen
+    if port == public or port > LAST_PORT:
+        raise FedshiftError(
+            f"The SuperLink cannot have port {port}: sites connect to port {public}, and the SuperLink needs another "
+            "one on this machine: --control-port 9000, say."
+        )
+    return port
+
+
+def serve(folder: Path, port: int | None, say: Callable[[str], None]) -> None:
+    """Start the coordinator's processes, and keep them running until this process is interrupted.
+
+    Args:
+        folder: the coordinator's.
+        port: where the SuperLink listens on 127.0.0.1; None: at the port after the public one.
+        say: takes a line on what has happened.
+
+    Raises:
+        FedshiftError: the folder lacks something, or a port is taken.
+    """
+    member = Member.read(folder, OF_COORDINATOR)
+    inner = inner_port(member.address, port)
+    for number in (commands.host_and_port(member.address)[1], inner):
+        if listens("127.0.0.1", number):
+            raise FedshiftError(
+                f"Something listens at port {number} of this machine already: end it, or choose other ports (address "
+                "in every member's federation.toml, --control-port)."
+            )
+    connection = {"address": f"127.0.0.1:{inner}", "root-certificates": str(member.folder / AUTHORITY)}
+    make_folder(member.folder / commands.FLOWER)
+    write(member.folder / CONNECTION, tomli_w.dumps({"superlink": {member.federation: connection}}))
+    parts = parts_of_coordinator(inner)
+    registry = _Registry(member.folder, inner, say)
+
+    def meanwhile() -> None:
+        if parts[0].listens:
+            registry.look()
+
+    say(f"Sites reach this coordinator at {member.address}.")
+    supervise(member.folder, parts, say, meanwhile)
+
+
+class _Registry:
+    """Registers the sites' keys with the SuperLink, also those that come while it runs."""
+
+    def __init__(self, folder: Path, port: int, say: Callable[[str], None]) -> None:
+        self._keys, self._authority = folder / KEYS, folder / AUTHORITY
+        self._port, self._say = port, say
+        self._seen: dict[Path, float] = {}
+        self._due = 0.0
+
+    def look(self) -> None:
+        """Register the keys that are new in the folder; what fails is tried again."""
+        if time.monotonic() < self._due:
+            return
+        self._due = time.monotonic() + SECONDS_BETWEEN_KEYS
+        new = {file: file.stat().st_mtime for file in sorted(self._keys.glob("*.pub"))}
+        if new == self._seen:
+            return
+        import httpx
+
+        try:
+            with Control(self._port, self._authority) as control:
+                known = control.keys()
+                for file in new:
+                    self._register(control, known, file)
+        except httpx.HTTPError as error:
+            self._say(f"The keys in '{self._keys}' are not registered yet ({error}).")
+            return
+        self._seen = new
+
+    def _register(self, control: Control, known: set[bytes], file: Path) -> None:
+        try:
+            key = pem(file)
+        except FedshiftError as error:
+            self._say(str(error))
+            return
+        if key not in known:
+            control.register(file.stem, key)
+            self._say(f"The key of {file.stem} is registered.")
+
+
+def run(folder: Path) -> int:
+    """Start the coordinator's run, or carry it on, and show what it prints; its exit code, 0 where it has finished.
+
+    Where the run is under way already, it is only shown.
+
+    Args:
+        folder: the coordinator's.
+
+    Raises:
+        FedshiftError: `fedshift federation serve` does not run here, or the folder is wrong.
+    """
+    member = Member.read(folder, (AUTHORITY,))
+    port = port_of_superlink(member.folder)
+    if port is None or not listens("127.0.0.1", port):
+        raise FedshiftError(
+            f"The SuperLink of '{member.folder}' does not run. Start it first, in another terminal: "
+            f"fedshift federation serve {member.folder}"
+        )
+    from fedshift.deployment.agreement import Agreement
+    from fedshift.deployment.coordinate import RUNS
+    from fedshift.runs.folder import RunFolder
+
+    of_run = RunFolder(member.folder / RUNS / Agreement.read(member.folder).run)
+    command = commands.start_run(str(APP), member.federation)
+    if of_run.held:
+        with Control(port, member.folder / AUTHORITY) as control:
+            number = control.run_under_way()
+        if number is not None:
+            command = commands.follow_run(number, member.federation)
+    code = subprocess.run(command, cwd=member.folder, env=environment(member.folder), check=False).returncode
+    return code or int(not of_run.finished)
+
+
+def port_of_superlink(folder: Path) -> int | None:
+    """Where the coordinator's SuperLink listens, as `serve` has written it down; None: it has not."""
+    path = folder / CONNECTION
+    if not path.is_file():
+        return None
+    connections = parse_toml(text_of(path), f"'{path}'").get("superlink", {})
+    return next((commands.host_and_port(each["address"])[1] for each in connections.values()), None)
+
+
+# A site -----------------------------------------------------------------------------------------------
+
+
+def parts_of_site(address: str, port: int) -> list[Part]:
+    """A site's processes."""
+    supernode = Part("SuperNode", commands.supernode(address, port), port=port)
+    return [supernode, Part("executor", commands.executor("site", port), after=supernode)]
+
+
+def join(folder: Path, address: str | None, say: Callable[[str], None]) -> None:
+    """Start a site's processes, and keep them running until this process is interrupted.
+
+    Args:
+        folder: the site's.
+        address: host and port of the coordinator; None: as federation.toml says.
+        say: takes a line on what has happened.
+
+    Raises:
+        FedshiftError: the folder lacks something.
+    """
+    member = Member.read(folder, (*OF_SITE, "site.toml"))
+    if address is not None:
+        check_address(address, "--address")
+    reached = address or member.address
+    say(f"This site takes part in '{member.federation}'; the coordinator is at {reached}.")
+    supervise(member.folder, parts_of_site(reached, free_port()), say)

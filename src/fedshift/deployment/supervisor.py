@@ -1,0 +1,220 @@
+"""A member's processes: they are started, started again when one ends, and ended together."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fedshift import files
+from fedshift.deployment import commands
+from fedshift.deployment.orphan import with_parent
+
+SECONDS_BETWEEN_LOOKS = 0.2
+SECONDS_TO_END = 5.0
+LONG = 60.0  # seconds after which a process that ends counts as one that had worked
+PAUSES = 1.0, 30.0  # seconds before a process is started again: at first, and at most
+
+
+@dataclass
+class Part:
+    """A process that goes on until it is ended.
+
+    Attributes:
+        name: what it is called in lines that are printed, such as "SuperLink".
+        command: an installed command, or ``-m`` and a module, with arguments.
+        after: the part that has to listen at a port before this one is started, and with which this one is started
+            again; None: none.
+        port: where it listens, on 127.0.0.1; None: nowhere that matters here.
+    """
+
+    name: str
+    command: commands.Command
+    after: Part | None = None
+    port: int | None = None
+    process: subprocess.Popen[bytes] | None = field(default=None, init=False)
+    _began: float = field(default=0.0, init=False)
+    _due: float = field(default=0.0, init=False)
+    _pause: float = field(default=PAUSES[0], init=False)
+
+    @property
+    def log(self) -> Path:
+        """Where it writes what it prints, in the member's folder."""
+        return Path(commands.FLOWER) / f"{self.name.lower()}.log"
+
+    @property
+    def listens(self) -> bool:
+        """Whether it runs, and listens where it should."""
+        return self.process is not None and (self.port is None or listens("127.0.0.1", self.port))
+
+    def may_start(self) -> bool:
+        """Whether it does not run, and its time has come."""
+        waits = self.process is not None or time.monotonic() < self._due
+        return not waits and (self.after is None or self.after.listens)
+
+    def start(self, folder: Path) -> None:
+        """Start it in the member's folder."""
+        self._began = time.monotonic()
+        self.process = start(with_parent(self.command), folder, folder / self.log)
+
+    def ended(self) -> str:
+        """How it has ended, and when it is started again; empty where it has not ended."""
+        code = None if self.process is None else self.process.poll()
+        if code is None:
+            return ""
+        self.process = None
+        self._pause = PAUSES[0] if time.monotonic() - self._began > LONG else self._pause
+        self._due, pause = time.monotonic() + self._pause, self._pause
+        self._pause = min(2 * self._pause, PAUSES[1])
+        how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+        return f"{how}; it is started again in {pause:g} seconds"
+
+    def stop(self) -> None:
+        """End it; it is started again when it may be."""
+        if self.process is not None:
+            end([self.process])
+            self.process = None
+
+
+def supervise(
+    folder: Path, parts: Sequence[Part], say: Callable[[str], None], meanwhile: Callable[[], None] = lambda: None
+) -> None:
+    """Keep processes of a member running until this process is interrupted; then end them all.
+
+    Args:
+        folder: the member's.
+        parts: its processes, each after those that it needs.
+        say: takes a line on what has happened.
+        meanwhile: called again and again while they run.
+    """
+    with _secret(folder / commands.SECRET):
+        try:
+            while True:
+                _look_after(folder, parts, say)
+                meanwhile()
+                time.sleep(SECONDS_BETWEEN_LOOKS)
+        finally:
+            end([part.process for part in reversed(parts) if part.process is not None])
+
+
+def _look_after(folder: Path, parts: Sequence[Part], say: Callable[[str], None]) -> None:
+    """Start what is not running."""
+    for part in parts:
+        if how := part.ended():
+            say(f"The {part.name} has ended ({how}). See '{folder / part.log}'.")
+            for other in parts:
+                if other.after is part:
+                    other.stop()  # what it was asked to do, nobody waits for any more
+        if part.may_start():
+            part.start(folder)
+            say(f"The {part.name} is started.")
+
+
+@contextmanager
+def _secret(path: Path) -> Iterator[None]:
+    """A file with a secret that is new each time, which nobody else may read."""
+    files.make_folder(path.parent)
+    files.write(path, secrets.token_hex(32), private=True)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+# Processes --------------------------------------------------------------------------------------------
+
+
+def start(command: Sequence[str], folder: Path, log: Path) -> subprocess.Popen[bytes]:
+    """Start a process in a member's folder, with the member's environment.
+
+    Args:
+        command: the program with its arguments.
+        folder: the member's.
+        log: where it writes what it prints, after what is there.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as file:
+        return subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment(folder),
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,  # Ctrl-C is for whoever started it, and its children can be found
+        )
+
+
+def end(running: Sequence[subprocess.Popen[bytes]], seconds: float = SECONDS_TO_END) -> None:
+    """End processes with their children; a second Ctrl-C does not wait.
+
+    Args:
+        running: the processes, each the first of its session.
+        seconds: that they have to end by themselves.
+    """
+    # The number of one that was waited for may be another's by now; its children have ended by themselves.
+    running = [process for process in running if process.returncode is None]
+    groups = _groups([process.pid for process in running])
+    try:
+        for process in running:
+            process.send_signal(signal.SIGTERM)
+        until = time.monotonic() + seconds
+        for process in running:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, until - time.monotonic()))
+    finally:
+        for group in groups:
+            with suppress(ProcessLookupError, PermissionError):  # none is left
+                os.killpg(group, signal.SIGKILL)
+        for process in running:
+            process.wait()
+
+
+def environment(folder: Path) -> Mapping[str, str]:
+    """The environment of a member's processes; Flower finds its own commands beside this Python."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    return {**os.environ, "PATH": path, **commands.environment(folder)}
+
+
+def free_port() -> int:
+    """A port of this machine that nothing listens at."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def listens(host: str, port: int) -> bool:
+    """Whether something listens there."""
+    try:
+        with socket.create_connection((host, port), timeout=1):
+            return True
+    except OSError:
+        return False
+
+
+def _groups(leaders: Sequence[int]) -> list[int]:
+    """The process groups of processes and of all their children, of which some may be in others.
+
+    Args:
+        leaders: the processes' numbers, each that of its group.
+    """
+    ps = shutil.which("ps")
+    if ps is None or not leaders:
+        return list(leaders)
+    told = subprocess.run([ps, "-A", "-o", "pid=,ppid=,pgid="], capture_output=True, text=True, check=True).stdout
+    rows = [[int(number) for number in line.split()] for line in told.splitlines()]
+    family, groups = set(leaders), list(leaders)
+    while found := [(pid, group) for pid, parent, group in rows if parent in family and pid not in family]:
+        family |= {pid for pid, _ in found}
+        groups += [group for _, group in found if group not in groups]
+    return groups

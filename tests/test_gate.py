@@ -1,0 +1,693 @@
+"""The gate before the SuperLink: only what SuperNodes ask with the key of a site comes through, and nobody fills it.
+
+The SuperLink is a stand-in that answers everything, so what it has seen is what came through.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from base64 import b64encode
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from http.client import HTTPResponse
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedshift.deployment.keys import Authority, Pair, site_pair
+from fedshift.settings.grid import expand, override
+from refusal import refuses
+
+pytest.importorskip("flwr")
+pytest.importorskip("cryptography")
+
+import uvicorn
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_private_key
+
+from fedshift.deployment.gate import (
+    ROUTES,
+    Gate,
+    Limits,
+    is_fleet_route,
+    listen,
+    run_gate,
+    serve,
+    server,
+)
+
+HOST = "127.0.0.1"
+PULL, PUSH = "/v1/fleet/pull-messages", "/v1/fleet/push-object"
+PATIENCE = 60.0
+QUICK = Limits(body=100_000, handshake=30.0, head=30, idle=30.0, peer=20, all=30)
+Headers = dict[str, str]
+
+
+class Key:
+    """A key pair, and what SuperNodes sign with it."""
+
+    def __init__(self, pair: Pair | None = None) -> None:
+        pair = pair or site_pair()
+        key = load_ssh_private_key(pair.private, None)
+        assert isinstance(key, ec.EllipticCurvePrivateKey)
+        self._key = key
+        self.pem = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+    def headers(self, others: Headers | None = None, age: float = 0.0) -> Headers:
+        """The headers of a request that was signed some seconds ago."""
+        signed = (datetime.now(UTC) - timedelta(seconds=age)).isoformat()
+        signature = self._key.sign(signed.encode(), ec.ECDSA(SHA256()))
+        return {
+            "flwr-public-key": b64encode(self.pem).decode(),
+            "flwr-timestamp": signed,
+            "flwr-signature": b64encode(signature).decode(),
+            **(others or {}),
+        }
+
+
+@dataclass
+class SuperLink:
+    """Stands in for the SuperLink.
+
+    Attributes:
+        port: where it listens.
+        seen: the requests that came, before their bodies.
+        bodies: the bodies that came to their end.
+        received: set when the first piece of a body has come.
+    """
+
+    port: int = 0
+    seen: list[dict[str, Any]] = field(default_factory=list)
+    bodies: list[bytes] = field(default_factory=list)
+    received: threading.Event = field(default_factory=threading.Event)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.seen.append(scope)
+        body, more = b"", True
+        while more:
+            event = await receive()
+            if event["type"] != "http.request":
+                return
+            body, more = body + event["body"], event["more_body"]
+            self.received.set()
+        self.bodies.append(body)
+        headers = [(b"content-type", b"application/protobuf"), (b"flwr-note", b"old"), (b"x-inside", b"secret")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"answer to " + body[:20]})
+
+
+@dataclass(frozen=True)
+class World:
+    """What a gate needs, and who connects to it.
+
+    Attributes:
+        folder: of certificates.
+        key: of the only site.
+    """
+
+    folder: Path
+    key: Key
+
+    @property
+    def trust(self) -> ssl.SSLContext:
+        """What everybody has who has ca.crt."""
+        return ssl.create_default_context(cafile=self.folder / "ca.crt")
+
+    @contextmanager
+    def superlink(self, port: int = 0) -> Iterator[SuperLink]:
+        """A stand-in for the SuperLink."""
+        link = SuperLink()
+        listening = socket.create_server((HOST, port))
+        link.port = listening.getsockname()[1]
+        config = uvicorn.Config(
+            link,
+            loop="asyncio",
+            lifespan="off",
+            ws="none",
+            log_config=None,
+            log_level="critical",
+            ssl_certfile=self.folder / "superlink.crt",
+            ssl_keyfile=self.folder / "superlink.key",
+        )
+        running = uvicorn.Server(config)
+        with in_thread(running, threading.Thread(target=running.run, args=([listening],))):
+            yield link
+
+    @contextmanager
+    def gate(self, port: int, limits: Limits = QUICK) -> Iterator[Caller]:
+        """A gate before a SuperLink's port, and somebody who calls there."""
+        gate = Gate({self.key.pem.decode().strip(): "berlin"}, port, self.trust, limits)
+        listening = listen(f"{HOST}:0", limits)
+        address = listening.getsockname()
+        running = server(gate, self.folder)
+        with in_thread(running, threading.Thread(target=serve, args=(running, gate, listening))):
+            yield Caller(address[1], self.trust)
+
+
+@contextmanager
+def in_thread(running: uvicorn.Server, thread: threading.Thread) -> Iterator[None]:
+    with ExitStack() as stack:
+        thread.start()
+        stack.callback(thread.join, PATIENCE)
+        stack.callback(setattr, running, "force_exit", True)
+        stack.callback(setattr, running, "should_exit", True)
+        yield  # connections wait until it accepts them
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Somebody who reaches the gate's port and has ca.crt."""
+
+    port: int
+    trust: ssl.SSLContext
+
+    def open(self) -> socket.socket:
+        """A connection of TCP."""
+        return socket.create_connection((HOST, self.port), timeout=PATIENCE)
+
+    @contextmanager
+    def connected(self) -> Iterator[ssl.SSLSocket]:
+        """A connection of TLS."""
+        with self.open() as plain, self.trust.wrap_socket(plain, server_hostname=HOST) as secured:
+            yield secured
+
+    def told(self, sent: bytes) -> bytes:
+        """All that comes after something was sent, until the gate ends the connection."""
+        with self.connected() as connection:
+            connection.sendall(sent)
+            return to_the_end(connection)
+
+    def asked(self, route: str, headers: Headers, body: bytes = b"") -> tuple[int, Headers, bytes]:
+        """Status, headers and body of the answer to a request."""
+        with self.connected() as connection:
+            connection.sendall(request(route, {**headers, "content-length": str(len(body))}) + body)
+            return answer(connection)
+
+
+def request(target: str, headers: Headers, method: str = "POST", version: str = "1.1") -> bytes:
+    """A request's head."""
+    lines = [
+        f"{method} {target} HTTP/{version}",
+        "host: gate",
+        *(f"{name}: {value}" for name, value in headers.items()),
+    ]
+    return "\r\n".join([*lines, "", ""]).encode("latin-1")
+
+
+def to_the_end(connection: socket.socket) -> bytes:
+    received = b""
+    try:
+        while piece := connection.recv(65536):
+            received += piece
+    except (ConnectionError, ssl.SSLError):
+        pass  # ended without goodbye
+    return received
+
+
+def answer(connection: socket.socket) -> tuple[int, Headers, bytes]:
+    response = HTTPResponse(connection)
+    response.begin()
+    return response.status, dict(response.getheaders()), response.read()
+
+
+def status(received: bytes) -> int:
+    return int(received.split(b" ", 2)[1])
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    folder = tmp_path_factory.mktemp("certificates")
+    authority = Authority.make("trial")
+    pair = authority.server([HOST])
+    (folder / "ca.crt").write_bytes(authority.pair().public)
+    (folder / "superlink.crt").write_bytes(pair.public)
+    (folder / "superlink.key").write_bytes(pair.private)
+    return World(folder, Key())
+
+
+@pytest.fixture(scope="module")
+def link(world: World) -> Iterator[SuperLink]:
+    with world.superlink() as link:
+        yield link
+
+
+@pytest.fixture(scope="module")
+def caller(world: World, link: SuperLink) -> Iterator[Caller]:
+    with world.gate(link.port) as caller:
+        yield caller
+
+
+@pytest.fixture(autouse=True)
+def _nothing_seen(link: SuperLink) -> None:
+    link.seen.clear(), link.bodies.clear(), link.received.clear()
+
+
+# What comes through -------------------------------------------------------------------------------
+
+
+def test_the_routes_are_those_that_a_supernode_with_a_registered_key_asks_for():
+    from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
+
+    fleet = {route for method, route in PROTOBUF_REQUEST_TYPES if route.startswith("/v1/fleet/")}
+    assert fleet - ROUTES == {"/v1/fleet/register-node", "/v1/fleet/unregister-node"}
+    assert fleet >= ROUTES
+
+
+def test_what_a_site_asks_is_passed_on_and_the_answer_back(world: World, link: SuperLink, caller: Caller):
+    headers = world.key.headers({"content-type": "application/protobuf", "cookie": "x", "flwr-package-name": "flwr"})
+    told, back, body = caller.asked(PULL, headers, b"question")
+    assert (told, body) == (200, b"answer to question")
+    (seen,) = link.seen
+    passed = {name.decode(): value.decode() for name, value in seen["headers"]}
+    assert seen["raw_path"].decode() == PULL
+    assert link.bodies == [b"question"]
+    assert {name: passed.get(name) for name in headers} == {**headers, "cookie": None}
+    assert {name.lower() for name in back} == {"content-type", "flwr-note", "transfer-encoding"}
+
+
+def test_several_requests_of_one_connection(world: World, link: SuperLink, caller: Caller):
+    with caller.connected() as connection:
+        for body in (b"one", b"two"):
+            connection.sendall(request(PULL, world.key.headers({"content-length": "3"})) + body)
+            assert answer(connection)[::2] == (200, b"answer to " + body)
+    assert link.bodies == [b"one", b"two"]
+
+
+def test_a_body_is_passed_on_as_it_comes(world: World, link: SuperLink, caller: Caller):
+    with caller.connected() as connection:
+        connection.sendall(request(PUSH, world.key.headers({"content-length": "6"})) + b"abc")
+        assert link.received.wait(PATIENCE)
+        connection.sendall(b"def")
+        assert answer(connection)[0] == 200
+    assert link.bodies == [b"abcdef"]
+
+
+def test_a_body_without_a_length(world: World, link: SuperLink, caller: Caller):
+    head = request(PUSH, world.key.headers({"transfer-encoding": "chunked"}))
+    with caller.connected() as connection:
+        connection.sendall(head + b"3\r\nabc\r\n0\r\n\r\n")
+        assert answer(connection)[0] == 200
+    assert link.bodies == [b"abc"]
+
+
+def test_the_pieces_that_flower_sends_a_long_message_in_are_not_too_long():
+    """45 MB, as a ResNet-18 has."""
+    from flwr.proto.message_pb2 import PushObjectRequest
+    from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+
+    from fedshift.deployment.flower import content
+
+    objects = get_all_nested_objects(content(bytes(45_000_000)))
+    sizes = [
+        PushObjectRequest(object_id=name, object_content=each.deflate(), session_id="x" * 64).ByteSize()
+        for name, each in objects.items()
+    ]
+    assert 5_000_000 < max(sizes) < Limits().body < 10_000_000
+
+
+# Attacks: another route ---------------------------------------------------------------------------
+
+OTHERS = [
+    "/v1/control/start-run",
+    "/v1/control/register-node",
+    "/v1/control/list-runs",
+    "/v1/runtime/acquire-task",
+    "/v1/fleet/register-node",
+    "/v1/fleet/unregister-node",
+    "/v1/fleet/",
+    "/",
+    "*",
+    "/docs",
+    "/openapi.json",
+    "//v1/fleet/pull-messages",
+    "/v1//fleet/pull-messages",
+    "/v1/fleet/pull-messages/",
+    "/v1/fleet/../control/start-run",
+    "/v1/fleet/pull-messages/../../control/start-run",
+    "/v1/fleet/%70ull-messages",
+    "/v1%2Ffleet%2Fpull-messages",
+    "/v1/fleet/..%2fcontrol%2fstart-run",
+    "/V1/fleet/pull-messages",
+    "/v1/fleet/pull-messages;x",
+    "/v1/fleet/pull-messages?x=1",
+    "https://gate/v1/fleet/pull-messages",
+    "https://gate/v1/control/start-run",
+]
+
+
+@pytest.mark.parametrize("target", OTHERS)
+def test_a_site_with_its_key_reaches_no_other_route(target: str, world: World, link: SuperLink, caller: Caller):
+    told = caller.told(request(target, world.key.headers({"content-length": "0"})))
+    assert status(told) == 404
+    assert b"server:" not in told.lower()
+    assert link.seen == []
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE", "OPTIONS", "PATCH", "CONNECT", "post"])
+def test_another_method(method: str, world: World, link: SuperLink, caller: Caller):
+    assert status(caller.told(request(PULL, world.key.headers(), method))) == 404
+    assert link.seen == []
+
+
+def test_another_version_of_http(world: World, link: SuperLink, caller: Caller):
+    assert status(caller.told(request(PULL, world.key.headers(), version="1.0"))) == 404
+    assert status(caller.told(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")) in (400, 404)
+    assert link.seen == []
+
+
+def test_a_websocket(world: World, link: SuperLink, caller: Caller):
+    upgrade = {"connection": "upgrade", "upgrade": "websocket", "sec-websocket-key": "x", "sec-websocket-version": "13"}
+    assert status(caller.told(request(PULL, world.key.headers(upgrade), "GET"))) == 404
+    assert link.seen == []
+
+
+@pytest.mark.parametrize(
+    "smuggled",
+    [
+        {"content-length": "3", "transfer-encoding": "chunked"},
+        {"content-length": "-3"},
+        {"content-length": "+3"},
+        {"content-length": "3, 4"},
+        {"transfer-encoding": "gzip, chunked"},
+    ],
+)
+def test_a_request_that_could_be_read_in_two_ways(smuggled: Headers, world: World, link: SuperLink, caller: Caller):
+    """What follows a body must not be taken for a request by one and for the body by the other."""
+    inner = request("/v1/control/start-run", {"content-length": "0"})
+    caller.told(request(PULL, world.key.headers(smuggled)) + b"0\r\n\r\n" + inner)
+    assert [seen for seen in link.seen if seen["raw_path"].decode() != PULL] == []
+
+
+@given(route=st.sampled_from(sorted(ROUTES)), data=st.data())
+def test_no_other_spelling_of_a_route_is_one(route: str, data: st.DataObject):
+    place = data.draw(st.integers(0, len(route) - 1))
+    letter = route[place]
+    instead = data.draw(
+        st.sampled_from([f"%{ord(letter):02x}", f"%{ord(letter):02X}", letter.swapcase(), letter * 2, "", "/", "//"])
+        | st.text(st.characters(max_codepoint=255), max_size=4)
+    )
+    spelled = route[:place] + instead + route[place + 1 :]
+    assert is_fleet_route(spelled.encode("latin-1")) == (spelled in ROUTES)
+    assert is_fleet_route(spelled.encode("latin-1")) <= (instead == letter)
+
+
+@given(path=st.binary(max_size=60))
+def test_no_other_path_is_a_route(path: bytes):
+    assert is_fleet_route(path) == (path in {route.encode() for route in ROUTES})
+
+
+# Attacks: another key -----------------------------------------------------------------------------
+
+
+def test_an_outsider_with_the_certificate_of_the_authority(link: SuperLink, caller: Caller):
+    for route in sorted(ROUTES):
+        assert caller.asked(route, {})[0] == 401
+    assert link.seen == []
+
+
+def test_a_key_that_is_no_sites(link: SuperLink, caller: Caller):
+    assert caller.asked(PULL, Key().headers())[0] == 401
+    assert link.seen == []
+
+
+@pytest.mark.parametrize("age", [306, 86_400, -6, -86_400])
+def test_a_signature_of_another_time_that_is_sent_again(age: float, world: World, link: SuperLink, caller: Caller):
+    assert caller.asked(PULL, world.key.headers(age=age))[0] == 401
+    assert link.seen == []
+
+
+def test_headers_that_are_no_signature_of_the_site(world: World, caller: Caller):
+    mine, other = world.key.headers(), Key().headers()
+    wrong = [
+        {**other, "flwr-public-key": mine["flwr-public-key"]},
+        {**mine, "flwr-timestamp": other["flwr-timestamp"]},
+        {**mine, "flwr-timestamp": "yesterday"},
+        {**mine, "flwr-timestamp": "2030-01-01"},
+        {**mine, "flwr-timestamp": "0001-01-01T00:00:00+23:59"},
+        {**mine, "flwr-timestamp": "\xe9"},
+        {**mine, "flwr-signature": "?"},
+        {**mine, "flwr-signature": ""},
+        {**mine, "flwr-public-key": b64encode(b"\xff").decode()},
+        *({name: value for name, value in mine.items() if name != left_out} for left_out in mine),
+    ]
+    assert [caller.asked(PULL, headers)[0] for headers in wrong] == [401] * len(wrong)
+
+
+def test_a_header_that_comes_twice(world: World, link: SuperLink, caller: Caller):
+    """The SuperLink might read the other one."""
+    again = {name.upper(): value for name, value in Key().headers().items()}
+    assert caller.asked(PULL, {**world.key.headers(), **again})[0] == 401
+    assert link.seen == []
+
+
+# Attacks: bodies ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [{"content-length": "500000000"}, {"transfer-encoding": "chunked"}])
+def test_a_body_without_a_key_is_not_read(length: Headers, link: SuperLink, caller: Caller):
+    """The answer comes before a byte of it was sent."""
+    assert status(caller.told(request(PUSH, length))) == 401
+    assert link.seen == []
+
+
+def test_a_body_that_is_sent_all_the_same_ends_with_the_connection(link: SuperLink, caller: Caller):
+    piece, sent = bytes(2**20), 0
+    with caller.connected() as connection:
+        connection.sendall(request(PUSH, {"content-length": "500000000"}))
+        with pytest.raises((ConnectionError, ssl.SSLError)):
+            for _ in range(500):
+                connection.sendall(piece)
+                sent += len(piece)
+    assert sent < 100 * len(piece)  # what buffers of the system take, which are not the gate's
+    assert link.seen == []
+
+
+def test_a_body_that_is_said_to_be_too_long(world: World, link: SuperLink, caller: Caller):
+    said = {"content-length": str(QUICK.body + 1)}
+    assert status(caller.told(request(PUSH, world.key.headers(said)))) == 413
+    assert link.seen == []
+
+
+def test_a_body_that_is_too_long_is_cut(world: World, link: SuperLink, caller: Caller):
+    chunk = b"%x\r\n" % 40_000 + bytes(40_000) + b"\r\n"
+    with caller.connected() as connection:
+        connection.sendall(request(PUSH, world.key.headers({"transfer-encoding": "chunked"})))
+        for _ in range(3):
+            connection.sendall(chunk)
+        assert status(to_the_end(connection)) == 413
+    assert link.bodies == []
+
+
+def test_a_body_that_is_shorter_than_it_says(world: World, link: SuperLink, caller: Caller):
+    with caller.connected() as connection:
+        connection.sendall(request(PUSH, world.key.headers({"content-length": "1000"})) + b"abc")
+        assert link.received.wait(PATIENCE)
+    assert caller.asked(PULL, world.key.headers(), b"next")[0] == 200
+    assert link.bodies == [b"next"]
+
+
+def test_a_body_that_is_longer_than_it_says(world: World, link: SuperLink, caller: Caller):
+    """The rest is another request, and judged as such."""
+    more = request("/v1/control/start-run", {"content-length": "0"})
+    told = caller.told(request(PUSH, world.key.headers({"content-length": "3"})) + b"abc" + more)
+    assert b"404" in told.split(b"answer to abc")[1]
+    assert link.bodies == [b"abc"]
+
+
+def test_a_head_that_is_too_long(link: SuperLink, caller: Caller):
+    assert status(caller.told(request(PULL, {"flwr-x": "x" * 20_000})[:-2])) == 400
+    assert link.seen == []
+
+
+# Attacks: slow and many callers -------------------------------------------------------------------
+
+
+def test_a_caller_without_tls_is_ended(world: World, link: SuperLink):
+    limits = Limits(handshake=0.2)
+    with world.gate(link.port, limits) as caller, caller.open() as half_open:
+        assert to_the_end(half_open) == b""
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /v1/fleet/pull", request(PULL, {})[:-2]])
+def test_headers_that_do_not_come_to_an_end(sent: bytes, world: World, link: SuperLink):
+    with world.gate(link.port, Limits(head=1)) as caller:
+        assert caller.told(sent) == b""
+
+
+def test_headers_that_drip(world: World, link: SuperLink):
+    """Each byte comes in time, all of them do not."""
+    with world.gate(link.port, Limits(head=1)) as caller, caller.connected() as connection:
+        connection.settimeout(0.1)
+        ended = False
+        while not ended:
+            try:
+                connection.sendall(b"a")
+                ended = connection.recv(1) == b""
+            except TimeoutError:
+                pass
+            except (ConnectionError, ssl.SSLError):
+                ended = True
+
+
+def test_a_connection_on_which_no_further_request_comes_is_ended(world: World, link: SuperLink):
+    head = request(PULL, world.key.headers({"content-length": "0"}))
+    with world.gate(link.port, Limits(head=1)) as caller:
+        assert status(caller.told(head)) == 200
+        assert status(caller.told(head + b"POST")) == 200
+
+
+def test_a_body_that_stalls(world: World, link: SuperLink):
+    with world.gate(link.port, Limits(idle=0.2)) as caller:
+        told = caller.told(request(PUSH, world.key.headers({"content-length": "10"})) + b"abc")
+    assert status(told) == 503  # which a SuperNode tries again after
+    assert link.bodies == []
+
+
+def test_a_body_that_drips(world: World, link: SuperLink):
+    with world.gate(link.port, Limits(request=0.5)) as caller, caller.connected() as connection:
+        connection.sendall(request(PUSH, world.key.headers({"content-length": "100000"})))
+        received = b""
+        connection.settimeout(0.05)
+        while not received:
+            connection.sendall(b"x")
+            with suppress(TimeoutError):
+                received = connection.recv(100)
+        assert status(received) == 503
+    assert link.bodies == []
+
+
+def test_connections_of_one_address_are_counted(world: World, link: SuperLink):
+    """One too many is ended before TLS; once another has ended there is room again."""
+    with world.gate(link.port, Limits(peer=2)) as caller:
+        with caller.connected(), caller.connected(), caller.open() as third:
+            assert to_the_end(third) == b""
+        for _ in range(5):
+            with refused_until_there_is_room(caller) as connection:
+                connection.sendall(request(PULL, world.key.headers({"content-length": "0"})))
+                assert answer(connection)[0] == 200
+
+
+@contextmanager
+def refused_until_there_is_room(caller: Caller) -> Iterator[ssl.SSLSocket]:
+    """A connection, which the gate ends as long as it has not noticed that others have."""
+    while True:
+        try:
+            plain = caller.open()
+            secured = caller.trust.wrap_socket(plain, server_hostname=HOST)
+            break
+        except (ConnectionError, ssl.SSLError):
+            plain.close()
+    with plain, secured:
+        yield secured
+
+
+def test_connections_of_all_are_counted(world: World, link: SuperLink):
+    with world.gate(link.port, Limits(all=1)) as caller, caller.connected(), caller.open() as second:
+        assert to_the_end(second) == b""
+
+
+def test_open_connections_keep_no_site_away(world: World, link: SuperLink):
+    """Half of them TCP alone, half of them TLS with a body that never ends."""
+    limits = Limits(handshake=0.3, head=1, peer=100)
+    with world.gate(link.port, limits) as caller, ExitStack() as stack:
+        half_open = [stack.enter_context(caller.open()) for _ in range(20)]
+        endless = [stack.enter_context(caller.connected()) for _ in range(20)]
+        for connection in endless:
+            connection.sendall(request(PUSH, {"transfer-encoding": "chunked"}))
+        assert caller.asked(PULL, world.key.headers(), b"x")[0] == 200
+        assert {status(to_the_end(connection)) for connection in endless} == {401}
+        assert {to_the_end(connection) for connection in half_open} == {b""}
+
+
+# The SuperLink behind it --------------------------------------------------------------------------
+
+
+def test_the_gate_outlives_its_superlink(world: World):
+    with world.superlink() as first:
+        port = first.port
+    with world.gate(port) as caller:
+        assert caller.asked(PULL, world.key.headers(), b"x")[0] == 502
+        with world.superlink(port):
+            assert caller.asked(PULL, world.key.headers(), b"x")[0] == 200
+        assert caller.asked(PULL, world.key.headers(), b"x")[0] == 502
+
+
+def test_a_superlink_of_another_authority_is_none(world: World, link: SuperLink, tmp_path: Path):
+    (tmp_path / "ca.crt").write_bytes(Authority.make("other").pair().public)
+    trusts_other = ssl.create_default_context(cafile=tmp_path / "ca.crt")
+    gate = Gate({world.key.pem.decode().strip(): "berlin"}, link.port, trusts_other, QUICK)
+    listening = listen(f"{HOST}:0", QUICK)
+    port, running = listening.getsockname()[1], server(gate, world.folder)
+    with in_thread(running, threading.Thread(target=serve, args=(running, gate, listening))):
+        assert Caller(port, world.trust).asked(PULL, world.key.headers())[0] == 502
+    assert link.seen == []
+
+
+# The program --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def coordinator(world: World, tmp_path: Path) -> Path:
+    """A coordinator's folder, whose federation is at a port that is taken."""
+    for name in ("keys", "certificates"):
+        (tmp_path / name).mkdir()
+    for file in world.folder.iterdir():
+        (tmp_path / "certificates" / file.name).write_bytes(file.read_bytes())
+    key = load_ssh_private_key(site_pair().private, None).public_key()
+    (tmp_path / "keys" / "a.pub").write_bytes(key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
+    federation = {"name": "trial", "sites": ["a"], "shape": [4], "classes": ["ill", "well"], "address": f"{HOST}:1"}
+    experiment = {
+        "name": "trial",
+        "data": {"name": "arrays", "path": "data"},
+        "protocol": {"name": "in-domain", "test": 0.2, "validation": 0.2},
+        "model": {"name": "mlp", "dim": 4, "hidden": [8]},
+        "method": {"name": "fedavg"},
+        "train": {"rounds": 2, "steps": 2, "batch": 4},
+    }
+    (tmp_path / "federation.toml").write_text(tomli_w.dumps(federation))
+    (agreed,) = expand(override(experiment, {}))
+    (tmp_path / "experiment.toml").write_text(tomli_w.dumps(agreed.table()))
+    return tmp_path
+
+
+@pytest.mark.federation
+def test_the_program(world: World, coordinator: Path):
+    with socket.create_server((HOST, 0)) as probe:
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "fedshift.deployment.gate", str(coordinator), "1", "--address", f"{HOST}:{port}"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+        try:
+            caller = Caller(port, world.trust)
+            while process.poll() is None:
+                try:
+                    assert caller.asked(PULL, world.key.headers())[0] == 401  # the key of another federation
+                    break
+                except ConnectionError:
+                    continue
+        finally:
+            process.send_signal(signal.SIGTERM)
+            _, said = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, said) == (-signal.SIGTERM, b"")
+
+
+def test_what_keeps_the_gate_from_opening(coordinator: Path, world: World):
+    with socket.create_server((HOST, 0)) as taken, refuses(f"{HOST}:{taken.getsockname()[1]}", "in use"):
+        run_gate(coordinator, 1, f"{HOST}:{taken.getsockname()[1]}")
+    (coordinator / "certificates" / "superlink.key").unlink()
+    with refuses(str(coordinator / "certificates"), "superlink.key"):
+        run_gate(coordinator, 1)
+    (coordinator / "keys" / "a.pub").unlink()
+    with refuses("a.pub"):
+        run_gate(coordinator, 1)
