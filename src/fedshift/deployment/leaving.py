@@ -180,7 +180,8 @@ def _introduction(setup: Setup, federation: FederationSettings) -> str:
         "message that leaves is written down before, in `sent.jsonl` in the site's folder: when, in which "
         "exchange, and of each tensor its name, type, shape, bytes, category and a hash.\n\n"
         "Beside tensors these words leave: the site's name, the names of its environments and whose model was scored "
-        "on them, the versions of the software that computes there, and, where something fails, one of these words: "
+        "on them, the versions of the software that computes there, the number of its session, a digest that proves "
+        "that the site is the one which replied before, and, where something fails, one of these words: "
         f"{_list(REASONS)}, with names of tensors or settings that the coordinator has itself."
     )
 
