@@ -422,6 +422,40 @@ def test_a_coordinator_that_is_killed_goes_on_to_the_same_bits(make: Make, tmp_p
     assert newest(folder) == newest(other)
 
 
+def test_a_coordinator_that_is_killed_within_a_round_merges_the_same_answers(make: Make, tmp_path: Path):
+    """A site that was away in the round's first exchange is back when the coordinator is started again: the second
+    exchange brings what the first was merged to without it, as the sites that have answered expect.
+    """
+    experiment = make({**small("drfa"), **IN_DOMAIN, "train.rounds": 3})
+    folder, other = members(tmp_path / "killed", experiment), members(tmp_path / "whole", experiment)
+
+    def away(site: str, request: bytes, reply: bytes) -> bytes | Away:
+        work = request_of(request)
+        first = isinstance(work, Work) and work.order is not None and place_of(work.order) == 0
+        return Away("offline") if site == "gray" and first and work.position == 2 else reply
+
+    def killed(site: str, request: bytes, reply: bytes) -> bytes | Away:
+        work = request_of(request)
+        if isinstance(work, Work) and work.order is not None and work.position == 2 and place_of(work.order) == 1:
+            seen.append(site)
+            if len(seen) == 2:
+                raise KeyboardInterrupt
+        return away(site, request, reply)
+
+    seen: list[str] = []
+    setup = Agreement.read(folder / "coordinator").setup(torch.device("cpu"))
+
+    def place_of(order: Order) -> int:
+        stage, exchange = setup.find(order.stage, order.exchange)
+        return stage.exchanges.index(exchange)
+
+    with pytest.raises(KeyboardInterrupt):
+        coordinate(folder / "coordinator", Local(folder, killed), Progress())
+    run = coordinate(folder / "coordinator", Local(folder), Progress())
+    alike(run, coordinate(other / "coordinator", Local(other, away), Progress()))
+    assert not list(run.path.glob("exchange-*"))
+
+
 def test_a_message_of_an_earlier_session_that_comes_late_changes_nothing(make: Make, tmp_path: Path):
     """The site has heard of the coordinator's new start; what a client keeps is not gone back to the old one's."""
     experiment = make({**small("fraug"), **IN_DOMAIN, "train.rounds": 3})
