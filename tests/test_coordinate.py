@@ -423,9 +423,7 @@ def test_a_coordinator_that_is_killed_goes_on_to_the_same_bits(make: Make, tmp_p
 
 
 def test_a_coordinator_that_is_killed_within_a_round_merges_the_same_answers(make: Make, tmp_path: Path):
-    """A site that was away in the round's first exchange is back when the coordinator is started again: the second
-    exchange brings what the first was merged to without it, as the sites that have answered expect.
-    """
+    """Without those of a site that was away then: the next exchange brings the merged ones, which others have seen."""
     experiment = make({**small("drfa"), **IN_DOMAIN, "train.rounds": 3})
     folder, other = members(tmp_path / "killed", experiment), members(tmp_path / "whole", experiment)
 
