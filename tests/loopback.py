@@ -111,9 +111,8 @@ class Loopback:
         """What a command of Flower prints at the coordinator."""
         coordinator = self.processes.coordinator
         program = [str(Path(sys.executable).parent / "flwr"), *words]
-        done = subprocess.run(
-            program, cwd=coordinator, env=environment(coordinator), capture_output=True, text=True, timeout=PATIENCE
-        )
+        settings = {"cwd": coordinator, "env": environment(coordinator), "timeout": PATIENCE}
+        done = subprocess.run(program, capture_output=True, text=True, check=False, **settings)
         return done.stdout + done.stderr
 
     # What is waited for ---------------------------------------------------------------------------
