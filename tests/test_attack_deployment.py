@@ -40,9 +40,15 @@ from test_flower import IMPATIENT, REAL, as_simulated
 pytestmark = pytest.mark.federation
 
 SETTINGS = """
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
 [project]
 name = "other"
 version = "1.0.0"
+description = ""
+license = "Apache-2.0"
+dependencies = []
 [tool.flwr.app]
 publisher = "somebody"
 [tool.flwr.app.components]
@@ -58,7 +64,8 @@ from flwr.serverapp import ServerApp
 
 MARKS = Path({marks!r})
 (MARKS / Path.cwd().name).touch()
-server, client = ServerApp(), ClientApp()
+server = ServerApp()
+client = ClientApp()
 
 @server.main()
 def main(grid, context):
@@ -134,6 +141,7 @@ def an_outsider_is_refused(federation: Loopback, app: Path, home: Path) -> None:
             timeout=PATIENCE,
         )
         assert done.returncode != 0, done.stdout
+        assert "Invalid Flower App" not in done.stdout + done.stderr
         assert "Successfully" not in done.stdout
 
 

@@ -27,6 +27,7 @@ from fedshift import api
 from fedshift.cli.app import app
 from fedshift.deployment import commands
 from fedshift.deployment.agreement import Agreement, FederationSettings, SiteSettings, read_site
+from fedshift.deployment.bundle import APP, SETTINGS
 from fedshift.deployment.folders import commented, make, planned, schema
 from fedshift.errors import FedshiftError
 from fedshift.settings.experiment import Experiment
@@ -113,26 +114,19 @@ def test_a_setting_at_its_default_is_a_comment():
     assert {*parse_toml(comments, "it")} == {*FederationSettings.settings()}
 
 
-def test_flower_finds_the_superlink_from_wherever_the_folder_lies(trial: Path, tmp_path: Path):
+def test_the_environment_of_flower_is_that_of_wherever_the_folder_lies(trial: Path, tmp_path: Path):
     moved = tmp_path / "moved here"
     shutil.copytree(trial / "coordinator", moved)
     told = subprocess.run(
         ["sh", "-c", f". ./{commands.ENVIRONMENT} && env"], cwd=moved, capture_output=True, text=True, check=True
     ).stdout.splitlines()
     assert {f"{name}={value}" for name, value in commands.environment(moved).items()} <= {*told}
-    for folder in (trial / "coordinator", moved):
-        config = parse_toml((folder / "flower/config.toml").read_text(), "config.toml")
-        certificate = str(folder / "certificates/ca.crt")
-        assert config == {"superlink": {"trial": {"address": "127.0.0.1:8000", "root-certificates": certificate}}}
-        assert Path(certificate).is_file()
 
 
-def test_the_app_is_one_that_flower_takes(trial: Path):
+def test_the_app_is_one_that_flower_takes():
     config = pytest.importorskip("flwr.common.config")
-    folder = trial / "coordinator/app"
-    table = parse_toml((folder / "pyproject.toml").read_text(), "pyproject.toml")
-    assert config.validate_config(table, check_module=False) == (True, [], [])
-    compile((folder / "fedshift_federation/__init__.py").read_text(), "app", "exec")
+    table = parse_toml((APP / SETTINGS).read_text(), SETTINGS)
+    assert config.validate_config(table, check_module=True, project_dir=APP) == (True, [], [])
 
 
 # Commands ----------------------------------------------------------------------------------------
@@ -153,11 +147,9 @@ def parse(command: list[str]) -> None:
 
         _parse_args_run_superlink().parse_args(arguments)
     elif program == "flower-supernode":
-        from flwr.common.config import parse_config_args
         from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 
-        read = _parse_args_run_supernode().parse_args(arguments)
-        assert parse_config_args([read.node_config]) == {"folder": "."}
+        _parse_args_run_supernode().parse_args(arguments)
     else:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of what Flower still asks typer for
@@ -178,9 +170,7 @@ def test_every_command_of_the_readmes_is_one(trial: Path):
         parse(command)
     programs = [command[0] for command in ours]
     counts = {name: programs.count(name) for name in set(programs)}
-    assert counts == {"flower-superlink": 2, "flower-supernode": 6, "flwr": 2 * 3 + 1 + 2, "fedshift": 2 + 3}
-    entered = {command[1] for command in found if command[0] == "cd"}
-    assert entered == {member.relative_to(trial).as_posix() for member in members(trial)}
+    assert counts == {"fedshift": 5 + 5 + 2 * 3}
 
 
 def test_a_mistyped_command_is_found(trial: Path):
@@ -196,54 +186,28 @@ def test_a_mistyped_command_is_found(trial: Path):
 
 def test_the_commands_name_files_that_are_there(trial: Path):
     for folder, command in [
-        (trial / "coordinator", commands.superlink("127.0.0.1:8000")),
-        (trial / "sites/a", commands.supernode("127.0.0.1:8000")),
-        *((trial / "coordinator", commands.register("trial", site)) for site in SITES),
+        (trial / "coordinator", commands.superlink(8001)),
+        (trial / "sites/a", commands.supernode("127.0.0.1:8000", 9094)),
     ]:
+        parse([*command])
         named = [word for word in command if word.endswith((".key", ".pub", ".crt"))]
         assert named
         assert all((folder / name).is_file() for name in named)
 
 
-def test_the_superlink_listens_where_sites_can_reach_it():
-    def listens(address: str) -> list[str]:
-        command = commands.superlink(address)
-        return command[command.index("--host") + 1 : command.index("--ssl-ca-certfile")]
-
-    assert listens("127.0.0.1:8000") == ["127.0.0.1", "--port", "8000"]
-    assert listens("localhost:9") == ["127.0.0.1", "--port", "9"]
-    assert listens("[::1]:9") == ["::1", "--port", "9"]
-    assert listens("fl.example.org:8443") == ["0.0.0.0", "--port", "8443"]
-
-
 def test_containers_run_the_same_commands(trial: Path):
     yaml = pytest.importorskip("yaml")
     services = yaml.safe_load((trial / "compose.yaml").read_text())["services"]
-    inside = "superlink:8000"
     expected = {
-        "superlink": [commands.superlink(inside)],
-        "register": [commands.register("trial", site) for site in SITES],
-        "run": [commands.run("trial")],
-        **{f"site-{site}": [commands.supernode(inside, 9094 + number)] for number, site in enumerate(SITES)},
+        "superlink": commands.SERVE,
+        **{f"site-{site}": [*commands.JOIN, "--address", "superlink:8000"] for site in SITES},
     }
-    assert {name: service["command"] for name, service in services.items()} == {
-        name: commands.in_shell(*each) for name, each in expected.items()
-    }
-    volumes = {name: service["volumes"] for name, service in services.items()}
-    assert volumes.pop("site-b") == ["./sites/b:/federation"]
-    assert volumes["run"] == ["./coordinator:/federation"]
+    assert {name: service["command"] for name, service in services.items()} == expected
+    assert services["site-b"]["volumes"] == ["./sites/b:/federation"]
     for service in services.values():
-        folder = trial / service["volumes"][0].partition(":")[0]
-        assert (folder / commands.ENVIRONMENT).is_file()
+        parse([*service["command"]])
+        assert (trial / service["volumes"][0].partition(":")[0] / "federation.toml").is_file()
         assert service["working_dir"] == "/federation"
-    assert [name for name, service in services.items() if "profiles" in service] == ["register", "run"]
-
-
-def test_a_shell_runs_what_containers_run(tmp_path: Path):
-    (tmp_path / commands.ENVIRONMENT).write_text("export WORD=seen\n")
-    shell = commands.in_shell(["echo", "a b", "'"], ["sh", "-c", "echo $WORD"])
-    told = subprocess.run(shell, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert told.stdout == "a b '\nseen\n"
 
 
 # Certificates ------------------------------------------------------------------------------------
@@ -290,7 +254,7 @@ def test_a_host_that_the_address_names_is_trusted(tmp_path: Path):
     init("far", *FEDSR, "--to", str(tmp_path), "--address", "fl.example.org:8443")
     folder = tmp_path / "far"
     assert shaken(folder / "coordinator", folder / "sites/a/certificates/ca.crt", "fl.example.org") == "fl.example.org"
-    assert "--host 0.0.0.0" in (folder / "coordinator/README.md").read_text()
+    assert "fl.example.org:8443" in (folder / "coordinator/README.md").read_text()
     assert "accept connections at that port" in (folder / "README.md").read_text()
 
 
@@ -549,8 +513,8 @@ def test_a_dry_run_writes_nothing(tmp_path: Path):
 def test_what_is_made_is_shown_with_the_next_commands(tmp_path: Path):
     said = init("trial", *FEDSR, "--to", str(tmp_path))
     assert f"fedshift federation check {tmp_path}/trial/sites/a" in said
-    assert shlex.join(commands.superlink("127.0.0.1:8000")) in said
-    assert shlex.join(commands.register("trial", "a")) in said
+    assert f"fedshift federation serve {tmp_path}/trial/coordinator" in said
+    assert f"fedshift federation join {tmp_path}/trial/sites/a" in said
 
 
 def test_keys_need_the_extra(monkeypatch: pytest.MonkeyPatch):
