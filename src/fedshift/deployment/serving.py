@@ -141,7 +141,7 @@ def serve(folder: Path, port: int | None, say: Callable[[str], None]) -> None:
     registry = _Registry(member.folder, inner, say)
 
     def meanwhile() -> None:
-        if superlink.listens and registry.look():
+        if registry.is_due and superlink.listens and registry.look():
             gate.stop()  # it knows the keys that were there when it was started
 
     say(f"Sites reach this coordinator at {member.address}.")
@@ -157,13 +157,16 @@ class _Registry:
         self._seen: dict[Path, bytes] = {}
         self._due = 0.0
 
+    @property
+    def is_due(self) -> bool:
+        """Whether the last look was long ago."""
+        return time.monotonic() >= self._due
+
     def look(self) -> bool:
         """Register the keys that are new in the folder; whether they have changed since the last look.
 
         What fails is tried again.
         """
-        if time.monotonic() < self._due:
-            return False
         self._due = time.monotonic() + SECONDS_BETWEEN_KEYS
         now = {file: file.read_bytes() for file in sorted(self._keys.glob("*.pub"))}
         if now == self._seen:
