@@ -145,9 +145,8 @@ def typed(page: Path) -> list[list[str]]:
 def parse(command: list[str]) -> None:
     """Let the program that a command names read its arguments."""
     program, *arguments = command
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of what Flower still asks typer for
-        from flwr.cli.app import app as flwr
+    if program == "flower-superlink":
+        from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
 
         _parse_args_run_superlink().parse_args(arguments)
     elif program == "flower-supernode":
