@@ -1,8 +1,8 @@
 """What a round costs on Flower: a SuperLink and three SuperNodes on this machine, against the same run in one process.
 
 Both carry out the same rounds with the same bits: FedAvg on three sites of RotatedMNIST, few steps, every round scored.
-On Flower the round is followed at its slowest site. Its clock is that of this machine, so the coordinator's events, the
-site's log and the start of the process that answers stand on one line of time.
+On Flower the round is followed at its slowest site. Its clock is that of this machine, so the coordinator's events and
+the site's log stand on one line of time.
 
     python benchmarks/federation.py --rounds 12 --docs docs/speed
 """
@@ -15,7 +15,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -26,8 +25,9 @@ from typing import Any
 import torch
 
 from fedshift.deployment.agreement import Agreement
-from fedshift.deployment.processes import Processes, free_port, processes
+from fedshift.deployment.processes import Processes, processes
 from fedshift.deployment.rehearsal import rehearse
+from fedshift.deployment.supervisor import free_port
 from fedshift.errors import FedshiftError
 from fedshift.reporting.units import bytes_text
 from fedshift.runs.folder import RunFolder
@@ -46,10 +46,8 @@ SETTINGS = (
     "train.batch=10",
     "evaluate.every=1",
 )
-SECONDS_BETWEEN_LOOKS = 0.05  # at processes
 PARTS = {
-    "to the site": "Flower: until the site's SuperNode has asked for the message and started a process",
-    "imports": "in that process: Python, Flower, PyTorch and fedshift are imported, the message is fetched",
+    "to the site": "Flower: until the site's SuperNode has asked for the message, and the site's executor has it",
     "request": "the request is read",
     "setup": "settings, the model and the client's state are read",
     "data": "the samples are read",
@@ -67,59 +65,20 @@ Rows = list[dict[str, float]]
 # On Flower ------------------------------------------------------------------------------------------------------------
 
 
-class Births(threading.Thread):
-    """Notes when Flower's processes that answer messages are born, by their folder."""
-
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self.seen: dict[str, tuple[Path, float]] = {}
-        self._ended = threading.Event()
-        self._boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-
-    def run(self) -> None:
-        """Look until it is ended."""
-        while not self._ended.wait(SECONDS_BETWEEN_LOOKS):
-            for process in Path("/proc").iterdir():
-                if process.name.isdecimal() and process.name not in self.seen:
-                    self._look(process)
-
-    def _look(self, process: Path) -> None:
-        try:
-            if b"flwr-clientapp" not in (process / "cmdline").read_bytes():
-                return
-            ticks = int((process / "stat").read_text().rpartition(")")[2].split()[19])
-            self.seen[process.name] = (process / "cwd").readlink(), self._boot + ticks / os.sysconf("SC_CLK_TCK")
-        except OSError:
-            return  # it has ended
-
-    def before(self, folder: Path, moment: float) -> float:
-        """When the last process in a folder was born before some moment."""
-        return max(born for where, born in self.seen.values() if where == folder and born < moment)
-
-    def end(self) -> None:
-        """Look no more."""
-        self._ended.set()
-        self.join()
-
-
 def on_flower(folder: Path) -> tuple[Rows, dict[str, float]]:
     """Carry out a federation's run; the seconds of each round's parts at its slowest site, and bytes a message."""
     with processes(folder) as started:
-        started.start_superlink()
-        started.register()
+        started.start_coordinator()
         for site in started.agreement.federation.sites:
             started.start_site(site)
-        births = Births()
-        births.start()
         code = started.start_run().wait()
-        births.end()
         run = RunFolder(started.coordinator / "runs" / started.agreement.run)
         if code or not run.finished:
             raise FedshiftError(f"The run on Flower has failed: see '{started.log('run')}'.")
-        return measured(started, run, births)
+        return measured(started, run)
 
 
-def measured(started: Processes, run: RunFolder, births: Births) -> tuple[Rows, dict[str, float]]:
+def measured(started: Processes, run: RunFolder) -> tuple[Rows, dict[str, float]]:
     """What log files say of a run on Flower; the first round, which scores nothing, is left out."""
     events = [line for line in lines(run.path / "events.jsonl") if line.get("what") == "answered"]
     logs = {site: lines(started.folder / "sites" / site / "log.jsonl") for site in SITES}
@@ -134,11 +93,9 @@ def measured(started: Processes, run: RunFolder, births: Births) -> tuple[Rows, 
         parts = log["seconds"]
         came, left = seconds_of(last["when"]), seconds_of(log["when"])
         begun = left - parts["all"]
-        born = births.before(started.folder / "sites" / site, begun)
         rows.append(
             {
-                "to the site": born - (came - last["seconds"]),
-                "imports": begun - born,
+                "to the site": begun - (came - last["seconds"]),
                 **{name: parts[name] for name in PARTS if name in parts},
                 "rest": 2 * parts["all"] - sum(parts.values()),
                 "back": came - left,
@@ -162,15 +119,6 @@ def in_process(folder: Path) -> list[float]:
     """The seconds of each round but the first, scoring included, by the sequential engine in this process."""
     run = rehearse(folder, Progress())
     return [line["seconds"] + line["evaluation"] for line in lines(run.path / "timings.jsonl")[1:]]
-
-
-def importing(modules: str, together: int) -> float:
-    """Seconds in which so many processes at once import modules."""
-    started = time.perf_counter()
-    children = [subprocess.Popen([sys.executable, "-W", "ignore", "-c", f"import {modules}"]) for _ in range(together)]
-    if any(child.wait() for child in children):
-        raise FedshiftError(f"import {modules} fails.")
-    return time.perf_counter() - started
 
 
 def parameters(folder: Path) -> int:
@@ -232,9 +180,6 @@ def as_markdown(found: Sequence[dict[str, Any]], about: Mapping[str, Any]) -> st
         ),
         _row("**all**", [f"**{mean(each):.2f}**" for each in flower]),
         "",
-        f"Imports alone, in {len(SITES)} processes at once: Flower {about['flower']:.1f} s, with PyTorch and fedshift "
-        f"{about['all']:.1f} s; in a single process {about['one']:.1f} s.",
-        "",
     ]
     return "\n".join(page)
 
@@ -273,9 +218,6 @@ def main() -> None:
     about = {
         "rounds": options.rounds,
         "command": f"python benchmarks/federation.py {' '.join(sys.argv[1:])}".strip(),
-        "flower": importing("flwr.supernode.runtime.run_clientapp", len(SITES)),
-        "all": importing("flwr.supernode.runtime.run_clientapp, fedshift.deployment.apps", len(SITES)),
-        "one": importing("flwr.supernode.runtime.run_clientapp, fedshift.deployment.apps", 1),
     }
     page = as_markdown(found, about)
     print(page)

@@ -1,8 +1,9 @@
 """Random kills of a real federation on this machine, one after the other: is anything lost?
 
-A SuperLink and three SuperNodes carry out FedSR. At random moments a random process of theirs is killed, and what a
-user would start again is started again. A round goes on without a site that is away, and its absence is on record; so
-the weights at the end must be, bit for bit, those of a run in one process that nothing disturbs but the same absences.
+A coordinator and three sites carry out FedSR. At random moments a random process of theirs is killed, and what a user
+would start again is started again; the rest is left to the members' own commands. A round goes on without a site that
+is away, and its absence is on record; so the weights at the end must be, bit for bit, those of a run in one process that
+nothing disturbs but the same absences.
 (FedSR's clients keep no state: whether a site that was killed had already trained makes no difference to the others.)
 
     python benchmarks/kills.py --kills 10 --rounds 30 --seed 0
@@ -14,6 +15,7 @@ import argparse
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -25,15 +27,18 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 from conftest import TINY
 from federated import SITES
+from fedshift.deployment.supervisor import listens
 from fedshift.errors import FedshiftError
 from fedshift.runs.folder import RunFolder
 from fedshift.settings.grid import expand, override
-from loopback import CLIENT, DATA, SERVER, Loopback, events, loopback
+from loopback import DATA, EXECUTOR, GATE, SERVER, SUPERLINK, SUPERNODE, Loopback, events, loopback
 from test_flower import as_replayed, missing
 from test_methods import small
 from turns import say
 
-KINDS = ("superlink", SERVER, "SuperNode", CLIENT)
+OF_COORDINATOR: Mapping[str, str] = {"serve": "", "SuperLink": SUPERLINK, "gate": GATE, "run": SERVER}
+OF_SITE: Mapping[str, str] = {"join": "", "SuperNode": SUPERNODE, "executor": EXECUTOR}
+KINDS = (*OF_COORDINATOR, *OF_SITE)  # the first of each is killed with all that it has started
 BETWEEN = 5.0, 40.0  # seconds from what the coordinator last heard of sites after a kill to the next
 DEADLINE = 180.0  # seconds for an exchange
 PAUSE = 5.0  # seconds before a process that has ended is started again
@@ -95,8 +100,8 @@ class Killer:
     def _kill(self) -> bool:
         """Kill a process, if there is one of the kind that was drawn."""
         kind, site = self.random.choice(KINDS), self.random.choice(SITES)
-        owner = "superlink" if kind in ("superlink", SERVER) else site
-        program = kind if kind in (SERVER, CLIENT) else ""
+        owner = "coordinator" if kind in OF_COORDINATOR else site
+        program = {**OF_COORDINATOR, **OF_SITE}[kind]
         if not self.federation.is_running(owner):
             return False
         position = max((event["position"] for event in events(self.run, "progress")), default=0)
@@ -107,22 +112,21 @@ class Killer:
                 self.federation.crash(owner)
         except LookupError:  # no message is on its way there, say
             return False
-        what = kind if owner == "superlink" else f"{kind} of {site}"
+        what = kind if owner == "coordinator" else f"{kind} of {site}"
         self.kills.append(Kill(what, position, self._now))
         say(f"kill {len(self.kills)}: {what}, after {position} rounds")
-        if owner == "superlink":
-            if kind == "superlink":
-                self.federation.processes.start_superlink()
-            self._begin()
+        if kind == "serve":
+            self.federation.processes.start_coordinator()
         return True
 
     def _revive(self) -> None:
-        """Start again what has ended: a SuperNode, until Flower takes it back, and the run, if too few answered."""
+        """Start again what has ended: a site's command, and the run's."""
         for site in SITES:
             if not self.federation.is_running(site):
                 time.sleep(PAUSE)
                 self.federation.processes.start_site(site)
-        if not self.federation.is_running("run") and not self.run.finished:
+        port = self.federation.processes.control_port
+        if not self.federation.is_running("run") and not self.run.finished and listens("127.0.0.1", port):
             time.sleep(PAUSE)
             self._begin()
 
@@ -132,7 +136,8 @@ def as_markdown(killer: Killer, command: str) -> str:
     lines = [
         "# Random kills",
         "",
-        f"{len(killer.kills)} kills, `flwr run` typed {killer.runs} times; {len(missing(killer.run))} of "
+        f"{len(killer.kills)} kills, `fedshift federation run` typed {killer.runs} times; "
+        f"{len(missing(killer.run))} of "
         f"{len(SITES) * len(killer.run.records())} answers are missing, each on record. The run ended with the weights "
         "of one that nothing disturbs but these absences, bit for bit.",
         "",

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from io import BytesIO
 from pathlib import Path
 from time import sleep
+from zipfile import ZipFile
 
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import Error, Message
 from flwr.app.message import remove_content_from_message
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.common.serde import message_from_proto, message_to_proto
@@ -24,13 +26,32 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedshift.deployment.apps import FOLDER, client
+from fedshift.deployment.apps import attend
+from fedshift.deployment.bundle import APP, CODE, MANIFEST, SETTINGS
 from fedshift.deployment.flower import sites_by_key
 from fedshift.deployment.keys import site_pair
 from fedshift.files import make_folder, write
 
 RUN = 7
-App = Callable[[Message, Context], Message]
+
+
+def bundle(**changes: bytes | None) -> bytes:
+    """Fedshift's app as Flower packs it, with other files by name; None: without that file."""
+    files = {SETTINGS: (APP / SETTINGS).read_bytes(), CODE: (APP / CODE).read_bytes(), MANIFEST: b"", **changes}
+    with ZipFile(packed := BytesIO(), "w") as archive:
+        for name, content in files.items():
+            if content is not None:
+                archive.writestr(name, content)
+    return packed.getvalue()
+
+
+BUNDLE = bundle()
+App = Callable[[Path, Message], Message]
+
+
+def client(folder: Path, message: Message) -> Message:
+    """What a site answers in a run of fedshift's own app."""
+    return attend(folder, message, BUNDLE)
 
 
 @dataclass
@@ -41,7 +62,7 @@ class SuperNode:
         name: as it was registered.
         number: Flower's.
         key: its public key in PEM.
-        folder: what its node configuration says.
+        folder: its site's.
         app: what answers there.
         online: whether it sends heartbeats.
         pulls: how often the coordinator asks before a reply is there; None: never one.
@@ -50,17 +71,15 @@ class SuperNode:
     name: str
     number: int
     key: str
-    folder: object
+    folder: Path
     app: App = client
     online: bool = True
     pulls: int | None = 0
 
     def answer(self, message: Message) -> Message:
-        """What a SuperNode sends back, an error where its app raised one, as flwr-clientapp makes it."""
-        config = {} if self.folder is None else {FOLDER: self.folder}
-        context = Context(RUN, self.number, config, RecordDict(), {})
+        """What a SuperNode sends back, an error where its app raised one."""
         try:
-            return self.app(message, context)
+            return self.app(self.folder, message)
         except Exception as error:
             reason = str(type(error)) + ":<'" + str(error) + "'>"
             return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
@@ -76,7 +95,7 @@ class Crossing:
 
     @classmethod
     def of(cls, message: Message) -> Crossing:
-        """Pack a message, which is given its number, as HttpGrid and flwr-clientapp do."""
+        """Pack a message, which is given its number, as Flower does."""
         message.metadata.__dict__["_message_id"] = message.object_id
         objects = {name: each.deflate() for name, each in get_all_nested_objects(message).items()}
         head = message_to_proto(remove_content_from_message(message)).SerializeToString()
@@ -113,7 +132,7 @@ class MemoryGrid(Grid):
     _waiting: dict[str, tuple[int | None, Crossing]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Make this process that of the run's server, as flwr-serverapp does."""
+        """Make this process that of the run's server."""
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, RUN, SUPERLINK_NODE_ID
 
     def __getitem__(self, name: str) -> SuperNode:
@@ -205,7 +224,7 @@ def registered(folder: Path) -> MemoryGrid:
         write(keys / f"{site}.pub", site_pair().public)
     by_key = sites_by_key(keys, sites)
     nodes = [
-        SuperNode(site, 10**15 + number, key, str(folder / "sites" / site))
+        SuperNode(site, 10**15 + number, key, folder / "sites" / site)
         for number, (key, site) in enumerate(by_key.items())
     ]
     return MemoryGrid(nodes)

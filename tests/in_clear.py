@@ -13,7 +13,7 @@ from pathlib import Path
 
 import uvicorn
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Message
 from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
 from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
@@ -24,12 +24,12 @@ from flwr.superlink.grid import HttpGrid
 from flwr.superlink.main import create_app
 from flwr.supernode.fleet_http_connection import http_request_response
 
-from fedshift.deployment.apps import FOLDER, carry_out, client
+from fedshift.deployment.apps import carry_out
 from fedshift.deployment.keys import Pair, site_pair
 from fedshift.files import make_folder, write
+from flower_grid import BUNDLE, App, client
 
 HOST = "127.0.0.1"
-App = Callable[[Message, Context], Message]
 
 
 class Ringing(HttpGrid):
@@ -148,7 +148,7 @@ class InClear:
         with closing(Ringing(f"{HOST}:{self.port}", insecure=True, token=token)) as grid:
             grid.bells, grid.answering = self.bells, self.one_at_a_time
             grid.set_run(run)
-            carry_out(grid, Context(number, 1, {}, RecordDict(), {FOLDER: str(folder / "coordinator")}))
+            carry_out(folder / "coordinator", grid, BUNDLE)
         self.state.finish_task(run.primary_task_id, "completed", "")
         assert not self.errors
         return self.proxy.sent()
@@ -170,8 +170,7 @@ class InClear:
                     )
                     message.metadata.__dict__["_message_id"] = tree.object_id
                     with self.one_at_a_time:
-                        config = {FOLDER: str(self.folder / "sites" / site)}
-                        reply = self.app(message, Context(run, number, config, RecordDict(), {}))
+                        reply = self.app(self.folder / "sites" / site, message)
                         self.after(site)
                         self.replies.append(reply)
                         reply.metadata.__dict__["_message_id"] = reply.object_id

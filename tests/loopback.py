@@ -111,9 +111,8 @@ class Loopback:
         """What a command of Flower prints at the coordinator."""
         coordinator = self.processes.coordinator
         program = [str(Path(sys.executable).parent / "flwr"), *words]
-        done = subprocess.run(
-            program, cwd=coordinator, env=environment(coordinator), capture_output=True, text=True, timeout=PATIENCE
-        )
+        settings = {"cwd": coordinator, "env": environment(coordinator), "timeout": PATIENCE}
+        done = subprocess.run(program, capture_output=True, text=True, check=False, **settings)
         return done.stdout + done.stderr
 
     # What is waited for ---------------------------------------------------------------------------
@@ -208,7 +207,17 @@ def descendants(pid: int) -> dict[int, str]:
 
 
 def kill(processes: dict[int, str]) -> None:
-    """SIGKILL processes, of which some may have ended."""
+    """SIGKILL processes, of which some may have ended, and wait until all have."""
     for pid in processes:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+    while any(runs(pid) for pid in processes):
+        time.sleep(0.01)
+
+
+def runs(pid: int) -> bool:
+    """Whether a process runs; one that nobody has waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False

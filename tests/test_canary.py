@@ -13,14 +13,14 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 
-from flwr.app import Context, Message
+from flwr.app import Message
 
 from canary import Watched, assert_noticed, assert_private, local
 from conftest import Make
 from federated import members
 from fedshift.deployment import flower
-from fedshift.deployment.apps import FOLDER, client
 from fedshift.deployment.flower import content, data_of
+from flower_grid import client
 from in_clear import InClear, in_clear
 from reference import ARCHETYPES
 from test_coordinate import IN_DOMAIN
@@ -57,10 +57,10 @@ def test_what_should_stay_would_be_noticed(make: Make, running: InClear, tmp_pat
     folder = members(tmp_path / "trial", make(changes), sites=(SITE, OTHER))
     watched = Watched(folder / "sites" / SITE)
 
-    def leaking(message: Message, context: Context) -> Message:
-        reply = client(message, context)
+    def leaking(folder: Path, message: Message) -> Message:
+        reply = client(folder, message)
         watched.look()
-        if Path(str(context.node_config[FOLDER])).name != SITE or not watched.kept:
+        if folder.name != SITE or not watched.kept:
             return reply
         return Message(content(data_of(reply) + watched.leak("a row of a sample")), reply_to=message)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -28,11 +29,13 @@ from fedshift.deployment.coordinate import coordinate
 from fedshift.deployment.demo import EXPERIMENT, carry_out, experiment, planned_demo
 from fedshift.deployment.folders import make
 from fedshift.deployment.local import site_data
-from fedshift.deployment.orphan import EXIT_CODE
-from fedshift.deployment.processes import Processes, _listens, processes
+from fedshift.deployment.orphan import EXIT_CODE, with_parent
+from fedshift.deployment.processes import Processes, processes
 from fedshift.deployment.rehearsal import carried_out, difference, rehearse
+from fedshift.deployment.supervisor import free_port, listens
 from fedshift.errors import DamagedError, FedshiftError
 from fedshift.runs.progress import Progress
+from refusal import refuses
 
 IN_DOMAIN = {"protocol": {"name": "in-domain"}, "train.rounds": 2, "evaluate.batch": 6}
 CITIES = ("berlin", "oslo", "rome")
@@ -76,7 +79,14 @@ def test_what_exists_is_not_touched(tmp_path: Path):
 
 def test_a_dry_run_writes_nothing(tmp_path: Path):
     told = said("demo", "--to", str(tmp_path / "d"), "--sites", "2", "--rounds", "3", "--method", "fedavg", "--dry-run")
-    for words in ("berlin", "oslo", "Rounds of fedavg: 3", "flower-superlink", "flwr run", "Nothing was written."):
+    for words in (
+        "berlin",
+        "oslo",
+        "Rounds of fedavg: 3",
+        "fedshift federation join",
+        "federation run",
+        "Nothing was written.",
+    ):
         assert words in told
     assert "rome" not in told
     assert list(tmp_path.iterdir()) == []
@@ -126,7 +136,11 @@ def test_interrupted_it_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.Mo
 
 # Processes ---------------------------------------------------------------------------------------
 
-LISTENING = "import socket, time; s = socket.create_server(('127.0.0.1', {port})); time.sleep(600)"
+LISTENING = """
+import socket, sys, time
+listening = [socket.create_server(("127.0.0.1", int(port))) for port in (PORT, sys.argv[-1])]
+time.sleep(600)
+"""
 STUBBORN = """
 import signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -134,62 +148,58 @@ subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_n
 print("up", flush=True)
 time.sleep(600)
 """
+SLEEPING = "import time; time.sleep(600)"
 WAITING = """
 import subprocess, sys
-child = "import threading, fedshift.deployment.orphan as o; o.SECONDS_TO_LEAVE = 0.1; o.end_with_parent(); "
-subprocess.Popen([sys.executable, "-c", child + "print('up', flush=True); threading.Event().wait()"]).wait()
+from fedshift.deployment.orphan import with_parent
+subprocess.Popen(with_parent(["-m", "waiting"])).wait()
 """
 
 
 @pytest.fixture
 def stubs(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A federation whose SuperLink only listens; sites' processes and the run are up to the test."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    listening = ["python", "-c", LISTENING.format(port=port)]
-    monkeypatch.setattr(commands, "superlink", lambda address: listening)
-    monkeypatch.setattr(commands, "register", lambda federation, site: ["python", "-c", ""])
-    monkeypatch.setattr(commands, "run", lambda federation: ["python", "-c", "import time; time.sleep(600)"])
+    """A federation whose coordinator only listens; sites' processes and the run are up to the test."""
+    port = free_port()
+    monkeypatch.setattr("fedshift.deployment.processes.with_parent", lambda command: [sys.executable, *command[1:]])
+    monkeypatch.setattr(commands, "SERVE", ["-c", LISTENING.replace("PORT", str(port))])
+    monkeypatch.setattr(commands, "JOIN", ["-c", SLEEPING])
+    monkeypatch.setattr(commands, "RUN", ["-c", SLEEPING])
     return members(tmp_path / "trial", make(IN_DOMAIN), federation={"address": f"127.0.0.1:{port}"})
 
 
-def test_a_port_that_is_taken_is_named(stubs: Path):
+def test_a_coordinator_that_ends_at_its_start_is_named_with_its_log(stubs: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(commands, "SERVE", ["-c", "print('a port is taken'); exit(2)"])
     with processes(stubs) as started:
-        address = started.agreement.federation.address
-        with (
-            socket.create_server(commands.host_and_port(address)),
-            pytest.raises(FedshiftError, match=f"Something listens at {address} already"),
-        ):
-            started.start_superlink()
+        with refuses("does not listen", str(started.log("coordinator"))):
+            started.start_coordinator()
+        assert started.log("coordinator").read_text() == "a port is taken\n"
 
 
 def test_a_process_that_ends_at_its_start_is_named_with_its_log(stubs: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(commands, "supernode", lambda *_: ["python", "-c", "print('no port is free'); exit(3)"])
+    monkeypatch.setattr(commands, "JOIN", ["-c", "print('there is no key'); exit(3)"])
     lines: list[str] = []
     with pytest.raises(FedshiftError) as raised:
         carry_out(stubs, lines.append, Console(file=StringIO()))
-    log = stubs / "sites/dark/flower/dark.log"
-    assert str(raised.value) == f"The SuperNode of 'dark' has ended (exit code 3): see '{log}'."
-    assert log.read_text() == "no port is free\n"
-    assert [line.partition(" ")[0] for line in lines] == ["Starting", "Registering", "Starting", "Starting"]
+    log = stubs / "sites/dark/flower/site.log"
+    assert str(raised.value) == f"The site 'dark' has ended (exit code 3): see '{log}'."
+    assert log.read_text() == "there is no key\n"
+    assert [line.partition(" ")[0] for line in lines] == ["Starting"] * 3
     none_left(stubs)
 
 
 def test_a_run_that_ends_before_it_begins_is_an_error(stubs: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(commands, "supernode", lambda *_: ["python", "-c", "import time; time.sleep(600)"])
-    monkeypatch.setattr(commands, "run", lambda federation: ["python", "-c", "exit(1)"])
+    monkeypatch.setattr(commands, "RUN", ["-c", "exit(1)"])
     monkeypatch.setattr(demonstration, "SECONDS_TO_LEAVE", 0.5)
-    with pytest.raises(FedshiftError, match=r"ended before its last round: see '.*run\.log' and '.*superlink\.log'"):
+    with pytest.raises(FedshiftError, match=r"ended before its last round: see '.*run\.log' and '.*coordinator\.log'"):
         carry_out(stubs, lambda line: None, Console(file=StringIO()))
     none_left(stubs)
 
 
 def test_children_of_what_does_not_end_by_itself_are_ended(stubs: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(commands, "supernode", lambda *_: ["python", "-c", STUBBORN])
-    monkeypatch.setattr("fedshift.deployment.processes.SECONDS_TO_END", 0.5)
+    monkeypatch.setattr(commands, "JOIN", ["-c", STUBBORN])
+    monkeypatch.setattr("fedshift.deployment.processes.SECONDS_TO_END", 0.2)
     started = Processes(stubs)
-    started.start_superlink()
+    started.start_coordinator()
     started.start_site("dark")
     until = time.monotonic() + 300
     while started.log("dark").read_text() != "up\n":
@@ -200,8 +210,10 @@ def test_children_of_what_does_not_end_by_itself_are_ended(stubs: Path, monkeypa
     none_left(stubs)
 
 
-def test_who_waits_without_end_ends_with_its_parent():
+def test_who_waits_without_end_ends_with_its_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The child's main thread never runs again; its end of the pipe is closed when it has ended."""
+    (tmp_path / "waiting.py").write_text("import threading\nprint('up', flush=True)\nthreading.Event().wait()\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     parent = subprocess.Popen([sys.executable, "-c", WAITING], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     assert parent.stdout.readline() == "up\n"
@@ -210,36 +222,33 @@ def test_who_waits_without_end_ends_with_its_parent():
 
 
 def test_whose_parent_has_ended_before_it_looks_ends_too():
-    """A process that the first one has taken over, although no container's first process starts runs."""
-    orphan = "import os, threading, fedshift.deployment.orphan as o; os.getppid = lambda: 1; o.SECONDS_TO_LEAVE = 0; "
-    orphan += "o.end_with_parent(); threading.Event().wait()"
+    orphan = "import os, threading, fedshift.deployment.orphan as o; o.end_with(os.getpid()); threading.Event().wait()"
     assert subprocess.run([sys.executable, "-c", orphan], timeout=300, check=False).returncode == EXIT_CODE
 
 
-def test_a_superlink_may_listen_at_an_address_of_version_6():
+def test_an_installed_command_is_carried_out_with_its_arguments():
+    done = subprocess.run(with_parent(["fedshift", "federation", "--help"]), capture_output=True, text=True, check=True)
+    assert "serve" in done.stdout
+
+
+def test_whether_something_listens_at_an_address_of_version_6():
     try:
         listening = socket.create_server(("::1", 0), family=socket.AF_INET6)
     except OSError:
         pytest.skip("this machine has no IPv6")
     with listening:
         port = listening.getsockname()[1]
-        assert _listens("::1", port)
-    assert not _listens("::1", port)
-
-
-def test_a_command_that_does_not_end_is_an_error(stubs: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("fedshift.deployment.processes.SECONDS_TO_ANSWER", 0.2)
-    with pytest.raises(FedshiftError, match=r"`python -c .*` has not ended after 0\.2 seconds: is the SuperLink at"):
-        Processes(stubs).call(["python", "-c", "import time; time.sleep(600)"])
+        assert listens("::1", port)
+    assert not listens("::1", port)
 
 
 def test_a_number_of_a_process_that_was_waited_for_is_not_killed(stubs: Path, monkeypatch: pytest.MonkeyPatch):
     """It may be that of another process by then."""
-    monkeypatch.setattr(commands, "run", lambda federation: ["python", "-c", ""])
+    monkeypatch.setattr(commands, "RUN", ["-c", ""])
     killed: list[int] = []
     with processes(stubs) as started:
         started.start_run().wait()
-        monkeypatch.setattr("fedshift.deployment.processes.os.killpg", lambda group, _: killed.append(group))
+        monkeypatch.setattr("fedshift.deployment.supervisor.os.killpg", lambda group, _: killed.append(group))
     assert not killed
 
 
@@ -331,7 +340,7 @@ def test_the_demonstration_with_real_processes(tmp_path: Path):
     none_left(folder)
     run = carried_out(folder)
     for words in (
-        "Starting the SuperLink at",
+        "Starting the coordinator at",
         f"1/1 {run.path.name}  done: ",
         f"Report: {run.path / 'report.html'}",
         "What left each site",

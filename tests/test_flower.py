@@ -22,13 +22,14 @@ from fedshift.deployment import commands
 from fedshift.deployment.coordinate import coordinate
 from fedshift.deployment.keys import Authority, site_pair
 from fedshift.deployment.link import Away
-from fedshift.deployment.processes import free_port
+from fedshift.deployment.orphan import with_parent
 from fedshift.deployment.rehearsal import rehearse
+from fedshift.deployment.supervisor import end, free_port, listens, start
 from fedshift.deployment.wire import Work
 from fedshift.runs.folder import RunFolder
 from fedshift.runs.progress import Progress
 from fedshift.settings.experiment import Experiment
-from loopback import DATA, PATIENCE, SERVER, Loopback, events, loopback
+from loopback import DATA, EXECUTOR, GATE, PATIENCE, SERVER, SUPERLINK, SUPERNODE, Loopback, events, loopback
 from reference import small
 from test_coordinate import alike, position_of
 
@@ -60,9 +61,12 @@ def test_a_federation_on_flower(real: Experiments, tmp_path: Path):
         for scenario in (
             a_refusal_ends_the_run_at_its_start,
             nothing_happens,
-            the_coordinators_application_is_killed,
-            the_superlink_is_killed,
-            a_supernode_is_killed,
+            the_coordinators_run_is_killed,
+            who_watches_the_run_is_killed,
+            the_coordinator_is_killed,
+            the_superlink_and_the_gate_are_killed,
+            a_site_is_killed,
+            a_sites_processes_are_killed,
         ):
             scenario(federation, real)
 
@@ -77,34 +81,86 @@ def nothing_happens(federation: Loopback, real: Experiments) -> None:
     as_simulated(federation, run)
 
 
-def the_coordinators_application_is_killed(federation: Loopback, real: Experiments) -> None:
-    """In the second round of a method with client state, when sites have their orders; `flwr run` carries it on."""
+def the_coordinators_run_is_killed(federation: Loopback, real: Experiments) -> None:
+    """In the second round of a method with client state, when sites have their orders; `run` carries it on."""
     run = federation.agree(real("fraug"))
     in_round_2 = federation.messages(3)
     with federation.held(gray=2):
         federation.begin_run()
         federation.wait_for(in_round_2)
-        federation.crash_program("superlink", SERVER)
+        federation.crash_program("coordinator", SERVER)
     said = federation.run()
     assert [event["done"] for event in events(run, "begin")] == [0, 1], said
     as_simulated(federation, run)
 
 
-def the_superlink_is_killed(federation: Loopback, real: Experiments) -> None:
-    """So is the application, which it started; SuperNodes come back by themselves when it is there again."""
+def who_watches_the_run_is_killed(federation: Loopback, real: Experiments) -> None:
+    """The run goes on, and the same command shows it again, from its beginning."""
+    run = federation.agree(real("fedavg"))
+    in_round_2 = federation.messages(3)
+    with federation.held(gray=2):
+        federation.begin_run()
+        federation.wait_for(in_round_2)
+        federation.crash("run")
+        federation.begin_run()
+    federation.end_run()
+    assert federation.processes.process("run").returncode == 0
+    assert [event["done"] for event in events(run, "begin")] == [0]
+    as_simulated(federation, run)
+
+
+def the_coordinator_is_killed(federation: Loopback, real: Experiments) -> None:
+    """With all its processes; SuperNodes come back by themselves when it is there again."""
     run = federation.agree(real("fedcir"))
     in_round_2 = federation.messages(3)
     with federation.held(gray=2):
         federation.begin_run()
         federation.wait_for(in_round_2)
-        federation.crash("superlink")
-    federation.processes.start_superlink()
+        federation.crash("coordinator")
+    federation.processes.start_coordinator()
     said = federation.run()
     assert [event["done"] for event in events(run, "begin")] == [0, 1], said
     as_simulated(federation, run)
 
 
-def a_supernode_is_killed(federation: Loopback, real: Experiments) -> None:
+def the_superlink_and_the_gate_are_killed(federation: Loopback, real: Experiments) -> None:
+    """They are started again by themselves. The gate is not missed; the run has ended with the SuperLink."""
+    run = federation.agree(real("fedavg"))
+    in_round_2, in_round_3 = federation.messages(3), federation.messages(4)
+    with federation.held(gray=2):
+        federation.begin_run()
+        federation.wait_for(in_round_2)
+        federation.crash_program("coordinator", GATE)
+    with federation.held(gray=3):
+        federation.wait_for(in_round_3)
+        federation.crash_program("coordinator", SUPERLINK)
+    federation.wait_for(lambda: bool(federation.programs("coordinator", SUPERLINK)))
+    federation.wait_for(lambda: listens("127.0.0.1", federation.processes.control_port))
+    said = federation.run()
+    assert [event["done"] for event in events(run, "begin")] == [0, 2], said
+    as_simulated(federation, run)
+
+
+def a_sites_processes_are_killed(federation: Loopback, real: Experiments) -> None:
+    """Its executor in one round, its SuperNode in a later one; they are started again by themselves."""
+    run = federation.agree(real("fraug", min_answers=0.5, rounds=6))
+    in_round_2, back = federation.messages(3, "gray"), federation.connected("gray")
+    with federation.held(gray=2, light=3):
+        federation.begin_run()
+        federation.wait_for(in_round_2)
+        federation.crash_program("gray", EXECUTOR)
+        federation.wait_for(lambda: "failed" in happened(run, "gray"))  # Flower notices it after half a minute
+    again = federation.messages(1, "gray")
+    with federation.held(gray=0):
+        federation.wait_for(again)
+        federation.crash_program("gray", SUPERNODE)
+        federation.wait_for(back)
+    federation.end_run()
+    assert [each["client"] for each in missing(run)].count("gray") == len(missing(run)) >= 2
+    as_replayed(federation, run)
+
+
+def a_site_is_killed(federation: Loopback, real: Experiments) -> None:
     """The run goes on without it, and with it when it is back; what it keeps is what it would have kept otherwise."""
     run = federation.agree(real("fraug", min_answers=0.5, rounds=4))
     in_round_2, back = federation.messages(3, "gray"), federation.connected("gray")
@@ -203,30 +259,36 @@ def test_who_is_refused(real: Experiments, tmp_path: Path):
     """A key that is not registered, connections in clear, and a SuperLink with a certificate of another authority."""
     with loopback(tmp_path / "trial", real("fedsr")) as federation:
         processes, sites = federation.processes, federation.folder / "sites"
+
+        def log(site: str) -> Path:
+            return sites / site / "flower/supernode.log"
+
         address = processes.agreement.federation.address
-        processes.start_superlink()
-        processes.register()
+        processes.start_coordinator()
         (sites / "dark/keys/site.key").write_bytes(site_pair().private)
         (sites / "gray/certificates/ca.crt").write_bytes(Authority.make("another").pair().public)
         for site in ("dark", "gray"):
             processes.start_site(site)
-        processes._start("light", in_clear(commands.supernode(address, free_port())), sites / "light")
-        for site, said in (("dark", "Failed to activate SuperNode"), ("gray", "CERTIFICATE_VERIFY_FAILED")):
-            assert processes.process(site).wait(PATIENCE) != 0
-            assert said in processes.log(site).read_text()
-        federation.wait_for(lambda: "Connection attempt failed" in processes.log("light").read_text())
+        clear = start(with_parent(in_clear(commands.supernode(address, free_port()))), sites / "light", log("light"))
+        for site, said in (
+            ("gray", "CERTIFICATE_VERIFY_FAILED"),
+            ("light", "Connection attempt failed"),
+        ):
+            federation.wait_for(lambda site=site, said=said: log(site).exists() and said in log(site).read_text())
+        federation.wait_for(lambda: "The SuperNode has ended" in processes.log("dark").read_text())
         connection = http.client.HTTPConnection(*commands.host_and_port(address), timeout=PATIENCE)
         with pytest.raises((http.client.HTTPException, OSError)):
             connection.request("GET", "/")
             connection.getresponse()
         connection.close()
-        listed = processes.call(["flwr", "supernode", "list", "trial"])
+        federation.wait_for(lambda: processes.log("coordinator").read_text().count("is registered") == 3)
+        listed = federation.flwr("supernode", "list", "trial")
+        end([clear])
         assert listed.count("registered") == 3
         assert "online" not in listed
-        assert "No SuperNode found with the given public key" in processes.log("superlink").read_text()
 
 
 def in_clear(command: commands.Command) -> commands.Command:
     """The command of a SuperNode without TLS, and so without its key, which Flower does not use in clear."""
     at = command.index("--root-certificates")
-    return [*command[:at], "--insecure", *command[at + 4 :]]
+    return [*command[:at], "--insecure", *command[at + 4 : command.index("--isolation")]]

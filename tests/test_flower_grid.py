@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,14 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 
-from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
+from flwr.app import ArrayRecord, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
 
 from conftest import Make
 from federated import SITES, Clock, members, reply_of, set_site
 from fedshift.deployment.agreement import Agreement
-from fedshift.deployment.apps import FOLDER, carry_out, client
+from fedshift.deployment.apps import attend, carry_out
+from fedshift.deployment.bundle import APP, CODE, MANIFEST, SETTINGS, is_ours
 from fedshift.deployment.flower import ARRAY, RECORD, TYPE, FlowerLink, content, sites_by_key
 from fedshift.deployment.keys import site_pair
 from fedshift.deployment.link import Away
@@ -26,16 +28,17 @@ from fedshift.errors import FedshiftError
 from fedshift.files import write
 from fedshift.runs.folder import RunFolder
 from fedshift.runs.progress import Progress
-from flower_grid import RUN, MemoryGrid, registered
+from flower_grid import BUNDLE, MemoryGrid, bundle, client, registered
 from reference import ARCHETYPES, small
+from refusal import refuses
 from test_coordinate import IN_DOMAIN, alike
 
 SECRET = "patient 4711"
 
 
 def run(folder: Path, grid: MemoryGrid) -> RunFolder:
-    """What flwr-serverapp does with the coordinator's folder."""
-    carry_out(grid, Context(RUN, 0, {}, RecordDict(), {FOLDER: str(folder / "coordinator")}))
+    """What the coordinator's executor does with its folder."""
+    carry_out(folder / "coordinator", grid, BUNDLE)
     (only,) = (folder / "coordinator" / "runs").iterdir()
     return RunFolder(only)
 
@@ -50,12 +53,6 @@ def test_a_method_ends_with_the_bits_of_a_simulation(make: Make, tmp_path: Path,
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     monkeypatch.setattr("fedshift.deployment.flower.time", made := Clock())
     return made
-
-
-@pytest.fixture(autouse=True)
-def no_watch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever started the tests may end."""
-    monkeypatch.setattr("fedshift.deployment.apps.end_with_parent", lambda: None)
 
 
 # What an exchange gives ---------------------------------------------------------------------------
@@ -178,13 +175,13 @@ def test_a_message_of_a_run_that_has_ended_is_failed(folder: Path, grid: MemoryG
     ],
 )
 def test_a_reply_without_the_record_is_failed(folder: Path, grid: MemoryGrid, record: RecordDict):
-    grid["gray"].app = lambda message, context: Message(record, reply_to=message)
+    grid["gray"].app = lambda folder, message: Message(record, reply_to=message)
     assert exchanged(folder, grid)["gray"] == Away("failed", "sent a message without fedshift's record")
 
 
 @pytest.mark.parametrize("code", [value for value in vars(ErrorCode).values() if isinstance(value, int)] + [99])
 def test_no_text_of_an_error_is_passed_on(folder: Path, grid: MemoryGrid, code: int):
-    grid["gray"].app = lambda message, context: Message(Error(code, SECRET), reply_to=message)
+    grid["gray"].app = lambda folder, message: Message(Error(code, SECRET), reply_to=message)
     came = exchanged(folder, grid)["gray"]
     assert came.what == ("offline" if code == ErrorCode.NODE_UNAVAILABLE else "failed")
     assert SECRET not in str(came)
@@ -212,16 +209,12 @@ def broken(folder: Path, grid: MemoryGrid) -> Iterator[str]:
     """Ways in which a site's own folder is broken, one after the other; each error names something private."""
     site = folder / "sites" / "gray"
     node, whole = grid["gray"], (site / "site.toml").read_bytes()
-    for given in (f"/data/{SECRET}", None, 3):
-        node.folder = given
-        yield f"folder = {given!r}"
-    node.folder = str(site)
     for text in (f"[[[{SECRET}", f'name = "gray"\ndomains = ["{SECRET}"]', f'"{SECRET}" = 1', f'device = "{SECRET}"'):
         (site / "site.toml").write_text(text)
         yield text
     (site / "site.toml").unlink()
     moved = site.rename(site.with_name(SECRET))
-    node.folder = str(moved)
+    node.folder = moved
     yield "no site.toml in a folder with a name"
     (moved / "site.toml").write_bytes(whole)
     (moved / "state" / "trial").mkdir(parents=True, exist_ok=True)
@@ -274,11 +267,11 @@ def test_a_site_that_fails_in_a_round_is_on_record_and_the_run_goes_on(make: Mak
     grid = registered(folder)
     node, asked = grid["gray"], [0]
 
-    def app(message: Message, context: Context) -> Message:
+    def app(folder: Path, message: Message) -> Message:
         asked[0] += 1
         node.pulls = None if how == "late" and asked[0] == 3 else 0
         if asked[0] != 3:
-            return client(message, context)
+            return client(folder, message)
         match how:
             case "raised":
                 raise RuntimeError(SECRET)
@@ -288,7 +281,7 @@ def test_a_site_that_fails_in_a_round_is_on_record_and_the_run_goes_on(make: Mak
                 return Message(content(b"\x00" * 50), reply_to=message)
             case "offline":
                 return Message(Error(ErrorCode.NODE_UNAVAILABLE, SECRET), reply_to=message)
-        return client(message, context)
+        return client(folder, message)
 
     node.app = app
     done = run(folder, grid)
@@ -304,3 +297,47 @@ def test_a_site_that_fails_in_a_round_is_on_record_and_the_run_goes_on(make: Mak
     assert [(each["client"], each["round"]) for each in missing] == [("gray", 2)]
     assert why in missing[0]["why"]
     assert SECRET.encode() not in b"".join(file.read_bytes() for file in done.path.iterdir() if file.is_file())
+
+
+# Another app --------------------------------------------------------------------------------------
+
+EVIL = b'from pathlib import Path\nPath("was-here").touch()\n'
+
+
+@pytest.mark.parametrize(
+    "app",
+    [
+        bundle(**{CODE: EVIL}),
+        bundle(**{"other.py": EVIL}),
+        bundle(**{CODE: None, "fedshift_federation/__init__.py": EVIL}),
+        bundle(**{SETTINGS: b"[project]"}),
+        bundle(**{SETTINGS: b"["}),
+        bundle(**{MANIFEST: b" " * 20_000}),
+        bundle()[:-30],
+        bundle().replace(b"server", b"sarver"),
+        b"",
+        b"no archive",
+    ],
+)
+def test_another_app_is_refused_and_not_run(
+    folder: Path, grid: MemoryGrid, app: bytes, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(folder)
+    site = folder / "sites" / "gray"
+    grid["gray"].app = lambda own, message: attend(own, message, app)
+    assert exchanged(folder, grid)["gray"] == Away("failed", "client app raised exception")
+    assert '"what": "refused", "why": "The run was started with another app' in (site / "log.jsonl").read_text()
+    assert not (site / "sent.jsonl").exists()
+    with refuses("another app", "fedshift federation run"):
+        carry_out(folder / "coordinator", grid, app)
+    assert not [*folder.rglob("was-here")]
+
+
+def test_the_installed_app_is_what_flower_packs(folder: Path):
+    """Flower writes the settings anew, and may compress in another way."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of what Flower asks pathspec for
+        from flwr.cli.build import build_fab_from_disk
+
+        assert is_ours(build_fab_from_disk(APP))
+    assert is_ours(BUNDLE)

@@ -5,6 +5,7 @@ The SuperLink is a stand-in that answers everything, so what it has seen is what
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
 import ssl
@@ -25,6 +26,7 @@ import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedshift.deployment import commands
 from fedshift.deployment.keys import Authority, Pair, site_pair
 from fedshift.settings.grid import expand, override
 from refusal import refuses
@@ -37,16 +39,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_private_key
 
-from fedshift.deployment.gate import (
-    ROUTES,
-    Gate,
-    Limits,
-    is_fleet_route,
-    listen,
-    run_gate,
-    serve,
-    server,
-)
+from fedshift.deployment import gate as gate_module
+from fedshift.deployment.gate import ROUTES, Gate, Limits, is_fleet_route, listen, run_gate, serve, server
 
 HOST = "127.0.0.1"
 PULL, PUSH = "/v1/fleet/pull-messages", "/v1/fleet/push-object"
@@ -635,6 +629,23 @@ def test_a_superlink_of_another_authority_is_none(world: World, link: SuperLink,
     assert link.seen == []
 
 
+def test_what_was_refused_is_one_line_however_much_it_was(
+    world: World, link: SuperLink, caplog: pytest.LogCaptureFixture
+):
+    gate = Gate({}, link.port, world.trust, QUICK)
+    listening = listen(f"{HOST}:0", QUICK)
+    caller, running = Caller(listening.getsockname()[1], world.trust), server(gate, world.folder)
+    with in_thread(running, threading.Thread(target=serve, args=(running, gate, listening))):
+        for _ in range(3):
+            assert caller.asked(PULL, world.key.headers())[0] == 401
+        assert caller.asked("/docs", {})[0] == 404
+    caplog.clear()
+    asyncio.run(gate.report())
+    asyncio.run(gate.report())
+    (line,) = [record.getMessage() for record in caplog.records if record.name == gate_module.__name__]
+    assert line.endswith(f"3 x 401 to {HOST}, 1 x 404 to {HOST}")
+
+
 # The program --------------------------------------------------------------------------------------
 
 
@@ -680,6 +691,29 @@ def test_the_program(world: World, coordinator: Path):
             process.send_signal(signal.SIGTERM)
             _, said = process.communicate(timeout=PATIENCE)
     assert (process.returncode, said) == (-signal.SIGTERM, b"")
+
+
+def test_a_container_says_where_the_gate_listens(coordinator: Path, monkeypatch: pytest.MonkeyPatch):
+    opened: list[tuple[Path, int, str | None]] = []
+    monkeypatch.setattr(gate_module, "run_gate", lambda *each: opened.append(each))
+    monkeypatch.setattr(sys, "argv", ["gate", str(coordinator), "8001"])
+    gate_module.main()
+    monkeypatch.setenv(commands.GATE_ADDRESS, "superlink:8000")
+    gate_module.main()
+    assert opened == [(coordinator, 8001, None), (coordinator, 8001, "superlink:8000")]
+
+
+@pytest.mark.parametrize(
+    ("address", "host"),
+    [("127.0.0.1:0", HOST), ("localhost:0", HOST), ("[::1]:0", "::1"), ("fl.example.org:0", "0.0.0.0")],
+)
+def test_the_gate_listens_where_sites_can_reach_it(address: str, host: str):
+    try:
+        listening = listen(address, QUICK)
+    except OSError:
+        pytest.skip(f"this machine has no {host}")
+    with listening:
+        assert listening.getsockname()[0] == host
 
 
 def test_what_keeps_the_gate_from_opening(coordinator: Path, world: World):

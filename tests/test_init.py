@@ -29,6 +29,7 @@ from fedshift import api
 from fedshift.cli.app import app
 from fedshift.deployment import commands
 from fedshift.deployment.agreement import Agreement, FederationSettings, SiteSettings, read_site
+from fedshift.deployment.bundle import APP, SETTINGS
 from fedshift.deployment.folders import commented, make, planned, schema
 from fedshift.errors import FedshiftError
 from fedshift.settings.experiment import Experiment
@@ -125,6 +126,12 @@ def test_flowers_own_commands_find_what_serve_writes(trial: Path, tmp_path: Path
     assert {f"{name}={value}" for name, value in commands.environment(moved).items()} <= {*told}
 
 
+def test_the_app_is_one_that_flower_takes():
+    config = pytest.importorskip("flwr.common.config")
+    table = parse_toml((APP / SETTINGS).read_text(), SETTINGS)
+    assert config.validate_config(table, check_module=True, project_dir=APP) == (True, [], [])
+
+
 # Commands ----------------------------------------------------------------------------------------
 
 
@@ -138,14 +145,23 @@ def typed(page: Path) -> list[list[str]]:
 def parse(command: list[str]) -> None:
     """Let the program that a command names read its arguments."""
     program, *arguments = command
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of what Flower still asks typer for
-        from flwr.cli.app import app as flwr
+    if program == "flower-superlink":
+        from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
 
-        read = get_command({"flwr": flwr, "fedshift": app}[program])
-    while hasattr(read, "commands"):
-        read = read.commands[arguments.pop(0)]
-    read.make_context(program, arguments)
+        _parse_args_run_superlink().parse_args(arguments)
+    elif program == "flower-supernode":
+        from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
+
+        _parse_args_run_supernode().parse_args(arguments)
+    else:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of what Flower still asks typer for
+            from flwr.cli.app import app as flwr
+
+            command = get_command({"flwr": flwr, "fedshift": app}[program])
+        while hasattr(command, "commands"):
+            command = command.commands[arguments.pop(0)]
+        command.make_context(program, arguments)
 
 
 def test_every_command_of_the_readmes_is_one(trial: Path):
@@ -169,6 +185,17 @@ def test_a_mistyped_command_is_found():
             parse(wrong)
 
 
+def test_the_commands_name_files_that_are_there(trial: Path):
+    for folder, command in [
+        (trial / "coordinator", commands.superlink(8001)),
+        (trial / "sites/a", commands.supernode("127.0.0.1:8000", 9094)),
+    ]:
+        parse([*command])
+        named = [word for word in command if word.endswith((".key", ".pub", ".crt"))]
+        assert named
+        assert all((folder / name).is_file() for name in named)
+
+
 @pytest.fixture
 def compose(trial: Path) -> dict[str, Any]:
     yaml = pytest.importorskip("yaml")
@@ -183,6 +210,8 @@ def test_containers_run_the_same_commands(compose: dict[str, Any]):
         "superlink": commands.SERVE,
         **{f"site-{site}": [*commands.JOIN, "--address", inside] for site in SITES},
     }
+    for command in told.values():
+        parse([*command])
     assert services["superlink"]["environment"] == {commands.GATE_ADDRESS: inside}
 
 

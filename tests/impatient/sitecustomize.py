@@ -1,8 +1,8 @@
 """Where this folder is on Python's path, members wait less than Flower does, for which it has no settings.
 
 A SuperNode looks for messages a fraction of a second after its last look, not three, and is missed 30 seconds after its
-last heartbeat, not 60. A site whose folder has a file ``held`` answers nothing more when it has sent as many messages as
-the file says.
+last heartbeat, not 60. A site whose folder has a file ``held`` answers nothing more when it has sent as many messages
+as the file says.
 """
 
 import sys

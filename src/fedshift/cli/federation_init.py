@@ -171,10 +171,9 @@ def _tree(folder: Path, files: Iterable[str], sites: tuple[str, ...]) -> Tree:
 
 def _next(folder: Path, members: FederationSettings) -> list[str]:
     """The next three commands, as they are typed."""
-    coordinator, site = quote(str(folder / "coordinator")), quote(str(folder / "sites" / members.sites[0]))
-    enter = f"cd {coordinator} && . ./{commands.ENVIRONMENT} &&"
+    coordinator, site = str(folder / "coordinator"), str(folder / "sites" / members.sites[0])
     return [
-        f"fedshift federation check {site}",
-        f"{enter} {join(commands.superlink(members.address))}",
-        f"{enter} {join(commands.register(members.name, members.sites[0]))}",
+        f"fedshift federation check {quote(site)}",
+        join([*commands.SERVE, coordinator]),
+        join([*commands.JOIN, site]),
     ]

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import tomllib
 import zlib
-from functools import cache
 from io import BytesIO
 from pathlib import Path
 from zipfile import BadZipFile, ZipFile
 
-from fedshift.errors import needs
-
 APP = Path(__file__).with_name("app")
+SETTINGS, CODE = "pyproject.toml", "fedshift_federation.py"
+MANIFEST = ".info/CONTENT"  # digests of the other two, which Flower's builder adds
+LARGEST = 10_000  # bytes of a file that is looked at
 
 
 def is_ours(bundle: bytes) -> bool:
-    """Whether an app bundle of Flower has the files of the app that is installed here, and no others.
+    """Whether an app bundle of Flower is made of the app that is installed here.
 
-    Files are compared, not the archives: their bytes depend on the compression library of whoever packed them.
+    Contents are compared, not archives: an archive's bytes depend on the compression library of whoever packed it, and
+    Flower writes the settings anew.
 
     Args:
         bundle: what came, which may be anything.
@@ -24,17 +26,9 @@ def is_ours(bundle: bytes) -> bool:
     try:
         with ZipFile(BytesIO(bundle)) as archive:
             sizes = {file.filename: file.file_size for file in archive.infolist()}
-            if sizes != {name: len(content) for name, content in _ours().items()}:
-                return False  # before anything large is unpacked
-            return all(archive.read(name) == content for name, content in _ours().items())
+            if set(sizes) != {SETTINGS, CODE, MANIFEST} or max(sizes.values()) > LARGEST:
+                return False
+            code, settings = archive.read(CODE), tomllib.loads(archive.read(SETTINGS).decode())
     except (BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, OSError):  # no archive, or a damaged one
         return False
-
-
-@cache
-def _ours() -> dict[str, bytes]:
-    """The files of the bundle that Flower makes of the installed app, by name."""
-    with needs("flower", "A federation"):
-        from flwr.cli.build import build_fab_from_disk
-    with ZipFile(BytesIO(build_fab_from_disk(APP))) as archive:
-        return {name: archive.read(name) for name in archive.namelist()}
+    return code == (APP / CODE).read_bytes() and settings == tomllib.loads((APP / SETTINGS).read_text())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -55,7 +57,8 @@ class Control:
         """Every key in PEM that was registered, also one that was taken back."""
         from flwr.proto.control_pb2 import ListNodesRequest
 
-        return {bytes(node.public_key) for node in self._client.ListNodes(ListNodesRequest()).nodes_info}
+        with _answered():
+            return {bytes(node.public_key) for node in self._client.ListNodes(ListNodesRequest()).nodes_info}
 
     def register(self, name: str, key: bytes) -> None:
         """Make a site's key known.
@@ -66,12 +69,25 @@ class Control:
         """
         from flwr.proto.control_pb2 import RegisterNodeRequest
 
-        self._client.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
+        with _answered():
+            self._client.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
 
     def run_under_way(self) -> int | None:
         """The number of the newest run that has begun and not ended."""
         from flwr.proto.control_pb2 import ListRunsRequest
 
-        runs = self._client.ListRuns(ListRunsRequest(limit=20)).run_dict.values()
+        with _answered():
+            runs = self._client.ListRuns(ListRunsRequest(limit=20)).run_dict.values()
         under_way = [run for run in runs if run.status.status in RUNNING]
         return max(under_way, key=lambda run: run.running_at).run_id if under_way else None
+
+
+@contextmanager
+def _answered() -> Iterator[None]:
+    """Say in an error of ours that the SuperLink does not answer, or refuses."""
+    with needs("flower", "A federation"):
+        import httpx
+    try:
+        yield
+    except httpx.HTTPError as error:
+        raise FedshiftError(f"The SuperLink does not do what it is asked: {error}") from error

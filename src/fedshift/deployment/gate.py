@@ -181,7 +181,7 @@ class Gate:
         """Log how many requests were refused since the last time, in one line however many there were."""
         if self._refused:
             told = ", ".join(f"{count} x {what}" for what, count in self._refused.most_common(5))
-            log.warning("refused in the last %d seconds: %s", SECONDS_BETWEEN_REPORTS, told)
+            log.warning("without an answer of the SuperLink in the last %d seconds: %s", SECONDS_BETWEEN_REPORTS, told)
             self._refused.clear()
 
     def _judged(self, scope: Scope) -> dict[str, str]:

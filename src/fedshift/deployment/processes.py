@@ -13,12 +13,13 @@ from pathlib import Path
 
 from fedshift.deployment import commands
 from fedshift.deployment.agreement import Agreement
+from fedshift.deployment.folders import COORDINATOR, SITES
 from fedshift.deployment.orphan import with_parent
 from fedshift.deployment.supervisor import SECONDS_TO_END, end, free_port, listens, start
 from fedshift.errors import FedshiftError
 
 SECONDS_TO_START = 120.0
-COORDINATOR, RUN = "coordinator", "run"
+RUN = "run"
 
 
 class Processes:
@@ -61,7 +62,7 @@ class Processes:
 
     def start_site(self, site: str) -> None:
         """Start a site's `fedshift federation join`."""
-        self._start(site, commands.JOIN, self.folder / "sites" / site)
+        self._start(site, commands.JOIN, self.folder / SITES / site)
 
     def start_run(self) -> subprocess.Popen[bytes]:
         """Start `fedshift federation run`; the process ends with the run."""
@@ -75,7 +76,7 @@ class Processes:
         """Where a process writes what it prints."""
         if name in (COORDINATOR, RUN):
             return self.coordinator / commands.FLOWER / f"{name}.log"
-        return self.folder / "sites" / name / commands.FLOWER / "site.log"
+        return self.folder / SITES / name / commands.FLOWER / "site.log"
 
     def check(self) -> None:
         """Look whether all that should go on does.

@@ -14,6 +14,7 @@ import tomli_w
 from fedshift.deployment import commands
 from fedshift.deployment.bundle import APP
 from fedshift.deployment.control import Control, pem
+from fedshift.deployment.orphan import with_parent
 from fedshift.deployment.supervisor import Part, environment, free_port, listens, supervise
 from fedshift.errors import FedshiftError, needs
 from fedshift.files import make_folder, write
@@ -136,12 +137,12 @@ def serve(folder: Path, port: int | None, say: Callable[[str], None]) -> None:
     connection = {"address": f"127.0.0.1:{inner}", "root-certificates": str(member.folder / AUTHORITY)}
     make_folder(member.folder / commands.FLOWER)
     write(member.folder / CONNECTION, tomli_w.dumps({"superlink": {member.federation: connection}}))
-    parts = parts_of_coordinator(inner)
+    parts = superlink, gate, _ = parts_of_coordinator(inner)
     registry = _Registry(member.folder, inner, say)
 
     def meanwhile() -> None:
-        if parts[0].listens:
-            registry.look()
+        if registry.is_due and superlink.listens and registry.look():
+            gate.stop()  # it knows the keys that were there when it was started
 
     say(f"Sites reach this coordinator at {member.address}.")
     supervise(member.folder, parts, say, meanwhile)
@@ -153,38 +154,35 @@ class _Registry:
     def __init__(self, folder: Path, port: int, say: Callable[[str], None]) -> None:
         self._keys, self._authority = folder / KEYS, folder / AUTHORITY
         self._port, self._say = port, say
-        self._seen: dict[Path, float] = {}
+        self._seen: dict[Path, bytes] = {}
         self._due = 0.0
 
-    def look(self) -> None:
-        """Register the keys that are new in the folder; what fails is tried again."""
-        if time.monotonic() < self._due:
-            return
-        self._due = time.monotonic() + SECONDS_BETWEEN_KEYS
-        new = {file: file.stat().st_mtime for file in sorted(self._keys.glob("*.pub"))}
-        if new == self._seen:
-            return
-        import httpx
+    @property
+    def is_due(self) -> bool:
+        """Whether the last look was long ago."""
+        return time.monotonic() >= self._due
 
+    def look(self) -> bool:
+        """Register the keys that are new in the folder; whether they have changed since the last look.
+
+        What fails is tried again.
+        """
+        self._due = time.monotonic() + SECONDS_BETWEEN_KEYS
+        now = {file: file.read_bytes() for file in sorted(self._keys.glob("*.pub"))}
+        if now == self._seen:
+            return False
         try:
             with Control(self._port, self._authority) as control:
                 known = control.keys()
-                for file in new:
-                    self._register(control, known, file)
-        except httpx.HTTPError as error:
-            self._say(f"The keys in '{self._keys}' are not registered yet ({error}).")
-            return
-        self._seen = new
-
-    def _register(self, control: Control, known: set[bytes], file: Path) -> None:
-        try:
-            key = pem(file)
+                for file in now:
+                    if (key := pem(file)) not in known:
+                        control.register(file.stem, key)
+                        self._say(f"The key of {file.stem} is registered.")
         except FedshiftError as error:
-            self._say(str(error))
-            return
-        if key not in known:
-            control.register(file.stem, key)
-            self._say(f"The key of {file.stem} is registered.")
+            self._say(f"The keys in '{self._keys}' are not all registered yet: {error}")
+            return False
+        changed, self._seen = bool(self._seen), now
+        return changed
 
 
 def run(folder: Path) -> int:
@@ -216,7 +214,9 @@ def run(folder: Path) -> int:
             number = control.run_under_way()
         if number is not None:
             command = commands.follow_run(number, member.federation)
-    code = subprocess.run(command, cwd=member.folder, env=environment(member.folder), check=False).returncode
+    code = subprocess.run(
+        with_parent(command), cwd=member.folder, env=environment(member.folder), check=False
+    ).returncode
     return code or int(not of_run.finished)
 
 

@@ -44,7 +44,7 @@ class Part:
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
     _began: float = field(default=0.0, init=False)
     _due: float = field(default=0.0, init=False)
-    _pause: float = field(default=PAUSES[0], init=False)
+    _pause: float = field(default_factory=lambda: PAUSES[0], init=False)
 
     @property
     def log(self) -> Path:

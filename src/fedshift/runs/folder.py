@@ -164,7 +164,7 @@ class RunFolder:
     def carried_on_by(self) -> str:
         """What carries the run on."""
         if self.readable and self.identity.host == "federation":
-            return "`flwr run` in the coordinator's folder"
+            return "`fedshift federation run` in the coordinator's folder"
         return carried_on_by(self.path)
 
     def check_host(self) -> None:

@@ -1,0 +1,265 @@
+"""`fedshift federation serve`, `join` and `run`: what they start, start again and end, without Flower's processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedshift.cli.app import app
+from fedshift.deployment import commands, serving, supervisor
+from fedshift.deployment.serving import inner_port, join, parts_of_coordinator, run, serve
+from fedshift.deployment.supervisor import Part, end, free_port, listens, supervise
+from refusal import refuses
+
+pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
+from conftest import Make
+from fedshift.deployment import folders
+from fedshift.deployment.agreement import FederationSettings
+from fedshift.deployment.keys import site_pair
+
+PATIENCE = 120.0
+LISTENING = "import socket, time; s = socket.create_server(('127.0.0.1', {port})); time.sleep(600)"
+"""A program that listens at a port."""
+
+
+class EnoughError(Exception):
+    """What ends a supervisor in a test."""
+
+
+@pytest.fixture
+def plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts are plain programs: their commands are ``python`` and arguments."""
+    monkeypatch.setattr(supervisor, "with_parent", lambda command: [sys.executable, *command])
+    monkeypatch.setattr(supervisor, "PAUSES", (0.1, 0.4))
+
+
+def until(there: Callable[[], bool]) -> Callable[[], None]:
+    """What a supervisor does meanwhile: it ends when something is so."""
+    late = time.monotonic() + PATIENCE
+
+    def look() -> None:
+        if there():
+            raise EnoughError
+        assert time.monotonic() < late, "it takes too long"
+
+    return look
+
+
+def sleeping(name: str, after: Part | None = None) -> Part:
+    return Part(name, ["-c", "import time; time.sleep(600)"], after=after)
+
+
+def test_what_needs_another_waits_until_that_listens_and_starts_again_with_it(plain: None, tmp_path: Path):
+    port, lines, seen = free_port(), list[str](), list[int]()
+    first = Part("SuperLink", ["-c", LISTENING.format(port=port)], port=port)
+    second = sleeping("executor", after=first)
+
+    def both_twice() -> bool:
+        if second.process is None or second.process.pid in seen:
+            return False
+        assert listens("127.0.0.1", port)
+        seen.append(second.process.pid)
+        if len(seen) == 1 and first.process is not None:
+            first.process.kill()
+        return len(seen) == 2
+
+    with pytest.raises(EnoughError):
+        supervise(tmp_path, [first, second], lines.append, until(both_twice))
+    assert not listens("127.0.0.1", port)
+    started = ["The SuperLink is started.", "The executor is started."]
+    assert [line for line in lines if "ended" not in line] == started * 2
+    (ended,) = (line for line in lines if "ended" in line)
+    assert "The SuperLink has ended (SIGKILL" in ended
+    assert str(tmp_path / "flower/superlink.log") in ended
+
+
+def test_pauses_grow_for_what_ends_again_and_again(plain: None, tmp_path: Path):
+    part, lines = Part("SuperNode", ["-c", "exit(3)"]), list[str]()
+    with pytest.raises(EnoughError):
+        supervise(tmp_path, [part], lines.append, until(lambda: len(lines) >= 8))
+    ended = [line for line in lines if "ended" in line]
+    assert all("exit code 3" in line for line in ended)
+    assert [line.partition("again in ")[2].partition(" ")[0] for line in ended] == ["0.1", "0.2", "0.4", "0.4"]
+
+
+def test_the_secret_is_private_new_and_removed(plain: None, tmp_path: Path):
+    found, path = list[bytes](), tmp_path / commands.SECRET
+
+    def read() -> bool:
+        assert path.stat().st_mode & 0o777 == 0o600
+        found.append(path.read_bytes())
+        return True
+
+    for _ in range(2):
+        with pytest.raises(EnoughError):
+            supervise(tmp_path, [], list[str]().append, until(read))
+        assert not path.exists()
+    assert len(found[0]) == 64
+    assert found[0] != found[1]
+
+
+def test_children_end_with_a_supervisor_that_is_killed(tmp_path: Path):
+    """Also those whose main thread never runs again."""
+    code = (
+        "from pathlib import Path; from fedshift.deployment.supervisor import *; "
+        f"supervise(Path({str(tmp_path)!r}), [Part('SuperNode', ['-m', 'stubborn'])], print)"
+    )
+    (tmp_path / "stubborn.py").write_text("import threading\nprint('up', flush=True)\nthreading.Event().wait()\n")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    parent = subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.DEVNULL)
+    log, late = tmp_path / "flower/supernode.log", time.monotonic() + PATIENCE
+    while not (log.exists() and "up" in log.read_text()):
+        assert time.monotonic() < late
+        time.sleep(0.05)
+    (child,) = children(parent.pid)
+    parent.kill()
+    parent.wait()
+    while Path(f"/proc/{child}").exists() and "Z" not in Path(f"/proc/{child}/stat").read_text().rpartition(")")[2]:
+        assert time.monotonic() < late
+        time.sleep(0.05)
+
+
+def children(pid: int) -> list[int]:
+    listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    rows = [[int(word) for word in line.split()] for line in listed.splitlines()]
+    return [child for child, parent in rows if parent == pid]
+
+
+def test_what_does_not_end_by_itself_is_ended(tmp_path: Path):
+    code = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"up\n"
+    end([process], 0.2)
+    assert process.returncode == -signal.SIGKILL
+    process.stdout.close()
+
+
+# A member's folder --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def trial(make: Make, tmp_path: Path) -> Path:
+    """A federation of two sites, which uses ports that are free."""
+    address = f"127.0.0.1:{free_port()}"
+    agreed = FederationSettings(
+        name="trial", sites=("a", "b"), shape=(1, 10, 10), classes=("0", "1", "2"), address=address
+    )
+    experiment = make({"protocol": {"name": "in-domain"}, "data": {"name": "arrays", "path": "data/samples.npz"}})
+    folders.make(tmp_path / "trial", folders.planned(tmp_path / "trial", agreed, experiment))
+    return tmp_path / "trial"
+
+
+def printed(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["federation", *arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_dry_runs_show_commands_of_flower_that_leave_apps_alone(trial: Path):
+    before = sorted(trial.rglob("*"))
+    served = printed("serve", str(trial / "coordinator"), "--control-port", "9000", "--dry-run")
+    joined = printed("join", str(trial / "sites/a"), "--dry-run")
+    for lines in (served, joined):
+        flower = next(line for line in lines.splitlines() if "--port" in line)
+        assert f"--isolation process --superexec-auth-secret-file {commands.SECRET}" in flower
+    assert "--host 127.0.0.1 --port 9000" in served
+    assert "python -m fedshift.deployment.gate . 9000" in served
+    assert "--enable-supernode-auth" in served
+    assert "--insecure" not in served + joined
+    assert "fedshift.deployment.executor site . --address 127.0.0.1:" in joined
+    assert "flwr run " in printed("run", str(trial / "coordinator"), "--dry-run")
+    assert sorted(trial.rglob("*")) == before
+
+
+def test_folders_that_are_none_are_refused_by_name(trial: Path, tmp_path: Path):
+    with refuses(str(tmp_path / "federation.toml"), "fedshift federation init"):
+        join(tmp_path, None, print)
+    with refuses("keys/site.key", "right member"):
+        join(trial / "coordinator", None, print)
+    with refuses("superlink.crt", "right member"):
+        serve(trial / "sites/a", None, print)
+    with refuses("--address = 'nowhere'", "host:port"):
+        join(trial / "sites/a", "nowhere", print)
+    with refuses("does not run", "fedshift federation serve"):
+        run(trial / "coordinator")
+
+
+def test_ports_that_cannot_be_are_refused(trial: Path):
+    assert inner_port("fl.example.org:8000") == 8001
+    assert inner_port("fl.example.org:8000", 7) == 7
+    with refuses("65536", "--control-port"):
+        inner_port("fl.example.org:65535")
+    with refuses("8000", "--control-port"):
+        inner_port("fl.example.org:8000", 8000)
+
+
+def test_a_port_that_is_taken_is_named(trial: Path):
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with refuses(f"port {port}", "--control-port"):
+            serve(trial / "coordinator", port, print)
+
+
+def test_the_superlink_is_reached_from_its_machine_only():
+    superlink, gate, executor = parts_of_coordinator(9000)
+    at = superlink.command.index("--host")
+    assert superlink.command[at : at + 4] == ["--host", "127.0.0.1", "--port", "9000"]
+    assert gate.after is None
+    assert executor.after is superlink
+
+
+class Known:
+    """A SuperLink's control interface that knows some keys."""
+
+    def __init__(self) -> None:
+        self.registered = dict[str, bytes]()
+        self.broken = False
+
+    def __call__(self, *_: object) -> Known:
+        return self
+
+    def __enter__(self) -> Known:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def keys(self) -> set[bytes]:
+        if self.broken:
+            raise serving.FedshiftError("it is not there yet")
+        return set(self.registered.values())
+
+    def register(self, name: str, key: bytes) -> None:
+        assert name not in self.registered
+        self.registered[name] = key
+
+
+def test_keys_are_registered_once_also_those_that_come_later(trial: Path, monkeypatch: pytest.MonkeyPatch):
+    control, lines = Known(), list[str]()
+    monkeypatch.setattr(serving, "Control", control)
+    monkeypatch.setattr(serving, "SECONDS_BETWEEN_KEYS", 0.0)
+    registry = serving._Registry(trial / "coordinator", 1, lines.append)
+    control.broken = True
+    assert not registry.look()
+    assert "not all registered yet: it is not there yet" in lines.pop()
+    control.broken = False
+    assert not registry.look()
+    assert lines == ["The key of a is registered.", "The key of b is registered."]
+    assert not registry.look()
+    (trial / "coordinator/keys/c.pub").write_bytes(site_pair().public)
+    assert registry.look()
+    assert lines[2:] == ["The key of c is registered."]
+    assert list(control.registered) == ["a", "b", "c"]
