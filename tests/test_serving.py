@@ -106,6 +106,16 @@ def test_the_secret_is_private_new_and_removed(plain: None, tmp_path: Path):
     assert found[0] != found[1]
 
 
+def test_a_member_is_started_once(plain: None, tmp_path: Path):
+    def again() -> bool:
+        with refuses(str(tmp_path), "end them there first"):
+            supervise(tmp_path, [], list[str]().append)
+        return (tmp_path / commands.SECRET).exists()
+
+    with pytest.raises(EnoughError):
+        supervise(tmp_path, [], list[str]().append, until(again))
+
+
 def test_children_end_with_a_supervisor_that_is_killed(tmp_path: Path):
     """Also those whose main thread never runs again."""
     code = (
