@@ -2,8 +2,8 @@
 
 A coordinator and three sites carry out FedSR. At random moments a random process of theirs is killed, and what a user
 would start again is started again; the rest is left to the members' own commands. A round goes on without a site that
-is away, and its absence is on record; so the weights at the end must be, bit for bit, those of a run in one process that
-nothing disturbs but the same absences.
+is away, and its absence is on record; so the weights at the end must be, bit for bit, those of a run in one process
+that nothing disturbs but the same absences.
 (FedSR's clients keep no state: whether a site that was killed had already trained makes no difference to the others.)
 
     python benchmarks/kills.py --kills 10 --rounds 30 --seed 0

@@ -20,9 +20,13 @@ from fedshift.deployment.supervisor import Part, end, free_port, listens, superv
 from refusal import refuses
 
 pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
+from flwr.proto.runtime_pb2 import AcquireTaskRequest
+from flwr.supercore.constant import TaskType
+
 from conftest import Make
-from fedshift.deployment import folders
+from fedshift.deployment import executor, folders
 from fedshift.deployment.agreement import FederationSettings
+from fedshift.deployment.executor import carry_out_tasks
 from fedshift.deployment.keys import site_pair
 
 PATIENCE = 120.0
@@ -104,6 +108,16 @@ def test_the_secret_is_private_new_and_removed(plain: None, tmp_path: Path):
         assert not path.exists()
     assert len(found[0]) == 64
     assert found[0] != found[1]
+
+
+def test_a_member_is_started_once(plain: None, tmp_path: Path):
+    def again() -> bool:
+        with refuses(str(tmp_path), "end them there first"):
+            supervise(tmp_path, [], list[str]().append)
+        return (tmp_path / commands.SECRET).exists()
+
+    with pytest.raises(EnoughError):
+        supervise(tmp_path, [], list[str]().append, until(again))
 
 
 def test_children_end_with_a_supervisor_that_is_killed(tmp_path: Path):
@@ -263,3 +277,32 @@ def test_keys_are_registered_once_also_those_that_come_later(trial: Path, monkey
     assert registry.look()
     assert lines[2:] == ["The key of c is registered."]
     assert list(control.registered) == ["a", "b", "c"]
+
+
+# Tasks --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("role", "kind"), [("site", "flwr-clientapp"), ("coordinator", "flwr-serverapp")])
+def test_tasks_of_other_kinds_are_neither_asked_for_nor_done(
+    role: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    from flwr.proto.runtime_pb2 import AcquireTaskResponse
+    from flwr.proto.task_pb2 import Task
+
+    given = [(other, "no") for other in TaskType if other != kind] + [("", ""), (kind, "yes")]
+    asked, done = list[list[str]](), list[str]()
+
+    class Flower:
+        def AcquireTask(self, request: AcquireTaskRequest) -> AcquireTaskResponse:  # noqa: N802  # Flower's name
+            asked.append(list(request.supported_task_types))
+            if not given:
+                raise EnoughError
+            what, token = given.pop(0)
+            return AcquireTaskResponse(task=Task(type=what), token=token) if token else AcquireTaskResponse()
+
+    monkeypatch.setattr(executor, "_client", lambda *_, **__: Flower())
+    monkeypatch.setattr(executor, "SECONDS_BETWEEN_ASKING", {role: 0.0})
+    with pytest.raises(EnoughError):
+        carry_out_tasks(role, tmp_path, "127.0.0.1:1", b"secret", lambda folder, address, token: done.append(token))
+    assert done == ["yes"]
+    assert all(each == [kind] for each in asked)

@@ -25,7 +25,8 @@ def with_parent(command: list[str]) -> list[str]:
     Args:
         command: an installed command with its arguments, or ``-m``, a module and its arguments.
     """
-    return [sys.executable, "-m", "fedshift.deployment.orphan", str(os.getpid()), *command]
+    # -P: nothing is imported from the folder that it works in, which is a member's.
+    return [sys.executable, "-P", "-m", "fedshift.deployment.orphan", str(os.getpid()), *command]
 
 
 def end_with(parent: int) -> None:

@@ -15,9 +15,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from fedshift import files
 from fedshift.deployment import commands
 from fedshift.deployment.orphan import with_parent
+from fedshift.errors import FedshiftError
 
 SECONDS_BETWEEN_LOOKS = 0.2
 SECONDS_TO_END = 5.0
@@ -95,8 +98,11 @@ def supervise(
         parts: its processes, each after those that it needs.
         say: takes a line on what has happened.
         meanwhile: called again and again while they run.
+
+    Raises:
+        FedshiftError: another process does this already.
     """
-    with _secret(folder / commands.SECRET):
+    with _alone(folder), _secret(folder / commands.SECRET):
         try:
             while True:
                 _look_after(folder, parts, say)
@@ -120,9 +126,21 @@ def _look_after(folder: Path, parts: Sequence[Part], say: Callable[[str], None])
 
 
 @contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keep others from starting the same member's processes."""
+    files.make_folder(folder / commands.FLOWER)
+    try:
+        with FileLock(folder / commands.FLOWER / ".lock", timeout=0):
+            yield
+    except Timeout as error:
+        raise FedshiftError(
+            f"The processes of '{folder}' run already, started in another terminal: end them there first."
+        ) from error
+
+
+@contextmanager
 def _secret(path: Path) -> Iterator[None]:
     """A file with a secret that is new each time, which nobody else may read."""
-    files.make_folder(path.parent)
     files.write(path, secrets.token_hex(32), private=True)
     try:
         yield
