@@ -31,7 +31,7 @@ from fedshift.federation.preparation import Column
 from fedshift.files import digest_of
 from fedshift.settings.experiment import Experiment
 from fedshift.settings.grid import text_of
-from fedshift.settings.spec import AtMost, FolderName, Processors, Spec, as_toml, check_names, setting
+from fedshift.settings.spec import AtMost, FolderName, NonNegative, Processors, Spec, as_toml, check_names, setting
 from fedshift.settings.written import parse_toml
 from fedshift.streams import Streams
 
@@ -56,6 +56,9 @@ class FederationSettings(Spec):
     deadline: Seconds = setting(600.0, help="seconds that sites have for an exchange; a later answer is not merged")
     wait: Seconds = setting(600.0, help="seconds that the coordinator waits for sites to connect before a run")
     largest: Megabytes = setting(1000, help="megabytes of a message at most")
+    norm_factor: NonNegative = setting(
+        20.0, help="how many times the median norm of its cohort an update may have to be merged; 0: any"
+    )
 
     def __post_init__(self) -> None:
         """Check the settings.
@@ -68,6 +71,11 @@ class FederationSettings(Spec):
         check_spelling("class", dict.fromkeys(self.classes, "in federation.toml"))
         if len(set(self.sites)) < len(self.sites) or not self.sites:
             raise FedshiftError(f"sites = {list(self.sites)}: give at least one site, each once.")
+        if 0 < self.norm_factor <= 1:
+            raise FedshiftError(
+                f"norm_factor = {self.norm_factor:g} in federation.toml would leave out every update above the median: "
+                "give a factor above 1, such as 20, or 0 for no comparison."
+            )
         if len(self.classes) < 2 or not self.shape or min(self.shape) < 1:
             raise FedshiftError("federation.toml needs two classes at least, and a shape of numbers from 1.")
         if self.columns and (not all(self.columns) or self.shape != (len(self.columns),)):

@@ -17,10 +17,12 @@ from typing import Any
 
 from fedshift import files
 from fedshift.coordinator.coordinator import Coordinator, Received
-from fedshift.core.contract import Round
+from fedshift.coordinator.outliers import Limits
+from fedshift.core.contract import Round, ServerState
 from fedshift.core.messages import Missing, Order
 from fedshift.core.setup import Setup
 from fedshift.deployment.agreement import Agreement
+from fedshift.deployment.doubts import Doubts
 from fedshift.deployment.leaving import CATEGORIES
 from fedshift.deployment.link import Away, Link
 from fedshift.deployment.members import Came, Members, refuses
@@ -41,7 +43,7 @@ from fedshift.runs.schema import Timed
 from fedshift.runs.seals import sealed_json, unsealed_json
 from fedshift.runs.trained import Blueprint
 from fedshift.runs.weights import Selection, final_weights, read_weights
-from fedshift.simulation.checkpoint import NEXT, Checkpoint, Execution, commit, saved
+from fedshift.simulation.checkpoint import NEXT, Checkpoint, Execution, saved
 from fedshift.simulation.listener import Task
 from fedshift.simulation.plan import PlannedStage
 from fedshift.simulation.simulation import choose_device
@@ -69,25 +71,40 @@ def coordinate(folder: Path, link: Link, progress: Progress) -> RunFolder:
         setup = agreement.setup(choose_device(agreement.experiment.run.device))
         choice = asked_for(setup, replace(agreement.experiment.run, engine="sequential"))
         with open_engine(choice, progress.note) as engine:
-            _Run(agreement, setup, run, link, engine, progress).carry_out()
+            under_way = _Run(agreement, setup, run, link, engine, progress)
+            while not under_way.carry_out():
+                under_way = _Run(agreement, setup, run, link, engine, progress, under_way.display)
     return run
+
+
+class _GoesBackError(Exception):
+    """The coordinator begins again from an earlier checkpoint."""
 
 
 class _Run:
     """A run under way."""
 
     def __init__(
-        self, agreement: Agreement, setup: Setup, folder: RunFolder, link: Link, engine: Engine, progress: Progress
+        self,
+        agreement: Agreement,
+        setup: Setup,
+        folder: RunFolder,
+        link: Link,
+        engine: Engine,
+        progress: Progress,
+        display: RunProgress | None = None,
     ) -> None:
-        """Go back to the last checkpoint, if there is one."""
+        """Go back to the last checkpoint, if there is one; ``display`` is that of the run which goes back."""
         self.agreement, self.setup, self.folder, self.engine = agreement, setup, folder, engine
         self.read = parts_of_model(agreement, setup)
-        self.coordinator = Coordinator(self.setup, agreement.clients)
+        limits = Limits(agreement.federation.norm_factor, tell=self._tell_left_out)
+        self.coordinator = Coordinator(self.setup, agreement.clients, limits)
+        self.doubts = Doubts(folder.path, folder.identity.fingerprint)
         self.selection = Selection(folder.path, folder.identity.fingerprint)
         self.records, self.scoring = self._go_back(), self._pending()
         self.scored = read_weights(self.coordinator, self.read)  # the model that waits for scores, if one does
         self.session = Session(agreement.run, time.time_ns(), self.position, agreement.digest)
-        self.display = self._begin_display(progress)
+        self.display = display or self._begin_display(progress)
         self.members = Members(agreement.federation, link, self.display)
         self.since, self.seconds = self.position, 0.0
 
@@ -101,8 +118,8 @@ class _Run:
         """Every site, in order."""
         return self.agreement.federation.sites
 
-    def carry_out(self) -> None:
-        """Round after round to the end."""
+    def carry_out(self) -> bool:
+        """Round after round to the end; whether it was reached: if not, the run begins again from its checkpoint."""
         try:
             if self.scoring is not None or self.position < len(self.coordinator.schedule):
                 self._join()
@@ -112,9 +129,12 @@ class _Run:
                 self._round()
             self._score()
             self._finish()
+        except _GoesBackError:
+            return False
         except Exception as error:
             self.display.failed(str(error))
             raise
+        return True
 
     # Who takes part -------------------------------------------------------------------------------
 
@@ -157,8 +177,8 @@ class _Run:
         reply: Any = None
         with suppress(StopIteration):  # the round is over
             while True:
-                request = asking.send(reply)
-                reply = self.engine.serve(request) if isinstance(request, ServerJob) else self._order(round, request)
+                request = asking.throw(reply) if isinstance(reply, Exception) else asking.send(reply)
+                reply = self._served(request) if isinstance(request, ServerJob) else self._order(round, request)
         self.display.round(self.position, self.coordinator.bytes_down, self.coordinator.bytes_up)
         self.seconds += time.perf_counter() - started
         if self.setup.scored(round):
@@ -171,11 +191,20 @@ class _Run:
                 self._score()
         self._save()
 
+    def _served(self, job: ServerJob) -> tuple[ServerState, dict[str, float]] | Exception:
+        """What comes of the server's work; an error is the coordinator's to judge."""
+        try:
+            return self.engine.serve(job)
+        except Exception as error:
+            return error
+
     def _score(self) -> None:
         """Have the model scored that waits for it, if one does, by messages of their own."""
         if self.scoring is not None:
             self.members.wait_for(self.sites, len(self.sites), self._fewest(len(self.sites)))
-            self._note_scores(self.members.ask({site: self._work(site) for site in self.scoring.orders}))
+            replies = self.members.ask({site: self._work(site) for site in self.scoring.orders})
+            self._judge(replies)
+            self._note_scores(replies)
 
     def _order(self, round: Round, orders: Sequence[Order]) -> list[Received]:
         """What comes of orders; a model that is to be scored goes along."""
@@ -187,8 +216,35 @@ class _Run:
         self.display.begin_task(Task(round, exchange, len(orders), len(orders), *sent))
         asked = [site for site in self.sites if site in by_site or site in scored]
         replies = self.members.ask({site: self._work(site, by_site.get(site)) for site in asked})
+        self._judge(replies, exchange)
         self._note_scores(replies)
         return [_received(order, names[order.client], replies[names[order.client]]) for order in orders]
+
+    def _judge(self, came: Mapping[str, Came], exchange: str = "") -> None:
+        """Hear from sites whether they can work with the newest model, and go back where most of them cannot.
+
+        The site whose answer was the largest has no say against that.
+
+        Args:
+            came: what came of requests with the model.
+            exchange: the exchange, if the requests had an order.
+        """
+        worked = {site for site, each in came.items() if isinstance(each, Done) and (each.answer or each.scores)}
+        diverged = {site for site, each in came.items() if isinstance(each, Failed) and each.reason == "diverged"}
+        suspect = self.doubts.next_of(self.coordinator.suspects)
+        if suspect is not None:
+            name = self.coordinator.names[suspect.client]
+            if len(diverged - {name}) > len(worked - {name}):
+                why = (
+                    f"{', '.join(sorted(diverged))} cannot work with the model: round {suspect.position} of the run is "
+                    f"repeated without the answer of {name}, the largest of its cohort"
+                )
+                self.members.tell("coordinator", "goes back", why)
+                self.doubts.go_back(suspect)
+                raise _GoesBackError
+        # Later exchanges of a round are sent a model that no checkpoint has yet.
+        if worked and (not exchange or exchange == self.coordinator.next_round.stage.exchanges[0].name):
+            self.doubts.works(self.position)
 
     def _work(self, site: str, order: Order | None = None) -> Work:
         """What a site is asked for: the order, if there is one, and the model that it scores."""
@@ -242,17 +298,22 @@ class _Run:
             checkpoint = Checkpoint.load(path, self.agreement.experiment.fingerprint, self.setup.device)
             checkpoint.restore(self.coordinator)
             if path.name == NEXT:
-                commit(self.folder.path)
+                self.doubts.commit()
+        self.coordinator.suspects = self.doubts.suspects
+        if suspect := self.doubts.left_out:
+            why = "with its answer, the largest of its cohort, most sites could not work with the model"
+            self.coordinator.left_out = {(suspect.position, suspect.exchange): {suspect.client: why}}
         self.selection.go_back(
             self.folder.records(), read_weights(self.coordinator, self.read).likes if position else {}
         )
-        self._saved = position
+        self._saved = self.doubts.sound
         federation = self.agreement.federation
         inputs, clients = self.agreement.inputs, self.agreement.clients
         environments, columns = tuple(clients.values()), federation.names_of_columns
         blueprint = Blueprint(federation.shape, federation.classes, clients, inputs, environments, "", columns)
         sizes = {"domains": clients, "samples": {}}  # how many is the sites' to know
-        self.folder.write_json(FEDERATION, blueprint.table() | sizes)
+        limits = {"norm_factor": federation.norm_factor}
+        self.folder.write_json(FEDERATION, blueprint.table() | sizes | limits)
         return records
 
     def _save(self) -> None:
@@ -260,9 +321,11 @@ class _Run:
         self.folder.write_json(MESSAGES, self.coordinator.ledger.declaration())
         execution = Execution({"engine": "federation"}, (self.folder.path.name,))
         fingerprint = self.agreement.experiment.fingerprint
+        self.doubts.save(self.coordinator.suspects)
+        self.coordinator.suspects = self.doubts.suspects
         Checkpoint.of(fingerprint, self.coordinator, {}, self.records.chain, execution).save(self.folder.path / NEXT)
-        commit(self.folder.path)
-        self._saved = self.position
+        self.doubts.commit()
+        self._saved = self.doubts.sound
 
     def _finish(self) -> None:
         """Write the final tensors and the summary."""
@@ -270,6 +333,7 @@ class _Run:
         coordinator = self.coordinator
         self.folder.write_weights(*final_weights(coordinator, self.read))
         self.folder.write_json(MESSAGES, coordinator.ledger.declaration())
+        self.doubts.forget()
         self.folder.write_summary(self._notes())
         self.display.end()
 
@@ -287,6 +351,10 @@ class _Run:
         return [*notes, *self.setup.notes_on_rates, *self.setup.method.notes(self.coordinator.state)]
 
     # What is told ---------------------------------------------------------------------------------
+
+    def _tell_left_out(self, site: str, why: str, about: Mapping[str, Any]) -> None:
+        """Tell of an answer that is as declared, and not merged."""
+        self.members.tell(site, "left out", why, **about)
 
     def _begin_display(self, progress: Progress) -> RunProgress:
         """A round's work is counted in answers here, since only sites know their steps."""
