@@ -342,6 +342,8 @@ class _Run:
         notes = [f"Carried out by {len(self.sites)} sites, each with its own data: {', '.join(self.sites)}."]
         if kept := sorted(name for name in self.read if self.setup.parts[name].scope == "client"):
             notes.append(f"{', '.join(kept)} of each model stayed at its site; the weights here are what sites share.")
+        if factor := self.agreement.federation.norm_factor:
+            notes.append(f"An answer of more than {factor:g} times the norm that is usual in its cohort is not merged.")
         records = self.folder.records()
         if not records:
             notes.append("No site has scored both validation and test environments, so there is no record.")

@@ -26,6 +26,7 @@ from fedshift.simulation.checkpoint import CURRENT, About, commit, saved
 
 PREVIOUS = "checkpoint.previous.safetensors"
 DOUBTS = "doubts.json"
+_WITHOUT = f"Remove {DOUBTS} beside it: the run then goes on from its last checkpoint."
 
 
 class _Merged(File):
@@ -153,7 +154,7 @@ class Doubts:
             files.remove(newest)
             return
         if not previous.exists() or said_of(previous, "checkpoint", About).position != back:
-            raise DamagedError(f"'{previous}' should be the checkpoint after {back} rounds, and is not.")
+            raise DamagedError(f"'{previous}' should be the checkpoint after {back} rounds, and is not. {_WITHOUT}")
         files.rename(previous, newest)
 
     def _read(self) -> _Said:
@@ -163,7 +164,7 @@ class Doubts:
         try:
             return checked(unsealed_json(path.read_bytes(), self._fingerprint), _Said)
         except (OSError, ValueError) as error:
-            raise DamagedError(f"'{path}' is not what was written ({error}).") from error
+            raise DamagedError(f"'{path}' is not what was written ({error}). {_WITHOUT}") from error
 
     def _write(self, said: _Said) -> None:
         files.write(self._folder / DOUBTS, sealed_json(said.model_dump(), self._fingerprint))
