@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
+from torch import Tensor
 
 from fedshift.coordinator.ledger import Direction, Ledger, in_ranges
-from fedshift.core.contract import Declared, Exchange, send_nothing_else
+from fedshift.core.contract import Bound, Declared, Exchange, Phase, send_nothing_else
 from fedshift.core.messages import Answer, Message, Order, Signature, Telemetry
-from fedshift.core.setup import Setup
+from fedshift.core.setup import STEPS, Setup
 from fedshift.core.tensors import Tensors
+from fedshift.engines.lane import steps_of
 from fedshift.errors import DivergedError, FedshiftError
+
+MOST_SAMPLES = 10**9  # of a client that has not declared how many it has
+LARGEST_TERM = 1e30  # of a loss
 
 
 def check_scopes(setup: Setup, message: Message, exchange: Exchange, hook: str, where: str = "") -> None:
@@ -91,6 +96,60 @@ def check_answer(setup: Setup, answer: Answer, exchange: Exchange, where: str) -
             f"'{name}' is not finite after the last step of {where}, exchange '{exchange.name}'.",
             "The last checkpoint, if there is one, is kept. A smaller learning rate usually helps: "
             f"--set train.lr={setup.train.lr / 10:g}",
+        )
+
+
+def check_numbers(setup: Setup, answer: Answer, exchange: Exchange, where: str, samples: int | None) -> None:
+    """The counts of an answer are possible ones for its client, and its loss terms are of a size that can be recorded.
+
+    Args:
+        setup: the run.
+        answer: what a client sent, with the tensors that the exchange declares.
+        exchange: what it was asked for.
+        where: the client and the round, for messages.
+        samples: how many training samples the client has declared; None: it has not, and a billion is the bound.
+
+    Raises:
+        FedshiftError: a count is negative or too large, a total is 0, or a loss term is beyond 1e30.
+    """
+    about = f"The reply of {where} in the exchange '{exchange.name}'"
+    n = MOST_SAMPLES if samples is None else samples
+    for name, bound in setup.bounds(exchange).items():
+        _check_counts_in(name, answer.up[name].cpu().double(), _most(bound, setup, exchange, n), bound, about)
+    for name, value in answer.telemetry.items():
+        if name == STEPS:
+            _check_counts_in(name, value.cpu().double(), _most("steps", setup, exchange, n), "steps", about)
+        elif abs(float(value)) > LARGEST_TERM:
+            raise FedshiftError(f"{about} has {name} = {float(value):g}, beyond {LARGEST_TERM:g}.")
+
+
+def _most(bound: Bound, setup: Setup, exchange: Exchange, samples: int) -> int:
+    """How large a count may be."""
+    if bound in ("total", "each"):
+        return samples
+    steps = drawn = 0
+    for phase in exchange.phases:
+        if isinstance(phase, Phase):
+            batch = max(1, min(phase.batch or setup.train.batch, samples))
+            of_phase = steps_of(phase, setup.train, max(1, samples // batch))
+            steps += of_phase
+            drawn += of_phase * batch
+    return steps if bound == "steps" else max(samples, drawn)
+
+
+def _check_counts_in(name: str, counts: Tensor, most: int, bound: Bound, about: str) -> None:
+    """Raise an error unless counts, as float64, are from 0 to ``most``; a total is that of all, and at least 1."""
+    wrong = counts[(counts < 0) | (counts > most)]
+    if wrong.numel():
+        raise FedshiftError(
+            f"{about} has {float(wrong[0]):.17g} in '{name}', a count: from 0 to {most:,} are possible, by what the "
+            "site declared when it joined."
+        )
+    total = float(counts.sum())
+    if bound == "total" and not 1 <= total <= most:
+        raise FedshiftError(
+            f"{about} has counts in '{name}' that add up to {total:.17g}: from 1 to {most:,} are possible, by what the "
+            "site declared when it joined."
         )
 
 

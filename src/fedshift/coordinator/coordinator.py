@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedshift.coordinator.checks import check_answer, check_counts, check_scopes, enough, first_not_finite
+from fedshift.coordinator.checks import (
+    check_answer,
+    check_counts,
+    check_numbers,
+    check_scopes,
+    enough,
+    first_not_finite,
+)
 from fedshift.coordinator.ledger import Direction, Ledger
+from fedshift.coordinator.outliers import Excess, Limits, excesses, explosion
 from fedshift.coordinator.schedule import Schedule
 from fedshift.core.contract import Exchange, Round, Select, ServerState, Stage, send_nothing_else, term_names
 from fedshift.core.messages import Answer, Down, Missing, Order
@@ -23,6 +33,18 @@ from fedshift.errors import DivergedError, FedshiftError
 Received = Answer | Missing | Exception  # what comes of an order
 Request = list[Order] | ServerJob  # what a round asks its host for
 Asking = Generator[Request, Any, None]  # it is sent a list of Received, or a server's state and its loss terms
+Merge = Callable[[Mapping[int, Answer]], Generator[Request, Any, ServerState]]
+Place = tuple[int, str]  # the round of the run, from 1, and the exchange
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """An answer that was merged, and how large it was; see :class:`fedshift.coordinator.outliers.Excess`."""
+
+    position: int
+    exchange: str
+    client: int
+    ratio: float
 
 
 class Coordinator:
@@ -40,10 +62,13 @@ class Coordinator:
         terms: the means of the loss terms in the last round, by client's name.
         missing: who did not answer, and why, since the last record.
         ended: the last rounds of stages that ended before they were to, by name.
+        limits: what is accepted of clients that are not known to be honest; None: all that is as declared.
+        suspects: with limits, the answers that were merged together with others.
+        left_out: with limits, answers that are not merged whatever they are, by client, with the reason.
     """
 
-    def __init__(self, setup: Setup, names: Mapping[int, str]) -> None:
-        self.setup, self.names = setup, dict(sorted(names.items()))
+    def __init__(self, setup: Setup, names: Mapping[int, str], limits: Limits | None = None) -> None:
+        self.setup, self.names, self.limits = setup, dict(sorted(names.items())), limits
         self.state = ServerState(
             setup.initial("shared"), setup.initial("down"), setup.initial("server"), clients=len(names)
         )
@@ -52,6 +77,8 @@ class Coordinator:
         self.terms: dict[str, dict[str, float]] = {}
         self.missing: list[dict[str, Any]] = []
         self.ended: dict[str, int] = {}
+        self.suspects: list[Suspect] = []
+        self.left_out: dict[Place, dict[int, str]] = {}
         self._sent: tuple[Exchange, ServerState, Down] | None = None
 
     # The plan -----------------------------------------------------------------------------------
@@ -109,19 +136,115 @@ class Coordinator:
                 self.ledger.add(exchange.name, "down", order.down, order.client, self.position + 1)
             received: list[Received] = yield orders
             answers = self._collect(exchange, round, orders, received)
+            merged: ServerState | None = None
+            if enough(self.setup, len(orders), len(answers)):
+                merge = partial(self._merged, exchange, round, cohort, tell)
+                if self.limits is None:
+                    merged = yield from merge(answers)
+                else:
+                    merged = yield from self._merged_within(self.limits, merge, exchange, round, orders, answers)
             gone |= {order.client for order in orders} - answers.keys()
-            if not enough(self.setup, len(orders), len(answers)):
+            if merged is None:
                 self._check_needed(round.stage, len(answers), len(orders))
                 break
-            replies = Replies((client, answers[client].up) for client in cohort if client in answers)
-            state, terms = yield ServerJob(self.setup, exchange, round, self.state, replies, tell)
-            with self.setup.lend("merge", *round.key, exchange.name):
-                self.state = replace(exchange.merge(state, replies), measured=Tensors())
-            if terms:
-                self.terms.setdefault("server", {}).update(terms)
-            self._check_finite(round)
+            self.state = merged
         self.position += 1
         self._check_counts_at_the_end()
+
+    def _merged(
+        self,
+        exchange: Exchange,
+        round: Round,
+        cohort: Sequence[int],
+        tell: Callable[[int], None],
+        answers: Mapping[int, Answer],
+    ) -> Generator[Request, Any, ServerState]:
+        """The state after the server's phases and the merge of answers; a client's counts as often as it was drawn.
+
+        Raises:
+            DivergedError: it is not finite.
+        """
+        replies = Replies((client, answers[client].up) for client in cohort if client in answers)
+        state, terms = yield ServerJob(self.setup, exchange, round, self.state, replies, tell)
+        with self.setup.lend("merge", *round.key, exchange.name):
+            merged = replace(exchange.merge(state, replies), measured=Tensors())
+        if terms:
+            self.terms.setdefault("server", {}).update(terms)
+        if first_not_finite(merged.tensors):
+            raise DivergedError(
+                f"What round {round.number} merged is not finite, though every client's reply is.",
+                "Look for absurd values among the settings of [method] that the server uses.",
+            )
+        return merged
+
+    def _merged_within(
+        self,
+        limits: Limits,
+        merge: Merge,
+        exchange: Exchange,
+        round: Round,
+        orders: Sequence[Order],
+        answers: dict[int, Answer],
+    ) -> Generator[Request, Any, ServerState | None]:
+        """The state after the merge, without the answer that would make it explode; None where too few remain.
+
+        The answers that are not merged are removed from ``answers`` and written down.
+
+        Raises:
+            Exception: whoever is left out, the merge fails or explodes.
+        """
+        sizes = self._sizes(limits, exchange, orders, answers)
+        kept = {client: answers[client] for client in sorted(answers, key=lambda client: -sizes[client].ratio)}
+        whole = merged = yield from self._tried(limits, merge, kept)
+        while isinstance(merged, Exception) and len(kept) > 1:
+            largest = next(iter(kept))
+            for client in list(kept):
+                rest = {each: answer for each, answer in kept.items() if each != client}
+                merged = yield from self._tried(limits, merge, rest)
+                if isinstance(merged, ServerState):
+                    kept = rest
+                    break
+            else:  # there is more than one to blame
+                del kept[largest]
+        if isinstance(whole, Exception):
+            if isinstance(merged, Exception):
+                raise whole
+            what = whole.what if isinstance(whole, DivergedError) else _in_words(whole)
+            for client in sorted(answers.keys() - kept.keys()):
+                del answers[client]
+                self._leave_out(limits, exchange, round, client, f"with its answer the merge failed: {what}")
+        assert isinstance(merged, ServerState)
+        if not enough(self.setup, len(orders), len(answers)):
+            return None
+        if len(answers) > 1:
+            place = self.position + 1, exchange.name
+            self.suspects += [Suspect(*place, client, sizes[client].ratio) for client in sorted(answers)]
+        return merged
+
+    def _tried(
+        self, limits: Limits, merge: Merge, answers: Mapping[int, Answer]
+    ) -> Generator[Request, Any, ServerState | Exception]:
+        """The state after a merge, or why it must not be taken."""
+        try:
+            merged = yield from merge(answers)
+        except Exception as error:  # it is raised where no answer is to blame
+            return error
+        before, after = self.state.shared | self.state.down, merged.shared | merged.down
+        wrong = explosion(before, after, [answer.up for answer in answers.values()], limits)
+        return DivergedError(wrong) if wrong else merged
+
+    def _sizes(
+        self, limits: Limits, exchange: Exchange, orders: Sequence[Order], answers: Mapping[int, Answer]
+    ) -> dict[int, Excess]:
+        downs = {order.client: order.down for order in orders}
+        pairs = {client: (downs[client], answer.up) for client, answer in answers.items()}
+        return excesses(self.setup, exchange, pairs, limits)
+
+    def _leave_out(self, limits: Limits, exchange: Exchange, round: Round, client: int, why: str) -> None:
+        """Write down that an answer that is as declared is not merged."""
+        about = {"stage": round.stage.name, "round": round.number, "exchange": exchange.name}
+        self.missing.append(about | {"client": self.names[client], "why": why})
+        limits.tell(self.names[client], why, about)
 
     def _check_counts_at_the_end(self) -> None:
         if self.position == len(self.schedule):
@@ -206,9 +329,29 @@ class Coordinator:
             why = problem.why if isinstance(problem, Missing) else _in_words(problem)
             about = {"stage": round.stage.name, "round": round.number, "exchange": exchange.name}
             self.missing.append(about | {"client": self.names[order.client], "why": why})
+        if self.limits is not None:
+            self._without_outliers(self.limits, exchange, round, orders, answers)
         if errors and (self.setup.train.min_answers == "all" or not enough(self.setup, len(orders), len(answers))):
             raise errors[0]
         return answers
+
+    def _without_outliers(
+        self,
+        limits: Limits,
+        exchange: Exchange,
+        round: Round,
+        orders: Sequence[Order],
+        answers: dict[int, Answer],
+    ) -> None:
+        """Take out the answers that were to be left out beforehand, then those that are too large for the others."""
+        beforehand = self.left_out.get((self.position + 1, exchange.name), {})
+        for client in sorted(beforehand.keys() & answers.keys()):
+            del answers[client]
+            self._leave_out(limits, exchange, round, client, beforehand[client])
+        for client, size in self._sizes(limits, exchange, orders, answers).items():
+            if size.ratio > limits.factor or size.ratio == math.inf:
+                del answers[client]
+                self._leave_out(limits, exchange, round, client, size.why)
 
     def _problem(self, exchange: Exchange, round: Round, order: Order, came: Received) -> Exception | Missing | None:
         if not isinstance(came, Answer):
@@ -221,6 +364,8 @@ class Coordinator:
             )
         try:
             check_answer(self.setup, came, exchange, where)
+            if self.limits is not None:
+                check_numbers(self.setup, came, exchange, where, self.limits.samples.get(order.client))
         except FedshiftError as error:  # it is this client's, not the round's
             return error
         return None
@@ -258,13 +403,6 @@ class Coordinator:
             raise FedshiftError(
                 f"{answered} of {asked} clients answered in the stage '{stage.name}', which the run needs: lower "
                 "train.min_answers or train.absent, or start again when more of them are there."
-            )
-
-    def _check_finite(self, round: Round) -> None:
-        if first_not_finite(self.state.tensors):
-            raise DivergedError(
-                f"What round {round.number} merged is not finite, though every client's reply is: look for absurd "
-                "values among the settings of [method] that the server uses."
             )
 
 

@@ -30,6 +30,10 @@ Scope = Literal["shared", "client", "server", "down"]
 Category = Literal["model update", "statistic", "count", "embedding"]
 """What a tensor that leaves a client says: what training made of the model, or its gradient; a number or vector
 computed from its data, such as a mean; how many samples it has; or samples themselves, as vectors of a network."""
+Bound = Literal["total", "each", "steps", "any"]
+"""How large the counts in a tensor may be, of a client with n training samples. "total": their sum is from 1 to n;
+"each": every count is at most n; "steps": at most the client's steps of training; "any": at most n, or the number of
+samples in the batches of all its steps."""
 Terms = dict[str, Tensor]
 
 
@@ -367,7 +371,7 @@ class Upload:
 
     ``Upload("pairs", (None, 2, 8))`` is a floating tensor, of any length where it says None; :meth:`like` has the
     tensors of a part under another name, :meth:`row` a row of a part's tensor ``value``. One from which a private part
-    follows says so: ``reveals`` is its name.
+    follows says so: ``reveals`` is its name. Whole numbers that are no model update are counts, from 0 to ``bound``.
     """
 
     name: str
@@ -376,11 +380,14 @@ class Upload:
     dtype: torch.dtype | None = None  # None: the run's floating type
     category: Category = "statistic"
     reveals: str = ""
+    bound: Bound = "any"
 
     @classmethod
-    def like(cls, name: str, part: str, category: Category = "model update", reveals: str = "") -> Self:
+    def like(
+        cls, name: str, part: str, category: Category = "model update", reveals: str = "", bound: Bound = "any"
+    ) -> Self:
         """Every tensor of a part that is not kept at home, named ``name.<its name in the part>``."""
-        return cls(name, None, part, category=category, reveals=reveals)
+        return cls(name, None, part, category=category, reveals=reveals, bound=bound)
 
     @classmethod
     def row(cls, name: str, part: str, category: Category = "statistic") -> Self:

@@ -53,11 +53,11 @@ def _sending(exchanges: tuple[Exchange, ...]) -> tuple[Exchange, ...]:
 def _stage(preparation: Preparation) -> Stage:
     numbers, categories = len(preparation.numbers), len(preparation.codes)
     uploads = (
-        Upload("rows", (), dtype=torch.int64, category="count"),
-        Upload("present", (numbers,), dtype=torch.int64, category="count"),
+        Upload("rows", (), dtype=torch.int64, category="count", bound="total"),
+        Upload("present", (numbers,), dtype=torch.int64, category="count", bound="each"),
         Upload("mean", (numbers,), dtype=torch.float64),
         Upload("squares", (numbers,), dtype=torch.float64),
-        Upload("frequencies", (categories,), dtype=torch.int64),
+        Upload("frequencies", (categories,), dtype=torch.int64, bound="each"),
     )
 
     def upload(work: LocalWork) -> Mapping[str, Tensor]:

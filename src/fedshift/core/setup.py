@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedshift.core.contract import (
+    Bound,
     Category,
     Declared,
     Exchange,
@@ -50,6 +51,7 @@ class _Declaration:
     returned: tuple[str, ...]
     reply: Declared
     categories: dict[str, Category]
+    bounds: dict[str, Bound]
     reveals: dict[str, str]
     telemetry: Declared
 
@@ -233,6 +235,10 @@ class Setup:
         """
         return self._declaration(exchange).categories
 
+    def bounds(self, exchange: Exchange) -> dict[str, Bound]:
+        """The tensors of a reply that are counts, by full name, with how large these may be."""
+        return self._declaration(exchange).bounds
+
     def reveals(self, exchange: Exchange) -> dict[str, str]:
         """The tensors of a reply from which a private part follows, as they declare, with that part's name."""
         return self._declaration(exchange).reveals
@@ -263,18 +269,23 @@ class Setup:
         for name in returned:
             like = self.shapes[name]
             reply[name] = (self.kept_as(name, like), tuple(like.shape))
+        bounds: dict[str, Bound] = {}
         reveals: dict[str, str] = {}
         for upload in exchange.uploads:
             uploaded = upload.signature(self._uploadable, self.dtype)
             reply |= uploaded
             categories |= dict.fromkeys(uploaded, upload.category)
+            if upload.category != "model update":
+                whole = (name for name, (dtype, _) in uploaded.items() if not dtype.is_floating_point)
+                bounds |= dict.fromkeys(uploaded if upload.category == "count" else whole, upload.bound)
             reveals |= dict.fromkeys(uploaded, upload.reveals) if upload.reveals else {}
         if exchange.counted:
             reply[SAMPLES] = (torch.int64, ())
             categories[SAMPLES] = "count"
+            bounds[SAMPLES] = "total"
         telemetry: Declared = {STEPS: (torch.int64, ())}
         telemetry |= {f"{TERM}{name}": (torch.float64, ()) for name in term_names(exchange.phases).values()}
-        return _Declaration(exchange, tuple(sent), tuple(returned), reply, categories, reveals, telemetry)
+        return _Declaration(exchange, tuple(sent), tuple(returned), reply, categories, bounds, reveals, telemetry)
 
     @cached_property
     def shapes(self) -> Tensors:

@@ -32,7 +32,7 @@ from fedshift.federation.protocols import InDomain, PersonalUnderShift
 from fedshift.files import digest_of
 from fedshift.settings.experiment import Experiment
 from fedshift.settings.grid import text_of
-from fedshift.settings.spec import AtMost, FolderName, Processors, Spec, as_toml, check_names, setting
+from fedshift.settings.spec import AtMost, FolderName, NonNegative, Processors, Spec, as_toml, check_names, setting
 from fedshift.settings.written import parse_toml
 from fedshift.streams import Streams
 
@@ -61,6 +61,9 @@ class FederationSettings(Spec):
     environments: tuple[str, ...] = setting(
         (), help="the environments that every site scores, where the data bring their own; none: each site's is its own"
     )
+    norm_factor: NonNegative = setting(
+        20.0, help="how many times the median norm of its cohort an update may have to be merged; 0: any"
+    )
 
     def __post_init__(self) -> None:
         """Check the settings.
@@ -74,6 +77,11 @@ class FederationSettings(Spec):
         check_spelling("environment", dict.fromkeys(self.environments, "in federation.toml"))
         if len(set(self.sites)) < len(self.sites) or not self.sites:
             raise FedshiftError(f"sites = {list(self.sites)}: give at least one site, each once.")
+        if 0 < self.norm_factor <= 1:
+            raise FedshiftError(
+                f"norm_factor = {self.norm_factor:g} in federation.toml would leave out every update above the median: "
+                "give a factor above 1, such as 20, or 0 for no comparison."
+            )
         if len(self.classes) < 2 or not self.shape or min(self.shape) < 1:
             raise FedshiftError("federation.toml needs two classes at least, and a shape of numbers from 1.")
         if self.columns and (not all(self.columns) or self.shape != (len(self.columns),)):

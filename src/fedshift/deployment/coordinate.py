@@ -13,13 +13,16 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from fedshift import files
 from fedshift.coordinator.coordinator import Coordinator, Received, Request
-from fedshift.core.contract import Round
+from fedshift.coordinator.outliers import Limits
+from fedshift.core.contract import Round, ServerState
 from fedshift.core.messages import Missing, Order
 from fedshift.core.setup import Setup
 from fedshift.deployment.agreement import Agreement
+from fedshift.deployment.doubts import Doubts
 from fedshift.deployment.journal import Journal
 from fedshift.deployment.leaving import CATEGORIES
 from fedshift.deployment.link import Away, Link
@@ -42,7 +45,7 @@ from fedshift.runs.schema import Timed
 from fedshift.runs.seals import sealed_json, unsealed_json
 from fedshift.runs.trained import Blueprint
 from fedshift.runs.weights import Selection, final_weights, read_weights
-from fedshift.simulation.checkpoint import NEXT, Checkpoint, Execution, commit, saved
+from fedshift.simulation.checkpoint import NEXT, Checkpoint, Execution, saved
 from fedshift.simulation.listener import Task
 from fedshift.simulation.plan import PlannedStage
 from fedshift.simulation.simulation import choose_device
@@ -70,26 +73,42 @@ def coordinate(folder: Path, link: Link, progress: Progress) -> RunFolder:
         setup = agreement.setup(choose_device(agreement.experiment.run.device))
         choice = asked_for(setup, replace(agreement.experiment.run, engine="sequential"))
         with open_engine(choice, progress.note) as engine:
-            _Run(agreement, setup, run, link, engine, progress).carry_out()
+            under_way = _Run(agreement, setup, run, link, engine, progress)
+            while not under_way.carry_out():
+                under_way = _Run(agreement, setup, run, link, engine, progress, under_way.display)
     return run
+
+
+class _GoesBackError(Exception):
+    """The coordinator begins again from an earlier checkpoint."""
 
 
 class _Run:
     """A run under way."""
 
     def __init__(
-        self, agreement: Agreement, setup: Setup, folder: RunFolder, link: Link, engine: Engine, progress: Progress
+        self,
+        agreement: Agreement,
+        setup: Setup,
+        folder: RunFolder,
+        link: Link,
+        engine: Engine,
+        progress: Progress,
+        display: RunProgress | None = None,
     ) -> None:
-        """Go back to the last checkpoint, if there is one."""
+        """Go back to the last checkpoint, if there is one; ``display`` is that of the run which goes back."""
         self.agreement, self.setup, self.folder, self.engine = agreement, setup, folder, engine
         self.read = parts_of_model(agreement, setup)
-        self.coordinator = Coordinator(self.setup, agreement.clients)
+        samples = dict[int, int]()  # of the clients that have joined
+        limits = Limits(agreement.federation.norm_factor, samples, self._tell_left_out)
+        self.coordinator = Coordinator(self.setup, agreement.clients, limits)
+        self.doubts = Doubts(folder.path, folder.identity.fingerprint)
         self.selection = Selection(folder.path, folder.identity.fingerprint)
         self.records, self.scoring = self._go_back(), self._pending()
         self.scored = read_weights(self.coordinator, self.read)  # the model that waits for scores, if one does
-        self.display = self._begin_display(progress)
+        self.display = display or self._begin_display(progress)
         roster = Roster(agreement.folder / ROSTER / agreement.run)
-        self.members = Members(agreement, setup, link, roster, self.display)
+        self.members = Members(agreement, setup, link, roster, self.display, samples)
         self.since, self.seconds = self.position, 0.0
 
     @property
@@ -102,8 +121,8 @@ class _Run:
         """Every site, in order."""
         return self.agreement.federation.sites
 
-    def carry_out(self) -> None:
-        """Round after round to the end."""
+    def carry_out(self) -> bool:
+        """Round after round to the end; whether it was reached: if not, the run begins again from its checkpoint."""
         try:
             if self.scoring is not None or self.position < len(self.coordinator.schedule):
                 self._join()
@@ -113,9 +132,12 @@ class _Run:
                 self._round()
             self._score()
             self._finish()
+        except _GoesBackError:
+            return False
         except Exception as error:
             self.display.failed(str(error))
             raise
+        return True
 
     # Who takes part -------------------------------------------------------------------------------
 
@@ -158,7 +180,8 @@ class _Run:
             request: Request = next(asking)
             while True:
                 if isinstance(request, ServerJob):
-                    request = asking.send(self.engine.serve(request))
+                    came = self._served(request)
+                    request = asking.throw(came) if isinstance(came, Exception) else asking.send(came)
                     continue
                 orders, received = request, journal.read(place, request)
                 request = asking.send(received := received or self._order(round, orders))
@@ -176,11 +199,20 @@ class _Run:
                 self._score()
         self._save()
 
+    def _served(self, job: ServerJob) -> tuple[ServerState, dict[str, float]] | Exception:
+        """What comes of the server's work; an error is the coordinator's to judge."""
+        try:
+            return self.engine.serve(job)
+        except Exception as error:
+            return error
+
     def _score(self) -> None:
         """Have the model scored that waits for it, if one does, by messages of their own."""
         if self.scoring is not None:
             self.members.wait_for(self.sites, len(self.sites), self._fewest(len(self.sites)))
-            self._note_scores(self.members.ask({site: self._work(site) for site in self.scoring.orders}))
+            replies = self.members.ask({site: self._work(site) for site in self.scoring.orders})
+            self._judge(replies)
+            self._note_scores(replies)
 
     def _order(self, round: Round, orders: Sequence[Order]) -> list[Received]:
         """What comes of orders; a model that is to be scored goes along."""
@@ -192,8 +224,35 @@ class _Run:
         self.display.begin_task(Task(round, exchange, len(orders), len(orders), *sent))
         asked = [site for site in self.sites if site in by_site or site in scored]
         replies = self.members.ask({site: self._work(site, by_site.get(site)) for site in asked})
+        self._judge(replies, exchange)
         self._note_scores(replies)
         return [_received(order, names[order.client], replies[names[order.client]]) for order in orders]
+
+    def _judge(self, came: Mapping[str, Came], exchange: str = "") -> None:
+        """Hear from sites whether they can work with the newest model, and go back where most of them cannot.
+
+        The site whose answer was the largest has no say against that.
+
+        Args:
+            came: what came of requests with the model.
+            exchange: the exchange, if the requests had an order.
+        """
+        worked = {site for site, each in came.items() if isinstance(each, Done) and (each.answer or each.scores)}
+        diverged = {site for site, each in came.items() if isinstance(each, Failed) and each.reason == "diverged"}
+        suspect = self.doubts.next_of(self.coordinator.suspects)
+        if suspect is not None:
+            name = self.coordinator.names[suspect.client]
+            if len(diverged - {name}) > len(worked - {name}):
+                why = (
+                    f"{', '.join(sorted(diverged))} cannot work with the model: round {suspect.position} of the run is "
+                    f"repeated without the answer of {name}, the largest of its cohort"
+                )
+                self.members.tell("coordinator", "goes back", why)
+                self.doubts.go_back(suspect)
+                raise _GoesBackError
+        # Later exchanges of a round are sent a model that no checkpoint has yet.
+        if worked and (not exchange or exchange == self.coordinator.next_round.stage.exchanges[0].name):
+            self.doubts.works(self.position)
 
     def _work(self, site: str, order: Order | None = None) -> Work:
         """What a site is asked for: the order, if there is one, and the model that it scores."""
@@ -247,17 +306,23 @@ class _Run:
             checkpoint = Checkpoint.load(path, self.agreement.experiment.fingerprint, self.setup.device)
             checkpoint.restore(self.coordinator)
             if path.name == NEXT:
-                commit(self.folder.path)
+                self.doubts.commit()
+        self.coordinator.suspects = self.doubts.suspects
+        if suspect := self.doubts.left_out:
+            why = "with its answer, the largest of its cohort, most sites could not work with the model"
+            self.coordinator.left_out = {(suspect.position, suspect.exchange): {suspect.client: why}}
         self.selection.go_back(
             self.folder.records(), read_weights(self.coordinator, self.read).likes if position else {}
         )
-        self._saved = position
+        self._saved = self.doubts.sound
+        Journal(self.folder.path, self.position).remove_others()
         federation = self.agreement.federation
         inputs, clients = self.agreement.inputs, self.agreement.clients
         environments, columns = tuple(clients.values()), federation.names_of_columns
         blueprint = Blueprint(federation.shape, federation.classes, clients, inputs, environments, "", columns)
         sizes = {"domains": clients, "samples": {}}  # how many is the sites' to know
-        self.folder.write_json(FEDERATION, blueprint.table() | sizes)
+        limits = {"norm_factor": federation.norm_factor}
+        self.folder.write_json(FEDERATION, blueprint.table() | sizes | limits)
         return records
 
     def _save(self) -> None:
@@ -265,10 +330,12 @@ class _Run:
         self.folder.write_json(MESSAGES, self.coordinator.ledger.declaration())
         execution = Execution({"engine": "federation"}, (self.folder.path.name,))
         fingerprint = self.agreement.experiment.fingerprint
+        self.doubts.save(self.coordinator.suspects)
+        self.coordinator.suspects = self.doubts.suspects
         Checkpoint.of(fingerprint, self.coordinator, {}, self.records.chain, execution).save(self.folder.path / NEXT)
-        commit(self.folder.path)
-        self._saved = self.position
-        Journal(self.folder.path, self.position).remove()
+        self.doubts.commit()
+        self._saved = self.doubts.sound
+        Journal(self.folder.path, self.position).remove_others()
 
     def _finish(self) -> None:
         """Write the final tensors and the summary."""
@@ -276,6 +343,7 @@ class _Run:
         coordinator = self.coordinator
         self.folder.write_weights(*final_weights(coordinator, self.read))
         self.folder.write_json(MESSAGES, coordinator.ledger.declaration())
+        self.doubts.forget()
         self.folder.write_summary(self._notes())
         self.display.end()
 
@@ -284,6 +352,8 @@ class _Run:
         notes = [f"Carried out by {len(self.sites)} sites, each with its own data: {', '.join(self.sites)}."]
         if kept := sorted(name for name in self.read if self.setup.parts[name].scope == "client"):
             notes.append(f"{', '.join(kept)} of each model stayed at its site; the weights here are what sites share.")
+        if factor := self.agreement.federation.norm_factor:
+            notes.append(f"An answer of more than {factor:g} times the norm that is usual in its cohort is not merged.")
         records = self.folder.records()
         if not records:
             notes.append("No site has scored both validation and test environments, so there is no record.")
@@ -293,6 +363,10 @@ class _Run:
         return [*notes, *self.setup.notes_on_rates, *self.setup.method.notes(self.coordinator.state)]
 
     # What is told ---------------------------------------------------------------------------------
+
+    def _tell_left_out(self, site: str, why: str, about: Mapping[str, Any]) -> None:
+        """Tell of an answer that is as declared, and not merged."""
+        self.members.tell(site, "left out", why, **about)
 
     def _begin_display(self, progress: Progress) -> RunProgress:
         """A round's work is counted in answers here, since only sites know their steps."""
@@ -326,7 +400,7 @@ def _received(order: Order, site: str, came: Came) -> Received:
         return came.answer
     if isinstance(came, Away):
         return Missing(order.client, str(came))
-    if isinstance(came, Failed) and came.reason == "policy":
+    if isinstance(came, Failed) and came.reason in ("policy", "order"):
         return Missing(order.client, f"refused: {came}")
     kind = DivergedError if isinstance(came, Failed) and came.reason == "diverged" else FedshiftError
     what = str(came) if isinstance(came, Failed | FedshiftError) else "sent no answer to its order"

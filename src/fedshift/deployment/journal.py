@@ -66,10 +66,11 @@ class Journal:
                 missing[str(order.client)] = came.why if isinstance(came, Missing) else str(came)
         files.write(self._path(place), pack(answers, {"missing": json.dumps(missing)}))
 
-    def remove(self) -> None:
-        """Remove the files of this round and of those before it, which a checkpoint now has."""
+    def remove_others(self) -> None:
+        """Remove the files of other rounds: of those before there is a checkpoint, those after are taken back."""
         for path in self.folder.glob("exchange-*@*.safetensors"):
-            files.remove(path)
+            if path.stem.partition("@")[2] != str(self.position):
+                files.remove(path)
 
     def _path(self, place: int) -> Path:
         return self.folder / f"exchange-{place}@{self.position}.safetensors"

@@ -39,15 +39,28 @@ Came = Reply | Away | FedshiftError
 
 
 class Members:
-    """The sites of a federation, behind a link.
+    """The sites of a federation, behind a link."""
 
-    Attributes:
-        samples: how many samples each site trains on, where it has joined and says so.
-    """
+    def __init__(
+        self,
+        agreement: Agreement,
+        setup: Setup,
+        link: Link,
+        roster: Roster,
+        display: RunProgress,
+        samples: dict[int, int],
+    ) -> None:
+        """Nobody has joined yet.
 
-    def __init__(self, agreement: Agreement, setup: Setup, link: Link, roster: Roster, display: RunProgress) -> None:
-        """Nobody has joined yet; ``display`` shows everything that happens."""
-        self.samples: dict[str, int] = {}
+        Args:
+            agreement: what the members agreed on.
+            setup: the run.
+            link: carries requests and replies.
+            roster: the last replies.
+            display: shows everything that happens.
+            samples: gets how many samples each client trains on, by id, when its site has joined and says so.
+        """
+        self._samples = samples
         self._agreement, self._federation = agreement, agreement.federation
         self._link, self._roster, self._display = link, roster, display
         self._limits = of_replies(agreement, setup)
@@ -96,9 +109,9 @@ class Members:
         for site, reply in came.items():
             if isinstance(reply, Joined):
                 self._sessions[site] = reply.session
-                self.samples.pop(site, None)
-                if reply.samples is not None:
-                    self.samples[site] = reply.samples
+                client = self._agreement.client(site)
+                if client is not None and reply.samples is not None:
+                    self._samples[client] = reply.samples
         return came
 
     def ask(self, works: Mapping[str, Work]) -> dict[str, Came]:

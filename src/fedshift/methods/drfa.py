@@ -136,7 +136,7 @@ class DRFA(FedAvg):
         """A stage of training, with clients drawn by lambda, and scoring after it in each round."""
         (train,) = stage.exchanges
         caught = tuple(Upload.like(f"caught.{part}", part) for part in self.moves())
-        steps = Upload("steps", dtype=torch.int64, category="count")
+        steps = Upload("steps", dtype=torch.int64, category="count", bound="steps")
         train = replace(train, uploads=(*caught, steps), upload=self.caught)
         batches = None if self.score_batches == "all" else self.score_batches
         score = Exchange(

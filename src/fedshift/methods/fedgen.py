@@ -170,7 +170,7 @@ class FedGen(FedAvg):
 
     def stages(self, rounds: int) -> tuple[Stage, ...]:
         """Rounds of training, from which the counts of labels come as well."""
-        counts = Upload.like("class_counts", "class_counts", "count")
+        counts = Upload.like("class_counts", "class_counts", "count", bound="total")
         return (Stage("train", rounds, (self.exchange("train", uploads=(counts,), upload=self.label_counts),)),)
 
     def label_counts(self, work: LocalWork) -> Mapping[str, Tensor]:

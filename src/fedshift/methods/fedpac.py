@@ -130,7 +130,7 @@ class FedPAC(FedAvg):
             Upload.like("before", "class_means", "statistic"),
             Upload(SQUARES),
             Upload.like("after", "class_means", "statistic"),
-            Upload.like("class_counts", "class_counts", "count"),
+            Upload.like("class_counts", "class_counts", "count", bound="total"),
         )
         return super().exchange(name, uploads=uploads, upload=self.statistics, send=self.own_head, **changes)
 

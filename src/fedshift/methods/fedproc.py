@@ -122,7 +122,7 @@ class FedProc(Projected):
 
     def stages(self, rounds: int) -> tuple[Stage, ...]:
         """Rounds of training, from which sums and counts of each class come as well."""
-        counts = Upload.like("class_counts", "class_counts", "count")
+        counts = Upload.like("class_counts", "class_counts", "count", bound="total")
         uploads = (Upload.like("class_sums", "prototypes", "statistic"), counts)
         return (Stage("train", rounds, (self.exchange("train", uploads=uploads, upload=self.of_classes),)),)
 

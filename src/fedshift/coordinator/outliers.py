@@ -1,0 +1,192 @@
+"""How far the answers of one exchange lie apart, and whether what was merged of them has exploded.
+
+Sizes are root mean squares, which are as many times apart as norms. An answer's tensors fall into groups: those that
+the client received (whose change counts), other model updates, statistics, and embeddings. In each group an answer is
+compared with the lower median of all. A median alone would let a site that sends zeros exclude the honest ones, so a
+model update may always be as large as a part of the model that was sent, and a statistic may have a mean square of 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median_low
+from typing import Any
+
+from torch import Tensor
+
+from fedshift.core.contract import Category, Exchange, Phase
+from fedshift.core.messages import Down, Up
+from fedshift.core.setup import Setup
+from fedshift.core.tensors import Tensors
+
+FEW = 3  # answers below which one of them may decide the median
+PART_OF_MODEL = 0.01  # that a model update may have at least, times the factor
+MOST_GROWTH = 100.0  # that a declared number of samples is good for, since nobody can verify it
+
+Group = tuple[Category, bool]
+"""What tensors of an answer say, and whether the client received tensors of these names."""
+
+
+def tell_nobody(site: str, why: str, about: Mapping[str, Any]) -> None:
+    """Nobody hears of an answer that is left out."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a coordinator accepts of sites that it does not know to be honest.
+
+    Attributes:
+        norm_factor: how many times the cohort's median norm an answer may have; 0: any finite number of times.
+        samples: how many training samples clients have declared, by id; one that is not there has not.
+        tell: hears of each answer that is left out: the client's name, why, and which stage, round and exchange.
+    """
+
+    norm_factor: float
+    samples: Mapping[int, int] = field(default_factory=dict)
+    tell: Callable[[str, str, Mapping[str, Any]], None] = tell_nobody
+
+    @property
+    def factor(self) -> float:
+        """The factor, infinite where there is none."""
+        return self.norm_factor or math.inf
+
+
+@dataclass(frozen=True)
+class Excess:
+    """How large an answer is in the group in which it is largest.
+
+    Attributes:
+        ratio: how many times the others' size it has, on the scale of ``norm_factor``, above which it is an outlier.
+        why: that in words.
+    """
+
+    ratio: float
+    why: str
+
+
+@dataclass(frozen=True)
+class _Size:
+    """The root mean square of an answer's tensors of a group, and of what the client was sent in their place."""
+
+    answer: float
+    sent: float
+
+
+def excesses(
+    setup: Setup, exchange: Exchange, answers: Mapping[int, tuple[Down, Up]], limits: Limits
+) -> dict[int, Excess]:
+    """How large each answer of an exchange is, compared with the others.
+
+    Args:
+        setup: the run.
+        exchange: what was asked for.
+        answers: what each client received and sent, by id.
+        limits: what is allowed.
+    """
+    categories, worst = setup.categories(exchange), dict.fromkeys(answers, Excess(0.0, ""))
+    groups: dict[Group, dict[int, _Size]] = defaultdict(dict)
+    for client, (down, up) in answers.items():
+        for group, size in _sizes(categories, down, up).items():
+            groups[group][client] = size
+    for (category, _), sizes in groups.items():
+        median = median_low([size.answer for size in sizes.values()]) if len(sizes) > 1 else 0.0
+        for client, size in sizes.items():
+            reference, words = _reference(category, median, size.sent, len(sizes))
+            times = size.answer / reference if math.isfinite(size.answer) else math.inf
+            growth = _growth(setup, exchange, category, client, limits)
+            power = 2 if category == "statistic" else 1  # which may be a sum of squares, as of a table's columns
+            ratio = (times / growth) ** (1 / power)
+            if ratio > worst[client].ratio:
+                what, allowed = "update" if category == "model update" else category, limits.factor**power * growth
+                why = f"its {what} has {times:.2g} times {words}; federation.toml allows {allowed:g} (norm_factor)"
+                worst[client] = Excess(ratio, why)
+    return worst
+
+
+def _sizes(categories: Mapping[str, Category], down: Down, up: Up) -> dict[Group, _Size]:
+    """The sizes of an answer, by group."""
+    changes: dict[Group, list[Tensor]] = defaultdict(list)
+    received = list[Tensor]()
+    for name, tensor in up.items():
+        if not tensor.is_floating_point():
+            continue
+        category, given = categories[name], tensor.cpu().double()
+        known = category == "model update" and name in down
+        if known:
+            received.append(down[name].cpu().double())
+            given = given - received[-1]
+        changes[category, known].append(given)
+    sent = _root_mean_square(received)
+    return {
+        group: _Size(_root_mean_square(tensors), sent if group[0] == "model update" else 0.0)
+        for group, tensors in changes.items()
+    }
+
+
+def _root_mean_square(tensors: Collection[Tensor]) -> float:
+    """Of all numbers of float64 tensors; 0 of none."""
+    count = sum(tensor.numel() for tensor in tensors)
+    return _norm(tensors) / math.sqrt(count) if count else 0.0
+
+
+def _norm(tensors: Iterable[Tensor]) -> float:
+    return math.sqrt(sum(float(tensor.square().sum()) for tensor in tensors))
+
+
+def _reference(category: Category, median: float, sent: float, answers: int) -> tuple[float, str]:
+    """The size that answers are compared with, and what it is called; infinite where there is nothing to compare."""
+    if sent > 0:
+        part = PART_OF_MODEL if answers >= FEW else 1.0
+        floor, words = part * sent, "the norm of the model that it was sent"
+        words = words if part == 1 else f"{part:.0%} of {words}"
+    else:
+        floor, words = (1.0, "a mean square of 1") if answers > 1 else (math.inf, "nothing")
+    return (median, "the cohort's median norm") if median >= floor else (floor, words)
+
+
+def _growth(setup: Setup, exchange: Exchange, category: Category, client: int, limits: Limits) -> float:
+    """How much larger an answer may be since the client has more samples: sums and epochs grow with them."""
+    grows = category == "statistic" or (category == "model update" and _counts_epochs(setup, exchange))
+    if not grows or client not in limits.samples:
+        return 1.0
+    typical = median_low(list(limits.samples.values()))
+    return min(MOST_GROWTH, max(1.0, limits.samples[client] / max(1, typical)))
+
+
+def _counts_epochs(setup: Setup, exchange: Exchange) -> bool:
+    """Whether clients take more steps the more samples they have."""
+    return any(
+        phase.epochs is not None or (phase.steps is None and setup.train.unit == "epochs")
+        for phase in exchange.phases
+        if isinstance(phase, Phase)
+    )
+
+
+def explosion(before: Tensors, after: Tensors, ups: Sequence[Up], limits: Limits) -> str:
+    """What is wrong with merged tensors, in words; empty if nothing is.
+
+    Their change may be ``norm_factor`` times the norm of what was there and of all answers together.
+
+    Args:
+        before: what clients were sent, by name.
+        after: the same after the merge.
+        ups: what was merged.
+        limits: what is allowed.
+    """
+    floating = {name: tensor.cpu().double() for name, tensor in after.items() if tensor.is_floating_point()}
+    was = {name: before[name].cpu().double() for name in floating}
+    change = _norm(floating[name] - was[name] for name in floating)
+    if not math.isfinite(change):
+        return "The model is not finite."
+    answers = (tensor.cpu().double() for up in ups for tensor in up.values() if tensor.is_floating_point())
+    scale = _norm(was.values()) + _norm(answers)
+    if change > limits.factor * scale:
+        times = change / scale if scale else math.inf
+        return (
+            f"The model moves by {times:.2g} times the norm of itself and all answers; federation.toml allows "
+            f"{limits.factor:g} (norm_factor)."
+        )
+    return ""
