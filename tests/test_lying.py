@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from conftest import TINY
-from federated import SITES, Local, members
+from federated import SITES, Local, members, request_of
 from fedshift import files
 from fedshift.core.contract import Exchange, LocalWork, ServerState, Upload
 from fedshift.core.messages import Answer, Telemetry, Up
@@ -23,7 +23,7 @@ from fedshift.core.tensors import Replies
 from fedshift.deployment import doubts
 from fedshift.deployment.coordinate import coordinate
 from fedshift.deployment.link import Away
-from fedshift.deployment.wire import Done, Failed, Join, Work, read_request
+from fedshift.deployment.wire import Done, Failed, Join, Work
 from fedshift.errors import DamagedError, DivergedError
 from fedshift.methods import METHODS
 from fedshift.methods.fedavg import FedAvg
@@ -55,7 +55,7 @@ def carry_out(
 
 def orders(request: bytes, position: int, exchange: str) -> Work | None:
     """A request with the order of an exchange in a round of the run; None: it is another."""
-    work = read_request(request)
+    work = request_of(request)
     if isinstance(work, Join) or work.order is None or (work.position, work.order.exchange) != (position, exchange):
         return None
     return work
@@ -176,7 +176,7 @@ def test_a_liar_in_an_early_exchange_is_not_asked_again_in_its_round(tmp_path: P
     asked = list[tuple[str, int, str]]()
 
     def change(site: str, request: bytes, reply: bytes) -> bytes | Away:
-        work = read_request(request)
+        work = request_of(request)
         if isinstance(work, Work) and work.order is not None:
             asked.append((site, work.position, work.order.exchange))
         return liar(huge, position=3)(site, request, reply)
@@ -360,7 +360,7 @@ def test_sites_that_diverge_whoever_is_left_out_end_the_run(tmp_path: Path):
     """There is no liar, so each answer is left out once; then the error is what it would have been."""
 
     def change(site: str, request: bytes, reply: bytes) -> bytes:
-        work = read_request(request)
+        work = request_of(request)
         late = isinstance(work, Work) and work.order is not None and work.position == 3
         return Failed(site, "diverged").to_bytes() if late else reply
 
