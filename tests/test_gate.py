@@ -28,7 +28,6 @@ from hypothesis import strategies as st
 
 from fedshift.deployment import commands
 from fedshift.deployment.keys import Authority, Pair, site_pair
-from fedshift.settings.grid import expand, override
 from refusal import refuses
 
 pytest.importorskip("flwr")
@@ -651,25 +650,15 @@ def test_what_was_refused_is_one_line_however_much_it_was(
 
 @pytest.fixture
 def coordinator(world: World, tmp_path: Path) -> Path:
-    """A coordinator's folder, whose federation is at a port that is taken."""
+    """What the gate reads of a coordinator's folder."""
     for name in ("keys", "certificates"):
         (tmp_path / name).mkdir()
     for file in world.folder.iterdir():
         (tmp_path / "certificates" / file.name).write_bytes(file.read_bytes())
     key = load_ssh_private_key(site_pair().private, None).public_key()
     (tmp_path / "keys" / "a.pub").write_bytes(key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
-    federation = {"name": "trial", "sites": ["a"], "shape": [4], "classes": ["ill", "well"], "address": f"{HOST}:1"}
-    experiment = {
-        "name": "trial",
-        "data": {"name": "arrays", "path": "data"},
-        "protocol": {"name": "in-domain", "test": 0.2, "validation": 0.2},
-        "model": {"name": "mlp", "dim": 4, "hidden": [8]},
-        "method": {"name": "fedavg"},
-        "train": {"rounds": 2, "steps": 2, "batch": 4},
-    }
+    federation = {"name": "trial", "sites": ["a"], "address": f"{HOST}:1"}
     (tmp_path / "federation.toml").write_text(tomli_w.dumps(federation))
-    (agreed,) = expand(override(experiment, {}))
-    (tmp_path / "experiment.toml").write_text(tomli_w.dumps(agreed.table()))
     return tmp_path
 
 
@@ -719,8 +708,9 @@ def test_the_gate_listens_where_sites_can_reach_it(address: str, host: str):
 def test_what_keeps_the_gate_from_opening(coordinator: Path, world: World):
     with socket.create_server((HOST, 0)) as taken, refuses(f"{HOST}:{taken.getsockname()[1]}", "in use"):
         run_gate(coordinator, 1, f"{HOST}:{taken.getsockname()[1]}")
-    (coordinator / "certificates" / "superlink.key").unlink()
-    with refuses(str(coordinator / "certificates"), "superlink.key"):
+    of_another = Authority.make("other").server([HOST]).private
+    (coordinator / "certificates" / "superlink.key").write_bytes(of_another)
+    with refuses(str(coordinator / "certificates"), "superlink.key that belongs to it"):
         run_gate(coordinator, 1)
     (coordinator / "keys" / "a.pub").unlink()
     with refuses("a.pub"):

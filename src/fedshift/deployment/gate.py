@@ -24,10 +24,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from fedshift.deployment.agreement import Agreement
 from fedshift.deployment.commands import GATE_ADDRESS, LOOPBACK, host_and_port
 from fedshift.deployment.flower import sites_by_key
+from fedshift.deployment.serving import FEDERATION, KEYS, OF_COORDINATOR, Member
 from fedshift.errors import FedshiftError, needs
+from fedshift.settings.grid import text_of
+from fedshift.settings.written import parse_toml
 
 with needs("flower", "The gate of a federation"):
     import httpx
@@ -114,9 +116,10 @@ def run_gate(folder: Path, upstream_port: int, address: str | None = None) -> No
         FedshiftError: the folder is no coordinator's, a site's key is missing, the certificates cannot be read or do
             not belong together, or something listens there already.
     """
-    federation = Agreement.read(folder).federation
-    sites = sites_by_key(folder / "keys", federation.sites)
-    limits, place, certificates = Limits.of(len(sites)), address or federation.address, folder / CERTIFICATES
+    member = Member.read(folder, OF_COORDINATOR)  # without the experiment, whose plugins have no business here
+    path = member.folder / FEDERATION
+    sites = sites_by_key(member.folder / KEYS, parse_toml(text_of(path), f"'{path}'").get("sites", ()))
+    limits, place, certificates = Limits.of(len(sites)), address or member.address, member.folder / CERTIFICATES
     try:
         trusted = ssl.create_default_context(cafile=certificates / "ca.crt")
         gate = Gate(sites, upstream_port, trusted, limits)
