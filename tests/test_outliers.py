@@ -18,6 +18,7 @@ from fedshift.core.contract import Bound, Category, Exchange, Phase, Upload
 from fedshift.core.messages import Answer, Down, Telemetry, Up
 from fedshift.core.setup import Setup
 from fedshift.core.tensors import Replies, Tensors, weighted_mean
+from fedshift.deployment.agreement import FederationSettings
 from fedshift.settings.grid import expand, override
 from fedshift.simulation.simulation import Simulation
 from refusal import refuses
@@ -265,3 +266,11 @@ def test_weights_that_add_up_to_nothing_are_refused():
         Replies(enumerate(ups)).mean()
     with refuses("5, -5", "weight above 0"):
         weighted_mean(ups, ["w"], [5, -5])
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.5])
+def test_a_factor_that_leaves_out_honest_sites_is_refused(factor: float):
+    with refuses(f"norm_factor = {factor:g}", "above 1", "0 for no comparison"):
+        FederationSettings(
+            name="a", sites=("b",), shape=(1,), classes=("c", "d"), address="localhost:8000", norm_factor=factor
+        )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median_low
 from typing import Any
@@ -108,32 +108,41 @@ def excesses(
 
 def _sizes(categories: Mapping[str, Category], down: Down, up: Up) -> dict[Group, _Size]:
     """The sizes of an answer, by group."""
-    changes: dict[Group, list[Tensor]] = defaultdict(list)
-    received = list[Tensor]()
+    changes, received = defaultdict[Group, _MeanSquare](_MeanSquare), _MeanSquare()
     for name, tensor in up.items():
         if not tensor.is_floating_point():
             continue
         category, given = categories[name], tensor.cpu().double()
         known = category == "model update" and name in down
         if known:
-            received.append(down[name].cpu().double())
-            given = given - received[-1]
-        changes[category, known].append(given)
-    sent = _root_mean_square(received)
-    return {
-        group: _Size(_root_mean_square(tensors), sent if group[0] == "model update" else 0.0)
-        for group, tensors in changes.items()
-    }
+            sent = down[name].cpu().double()
+            received.add(sent)
+            given = given - sent
+        changes[category, known].add(given)
+    root = received.root
+    return {group: _Size(each.root, root if group[0] == "model update" else 0.0) for group, each in changes.items()}
 
 
-def _root_mean_square(tensors: Collection[Tensor]) -> float:
-    """Of all numbers of float64 tensors; 0 of none."""
-    count = sum(tensor.numel() for tensor in tensors)
-    return _norm(tensors) / math.sqrt(count) if count else 0.0
+class _MeanSquare:
+    """The mean square of the numbers of many tensors, one of which is in memory at a time."""
+
+    def __init__(self) -> None:
+        self._sum, self._count = 0.0, 0
+
+    def add(self, tensor: Tensor) -> None:
+        """Count the numbers of a float64 tensor."""
+        self._sum += _squared(tensor)
+        self._count += tensor.numel()
+
+    @property
+    def root(self) -> float:
+        """Its root; 0 of no numbers."""
+        return math.sqrt(self._sum / self._count) if self._count else 0.0
 
 
-def _norm(tensors: Iterable[Tensor]) -> float:
-    return math.sqrt(sum(float(tensor.square().sum()) for tensor in tensors))
+def _squared(tensor: Tensor) -> float:
+    """The sum of the squares in float64, where those of the largest float32 are finite."""
+    return float(tensor.cpu().double().square().sum())
 
 
 def _reference(category: Category, median: float, sent: float, answers: int) -> tuple[float, str]:
@@ -176,13 +185,12 @@ def explosion(before: Tensors, after: Tensors, ups: Sequence[Up], limits: Limits
         ups: what was merged.
         limits: what is allowed.
     """
-    floating = {name: tensor.cpu().double() for name, tensor in after.items() if tensor.is_floating_point()}
-    was = {name: before[name].cpu().double() for name in floating}
-    change = _norm(floating[name] - was[name] for name in floating)
+    names = [name for name, tensor in after.items() if tensor.is_floating_point()]
+    change = math.sqrt(sum(_squared(after[name].double() - before[name].double()) for name in names))
     if not math.isfinite(change):
         return "The model is not finite."
-    answers = (tensor.cpu().double() for up in ups for tensor in up.values() if tensor.is_floating_point())
-    scale = _norm(was.values()) + _norm(answers)
+    answers = (tensor for up in ups for tensor in up.values() if tensor.is_floating_point())
+    scale = math.sqrt(sum(_squared(before[name]) for name in names)) + math.sqrt(sum(map(_squared, answers)))
     if change > limits.factor * scale:
         times = change / scale if scale else math.inf
         return (
