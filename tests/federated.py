@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,19 @@ from fedshift.deployment.agreement import EXPERIMENT, FEDERATION, SITE
 from fedshift.deployment.attend import Attendant
 from fedshift.deployment.coordinate import coordinate
 from fedshift.deployment.link import Away
-from fedshift.deployment.wire import DECIMALS, Limits, Reply, Request, digest, read_reply, read_request
+from fedshift.deployment.wire import (
+    DECIMALS,
+    Done,
+    Failed,
+    Limits,
+    Reply,
+    Request,
+    Work,
+    digest,
+    read_reply,
+    read_request,
+)
+from fedshift.errors import FedshiftError
 from fedshift.files import make_folder, write
 from fedshift.runs.progress import Progress
 from fedshift.runs.records import Record
@@ -92,10 +106,30 @@ class Local:
         for site, request in reversed(requests.items()):  # in the order in which sites happen to be ready
             reply = self.sites[site].answer(request)
             came = self.change(site, request, reply)
-            if isinstance(came, bytes) and came != reply:  # a site that lies knows what it has said
-                self.sites[site].turns().replied(digest(came))
+            if isinstance(came, bytes) and came != reply:
+                came = as_by(self.sites[site], request, came, reply)
             self.messages.append((site, request, came))
             yield site, came
+
+
+def as_by(site: Attendant, request: bytes, lie: bytes, reply: bytes) -> bytes:
+    """What a site sends that lies: it knows its history as well as an honest one, and what it has said."""
+    with suppress(FedshiftError):
+        told, honest, work = reply_of(lie), reply_of(reply), request_of(request)
+        lie = lie if told.proof else replace(told, proof=honest.proof).to_bytes()
+        if isinstance(told, Failed) and isinstance(work, Work) and isinstance(honest, Done):
+            fail(site, work)
+    site.turns().replied(digest(lie))
+    return lie
+
+
+def fail(site: Attendant, work: Work) -> None:
+    """Have a site remember that it could not do what it was asked."""
+    if work.score is not None:
+        site.turns().end("scores", (work.position - (work.order is not None),), "failed")
+    if work.order is not None:
+        stage, exchange = site.setup.find(work.order.stage, work.order.exchange)
+        site.turns().end("orders", (work.position, stage.exchanges.index(exchange)), "failed")
 
 
 class Clock:

@@ -292,7 +292,7 @@ def test_what_left_a_site_is_shown(federation: Path):
     told = said("sent", str(site))
     assert "What has left gray" in told
     assert "Messages: 4 of" in told
-    assert "1 of them without a tensor" in told
+    assert "without a tensor" not in told  # a join declares the number of samples
     found = json.loads(said("sent", str(site), "--json"))
     assert (found["site"], found["messages"]) == ("gray", 4)
     updates = next(each for each in found["totals"] if each["category"] == "model update")

@@ -176,6 +176,7 @@ class _Run:
         self.display.begin_round(round)
         asking = self.coordinator.round(round, lambda steps: None)
         journal, place = Journal(self.folder.path, self.position), 0
+        orders, received = list[Order](), list[Received]()
         with suppress(StopIteration):  # the round is over
             request: Request = next(asking)
             while True:
@@ -183,10 +184,10 @@ class _Run:
                     came = self._served(request)
                     request = asking.throw(came) if isinstance(came, Exception) else asking.send(came)
                     continue
-                orders, received = request, journal.read(place, request)
-                request = asking.send(received := received or self._order(round, orders))
-                journal.add(place, orders, received)  # of the last exchange there is a checkpoint
-                place += 1
+                if orders:  # whose answers are merged now
+                    journal.add(place - 1, orders, received)
+                orders, received = request, journal.read(place, request) or self._order(round, request)
+                request, place = asking.send(received), place + 1
         self.display.round(self.position, self.coordinator.bytes_down, self.coordinator.bytes_up)
         self.seconds += time.perf_counter() - started
         if self.setup.scored(round):
