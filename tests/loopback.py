@@ -141,8 +141,12 @@ class Loopback:
     def logged(self, words: str, count: int, *sites: str) -> Callable[[], bool]:
         """A function that says whether SuperNodes of some sites, or all, have logged words so often since now."""
         logs = [self.folder / "sites" / site / "flower/supernode.log" for site in sites or SITES]
-        before = {log: log.read_text().count(words) if log.exists() else 0 for log in logs}
-        return lambda: all(log.read_text().count(words) >= number + count for log, number in before.items())
+
+        def count_in(log: Path) -> int:
+            return log.read_text().count(words) if log.exists() else 0
+
+        before = {log: count_in(log) for log in logs}
+        return lambda: all(count_in(log) >= number + count for log, number in before.items())
 
     def wait_for(self, there: Callable[[], bool], seconds: float = PATIENCE) -> None:
         """Wait until something is so.

@@ -125,7 +125,7 @@ def the_coordinator_is_killed(federation: Loopback, real: Experiments) -> None:
 
 def the_superlink_and_the_gate_are_killed(federation: Loopback, real: Experiments) -> None:
     """They are started again by themselves. The gate is not missed; the run has ended with the SuperLink."""
-    run = federation.agree(real("fedavg"))
+    run = federation.agree(real("scaffold"))
     in_round_2, in_round_3 = federation.messages(3), federation.messages(4)
     with federation.held(gray=2):
         federation.begin_run()
@@ -218,7 +218,7 @@ def last_state(folder: Path, client: int) -> Mapping[str, torch.Tensor]:
 
 def as_replayed(federation: Loopback, run: RunFolder) -> None:
     """A run ended as one in this process does whose sites miss the same orders."""
-    folder = federation.folder.with_name("replay")
+    folder = federation.folder.with_name(f"replay-{run.path.name}")
     shutil.copytree(federation.folder, folder, ignore=shutil.ignore_patterns("runs", "state", "flower", "rehearsal"))
     replayed = coordinate(folder / "coordinator", Replay(folder, run), Progress())
     alike(run, replayed, records=False)
