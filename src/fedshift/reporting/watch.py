@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from fedshift import files
 from fedshift.core.contract import Round, Stage
 from fedshift.errors import FedshiftError
 from fedshift.reporting.live import LiveProgress
@@ -90,7 +91,7 @@ class EventFile:
     def new(self) -> list[tuple[AnyEvent, str]]:
         """What was written since the last time: events with their lines; a file that was replaced is read anew."""
         try:
-            with self.path.open("rb") as file:
+            with files.opened(self.path) as file:
                 about = self.path.stat()
                 if about.st_ino != self._inode or about.st_size < self._offset:
                     self._inode, self._offset = about.st_ino, 0
@@ -333,10 +334,14 @@ class Watch:
     @property
     def searches(self) -> str:
         """Where else to look: the folders of studies below the path, whose trials are not shown; the newest first."""
-        files = sorted(self.path.rglob(STUDY), key=lambda file: file.stat().st_mtime, reverse=True)
+        files = sorted(self._studies(), key=lambda file: file.stat().st_mtime, reverse=True)
         folders = ", ".join(f"`fedshift watch {file.parent}`" for file in files[:MOST_STUDIES])
         more = f" and {len(files) - MOST_STUDIES} older ones" if len(files) > MOST_STUDIES else ""
         return f" Trials of a search are watched in its own folder: {folders}{more}." if files else ""
+
+    def _studies(self) -> Iterator[Path]:
+        below = files.walk(self.path) if self.path.is_dir() else ()
+        return (folder / STUDY for folder, names in below if STUDY in names)
 
     def _search(self) -> None:
         """Look for runs."""
