@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
 from hashlib import blake2b, file_digest
+from io import BufferedReader
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import BinaryIO
@@ -90,7 +91,7 @@ def rename(path: Path, to: Path) -> None:
         _sync_folder(to.parent)
 
 
-def opened(path: Path) -> BinaryIO:
+def opened(path: Path) -> BufferedReader:
     """A file, opened for reading.
 
     Raises:
