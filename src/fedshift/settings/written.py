@@ -15,7 +15,7 @@ WORD = re.compile(r"""\s*("(?:\\.|[^"\\])*"|'[^']*'|[^,]*?)\s*(?:,|\Z)""", re.DO
 
 
 DEEPEST = 20  # lists and tables in one another
-LARGEST_TOML = 10_000_000  # bytes of a file; an experiment has some thousands
+LARGEST_TOML = 4_000_000  # bytes of a file; an experiment has some thousands
 
 
 @dataclass(frozen=True)
