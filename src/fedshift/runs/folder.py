@@ -263,8 +263,8 @@ class RunFolder:
             FedshiftError: it is not what the folder was made for; [run] alone may be changed.
         """
         fix = (
-            "Restore it (`fedshift compare` of the same experiment does), and give another experiment in a file of its "
-            "own."
+            "Undo the change (`fedshift compare` of the same experiment restores the file); give another experiment in "
+            "a file of its own."
         )
         return self._intact(EXPERIMENT, self._table, FedshiftError, fix)
 
