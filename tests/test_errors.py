@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import tomli_w
+import torch
 from PIL import Image
 from torch import Tensor
 
@@ -238,6 +240,57 @@ def test_the_command_line_prints_one_message_and_exits_with_2():
     assert [word for word in ("'fedsrr'", "'fedsr'") if word not in done.stderr] == []
     assert done.stderr.count("\n") == 1
     assert "Traceback" in fresh.command("run", "--method", "fedsrr", "--debug").stderr
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.\nC++"),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."),
+        OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_used_up_memory_is_one_line_and_exit_code_1(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def fail(arguments: list[str]) -> None:
+        raise error
+
+    monkeypatch.setattr(app, "app", fail)
+    monkeypatch.setattr(sys, "argv", ["fedshift", "compare"])
+    monkeypatch.setattr(sys, "stdout", sys.stdout)  # which main() wraps
+    with pytest.raises(SystemExit) as stopped:
+        app.main()
+    assert stopped.value.code == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert all(word in said for word in ("Error: ", "train.batch", "run.together", "fedshift resume"))
+
+
+def test_other_errors_keep_their_traceback(monkeypatch: pytest.MonkeyPatch):
+    def fail(arguments: list[str]) -> None:
+        raise RuntimeError("shapes do not fit")
+
+    monkeypatch.setattr(app, "app", fail)
+    monkeypatch.setattr(sys, "argv", ["fedshift", "compare"])
+    monkeypatch.setattr(sys, "stdout", sys.stdout)
+    with pytest.raises(RuntimeError, match="shapes"):
+        app.main()
+
+
+def test_a_run_whose_memory_was_used_up_goes_on(make: Make):
+    def call(position: int) -> None:
+        if position == 2:
+            raise MemoryError
+
+    experiment = make({"train.rounds": 3, "run.checkpoint_every": 1})
+    with pytest.raises(MemoryError):
+        runner.start(experiment, AfterRound(call))
+    (folder,), failed = runner.resume(runner.below(runner.run_path(experiment)), Progress())
+    assert not failed
+    assert folder.damage() == ""
 
 
 def test_run_refuses_a_grid(tmp_path: Path, tiny_document: dict[str, Any], monkeypatch: pytest.MonkeyPatch):

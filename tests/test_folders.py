@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from fedshift.errors import FedshiftError
 from fedshift.reporting.results import Results
 from fedshift.runs import folder as folder_module
 from fedshift.runs import runner
-from fedshift.runs.folder import RECORDS, RESULTS, RUN, TIMINGS, RunFolder
+from fedshift.runs.folder import EXPERIMENT, RECORDS, RESULTS, RUN, TIMINGS, RunFolder, find
 from fedshift.runs.progress import Progress
 from fedshift.runs.records import read
 from fedshift.runs.run import Run
@@ -219,7 +221,7 @@ JSON_VALUES = st.one_of(
 )
 
 
-@pytest.mark.parametrize("name", [*RESULTS, "summary.json", "run.json", "experiment.toml"])
+@pytest.mark.parametrize("name", [*RESULTS, TIMINGS, "summary.json", "run.json", "experiment.toml"])
 @given(data=st.data())
 def test_a_change_to_any_byte_of_any_file_is_noticed(finished: RunFolder, name: str, data: Any):
     """A flipped bit, a cut, or random bytes: whoever reads all of the run is told, with the file's name."""
@@ -246,6 +248,117 @@ def test_a_change_to_any_byte_of_any_file_is_noticed(finished: RunFolder, name: 
             reading(RunFolder(finished.path))
     finally:
         (finished.path / name).write_bytes(whole)
+
+
+@pytest.mark.parametrize("change", ["doubled", "50 times", "first removed", "last removed", "all but the last removed"])
+def test_lines_of_times_that_were_added_or_removed_are_noticed(folder: RunFolder, change: str):
+    lines = (folder.path / TIMINGS).read_bytes().splitlines(keepends=True)
+    changed = {
+        "doubled": [lines[0], *lines],
+        "50 times": lines * 50,
+        "first removed": lines[1:],
+        "last removed": lines[:-1],
+        "all but the last removed": lines[-1:],
+    }
+    (folder.path / TIMINGS).write_bytes(b"".join(changed[change]))
+    assert TIMINGS in folder.damage()
+    with refuses(TIMINGS, "fedshift resume"):
+        folder.times()
+    with refuses(TIMINGS):
+        api.load(folder.path)
+    runner.resume(runner.below(folder.path), Progress())
+    assert RunFolder(folder.path).damage() == ""
+    assert (folder.path / "damaged-1" / TIMINGS).exists()
+
+
+def test_a_run_that_is_killed_before_its_summary_closes_its_times_again(make: Make):
+    """With a line that a crash cut short, too; a run that was made when times were not closed is read as it is."""
+    folder = runner.start(make(), Progress())
+    (folder.path / "summary.json").unlink()
+    with (folder.path / TIMINGS).open("ab") as file:
+        file.write(b'{"start": 1, "st')
+    runner.resume(runner.below(folder.path), Progress())
+    again = RunFolder(folder.path)
+    assert again.damage() == ""
+    assert again.times().training > 0
+    table = unsealed_json((folder.path / "summary.json").read_bytes(), folder.identity.fingerprint)
+    folder.write_json("summary.json", {name: value for name, value in table.items() if name != "timings_closed"})
+    (folder.path / TIMINGS).unlink()
+    older = RunFolder(folder.path)
+    assert older.damage() == ""
+    assert older.times().engines == ()
+
+
+class Noting(Progress):
+    """Keeps notes."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+@pytest.mark.parametrize("unfinished", [False, True])
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        (RUN, Path.unlink),
+        (RUN, lambda file: file.write_bytes(bytes(100))),
+        (EXPERIMENT, Path.unlink),
+        (EXPERIMENT, lambda file: file.write_bytes(bytes(100))),
+        (EXPERIMENT, lambda file: file.write_text(file.read_text().replace("seed = 0", "seed = 1"))),
+    ],
+)
+def test_a_comparison_restores_what_was_asked_for(
+    make: Make, name: str, damage: Callable[[Path], Any], unfinished: bool
+):
+    experiment = make()
+    folder = runner.start(experiment, Progress())
+    files = {file: file.read_bytes() for file in folder.path.iterdir() if file.is_file()}
+    if unfinished:
+        (folder.path / "summary.json").unlink()
+    damage(folder.path / name)
+    progress = Noting()
+    (done,), failed = runner.run_all([experiment], progress)
+    assert not failed
+    assert done.damage() == ""
+    assert any("written again" in note for note in progress.notes)
+    assert not list(folder.path.glob("damaged-*"))
+    assert all(file.read_bytes() == data for file, data in files.items() if file.name in (*RESULTS, RUN, EXPERIMENT))
+
+
+def test_where_nothing_can_be_restored_the_error_is_one(folder: RunFolder, make: Make):
+    (folder.path / EXPERIMENT).unlink()
+    ended = CliRunner().invoke(app, ["resume", str(folder.path)])
+    assert isinstance(ended.exception, FedshiftError)
+    with refuses(EXPERIMENT, "fedshift compare"):
+        runner.resume(runner.below(folder.path), Progress())
+    for name in (RUN, "environment.json", "summary.json", "federation.json", "messages.json"):
+        (folder.path / name).unlink()
+    with refuses(RUN, "fedshift compare"):
+        RunFolder(folder.path).restore(make())
+    with refuses("another run"):
+        runner.start(make(), Progress()).restore(make({"seed": 7}))
+
+
+@pytest.mark.parametrize("name", sorted({*RESULTS, TIMINGS, "summary.json", RUN, EXPERIMENT, "environment.json"}))
+def test_a_pipe_in_the_place_of_a_file_is_an_error_at_once(folder: RunFolder, name: str):
+    """In a process of its own, since whoever opens a pipe waits for somebody who writes."""
+    (folder.path / name).unlink()
+    os.mkfifo(folder.path / name)
+    process = multiprocessing.get_context("fork").Process(target=_read_all, args=(folder.path, name))
+    process.start()
+    process.join(30)
+    hanging = process.is_alive()
+    process.kill()
+    assert not hanging
+    assert process.exitcode == 0
+
+
+def _read_all(path: Path, name: str) -> None:
+    with refuses(name):
+        reading(RunFolder(path))
 
 
 def _decides(text: bytes) -> Any:
@@ -437,6 +550,43 @@ def test_a_plugin_that_is_hidden_from_the_question_is_not_imported(from_elsewher
         (there / "plan/grid-00000000.json").write_text(sealed_json(Grid(runs=[run]).model_dump()))
     with refuses("mine.py'", "digest", "Restore"):
         api.resume(folder.path if begun else there / "plan", Progress())
+
+
+# Where runs lie ------------------------------------------------------------------------------------
+
+
+def test_runs_behind_links_count_once(folder: RunFolder, tmp_path: Path):
+    """A run that was moved, one that is there by two names, a folder of runs, and links that lead in circles."""
+    runs, elsewhere = tmp_path / "runs", tmp_path / "elsewhere"
+    runs.mkdir()
+    shutil.copytree(folder.path, elsewhere / "moved")
+    shutil.copytree(folder.path, elsewhere / "more" / "of a folder")
+    folder.path.rename(runs / "here")
+    (runs / "a link").symlink_to(elsewhere / "moved")
+    (runs / "its other name").symlink_to("here")
+    (runs / "more").symlink_to(elsewhere / "more")
+    (runs / "circle").symlink_to(runs)
+    (runs / "above").symlink_to("..")
+    (runs / "nowhere").symlink_to("nothing")
+    (elsewhere / "more" / "back").symlink_to(runs)
+    assert [found.path.relative_to(runs) for found in find(runs)] == [
+        Path("a link"),
+        Path("here"),
+        Path("more/of a folder"),
+    ]
+    assert len(api.load(runs).runs) == 3
+    assert [found.path for found in find(runs / "a link")] == [runs / "a link"]
+
+
+def test_links_to_trials_are_no_results(folder: RunFolder, tmp_path: Path):
+    study, runs = tmp_path / "study", tmp_path / "runs"
+    study.mkdir()
+    runs.mkdir()
+    (study / "study.json").write_text("{}")
+    folder.path.rename(study / "trial")
+    (runs / "trial").symlink_to(study / "trial")
+    (runs / "study").symlink_to(study)
+    assert find(runs, least=0) == []
 
 
 # What was there is kept ---------------------------------------------------------------------------

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,11 +14,12 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from conftest import CNN_WITH_BN, TINY, AfterRound, interrupt_after, results, resume, simulate
+from conftest import CNN_WITH_BN, TINY, AfterRound, Make, interrupt_after, results, resume, simulate
 from fedshift.core import sealed
 from fedshift.errors import FedshiftError
 from fedshift.runs import runner
 from fedshift.runs.folder import RunFolder
+from fedshift.runs.grid_file import write_grid
 from fedshift.runs.progress import Progress
 from fedshift.settings.experiment import Experiment
 from fedshift.settings.grid import expand, override
@@ -292,3 +296,19 @@ def interrupt_after_all(last: int) -> Progress:
             raise KeyboardInterrupt
 
     return AfterRound(call)
+
+
+def test_what_a_kill_left_of_a_grid_is_removed_by_the_next_run(make: Make):
+    """Unless its process still writes it, or it is no leftover of this file."""
+    experiments = [make({"seed": seed}) for seed in (0, 1)]
+    folder = runner.run_path(experiments[0]).parent
+    write_grid(experiments, folder)
+    (grid,) = folder.iterdir()
+    grid.unlink()
+    with subprocess.Popen([sys.executable, "-c", ""]) as over:
+        pass
+    others = [folder / f".{grid.name}.{os.getppid()}.new", folder / f".{grid.name}.mine.new", folder / ".other.1.new"]
+    for leftover in (folder / f".{grid.name}.{over.pid}.new", *others):
+        leftover.write_text("half")
+    write_grid(experiments, folder)
+    assert {*folder.iterdir()} == {grid, *others}

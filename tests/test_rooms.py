@@ -22,6 +22,7 @@ ROOT = Path(fedshift.__file__).parent
 LAYERS: list[set[str]] = [
     {"errors"},
     {"files", "hub", "memory", "streams"},
+    {"parquet"},
     {"settings", "settings.spec", "settings.content"},
     {"settings.catalogue", "settings.written"},
     {"federation"},

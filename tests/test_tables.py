@@ -15,9 +15,14 @@ import pytest
 import torch
 
 import fedshift
+from fedshift import memory, parquet
 from fedshift.datasets import DATASETS
+from fedshift.datasets import cells as cells_module
+from fedshift.datasets.cells import MOST_COLUMNS
+from fedshift.datasets.image_tables import ParquetSource
 from fedshift.datasets.sklearn_tables import MEDIAN_PROGRESSION, BreastCancer, Diabetes
 from fedshift.datasets.table_file import MOST_CATEGORIES, TableFile
+from fedshift.datasets.wilds import read_csv
 from fedshift.errors import FedshiftError
 from fedshift.federation.checks import check_data
 from fedshift.federation.domains import DomainData
@@ -481,3 +486,61 @@ def test_the_examples_of_the_page_run(marker: str, tmp_path: Path, monkeypatch: 
     names: dict[str, Any] = {}
     exec(compile(code, "tables.md", "exec"), names)  # the point of the test
     assert names["run"].finished
+
+
+# What is too large ---------------------------------------------------------------------------------
+
+
+def test_a_file_of_too_many_columns_is_refused_by_its_first_line(tmp_path: Path):
+    """Also one that nothing else of the file can be read of."""
+    header = ",".join([*(f"c{number}" for number in range(200_000)), "label"])
+    dataset = table(tmp_path / "wide.csv", f"{header}\n1\n")
+    with refuses("200,001 columns", f"{MOST_COLUMNS:,}", "wide.csv"):
+        read(dataset)
+    with refuses("200,001 columns"):
+        read_csv(tmp_path / "wide.csv", ("c1",))
+
+
+def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cells_module, "LONGEST_LINE", 20)
+    assert len(read(table(tmp_path / "fine.csv", "a,b,label\n1,2,x\n3,4,y\n")).y) == 2
+    with refuses("Line 3", "line break", "20"):
+        read(table(tmp_path / "long.csv", f"a,b,label\n1,2,x\n3,{'4' * 20},y\n"))
+    with refuses("Line 1", "line break"):
+        read(table(tmp_path / "long.csv", f"a,b,{'c' * 20},label\n1,2,3,x\n"))
+
+
+def test_wide_tables_are_read_and_a_mistyped_column_is_one_short_error(tmp_path: Path):
+    names = [f"gene{number}" for number in range(3000)]
+    text = "\n".join([",".join([*names, "label"]), *(",".join(["1"] * 3000 + [name]) for name in "xy")])
+    assert read(table(tmp_path / "genes.csv", text)).x.shape == (2, 3000)
+    with refuses("'lable'", "and 2,801 more") as caught:
+        read(table(tmp_path / "genes.csv", text, label="lable"))
+    assert len(str(caught.value)) < 5000
+
+
+@pytest.mark.parametrize(
+    "column", [np.zeros(200_000), np.zeros(200_000, np.int64), ["x" * 200] * 10_000, [[0.0] * 50] * 10_000]
+)
+def test_parquet_that_decodes_beyond_the_memory_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, column: Any
+):
+    """A few kilobytes on the disk, some megabytes in memory."""
+    file = tmp_path / "bomb.parquet"
+    pq.write_table(pa.table({"a": column, "label": ["x"] * len(column)}), file)
+    assert file.stat().st_size < 100_000
+    monkeypatch.setattr(memory, "available", lambda: 3_000_000)
+    with refuses("bomb.parquet", f"{len(column):,} rows", "MB", "fewer rows"):
+        read(TableFile(path=str(file)))
+    monkeypatch.setattr(memory, "available", lambda: 30_000_000)
+    assert parquet.read(file, ["a"]).num_rows == len(column)
+
+
+def test_images_of_more_rows_than_the_memory_holds_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file = tmp_path / "bomb.parquet"
+    count = 100_000
+    columns = {"image": [b""] * count, "domain": ["a"] * count, "label": ["x"] * count}
+    pq.write_table(pa.table(columns), file)
+    monkeypatch.setattr(memory, "available", lambda: 30_000_000)
+    with refuses("bomb.parquet", "100,000 rows", "MB", "fewer rows"):
+        ParquetSource(str(file)).parts()

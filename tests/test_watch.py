@@ -489,6 +489,43 @@ def test_lines_are_passed_on_as_they_are(make: Make):
     assert said == []
 
 
+def _accurate(lines: list[str]) -> list[str]:
+    """Events of which every accuracy is 0.999."""
+    return [re.sub(r'"accuracy": [\d.]+', '"accuracy": 0.999', each) for each in lines]
+
+
+def _never_scored(lines: list[str]) -> list[str]:
+    return [each for each in lines if '"evaluated"' not in each]
+
+
+def _cut_off(lines: list[str]) -> list[str]:
+    """After the first scores."""
+    return lines[: next(number for number, each in enumerate(lines) if '"evaluated"' in each) + 1]
+
+
+@pytest.mark.parametrize("change", [_accurate, _never_scored, _cut_off])
+def test_scores_of_a_finished_run_are_those_of_its_records(make: Make, change: Callable[[list[str]], list[str]]):
+    folder = runner.start(make({"train.rounds": 2, "evaluate.every": 1}), Progress())
+    shown = left(watching(folder.path, time.time)[2])[-1]
+    accuracies = re.search(r"test [\d.]+.*", shown)
+    assert accuracies
+    lines = (folder.path / EVENTS).read_text().splitlines()
+    (folder.path / EVENTS).write_text("\n".join(change(lines)) + "\n")
+    told = left(watching(folder.path, lambda: time.time() + 60)[2])
+    assert accuracies[0] in told[-1]
+    passed_on: list[str] = []
+    follow_lines(Watch(folder.path, lambda: time.time() + 60), passed_on.append, passed_on.append)
+    assert "0.999" not in "".join(passed_on)
+
+
+def test_scores_of_a_finished_run_with_damaged_records_are_not_shown(make: Make):
+    folder = runner.start(make(), Progress())
+    (folder.path / "records.jsonl").write_text("")
+    shown = left(watching(folder.path, time.time)[2])
+    assert any("records.jsonl" in each for each in shown)
+    assert not any(re.search(r"test [\d.]+", each) for each in shown)
+
+
 def test_a_place_without_runs(tmp_path: Path):
     (tmp_path / "file").touch()
     with refuses("is a file"):

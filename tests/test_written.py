@@ -20,9 +20,11 @@ from fedshift.cli import estimates
 from fedshift.datasets import DATASETS
 from fedshift.datasets.dataset import Dataset
 from fedshift.errors import FedshiftError
+from fedshift.runs.folder import RunFolder
 from fedshift.settings.grid import expand, override, parse_assignments, read
 from fedshift.settings.spec import Fraction, NonNegative, Seed, setting
-from fedshift.settings.written import Written
+from fedshift.settings.written import LARGEST_TOML, Written, parse_toml
+from fedshift.tuning.tuned import Tuned
 from refusal import refuses
 
 AS_TYPED = [
@@ -238,3 +240,21 @@ def test_a_file_and_the_command_line_say_the_same(tmp_path: Path):
     file = tmp_path / "mine.toml"
     file.write_text(tomli_w.dumps({**TINY, "protocol": {"name": "leave-one-domain-out", "hold_out": ["all", "b, c"]}}))
     assert held_out(str(file)) == held_out(str(file), "--hold-out", 'all,"b, c"') == ["all", "b, c"]
+
+
+def test_a_toml_file_that_is_too_large_is_refused_unread(tmp_path: Path):
+    """Wherever one is read: an experiment, tuned settings, the experiment of a run from elsewhere."""
+    file = tmp_path / "large.toml"
+    file.write_bytes(b"#" * (LARGEST_TOML + 1))
+    size = f"{LARGEST_TOML + 1:,}"
+    with refuses("large.toml", size, f"{LARGEST_TOML:,}"):
+        read(file)
+    with refuses("large.toml", size, f"{LARGEST_TOML:,}"):
+        Tuned.read(file)
+    with refuses("the text", size, f"{LARGEST_TOML:,}"):
+        parse_toml(file.read_text(), "the text")
+    (experiment,) = expand(override(TINY, {"run.out": str(tmp_path)}))
+    folder = RunFolder.create(experiment, tmp_path / "run")
+    file.replace(folder.experiment_file)
+    with refuses("experiment.toml", size, f"{LARGEST_TOML:,}"):
+        folder.table()

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 
+MOST_NAMES = 200  # that an error lists
+
 # Control characters but for the line end, as text that a terminal shows and does not obey.
 _ESCAPED = {code: f"\\x{code:02x}" for code in (*range(10), *range(11, 32), *range(127, 160))}
 
@@ -78,7 +80,9 @@ class UnknownNameError(FedshiftError):
         near = get_close_matches(name.lower(), names, n=1, cutoff=0.5)
         guess = f" Did you mean '{near[0]}'?" if near else ""
         tail = f" {hint}" if hint else ""
-        super().__init__(f"Unknown {kind} '{name}'.{guess} Known: {', '.join(names) or 'none'}.{tail}")
+        more = f", and {len(names) - MOST_NAMES:,} more" if len(names) > MOST_NAMES else ""
+        listed = f"{', '.join(names[:MOST_NAMES]) or 'none'}{more}"
+        super().__init__(f"Unknown {kind} '{name}'.{guess} Known: {listed}.{tail}")
 
 
 class MissingExtraError(FedshiftError):

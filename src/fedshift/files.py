@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import errno
+import glob
 import logging
 import os
+import stat
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
 from hashlib import blake2b, file_digest
+from io import BufferedReader
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import BinaryIO
@@ -37,6 +40,7 @@ def write(
         DiskError: it could not be written; what was there before is untouched.
     """
     with _readable(path):
+        _remove_abandoned(path)
         with _replaced(path, private) as file:
             whole = data.encode() if isinstance(data, str) else data
             for piece in [whole] if isinstance(whole, bytes) else whole:
@@ -87,10 +91,61 @@ def rename(path: Path, to: Path) -> None:
         _sync_folder(to.parent)
 
 
+def opened(path: Path) -> BufferedReader:
+    """A file, opened for reading.
+
+    Raises:
+        OSError: it cannot be read, or is a pipe, socket or device, which may never end or never begin.
+    """
+    mode = path.stat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # a folder's own error is clear
+        raise OSError(errno.EINVAL, "it is a pipe, socket or device, not a file", str(path))
+    return path.open("rb")
+
+
+def read(path: Path, most: int | None = None) -> bytes:
+    """What a file holds.
+
+    Args:
+        path: the file.
+        most: how many bytes it may have; None: any number.
+
+    Raises:
+        OSError: it cannot be read, is a pipe, socket or device, or has more bytes.
+    """
+    with opened(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if most is not None and size > most:
+            raise OSError(errno.EFBIG, f"it has {size:,} bytes, more than {most:,}", str(path))
+        return file.read()
+
+
+def walk(path: Path) -> Iterator[tuple[Path, list[str]]]:
+    """A folder and all below it, each once, with the names of the files in it.
+
+    Links to folders are followed after all else, so that a folder comes by its own path if it has one below ``path``;
+    links to ``path`` and to the folders above it are not followed.
+    """
+    seen: set[tuple[int, int]] = set()
+    here, starts = path.resolve(), [path]
+    while starts:
+        links: list[Path] = []
+        for start in starts:
+            for above, folders, names in os.walk(start):
+                folder, about = Path(above), Path(above).stat()
+                if (about.st_dev, about.st_ino) in seen:
+                    folders.clear()
+                    continue
+                seen.add((about.st_dev, about.st_ino))
+                links += [folder / name for name in sorted(folders) if (folder / name).is_symlink()]
+                yield folder, names
+        starts = [link for link in links if not here.is_relative_to(link.resolve())]
+
+
 def digest(path: Path) -> str:
     """A digest of what a file holds; empty if it cannot be read."""
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             return file_digest(file, hashing).hexdigest()
     except OSError:
         return ""
@@ -216,6 +271,27 @@ def _replaced(path: Path, private: bool = False) -> Iterator[BinaryIO]:
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove what processes that were killed left of a file that they were writing."""
+    for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.new"):
+        process = leftover.suffixes[-2].removeprefix(".")
+        if process.isdecimal() and not _alive(int(process)):
+            leftover.unlink(missing_ok=True)
+
+
+def _alive(process: int) -> bool:
+    """Whether a process of this number exists; True where that cannot be asked."""
+    if os.name == "nt":  # where signal 0 would end it
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
 
 
 @contextmanager

@@ -1,13 +1,18 @@
-"""How much memory this process may still use, and refusing what cannot fit before it is made."""
+"""How much memory this process may still use, refusing what cannot fit before it is made, and what to do without."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from fedshift.errors import FedshiftError
 
+if sys.platform != "win32":
+    import resource
+
 MEMINFO = Path("/proc/meminfo")
+PAGES = Path("/proc/self/statm")
 GROUPS = Path("/proc/self/cgroup")
 MOUNT = Path("/sys/fs/cgroup")
 
@@ -15,10 +20,16 @@ MOUNT = Path("/sys/fs/cgroup")
 _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 _V2 = ("memory.max", "memory.current", "inactive_file")
 
+# What torch and the system say in errors that have no class of their own.
+_SHORTAGE = (
+    *("can't allocate memory", "not enough memory", "out of memory", "cannot allocate memory", "bad_alloc"),
+    "cublas_status_alloc_failed",
+)
+
 
 def available() -> int | None:
-    """Bytes that this process may still use: the machine's, or fewer under a container's limit; None if unknown."""
-    known = [count for count in (_machine(), *_containers()) if count is not None]
+    """Bytes this process may still use: the machine's, or fewer under a container's or its own limit; None: unknown."""
+    known = [count for count in (_machine(), _process(), *_containers()) if count is not None]
     return max(min(known), 0) if known else None
 
 
@@ -36,6 +47,34 @@ def check(nbytes: int, what: str, fix: str) -> None:
     free = available()
     if free is not None and nbytes > free:
         raise FedshiftError(f"{what} takes {_readable(nbytes)}, but only {_readable(free)} of memory is free. {fix}")
+
+
+def is_shortage(error: BaseException) -> bool:
+    """Whether an error says that memory is used up, that of an accelerator included."""
+    if isinstance(error, MemoryError):
+        return True
+    kinds = RuntimeError, OSError, ImportError
+    return isinstance(error, kinds) and any(words in str(error).lower() for words in _SHORTAGE)
+
+
+def in_words(error: BaseException) -> str:
+    """What to do about a shortage, with what was said of it."""
+    reason = (str(error).strip() or "an allocation failed").splitlines()[0]
+    return (
+        f"The memory is used up ({reason}). Lower what is in memory at once: train.batch, evaluate.batch, data.size of "
+        "images, run.together (runs of a table that advance together) or run.workers, or set run.engine=sequential. "
+        "What was recorded is kept: `fedshift resume` carries on from the last checkpoint, and takes [run] from the "
+        "run's experiment.toml, where it may be changed."
+    )
+
+
+def _process() -> int | None:
+    """What the limit of this process's address space leaves (``ulimit -v``)."""
+    pages = _text(PAGES).split()[:1]
+    if sys.platform == "win32" or not pages or not pages[0].isdigit():
+        return None
+    most, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if most == resource.RLIM_INFINITY else most - int(pages[0]) * resource.getpagesize()
 
 
 def _machine() -> int | None:

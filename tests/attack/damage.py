@@ -8,6 +8,7 @@ the checksum, so that only what the file says is wrong.
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import tomllib
@@ -396,8 +397,15 @@ def a_dangling_link(file: Path) -> None:
     file.symlink_to("nowhere")
 
 
+def a_pipe(file: Path) -> None:
+    """Whoever opens it waits for somebody who writes."""
+    file.unlink()
+    os.mkfifo(file)
+
+
 FILES: dict[str, Callable[[Path], None]] = {
     "deleted": deleted,
     "a folder in its place": a_folder,
     "a dangling link in its place": a_dangling_link,
+    "a pipe in its place": a_pipe,
 }

@@ -78,6 +78,40 @@ def wrong(row: Row, outcome: Outcome, folder: Path) -> Iterator[str]:
         yield f"it recorded NaN: {outcome}"
 
 
+GREEDY = '''
+import os
+from dataclasses import dataclass
+
+import fedshift
+import torch
+
+@fedshift.METHODS.register("greedy")
+@dataclass(frozen=True, kw_only=True)
+class Greedy(fedshift.FedAvg):
+    """FedAvg that asks for more memory than there is, in its second round."""
+
+    def loss(self, net, batch, context):
+        if "GREEDY" in os.environ and context.round == 2:
+            torch.empty(2**42)
+        return super().loss(net, batch, context)
+'''
+
+
+def test_a_round_beyond_the_memory(forks: Forks, tmp_path: Path):
+    """One line that says what to lower, and the run goes on where there is enough."""
+    CASE.write(tmp_path)
+    (tmp_path / "greedy.py").write_text(GREEDY)
+    step = ("fedshift", "run", "case.toml", "--plugin", "greedy.py", "--method", "greedy")
+    more = ("--set", "run.checkpoint_every=1", "--set", "run.engine=sequential")
+    (outcome,) = forks.run((*step, *more), cwd=tmp_path, memory=MEMORY, environment={"GREEDY": "1"})
+    assert outcome.code == 1, outcome
+    assert outcome.err.count("Error: ") == 1
+    assert "train.batch" in outcome.err
+    assert "Traceback" not in outcome.err
+    (outcome,) = forks.run(("resume", "runs"), cwd=tmp_path, memory=MEMORY)
+    assert outcome.fine, outcome
+
+
 def test_the_rows_are_many_and_each_is_one():
     names = [row.name for row in ROWS]
     assert len(ROWS) >= 150

@@ -46,7 +46,7 @@ IN_SMALL = (
     "line removed",
 )
 IN_SMALL += ("line cut", "header is no object", "tensor reshaped", "offsets beyond the file", "value changed")
-WHOLE_IN_SMALL = ("deleted", "a folder in its place")
+WHOLE_IN_SMALL = ("deleted", "a folder in its place", "a pipe in its place")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
+from fedshift import memory
 from fedshift.cli.benchmark import benchmark
 from fedshift.cli.commands import Commands
 from fedshift.cli.completion import assignments_joined
@@ -592,7 +593,7 @@ def _check_no_zero_byte(arguments: list[str]) -> None:
 
 
 def main() -> None:
-    """The command ``fedshift``: a user's error is one message and exit code 2."""
+    """The command ``fedshift``: a user's error is one message and exit code 2, and used-up memory exit code 1."""
     debug = "--debug" in sys.argv
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     if isinstance(sys.stdout, TextIOWrapper):  # there is none where it was closed
@@ -607,3 +608,8 @@ def main() -> None:
             raise
         typer.secho(f"Error: {error}", fg="red", err=True)
         sys.exit(2)
+    except Exception as error:
+        if debug or not memory.is_shortage(error):
+            raise
+        typer.secho(f"Error: {memory.in_words(error)}", fg="red", err=True)
+        sys.exit(1)

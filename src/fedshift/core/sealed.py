@@ -93,7 +93,7 @@ def unsealed(path: Path, experiment: str, what: str, kind: type[A]) -> tuple[dic
         DamagedError: it is missing, damaged or truncated, or of another experiment.
     """
     try:
-        data = path.read_bytes()
+        data = files.read(path)
         header = _header(data[8 : 8 + int.from_bytes(data[:8], "little")])
         _check(data, header.pop("checksum", ""))
         about, tensors = checked(header, kind), load(data)
@@ -109,7 +109,7 @@ def unsealed(path: Path, experiment: str, what: str, kind: type[A]) -> tuple[dic
 def check_sealed(path: Path, what: str) -> None:
     """Raise a DamagedError unless a sealed file is whole; it is read piece by piece."""
     try:
-        with path.open("rb") as file:
+        with files.opened(path) as file:
             start = file.read(8)
             start += file.read(min(int.from_bytes(start, "little"), LONGEST_HEADER))
             there = str(_header(start[8:]).get("checksum")).encode()
@@ -129,6 +129,7 @@ def tensors(path: Path, what: str) -> dict[str, Tensor]:
         DamagedError: they cannot be read.
     """
     try:
+        files.opened(path).close()  # safetensors would wait for a pipe
         return load_file(path)
     except (OSError, SafetensorError) as error:
         raise _damaged(path, what, error) from error
@@ -141,7 +142,7 @@ def said(path: Path, what: str, kind: type[A]) -> A:
         DamagedError: that cannot be read.
     """
     try:
-        with path.open("rb") as file:
+        with files.opened(path) as file:
             length = int.from_bytes(file.read(8), "little")
             header = _header(file.read(min(length, LONGEST_HEADER)))
         return checked(header, kind)

@@ -6,21 +6,25 @@ import csv
 import re
 import unicodedata
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from decimal import Decimal
 from math import isnan
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TextIO
 
 import numpy as np
 import torch
 
+from fedshift import parquet
 from fedshift.datasets.parts import Array, Names, check_each, names_of
 from fedshift.errors import FedshiftError, UnknownNameError, needs
 
 SUFFIXES = (".csv", ".parquet")
 ENCODING = "utf-8-sig"  # with the mark that Excel writes, or without
+MOST_COLUMNS = 100_000
+LONGEST_LINE = 16_000_000  # letters
 COMMAS = "Separate columns by commas."
 USUAL = re.compile(r"(?!.{16})-?(0|[1-9]\d*)(\.0|\.\d*[1-9])?")  # a number of which a float keeps every digit
 NUMBERS = "iuf"  # kinds of NumPy's types
@@ -38,19 +42,49 @@ def column_names(file: Path) -> list[str]:
     """
     with _reading(file):
         if file.suffix.lower() == ".parquet":
-            names: list[str] = _parquet().read_schema(file).names
+            names: list[str] = parquet.library().read_schema(file).names
         else:
             with file.open(encoding=ENCODING, newline="") as opened:
-                names = next(csv.reader(opened), [])
+                names = next(csv.reader(lines(opened, file)), [])
     if not names:
         raise FedshiftError(f"'{file}' is empty; its first line should name the columns.")
-    twice = next((name for name in names if names.count(name) > 1), None)
+    check_number(file, names)
+    twice = next((name for name, times in Counter(names).items() if times > 1), None)
     if twice is not None:
         raise FedshiftError(f"'{file}' has two columns '{twice}'; give each a name of its own.")
     unseen = next((name for name in names if any(unicodedata.category(letter) == "Cc" for letter in name)), None)
     if unseen is not None:
         raise FedshiftError(f"The name of the column {unseen!r} of '{file}' holds control characters; rename it.")
     return names
+
+
+def check_number(file: Path, names: Sequence[str]) -> None:
+    """Raise an error if a file has more columns than can be read."""
+    if len(names) > MOST_COLUMNS:
+        raise FedshiftError(
+            f"'{file}' has {len(names):,} columns, and at most {MOST_COLUMNS:,} are read: write fewer, or turn columns "
+            "into rows."
+        )
+
+
+def lines(opened: TextIO, file: Path) -> Iterator[str]:
+    """The lines of a CSV file, none of which fills the memory.
+
+    Args:
+        opened: the file, opened as text.
+        file: its path, for the error.
+
+    Raises:
+        FedshiftError: one is too long.
+    """
+    number = 1
+    while line := opened.readline(LONGEST_LINE + 1):
+        if len(line) > LONGEST_LINE:
+            raise FedshiftError(
+                f"Line {number} of '{file}' has more than {LONGEST_LINE:,} letters: end each row with a line break."
+            )
+        yield line
+        number += 1
 
 
 def check_named(file: Path, present: Sequence[str], named: Mapping[str, str]) -> None:
@@ -63,8 +97,9 @@ def check_named(file: Path, present: Sequence[str], named: Mapping[str, str]) ->
 
 def check_present(file: Path, present: Sequence[str], columns: Iterable[str], what: str) -> None:
     """Raise an error unless a file has some columns, which are of inputs, say."""
+    there = {*present}
     for name in columns:
-        if name not in present:
+        if name not in there:
             raise UnknownNameError(f"column of {what} in '{file}'", name, present, COMMAS if len(present) == 1 else "")
 
 
@@ -85,7 +120,7 @@ def read_columns(file: Path, columns: Sequence[str], texts: Sequence[str] = (), 
         import pandas as pd
     with _reading(file), warnings.catch_warnings():
         if file.suffix.lower() == ".parquet":
-            table = _parquet().read_table(file, columns=list(columns))
+            table = parquet.read(file, columns)
             try:
                 table.validate(full=True)
             except ValueError as error:  # which does not say where
@@ -107,7 +142,7 @@ def read_columns(file: Path, columns: Sequence[str], texts: Sequence[str] = (), 
 def _check_even(file: Path, columns: int) -> None:
     """Raise an error unless each row of a CSV file has a value, if an empty one, for each column."""
     with file.open(encoding=ENCODING, newline="") as opened, suppress(csv.Error):  # of what pandas may yet read
-        rows, line = csv.reader(opened), 1
+        rows, line = csv.reader(lines(opened, file)), 1
         for row in rows:
             if row and len(row) != columns:
                 raise FedshiftError(
@@ -290,18 +325,12 @@ def times(column: Any, where: str) -> Array:
     return seconds
 
 
-def _parquet() -> Any:
-    with needs("parquet", "Reading Parquet"):
-        from pyarrow import parquet
-    return parquet
-
-
 @contextmanager
 def _reading(file: Path) -> Iterator[None]:
     """Names the file in whatever goes wrong: pandas and Arrow raise errors of many kinds."""
     try:
         yield
-    except FedshiftError:
+    except (FedshiftError, MemoryError):
         raise
     except UnicodeDecodeError as error:
         raise _no_utf8(file) from error

@@ -91,7 +91,8 @@ class InputColumns(ColumnFiles):
         present = column_names(file)
         check_named(file, present, self.named_apart)
         check_present(file, present, inputs, self.kind)
-        more = [] if self.columns else [name for name in self.others(file) if name not in inputs]
+        known = {*inputs}
+        more = [] if self.columns else [name for name in self.others(file) if name not in known]
         if more:
             raise FedshiftError(
                 f"'{file}' has the column '{more[0]}', which files before it lack; make them alike, or name the "

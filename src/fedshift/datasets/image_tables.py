@@ -20,6 +20,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+from fedshift import memory, parquet
 from fedshift.datasets.cells import no_text
 from fedshift.datasets.images import Encoded, Row, files_below, left_out
 from fedshift.errors import FedshiftError, Problems, needs
@@ -27,6 +28,7 @@ from fedshift.federation.names import check_names
 from fedshift.hub import answers, hub
 
 BATCH = 256
+LEAST = 1000  # bytes that the smallest image takes, with its tensor and its place
 
 
 class Columns(NamedTuple):
@@ -211,7 +213,10 @@ class ParquetSource(TableSource):
         files = parquet_files(path)
         if not files:
             raise FedshiftError(f"data.path = '{self.path}': no file below it ends in .parquet.")
-        return [Part(str(file), _streamed(file).features, partial(_streamed, file)) for file in files]
+        parts = [Part(str(file), _streamed(file).features, partial(_streamed, file)) for file in files]
+        rows = sum(parquet.rows(file) for file in files)
+        memory.check(rows * LEAST, f"The data set '{self.path}' of {rows:,} rows", "Give fewer rows.")
+        return parts
 
     def notes(self) -> tuple[str, ...]:
         """The files beside Parquet, counted by suffix."""

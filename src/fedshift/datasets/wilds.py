@@ -24,6 +24,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 import torch
 
+from fedshift.datasets.cells import check_number, lines
 from fedshift.datasets.dataset import ImageDataset
 from fedshift.datasets.images import domain_data
 from fedshift.errors import FedshiftError
@@ -126,7 +127,8 @@ def read_csv(path: Path, columns: Sequence[str]) -> list[CsvRow]:
     """
     try:
         with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
+            reader = csv.DictReader(lines(file, path))
+            check_number(path, reader.fieldnames or ())
             lacking = [name for name in columns if name not in (reader.fieldnames or ())]
             if lacking:
                 raise FedshiftError(

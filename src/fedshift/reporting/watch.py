@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from operator import itemgetter
@@ -12,11 +12,12 @@ from pathlib import Path
 
 from rich.console import Console
 
+from fedshift import files
 from fedshift.core.contract import Round, Stage
 from fedshift.errors import FedshiftError
 from fedshift.reporting.live import LiveProgress
 from fedshift.reporting.units import printable
-from fedshift.runs.events import read_event
+from fedshift.runs.events import evaluated, read_event
 from fedshift.runs.folder import EVENTS, RunFolder, find
 from fedshift.runs.grid_file import grid_files, read_grid
 from fedshift.runs.progress import Outlook, Progress, RunProgress
@@ -30,6 +31,7 @@ from fedshift.runs.schema import (
     NoteEvent,
     ProgressEvent,
     SiteEvent,
+    moment,
 )
 from fedshift.runs.studies import STUDY, carried_on_by, study_of
 from fedshift.simulation.listener import Task
@@ -73,24 +75,25 @@ class WatchProgress(LiveProgress):
             super().update(line)
 
 
+Told = tuple[AnyEvent, str]  # an event with its line
+
+
 @dataclass
 class EventFile:
     """A run's events.jsonl, read as it grows; lines that are no events are left out.
 
     Attributes:
         path: the file.
-        of_trial: whether settings are being chosen, while which nobody should see test scores: they are left out.
     """
 
     path: Path
-    of_trial: bool = False
     _offset: int = 0
     _inode: int = 0
 
-    def new(self) -> list[tuple[AnyEvent, str]]:
+    def new(self) -> list[Told]:
         """What was written since the last time: events with their lines; a file that was replaced is read anew."""
         try:
-            with self.path.open("rb") as file:
+            with files.opened(self.path) as file:
                 about = self.path.stat()
                 if about.st_ino != self._inode or about.st_size < self._offset:
                     self._inode, self._offset = about.st_ino, 0
@@ -99,8 +102,7 @@ class EventFile:
         except OSError:  # it is not there yet, or just being set aside
             return []
         self._offset += sum(len(line) + 1 for line in whole)
-        events = _events(whole)
-        return [_without_test(*each) for each in events] if self.of_trial else list(events)
+        return list(_events(whole))
 
     @property
     def grown(self) -> bool:
@@ -108,7 +110,7 @@ class EventFile:
         return self.path.is_file() and self.path.stat().st_size > self._offset
 
 
-def _events(lines: list[bytes]) -> Iterator[tuple[AnyEvent, str]]:
+def _events(lines: list[bytes]) -> Iterator[Told]:
     for line in lines:
         try:
             yield read_event(line), line.decode()
@@ -116,7 +118,7 @@ def _events(lines: list[bytes]) -> Iterator[tuple[AnyEvent, str]]:
             continue
 
 
-def _without_test(event: AnyEvent, line: str) -> tuple[AnyEvent, str]:
+def _without_test(event: AnyEvent, line: str) -> Told:
     """An event with its line, without test scores."""
     if not isinstance(event, EvaluatedEvent):
         return event, line
@@ -249,20 +251,60 @@ class Watched:
     Attributes:
         folder: the run's.
         file: its events.
+        of_trial: whether settings are being chosen, while which nobody should see test scores: they are left out.
         newest: when the newest of them was, in seconds since 1970; no step back of a clock moves it.
         under_way: whether it has begun and is neither finished nor given up.
         over: whether it is finished or given up.
+        scored: rounds done at the newest scores; -1: there are none.
     """
 
     folder: RunFolder
     file: EventFile
+    of_trial: bool = False
     newest: float = 0.0
     under_way: bool = False
     over: bool = False
+    scored: int = -1
+
+    def new(self) -> list[Told]:
+        """What its file newly says; the scores of a finished run are those of its records, which are checked."""
+        told = self.file.new()
+        if told and self.folder.finished:
+            told = self._as_recorded(told)
+        return [_without_test(*each) for each in told] if self.of_trial else told
+
+    def last_scores(self) -> list[Told]:
+        """The scores at the end of a finished run whose file does not say them."""
+        end = moment(self.newest)
+        told = self._as_recorded([(EndEvent(when=end, who=self.folder.path.name), "")])
+        scores = [each for each in told if not isinstance(each[0], EndEvent)]
+        return [_without_test(*each) for each in scores] if self.of_trial else scores
+
+    def _as_recorded(self, told: Sequence[Told]) -> list[Told]:
+        """Events with the scores of records in the place of their own, and the last scores before the end."""
+        try:
+            records = {record["position"]: record for record in self.folder.records()}
+        except FedshiftError as error:
+            note = NoteEvent(when=told[-1][0].when, who=told[-1][0].who, text=f"Scores are not shown: {error}")
+            others = [each for each in told if not isinstance(each[0], EvaluatedEvent)]
+            return [*others, (note, note.model_dump_json())]
+        found: list[Told] = []
+        scored, last = self.scored, max(records, default=-1)
+        for event, line in told:
+            if isinstance(event, EndEvent) and records and scored != last:
+                found.append(evaluated(event.when, event.who, records[last]))
+            if not isinstance(event, EvaluatedEvent):
+                found.append((event, line))
+            elif event.position in records:
+                scored = event.position
+                found.append(evaluated(event.when, event.who, records[scored]))
+        return found
 
     def hear(self, event: AnyEvent) -> None:
         """Take in an event."""
         self.newest = max(self.newest, event.seconds_since_1970)
+        if isinstance(event, EvaluatedEvent):
+            self.scored = event.position
         if isinstance(event, BeginEvent):
             self.under_way, self.over = True, False
         elif isinstance(event, EndEvent | FailedEvent):
@@ -305,7 +347,7 @@ class Watch:
             self._search()
         timed: list[tuple[float, tuple[Watched, AnyEvent, str]]] = []
         for run in self.runs.values():
-            for event, line in run.file.new():
+            for event, line in run.new():
                 run.hear(event)
                 timed.append((run.newest, (run, event, line)))
         if timed or any(run.under_way for run in self.runs.values()):
@@ -333,10 +375,14 @@ class Watch:
     @property
     def searches(self) -> str:
         """Where else to look: the folders of studies below the path, whose trials are not shown; the newest first."""
-        files = sorted(self.path.rglob(STUDY), key=lambda file: file.stat().st_mtime, reverse=True)
+        files = sorted(self._studies(), key=lambda file: file.stat().st_mtime, reverse=True)
         folders = ", ".join(f"`fedshift watch {file.parent}`" for file in files[:MOST_STUDIES])
         more = f" and {len(files) - MOST_STUDIES} older ones" if len(files) > MOST_STUDIES else ""
         return f" Trials of a search are watched in its own folder: {folders}{more}." if files else ""
+
+    def _studies(self) -> Iterator[Path]:
+        below = files.walk(self.path) if self.path.is_dir() else ()
+        return (folder / STUDY for folder, names in below if STUDY in names)
 
     def _search(self) -> None:
         """Look for runs."""
@@ -344,8 +390,8 @@ class Watch:
         planned = {file.parent / run.folder for file in grid_files(self.path) for run in read_grid(file).runs}
         for folder in find(self.path, least=0):
             if folder.path not in self.runs:
-                file = EventFile(folder.path / EVENTS, of_trial=study_of(folder.path) is not None)
-                self.runs[folder.path] = Watched(folder, file, over=folder.finished)
+                file, of_trial = EventFile(folder.path / EVENTS), study_of(folder.path) is not None
+                self.runs[folder.path] = Watched(folder, file, of_trial, over=folder.finished)
         self.expected = len(planned | self.runs.keys())
         now = time.monotonic()
         self._next_search = now + max(SECONDS_BETWEEN_SEARCHES, PART_OF_TIME * (now - started))
@@ -471,6 +517,8 @@ class Shown:
                 self._replays[run].tell(event)
         for run in self._watch.left_alone():
             if run.over:  # its last event could not be written
+                for event, _ in run.last_scores():
+                    self._replays[run].tell(event)
                 self._replays[run].end()
             else:
                 self._replays[run].give_up(going_on(run))

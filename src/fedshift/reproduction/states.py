@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from pydantic import TypeAdapter
 
+from fedshift import files
 from fedshift.errors import DamagedError, FedshiftError, UnknownNameError
 from fedshift.reporting.table import Table
 from fedshift.reporting.tabled import Tabled
@@ -182,7 +183,7 @@ def _folders(plan: Plan) -> list[list[RunFolder]]:
     if not file.exists():
         return []
     try:
-        cells = TypeAdapter(list[list[str]]).validate_json(file.read_bytes())
+        cells = TypeAdapter(list[list[str]]).validate_json(files.read(file))
     except (OSError, ValueError) as error:
         raise FedshiftError(f"'{file}' is not what was written.") from error
     return [[RunFolder(plan.out / name) for name in names] for names in cells]

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from fedshift import files
 from fedshift.core.sealed import checked
 from fedshift.errors import DivergedError
 from fedshift.runs import runner
@@ -95,8 +96,8 @@ def divergence(folder: RunFolder) -> str:
     """Why a run diverged earlier; empty if it did not, or what says so is damaged."""
     if folder.finished or not (folder.path / DIVERGED).exists():
         return ""
-    data = (folder.path / DIVERGED).read_bytes()
     try:
+        data = files.read(folder.path / DIVERGED)
         return checked(unsealed_json(data, folder.identity.fingerprint), Divergence).reason
-    except ValueError:
+    except (OSError, ValueError):
         return ""

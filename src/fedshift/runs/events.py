@@ -99,12 +99,9 @@ class EventLog(RunProgress):
     def evaluated(self, record: Record) -> None:
         """Write the mean scores."""
         self._display.evaluated(record)
-        select = {name: record[name] for name in ("select",) if name in record}
-        scores = self._event("evaluated", position=self._position, environments=over_clients(record), **select)
-        if ended := record.get("ended"):  # whoever reads it must know how many rounds its stage has had
-            self._write(*self._untold(), scores | {"ended": ended})
-        else:
-            self._write(scores)
+        # Whoever reads that a stage ended must know how many rounds it has had.
+        before = self._untold() if record.get("ended") else []
+        self._write(*before, self._event("evaluated", position=self._position, **said_of(record)))
 
     def note(self, text: str) -> None:
         """Write a note, which displays hear elsewhere."""
@@ -169,6 +166,19 @@ class EventLog(RunProgress):
             if not self._complained:
                 logging.getLogger(__name__).warning("The run goes on, but cannot be watched: %s", error)
             self._complained = True
+
+
+def said_of(record: Record) -> dict[str, Any]:
+    """What an event says of a record beside its position."""
+    more = {name: record[name] for name in ("select", "ended") if record.get(name)}
+    return {"environments": over_clients(record), **more}
+
+
+def evaluated(when: str, who: str, record: Record) -> tuple[AnyEvent, str]:
+    """The event of a record, and its line."""
+    table = {"when": when, "kind": "evaluated", "who": who, "position": record["position"], **said_of(record)}
+    line = json.dumps(table)
+    return read_event(line.encode()), line
 
 
 def read_event(line: bytes) -> AnyEvent:

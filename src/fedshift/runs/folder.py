@@ -28,11 +28,12 @@ from fedshift.runs.records import Record, Records, read
 from fedshift.runs.schema import Federated, Identity, Machine, Messages, Resolved, Summary, Timed
 from fedshift.runs.seals import seal_of, sealed_json, unsealed_json
 from fedshift.runs.selection import summary
-from fedshift.runs.studies import STUDY, carried_on_by
+from fedshift.runs.studies import STUDY, carried_on_by, study_of
 from fedshift.runs.trust import check_code, check_digests, check_plugins, remember_plugins
 from fedshift.runs.weights import NEXT_SELECTED, SELECTED
 from fedshift.settings.content import digest
 from fedshift.settings.experiment import Experiment, check_tables
+from fedshift.settings.written import LARGEST_TOML
 from fedshift.simulation.checkpoint import CURRENT, NEXT, saved
 
 T = TypeVar("T")
@@ -135,19 +136,10 @@ class RunFolder:
         folder = cls(path)
         folder.check_new()
         files.make_folder(path)
-        text = tomli_w.dumps(experiment.table())
-        identity = Identity(
-            fingerprint=experiment.fingerprint,
-            series=experiment.series,
-            table=_table_digest(tomllib.loads(text)),
-            contents=experiment.contents,
-            plugins=experiment.code,
-            host=host,
-        )
-        files.write(path / RUN, sealed_json(identity.model_dump()))
+        text = folder._write_identity(experiment, host)
         folder.write_environment()
         files.write(folder.experiment_file, text)
-        remember_plugins(identity.plugins)
+        remember_plugins(experiment.code)
         return folder
 
     def check_new(self) -> None:
@@ -179,6 +171,47 @@ class RunFolder:
         if self.begun and self.identity.fingerprint != fingerprint:
             raise FedshiftError(f"The run folder '{self.path}' holds another run; choose another --set name=...")
 
+    def restore(self, experiment: Experiment) -> bool:
+        """Write run.json and experiment.toml again if one of them is missing or damaged; nothing if no run has begun.
+
+        Args:
+            experiment: what the run was asked for.
+
+        Returns:
+            Whether they were written.
+
+        Raises:
+            FedshiftError: the folder holds another run, or no other file shows that it holds this one.
+        """
+        if not self.begun:
+            return False
+        if not (self.readable or self._sealed_for(experiment.fingerprint)):
+            self.identity  # noqa: B018  # raises the error
+        if self.readable:
+            self.check_is(experiment.fingerprint)
+            if self._has_table:
+                return False
+        text = self._write_identity(experiment, self.identity.host if self.readable else "simulation")
+        files.write(self.experiment_file, text)
+        return True
+
+    def _sealed_for(self, fingerprint: str) -> bool:
+        """Whether a file beside run.json shows that the run has a fingerprint."""
+        for name in (ENVIRONMENT, SUMMARY, FEDERATION, MESSAGES):
+            try:
+                unsealed_json(self._bytes(name), fingerprint)
+            except (OSError, ValueError):
+                continue
+            return True
+        return False
+
+    @property
+    def _has_table(self) -> bool:
+        try:
+            return bool(self.table())
+        except FedshiftError:
+            return False
+
     @classmethod
     def open(cls, path: Path) -> RunFolder:
         """A run folder that is there.
@@ -195,6 +228,21 @@ class RunFolder:
 
     # What was asked for -------------------------------------------------------------------------
 
+    def _write_identity(self, experiment: Experiment, host: Literal["simulation", "federation"]) -> str:
+        """Write run.json, and give the text that belongs into experiment.toml."""
+        text = tomli_w.dumps(experiment.table())
+        identity = Identity(
+            fingerprint=experiment.fingerprint,
+            series=experiment.series,
+            table=_table_digest(tomllib.loads(text)),
+            contents=experiment.contents,
+            plugins=experiment.code,
+            host=host,
+        )
+        files.write(self.path / RUN, sealed_json(identity.model_dump()))
+        self.__dict__.pop("identity", None)
+        return text
+
     @cached_property
     def identity(self) -> Identity:
         """Which run it is.
@@ -202,7 +250,10 @@ class RunFolder:
         Raises:
             FedshiftError: run.json is damaged.
         """
-        fix = f"Restore it, or carry out '{self.experiment_file}' again in another folder (--set run.out=...)."
+        fix = (
+            "Restore it (`fedshift compare` of the same experiment does), or carry out "
+            f"'{self.experiment_file}' again in another folder (--set run.out=...)."
+        )
         return self._intact(RUN, lambda: checked(unsealed_json(self._bytes(RUN)), Identity), FedshiftError, fix)
 
     def table(self) -> dict[str, Any]:
@@ -211,11 +262,14 @@ class RunFolder:
         Raises:
             FedshiftError: it is not what the folder was made for; [run] alone may be changed.
         """
-        fix = "Undo the change; give another experiment in a file of its own."
+        fix = (
+            "Undo the change (`fedshift compare` of the same experiment restores the file); give another experiment in "
+            "a file of its own."
+        )
         return self._intact(EXPERIMENT, self._table, FedshiftError, fix)
 
     def _table(self) -> dict[str, Any]:
-        table = tomllib.loads(self._bytes(EXPERIMENT).decode("utf-8"))
+        table = tomllib.loads(files.read(self.experiment_file, LARGEST_TOML).decode("utf-8"))
         if _table_digest(table) != self.identity.table:
             raise ValueError("it says another experiment than the one that was begun")
         check_tables(table)
@@ -347,10 +401,16 @@ class RunFolder:
     def times(self) -> Times:
         """What its rounds and evaluations took; the time that several runs share is divided equally among them.
 
-        A line that a crash cut short, or that was changed, is left out.
+        Of an unfinished run, a line that a crash cut short, or that was changed, is left out.
+
+        Raises:
+            DamagedError: the run is finished, and its lines are not those that were written.
         """
-        path = self.path / TIMINGS
-        timed = list(self._whole_timings(path.read_bytes().split(b"\n"))) if path.is_file() else []
+        if self.finished and self.summary.timings_closed:
+            lines = self._intact(TIMINGS, self._closed_timings, DamagedError, self._made_again)
+        else:
+            lines = self._bytes(TIMINGS).split(b"\n") if (self.path / TIMINGS).is_file() else []
+        timed = list(self._whole_timings(lines))
         return Times(
             training=sum(timing.seconds / timing.together for timing in timed),
             evaluation=sum(timing.evaluation / timing.together for timing in timed),
@@ -409,12 +469,18 @@ class RunFolder:
         self._bytes_as_summed(SELECTED)
 
     def damage(self) -> str:
-        """What of a finished run is not as it was written; empty if all is."""
+        """What of a finished run is not as it was written; empty if all is.
+
+        Raises:
+            FedshiftError: what was asked for is not as it was written, which cannot be made again.
+        """
+        self.table()
         try:
             for name in dict.fromkeys((*RESULTS, *self.summary.files)):
                 self._bytes_as_summed(name)
             self.records()
             self.environment  # noqa: B018  # reads it
+            self.times()
         except DamagedError as error:
             return str(error).removesuffix(self._made_again).strip()
         return ""
@@ -435,13 +501,15 @@ class RunFolder:
         files.write(self.weights_file, pack_in_pieces(likes, tensors))
 
     def write_summary(self, notes: list[str]) -> None:
-        """Write the last file: what rules pick, and digests of all others."""
+        """Close timings.jsonl, and write the last file: what rules pick, and digests of the others."""
+        self._close_timings()
         records = self.records()
         selected = summary(records) if records else {}  # a federation may have scored nothing
         kept = [SELECTED] if self.selected_file.exists() else []
         digests = {name: files.digest(self.path / name) for name in (*RESULTS, *kept)}
         early = {"ended": ended} if (ended := endings(records)) else {}
-        self.write_json(SUMMARY, {"selected": selected, "notes": notes, **early, "files": digests})
+        table = {"selected": selected, "notes": notes, **early, "files": digests, "timings_closed": True}
+        self.write_json(SUMMARY, table)
         self.__dict__.pop("summary", None)
 
     def clear(self) -> None:
@@ -507,6 +575,32 @@ class RunFolder:
     def _unsealed(self, name: str) -> dict[str, Any]:
         return unsealed_json(self._bytes(name), self.identity.fingerprint)
 
+    def _close_timings(self) -> None:
+        """Add the last line of times, with a digest of the others, which equal runs do not share, unlike a summary.
+
+        A run that is killed after it goes on, adds more lines, and closes them again.
+        """
+        path = self.path / TIMINGS
+        before = self._bytes(TIMINGS) if path.exists() else b""
+        whole = before if before.endswith(b"\n") or not before else before + b"\n"  # as files.append does
+        table = {"digest": files.digest_of(whole)}
+        files.append(path, json.dumps({**table, "seal": seal_of(table, self.identity.fingerprint)}))
+
+    def _closed_timings(self) -> list[bytes]:
+        """The lines of times of a finished run, without the last one, which has their digest.
+
+        Raises:
+            OSError: the file cannot be read.
+            ValueError: a line was changed, removed or added.
+        """
+        data = self._bytes(TIMINGS)
+        before, newline, last = data[:-1].rpartition(b"\n")
+        if not data.endswith(b"\n"):
+            raise ValueError("its end is missing")
+        if unsealed_json(last, self.identity.fingerprint).get("digest") != files.digest_of(before + newline):
+            raise ValueError("lines were changed, removed or added")
+        return before.split(b"\n")
+
     def _whole_timings(self, lines: Iterable[bytes]) -> Iterator[Timed]:
         """The lines of times that nothing has cut or changed."""
         for line in lines:
@@ -516,7 +610,7 @@ class RunFolder:
                 continue
 
     def _bytes(self, name: str) -> bytes:
-        return (self.path / name).read_bytes()
+        return files.read(self.path / name)
 
     def _bytes_as_summed(self, name: str) -> None:
         """Raise a DamagedError unless a file is the one whose digest the summary has."""
@@ -568,14 +662,25 @@ def _table_digest(table: Mapping[str, Any]) -> str:
 def find(path: Path, least: int = 1) -> list[RunFolder]:
     """The run folders at or below a path, sorted; trials of a study that lies below it are left out.
 
+    Links to folders are followed, and a run that can be reached by two paths counts once; see :func:`files.walk`.
+
     Raises:
         FedshiftError: there are fewer than ``least``.
     """
-    studies = {file.parent for file in path.rglob(STUDY)} - {path} if path.is_dir() else set()
-    marks = [file for name in (RUN, SUMMARY, RECORDS) for file in path.rglob(name)] if path.is_dir() else []
-    found_in = {file.parent for file in marks if not file.parent.name.startswith(ASIDE)}
-    paths = sorted(folder for folder in found_in if studies.isdisjoint(folder.parents))
+    below = list(files.walk(path)) if path.is_dir() else []
+    studies = {folder for folder, names in below if STUDY in names} - {path}
+    found_in = {folder for folder, names in below if not {RUN, SUMMARY, RECORDS}.isdisjoint(names)}
+    paths = sorted(
+        folder
+        for folder in found_in
+        if not folder.name.startswith(ASIDE) and studies.isdisjoint(folder.parents) and not _linked_trial(folder, path)
+    )
     found = [folder for folder in map(RunFolder, paths) if folder.begun]
     if len(found) < least:
         raise FedshiftError(f"There is no run folder at or below '{path}'.")
     return found
+
+
+def _linked_trial(folder: Path, path: Path) -> bool:
+    """Whether a folder below a path is a link to a trial of a study that may lie elsewhere."""
+    return folder != path and folder.is_symlink() and study_of(folder) is not None

@@ -5,6 +5,7 @@ The file is named by what is in it: the same comparison, asked for again, has th
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -38,7 +39,8 @@ def write_grid(experiments: Sequence[Experiment], folder: Path) -> None:
 
 def grid_files(path: Path) -> list[Path]:
     """The files of comparisons at or below a path, sorted."""
-    return sorted(path.rglob("grid-????????.json")) if path.is_dir() else []
+    below = files.walk(path) if path.is_dir() else ()
+    return sorted(folder / name for folder, names in below for name in fnmatch.filter(names, "grid-????????.json"))
 
 
 def read_grid(path: Path) -> Grid:
@@ -48,7 +50,7 @@ def read_grid(path: Path) -> Grid:
         FedshiftError: the file is damaged.
     """
     try:
-        return checked(unsealed_json(path.read_bytes()), Grid)
+        return checked(unsealed_json(files.read(path)), Grid)
     except (OSError, ValueError) as error:
         raise FedshiftError(
             f"'{path}' is not what was written ({error}). Remove it: runs that have begun can be resumed without it."

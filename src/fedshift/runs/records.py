@@ -67,7 +67,7 @@ def read(path: Path, fingerprint: str, through: Collection[str] = ()) -> list[Re
         DamagedError: a line before the last is not what was recorded, or lines are missing.
     """
     try:
-        *whole, _cut_off = path.read_bytes().split(b"\n") if path.exists() else [b""]
+        *whole, _cut_off = files.read(path).split(b"\n") if path.exists() else [b""]
     except OSError as error:
         raise DamagedError(f"'{path}' cannot be read ({error.strerror or error}).") from error
     records: list[Record] = []

@@ -147,6 +147,7 @@ class Run:
         """
         for read in ("table", "records", "notes", "messages", "federation", "environment"):
             getattr(self, read)
+        self.folder.times()
 
     def model(self, client: int | str | None = None, round: Picked = "last") -> Trained:
         """A model as a module in evaluation mode; neither the data nor a global generator is touched.

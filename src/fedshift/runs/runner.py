@@ -187,8 +187,10 @@ class _Grid:
         """Whether a run is finished, or to be left out for now: a damaged one is made again after the others."""
         folder = asked.folder
         try:
-            if asked.fingerprint is not None:
-                folder.check_is(asked.fingerprint)
+            if asked.fingerprint is not None and folder.begun and folder.restore(asked.experiment()):
+                self._progress.note(
+                    f"{folder.path.name}: run.json or experiment.toml was missing or damaged; both were written again."
+                )
             if not folder.finished:
                 return False
             if damage := folder.damage():

@@ -244,12 +244,16 @@ class Summary(File):
     """summary.json: what each selection rule picks, notes for readers, and digests of the run's other files.
 
     Where stages ended early, ``ended`` has where and why, by the stage's name.
+
+    Attributes:
+        timings_closed: whether timings.jsonl ends with a line that has a digest of the others; older runs lack it.
     """
 
     selected: dict[str, Picked]
     notes: list[str]
     ended: dict[str, str] = {}
     files: dict[str, str]
+    timings_closed: bool = False
 
 
 class Machine(File):

@@ -15,7 +15,7 @@ from fedshift.settings.catalogue import Entry, From
 from fedshift.settings.change import Changed, Table, changed, copied, is_list_of_choices
 from fedshift.settings.experiment import DEFAULT_NAMES, NAMED, PLAIN, Experiment, load_plugins, section
 from fedshift.settings.spec import check_names, setting_type, shown
-from fedshift.settings.written import Written, parse_toml
+from fedshift.settings.written import LARGEST_TOML, Written, parse_toml
 
 EVERY_DOMAIN = "all"
 SEARCH = "search"  # the table that says where `fedshift tune` looks; no run has it
@@ -56,12 +56,19 @@ def text_of(path: Path) -> str:
     """The text of an experiment's file.
 
     Raises:
-        FedshiftError: it cannot be read.
+        FedshiftError: it cannot be read, or is too large for an experiment.
     """
     try:
-        return path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8") as file:
+            text = file.read(LARGEST_TOML + 1)
+        size = max(path.stat().st_size, len(text))  # a pipe has no size
     except (OSError, UnicodeDecodeError) as error:
         raise FedshiftError(f"'{path}' cannot be read as text in UTF-8 ({error}).") from error
+    if len(text) > LARGEST_TOML:
+        raise FedshiftError(
+            f"'{path}' has {size:,} bytes, and at most {LARGEST_TOML:,} are read: leave out what is no setting."
+        )
+    return text
 
 
 def override(document: Mapping[str, Any], changes: Mapping[str, Any]) -> Table:

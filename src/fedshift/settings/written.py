@@ -15,6 +15,7 @@ WORD = re.compile(r"""\s*("(?:\\.|[^"\\])*"|'[^']*'|[^,]*?)\s*(?:,|\Z)""", re.DO
 
 
 DEEPEST = 20  # lists and tables in one another
+LARGEST_TOML = 4_000_000  # bytes of a file; an experiment has some thousands
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,12 @@ def parse_toml(text: str, what: str) -> dict[str, Any]:
     """The tables of a TOML text; ``what`` is its name in messages.
 
     Raises:
-        FedshiftError: it is not TOML, or its numbers or lists have no end.
+        FedshiftError: it is not TOML, is too long, or its numbers or lists have no end.
     """
+    if len(text) > LARGEST_TOML:
+        raise FedshiftError(
+            f"{what} has {len(text):,} letters, and at most {LARGEST_TOML:,} are read: leave out what is no setting."
+        )
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

@@ -151,7 +151,7 @@ class Study:
         if not file.exists():
             return
         try:
-            held = checked(unsealed_json(file.read_bytes()), Trials)
+            held = checked(unsealed_json(files.read(file)), Trials)
         except (OSError, ValueError) as error:
             raise FedshiftError(
                 f"'{file}' is not what was written ({error}). Remove it: the study begins again, and its finished runs "

@@ -20,6 +20,7 @@ from fedshift.reporting.results import flat
 from fedshift.runs.schema import File
 from fedshift.settings.experiment import Experiment
 from fedshift.settings.spec import Range, shown
+from fedshift.settings.written import LARGEST_TOML
 from fedshift.tuning.space import in_words, key_here, settings_of, with_settings
 
 ABOUT = """\
@@ -147,7 +148,7 @@ class Tuned(File):
             FedshiftError: it cannot be read, or is no such file.
         """
         try:
-            return checked(tomllib.loads(Path(path).read_text(encoding="utf-8")), cls)
+            return checked(tomllib.loads(files.read(Path(path), LARGEST_TOML).decode("utf-8")), cls)
         except OSError as error:
             raise FedshiftError(
                 f"'{path}' cannot be read ({error.strerror or error}); `fedshift tune` writes such a file."

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 
+from fedshift import parquet
 from fedshift.core.contract import Part, Scope, Stage
 from fedshift.core.method import Method
 from fedshift.core.model import ModelBuilder
@@ -66,9 +67,8 @@ class IndexFile(ClientIndex):
     def _columns(self) -> dict[str, Any]:
         with needs("parquet", "Reading an index"):
             import pyarrow
-            import pyarrow.parquet
         try:
-            columns: dict[str, Any] = pyarrow.parquet.read_table(Path(self.path).expanduser()).to_pydict()
+            columns: dict[str, Any] = parquet.read(Path(self.path).expanduser()).to_pydict()
         except (pyarrow.ArrowException, OSError) as error:
             raise FedshiftError(f"index.path = '{self.path}' cannot be read as Parquet ({error}).") from error
         lacking = [name for name in ("client", "samples", "feature") if name not in columns]
