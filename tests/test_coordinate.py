@@ -564,6 +564,16 @@ def test_a_refused_category_ends_the_run_at_its_start(
     ]
 
 
+def test_a_site_that_refuses_and_does_not_say_what_is_named_all_the_same(make: Make, tmp_path: Path):
+    folder = members(tmp_path, make(IN_DOMAIN))
+
+    def change(site: str, request: bytes, reply: bytes) -> bytes:
+        return Failed("gray", "policy").to_bytes() if site == "gray" else reply
+
+    with refuses("The site 'gray' refuses what the method needs."):
+        coordinate(folder / "coordinator", Local(folder, change), Progress())
+
+
 def test_what_is_optional_is_left_out_by_a_site_that_refuses_it(make: Make, tmp_path: Path):
     folder = members(tmp_path, make({**small("fedavg"), **IN_DOMAIN}))
     set_site(folder, "gray", refuse=["count", "statistic", "embedding"])

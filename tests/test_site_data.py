@@ -267,3 +267,25 @@ def test_who_holds_a_site_out_for_which_there_is_no_model_hears_it_at_once(tmp_p
     assert "so the site 'c', which never trains, has no model here" in str(done.exception)
     assert "Use protocol.name = 'in-domain', or data.statistics = 'pooled'." in str(done.exception)
     assert not list(tmp_path.iterdir())
+
+
+SHIFTED = (
+    *("--sites", "a,b", "--method", "fedavg", "--rounds", "1", "--data", "colored-mnist", "--model", "mlp"),
+    *("--set", "protocol.name=personal-under-shift", "--set", "train.steps=1", "--set", "run.threads=1"),
+    *("--set", "data.test_p=0.1,0.9", "--set", "data.originals=40", "--set", "data.size=7", "--set", "data.clients=2"),
+)
+
+
+def test_data_that_bring_environments_are_scored_on_those_that_were_agreed_on(tmp_path: Path):
+    """Of names that init finds in the data."""
+    folder = tmp_path / "shift"
+    result = CliRunner().invoke(app, ["federation", "init", str(folder), *SHIFTED], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert Agreement.read(folder / "coordinator").federation.environments == ("p=0.1", "p=0.9")
+    run = coordinate(folder / "coordinator", Local(folder), Progress())
+    assert {row["environment"] for row in run.records()[-1]["environments"]} == {"p=0.1", "p=0.9"}
+    for member in ("coordinator", "sites/a", "sites/b"):
+        agreed = folder / member / "federation.toml"
+        agreed.write_text(agreed.read_text().replace("environments = [", "# environments = ["))
+    with refuses("environments that the data name", "--environments p=0.1,p=0.9"):
+        Agreement.read(folder / "coordinator")

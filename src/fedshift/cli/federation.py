@@ -75,6 +75,12 @@ def init(
         str | None,
         typer.Option("--columns", help="Of a table that is prepared, its columns, and categories: 'age,sex=f|m'."),
     ] = None,
+    environments: Annotated[
+        str | None,
+        typer.Option(
+            "--environments", help="Where the data bring environments of their own, their names: p=0.1,p=0.9."
+        ),
+    ] = None,
     to: Annotated[Path, typer.Option("--to", help="The folder in which the federation's is made.")] = Path(),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be made; write nothing.")] = False,
 ) -> None:
@@ -102,6 +108,7 @@ def init(
         classes,
         shape,
         columns,
+        environments,
         dry_run,
     )
 

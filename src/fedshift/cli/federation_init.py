@@ -38,6 +38,7 @@ def init(
     classes: str | None,
     shape: str | None,
     columns: str | None,
+    environments: str | None,
     dry_run: bool,
 ) -> None:
     """Make a federation's folders and print what was made.
@@ -54,6 +55,7 @@ def init(
         shape: a sample's shape, between commas; None: the settings or the data tell.
         columns: of rows that are prepared, the columns between commas, each with its categories, if it has any, after
             an equals sign and between bars; None: the data tell.
+        environments: the names of environments that the data bring, between commas; None: the data tell.
         dry_run: write nothing.
 
     Raises:
@@ -68,7 +70,8 @@ def init(
         told = api.experiment(experiment, settings=settings, **options)
         if options["hold_out"] is None and settings.keys().isdisjoint(PROTOCOL):
             told = _without_target(told, named)
-    sample = schema(told, _names(classes), _numbers(shape), [_column(text) for text in _names(columns)])
+    written = [_column(text) for text in _names(columns)]
+    sample = schema(told, _names(classes), _numbers(shape), written, _names(environments))
     chosen = for_institutions(told, sample)
     members = FederationSettings(
         name=folder.name,
@@ -76,6 +79,7 @@ def init(
         shape=sample.shape,
         classes=sample.classes,
         columns=sample.columns,
+        environments=sample.environments,
         address=address,
     )
     files = planned(folder, members, chosen, sample.domains)

@@ -239,8 +239,9 @@ class Agreement:
     def environments(self, site: str) -> tuple[str, ...]:
         """The names of the environments that a site may send scores of."""
         protocol = self.experiment.protocol
-        own = protocol.environment(site) if isinstance(protocol, InDomain) else site
-        return (own, *self.federation.environments)
+        if isinstance(protocol, PersonalUnderShift):
+            return (*self.federation.environments, protocol.validation)
+        return (protocol.environment(site) if isinstance(protocol, InDomain) else site, *self.federation.environments)
 
     @cached_property
     def run(self) -> str:

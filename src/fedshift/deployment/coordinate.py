@@ -28,7 +28,7 @@ from fedshift.deployment.leaving import CATEGORIES
 from fedshift.deployment.link import Away, Link
 from fedshift.deployment.members import Came, Members, refuses
 from fedshift.deployment.model import parts_of_model
-from fedshift.deployment.policy import refusal
+from fedshift.deployment.policy import refusal, refused
 from fedshift.deployment.roster import ROSTER, Roster
 from fedshift.deployment.scoring import Scoring
 from fedshift.deployment.wire import Done, Failed, Joined, Work
@@ -161,8 +161,9 @@ class _Run:
         for site, reply in self.members.join(self.sites).items():
             if isinstance(reply, Joined | Away):
                 continue
-            if isinstance(reply, Failed) and reply.reason == "policy":
-                problems.add(refusal(self.setup, site, [each for each in CATEGORIES if each in reply.what]))
+            what = [each for each in CATEGORIES if isinstance(reply, Failed) and each in reply.what]
+            if isinstance(reply, Failed) and reply.reason == "policy" and refused(self.setup, what):
+                problems.add(refusal(self.setup, site, what))
             elif refuses(reply) or strict or not self.position:
                 why = "sent no reply to the request to join" if isinstance(reply, Done) else str(reply)
                 problems.add(FedshiftError(f"The site '{site}' {why}.{_advice(reply)}"))

@@ -42,6 +42,7 @@ from fedshift.deployment.keys import Authority, site_pair
 from fedshift.deployment.leaving import what_leaves
 from fedshift.deployment.model import parts_of_model
 from fedshift.errors import DiskError, FedshiftError
+from fedshift.federation.protocols import PersonalUnderShift
 from fedshift.files import make_folder, write
 from fedshift.settings.content import imported
 from fedshift.settings.experiment import Experiment
@@ -72,6 +73,7 @@ class Schema(NamedTuple):
     shape: tuple[int, ...]
     columns: tuple[tuple[str, ...], ...] = ()
     domains: tuple[str, ...] = ()
+    environments: tuple[str, ...] = ()
 
 
 def schema(
@@ -79,6 +81,7 @@ def schema(
     classes: Sequence[str] = (),
     shape: Sequence[int] = (),
     columns: Sequence[Sequence[str]] = (),
+    environments: Sequence[str] = (),
 ) -> Schema:
     """What a sample of an experiment is: as it is said, or else as its data are, which then have to be here.
 
@@ -88,16 +91,19 @@ def schema(
         shape: the shape of a sample as a model gets it; empty: that of the data.
         columns: of rows that are prepared, each column's name and the categories of one that is no number; empty: those
             of the data.
+        environments: the test environments that every site scores, where the protocol needs data that bring their own;
+            empty: those of the data.
 
     Raises:
         FedshiftError: something is neither said nor can be found out; the message says what and why.
     """
+    shifted = isinstance(experiment.protocol, PersonalUnderShift)
     prepared = experiment.data.inputs().preparation is not None
     said = tuple(map(tuple, columns))
     unnamed = isinstance(experiment.data, InputColumns) and not (experiment.data.columns or said)
     shape = tuple(shape) or _shape_of_images(experiment) or ((len(said),) if said else ())
-    if classes and shape and (said or not prepared) and not unnamed:
-        return Schema(tuple(classes), shape, said)
+    if classes and shape and (said or not prepared) and not unnamed and (environments or not shifted):
+        return Schema(tuple(classes), shape, said, environments=tuple(environments))
     network = experiment.model.frozen_network()
     try:
         data = load_data(experiment.data, network, experiment.seed_of_data, str(experiment.contents))
@@ -108,13 +114,15 @@ def schema(
         else:
             lacking += [] if shape else ["--shape 3,64,64"]
             lacking += ["--set data.columns=age,marker"] if unnamed else []
+        lacking += ["--environments p=0.1,p=0.9"] if shifted and not environments else []
         raise FedshiftError(
             f"{error}\nThe data would tell what a sample is. Where they are at the sites only, say it: "
             f"{' '.join(lacking)}"
         ) from error
     if prepared:
         said = said or tuple((column.name, *(column.categories or ())) for column in data.columns)
-    return Schema(tuple(classes) or data.classes, shape or tuple(data.x.shape[1:]), said, data.domains)
+    environments = tuple(environments) or (data.environments[1:] if shifted else ())
+    return Schema(tuple(classes) or data.classes, shape or tuple(data.x.shape[1:]), said, data.domains, environments)
 
 
 def _shape_of_images(experiment: Experiment) -> tuple[int, ...]:
