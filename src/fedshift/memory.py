@@ -61,10 +61,10 @@ def in_words(error: BaseException) -> str:
     """What to do about a shortage, with what was said of it."""
     reason = (str(error).strip() or "an allocation failed").splitlines()[0]
     return (
-        f"The memory is used up ({reason}). Lower what is in memory at once: train.batch, evaluate.batch, data.size of "
-        "images, run.together (runs of a table that advance together) or run.workers, or set run.engine=sequential. "
-        "What was recorded is kept: `fedshift resume` carries on from the last checkpoint, and takes [run] from the "
-        "run's experiment.toml, where it may be changed."
+        f"The memory is used up ({reason}). Lower what is in memory at once: train.batch, evaluate.batch, the number "
+        "of samples, data.size of images, run.together (runs of a table that advance together) or run.workers, or set "
+        "run.engine=sequential. What was recorded is kept: `fedshift resume` carries on from the last checkpoint, and "
+        "takes [run] from the run's experiment.toml, where it may be changed."
     )
 
 

@@ -10,7 +10,7 @@ from fedshift import memory
 from fedshift.errors import needs
 
 SAMPLE = 1024  # rows that are decoded to see how long texts and lists are
-COPIES = 2  # of a table, in Arrow and as what it becomes
+COPIES = 3  # of a table: in Arrow, in pandas, and as the inputs that it becomes
 
 
 def library(feature: str = "Reading Parquet") -> Any:
