@@ -251,9 +251,9 @@ def _rows(group: Sequence[Leaves], largest: str) -> Iterator[list[str]]:
         first, sizes = mine[0], [each.bytes for each in mine if each.bytes is not None]
         size = bytes_text(sum(sizes)) if len(sizes) == len(mine) else f"as long as it is, up to {largest}"
         what = f"{_WHAT[first.kind]}: {counted(mine, 'tensor')}"
-        often = f"{first.rounds} times" if first.rounds > 1 else "once"
+        often = f"{first.rounds} times" if first.rounds > 1 else "at each start" if first.kind == "join" else "once"
         each = " for each environment" if first.kind == "scores" else ""
-        yield [_code(first.stage), _code(first.exchange) or "any", often, what, f"{size}{each}", one]
+        yield [_code(first.stage) or "any", _code(first.exchange) or "any", often, what, f"{size}{each}", one]
 
 
 _WHAT: Mapping[Kind, str] = {
@@ -278,7 +278,7 @@ def _in_full(group: Sequence[Leaves]) -> str:
         ]
         for each in group
     ]
-    title = f"### Stage {_code(first.stage)}: {where}"
+    title = f"### Stage {_code(first.stage)}: {where}" if first.stage else "### When the site joins"
     return f"{title}\n\n{_table(['tensor', 'type', 'shape', 'bytes', 'category', 'needed'], rows)}"
 
 
