@@ -402,8 +402,8 @@ def test_data_stay_and_other_files_travel(tmp_path: Path):
 
 def test_what_a_sample_is_can_be_said_or_seen(tmp_path: Path):
     pets = api.experiment("rotated-mnist", method="fedavg", data={"name": "folder", "path": "data", "size": 64})
-    assert schema(pets, ["cat", "dog"]) == (("cat", "dog"), (3, 64, 64), (), ())
-    assert schema(pets, ["cat", "dog"], [7]) == (("cat", "dog"), (7,), (), ())
+    assert schema(pets, ["cat", "dog"]) == (("cat", "dog"), (3, 64, 64), (), (), ())
+    assert schema(pets, ["cat", "dog"], [7]) == (("cat", "dog"), (7,), (), (), ())
     with pytest.raises(FedshiftError, match=r"is no folder(.|\n)*say it: --classes cat,dog$"):
         schema(pets)
     frozen = api.experiment(pets, settings={"data.frozen": "efficientnet-lite0"}, model="mlp")
