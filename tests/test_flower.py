@@ -144,7 +144,7 @@ def the_superlink_and_the_gate_are_killed(federation: Loopback, real: Experiment
 def a_sites_processes_are_killed(federation: Loopback, real: Experiments) -> None:
     """Its executor in one round, its SuperNode in a later one; they are started again by themselves."""
     run = federation.agree(real("fraug", min_answers=0.5, rounds=6))
-    in_round_2, back = federation.messages(3, "gray"), federation.connected("gray")
+    in_round_2 = federation.messages(3, "gray")
     with federation.held(gray=2, light=3):
         federation.begin_run()
         federation.wait_for(in_round_2)
@@ -153,6 +153,7 @@ def a_sites_processes_are_killed(federation: Loopback, real: Experiments) -> Non
     again = federation.messages(1, "gray")
     with federation.held(gray=0):
         federation.wait_for(again)
+        back = federation.connected("gray")
         federation.crash_program("gray", SUPERNODE)
         federation.wait_for(back)
     federation.end_run()
@@ -163,11 +164,12 @@ def a_sites_processes_are_killed(federation: Loopback, real: Experiments) -> Non
 def a_site_is_killed(federation: Loopback, real: Experiments) -> None:
     """The run goes on without it, and with it when it is back; what it keeps is what it would have kept otherwise."""
     run = federation.agree(real("fraug", min_answers=0.5, rounds=4))
-    in_round_2, back = federation.messages(3, "gray"), federation.connected("gray")
+    in_round_2 = federation.messages(3, "gray")
     with federation.held(gray=2, light=3):
         federation.begin_run()
         federation.wait_for(in_round_2)
         federation.crash("gray")
+        back = federation.connected("gray")
         federation.wait_for(lambda: "offline" in happened(run, "gray"))  # Flower notices it after half a minute
         federation.processes.start_site("gray")
         federation.wait_for(back)
@@ -180,7 +182,7 @@ def a_site_is_killed(federation: Loopback, real: Experiments) -> None:
 
 
 def a_refusal_ends_the_run_at_its_start(federation: Loopback, real: Experiments) -> None:
-    """And whoever typed `flwr run` sees which site refuses which category, and of what."""
+    """And whoever typed `run` sees which site refuses which category, and of what."""
     federation.agree(real("client2vec"))
     set_site(federation.folder, "gray", domains=[], refuse=["embedding"])
     said = federation.run()
