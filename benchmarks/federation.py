@@ -83,7 +83,7 @@ def measured(started: Processes, run: RunFolder) -> tuple[Rows, dict[str, float]
     events = [line for line in lines(run.path / "events.jsonl") if line.get("what") == "answered"]
     logs = {site: lines(started.folder / "sites" / site / "log.jsonl") for site in SITES}
     rows, sizes = list[dict[str, float]](), defaultdict[str, list[float]](list)
-    for timed in lines(run.path / "timings.jsonl"):
+    for timed in lines(run.path / "timings.jsonl")[:-1]:  # the last line closes the file
         of_round = [event for event in events if event["round"] == timed["stop"]]
         if timed["stop"] == 1:
             continue
@@ -118,7 +118,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 def in_process(folder: Path) -> list[float]:
     """The seconds of each round but the first, scoring included, by the sequential engine in this process."""
     run = rehearse(folder, Progress())
-    return [line["seconds"] + line["evaluation"] for line in lines(run.path / "timings.jsonl")[1:]]
+    return [line["seconds"] + line["evaluation"] for line in lines(run.path / "timings.jsonl")[1:-1]]
 
 
 def parameters(folder: Path) -> int:

@@ -688,7 +688,7 @@ def test_runs_of_a_table_advance_together(
     assert not failed
     assert_same_folders(one_by_one, folders, exact=name != "vectorised")
     for folder in folders:
-        assert {line["together"] for line in lines(folder, "timings.jsonl")} == {3}
+        assert {line["together"] for line in lines(folder, "timings.jsonl")[:-1]} == {3}
         assert name in folder.times().engines[0]
 
 
@@ -704,7 +704,7 @@ def test_compare_carries_a_table_out_together(tiny_document: dict[str, Any], nam
         assert not compare(tiny_document, out=out, settings=settings, progress=Progress()).failed
         found.append([RunFolder.open(path) for path in sorted((out / "tiny").glob("*-seed*"))])
     assert_same_folders(*found, exact=name != "vectorised")
-    assert sorted(line["together"] for folder in found[1] for line in lines(folder, "timings.jsonl")) == [1, 3, 3, 3]
+    assert sorted(line["together"] for folder in found[1] for line in lines(folder, "timings.jsonl")[:-1]) == [1, 3, 3, 3]
 
 
 @pytest.mark.parametrize("name", ["sequential", "vectorised"])
@@ -737,7 +737,7 @@ def test_a_run_that_was_interrupted_alone_goes_on_alone(
     folders, failed = runner.run_all(experiments, Progress())
     assert not failed
     assert_same_folders(one_by_one, folders, exact=name != "vectorised")
-    spans = [[(line["stop"], line["together"]) for line in lines(folder, "timings.jsonl")] for folder in folders]
+    spans = [[(line["stop"], line["together"]) for line in lines(folder, "timings.jsonl")[:-1]] for folder in folders]
     assert [span[-1] for span in spans] == [(4, 2), (4, 1), (4, 2)]
 
 
