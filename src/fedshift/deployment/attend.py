@@ -173,6 +173,7 @@ class Attendant:
         store, once = Versions(folder, self.setup.run, self.setup.device), Once(folder / REPLIES, turns)
         done = Done(self.settings.name)
         site = Site(self.setup, self._loaded(), store, audit=self.agreement.experiment.run.audit)
+        unsent = work.score is not None and (scored,) not in turns.answered("scores")
         if work.score is not None:
             model = work.score
             store.begin(scored + 1)  # after all exchanges of the rounds that are done
@@ -183,8 +184,13 @@ class Attendant:
         if work.order is not None and place is not None:
             order, key = work.order, (work.position, place)
             store.at(*key)
-            with self._timed("order"):
-                answered = once.reply("orders", key, order, partial(self._answered, site, order, turns, key))
+            try:
+                with self._timed("order"):
+                    answered = once.reply("orders", key, order, partial(self._answered, site, order, turns, key))
+            except Exception:
+                if unsent:  # its scores do not leave, so another model may take its place
+                    turns.end("scores", (scored,), "failed")
+                raise
             done = replace(done, answer=answered.answer)
         store.prune(work.saved)
         once.prune(work.saved)
