@@ -476,6 +476,22 @@ def test_a_last_model_that_does_not_fit_is_not_kept(begun: Begun, tmp_path: Path
     assert site.kept().keys() != before.keys()
 
 
+def test_an_order_that_would_spoil_what_a_client_keeps_leaves_it_as_it_was(begun: Begun, tmp_path: Path):
+    """A variance of outputs that are too large to be squared stays at the site, and is not finite."""
+    site = begun(tmp_path, "fedbn", 6)
+    work = request_of(coming(site))
+    assert isinstance(work, Work)
+    assert work.order is not None
+    name = "encoder.0.weight"
+    down = Down({**work.order.down, name: torch.full_like(work.order.down[name], 1e25)})
+    spoils = replace(work, order=replace(work.order, down=down), score=None)
+    assert site.ask(spoils.to_bytes()) == Failed("dark", "diverged")
+    kept = [load(path.read_bytes()) for path in site.folder.glob("state/*/0@*.safetensors")]
+    assert kept
+    assert all(bool(tensor.isfinite().all()) for tensors in kept for tensor in tensors.values())
+    assert isinstance(site.ask(work.to_bytes()), Done)
+
+
 def test_messages_of_a_session_that_has_ended_change_nothing(begun: Begun, tmp_path: Path):
     """A coordinator that was killed goes on; then what the first one sent comes once more."""
     site = begun(tmp_path)

@@ -19,11 +19,13 @@ from typing import Any
 from filelock import FileLock
 
 from fedshift import files
-from fedshift.coordinator.checks import check_answer, check_order
+from fedshift.coordinator.checks import check_answer, check_order, first_not_finite
 from fedshift.coordinator.schedule import Schedule
 from fedshift.core.contract import Category, Round, ServerState
 from fedshift.core.messages import Order
 from fedshift.core.setup import Setup
+from fedshift.core.state import ClientState
+from fedshift.core.tensors import Tensors
 from fedshift.deployment.agreement import Agreement, SiteSettings, read_site
 from fedshift.deployment.leaving import METRICS_ARE, category, models_scored
 from fedshift.deployment.limits import of_requests
@@ -186,7 +188,7 @@ class Attendant:
             store.at(*key)
             try:
                 with self._timed("order"):
-                    answered = once.reply("orders", key, order, partial(self._answered, site, order, turns, key))
+                    answered = once.reply("orders", key, order, partial(self._answered, site, store, order, turns, key))
             except Exception:
                 if unsent:  # its scores do not leave, so another model may take its place
                     turns.end("scores", (scored,), "failed")
@@ -206,7 +208,7 @@ class Attendant:
             answer=None if answer is None else replace(answer, telemetry=without(answer.telemetry, refuse)),
         )
 
-    def _answered(self, site: Site, order: Order, turns: Turns, key: Key) -> Done:
+    def _answered(self, site: Site, store: Versions, order: Order, turns: Turns, key: Key) -> Done:
         """Carry out an order, with what the client has kept of the rounds before."""
         self._check_policy()
         _check_kept(site, order, turns, key)
@@ -215,7 +217,12 @@ class Attendant:
         if isinstance(answer, Exception):
             raise answer
         _, exchange = self.setup.find(order.stage, order.exchange)
-        check_answer(self.setup, answer, exchange, f"round {order.round}")  # what is not declared does not leave
+        try:
+            check_answer(self.setup, answer, exchange, f"round {order.round}")  # what is not declared does not leave
+            _check_finite(store.left(order.client))
+        except FedshiftError:
+            store.set_aside(order.client)
+            raise
         return Done(self.settings.name, answer)
 
     def _scored(self, site: Site, order: Order, turns: Turns, key: Key) -> Done:
@@ -406,6 +413,12 @@ def _check_kept(site: Site, order: Order, turns: Turns, key: Key) -> None:
     """Raise an error where a client has worked before a turn, and its state of then was removed since."""
     if order.client not in site.store and any(each < key for each in turns.answered("orders")):
         raise _CannotError("state", f"What the client kept before round {order.round} is no longer here.")
+
+
+def _check_finite(state: ClientState | None) -> None:
+    """Raise an error where a number that a client keeps is not finite: it could never work with it again."""
+    if state is not None and (name := first_not_finite(Tensors(state.tensors))):
+        raise DivergedError(f"'{name}', which the client keeps, is not finite.")
 
 
 def _score(row: Mapping[str, Any]) -> Score:
