@@ -18,8 +18,10 @@ from safetensors.torch import load
 from conftest import TINY, Make
 from federated import Local, members, reply_of, request_of, set_site
 from fedshift import files
+from fedshift.coordinator.coordinator import Coordinator
+from fedshift.core.contract import Round
 from fedshift.core.messages import Down, Order, metadata, pack
-from fedshift.deployment.agreement import Agreement, read_site
+from fedshift.deployment.agreement import EXPERIMENT, Agreement, read_site
 from fedshift.deployment.attend import Attendant
 from fedshift.deployment.coordinate import coordinate
 from fedshift.deployment.inspection import inspect
@@ -29,7 +31,7 @@ from fedshift.deployment.rehearsal import rehearse
 from fedshift.deployment.roster import Roster
 from fedshift.deployment.sent import read_sent
 from fedshift.deployment.turns import MOST_REPLACED
-from fedshift.deployment.wire import Done, Failed, Join, Joined, Reply, Work
+from fedshift.deployment.wire import Done, Failed, Join, Joined, Reply, Session, Work
 from fedshift.errors import DamagedError, DiskError, FedshiftError
 from fedshift.runs.progress import Progress
 from fedshift.settings.grid import expand, override
@@ -306,6 +308,38 @@ def test_a_few_orders_that_failed_may_be_replaced_and_no_more(begun: Begun, tmp_
     assert reasons == ["diverged"] * (MOST_REPLACED + 1) + ["order"] * 2
 
 
+def test_a_model_whose_order_failed_was_not_scored(begun: Begun, tmp_path: Path):
+    """Its scores did not leave: the coordinator may take the model back, and have another one scored, once."""
+    site = begun(tmp_path)
+    work = request_of(coming(site))
+    assert isinstance(work, Work)
+    assert work.order is not None
+    assert work.score is not None
+    huge = replace(work, order=other_weights(work.order, 1e30))
+    assert site.ask(huge.to_bytes()) == Failed("dark", "diverged")
+    other = replace(work, score=other_weights(work.score, 2.0))
+    assert isinstance(site.ask(other.to_bytes()), Done)
+    assert site.ask(replace(work, order=None, position=work.position - 1).to_bytes()) == Failed("dark", "order")
+
+
+def test_a_round_comes_at_one_position_where_stages_may_end_early(make: Make, tmp_path: Path):
+    """Round 1 of the second stage may come after one round of the first, or two, or three; but not after each."""
+    changes = {**small("head-retraining"), **IN_DOMAIN, "train.rounds": 3, "train.patience": 2}
+    site = Attendant(members(tmp_path, make(changes)) / "sites" / "dark")
+    session = Session(site.agreement.run, site.agreement.digest)
+    joined = reply_of(site.answer(Join(session, "dark", site.agreement.agreed).to_bytes()))
+    assert isinstance(joined, Joined)
+    head = Round(site.setup.stages[1], 1)
+    (order, *_) = Coordinator(site.setup, site.agreement.clients).orders(head.stage.training, head, [0])
+    work = Work(replace(session, number=joined.session), "dark", 2, 0)
+    came: dict[str, list[type[Reply]]] = {"order": [], "score": []}
+    for position in (2, 3, 4):
+        for what, replies in came.items():
+            asked = replace(work, position=position, **{what: other_weights(order, position)})
+            replies.append(type(reply_of(site.answer(asked.to_bytes()))))
+    assert came == {"order": [Done, Failed, Failed], "score": [Done, Failed, Failed]}
+
+
 def test_scores_have_three_decimals_and_none_is_of_few_samples(make: Make, tmp_path: Path):
     folder = members(tmp_path, make({**small("fedavg"), **IN_DOMAIN}))
     set_site(folder, "gray", min_scored=5)  # it holds three samples back for validation, and six for the test
@@ -359,6 +393,40 @@ def test_a_thief_of_a_sites_key_is_in_quarantine_until_the_operator_confirms_it(
     assert not roster.entry("dark").quarantine
 
 
+@pytest.mark.parametrize("mistake", ["rounds = 4", "rounds = "])
+def test_a_site_that_could_not_read_what_it_should_takes_part_when_that_is_mended(
+    make: Make, tmp_path: Path, mistake: str
+):
+    """Its refusal is no reply that it must prove later, nor one that must be proved."""
+    folder = members(tmp_path, make({**small("fedavg"), **IN_DOMAIN, "train.rounds": 3}))
+    path = folder / "sites" / "gray" / EXPERIMENT
+    agreed = path.read_text()
+    wrong = agreed.replace("rounds = 3", mistake)
+    path.write_text(wrong)
+    for _ in range(2):
+        with pytest.raises(FedshiftError, match="'gray'"):
+            coordinate(folder / "coordinator", Local(folder), Progress())
+    path.write_text(agreed)
+    link = Local(folder)
+
+    def change(who: str, request: bytes, reply: bytes) -> bytes:
+        work = request_of(request)
+        if isinstance(work, Work) and work.order is not None:
+            if who == "gray" and work.position == 1:  # while the run is under way
+                path.write_text(wrong)
+                link.sites["gray"] = Attendant(path.parent)
+            if who == "dark" and work.position == 2:
+                path.write_text(agreed)
+                link.sites["gray"] = Attendant(path.parent)
+        return reply
+
+    link.change = change
+    run = coordinate(folder / "coordinator", link, Progress())
+    missing = [each for record in run.records() for each in record.get("missing", [])]
+    assert {(each["client"], each["round"]) for each in missing} == {("gray", 2)}
+    assert not any("prove" in each["why"] for each in missing)
+
+
 def test_only_a_site_in_quarantine_is_confirmed(tmp_path: Path):
     with refuses("'dark' is not in quarantine", "nothing to confirm"):
         Roster(tmp_path).confirm("dark")
@@ -406,6 +474,22 @@ def test_a_last_model_that_does_not_fit_is_not_kept(begun: Begun, tmp_path: Path
         assert site.kept() == before
     assert isinstance(site.ask(last.to_bytes()), Done)
     assert site.kept().keys() != before.keys()
+
+
+def test_an_order_that_would_spoil_what_a_client_keeps_leaves_it_as_it_was(begun: Begun, tmp_path: Path):
+    """A variance of outputs that are too large to be squared stays at the site, and is not finite."""
+    site = begun(tmp_path, "fedbn", 6)
+    work = request_of(coming(site))
+    assert isinstance(work, Work)
+    assert work.order is not None
+    name = "encoder.0.weight"
+    down = Down({**work.order.down, name: torch.full_like(work.order.down[name], 1e25)})
+    spoils = replace(work, order=replace(work.order, down=down), score=None)
+    assert site.ask(spoils.to_bytes()) == Failed("dark", "diverged")
+    kept = [load(path.read_bytes()) for path in site.folder.glob("state/*/0@*.safetensors")]
+    assert kept
+    assert all(bool(tensor.isfinite().all()) for tensors in kept for tensor in tensors.values())
+    assert isinstance(site.ask(work.to_bytes()), Done)
 
 
 def test_messages_of_a_session_that_has_ended_change_nothing(begun: Begun, tmp_path: Path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -452,6 +453,41 @@ def test_a_coordinator_that_is_killed_within_a_round_merges_the_same_answers(mak
     run = coordinate(folder / "coordinator", Local(folder), Progress())
     alike(run, coordinate(other / "coordinator", Local(other, away), Progress()))
     assert not list(run.path.glob("exchange-*"))
+
+
+def test_a_coordinator_that_is_killed_while_sites_score_has_the_same_model_scored(make: Make, tmp_path: Path):
+    """A site that was away in the round is there again, but the model that others have scored must not change."""
+    folder = members(tmp_path, make({**small("fedavg"), **IN_DOMAIN, "train.rounds": 3, "train.patience": 3}))
+    killed = list[str]()
+
+    def change(site: str, request: bytes, reply: bytes) -> bytes | Away:
+        work = request_of(request)
+        if isinstance(work, Work) and work.position == 2 and not killed and site == "dark":
+            if work.order is not None:
+                return Away("offline")
+            killed.append(site)
+            raise KeyboardInterrupt
+        return reply
+
+    with pytest.raises(KeyboardInterrupt):
+        coordinate(folder / "coordinator", Local(folder, change), Progress())
+    run = coordinate(folder / "coordinator", Local(folder, change), Progress())
+    assert [each["client"] for record in run.records() for each in record.get("missing", [])] == ["dark"]
+    assert [record.get("unscored") for record in run.records()] == [None] * 3
+
+
+def test_a_run_that_is_begun_anew_with_other_answers_is_an_error(make: Make, tmp_path: Path):
+    """Each site has answered its orders, and would refuse them to the end of the run."""
+    folder = members(tmp_path, make({**small("fedavg"), **IN_DOMAIN, "train.rounds": 3}))
+
+    def change(site: str, request: bytes, reply: bytes) -> bytes | Away:
+        work = request_of(request)
+        first = isinstance(work, Work) and work.position == 1 and work.order is not None
+        return Away("offline") if first and site == "dark" else reply
+
+    shutil.rmtree(coordinate(folder / "coordinator", Local(folder, change), Progress()).path)
+    with refuses("dark, gray, light refuse the orders of round 2", "move"):
+        coordinate(folder / "coordinator", Local(folder), Progress())
 
 
 def test_a_message_of_an_earlier_session_that_comes_late_changes_nothing(make: Make, tmp_path: Path):

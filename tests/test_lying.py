@@ -336,6 +336,20 @@ def test_an_earlier_exchange_of_the_same_round_is_taken_back(tmp_path: Path):
     assert len(told(run, "goes back")) == 1
 
 
+def test_the_only_answer_of_a_round_is_taken_back_too(tmp_path: Path):
+    """The others were away; the round is repeated without the liar, and with them if they are there by then."""
+
+    def change(site: str, request: bytes, reply: bytes) -> bytes | Away:
+        if site != "dark" and orders(request, 2, "train"):
+            return Away("offline")
+        return liar(huge)(site, request, reply)
+
+    run = carry_out(tmp_path, change, {"train.min_answers": 0.3}, **ANY)
+    ((event),) = told(run, "goes back")
+    assert "without the answer of dark" in event["why"]
+    assert len(run.records()) == 3
+
+
 def test_the_next_largest_is_left_out_if_the_largest_was_not_to_blame(tmp_path: Path):
     """The answer of 'gray' is the largest; sites say that they diverge until it is merged and another is not."""
     models = list[bytes]()

@@ -63,7 +63,7 @@ class Coordinator:
         missing: who did not answer, and why, since the last record.
         ended: the last rounds of stages that ended before they were to, by name.
         limits: what is accepted of clients that are not known to be honest; None: all that is as declared.
-        suspects: with limits, the answers that were merged together with others.
+        suspects: with limits, the answers that were merged.
         left_out: with limits, answers that are not merged whatever they are, by client, with the reason.
     """
 
@@ -216,9 +216,8 @@ class Coordinator:
         assert isinstance(merged, ServerState)
         if not enough(self.setup, len(orders), len(answers)):
             return None
-        if len(answers) > 1:
-            place = self.position + 1, exchange.name
-            self.suspects += [Suspect(*place, client, sizes[client].ratio) for client in sorted(answers)]
+        place = self.position + 1, exchange.name
+        self.suspects += [Suspect(*place, client, sizes[client].ratio) for client in sorted(answers)]
         return merged
 
     def _tried(

@@ -19,11 +19,13 @@ from typing import Any
 from filelock import FileLock
 
 from fedshift import files
-from fedshift.coordinator.checks import check_answer, check_order
+from fedshift.coordinator.checks import check_answer, check_order, first_not_finite
 from fedshift.coordinator.schedule import Schedule
 from fedshift.core.contract import Category, Round, ServerState
 from fedshift.core.messages import Order
 from fedshift.core.setup import Setup
+from fedshift.core.state import ClientState
+from fedshift.core.tensors import Tensors
 from fedshift.deployment.agreement import Agreement, SiteSettings, read_site
 from fedshift.deployment.leaving import METRICS_ARE, category, models_scored
 from fedshift.deployment.limits import of_requests
@@ -173,6 +175,7 @@ class Attendant:
         store, once = Versions(folder, self.setup.run, self.setup.device), Once(folder / REPLIES, turns)
         done = Done(self.settings.name)
         site = Site(self.setup, self._loaded(), store, audit=self.agreement.experiment.run.audit)
+        unsent = work.score is not None and (scored,) not in turns.answered("scores")
         if work.score is not None:
             model = work.score
             store.begin(scored + 1)  # after all exchanges of the rounds that are done
@@ -183,8 +186,13 @@ class Attendant:
         if work.order is not None and place is not None:
             order, key = work.order, (work.position, place)
             store.at(*key)
-            with self._timed("order"):
-                answered = once.reply("orders", key, order, partial(self._answered, site, order, turns, key))
+            try:
+                with self._timed("order"):
+                    answered = once.reply("orders", key, order, partial(self._answered, site, store, order, turns, key))
+            except Exception:
+                if unsent:  # its scores do not leave, so another model may take its place
+                    turns.end("scores", (scored,), "failed")
+                raise
             done = replace(done, answer=answered.answer)
         store.prune(work.saved)
         once.prune(work.saved)
@@ -200,7 +208,7 @@ class Attendant:
             answer=None if answer is None else replace(answer, telemetry=without(answer.telemetry, refuse)),
         )
 
-    def _answered(self, site: Site, order: Order, turns: Turns, key: Key) -> Done:
+    def _answered(self, site: Site, store: Versions, order: Order, turns: Turns, key: Key) -> Done:
         """Carry out an order, with what the client has kept of the rounds before."""
         self._check_policy()
         _check_kept(site, order, turns, key)
@@ -209,7 +217,12 @@ class Attendant:
         if isinstance(answer, Exception):
             raise answer
         _, exchange = self.setup.find(order.stage, order.exchange)
-        check_answer(self.setup, answer, exchange, f"round {order.round}")  # what is not declared does not leave
+        try:
+            check_answer(self.setup, answer, exchange, f"round {order.round}")  # what is not declared does not leave
+            _check_finite(store.left(order.client))
+        except FedshiftError:
+            store.set_aside(order.client)
+            raise
         return Done(self.settings.name, answer)
 
     def _scored(self, site: Site, order: Order, turns: Turns, key: Key) -> Done:
@@ -400,6 +413,12 @@ def _check_kept(site: Site, order: Order, turns: Turns, key: Key) -> None:
     """Raise an error where a client has worked before a turn, and its state of then was removed since."""
     if order.client not in site.store and any(each < key for each in turns.answered("orders")):
         raise _CannotError("state", f"What the client kept before round {order.round} is no longer here.")
+
+
+def _check_finite(state: ClientState | None) -> None:
+    """Raise an error where a number that a client keeps is not finite: it could never work with it again."""
+    if state is not None and (name := first_not_finite(Tensors(state.tensors))):
+        raise DivergedError(f"'{name}', which the client keeps, is not finite.")
 
 
 def _score(row: Mapping[str, Any]) -> Score:

@@ -110,6 +110,7 @@ class _Run:
         roster = Roster(agreement.folder / ROSTER / agreement.run)
         self.members = Members(agreement, setup, link, roster, self.display, samples)
         self.since, self.seconds = self.position, 0.0
+        self.refusing = set[str]()  # who refused the last order
 
     @property
     def position(self) -> int:
@@ -198,6 +199,8 @@ class _Run:
             record = sealed_json(self.scoring.record, self.folder.identity.fingerprint)
             files.write(self.folder.path / PENDING, record)
             if self.setup.train.patience != "off":  # which decides whether there is a next round
+                if orders:  # what is merged must not change once a site has seen the model
+                    journal.add(place - 1, orders, received)
                 self._score()
         self._save()
 
@@ -227,6 +230,7 @@ class _Run:
         asked = [site for site in self.sites if site in by_site or site in scored]
         replies = self.members.ask({site: self._work(site, by_site.get(site)) for site in asked})
         self._judge(replies, exchange)
+        self._check_refusals({site: replies[site] for site in by_site})
         self._note_scores(replies)
         return [_received(order, names[order.client], replies[names[order.client]]) for order in orders]
 
@@ -250,11 +254,31 @@ class _Run:
                     f"repeated without the answer of {name}, the largest of its cohort"
                 )
                 self.members.tell("coordinator", "goes back", why)
+                Journal(self.folder.path, self.position).remove_all()
                 self.doubts.go_back(suspect)
                 raise _GoesBackError
         # Later exchanges of a round are sent a model that no checkpoint has yet.
         if worked and (not exchange or exchange == self.coordinator.next_round.stage.exchanges[0].name):
             self.doubts.works(self.position)
+
+    def _check_refusals(self, came: Mapping[str, Came]) -> None:
+        """Raise an error where most sites refuse their orders, as they would refuse all that follow.
+
+        Where a round is repeated they may: a site that answered an order of it refuses the one that takes its place.
+        """
+        for site, each in came.items():
+            if isinstance(each, Failed) and each.reason == "order":
+                self.refusing.add(site)
+            else:
+                self.refusing.discard(site)
+        if 2 * len(self.refusing) > len(self.sites) and self.doubts.left_out is None:
+            name = self.agreement.run
+            raise FedshiftError(
+                f"{', '.join(sorted(self.refusing))} refuse the orders of round {self.position + 1} of the run: a site "
+                "answers one order at each position, and they have answered others, as where the coordinator's folder "
+                f"of the run was removed or is an old copy. To begin the run once more, ask each site to move its "
+                f"'state/{name}' away, and remove '{ROSTER}/{name}' here."
+            )
 
     def _work(self, site: str, order: Order | None = None) -> Work:
         """What a site is asked for: the order, if there is one, and the model that it scores."""

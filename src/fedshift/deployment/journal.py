@@ -72,5 +72,10 @@ class Journal:
             if path.stem.partition("@")[2] != str(self.position):
                 files.remove(path)
 
+    def remove_all(self) -> None:
+        """Remove every file, as a round is repeated to another end."""
+        for path in self.folder.glob("exchange-*@*.safetensors"):
+            files.remove(path)
+
     def _path(self, place: int) -> Path:
         return self.folder / f"exchange-{place}@{self.position}.safetensors"

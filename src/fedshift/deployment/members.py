@@ -129,7 +129,7 @@ class Members:
         came = cannot | self._exchange(asked)
         for site, each in came.items():
             if isinstance(each, Failed) and each.reason == "session":
-                del self._sessions[site]
+                self._sessions.pop(site, None)
         return {site: came[site] for site in works}
 
     def _exchange(self, requests: Mapping[str, Request]) -> dict[str, Came]:
@@ -156,6 +156,9 @@ class Members:
             reply = read_reply(data, self._limits)
         except FedshiftError as error:
             return error
+        if isinstance(reply, Failed) and not reply.proof:  # as of a site whose settings cannot be read
+            self._sessions.pop(site, None)  # so nothing but a request to join is sent until it proves who it is
+            return reply
         if not is_proof(reply.proof, self._roster.entry(site).last, request):
             why = f"cannot prove what it replied before; `fedshift federation confirm {site}` if you know that it is it"
             self._roster.quarantine(site, why)

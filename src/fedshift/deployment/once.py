@@ -41,7 +41,7 @@ class Once:
         Raises:
             FedshiftError: something else was asked for at this position, or there is no reply.
         """
-        self.turns.take(kind, key, digest(order.to_bytes()))
+        self.turns.take(kind, key, digest(order.to_bytes()), f"{order.stage} {order.round}")
         path = self.folder / f"{kind}@{'-'.join(map(str, key))}.safetensors"
         if key in self.turns.answered(kind) and path.exists():
             return _read(path)

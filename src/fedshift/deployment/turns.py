@@ -31,9 +31,10 @@ class TakenError(FedshiftError):
 
 
 class _Asked(File):
-    """A request: a digest of it, and whether it was answered, or failed."""
+    """A request: a digest of it, its round such as "train 3", and whether it was answered, or failed."""
 
     digest: str
+    round: str
     state: Literal["begun", "answered", "failed"] = "begun"
 
 
@@ -88,18 +89,23 @@ class Turns:
         """The keys of the requests that were answered, sorted."""
         return sorted(_key(name) for name, asked in self._of(kind).items() if asked.state == "answered")
 
-    def take(self, kind: Kind, key: Key, digest: str) -> None:
+    def take(self, kind: Kind, key: Key, digest: str, round: str) -> None:
         """Take a request, which is on record before anything is computed for it.
 
         Args:
             kind: an order, or a model to be scored.
             key: its position and, of an order, the exchange's place in its stage.
             digest: of what is asked.
+            round: its stage and round, which may come at one position only.
 
         Raises:
-            TakenError: something else was asked for before, or a later order was answered.
+            TakenError: something else was asked for before, the round came at another position, or a later order was
+                answered.
         """
         before, replaced = self._of(kind).get(_name(key)), self._said.replaced
+        for name, asked in self._of(kind).items():
+            if asked.state != "failed" and (asked.round, _key(name)[1:]) == (round, key[1:]) and _key(name) != key:
+                raise TakenError(f"The {_WHAT[kind]} of round {round} came at position {name} before.")
         if before is not None and before.digest == digest:
             return
         if before is not None:
@@ -114,13 +120,13 @@ class Turns:
             replaced += 1
         elif any(each[0] > key[0] + 1 or (kind == "orders" and each > key) for each in self.answered("orders")):
             raise TakenError(f"The {_WHAT[kind]} of position {_name(key)} came after a later order.")
-        self._write(replaced=replaced, **{kind: {**self._of(kind), _name(key): _Asked(digest=digest)}})
+        self._write(replaced=replaced, **{kind: {**self._of(kind), _name(key): _Asked(digest=digest, round=round)}})
 
     def end(self, kind: Kind, key: Key, state: Literal["answered", "failed"]) -> None:
         """Write down what came of a request that was taken."""
         asked = self._of(kind)[_name(key)]
         if asked.state != state:
-            self._write(**{kind: {**self._of(kind), _name(key): _Asked(digest=asked.digest, state=state)}})
+            self._write(**{kind: {**self._of(kind), _name(key): asked.model_copy(update={"state": state})}})
 
     # Replies --------------------------------------------------------------------------------------
 

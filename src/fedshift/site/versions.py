@@ -82,10 +82,18 @@ class Versions(ClientStore):
             DamagedError: its file is damaged.
         """
         before = self._before(client)
-        if not before:
-            return None
-        path, position = self._path(client, before[-1]), before[-1][0]
-        return unpacked(path, self._experiment, client, position, self._device)
+        return self._read(client, before[-1]) if before else None
+
+    def left(self, client: int) -> ClientState | None:
+        """The state of one client as the exchange has left it, if it has.
+
+        Raises:
+            DamagedError: its file is damaged.
+        """
+        return self._read(client, self._version) if self._path(client, self._version).exists() else None
+
+    def _read(self, client: int, version: Version) -> ClientState:
+        return unpacked(self._path(client, version), self._experiment, client, version[0], self._device)
 
     def put(self, client: int, state: ClientState) -> None:
         """Keep the state of one client as the exchange leaves it; what earlier ones left stays.
@@ -98,10 +106,18 @@ class Versions(ClientStore):
         data = packed(state, self._experiment, client, self._version[0], self._device)
         path = self._path(client, self._version)
         if path.exists() and path.read_bytes() != data:
-            aside = self._folder / ASIDE
-            files.make_folder(aside)
-            path.rename(aside / f"{path.stem}.{sum(1 for _ in aside.iterdir())}{path.suffix}")
+            self._move_aside(path)
         files.write(path, data)
+
+    def set_aside(self, client: int) -> None:
+        """Move the state that the exchange has left to the folder :data:`ASIDE`, so that nothing begins with it."""
+        if (path := self._path(client, self._version)).exists():
+            self._move_aside(path)
+
+    def _move_aside(self, path: Path) -> None:
+        aside = self._folder / ASIDE
+        files.make_folder(aside)
+        path.rename(aside / f"{path.stem}.{sum(1 for _ in aside.iterdir())}{path.suffix}")
 
     def ids(self) -> Sequence[int]:
         """The clients that have a state from before the exchange, sorted."""
