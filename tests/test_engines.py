@@ -704,7 +704,12 @@ def test_compare_carries_a_table_out_together(tiny_document: dict[str, Any], nam
         assert not compare(tiny_document, out=out, settings=settings, progress=Progress()).failed
         found.append([RunFolder.open(path) for path in sorted((out / "tiny").glob("*-seed*"))])
     assert_same_folders(*found, exact=name != "vectorised")
-    assert sorted(line["together"] for folder in found[1] for line in lines(folder, "timings.jsonl")[:-1]) == [1, 3, 3, 3]
+    assert sorted(line["together"] for folder in found[1] for line in lines(folder, "timings.jsonl")[:-1]) == [
+        1,
+        3,
+        3,
+        3,
+    ]
 
 
 @pytest.mark.parametrize("name", ["sequential", "vectorised"])
