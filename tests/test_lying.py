@@ -202,6 +202,18 @@ def test_an_impossible_number_of_samples_is_not_merged(tmp_path: Path, count: in
     assert "'samples'" in why
 
 
+def test_a_negative_variance_of_a_batch_norm_is_not_merged(tmp_path: Path):
+    """Its norm is that of any, and every site's loss would be undefined."""
+
+    def lie(work: Work, tensors: dict[str, Tensor]) -> None:
+        tensors["up.encoder.1.running_var"] = torch.full_like(tensors["up.encoder.1.running_var"], -0.4)
+
+    run = carry_out(tmp_path, liar(lie))
+    ((client, round, _, why),) = missing(run)
+    assert (client, round) == ("dark", 2)
+    assert "-0.4 in 'encoder.1.running_var', a variance" in why
+
+
 def test_samples_of_zero_from_every_site_are_a_clear_error(tmp_path: Path):
     with refuses("'samples'", "add up to 0", "from 1"):
         carry_out(tmp_path, liar(partial(says, "up.samples", 0), sites=SITES), SAMPLES)

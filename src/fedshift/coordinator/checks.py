@@ -18,6 +18,8 @@ from fedshift.errors import DivergedError, FedshiftError
 MOST_SAMPLES = 10**9  # of a client that has not declared how many it has
 LARGEST_TERM = 1e30  # of a loss
 
+VARIANCE = ".running_var"  # of a batch norm
+
 
 def check_scopes(setup: Setup, message: Message, exchange: Exchange, hook: str, where: str = "") -> None:
     """Nothing of client or server scope crosses the wire.
@@ -110,12 +112,16 @@ def check_numbers(setup: Setup, answer: Answer, exchange: Exchange, where: str, 
         samples: how many training samples the client has declared; None: it has not, and a billion is the bound.
 
     Raises:
-        FedshiftError: a count is negative or too large, a total is 0, or a loss term is beyond 1e30.
+        FedshiftError: a count is negative or too large, a total is 0, a batch norm's variance is negative, or a loss
+            term is beyond 1e30.
     """
     about = f"The reply of {where} in the exchange '{exchange.name}'"
     n = MOST_SAMPLES if samples is None else samples
     for name, bound in setup.bounds(exchange).items():
         _check_counts_in(name, answer.up[name].cpu().double(), _most(bound, setup, exchange, n), bound, about)
+    for name, tensor in answer.up.items():
+        if name.endswith(VARIANCE) and (tensor < 0).any():
+            raise FedshiftError(f"{about} has {float(tensor.min()):g} in '{name}', a variance: 0 is the least.")
     for name, value in answer.telemetry.items():
         if name == STEPS:
             _check_counts_in(name, value.cpu().double(), _most("steps", setup, exchange, n), "steps", about)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 import zlib
 from io import BytesIO
+from lzma import LZMAError
 from pathlib import Path
 from zipfile import BadZipFile, ZipFile
 
@@ -29,6 +30,14 @@ def is_ours(bundle: bytes) -> bool:
             if set(sizes) != {SETTINGS, CODE, MANIFEST} or max(sizes.values()) > LARGEST:
                 return False
             code, settings = archive.read(CODE), tomllib.loads(archive.read(SETTINGS).decode())
-    except (BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, OSError):  # no archive, or a damaged one
+    except (
+        BadZipFile,
+        zlib.error,
+        LZMAError,
+        EOFError,
+        RuntimeError,
+        ValueError,
+        OSError,
+    ):  # no archive, or a damaged one
         return False
     return code == (APP / CODE).read_bytes() and settings == tomllib.loads((APP / SETTINGS).read_text())
