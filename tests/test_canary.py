@@ -35,7 +35,6 @@ def running() -> Iterator[InClear]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FLWR_TELEMETRY_ENABLED", "0")
         patch.setattr(flower, "SECONDS_BETWEEN_PULLS", 0.05)
-        patch.setattr("fedshift.deployment.apps.end_with_parent", lambda: None)
         log = logging.getLogger("flwr")
         patch.setattr(log, "level", logging.WARNING)
         with in_clear((SITE, OTHER)) as started:
