@@ -40,6 +40,7 @@ pytestmark = pytest.mark.federation
 
 # As in test_coordinate: batches of one environment's samples, whose products are rounded alike.
 REAL = {"name": "real", "data": DATA, "protocol": {"name": "in-domain"}, "train.rounds": 3, "evaluate.batch": 6}
+MADE_BY_RUNS = ("runs", "roster", "state", "flower", "rehearsal")  # folders of members
 Experiments = Callable[..., Experiment]
 IMPATIENT = str(Path(__file__).with_name("impatient"))  # what SuperNodes do first
 
@@ -221,7 +222,7 @@ def last_state(folder: Path, client: int) -> Mapping[str, torch.Tensor]:
 def as_replayed(federation: Loopback, run: RunFolder) -> None:
     """A run ended as one in this process does whose sites miss the same orders."""
     folder = federation.folder.with_name(f"replay-{run.path.name}")
-    shutil.copytree(federation.folder, folder, ignore=shutil.ignore_patterns("runs", "state", "flower", "rehearsal"))
+    shutil.copytree(federation.folder, folder, ignore=shutil.ignore_patterns(*MADE_BY_RUNS))
     replayed = coordinate(folder / "coordinator", Replay(folder, run), Progress())
     alike(run, replayed, records=False)
     same_states(federation, run, lambda site: folder / "sites" / site / "state" / run.path.name)
