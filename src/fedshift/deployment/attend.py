@@ -171,7 +171,7 @@ class Attendant:
             )
         place = None if work.order is None else self._check_order(work, work.order)
         if work.score is not None:
-            self._check_score(work.score, scored, turns)
+            self._check_score(work.score, scored)
         store, once = Versions(folder, self.setup.run, self.setup.device), Once(folder / REPLIES, turns)
         done = Done(self.settings.name)
         site = Site(self.setup, self._loaded(), store, audit=self.agreement.experiment.run.audit)
@@ -262,8 +262,8 @@ class Attendant:
         """
         declared, most = models_scored(self.setup), self.settings.max_models
         if most and declared > most:
-            self.log("refused", f"The run scores {declared} models; max_models = {most} in site.toml.")
-            raise _CannotError("models", f"The run scores {declared} models; this site scores {most}.", (str(most),))
+            why = f"The run scores {declared} models; max_models = {most} in site.toml."
+            raise _CannotError("models", why, (str(most),))
         if self.agreement.client(self.settings.name) is not None and refused(self.setup, self.settings.refuse):
             error = refusal(self.setup, self.settings.name, self.settings.refuse)
             raise _CannotError("policy", str(error), self.settings.refuse)
@@ -323,8 +323,8 @@ class Attendant:
         check_order(self.setup, order, round.stage.exchanges[place])
         return place
 
-    def _check_score(self, score: Order, scored: int, turns: Turns) -> None:
-        """Refuse a model that is not for this site, of a round that is not scored, or of one long before the newest.
+    def _check_score(self, score: Order, scored: int) -> None:
+        """Refuse a model that is not for this site, or of a round that is not scored.
 
         Raises:
             FedshiftError: the message says which.
