@@ -123,3 +123,12 @@ def test_links_on_the_pages_lead_somewhere():
             if not there.exists() or (section and section not in anchors):
                 broken.append(f"{file.name}: {target}")
     assert broken == []
+
+
+@pytest.mark.parametrize("page", ["attack.md", "threat-model.md"])
+def test_the_tests_that_show_what_a_page_says_exist(page: str):
+    named = set(re.findall(r"`(test_[a-z0-9_]+)`", (ROOT / "docs" / page).read_text(encoding="utf-8")))
+    files = [path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")]
+    there = {name for text in files for name in re.findall(r"def (test_[a-z0-9_]+)\(", text)}
+    assert len(named) > 10
+    assert not named - there
