@@ -14,10 +14,12 @@ import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load
+from typer.testing import CliRunner
 
 from conftest import TINY, Make
 from federated import Local, members, reply_of, request_of, set_site
 from fedshift import files
+from fedshift.cli.app import app
 from fedshift.coordinator.coordinator import Coordinator
 from fedshift.core.contract import Round
 from fedshift.core.messages import Down, Order, metadata, pack
@@ -425,6 +427,19 @@ def test_a_site_that_could_not_read_what_it_should_takes_part_when_that_is_mende
     missing = [each for record in run.records() for each in record.get("missing", [])]
     assert {(each["client"], each["round"]) for each in missing} == {("gray", 2)}
     assert not any("prove" in each["why"] for each in missing)
+
+
+def test_the_command_confirms_a_site_of_the_federation(make: Make, tmp_path: Path):
+    folder = members(tmp_path, make(IN_DOMAIN)) / "coordinator"
+    roster = Roster(folder / "roster" / Agreement.read(folder).run)
+    roster.quarantine("dark", "cannot prove what it replied before; `fedshift federation confirm dark`")
+    said = CliRunner().invoke(app, ["federation", "confirm", "dark", str(folder)], catch_exceptions=False)
+    assert "'dark' takes part again" in said.output
+    assert "as it cannot prove what it replied before." in said.output
+    assert not roster.entry("dark").quarantine
+    for site, words in (("dark", ("not in quarantine", "nothing to confirm")), ("drak", ("'drak'", "dark"))):
+        with refuses(*words):
+            CliRunner().invoke(app, ["federation", "confirm", site, str(folder)], catch_exceptions=False)
 
 
 def test_only_a_site_in_quarantine_is_confirmed(tmp_path: Path):
