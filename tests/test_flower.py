@@ -55,23 +55,6 @@ def real(make: Make, monkeypatch: pytest.MonkeyPatch) -> Experiments:
     )
 
 
-def test_a_federation_on_flower(real: Experiments, tmp_path: Path):
-    """Methods end with a simulation's bits, whatever is killed; what a site refuses ends a run at its start."""
-    with loopback(tmp_path / "trial", real("fedsr")) as federation:
-        federation.start()
-        for scenario in (
-            a_refusal_ends_the_run_at_its_start,
-            nothing_happens,
-            the_coordinators_run_is_killed,
-            who_watches_the_run_is_killed,
-            the_coordinator_is_killed,
-            the_superlink_and_the_gate_are_killed,
-            a_site_is_killed,
-            a_sites_processes_are_killed,
-        ):
-            scenario(federation, real)
-
-
 # Scenarios ----------------------------------------------------------------------------------------
 
 
@@ -191,6 +174,29 @@ def a_refusal_ends_the_run_at_its_start(federation: Loopback, real: Experiments)
     assert "The site 'gray' refuses" in said
     assert "embedding" in said
     assert "pairs" in said
+
+
+# The federations, of which two can run at a time -----------------------------------------------------
+
+SCENARIOS = {
+    "the run": (
+        a_refusal_ends_the_run_at_its_start,
+        nothing_happens,
+        the_coordinators_run_is_killed,
+        who_watches_the_run_is_killed,
+        the_coordinator_is_killed,
+    ),
+    "processes": (the_superlink_and_the_gate_are_killed, a_site_is_killed, a_sites_processes_are_killed),
+}
+
+
+@pytest.mark.parametrize("which", SCENARIOS)
+def test_a_federation_on_flower(real: Experiments, tmp_path: Path, which: str):
+    """Methods end with a simulation's bits, whatever is killed; what a site refuses ends a run at its start."""
+    with loopback(tmp_path / "trial", real("fedsr")) as federation:
+        federation.start()
+        for scenario in SCENARIOS[which]:
+            scenario(federation, real)
 
 
 # What is compared ---------------------------------------------------------------------------------
