@@ -40,7 +40,6 @@ def write(
         DiskError: it could not be written; what was there before is untouched.
     """
     with _readable(path):
-        _remove_abandoned(path)
         with _replaced(path, private) as file:
             whole = data.encode() if isinstance(data, str) else data
             for piece in [whole] if isinstance(whole, bytes) else whole:
@@ -89,6 +88,14 @@ def rename(path: Path, to: Path) -> None:
     with _readable(path):
         path.replace(to)
         _sync_folder(to.parent)
+
+
+def remove_abandoned(path: Path) -> None:
+    """Remove what processes that were killed on this machine left of a file that they were writing."""
+    for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.new"):
+        process = leftover.suffixes[-2].removeprefix(".")
+        if process.isdecimal() and not _alive(int(process)):
+            leftover.unlink(missing_ok=True)
 
 
 def opened(path: Path) -> BufferedReader:
@@ -271,14 +278,6 @@ def _replaced(path: Path, private: bool = False) -> Iterator[BinaryIO]:
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
-
-
-def _remove_abandoned(path: Path) -> None:
-    """Remove what processes that were killed left of a file that they were writing."""
-    for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.new"):
-        process = leftover.suffixes[-2].removeprefix(".")
-        if process.isdecimal() and not _alive(int(process)):
-            leftover.unlink(missing_ok=True)
 
 
 def _alive(process: int) -> bool:

@@ -34,6 +34,7 @@ def write_grid(experiments: Sequence[Experiment], folder: Path) -> None:
     path = folder / f"grid-{name}.json"
     if not path.is_file():
         files.make_folder(folder)
+        files.remove_abandoned(path)
         files.write(path, sealed_json(Grid(runs=runs).model_dump()))
 
 

@@ -165,6 +165,7 @@ class Study:
         """Write all trials, at once."""
         files.make_folder(self.path)
         held = Trials(digest=self.digest, space=self.space.table(), trials=self.trials)
+        files.remove_abandoned(self.path / STUDY)
         files.write(self.path / STUDY, sealed_json(held.model_dump()))
 
     # Choosing ---------------------------------------------------------------------------------------

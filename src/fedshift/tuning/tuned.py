@@ -184,6 +184,7 @@ class Tuned(File):
             entries[now.case] = now
         whole = self.model_copy(update={"tuned": [entries[case] for case in sorted(entries)]})
         files.make_folder(folder)
+        files.remove_abandoned(path)
         files.write(path, ABOUT + tomli_w.dumps(whole.model_dump(exclude_none=True)))
         return path
 
