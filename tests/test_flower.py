@@ -101,6 +101,7 @@ def the_coordinator_is_killed(federation: Loopback, real: Experiments) -> None:
         federation.begin_run()
         federation.wait_for(in_round_2)
         federation.crash("coordinator")
+    federation.wait_for(lambda: not listens("127.0.0.1", federation.processes.control_port))  # the old one
     federation.processes.start_coordinator()
     said = federation.run()
     assert [event["done"] for event in events(run, "begin")] == [0, 1], said
