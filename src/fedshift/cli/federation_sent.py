@@ -55,7 +55,7 @@ def _short(site: str, totals: list[Total]) -> Table:
     """By exchange and category."""
     rows = [
         [
-            total.exchange or "(scores alone)",
+            total.exchange or "(joining, last scores)",
             total.category,
             *(str(total.messages), str(total.tensors), bytes_text(total.bytes)),
             *(_moment(total.first), _moment(total.last)),
