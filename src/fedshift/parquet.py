@@ -13,17 +13,6 @@ SAMPLE = 1024  # rows that are decoded to see how long texts and lists are
 COPIES = 3  # of a table: in Arrow, in pandas, and as the inputs that it becomes
 
 
-def library(feature: str = "Reading Parquet") -> Any:
-    """The module ``pyarrow.parquet``.
-
-    Raises:
-        MissingExtraError: it is not installed.
-    """
-    with needs("parquet", feature):
-        from pyarrow import parquet
-    return parquet
-
-
 def read(file: Path, columns: Sequence[str] | None = None) -> Any:
     """A file, or some of its columns, as a table of Arrow.
 
@@ -33,12 +22,17 @@ def read(file: Path, columns: Sequence[str] | None = None) -> Any:
         OSError: it cannot be read.
     """
     check_fits(file, columns)
-    return library().read_table(file, columns=None if columns is None else list(columns))
+    return _pyarrow().read_table(file, columns=None if columns is None else list(columns))
 
 
 def rows(file: Path) -> int:
     """How many rows a file says it has."""
-    return int(library().read_metadata(file).num_rows)
+    return int(_pyarrow().read_metadata(file).num_rows)
+
+
+def columns_of(file: Path) -> list[str]:
+    """The names of a file's columns, in order."""
+    return list(_pyarrow().read_schema(file).names)
 
 
 def check_fits(file: Path, columns: Sequence[str] | None = None) -> None:
@@ -47,7 +41,7 @@ def check_fits(file: Path, columns: Sequence[str] | None = None) -> None:
     Raises:
         FedshiftError: it takes more memory than there is.
     """
-    with library().ParquetFile(file) as opened:
+    with _pyarrow().ParquetFile(file) as opened:
         rows, groups = opened.metadata.num_rows, range(opened.metadata.num_row_groups)
         said = sum(
             chunk.total_uncompressed_size
@@ -60,3 +54,14 @@ def check_fits(file: Path, columns: Sequence[str] | None = None) -> None:
     memory.check(
         COPIES * max(said, decoded), f"The table '{file}' of {rows:,} rows", "Give fewer rows, or name fewer columns."
     )
+
+
+def _pyarrow() -> Any:
+    """The module ``pyarrow.parquet``.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    with needs("parquet", "Reading Parquet"):
+        from pyarrow import parquet
+    return parquet

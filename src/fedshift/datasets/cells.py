@@ -42,7 +42,7 @@ def column_names(file: Path) -> list[str]:
     """
     with _reading(file):
         if file.suffix.lower() == ".parquet":
-            names: list[str] = parquet.library().read_schema(file).names
+            names = parquet.columns_of(file)
         else:
             with file.open(encoding=ENCODING, newline="") as opened:
                 names = next(csv.reader(lines(opened, file)), [])
