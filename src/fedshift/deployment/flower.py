@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedshift.deployment.control import pem
 from fedshift.deployment.link import Away
 from fedshift.errors import FedshiftError, needs
 
@@ -47,8 +48,6 @@ def sites_by_key(folder: Path, sites: Sequence[str]) -> dict[str, str]:
     Raises:
         FedshiftError: a site's key is missing, cannot be read or is another's too, or a key is that of no site.
     """
-    with needs("flower", "A federation"):
-        from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
     present = {file.stem for file in folder.glob("*.pub")}
     if missing := [site for site in sites if site not in present]:
         raise FedshiftError(
@@ -62,14 +61,7 @@ def sites_by_key(folder: Path, sites: Sequence[str]) -> dict[str, str]:
         )
     found: dict[str, str] = {}
     for site in sites:
-        file = folder / f"{site}.pub"
-        try:
-            key = load_ssh_public_key(file.read_bytes())
-        except ValueError as error:
-            raise FedshiftError(f"'{file}' is no public key in OpenSSH's format ({error}).") from error
-        other = found.setdefault(
-            key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode().strip(), site
-        )
+        other = found.setdefault(pem(folder / f"{site}.pub").decode().strip(), site)
         if other != site:
             raise FedshiftError(
                 f"'{folder}' has the same key in {other}.pub and {site}.pub: a site is its key, so each needs its own."
