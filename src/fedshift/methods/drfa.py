@@ -29,35 +29,10 @@ Choices:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
-import torch
-from annotated_types import Interval
-from torch import Tensor, nn
-
-from fedshift.core.contract import (
-    Batch,
-    Context,
-    Exchange,
-    LocalWork,
-    Measure,
-    Part,
-    Phase,
-    Phases,
-    ServerState,
-    Stage,
-    Upload,
-)
-from fedshift.core.messages import Down
-from fedshift.core.model import ModelBuilder
-from fedshift.core.net import Net
-from fedshift.core.tensors import Replies, Tensors
-from fedshift.core.training import Train
-from fedshift.errors import FedshiftError
 from fedshift.methods.fedavg import FedAvg
-from fedshift.settings.spec import Fraction, NonNegative, Range, Steps, setting
+from fedshift.page import *
 
 Floor = Annotated[float, Interval(ge=0, lt=1)]
 

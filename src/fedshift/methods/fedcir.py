@@ -23,34 +23,11 @@ Choices, where the paper leaves something open:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-
-from fedshift.core.contract import (
-    Batch,
-    Context,
-    Measure,
-    Objective,
-    Optimiser,
-    Part,
-    Phase,
-    Phases,
-    Scope,
-    ServerState,
-    Terms,
-)
-from fedshift.core.model import ModelBuilder
-from fedshift.core.net import Net
-from fedshift.core.tensors import Replies
 from fedshift.methods.gaussian import Probabilistic, gaussian_kl
 from fedshift.methods.generator import BatchNormSize, Conditional, logits_of_each, make_generator
-from fedshift.settings.spec import LearningRate, NonNegative, OptionalWidth, Positive, Range, Steps, setting
-from fedshift.streams import Draw, Draws
+from fedshift.page import *
 
 
 class EstimatedGaussians(nn.Module):

@@ -21,25 +21,10 @@ Choices:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
-from fedshift.core.contract import (
-    Batch,
-    Context,
-    LocalWork,
-    Optimiser,
-    Part,
-    Phase,
-    Phases,
-    ServerState,
-    Terms,
-)
-from fedshift.core.model import ModelBuilder
-from fedshift.core.net import Net, mirror
-from fedshift.core.tensors import Replies, Tensors
 from fedshift.methods.fedavg import FedAvg
-from fedshift.settings.spec import Positive, Range, setting
+from fedshift.page import *
 
 
 @dataclass(frozen=True, kw_only=True)

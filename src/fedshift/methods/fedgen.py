@@ -27,37 +27,13 @@ Choices:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
-from torch import Tensor
-from torch.nn import functional as F
-
-from fedshift.core.contract import (
-    Batch,
-    Context,
-    LocalWork,
-    Objective,
-    Optimiser,
-    Part,
-    Phase,
-    Phases,
-    ServerState,
-    Stage,
-    Terms,
-    Upload,
-)
-from fedshift.core.model import ModelBuilder
-from fedshift.core.net import Net
-from fedshift.core.tensors import Replies
 from fedshift.methods.classes import COUNTS, newest_counts, of_each
 from fedshift.methods.fedavg import FedAvg
 from fedshift.methods.generator import BatchNormSize, labels_among, logits_of_each, make_generator
 from fedshift.methods.rows import Rows
-from fedshift.settings.spec import Fraction, LearningRate, NonNegative, Range, Steps, Width, setting
-from fedshift.streams import Draw, Draws
+from fedshift.page import *
 
 
 def taught(logits: Tensor, y: Tensor, counts: Tensor) -> Tensor:

@@ -29,37 +29,13 @@ Choices:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-
-from fedshift.core.contract import (
-    Batch,
-    Context,
-    Exchange,
-    LocalWork,
-    Measure,
-    Optimiser,
-    Part,
-    Phase,
-    Phases,
-    ServerState,
-    Terms,
-    Upload,
-)
-from fedshift.core.model import ModelBuilder
-from fedshift.core.net import Net
-from fedshift.core.tensors import Replies, Tensors
-from fedshift.core.training import Train
 from fedshift.methods.classes import COUNTS, class_sums, newest_counts, newest_means, of_each
 from fedshift.methods.fedavg import FedAvg
 from fedshift.methods.rows import Rows
 from fedshift.methods.simplex import non_negative_least_squares, simplex_minimum
-from fedshift.settings.spec import LearningRate, NonNegative, Range, Steps, setting
+from fedshift.page import *
 
 SMALLEST = 1e-3  # weight of a head in a combination
 MEANS, BEFORE, AFTER, SQUARES = "class_means.value", "before.value", "after.value", "squares"

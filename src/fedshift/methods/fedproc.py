@@ -25,33 +25,12 @@ Choices:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
-from torch import Tensor
-from torch.nn import functional as F
-
-from fedshift.core.contract import (
-    Batch,
-    Context,
-    LocalWork,
-    Measure,
-    Part,
-    Phases,
-    ServerState,
-    Stage,
-    Terms,
-    Upload,
-)
-from fedshift.core.model import ModelBuilder
-from fedshift.core.net import Net
-from fedshift.core.tensors import Replies
 from fedshift.methods.classes import COUNTS, class_sums, newest_counts, newest_means, one_hot
 from fedshift.methods.projection import Projected
 from fedshift.methods.rows import Rows
-from fedshift.settings.spec import Positive, setting
+from fedshift.page import *
 
 PROTOTYPES = "prototypes.value"
 SUMS = "class_sums.value"  # in a reply: the sum of its representations of each class

@@ -20,16 +20,10 @@ Choices:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from torch import Tensor
-
-from fedshift.core.contract import Batch, Context, Exchange, Objective, Optimiser, Phase, Phases, ServerState, Terms
-from fedshift.core.net import Net
-from fedshift.core.tensors import Replies, Tensors
 from fedshift.methods.personal import PersonalModel
-from fedshift.settings.spec import LearningRate, Positive, Range, Steps, setting
+from fedshift.page import *
 
 
 @dataclass(frozen=True, kw_only=True)

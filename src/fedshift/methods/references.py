@@ -5,15 +5,10 @@ Nothing is merged over clients, so an absent client only misses its own steps of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from fedshift.core.contract import Exchange, Part, ServerState, leave
-from fedshift.core.model import ModelBuilder
-from fedshift.core.tensors import Tensors
-from fedshift.federation.federation import Federation
 from fedshift.methods.fedavg import FedAvg
+from fedshift.page import *
 
 
 @dataclass(frozen=True, kw_only=True)
