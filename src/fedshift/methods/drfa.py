@@ -68,7 +68,6 @@ class DRFA(FedAvg):
     """FedAvg with clients drawn by weights that grow where the loss is large; gamma = 0 leaves the weights alone."""
 
     paper: ClassVar[str] = "Deng, Kamani and Mahdavi, NeurIPS 2020, Algorithm 1"
-    own_merge: ClassVar[str] = ""
 
     gamma: NonNegative = setting(0.1, help="step size of the clients' weights", search=Range(1e-3, 1, log=True))
     decay: Fraction = setting(0.9, help="factor of gamma from round to round (public code); 1: a constant gamma")
@@ -154,12 +153,12 @@ class DRFA(FedAvg):
         """The model after the step that was drawn, and how many steps there were."""
         return work.snapshot.of_parts(self.moves()).under("caught") | {"steps": torch.tensor(work.steps)}
 
-    def merge(self, state: ServerState, replies: Replies) -> ServerState:
-        """The mean models at the end and at the drawn step."""
+    def after_mean(self, state: ServerState, replies: Replies) -> Tensors:
+        """The mean model at the drawn step, and the mean number of steps."""
         steps = torch.tensor([float(up["steps"]) for up in replies.ups])
         tau = {"mixture.steps": steps.mean().to(state.server["mixture.steps"])}
         caught = replies.mean().of("caught").under("scored")
-        return super().merge(state, replies).updated(caught | tau)
+        return caught | tau
 
     # Scoring ------------------------------------------------------------------------------------
 

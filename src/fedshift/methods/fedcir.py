@@ -63,7 +63,6 @@ class FedCiR(Probabilistic):
 
     paper: ClassVar[str] = "Li et al., IEEE TMC 2024, Eq. 12-18"
     terms: ClassVar[tuple[str, ...]] = (*Probabilistic.terms, "reg", "align")
-    own_merge: ClassVar[str] = ""
     presets: ClassVar[dict[str, dict[str, object]]] = {
         "domainnet": {"l_reg": 0.5, "l_align": 1e-6},
         "iwildcam": {"l_reg": 0.5, "l_align": 1e-6},
@@ -197,6 +196,6 @@ class FedCiR(Probabilistic):
         sigma = torch.stack(sigmas)
         return {"gaussians.mean": torch.stack(means), "gaussians.sigma": sigma, "sigma_g": sigma.mean()}
 
-    def merge(self, state: ServerState, replies: Replies) -> ServerState:
-        """The mean of the local models, and the class Gaussians that were estimated."""
-        return super().merge(state.updated(state.measured.only(state.down)), replies)
+    def after_mean(self, state: ServerState, replies: Replies) -> Tensors:
+        """The class Gaussians that were estimated."""
+        return state.measured.only(state.down)

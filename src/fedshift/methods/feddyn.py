@@ -33,7 +33,6 @@ class FedDyn(FedAvg):
 
     paper: ClassVar[str] = "Acar et al., ICLR 2021, Algorithm 1"
     terms: ClassVar[tuple[str, ...]] = (*FedAvg.terms, "linear", "proximal")
-    own_merge: ClassVar[str] = "its next model is the mean less h / alpha"
 
     alpha: Positive = setting(
         0.1, help="weight of the dynamic regulariser", source="Eq. 1", search=Range(1e-3, 1, log=True)

@@ -69,7 +69,6 @@ class FedGen(FedAvg):
 
     paper: ClassVar[str] = "Zhu, Hong and Zhou, ICML 2021, Algorithm 1"
     terms: ClassVar[tuple[str, ...]] = (*FedAvg.terms, "generated", "distilled")
-    own_merge: ClassVar[str] = ""
     presets: ClassVar[dict[str, dict[str, object]]] = {
         "domainnet": {"generator_steps": 5, "beta": 1.0, "alpha": 0.5},
         "pacs": {"generator_steps": 5, "beta": 1.0, "alpha": 0.5},
@@ -179,7 +178,6 @@ class FedGen(FedAvg):
             "diversity": self.eta * likeness(noise, z, self.distance),
         }
 
-    def merge(self, state: ServerState, replies: Replies) -> ServerState:
-        """The mean of the local models, and the counts of labels."""
-        counts = newest_counts(replies, state.down[COUNTS])
-        return super().merge(state.updated({COUNTS: counts}), replies)
+    def after_mean(self, state: ServerState, replies: Replies) -> Mapping[str, Tensor]:
+        """The counts of labels."""
+        return {COUNTS: newest_counts(replies, state.down[COUNTS])}

@@ -73,7 +73,6 @@ class FedPAC(FedAvg):
 
     paper: ClassVar[str] = "Xu, Tong and Huang, ICLR 2023"
     terms: ClassVar[tuple[str, ...]] = (*FedAvg.terms, "alignment")
-    own_merge: ClassVar[str] = ""
 
     weighting: Literal["uniform", "samples"] = setting(
         "samples", help="how clients weigh in the average of encoders", source="paper: by samples"
@@ -167,10 +166,9 @@ class FedPAC(FedAvg):
         own = state.server.of("heads").map(lambda rows: rows[client])
         return own.only(state.shared.of("head")).under("head") if own["combined"] > 0 else Tensors()
 
-    def merge(self, state: ServerState, replies: Replies) -> ServerState:
-        """The mean of encoders, the class means by class count, and a combination of heads for each client."""
-        means, heads = self.class_means(state, replies), self.combined(state, replies)
-        return super().merge(state, replies).updated(means | heads.under("heads"))
+    def after_mean(self, state: ServerState, replies: Replies) -> Tensors:
+        """The class means by class count, and a combination of heads for each client."""
+        return self.class_means(state, replies) | self.combined(state, replies).under("heads")
 
     def class_means(self, state: ServerState, replies: Replies) -> Tensors:
         """The mean feature of each class over the round's clients, and how many samples it is of."""

@@ -69,7 +69,6 @@ class GlobalModel(FedAvg):
 
     paper: ClassVar[str] = "Tang et al., ICML 2024, Eq. 4 and Table 2 (GM)"
     terms: ClassVar[tuple[str, ...]] = (*FedAvg.terms, "invariance")
-    own_merge: ClassVar[str] = "the columns of omega_a are their clients' own"
     presets: ClassVar[dict[str, dict[str, object]]] = {
         "colored-mnist": {"alpha": 1e5},
         "colored-fashion-mnist": {"alpha": 1e5},

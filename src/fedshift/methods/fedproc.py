@@ -62,7 +62,6 @@ class FedProc(Projected):
 
     paper: ClassVar[str] = "Mu et al., FGCS 2023"
     terms: ClassVar[tuple[str, ...]] = (*Projected.terms, "prototypical")
-    own_merge: ClassVar[str] = ""
 
     temperature: Positive = setting(0.5, help="temperature tau of the contrast", search=(0.1, 0.5, 1.0))
     denominator: Literal["all", "others"] = setting(
@@ -109,8 +108,7 @@ class FedProc(Projected):
         """Sums and counts of each class."""
         return {SUMS: work.measured[SUMS], COUNTS: work.counts}
 
-    def merge(self, state: ServerState, replies: Replies) -> ServerState:
-        """The mean of the models; the prototype of a class is the mean over the samples of all clients."""
+    def after_mean(self, state: ServerState, replies: Replies) -> Mapping[str, Tensor]:
+        """The prototype of a class: the mean over the samples of all clients, and how many there are."""
         prototypes = newest_means(replies, SUMS, state.down[PROTOTYPES])
-        counts = newest_counts(replies, state.down[COUNTS])
-        return super().merge(state.updated({PROTOTYPES: prototypes, COUNTS: counts}), replies)
+        return {PROTOTYPES: prototypes, COUNTS: newest_counts(replies, state.down[COUNTS])}

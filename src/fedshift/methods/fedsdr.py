@@ -86,7 +86,6 @@ class FedSDR(PersonalModel):
     """A personal model that is independent, given y, of shortcuts that all clients discover together."""
 
     paper: ClassVar[str] = "Tang et al., ICLR 2024"
-    own_merge: ClassVar[str] = "it weighs the shortcut features by environment"
 
     lam: NonNegative = setting(
         1.0,

@@ -32,7 +32,6 @@ class PFedMe(PersonalModel):
 
     paper: ClassVar[str] = "T. Dinh, Tran and Nguyen, NeurIPS 2020, Algorithm 1"
     terms: ClassVar[tuple[str, ...]] = ("envelope",)
-    own_merge: ClassVar[str] = "its next model is (1 - beta) w + beta times the mean"
 
     lam: Positive = setting(
         15.0, help="weight of lam/2 ||theta - w||^2", source="Eq. 3, Sec. 5", search=Range(0.1, 50, log=True)
