@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
@@ -413,28 +412,20 @@ def resume(
         raise FedshiftError(comparison.failure)
 
 
-@app.command(epilog="Examples:\n\n  fedshift watch runs/rotated-mnist\n\n  fedshift watch runs --json | jq .kind")
+@app.command(epilog="Examples:\n\n  fedshift watch runs/rotated-mnist\n\n  fedshift watch runs --wait")
 def watch(
     path: Annotated[
         Path,
         typer.Argument(help="A run folder, or a folder of them.", autocompletion=folder_names),
     ],
-    json: Annotated[
-        bool, typer.Option("--json", help="Print the events as they are written, a JSON line each.")
-    ] = False,
-    once: Annotated[bool, typer.Option("--once", help="Print the state now and leave.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Where there is no run yet, wait for one.")] = False,
 ) -> None:
     """Show from another terminal what runs under way do, until all are over; the runs do not notice."""
     from fedshift.cli.console import open_console
-    from fedshift.reporting.watch import Watch, follow, follow_lines
+    from fedshift.reporting.watch import follow
 
     with interruptible(". Only the watching: the runs go on."):
-        if json:
-            write = partial(print, flush=True)
-            follow_lines(Watch(path), write, partial(typer.echo, err=True), once, wait)
-        else:
-            follow(Watch(path), open_console(), once, wait=wait)
+        follow(path, open_console(), wait)
 
 
 @app.command(epilog="Examples:\n\n  fedshift report runs/rotated-mnist\n\n  fedshift report runs --to all.html")
