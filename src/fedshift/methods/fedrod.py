@@ -23,23 +23,12 @@ Choices:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-
-from fedshift.core.contract import Batch, Context, Part, ServerState, Terms
-from fedshift.core.model import ModelBuilder
-from fedshift.core.net import Net
-from fedshift.core.tensors import Tensors
-from fedshift.core.training import Train
 from fedshift.methods.classes import check_unbalanced
 from fedshift.methods.fedavg import FedAvg
 from fedshift.methods.personal import mean_of_local
-from fedshift.settings.spec import Positive, setting
+from fedshift.page import *
 
 
 def balanced(logits: Tensor, counts: Tensor, gamma: float) -> Tensor:

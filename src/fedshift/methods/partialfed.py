@@ -25,35 +25,12 @@ Choices:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-import torch
-from torch import Tensor, nn
-
-from fedshift.core.contract import (
-    Batch,
-    Context,
-    Exchange,
-    LocalWork,
-    Objective,
-    Optimiser,
-    Part,
-    Phase,
-    Phases,
-    ServerState,
-    Terms,
-)
 from fedshift.core.method import tensor_scopes
-from fedshift.core.model import ModelBuilder
-from fedshift.core.net import Net, batch_norm_tensors, holder
-from fedshift.core.tensors import Tensors
-from fedshift.errors import FedshiftError
 from fedshift.methods.fedavg import FedAvg
 from fedshift.methods.personal import mean_of_local
-from fedshift.settings.spec import LearningRate, Positive, Range, setting
-from fedshift.streams import Draw, Draws
+from fedshift.page import *
 
 MOST_LAYERS = 1024  # for which noise is drawn, whose length must be known without the model; ResNet-152 has 312
 

@@ -7,19 +7,10 @@ global model once, after training.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-from torch import Tensor, nn
-
-from fedshift.core.contract import LocalWork, Objective, Optimiser, Part, Phase, ServerState, Stage, leave
-from fedshift.core.model import ModelBuilder
-from fedshift.core.net import Net
-from fedshift.core.tensors import Tensors, weighted_mean
 from fedshift.methods.fedavg import FedAvg
-from fedshift.settings.spec import LearningRate, OptionalSteps, Range, setting
+from fedshift.page import *
 
 COPIED = ("encoder", "head")
 

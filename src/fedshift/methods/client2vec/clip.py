@@ -9,20 +9,14 @@ features). Texts are cut to the length that the network reads.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-
 from fedshift.core.frozen import embed, frozen_network
-from fedshift.errors import FedshiftError, needs
 from fedshift.federation.inputs import Inputs
 from fedshift.hub import answers, hub
 from fedshift.methods.client2vec.encoder import Encoder
-from fedshift.settings.spec import setting
+from fedshift.page import *
 
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 BATCH = 256
