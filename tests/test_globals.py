@@ -62,7 +62,6 @@ HOOKS = [
     "predict",
     "prediction_draws",
     "federation",
-    "unseen",
     "send",
     "start",
     "upload",
