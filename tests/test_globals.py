@@ -61,7 +61,6 @@ HOOKS = [
     "predict",
     "prediction_draws",
     "federation",
-    "unseen",
     "send",
     "start",
     "upload",
