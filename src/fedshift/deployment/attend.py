@@ -38,6 +38,7 @@ from fedshift.deployment.turns import Key, TakenError, Turns
 from fedshift.deployment.wire import (
     DECIMALS,
     MOST_LOSS,
+    MOST_NAMED,
     NOBODY,
     Done,
     Failed,
@@ -50,7 +51,7 @@ from fedshift.deployment.wire import (
     Unscored,
     Work,
     digest,
-    proof,
+    make_proof,
     read_request,
 )
 from fedshift.engines.calibration import asked_for
@@ -110,7 +111,7 @@ class Attendant:
                 reply = self._failure(error)
             turns = self._turns_of(request)
             if request is not None and turns is not None:
-                reply = replace(reply, proof=proof(turns.reply(request.session.known), data))
+                reply = replace(reply, proof=make_proof(turns.reply(request.session.known), data))
             with self._timed("reply"):
                 sent = reply.to_bytes()
             self._write_down(request, reply, sent)
@@ -357,7 +358,7 @@ class Attendant:
         site = self._name()
         if isinstance(error, _CannotError):
             self.log("refused", str(error))
-            return Failed(site, error.reason, error.what)
+            return Failed(site, error.reason, error.what[:MOST_NAMED])
         if isinstance(error, FedshiftError):
             self.log("failed", str(error))
         else:

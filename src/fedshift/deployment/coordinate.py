@@ -284,7 +284,7 @@ class _Run:
         """What a site is asked for: the order, if there is one, and the model that it scores."""
         score = self.scoring.orders.get(site) if self.scoring else None
         number = self.position + (order is not None)
-        return Work(self.members.session(site), site, number, self._saved, order, score)
+        return Work(self.members.session(site), site, number, self._saved, order=order, score=score)
 
     def _note_scores(self, came: Mapping[str, Came]) -> None:
         """Complete the record that waits for scores, if one does."""
