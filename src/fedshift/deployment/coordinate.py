@@ -24,11 +24,10 @@ from fedshift.core.setup import Setup
 from fedshift.deployment.agreement import Agreement
 from fedshift.deployment.doubts import Doubts
 from fedshift.deployment.journal import Journal
-from fedshift.deployment.leaving import CATEGORIES
+from fedshift.deployment.leaving import CATEGORIES, refusal, refused
 from fedshift.deployment.link import Away, Link
 from fedshift.deployment.members import Came, Members, refuses
 from fedshift.deployment.model import parts_of_model
-from fedshift.deployment.policy import refusal, refused
 from fedshift.deployment.roster import ROSTER, Roster
 from fedshift.deployment.scoring import Scoring
 from fedshift.deployment.wire import Done, Failed, Joined, Work
