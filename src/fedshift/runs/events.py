@@ -154,8 +154,16 @@ class Events(RunProgress):
             return
         self._pending = False
         round, task = self._round, self._task
-        of_task = None if task is None else TaskEvent(
-            exchange=task.exchange, clients=task.clients, steps=task.steps, done=self._of_task, answered=self._answers
+        of_task = (
+            None
+            if task is None
+            else TaskEvent(
+                exchange=task.exchange,
+                clients=task.clients,
+                steps=task.steps,
+                done=self._of_task,
+                answered=self._answers,
+            )
         )
         event = ProgressEvent(
             when=self._now(),
