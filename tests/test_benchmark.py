@@ -561,7 +561,6 @@ def test_a_forecast_counts_every_run(on_tiny_data: Plan):
     """Two held-out domains, each with two trials and two seeds."""
     costs = [*forecast(on_tiny_data, on_tiny_data.columns[1])]
     assert [(cost.row, cost.runs) for cost in costs] == [("fedavg", 8), ("fedprox", 8)]
-    assert all(cost.seconds is None for cost in costs)  # nothing was measured here
     assert not on_tiny_data.folder.exists()
 
 

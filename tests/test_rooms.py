@@ -27,6 +27,7 @@ LAYERS: list[set[str]] = [
     {"settings.catalogue", "settings.written"},
     {"federation"},
     {"core"},
+    {"page"},
     {"models", "datasets", "methods"},
     {"settings.experiment", "experiments"},
     {"settings.change"},

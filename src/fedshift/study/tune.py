@@ -24,7 +24,7 @@ from fedshift.errors import (
 from fedshift.runs.folder import RunFolder
 from fedshift.runs.group import Judge, to_the_end
 from fedshift.runs.lock import locked
-from fedshift.runs.progress import Outlook, Progress, RunProgress
+from fedshift.runs.progress import Outlook, Progress, RunListeners, RunProgress
 from fedshift.runs.records import Record
 from fedshift.runs.runner import Asked, attempt, run_path
 from fedshift.runs.selection import last, mean_score
@@ -318,22 +318,15 @@ class _ValidationProgress:
         self._progress = progress
 
     def begin(self, outlook: Outlook) -> RunProgress:
-        return cast(RunProgress, _ValidationRun(self._progress.begin(outlook)))
+        return _ValidationRun(self._progress.begin(outlook))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._progress, name)
 
 
-class _ValidationRun:
-    def __init__(self, run: RunProgress) -> None:
-        self._run = run
-
+class _ValidationRun(RunListeners):
     def evaluated(self, record: Record) -> None:
-        shown = [row for row in record["environments"] if row["role"] == ROLE]
-        self._run.evaluated({**record, "environments": shown})
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._run, name)
+        super().evaluated({**record, "environments": [row for row in record["environments"] if row["role"] == ROLE]})
 
 
 def _given(experiment: Experiment) -> Experiment:
