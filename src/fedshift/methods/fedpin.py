@@ -112,10 +112,6 @@ class Personalised(GlobalModel):
         """Log-softmax of omega_u(Phi_u(x))."""
         return PERSONAL.logits(net, x).log_softmax(dim=1)
 
-    def unseen(self, state: ServerState, clients: Sequence[Tensors]) -> Sequence[Tensors]:
-        """The global model in the personal one's place."""
-        return PERSONAL.of_the_unseen(self.bn, state, clients)
-
 
 @dataclass(frozen=True, kw_only=True)
 class FedPIN(Personalised):
