@@ -20,10 +20,8 @@ from PIL import Image
 
 from conftest import Make
 from fedshift.datasets import image_tables
-from fedshift.datasets.folder import ImageFolder
-from fedshift.datasets.hub import HubDataset
 from fedshift.datasets.images import decode
-from fedshift.datasets.parquet import ParquetFile
+from fedshift.datasets.own_images import HubDataset, ImageFolder, ParquetFile
 from fedshift.datasets.rotated_mnist import RotatedMNIST
 from fedshift.federation.domains import DomainData
 from fedshift.federation.inputs import IMAGENET_MEAN, IMAGENET_STD, Inputs

@@ -30,10 +30,8 @@ from conftest import Make, simulate
 from fedshift import memory
 from fedshift.core.frozen import FrozenNetwork, embed, frozen_network
 from fedshift.datasets.dataset import Dataset
-from fedshift.datasets.folder import ImageFolder
-from fedshift.datasets.hub import HubDataset
 from fedshift.datasets.images import MOST_PIXELS, decode
-from fedshift.datasets.parquet import ParquetFile
+from fedshift.datasets.own_images import HubDataset, ImageFolder, ParquetFile
 from fedshift.errors import FedshiftError, Problems, UnknownNameError
 from fedshift.federation.checks import check_data
 from fedshift.federation.domains import DomainData
