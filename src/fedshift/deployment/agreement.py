@@ -23,6 +23,7 @@ from fedshift.core.preparation import preparation_part
 from fedshift.core.setup import Setup
 from fedshift.datasets.column_files import InputColumns
 from fedshift.datasets.dataset import Dataset
+from fedshift.deployment.commands import check_address
 from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.federation.inputs import Inputs
 from fedshift.federation.names import check_names as check_spelling
@@ -89,9 +90,7 @@ class FederationSettings(Spec):
                 f"federation.toml: shape = {list(self.shape)}, but columns names {len(self.columns)} of them; name "
                 "each column of a sample."
             )
-        host, _, port = self.address.rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-            raise FedshiftError(f"address = '{self.address}': give host:port, such as fl.example.org:8000.")
+        check_address(self.address, "address")
 
     @property
     def names_of_columns(self) -> tuple[str, ...]:
