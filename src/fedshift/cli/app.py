@@ -215,19 +215,19 @@ def _tune(
     search: SearchOption = None,
 ) -> None:
     from fedshift import api
-    from fedshift.cli.tuning import print_plan, print_tuning
+    from fedshift.cli.tuning import print_searches, print_tuning
     from fedshift.settings.grid import parse_assignments
 
     ranges = parse_assignments(search or [], "--search")
-    budget: dict[str, Any] = {"trials": trials, "sampler": sampler, "parallel": parallel}
-    plan = api.search_plan(asked.source, search=ranges, settings=asked.options["settings"], **budget)
+    how: dict[str, Any] = {"trials": trials, "sampler": sampler, "parallel": parallel, "search": ranges}
     if asked.dry_run:
         with warnings_as_notes():
-            print_plan(asked.experiments, plan)
+            budget = api.search_budget(asked.source, settings=asked.options["settings"], **how)
+            print_searches(asked.experiments, budget)
         return
     again = shlex.join(["fedshift", *sys.argv[1:]])
     with interruptible(f". The same command carries on, and no trial is lost: {again}"), warnings_as_notes():
-        tuning = api.tune_planned(asked.experiments, plan)
+        tuning = api.tune(asked.source, **how, **asked.options)
     print_tuning(tuning)
     if tuning.failed:
         raise FedshiftError(tuning.failed[0])

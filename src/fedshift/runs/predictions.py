@@ -15,7 +15,7 @@ from torch import Tensor
 from fedshift import files
 from fedshift.datasets import DATASETS
 from fedshift.datasets.dataset import Dataset
-from fedshift.datasets.images import files_below
+from fedshift.datasets.listing import files_below
 from fedshift.errors import FedshiftError, Problems, needs
 from fedshift.federation.preparation import Column
 from fedshift.runs.run import Picked, Run
