@@ -85,7 +85,7 @@ def init(
     files = planned(folder, members, chosen, sample.domains)
     console = open_console()
     if not dry_run:
-        make(folder, files, chosen.plugins)
+        make(folder, files)
     console.print(_tree(folder, files, members.sites), highlight=False)
     for line in _changes(told, chosen):
         console.print(line, highlight=False, markup=False, soft_wrap=True)

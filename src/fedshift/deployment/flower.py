@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedshift.deployment.control import pem
+from fedshift.deployment.keys import read_public_key
 from fedshift.deployment.link import Away
 from fedshift.errors import FedshiftError, needs
 
@@ -61,7 +61,7 @@ def sites_by_key(folder: Path, sites: Sequence[str]) -> dict[str, str]:
         )
     found: dict[str, str] = {}
     for site in sites:
-        other = found.setdefault(pem(folder / f"{site}.pub").decode().strip(), site)
+        other = found.setdefault(read_public_key(folder / f"{site}.pub").decode().strip(), site)
         if other != site:
             raise FedshiftError(
                 f"'{folder}' has the same key in {other}.pub and {site}.pub: a site is its key, so each needs its own."
