@@ -227,7 +227,6 @@ REPORTS = [
     Row("a report of nothing", ["report", "none"], words=["none"]),
     Row("a report of a file", ["report", "case.toml"]),
     Row("a report of an empty folder", ["report", "."]),
-    Row("a report of a NUL", ["report", "a\0b"]),
     Row("a report of no text", ["report", "a\udcffb"]),
     Row("a resumption of nothing", ["resume", "none"], words=["none"]),
     Row("a resumption of a file", ["resume", "case.toml"]),
