@@ -189,7 +189,7 @@ def test_labels_that_name_no_class(tmp_path: Path):
     for label, word in (
         (-1, ("row 0", "label -1", "2 names")),
         (2, ("row 0", "label 2")),
-        (None, ("row 0", "no label")),
+        (None, ("row 0", "'label'")),
     ):
         table = pa.table({"image": [png((0, 0, 0))], "domain": ["a"], "label": pa.array([label], pa.int64())})
         pq.write_table(table.replace_schema_metadata({"huggingface": features}), tmp_path / "x.parquet")

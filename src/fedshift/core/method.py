@@ -31,7 +31,7 @@ from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net, batch_norm_tensors
 from fedshift.core.servers import SERVERS
 from fedshift.core.servers.server import Mean, ServerOptimiser
-from fedshift.core.tensors import Replies, Tensors, weighted_mean
+from fedshift.core.tensors import Replies
 from fedshift.core.training import Train
 from fedshift.errors import FedshiftError
 from fedshift.federation.federation import Federation
@@ -192,18 +192,6 @@ class Method(Spec):
     def reestimates(self, unseen: bool) -> bool:
         """Whether batch-norm statistics are measured again on the inputs that are predicted for."""
         return self.bn == "reestimate"
-
-    def unseen(self, state: ServerState, clients: Sequence[Tensors]) -> Sequence[Tensors]:
-        """The client tensors with which a client that never trained is predicted for.
-
-        Several answers mean several models, whose accuracies are averaged. By default one: the mean over the clients
-        that have trained. Only a simulation can read what clients keep, and the records say so where it did.
-
-        Args:
-            state: the server's.
-            clients: what each client keeps; each is read when it is asked for.
-        """
-        return [weighted_mean(clients, clients[0])]
 
     def notes(self, state: ServerState) -> tuple[str, ...]:
         """What a reader of the results must know of the server's final state, such as that an index says nothing."""

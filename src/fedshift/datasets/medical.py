@@ -17,8 +17,8 @@ from torch import Tensor
 from fedshift import memory
 from fedshift.datasets.dataset import Dataset
 from fedshift.datasets.folder import FolderSource
-from fedshift.datasets.images import is_dicom, is_nifti
-from fedshift.datasets.parts import Array, Names, Part, joined
+from fedshift.datasets.labelled import Array, Labelled, Names, joined
+from fedshift.datasets.listing import is_dicom, is_nifti
 from fedshift.datasets.volumes import Axis, Volume, Window, read_volume
 from fedshift.errors import FedshiftError, Problems
 from fedshift.federation.domains import DomainData, Unlabelled
@@ -114,7 +114,7 @@ class Medical(Dataset):
             f"The data set, {len(found)} files or more slices of {self.size} x {self.size} pixels,",
             "Choose a smaller data.size, or fewer files.",
         )
-        parts, counts, warned = list[Part](), Counter[str](), Counter[str]()
+        parts, counts, warned = list[Labelled](), Counter[str](), Counter[str]()
         problems = Problems("files cannot be read")
         for file, domain, label in found:
             with problems.gathered():
@@ -126,7 +126,7 @@ class Medical(Dataset):
                 called = (label, domain, f"patient {volume.patient}" if named else f"file {file}")
                 y, site, group = (Names.all(name, len(x)) for name in called)
                 rows = [f"slice {number}" for number in self._chosen(len(volume.values))]
-                parts.append(Part(str(file), x, y, site, group, rows))
+                parts.append(Labelled(str(file), x, y, site, group, rows))
         problems.check()
         notes = (*source.notes(), *self._notes(counts), *(f"{n} files: {text}" for text, n in warned.most_common(5)))
         return joined(parts, source.classes(), notes)

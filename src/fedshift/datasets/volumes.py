@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from fedshift import memory
-from fedshift.datasets.parts import Array
+from fedshift.datasets.labelled import Array
 from fedshift.errors import FedshiftError, needs
 
 Axis = Literal["axial", "coronal", "sagittal"]

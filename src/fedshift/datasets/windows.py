@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fedshift import memory
 from fedshift.datasets.dataset import Dataset
-from fedshift.datasets.parts import Array
-from fedshift.errors import FedshiftError, Problems
+from fedshift.datasets.labelled import Array, each_read
+from fedshift.errors import FedshiftError
 from fedshift.settings.spec import Count, WholeNumber, setting
 
 STEPS, UNUSED, SHORT, MIXED, WINDOWS = "steps", "unused", "short", "mixed", "windows"  # what is counted
@@ -81,7 +81,7 @@ class WindowedDataset(Dataset):
             FedshiftError: a recording is too short, no window is left, or they do not fit into memory.
         """
         stride = self.stride or self.window
-        self._check_lengths(recordings)
+        each_read(self._check_length, recordings, f"recordings are shorter than data.window = {self.window} steps")
         chosen = [self._chosen(recording, stride, counts) for recording in recordings]
         total = sum(len(starts) for starts, _ in chosen)
         channels = recordings[0].values.shape[1] if recordings else 0
@@ -124,19 +124,12 @@ class WindowedDataset(Dataset):
         }
         return tuple(sentence for key, sentence in said.items() if counts[key])
 
-    def _check_lengths(self, recordings: Sequence[Recording]) -> None:
-        if self.short == "drop":
-            return
-        problems = Problems(f"recordings are shorter than data.window = {self.window} steps")
-        for recording in recordings:
-            if len(recording.values) < self.window:
-                problems.add(
-                    FedshiftError(
-                        f"{recording.where} has {len(recording.values)} steps, fewer than data.window = {self.window}: "
-                        "choose a shorter window, or leave such recordings out: --set data.short=drop"
-                    )
-                )
-        problems.check()
+    def _check_length(self, recording: Recording) -> None:
+        if self.short == "error" and len(recording.values) < self.window:
+            raise FedshiftError(
+                f"{recording.where} has {len(recording.values)} steps, fewer than data.window = {self.window}: choose "
+                "a shorter window, or leave such recordings out: --set data.short=drop"
+            )
 
     def _chosen(self, recording: Recording, stride: int, counts: Counter[str]) -> tuple[Array, Array]:
         """The steps at which a recording's windows begin, and their labels."""

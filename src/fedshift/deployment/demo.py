@@ -20,7 +20,7 @@ from fedshift.deployment.folders import DATA, SITES, Planned, planned
 from fedshift.deployment.processes import Processes
 from fedshift.deployment.supervisor import free_port
 from fedshift.errors import FedshiftError
-from fedshift.reporting.watch import Watch, follow
+from fedshift.reporting.watch import follow
 from fedshift.runs.folder import RunFolder
 from fedshift.settings.experiment import Experiment
 from fedshift.streams import Streams
@@ -125,20 +125,20 @@ def carry_out(folder: Path, say: Callable[[str], None], console: Console) -> Run
 def _follow(started: Processes, console: Console) -> RunFolder:
     """Show the run until it is over."""
     run, process = RunFolder(started.coordinator / "runs" / started.agreement.run), started.process("run")
+    logs = f"'{started.log('run')}' and '{started.log('coordinator')}'"
+    ended = FedshiftError(f"The run has ended before its last round: see {logs}.")
 
     def look() -> None:
         started.check()
         if process.poll() is not None and not run.finished:
-            raise FedshiftError(
-                f"The run has ended before its last round: see '{started.log('run')}' and "
-                f"'{started.log('coordinator')}'."
-            )
+            raise ended
 
     while not run.begun:
         look()
         time.sleep(0.2)
-    follow(Watch(run.path), console, meanwhile=look)
-    look()
+    follow(run.path, console, meanwhile=look)
+    if not run.finished:
+        raise ended
     with suppress(TimeoutExpired):
         process.wait(SECONDS_TO_LEAVE)  # so that the SuperLink knows that it is over
     return run

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from fedshift.datasets.images import files_below
+from fedshift.datasets.listing import files_below
 from fedshift.deployment.agreement import SITE, Agreement, SiteSettings, read_site
 from fedshift.deployment.leaving import Leaves, leaving, refusal, refused, what_leaves
 from fedshift.deployment.local import site_data, site_federation

@@ -38,10 +38,6 @@ class Single(FedAvg):
 
     def parts(self, model: ModelBuilder) -> dict[str, Part]:
         """FedAvg's parts, which stay on the client."""
-        return {name: Part(part.module, "client") for name, part in super().parts(model).items()}
+        return {name: Part(part.module, "client", unseen="every") for name, part in super().parts(model).items()}
 
     merge = staticmethod(leave)
-
-    def unseen(self, state: ServerState, clients: Sequence[Tensors]) -> Sequence[Tensors]:
-        """Every client's own model."""
-        return clients

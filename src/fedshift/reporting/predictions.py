@@ -13,7 +13,7 @@ from torch import Tensor
 from fedshift import files
 from fedshift.datasets import DATASETS
 from fedshift.datasets.dataset import Dataset
-from fedshift.datasets.images import files_below
+from fedshift.datasets.listing import files_below
 from fedshift.errors import FedshiftError, Problems
 from fedshift.federation.preparation import Column
 from fedshift.reporting.frames import as_csv, as_frame

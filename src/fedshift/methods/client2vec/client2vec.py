@@ -152,10 +152,6 @@ class Client2Vec(Method):
         """As the base."""
         return self.base.reestimates(unseen)
 
-    def unseen(self, state: ServerState, clients: Sequence[Tensors]) -> Sequence[Tensors]:
-        """As the base."""
-        return self.base.unseen(state, clients)
-
     def notes(self, state: ServerState) -> tuple[str, ...]:
         """The base's, and that the index does not separate the clients, if so."""
         return (*self.base.notes(state), *notes_on(state.tensors[FEATURE]))

@@ -14,7 +14,7 @@ from typing import Any
 
 from fedshift.core.frozen import embed, frozen_network
 from fedshift.federation.inputs import Inputs
-from fedshift.hub import answers, hub
+from fedshift.hub import answers, reading
 from fedshift.methods.client2vec.encoder import Encoder
 from fedshift.page import *
 
@@ -102,13 +102,6 @@ def _read(path: str) -> tuple[Any, Any]:
     """The model and its tokenizer."""
     with needs("images", "CLIP"):
         import transformers
-    try:
-        with hub(path):
-            model = transformers.CLIPModel.from_pretrained(path).eval().requires_grad_(False)
-            return model, transformers.AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise FedshiftError(
-            f"encoder.path = '{path}': no CLIP could be read ({reason}). Give a folder that save_pretrained wrote, or "
-            "download it once where the hub can be reached; the encoder 'offline' needs neither."
-        ) from error
+    with reading(path, "encoder.path"):
+        model = transformers.CLIPModel.from_pretrained(path).eval().requires_grad_(False)
+        return model, transformers.AutoTokenizer.from_pretrained(path)
