@@ -161,7 +161,6 @@ def finished(folder: Path) -> None:
 
 REPORTS = [
     Row("a report of nothing", ["report", "none"], words=["none"]),
-    Row("a report of a NUL", ["report", "a\0b"]),
     Row("a resumption of nothing", ["resume", "none"], words=["none"]),
     Row(
         "a report of a run without records",
