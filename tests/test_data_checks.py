@@ -30,7 +30,7 @@ from conftest import Make, simulate
 from fedshift import memory
 from fedshift.core.frozen import FrozenNetwork, embed, frozen_network
 from fedshift.datasets.dataset import Dataset
-from fedshift.datasets.images import MOST_PIXELS, decode
+from fedshift.datasets.images import decode
 from fedshift.datasets.own_images import HubDataset, ImageFolder, ParquetFile
 from fedshift.errors import FedshiftError, Problems, UnknownNameError
 from fedshift.federation.checks import check_data
@@ -595,11 +595,9 @@ def claimed(width: int, height: int) -> bytes:
 @example(9460, 9460)
 @example(2**31 - 1, 2**31 - 1)
 def test_an_image_of_too_many_pixels_is_refused_before_it_is_decoded(width: int, height: int):
-    assume(width * height > MOST_PIXELS)
-    limit = Image.MAX_IMAGE_PIXELS
-    with refuses("huge", f"{width} x {height}", "89,478,485"):
+    assume(width * height > Image.MAX_IMAGE_PIXELS)
+    with refuses("huge", str(width * height), "exceeds limit"):
         decode("huge", claimed(width, height), 4, 3)
-    assert limit == Image.MAX_IMAGE_PIXELS
 
 
 @pytest.mark.parametrize("kind", ["folder", "parquet"])

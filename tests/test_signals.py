@@ -278,18 +278,6 @@ def test_times_may_be_written_as_dates_and_gaps_are_said(tmp_path: Path):
 # Recordings, sites and groups --------------------------------------------------------------------
 
 
-def test_recordings_of_several_rates_are_said(tmp_path: Path):
-    """Steps of 1 and of 2 seconds: twice as long, so windows of two steps last differently long."""
-    slow, fast = (
-        steps(name, "N", name, [1, 2, 3, 4], t=[step * n for n in range(4)]) for name, step in (("x", 2), ("y", 1))
-    )
-    data = load(save(tmp_path / "x.csv", slow, fast, time="t"))
-    assert data.notes[-1] == (
-        "The usual step of the column 't' is from 1 to 2, by recording; windows of as many steps last differently long."
-    )
-    assert not load(save(tmp_path / "y.csv", slow, slow.assign(walk="y", label="y"), time="t")).notes
-
-
 def test_a_recording_is_of_one_site(tmp_path: Path):
     """Where recordings are counted afresh at each site, two columns name them."""
     rows = [steps("1", "oslo", "run", [1, 2]), steps("1", "rome", "rest", [3, 4])]
@@ -358,9 +346,7 @@ def test_columns_that_are_not_there(tmp_path: Path):
     assert "has no row" in refusal(Signals(path=str(tmp_path / "none.csv"), window=2))
 
 
-@pytest.mark.parametrize(
-    "settings", [{"label": "a", "columns": ["a"]}, {"columns": ["a", "a"]}, {"recording": ["w", "w"]}, {"label": ""}]
-)
+@pytest.mark.parametrize("settings", [{"label": "a", "columns": ["a"]}, {"columns": ["a", "a"]}, {"label": ""}])
 def test_settings_that_contradict_each_other(settings: dict[str, Any]):
     with refuses("data.label = ", "once"):
         Signals(path="x", window=2, **settings)

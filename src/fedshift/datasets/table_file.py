@@ -62,12 +62,6 @@ class TableFile(InputColumns, TableDataset):
             FedshiftError: one is wrong, or a column has two uses.
         """
         super().__post_init__()
-        used = [self.label, *self.columns, *([self.domain] if self.domain else [])]
-        if not self.label or len(set(used)) < len(used):
-            raise FedshiftError(
-                f"data.label = '{self.label}', data.domain = '{self.domain}', data.columns = {list(self.columns)}: "
-                "name the label's column, and each column once."
-            )
         for name in self.categories if self.columns else ():
             if name not in self.columns:
                 raise UnknownNameError("column in data.categories", name, self.columns)
