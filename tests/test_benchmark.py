@@ -177,6 +177,9 @@ def test_a_scenario_without_its_data_is_left_out_with_the_fix(tmp_path: Path):
     assert [scenario.name for scenario in plan.available] == ["rotated-mnist-0"]
     assert "no.parquet" in plan.left_out["pacs-in-domain"]
     assert "--data pacs=" in plan.left_out["pacs-in-domain"]
+    for name in ("shakespeare", "pacs-leave-one-out"):  # whose experiments cannot even be made without data
+        without = BenchmarkPlan.of("short", ["fedavg"], ["rotated-mnist-0", name])
+        assert f"--data {name.partition('-')[0]}=" in without.left_out[name]
     data = {"shakespeare": tmp_path / "no.txt"}
     with refuses("no.txt", "--data shakespeare=PATH"):
         carry_out_benchmark(BenchmarkPlan.of("short", ["fedavg"], ["shakespeare"], data=data), Progress())

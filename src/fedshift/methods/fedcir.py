@@ -175,7 +175,7 @@ class FedCiR(Probabilistic):
         """Mean of -log sum_k p(k) softmax(h_k(G(y, eps)))_y over the uploaded heads (Eq. 15)."""
         labels = context.noise["labels"]
         z = net.generator(context.noise["noise"], labels)
-        return {"consensus": F.nll_loss(log_mixture(net.head, context.replies, z), labels)}
+        return {"consensus": F.nll_loss(log_mixture(net.parts["head"], context.replies, z), labels)}
 
     def estimate_draws(self, model: ModelBuilder, batch: int) -> Draws:
         """``mle_samples`` noise vectors for each class."""

@@ -174,7 +174,7 @@ class FedGen(FedAvg):
         y = labels_among(counts.sum(dim=0), context.noise["labels"])
         z = net.generator(noise, y)
         return {
-            "taught": taught(logits_of_each(net.head, context.replies, z), y, counts),
+            "taught": taught(logits_of_each(net.parts["head"], context.replies, z), y, counts),
             "diversity": self.eta * likeness(noise, z, self.distance),
         }
 

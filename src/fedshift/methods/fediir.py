@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from torch.func import functional_call, grad_and_value
+from torch.func import grad_and_value
 
 from fedshift.methods.fedavg import FedAvg
 from fedshift.page import *
@@ -45,9 +45,9 @@ def head_gradients(
     """
 
     def risk(parameters: dict[str, Tensor]) -> Tensor:
-        return batch.cross_entropy(functional_call(net.head, parameters, (batch.z,)), reduction)
+        return batch.cross_entropy(net.call("head", Tensors(parameters), batch.z), reduction)
 
-    gradients, value = grad_and_value(risk)(dict(net.head.named_parameters()))
+    gradients, value = grad_and_value(risk)(dict(net.parts["head"].named_parameters()))
     return gradients, value
 
 

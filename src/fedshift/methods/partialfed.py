@@ -93,8 +93,7 @@ class Partial(FedAvg):
     def logits(self, net: Net, tensors: Tensors, x: Tensor) -> Tensor:
         """Logits (B, classes) for inputs x (B, ...), with some tensors in the place of those at work."""
         z = net.call("encoder", tensors.of("encoder"), x)
-        logits: Tensor = net.call("head", tensors.of("head"), z)
-        return logits
+        return net.call("head", tensors.of("head"), z)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -177,10 +177,14 @@ class StudyPlan:
 
     def lacking(self, scenario: Scenario, methods: Iterable[Experiment] = ()) -> Need | None:
         """What the data, the network, or ``methods`` of a scenario need that is not here; None if nothing."""
-        first = self.first(scenario)
-        specs: list[Spec] = [first.data, first.partition, first.protocol, first.model]
-        specs += [spec for each in methods for _, spec in each.method.specs()]
-        return _need(specs, self.data_of(scenario))
+        data = self.data_of(scenario)
+        try:
+            first = self.first(scenario)
+            specs: list[Spec] = [first.data, first.partition, first.protocol, first.model]
+            specs += [spec for each in methods for _, spec in each.method.specs()]
+        except FedshiftError as error:  # its data have to be read for that, or are to be given
+            return Need(data, _given_here(str(error), data))
+        return _need(specs, data)
 
     @cached_property
     def left_out(self) -> dict[str, str]:
@@ -220,7 +224,11 @@ def _need(specs: Sequence[Spec], data: str) -> Need | None:
         except FedshiftError as error:
             if spec.section != "data":
                 return Need(type(spec).__name__, str(error))
-            given = data if "path" in spec.settings() else f"{data}.SETTING"
-            why = str(error).replace("--set data.path=", f"--data {data}=")  # by which paths are given here
-            return Need(data, why if why != str(error) else f"{why.rstrip('.')}. Give it by --data {given}=PATH.")
+            return Need(data, _given_here(str(error), data if "path" in spec.settings() else f"{data}.SETTING"))
     return None
+
+
+def _given_here(error: str, given: str) -> str:
+    """An error about data, with the option by which paths are given here."""
+    why = error.replace("--set data.path=", f"--data {given}=")
+    return why if why != error else f"{why.rstrip('.')}. Give it by --data {given}=PATH."
