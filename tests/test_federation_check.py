@@ -265,7 +265,7 @@ def test_a_network_that_cannot_be_read_is_said_once(site: SiteFolder):
     folder = site(experiment={"model": {"name": "transformers", "path": "net"}}, federation={"shape": [4]})
     (folder / "net").mkdir()
     (folder / "net" / "config.json").write_text("{}")
-    assert problems(folder).count("no network could be read") == 1
+    assert problems(folder).count("could not be read") == 1
 
 
 def test_images_of_another_size(site: SiteFolder):

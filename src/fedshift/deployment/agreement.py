@@ -177,8 +177,8 @@ class Agreement:
         if self.target is not None and self.target not in sites:
             raise FedshiftError(
                 f"protocol.hold_out = '{self.target}' is none of the sites {', '.join(sites)}. Here a site is held "
-                f"out: it never trains and is only scored. Name it (--hold-out {sites[-1]}), or let every site train and be "
-                "scored on its own data (--set protocol.name=in-domain)."
+                f"out: it never trains and is only scored. Name it (--hold-out {sites[-1]}), or let every site train "
+                "and be scored on its own data (--set protocol.name=in-domain)."
             )
         if sites == (self.target,):
             raise FedshiftError(f"The only site, '{self.target}', is held out, so that none would train; give more.")

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import tomli_w
 
 from fedshift.deployment import commands
-from fedshift.deployment.bundle import APP
+from fedshift.deployment.flower import APP
 from fedshift.deployment.keys import read_public_key
 from fedshift.deployment.orphan import with_parent
 from fedshift.deployment.supervisor import Part, environment, free_port, listens, supervise
