@@ -15,7 +15,7 @@ from fedshift.errors import FedshiftError, MissingExtraError
 from fedshift.federation.domains import DomainData
 from fedshift.federation.federation import Federation
 from fedshift.federation.inputs import Inputs
-from fedshift.reporting.data_report import page
+from fedshift.reporting.data_report import data_page
 from fedshift.reporting.data_report.drift import Difference, feature_drift
 from fedshift.reporting.data_report.duplicates import Duplicates, Tell, find_duplicates, silent
 from fedshift.reporting.data_report.findings import Finding, find
@@ -179,7 +179,7 @@ class DataReport:
 
     def table(self) -> dict[str, Any]:
         """The report as JSON can hold it."""
-        return page.as_table(self)
+        return data_page.as_table(self)
 
     def report(self, path: str | Path) -> Path:
         """Write the page to a file, or as data.html into a folder, and return its path.
@@ -187,15 +187,15 @@ class DataReport:
         Raises:
             FedshiftError: it cannot be written.
         """
-        return page.write_data_page(self, Path(path))
+        return data_page.write_data_page(self, Path(path))
 
     def __str__(self) -> str:
-        return page.as_text(self)
+        return data_page.as_text(self)
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return page.body(self)
+        return data_page.body(self)
 
 
 def _by_class(data: DomainData, mask: Tensor) -> dict[str, int]:
