@@ -13,7 +13,7 @@ from fedshift.engines.engine import Job, Outcome, Question, Score, ServerJob
 from fedshift.engines.kernels import Kernels
 from fedshift.engines.lane import Lane
 from fedshift.engines.local import work
-from fedshift.engines.merging import find, kind, merged
+from fedshift.engines.merging import kind, merged_phases
 from fedshift.engines.scoring import alike, score_stacked, size_of, stackable
 from fedshift.engines.sequential import Sequential, lane_of, load, outcome_of
 from fedshift.errors import FedshiftError
@@ -87,14 +87,11 @@ class Vectorised:
         # Those with the most steps first, as the loop wants them; runs that share an optimiser, in a row.
         ordered = sorted(together, key=lambda one: (-len(one[0].client.train), one[0].setup.train.lr))
         jobs, lanes = [job for job, _ in ordered], [lane for _, lane in ordered]
-        method, varying = merged([job.setup.method for job in jobs])
+        phases, varying = merged_phases(jobs)
         first = jobs[0]
         bank = Stacked(self._one_by_one.resident(first.setup), len(jobs), varying)
         for number, job in enumerate(jobs):
             load(bank, number, job)
-        phases = first.exchange.phases
-        if varying:
-            phases = find(first.setup.plan(method), first.round.stage.name, first.exchange.name).phases
         with warnings.catch_warnings():
             warnings.filterwarnings("error", NO_BATCHING_RULE)
             with first.setup.lend("work of a stack"):

@@ -6,15 +6,13 @@ nothing to do waits in a blocking read of it. A worker is handed the state of th
 
 Choices: fork and not spawn, since it starts in milliseconds, shares the data, and needs no method to be importable by
 name (a notebook's are not); so it is for CPUs, on systems whose processes can fork safely. A worker that dies is
-replaced and its client tried once more; workers die with this process.
+replaced and its client tried once more. Workers end with this process, after the client that they work for.
 """
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import multiprocessing
-import os
 import pickle
 import signal
 import sys
@@ -43,7 +41,6 @@ ALIGNMENT = 64  # bytes; vector loads like it
 SMALLEST_ARENA = 1 << 24  # bytes; pages that are never written take no memory
 AHEAD = 1  # jobs that a worker is handed before it has answered the one it works on
 ATTEMPTS = 2  # how often a client's work is begun before its worker's death is reported
-_DIE_WITH_PARENT = 1  # prctl's PR_SET_PDEATHSIG
 
 Attempt = tuple[int, int]  # a job's number and how often it has been begun, this time included
 Layout = list[tuple[str, torch.dtype, tuple[int, ...], int]]
@@ -286,7 +283,7 @@ class _Worker:
         closing = [*others, self.connection]
         self._process = context.Process(
             target=_live,
-            args=(theirs, self._asked, self._answered, dict(known), kernels, closing, os.getpid()),
+            args=(theirs, self._asked, self._answered, dict(known), kernels, closing),
             daemon=True,
         )
         with warnings.catch_warnings():
@@ -350,10 +347,8 @@ def _live(
     known: Mapping[int, object],
     kernels: Kernels,
     closing: Sequence[Connection],
-    parent: int,
 ) -> None:
     """A worker's life: one job after the other, until the pipe is closed."""
-    _die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other process hears of Ctrl-C and ends this one
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # whatever the other process does when it is asked to end
     for other in closing:
@@ -403,14 +398,6 @@ def _portable(error: Exception) -> bytes:
         plain.__notes__ = error.__notes__
         data = pickle.dumps(plain)
     return data
-
-
-def _die_with(parent: int) -> None:
-    """See to it that this process ends when the other one does, however that ends."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before it could be asked for
-        os._exit(1)
 
 
 def _bytes(job: Job) -> int:
