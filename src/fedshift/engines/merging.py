@@ -161,4 +161,3 @@ def merged(methods: Sequence[Method]) -> tuple[Method, dict[str, Varying]]:
     for name, value in varying.items():
         object.__setattr__(together, name, value)
     return together, varying
-
