@@ -18,7 +18,7 @@ from conftest import Make
 from federated import SITES, Clock, members, reply_of, set_site
 from fedshift.deployment.agreement import Agreement
 from fedshift.deployment.apps import attend, carry_out
-from fedshift.deployment.bundle import APP, CODE, MANIFEST, SETTINGS, is_ours
+from fedshift.deployment.flower import APP, CODE, MANIFEST, SETTINGS, is_ours
 from fedshift.deployment.flower import ARRAY, RECORD, TYPE, FlowerLink, content, sites_by_key
 from fedshift.deployment.keys import site_pair
 from fedshift.deployment.link import Away

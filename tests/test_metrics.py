@@ -7,6 +7,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from io import StringIO
 from itertools import pairwise
 from pathlib import Path
@@ -47,7 +48,7 @@ from fedshift.runs.folder import RunFolder
 from fedshift.runs.progress import Progress
 from fedshift.runs.selection import by_environment, mean_score, summary
 from fedshift.settings.grid import expand, override, parse_assignments
-from fedshift.tuning.tune import Plan, studies
+from fedshift.study.tune import Budget, plan_studies
 from refusal import refuses
 from separate import setup_of
 
@@ -555,13 +556,13 @@ def test_a_whole_run_selects_shows_and_is_watched(make: Make, tmp_path: Path):
 
 @pytest.mark.parametrize(("name", "best"), [("auroc", 1), ("calibration-error-15", 0)])
 def test_a_search_goes_the_right_way(make: Make, name: str, best: int):
-    experiment = make({"evaluate.metrics": [name], "evaluate.select": name, "run.out": "runs"})
-    (study,) = studies([experiment], Plan())
-    for value in (0.2, 0.8, 0.5):
-        trial = study.ask()
-        study.trials.append(trial.model_copy(update={"state": "complete", "value": value}))
+    experiment = make({"evaluate.metrics": [name], "evaluate.select": name})
+    ((study,), _) = plan_studies([experiment], Budget())
+    study.read()
+    for number, value in zip(study.ask(3), (0.2, 0.8, 0.5), strict=True):
+        study.tell(number, replace(study.trials[number], state="complete", value=value))
     assert study.best(3) == best
-    assert study.completed(study.trials).best_value == study.trials[best].value
+    assert study.optuna_study.best_value == study.trials[best].value
 
 
 # Across sites -------------------------------------------------------------------------------------

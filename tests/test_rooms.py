@@ -39,7 +39,7 @@ LAYERS: list[set[str]] = [
     {"runs"},
     {"reporting"},
     {"deployment"},
-    {"tuning"},
+    {"study"},
     {"reproduction"},
     {"benchmarking"},
     {"api"},
