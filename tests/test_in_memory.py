@@ -270,14 +270,6 @@ def test_text_of_pandas_names_classes_and_whole_numbers_of_numpy_name_sites():
     assert loaded({"a": (table, words)}).x.tolist() == table.to_numpy().tolist()
 
 
-def test_labels_out_of_range_and_names_of_classes():
-    assert "give a list of the names" in refusal({"a": (X, Y)}, classes="ab")
-    assert "y of the site 'b' holds 2 in row 3" in refusal({"b": (X, [0, 1, 0, 2])}, classes=["u", "v"])
-    assert "Unknown class in row 1 of y of the site 'b' 'w'" in refusal({"b": (X, list("uwuu"))}, classes=["u", "v"])
-    assert "each once" in refusal({"b": (X, Y)}, classes=["u", "u"])
-    assert "a list of the names" in refusal({"b": (X, Y)}, classes=[0, 1])
-
-
 def test_an_item_that_cannot_be_read_is_named_and_all_sites_are_gathered():
     class Broken(_Listed):
         def __getitem__(self, row: int) -> Any:
@@ -341,21 +333,6 @@ def test_the_same_script_twice_is_the_same_runs(tmp_path: Path):
     assert [run.table["method"]["name"] for run in runs] == ["fedavg", "fedsr"]
     assert {run.table["protocol"]["name"] for run in runs} == {"in-domain"}
     assert set(runs[0].federation["domains"].values()) == {"north", "south"}
-
-
-@pytest.mark.parametrize(
-    ("model", "x", "words"),
-    [
-        ("cnn", X, "The model 'cnn' takes images (channels, height, width), but a sample has the shape [3]; try 'mlp'"),
-        ("mlp", X.astype(int), "The model 'mlp' reads numbers, not token ids; try 'lstm'"),
-        ("lstm", X, "The model 'lstm' reads token ids, not features; try 'mlp'"),
-    ],
-)
-def test_a_model_that_does_not_fit_names_one_that_does(model: str, x: np.ndarray, words: str):
-    data = fedshift.in_memory({"north": (np.tile(x, (5, 1)), np.tile(Y, 5))})
-    with pytest.raises(FedshiftError) as caught:
-        fedshift.run(data=data, model=model, method="fedavg", rounds=1, progress=Progress())
-    assert words in str(caught.value)
 
 
 def test_arrays_given_as_data_say_what_to_call():

@@ -330,22 +330,6 @@ def without_name(data: dict[str, Any]) -> dict[str, Any]:
 # What is refused ---------------------------------------------------------------------------------
 
 
-def test_columns_that_are_not_there(tmp_path: Path):
-    for settings, words in (
-        ({"label": "lable"}, "Unknown column (data.label)"),
-        ({"recording": "walks"}, "Unknown column (data.recording)"),
-        ({"domain": "clinik"}, "Unknown column (data.domain)"),
-        ({"time": "t"}, "Unknown column (data.time)"),
-        ({"columns": ["a", "c"]}, "Unknown column of channels in"),
-    ):
-        assert words in refusal(save(tmp_path / "x.csv", *TWO, **settings))
-    assert "no column of channels beside" in refusal(save(tmp_path / "x.csv", *TWO, group="a", time="b"))
-    (tmp_path / "empty.csv").write_text("")
-    assert "is empty" in refusal(Signals(path=str(tmp_path / "empty.csv"), window=2))
-    (tmp_path / "none.csv").write_text("label,a\n")
-    assert "has no row" in refusal(Signals(path=str(tmp_path / "none.csv"), window=2))
-
-
 @pytest.mark.parametrize("settings", [{"label": "a", "columns": ["a"]}, {"columns": ["a", "a"]}, {"label": ""}])
 def test_settings_that_contradict_each_other(settings: dict[str, Any]):
     with refuses("data.label = ", "once"):
@@ -505,15 +489,3 @@ def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.Monkey
     assert names["run"].finished
     assert set(names["run"].federation["domains"].values()) == {"Berlin", "Oslo"}
     assert names["run"].model()(torch.zeros(2, 2, 50)).shape == (2, 2)
-
-
-def test_recordings_sites_and_groups_are_called_as_they_are_written(tmp_path: Path):
-    """Recordings 1.1 and 1.10 of a site 01 are two, as are the patients 07 and 7."""
-    rows = "".join(
-        f"{number},{walk},01,{patient},x\n" for walk, patient in (("1.1", "07"), ("1.10", "7")) for number in range(3)
-    )
-    (tmp_path / "x.csv").write_text(f"a,walk,clinic,patient,label\n{rows}")
-    data = load(Signals(path=str(tmp_path / "x.csv"), window=3, recording="walk", domain="clinic", group="patient"))
-    assert data.domains == ("01",)
-    assert [*data.where] == [f"walk '{walk}', step 0 of '{tmp_path / 'x.csv'}'" for walk in ("1.1", "1.10")]
-    assert len(data.group.unique()) == 2
