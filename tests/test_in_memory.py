@@ -215,6 +215,7 @@ SHUFFLED = pd.DataFrame(X, index=[2, 0, 1, 3])
         ({"a": (X, Y), "south": (NAN, [0, 1])}, ["x of the site 'south'", "nan in row 1 at [1]"]),
         ({"a": (X, Y), "south": (X, [0, 1, np.nan, 1])}, ["y of the site 'south'", "nan in row 2"]),
         ({"south": (X, [0, 1, 0.5, 1])}, ["y of the site 'south'", "0.5 in row 2", "whole number"]),
+        ({"south": (X, ["a", float("nan"), "b", "a"])}, ["y of the site 'south'", "nan", "row 1"]),
         ({"south": (X, ["a", "b", None, "a"])}, ["y of the site 'south'", "None", "row 2"]),
         ({"south": (X, Y[:3])}, ["y of the site 'south' has the shape (3,)", "4 rows"]),
         ({"south": (X, Y, Y[:2])}, ["group of the site 'south' has the shape (2,)"]),

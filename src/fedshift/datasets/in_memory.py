@@ -34,7 +34,7 @@ def in_memory(sites: Mapping[Any, Any], classes: Sequence[str] | None = None, fo
 
     * images: uint8, (N, channels, height, width), (N, height, width) or (N, height, width, channels);
     * vectors, signals (N, channels, time) and whatever else: float32, (N, ...); float64 and float16 become float32;
-    * sequences of tokens: int64, (N, length).
+    * sequences of tokens: int64, (N, length), as lists of whole numbers are.
 
     ``y`` holds a class a row, as a whole number or text. Samples of one ``group`` (one patient, say), at several sites
     too, stay on one side of every split. What is converted is said in the notes of a run.
@@ -162,6 +162,8 @@ def _array(given: Any, called: str) -> Array:
     """
     if isinstance(given, list) and given and isinstance(given[0], Tensor):
         given = [value.item() if value.ndim == 0 else value for value in given]
+    if isinstance(given, list | tuple) and any(isinstance(value, str) for value in given):
+        given = np.array(given, object)  # in which NaN is no text
     try:
         return np.asarray(given.detach().cpu() if isinstance(given, Tensor) else given)
     except (TypeError, ValueError, RuntimeError) as error:
