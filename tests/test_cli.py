@@ -181,7 +181,7 @@ def test_help_does_not_wait_for_torch():
 def test_what_answers_at_once_imports_little(words: list[str]):
     """In an interpreter of its own, as imports are the claim; pages import torch, so that a list does as well."""
     heavy = {"matplotlib", "pandas", "scipy", "sklearn", "transformers", "datasets", "optuna", "flwr", "torch._dynamo"}
-    heavy |= {"fedshift.study.tune", "fedshift.benchmarking.plan", "fedshift.reproduction.plan"}
+    heavy |= {"fedshift.study.tune", "fedshift.study.plan"}
     heavy |= {"torch"} if words == ["--help"] else set()
     code = f"""
 import sys
@@ -320,12 +320,11 @@ def test_bash_completes_settings_and_values(tmp_path: Path):
 
 
 def test_scales_are_listed_from_small_to_large():
-    from fedshift.benchmarking.columns import scale_of
-    from fedshift.reproduction.panels import scale_of as scale_of_table
+    from fedshift.study.scenarios import scale_of
 
-    for find in (scale_of, scale_of_table):
+    for collection in ("benchmark", "papers"):
         with refuses("scale 'big'", "smoke, short, paper"):
-            find("big")
+            scale_of(collection, "big")
 
 
 def test_every_spec_documents_its_settings():
