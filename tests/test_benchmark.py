@@ -378,16 +378,17 @@ def test_files_hold_what_the_tables_say(on_tiny_data: BenchmarkPlan):
     assert [line["seed"] for line in accuracies] == ["1", "2", "1", "2"]
     assert float(accuracies[0]["value"]) == done.by_seed("tiny-sgd", "fedavg", "accuracy")[1]
     table = json.loads(written["benchmark.json"].read_text())
-    assert {cell["method"]: cell["rank"] for cell in table["cells"]} == done.ranks("tiny-sgd")
+    assert table["measurements"] == done.measurements()
+    assert [each["title"] for each in table["tables"]] == [each.title for each in (*done.tables(), *done.more_tables())]
     assert written["benchmark.png"].read_bytes().startswith(b"\x89PNG")
     page = written["benchmark.html"].read_text()
     assert "Accuracy in %, mean ± standard deviation over 2 seeds (rank)" in page
     assert len(done.frame()) == 4 * 5
     assert "Tiny worst" in str(done)
-    study, fedprox = table["chosen"]
-    assert (study["scenario"], study["method"], study["trials"], study["seeds"]) == ("tiny-sgd", "fedavg", 2, [0])
-    assert {*fedprox["settings"]} == {"train.lr", "method.mu"}
-    assert f"| fedavg | Tiny | dark | train.lr = {study['settings']['train.lr']:.4g} |" in done.table()
+    ((study,), (fedprox,)) = (done.chosen["tiny-sgd", method] for method in ("fedavg", "fedprox"))
+    assert (study.trials, study.seeds) == (2, [0])
+    assert {*fedprox.settings} == {"train.lr", "method.mu"}
+    assert f"| fedavg | Tiny | dark | train.lr = {study.settings['train.lr']:.4g} |" in done.table()
     assert "Chosen settings" in page
     assert "Chosen settings" not in str(done)  # which is for a terminal
 
@@ -448,7 +449,7 @@ def test_a_lock_on_a_single_run_of_the_results_ends_it_too(on_tiny_data: Benchma
 def test_a_run_that_diverged_is_not_tried_again_and_neither_are_its_cells_other_seeds(
     on_tiny_data: BenchmarkPlan, monkeypatch: pytest.MonkeyPatch
 ):
-    """FedProx blows up after its tuning; what says so in the run's folder is believed as long as it is whole."""
+    """FedProx blows up after its tuning; a file in the run's folder says so."""
     plan = replace(on_tiny_data, scenarios=on_tiny_data.scenarios[:1], methods=("fedprox",))
     tuned = benchmark._tuned
 
@@ -469,7 +470,7 @@ def test_a_run_that_diverged_is_not_tried_again_and_neither_are_its_cells_other_
     assert run.name in first.begun
     assert carry_out_benchmark(plan, second).findings.lacking == done.findings.lacking
     assert second.begun == []
-    (run / DIVERGED).write_text("{}")
+    (run / DIVERGED).unlink()
     carry_out_benchmark(plan, third)
     assert third.begun == [run.name]
 
@@ -537,33 +538,24 @@ def test_a_plugin_that_fails_is_noted_and_the_others_go_on_to_exit_code_1(
     done = CliRunner().invoke(app, call)
     assert done.exit_code == 1, done.output
     table = json.loads((on_tiny_data.folder / "benchmark.json").read_text())
-    lacking = {cell["method"]: cell["lacking"] for cell in table["cells"]}
-    assert lacking["fedavg"] is None
-    assert lacking["mine-here"]["kind"] == "failed"
-    assert reason in lacking["mine-here"]["reason"]
+    (lacking,) = table["lacking"]
+    assert (lacking["cell"][1], lacking["kind"]) == ("mine-here", "failed")
+    assert reason in lacking["reason"]
     assert {each["row"] for each in table["measurements"]} == {"fedavg"}
 
 
-def test_a_forecast_counts_every_run(on_tiny_data: BenchmarkPlan):
+def test_a_forecast_counts_every_run_that_can_be(on_tiny_data: BenchmarkPlan, monkeypatch: pytest.MonkeyPatch):
     """Two held-out domains, each with two trials and two seeds."""
-    costs = on_tiny_data.costs(on_tiny_data.scenarios[1])
-    assert [(cost.row, cost.runs) for cost in costs] == [("fedavg", 8), ("fedprox", 8)]
-    assert not on_tiny_data.folder.exists()
 
-
-def test_a_forecast_leaves_out_what_cannot_run(on_tiny_data: BenchmarkPlan, monkeypatch: pytest.MonkeyPatch):
     def refuse(self, train):
         raise FedshiftError("It takes no batches of 4.")
 
     monkeypatch.setattr(METHODS.get("fedlc").cls, "check", refuse)
     plan = replace(on_tiny_data, methods=("fedlc", "fedprox"))
-    refused, taken = plan.costs(plan.scenarios[0])
-    assert (refused.runs, refused.seconds, refused.lacking) == (
-        0,
-        None,
-        Lacking("It takes no batches of 4.", "refused"),
-    )
-    assert (taken.runs, taken.lacking) == (4, None)
+    refused, taken = plan.forecasts(plan.scenarios[1])
+    assert (refused.runs, refused.cost, refused.problem) == (0, None, "It takes no batches of 4.")
+    assert (taken.label, taken.runs, taken.problem) == ("Tiny, fedprox", 8, "")
+    assert not plan.folder.exists()
 
 
 def test_the_command_and_the_function_do_the_same(
@@ -574,7 +566,7 @@ def test_the_command_and_the_function_do_the_same(
     call = ["benchmark", "--scale", "small", "--method", "fedavg,fedprox", "--out", str(tmp_path)]
     dry = CliRunner().invoke(app, [*call, "--dry-run"])
     assert dry.exit_code == 0, dry.output
-    assert "8 runs of 2 rows" in dry.output
+    assert "8 runs would be carried out" in dry.output
     done = CliRunner().invoke(app, call)
     assert done.exit_code == 0, done.output
     assert "Accuracy less fedavg's" in done.output

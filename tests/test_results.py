@@ -11,6 +11,8 @@ import pytest
 
 from conftest import TINY, Make, a_folder, a_record, a_row
 from fedshift.api import Comparison, compare, load, resume
+from fedshift.errors import FedshiftError
+from fedshift.methods import METHODS
 from fedshift.reporting.curves import by_place
 from fedshift.reporting.results import MeanStd, Results
 from fedshift.reporting.table import tables
@@ -286,6 +288,23 @@ def test_a_run_that_diverges_does_not_keep_the_others_from_theirs(tiny_document:
     (message,) = comparison.failed
     assert "not finite" in message
     assert [run.folder.finished for run in comparison.results.runs].count(True) == 1
+
+
+def test_a_report_names_what_was_refused_and_why(tiny_document: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
+    """It has not merely not begun; once it can run, it begins in its folder."""
+
+    def refuse(self, train):
+        raise FedshiftError("It takes no batches of 4.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(METHODS.get("fedprox").cls, "check", refuse)
+        compare(tiny_document, method=["fedavg", "fedprox"], progress=Progress())
+    root = Path(tiny_document["run"]["out"]) / "tiny"
+    (note,) = (note for note in load(root).notes() if "fedprox" in note)
+    assert "could not run: It takes no batches of 4." in note
+    assert "not begun" not in note
+    assert len(compare(tiny_document, method=["fedavg", "fedprox"], progress=Progress()).runs) == 2
+    assert not any("could not run" in note for note in load(root).notes())
 
 
 def test_rows_are_told_apart_by_what_differs(tiny_document: dict[str, Any]):

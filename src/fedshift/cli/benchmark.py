@@ -59,7 +59,7 @@ def benchmark(
     """Carry out the benchmark, or say what it would cost."""
     from fedshift import api
     from fedshift.cli.console import open_console, print_tables
-    from fedshift.cli.estimates import print_costs
+    from fedshift.cli.estimates import print_study
     from fedshift.study.benchmark_plan import OUT, BenchmarkPlan
 
     methods, columns = listed(method), listed(federation) if federation is not None else None
@@ -67,7 +67,7 @@ def benchmark(
     plan = BenchmarkPlan.of(scale, methods, columns, folder, paths, plugins)
     if dry_run:
         with interruptible("."):
-            print_costs(plan)
+            print_study(plan)
         return
     again = shlex.join(["fedshift", *sys.argv[1:]])
     with interruptible(f". The same command carries on: {again}"):

@@ -80,7 +80,7 @@ def reproduce(
     """Carry out a table, say what it would cost, or say how far all are."""
     from fedshift import api
     from fedshift.cli.console import open_console, print_tables
-    from fedshift.cli.estimates import print_costs
+    from fedshift.cli.estimates import print_study
     from fedshift.errors import FedshiftError
     from fedshift.reporting.units import printable
     from fedshift.settings.grid import parse_assignments
@@ -105,7 +105,7 @@ def reproduce(
     plan = TablePlan.of(table, scale or "smoke", panel or None, row or None, folder, paths, run)
     if dry_run:
         with interruptible("."):
-            print_costs(plan)
+            print_study(plan)
         return
     again = shlex.join(["fedshift", *sys.argv[1:]])
     with interruptible(f". The same command carries on: {again}"):

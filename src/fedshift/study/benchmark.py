@@ -5,18 +5,15 @@ Folders of runs and of searches are not repeated, so the same plan, asked for ag
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from fedshift import files
 from fedshift.errors import DivergedError, FedshiftWarning
-from fedshift.reporting.results import MeanStd
-from fedshift.reporting.table import Table, markdown
+from fedshift.reporting.table import Table
 from fedshift.runs.progress import Progress
 from fedshift.runs.run import Run
 from fedshift.settings.experiment import Experiment
@@ -27,7 +24,6 @@ from fedshift.study.plan import Cell, Key, Lacking
 from fedshift.study.quantities import Quantity, Values, quantity
 from fedshift.study.ranking import Ranking
 from fedshift.study.scenarios import Scenario
-from fedshift.study.statistics import Interval
 from fedshift.study.tune import search_all
 from fedshift.study.tuned import Found
 
@@ -52,9 +48,9 @@ class Benchmark(Ranking):
         """How it was measured, and what has no number."""
         return notes(self)
 
-    def table(self) -> str:
-        """The tables and notes as Markdown, with the settings that were chosen."""
-        return markdown([*self.tables(), *chosen_settings(self)], self.notes())
+    def more_tables(self) -> list[Table]:
+        """The settings that were chosen, which is longer than the other tables."""
+        return chosen_settings(self)
 
     def write(self) -> list[Path]:
         """Write Markdown, CSV, JSON, the figure and the page into the plan's folder, replacing earlier ones.
@@ -69,45 +65,6 @@ class Benchmark(Ranking):
 
         png = draw_benchmark(self)
         return [*self.write_files({"png": png}), write_page(self, png)]
-
-    def json(self) -> str:
-        """Everything that the tables say."""
-        cells = [
-            {
-                "scenario": scenario.name,
-                "method": method,
-                "accuracy": _table(self.mean(scenario.name, method, "accuracy")),
-                "worst": _table(self.mean(scenario.name, method, "worst")),
-                "rank": self._ranks[scenario.name].get(method),
-                "difference": _table(self.difference(scenario.name, method)),
-                "lacking": _table(self.lacking(scenario.name, method)),
-            }
-            for scenario in self.columns
-            for method in self.plan.methods
-        ]
-        whole = {
-            "scale": self.plan.scale.name,
-            "methods": [
-                {"method": name, "mean_rank": self.mean_rank(name), "overall": _table(self.overall(name))}
-                for name in self.plan.methods
-            ],
-            "cells": cells,
-            "measurements": self.measurements(),
-            "chosen": [
-                {"scenario": scenario, **found.model_dump()}
-                for (scenario, _), each in self.chosen.items()
-                for found in each
-            ],
-            "notes": self.notes(),
-        }
-        return json.dumps(whole, indent=1) + "\n"
-
-
-def _table(value: MeanStd | Interval | Lacking | None) -> dict[str, Any] | None:
-    return None if value is None else asdict(value)
-
-
-# Carrying out ----------------------------------------------------------------------------------------
 
 
 def carry_out_benchmark(plan: BenchmarkPlan, progress: Progress) -> Benchmark:

@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 from fedshift.reporting.page import render, write_page_to
 from fedshift.reporting.units import printable
 from fedshift.study.benchmark_plan import BASE
-from fedshift.study.benchmark_tables import chosen_settings
 from fedshift.study.figures import as_png, make_plain
 from fedshift.study.ranking import Ranking
 
@@ -23,7 +22,7 @@ def write_page(done: Ranking, png: bytes) -> Path:
     text = render(
         "benchmark.html.jinja",
         title=f"Benchmark, scale {done.plan.scale.name}",
-        tables=[*done.tables(), *chosen_settings(done)],
+        tables=[*done.tables(), *done.more_tables()],
         notes=done.notes(),
         figure=b64encode(png).decode(),
         base=BASE,
