@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from fedshift.core.messages import Down, Up
     from fedshift.core.method import Method, tensor_scopes
     from fedshift.core.model import Model, ModelBuilder
-    from fedshift.core.net import Net, batch_norm_tensors, holder, mirror
+    from fedshift.core.net import Net, batch_norm_tensors
     from fedshift.core.servers import SERVERS
     from fedshift.core.servers.server import ServerOptimiser
     from fedshift.core.tensors import SAMPLES, Replies, Tensors, weighted_mean
@@ -295,14 +295,12 @@ __all__ = [
     "experiment",
     "frozen_network",
     "grid",
-    "holder",
     "in_memory",
     "index",
     "inspect_data",
     "keep_nothing",
     "leave",
     "load",
-    "mirror",
     "no_draws",
     "no_upload",
     "own_model",
@@ -371,7 +369,7 @@ _ROOMS = {
     "core.messages": ("Down", "Up"),
     "core.method": ("Method", "tensor_scopes"),
     "core.model": ("Model", "ModelBuilder"),
-    "core.net": ("Net", "mirror", "batch_norm_tensors", "holder"),
+    "core.net": ("Net", "batch_norm_tensors"),
     "core.servers": ("SERVERS",),
     "core.servers.server": ("ServerOptimiser",),
     "core.tensors": ("Replies", "SAMPLES", "Tensors", "weighted_mean"),

@@ -107,7 +107,7 @@ class WatchedRun:
         return [row for row in rows if row["role"] in self.roles]
 
 
-class Watch:
+class RunWatch:
     """The runs at or below a path, those that begin later as well, shown on a display.
 
     Attributes:
@@ -205,7 +205,7 @@ def follow(path: Path, console: Console, wait: bool = False, meanwhile: Callable
         FedshiftError: there is no run, and it is not waited for.
     """
     display = LiveProgress(0, console)
-    watch = Watch(path, display)
+    watch = RunWatch(path, display)
     watch.look()
     if not watch.expected:
         if not wait:

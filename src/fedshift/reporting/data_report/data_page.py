@@ -107,7 +107,7 @@ def tables(report: DataReport) -> list[Table]:
 def _sites(report: DataReport) -> Table:
     rows = []
     for site in report.sites:
-        classes = f"{sum(count > 0 for count in site.classes)} of {len(report.data.classes)}"
+        classes = f"{sum(count > 0 for count in site.classes.values())} of {len(site.classes)}"
         rows.append([site.name, *map(str, [site.samples, *site.roles.values(), classes, site.clients])])
     columns = ["site", "samples", *ROLES, "nobody's", "classes", "clients"]
     return Table("Samples of each site, as the protocol splits them", columns, rows)
@@ -117,21 +117,20 @@ def _clients(report: DataReport) -> Table:
     classes = report.data.classes if len(report.data.classes) <= MOST_ACROSS else ()
     rows = []
     for client in report.clients:
-        rows.append([client.name, client.site, *map(str, [client.samples, *client.classes[: len(classes)]])])
+        counts = [client.samples, *(client.classes[name] for name in classes)]
+        rows.append([client.name, client.site, *map(str, counts)])
     return Table("Training samples of each client", ["client", "site", "all", *classes], rows)
 
 
 def _classes(report: DataReport) -> Table:
     """The largest classes first where there are many."""
     sites = report.sites if len(report.sites) <= MOST_ACROSS else ()
-    totals = [sum(counts) for counts in zip(*(site.classes for site in report.sites), strict=True)]
-    numbers = list(range(len(totals)))
-    if len(numbers) > MOST_DOWN:
-        numbers.sort(key=lambda number: -totals[number])
-    rows = []
-    for number in numbers:
-        counts = [totals[number], report.trained[number], *(site.classes[number] for site in sites)]
-        rows.append([report.data.classes[number], *map(str, counts)])
+    totals = {name: sum(site.classes[name] for site in report.sites) for name in report.trained}
+    names = sorted(totals, key=lambda name: -totals[name]) if len(totals) > MOST_DOWN else [*totals]
+    rows = [
+        [name, *map(str, [totals[name], report.trained[name], *(site.classes[name] for site in sites)])]
+        for name in names
+    ]
     return Table("Samples of each class", ["class", "all", "trained on", *(site.name for site in sites)], rows)
 
 
@@ -172,10 +171,7 @@ def as_table(report: DataReport) -> dict[str, Any]:
     sites = []
     for number, site in enumerate(report.sites):
         values = {name: _numbers(getattr(report.values, name)[number]) for name in MEASURES}
-        looked = int(report.values.samples[number])
-        classes = dict(zip(data.classes, site.classes, strict=True))
-        about = {**asdict(site), "samples": site.samples, "classes": classes}
-        sites.append({**about, "values": {"samples": looked, **values}})
+        sites.append({**asdict(site), "values": {"samples": int(report.values.samples[number]), **values}})
     duplicates = [
         {**asdict(each), "sets": [[place(data, row) for row in rows] for rows in each.sets[:MOST_SETS]]}
         for each in report.duplicates
@@ -192,9 +188,7 @@ def as_table(report: DataReport) -> dict[str, Any]:
         "columns": list(report.columns),
         "tested": report.tested,
         "sites": sites,
-        "clients": [
-            {**asdict(each), "classes": dict(zip(data.classes, each.classes, strict=True))} for each in report.clients
-        ],
+        "clients": [asdict(each) for each in report.clients],
         "scored": [asdict(each) for each in report.scored],
         "duplicates": duplicates,
         "features": None if report.features is None else [asdict(each) for each in report.features],
