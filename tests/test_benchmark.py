@@ -25,8 +25,8 @@ from fedshift.study.benchmark import Benchmark, carry_out_benchmark
 from fedshift.study.benchmark_plan import ABLATIONS, BASE, ORDER, BenchmarkPlan, rows
 from fedshift.study.benchmark_tables import tables
 from fedshift.study.execute import DIVERGED, Findings, Number
+from fedshift.study.papers import published
 from fedshift.study.plan import Lacking
-from fedshift.study.published import published
 from fedshift.study.scenarios import Scale, Scenario, Size, scales, scenarios
 from fedshift.study.statistics import Interval, paired, ranks, t_quantile
 from fedshift.study.tune import plan_studies

@@ -6,6 +6,7 @@ Folders of runs and of searches are not repeated, so the same plan, asked for ag
 from __future__ import annotations
 
 import warnings
+from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +18,7 @@ from fedshift.reporting.table import Table
 from fedshift.runs.progress import Progress
 from fedshift.runs.run import Run
 from fedshift.settings.experiment import Experiment
-from fedshift.study.benchmark_plan import BenchmarkPlan
+from fedshift.study.benchmark_plan import BASE, BenchmarkPlan
 from fedshift.study.benchmark_tables import chosen_settings, notes, tables
 from fedshift.study.execute import carry_out_cells, noting, read_findings
 from fedshift.study.plan import Cell, Key, Lacking
@@ -61,10 +62,19 @@ class Benchmark(Ranking):
         Raises:
             FedshiftError: one cannot be written.
         """
-        from fedshift.study.benchmark_figure import draw_benchmark, write_page  # with matplotlib
+        from fedshift.reporting.page import render, write_page_to  # with matplotlib
+        from fedshift.study.figures import draw_benchmark
 
         png = draw_benchmark(self)
-        return [*self.write_files({"png": png}), write_page(self, png)]
+        page = render(
+            "benchmark.html.jinja",
+            title=f"Benchmark, scale {self.plan.scale.name}",
+            tables=[*self.tables(), *self.more_tables()],
+            notes=self.notes(),
+            figure=b64encode(png).decode(),
+            base=BASE,
+        )
+        return [*self.write_files({"png": png}), write_page_to(self.plan.folder, "benchmark.html", page)]
 
 
 def carry_out_benchmark(plan: BenchmarkPlan, progress: Progress) -> Benchmark:

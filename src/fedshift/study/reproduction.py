@@ -55,7 +55,7 @@ class Reproduction(PaperNumbers):
         """
         if self.plan.exhibit.kind != "curve" or not self.findings.numbers:
             return self.write_files({})
-        from fedshift.study.curve_figure import draw_curve  # with matplotlib
+        from fedshift.study.figures import draw_curve  # with matplotlib
 
         return self.write_files({"png": draw_curve(self)})
 
