@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import sqrt
@@ -57,12 +56,6 @@ def test_an_interval_is_students():
     assert found.half == pytest.approx(t * sqrt(7 / 3), rel=1e-9)
     assert t_quantile(2) == pytest.approx(4.302653, abs=1e-6)
     assert not found.clear
-
-
-def test_of_one_value_there_is_no_interval_and_of_none_no_mean():
-    assert Interval.of([0.5]) == Interval(0.5, None, 1)
-    assert not Interval(0.5, None, 1).clear
-    assert Interval.of([]) is None
 
 
 def test_a_paired_difference_is_of_the_seeds_that_both_have_and_reduces_to_the_plain_one():
@@ -120,14 +113,6 @@ def test_rows_are_what_is_published_and_a_plugin_is_a_row_by_its_name():
         rows([])
 
 
-def test_what_is_published_is_of_methods_and_scenarios_that_there_are():
-    for paper in published():
-        assert paper.column in ORDER
-        assert {*paper.worsts()} <= {*paper.means()} <= {*METHODS}
-        assert {*paper.rows} <= {*paper.means()}
-        assert {*paper.same} <= {*scales("benchmark")}
-
-
 def test_what_is_published_is_read_off_the_right_rows_and_columns():
     """Against the papers: FedSR Table 1, FedPIN Tables 1 and 2, Client2Vec Table 1 (FedAvg with all three uses)."""
     by_column = {paper.column: paper for paper in published()}
@@ -157,17 +142,6 @@ def test_names_that_are_not_known_are_named():
         BenchmarkPlan.of("smoke", federations=[])
     with refuses("data set 'foo'", "'smoke'", "rotated-mnist", error=UnknownNameError):
         BenchmarkPlan.of("smoke", data={"foo": "x"})
-
-
-def test_a_single_name_may_stand_alone_and_data_have_names(tmp_path: Path):
-    plugin = tmp_path / "empty.py"
-    plugin.touch()
-    plan = BenchmarkPlan.of("smoke", "fedavg", "rotated-mnist-75", plugins=str(plugin))
-    assert plan.methods == ("fedavg",)
-    assert [each.name for each in plan.scenarios] == ["rotated-mnist-75"]
-    assert plan.plugins == (str(plugin),)
-    with refuses("data = 'pacs.parquet'", '{"pacs":'):
-        BenchmarkPlan.of("short", "fedavg", data="pacs.parquet")  # type: ignore[arg-type]
 
 
 def test_a_scenario_without_its_data_is_left_out_with_the_fix(tmp_path: Path):
@@ -265,19 +239,10 @@ def test_tables_name_what_cannot_run_and_what_diverged(small: Benchmark):
     assert "- B, ditto: cannot run." in text
 
 
-def test_without_fedavg_there_are_no_differences():
-    found = given({("a", "fedsr"): (50, 60, 70), ("b", "fedsr"): (50, 60, 70)}, {})
-    assert [table.title.split(",")[0] for table in tables(found)] == [
-        "Accuracy in %",
-        "Seconds of training and megabytes in both directions",
-    ]
-
-
 def test_the_papers_rows_stand_beside_ours_with_a_caution(small: Benchmark):
     scenario = replace(SCENARIOS[0], name="rotated-mnist-0", title="RotatedMNIST 0")
     numbers = [replace(each, scenario=scenario.name) for each in small.findings.numbers if each.scenario == "a"]
-    found = Benchmark(replace(small.plan, scenarios=(scenario,)), Findings(numbers))
-    beside = tables(found)[-1]
+    beside = tables(Benchmark(replace(small.plan, scenarios=(scenario,)), Findings(numbers)))[-1]
     assert beside.rows == [["fedsr", "70.0 ± 10.0", "93.6 ± 0.3"], ["fedavg", "60.0 ± 10.0", "85.9 ± 0.6"]]
     assert "Not comparable" in beside.title
     assert "Table 1" in beside.title
@@ -434,18 +399,6 @@ def test_what_is_no_fault_of_a_method_ends_the_command_and_leaves_the_tables_alo
     assert carry_out_benchmark(plan, Progress()).findings.lacking == {}
 
 
-def test_a_lock_on_a_single_run_of_the_results_ends_it_too(on_tiny_data: BenchmarkPlan):
-    """The second of two held-out domains: the runner goes on with what it can, and says what went wrong."""
-    plan = replace(on_tiny_data, scenarios=on_tiny_data.scenarios[1:], methods=("fedavg",))
-    whole = carry_out_benchmark(plan, Progress())
-    (last,) = plan.folder.glob("tiny-adam/fedavg-gray-seed2-*")
-    shutil.rmtree(last)
-    with locked(last), refuses("Another process", "same command"):
-        carry_out_benchmark(plan, Progress())
-    again = carry_out_benchmark(plan, Progress())
-    assert again.by_seed("tiny-adam", "fedavg", "accuracy") == whole.by_seed("tiny-adam", "fedavg", "accuracy")
-
-
 def test_a_run_that_diverged_is_not_tried_again_and_neither_are_its_cells_other_seeds(
     on_tiny_data: BenchmarkPlan, monkeypatch: pytest.MonkeyPatch
 ):
@@ -574,9 +527,3 @@ def test_the_command_and_the_function_do_the_same(
     assert (tmp_path / "small" / "benchmark.md").read_text() == again.table()
     wrong = CliRunner().invoke(app, [*call, "--data", "tiny"])
     assert "give each data set once with its path" in str(wrong.exception)
-
-
-@pytest.mark.parametrize("option", ["--federation", "--method"])
-def test_an_option_that_names_nothing_is_refused(option: str):
-    done = CliRunner().invoke(app, ["benchmark", option, ",", "--dry-run"])
-    assert "','" in str(done.exception)

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import fedshift
 import fresh
 from fedshift.cli.app import app
-from fedshift.errors import DivergedError, FedshiftError, UnknownNameError
+from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.reporting.results import MeanStd
 from fedshift.runs import runner
 from fedshift.runs.folder import RunFolder, find
@@ -24,13 +24,11 @@ from fedshift.runs.progress import Progress
 from fedshift.settings.change import Table
 from fedshift.settings.experiment import Experiment
 from fedshift.settings.grid import expand
-from fedshift.settings.grid import read as read_experiment
 from fedshift.study import plan as planning
-from fedshift.study import reproduction
 from fedshift.study.beside import Beside, differences_from_paper
 from fedshift.study.execute import DIVERGED, Count, Findings, Number
 from fedshift.study.figures import draw_panel
-from fedshift.study.papers import PAPERS, Printed, exhibit_of, exhibits, printed
+from fedshift.study.papers import PAPERS, Printed, exhibit_of, exhibits
 from fedshift.study.quantities import quantity
 from fedshift.study.reproduce import TablePlan
 from fedshift.study.reproduction import RUNS_FILE, Reproduction, read_table, run_folders
@@ -102,16 +100,6 @@ def test_every_cell_has_experiments_at_every_scale(size: str, tmp_path: Path, mo
             assert len({each.method_name for each in cell.experiments}) == 1, cell.key
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("name", ["fedsr-table2", "fedcir-fig3", "fedpin-table2"])
-def test_runs_of_a_cell_differ_in_seed_and_held_out_domain_alone(name: str, size: str, tmp_path: Path):
-    """Of a table with held-out domains, of a curve along settings, and of one with several test environments."""
-    plan = TablePlan.of(name, size, out=tmp_path)
-    for cell in plan.cells:
-        assert len({each.series for each in cell.experiments}) == 1, cell.key
-        assert {each.seed for each in cell.experiments} == {*plan.scale.seeds}
-
-
 def quoted(table: str, row: str, panel: str) -> list[float | None]:
     """The printed means of a row."""
     (found,) = (each for each in exhibit_of(table).rows if each.name == row)
@@ -137,10 +125,6 @@ def test_published_numbers_are_the_papers():
     assert quoted("fedpin-table1", "FedPIN", "fedpin-cfmnist") == [59.8, 63.1]
     assert quoted("fedpin-table2", "GM", "fedpin-cfmnist") == [48.2, 50.1]
     assert quoted("fedpin-table2", "PM", "fedpin-cfmnist") == [59.8, 63.1]
-
-
-def test_a_published_number_is_read_with_its_deviation():
-    assert printed("85.9±0.6 - 94.50") == [Printed(85.9, 0.6, "85.9 ± 0.6"), None, Printed(94.5, None, "94.50")]
 
 
 # Beside the paper ---------------------------------------------------------------------------------
@@ -196,31 +180,6 @@ def test_the_command_says_how_it_was_made():
     assert {each.data.path for cell in plan.cells for each in cell.experiments} == {"a folder"}  # type: ignore[attr-defined]
 
 
-def test_a_name_that_cannot_be_carried_out_says_why():
-    with pytest.raises(FedshiftError, match="row 'HIR': it is not carried out here: trains on the pooled domains"):
-        TablePlan.of("fedsr-table1", "smoke", rows="HIR")
-    with pytest.raises(FedshiftError, match="panel 'fedpin-cfmnist': it is not of the scale smoke"):
-        TablePlan.of("fedpin-table2", "smoke", scenarios="fedpin-cfmnist")
-    with pytest.raises(FedshiftError, match=r"run\.out = 'x': tables share their runs' folder; give --out instead"):
-        TablePlan.of("fedsr-table1", "smoke", settings={"run.out": "x"})
-
-
-def test_a_file_where_the_folder_is_to_be_is_named(tmp_path: Path):
-    (tmp_path / "out").touch()
-    with pytest.raises(FedshiftError, match=r"'.*/out' is a file: give another folder\.$"):
-        fedshift.reproduce("fedsr-table1", out=tmp_path / "out", progress=Progress())
-
-
-def test_every_row_can_be_named_on_the_command_line(tmp_path: Path):
-    """Also those with commas in their names, of which an error says where one ends."""
-    name = "Generator, RTNet, EMA"
-    words = ["reproduce", "fraug-table3", "--row", name, "--out", str(tmp_path), "--dry-run"]
-    result = CliRunner().invoke(app, words, catch_exceptions=False)
-    assert "1 run would be" in result.output
-    with pytest.raises(UnknownNameError, match="'Generator, RTNet', 'Generator, RTNet, smoothing', 'Generator, EMA'"):
-        TablePlan.of("fraug-table3", "smoke", rows="Generator, RTNet, x")
-
-
 def test_cells_that_are_printed_in_several_tables_are_the_same_runs(tmp_path: Path):
     """Client2Vec's Tables 1, 2, 5, 6 and 7 have cells in common; so have Figure 5's plain rows."""
 
@@ -260,17 +219,6 @@ def test_settings_of_methods_that_a_scale_changes_are_said(tmp_path: Path):
     fraug = TablePlan.of("fraug-table2", "short", out=tmp_path)
     changed = {each.split()[0]: rows for each, rows in differences_from_paper(fraug, fraug.scenarios[0]).items()}
     assert changed["method.lr_rtnet"] == ["FRAug"]
-
-
-def test_a_method_keeps_the_weights_of_the_shipped_experiment_at_short(tmp_path: Path):
-    """What the experiment file says of FedPIN holds in its tables, of its row as printed as well."""
-    shipped = {each.method_name: each for each in expand(read_experiment("colored-fashion-mnist"))}["fedpin"]
-    plan = TablePlan.of("fedpin-table2", "short", "fedpin-cfmnist", ["PM", "PM, as printed"], tmp_path)
-    ours, printed_form = (cell.experiments[0].table()["method"] for cell in plan.cells)
-    assert ours == shipped.table()["method"]
-    different = {name for name in ours if ours[name] != printed_form[name]}
-    assert different == {"auxiliary", "anchor"}
-    assert (printed_form["auxiliary"], printed_form["anchor"]) == ("literal", "features")
 
 
 def test_other_data_are_named_and_not_compared(tmp_path: Path):
@@ -391,25 +339,6 @@ def test_a_cell_that_diverged_is_counted_alike_everywhere(tmp_path: Path):
     (plan.folder / RUNS_FILE).write_text(json.dumps(run_folders(plan)))
     (state,) = fedshift.reproductions(["fedsr-table1"], "short", out=tmp_path).states
     assert str(state) == str(done.findings.count)
-
-
-def test_what_helps_elsewhere_is_not_advised_of_a_table():
-    error = DivergedError("The loss is not finite.", "Lower it: --set train.lr=1")
-    assert (str(error), error.what) == ("The loss is not finite. Lower it: --set train.lr=1", "The loss is not finite.")
-
-
-def test_two_processes_read_and_write_a_table_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """While one reads and writes the table, another waits for the folder's lock."""
-    held: list[bool] = []
-
-    def reading(plan: TablePlan, lacking: dict) -> Reproduction:
-        held.append(RunFolder(plan.folder).held)
-        return read_table(plan, lacking)
-
-    monkeypatch.setattr(reproduction, "read_table", reading)
-    fedshift.reproduce("fedpin-table2", out=tmp_path, rows=["GM"], progress=Progress())
-    assert held == [True]
-    assert not RunFolder(tmp_path / "fedpin-table2-smoke").held
 
 
 def test_a_curve_is_drawn_with_its_axes_named(tmp_path: Path):
