@@ -19,15 +19,15 @@ from fedshift.methods import METHODS
 from fedshift.runs.lock import locked
 from fedshift.runs.progress import Progress
 from fedshift.settings.experiment import load_plugins
-from fedshift.study import benchmark, benchmark_plan, execute
-from fedshift.study.benchmark import Benchmark, carry_out_benchmark
+from fedshift.study import benchmark_plan, benchmark_results, execute
 from fedshift.study.benchmark_plan import ABLATIONS, BASE, ORDER, BenchmarkPlan, rows
+from fedshift.study.benchmark_results import Benchmark, carry_out_benchmark
 from fedshift.study.benchmark_tables import tables
 from fedshift.study.execute import DIVERGED, Findings, Number
 from fedshift.study.papers import published
-from fedshift.study.plan import Lacking
 from fedshift.study.scenarios import Scale, Scenario, Size, scales, scenarios
 from fedshift.study.statistics import Interval, paired, ranks, t_quantile
+from fedshift.study.study_plan import Lacking
 from fedshift.study.tune import plan_studies
 from refusal import refuses
 
@@ -404,7 +404,7 @@ def test_a_run_that_diverged_is_not_tried_again_and_neither_are_its_cells_other_
 ):
     """FedProx blows up after its tuning; a file in the run's folder says so."""
     plan = replace(on_tiny_data, scenarios=on_tiny_data.scenarios[:1], methods=("fedprox",))
-    tuned = benchmark._tuned
+    tuned = benchmark_results._tuned
 
     def blow_up(self, net, batch, context):
         return {"cross_entropy": net.head(batch.z).sum() / 0}
@@ -414,7 +414,7 @@ def test_a_run_that_diverged_is_not_tried_again_and_neither_are_its_cells_other_
         monkeypatch.setattr(METHODS.get("fedprox").cls, "loss", blow_up)
         return found
 
-    monkeypatch.setattr(benchmark, "_tuned", then_blow_up)
+    monkeypatch.setattr(benchmark_results, "_tuned", then_blow_up)
     first, second, third = Heard(), Heard(), Heard()
     done = carry_out_benchmark(plan, first)
     assert done.lacking("tiny-sgd", "fedprox").kind == "diverged"

@@ -24,15 +24,15 @@ from fedshift.runs.progress import Progress
 from fedshift.settings.change import Table
 from fedshift.settings.experiment import Experiment
 from fedshift.settings.grid import expand
-from fedshift.study import plan as planning
+from fedshift.study import study_plan as planning
 from fedshift.study.beside import Beside, differences_from_paper
 from fedshift.study.execute import DIVERGED, Count, Findings, Number
 from fedshift.study.figures import draw_panel
 from fedshift.study.papers import PAPERS, Printed, exhibit_of, exhibits
 from fedshift.study.quantities import quantity
-from fedshift.study.reproduce import TablePlan
 from fedshift.study.reproduction import RUNS_FILE, Reproduction, read_table, run_folders
 from fedshift.study.scenarios import scales, scenarios
+from fedshift.study.table_plan import TablePlan
 
 SIZES = ("smoke", "short", "paper")
 CARRIED_OUT = [name for name, exhibit in exhibits().items() if not exhibit.why]

@@ -30,7 +30,7 @@ from fedshift.runs.folder import RunFolder, find
 from fedshift.runs.lock import locked
 from fedshift.runs.progress import Outlook, Progress, RunProgress
 from fedshift.runs.runner import Asked
-from fedshift.runs.studies import STUDY
+from fedshift.runs.trials import STUDY
 from fedshift.settings.experiment import Experiment
 from fedshift.settings.grid import expand, override
 from fedshift.settings.spec import Range
@@ -38,10 +38,10 @@ from fedshift.simulation import simulation as simulating
 from fedshift.study import tune as tuning
 from fedshift.study.search import Study
 from fedshift.study.search_figures import draw_search
+from fedshift.study.search_results import Tuning
 from fedshift.study.space import Space, settings_of, with_settings
 from fedshift.study.tune import Budget, plan_studies, search_all
-from fedshift.study.tuned import Found, Tuned
-from fedshift.study.tuning import Tuning
+from fedshift.study.tuned import Found, TunedSettings
 from refusal import refuses
 
 PLUGIN = str(Path(__file__).parent / "tiny.py")
@@ -602,11 +602,11 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 # What was found, applied --------------------------------------------------------------------------
 
 
-def entry(tmp_path: Path, **changes: Any) -> Tuned:
+def entry(tmp_path: Path, **changes: Any) -> TunedSettings:
     """Made-up results of FedProx."""
     (one,) = experiments(tmp_path, PROX)
     whole = tune_of_one(tmp_path, changes)
-    return Tuned.of(one, "validation", ["train.lr"], [whole])
+    return TunedSettings.of(one, "validation", ["train.lr"], [whole])
 
 
 def tune_of_one(tmp_path: Path, changes: Mapping[str, Any]) -> Any:
@@ -659,7 +659,7 @@ def test_an_entry_that_is_replaced_is_said(tmp_path: Path):
     assert entry(tmp_path).write(tmp_path) == path
     with pytest.warns(FedshiftWarning, match=r"fedprox with light held out in .* is replaced: .* 20 trials.* now 8"):
         assert entry(tmp_path, study="y", trials=8).write(tmp_path) == path
-    assert Tuned.read(path).tuned[0].study == "y"
+    assert TunedSettings.read(path).tuned[0].study == "y"
     entry(tmp_path, study="y", trials=9).write(tmp_path)
     with pytest.warns(FedshiftWarning, match="there were 9 trials"):
         entry(tmp_path, study="y", trials=8).write(tmp_path)

@@ -9,7 +9,7 @@ from fedshift.cli.console import open_console, print_tables
 from fedshift.reporting.table import Table
 from fedshift.reporting.units import bytes_text, clock
 from fedshift.settings.experiment import Experiment
-from fedshift.study.plan import Forecast, StudyPlan
+from fedshift.study.study_plan import Forecast, StudyPlan
 
 WIDTH = 120
 

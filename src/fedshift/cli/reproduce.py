@@ -69,7 +69,7 @@ def reproduce(
     from fedshift.errors import FedshiftError
     from fedshift.reporting.units import printable
     from fedshift.settings.grid import parse_assignments
-    from fedshift.study.reproduce import OUT, TablePlan
+    from fedshift.study.table_plan import OUT, TablePlan
 
     paths, folder = paths_of(data or []), out or OUT
     if list_:

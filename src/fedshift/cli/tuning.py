@@ -9,8 +9,8 @@ from fedshift import api
 from fedshift.cli.console import open_console, print_tables
 from fedshift.cli.estimates import print_forecasts
 from fedshift.settings.experiment import Experiment
+from fedshift.study.search_results import Tuning
 from fedshift.study.tune import Budget, chosen_on, plan_studies
-from fedshift.study.tuning import Tuning
 
 
 def print_searches(experiments: Sequence[Experiment], budget: Budget) -> None:

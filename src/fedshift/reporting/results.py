@@ -17,7 +17,7 @@ from fedshift.runs.grid_file import grid_files, read_grid
 from fedshift.runs.patience import endings
 from fedshift.runs.run import Run
 from fedshift.runs.selection import RULES, by_environment, mean_score, selects, value_of
-from fedshift.runs.studies import check_no_study
+from fedshift.runs.trials import check_no_study
 from fedshift.settings.experiment import NAMED, OF_ONE_RUN, PLAIN
 
 NOT_A_ROW = frozenset({"name", "plugins", *(".".join(names) for names in OF_ONE_RUN)})

@@ -12,9 +12,9 @@ from fedshift.errors import FedshiftError
 from fedshift.methods import METHODS
 from fedshift.settings.experiment import Experiment, load_plugins
 from fedshift.study.execute import forecast_cell
-from fedshift.study.plan import Forecast, StudyPlan, paths_by_name
 from fedshift.study.scenarios import Scenario, choose, scale_of, scenarios
 from fedshift.study.statistics import t_quantile
+from fedshift.study.study_plan import Forecast, StudyPlan, paths_by_name
 from fedshift.study.tune import Budget
 
 OUT = "runs/benchmark"

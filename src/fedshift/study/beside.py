@@ -9,9 +9,9 @@ from fedshift.reporting.results import MeanStd, flat
 from fedshift.settings.spec import shown
 from fedshift.study.papers import PaperRow, Printed
 from fedshift.study.quantities import quantity
-from fedshift.study.reproduce import TablePlan
 from fedshift.study.scenarios import AS_PRINTED, Scenario, scale_of
 from fedshift.study.study_results import StudyResults
+from fedshift.study.table_plan import TablePlan
 
 NONE = "-"
 SPREADS = 2  # standard deviations beyond which a paper's number is marked

@@ -22,8 +22,8 @@ from fedshift.runs.run import Run
 from fedshift.settings.experiment import Experiment
 from fedshift.simulation.dry_run import estimate
 from fedshift.simulation.simulation import Simulation
-from fedshift.study.plan import Cell, Forecast, Key, Lacking
 from fedshift.study.quantities import Quantity, Values
+from fedshift.study.study_plan import Cell, Forecast, Key, Lacking
 
 DIVERGED = "diverged.txt"  # in the folder of a run: why it has no end
 LACKING = {"diverged": "diverged", "refused": "cannot run", "failed": "failed"}  # the cell of a table without a number

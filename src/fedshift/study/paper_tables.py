@@ -10,8 +10,8 @@ from fedshift.study.beside import NONE, Beside, PaperNumbers, differences_from_p
 from fedshift.study.execute import LACKING
 from fedshift.study.papers import PaperRow
 from fedshift.study.quantities import quantity
-from fedshift.study.reproduce import TablePlan
 from fedshift.study.scenarios import Scenario
+from fedshift.study.table_plan import TablePlan
 
 IN_THE_PAPER = "  the paper"
 MOST_POINTS = 12  # of a curve in its table; the other files have all

@@ -19,9 +19,9 @@ from fedshift.runs.selection import by_environment, last
 from fedshift.study.beside import PaperNumbers
 from fedshift.study.execute import carry_out_cells, read_findings
 from fedshift.study.paper_tables import notes, tables
-from fedshift.study.plan import Cell, Key, Lacking
 from fedshift.study.quantities import Quantity, Values, quantity
-from fedshift.study.reproduce import TablePlan
+from fedshift.study.study_plan import Cell, Key, Lacking
+from fedshift.study.table_plan import TablePlan
 
 RUNS_FILE = "runs.json"  # in a table's folder: the folders of the runs of each of its cells
 WAIT = 600.0  # seconds for another process that reads and writes the same table

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 from fedshift import files
 from fedshift.core.metrics import Metric
 from fedshift.errors import FedshiftError, needs
-from fedshift.runs.studies import STUDY
+from fedshift.runs.trials import STUDY
 from fedshift.settings.experiment import Experiment
 from fedshift.settings.spec import Range
 from fedshift.study.space import Space, labelled

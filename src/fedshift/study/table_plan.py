@@ -16,8 +16,8 @@ from fedshift.settings.experiment import Experiment
 from fedshift.settings.spec import shown
 from fedshift.study.execute import forecast_cell
 from fedshift.study.papers import Exhibit, PaperRow, exhibit_of
-from fedshift.study.plan import Cell, Forecast, Need, StudyPlan, paths_by_name
 from fedshift.study.scenarios import Scenario, choose, scale_of
+from fedshift.study.study_plan import Cell, Forecast, Need, StudyPlan, paths_by_name
 
 OUT = "runs/reproduce"
 

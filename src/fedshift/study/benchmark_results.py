@@ -21,10 +21,10 @@ from fedshift.settings.experiment import Experiment
 from fedshift.study.benchmark_plan import BASE, BenchmarkPlan
 from fedshift.study.benchmark_tables import chosen_settings, notes, tables
 from fedshift.study.execute import carry_out_cells, noting, read_findings
-from fedshift.study.plan import Cell, Key, Lacking
 from fedshift.study.quantities import Quantity, Values, quantity
 from fedshift.study.ranking import Ranking
 from fedshift.study.scenarios import Scenario
+from fedshift.study.study_plan import Cell, Key, Lacking
 from fedshift.study.tune import search_all
 from fedshift.study.tuned import Found
 
