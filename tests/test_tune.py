@@ -36,7 +36,7 @@ from fedshift.settings.grid import expand, override
 from fedshift.settings.spec import Range
 from fedshift.simulation import simulation as simulating
 from fedshift.study import tune as tuning
-from fedshift.study.search import Study
+from fedshift.study.search import Study, quiet
 from fedshift.study.search_figures import draw_search
 from fedshift.study.search_results import Tuning
 from fedshift.study.space import Space, settings_of, with_settings
@@ -253,6 +253,28 @@ def test_a_study_that_is_opened_again_goes_on_to_the_same_trials(tmp_path: Path,
     told(study, 24, near)
     assert study.trials == whole.trials
     assert len({trial.settings["train.lr"] for trial in study.trials}) > 20
+
+
+@pytest.mark.parametrize("trials", [4, 16])
+def test_a_kill_between_the_parameters_of_a_trial_changes_none(tmp_path: Path, trials: int):
+    """At random, and where the sampler has learnt something."""
+    budget = Budget(search={"train.momentum": [0.1, 0.5]})
+    studies = [a_study(tmp_path / name, budget) for name in ("whole", "killed", "again")]
+    for study in studies:
+        study.digest = "same"
+    whole, killed, again = studies
+    told(whole, trials + 4, near)
+    told(killed, trials, near)
+    with quiet():
+        killed.optuna_study.sampler = killed._sampler(trials)
+        killed.optuna_study.ask()
+        trial = killed._trial(trials)
+        killed.optuna_study.sampler = killed._sampler(trials, "train.lr")
+        trial.suggest_float("train.lr", 0.001, 0.3, log=True)
+    again.path = killed.path
+    again.read()
+    told(again, trials + 4, near)
+    assert again.trials == whole.trials
 
 
 def test_a_failed_trial_is_the_worst(tmp_path: Path):
