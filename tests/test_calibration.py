@@ -19,7 +19,7 @@ from conftest import CNN_WITH_BN, Make, go_on, interrupt_after, resume, simulate
 from fedshift.core.contract import Batch, Context, Terms
 from fedshift.core.net import Net
 from fedshift.engines import calibration
-from fedshift.engines.calibration import calibrate, choose
+from fedshift.engines.calibration import Timing, calibrate, choose, fastest
 from fedshift.engines.choice import Choice, open_engine
 from fedshift.engines.engine import Job
 from fedshift.engines.kernels import Kernels
@@ -113,6 +113,12 @@ def test_what_slows_all_candidates_for_a_while_changes_nothing(make: Make, machi
     made.milliseconds = lambda choice: (10 if made.now % 1 < 0.3 else 1) * (4 if choice.engine == "vectorised" else 5)
     jobs = example(make, {"train.precision": "float64", "train.rounds": 10_000})
     assert choose(jobs, RunOptions(workers=1), nobody).engine == "vectorised"
+
+
+def test_a_candidate_that_left_early_is_not_compared_with_later_turns():
+    quick = Timing(Choice("sequential", 1, 1, Kernels()), (9.0,), 1)
+    steady = Timing(Choice("workers", 2, 1, Kernels()), (3.0, 30.0, 30.0), 1)
+    assert fastest([quick, steady]) is steady
 
 
 @pytest.mark.skipif(not onednn_available(), reason="this build of PyTorch has no oneDNN")
