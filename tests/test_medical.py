@@ -470,9 +470,9 @@ def test_a_site_checks_its_slices(site: SiteFolder, tmp_path: Path):
     folder = site(experiment={"data": data}, federation={"shape": [1, 4, 4]})
     found = inspect(folder)
     found.check()
-    assert found.held is not None
-    assert (found.held.samples, found.held.shape, found.held.dtype) == (20, (1, 4, 4), "float32")
-    assert found.held.counts["training"] == {"ill": 6, "well": 6, "unknown": 0}
+    assert found.samples is not None
+    assert (found.samples.samples, found.samples.shape, found.samples.dtype) == (20, (1, 4, 4), "float32")
+    assert found.samples.counts["training"] == {"ill": 6, "well": 6, "unknown": 0}
 
 
 def test_without_the_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

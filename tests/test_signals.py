@@ -576,10 +576,10 @@ def test_a_site_checks_its_signals(site: SiteFolder, tmp_path: Path):
     )
     found = inspect(folder)
     found.check()
-    assert found.held is not None
-    assert (found.held.samples, found.held.shape, found.held.dtype) == (20, (2, 2), "float32")
-    assert found.held.counts["training"] == {"ill": 6, "well": 6, "unknown": 0}
-    assert found.held.counts["test"] == {"ill": 2, "well": 2, "unknown": 0}
+    assert found.samples is not None
+    assert (found.samples.samples, found.samples.shape, found.samples.dtype) == (20, (2, 2), "float32")
+    assert found.samples.counts["training"] == {"ill": 6, "well": 6, "unknown": 0}
+    assert found.samples.counts["test"] == {"ill": 2, "well": 2, "unknown": 0}
 
 
 def test_the_watch():

@@ -160,8 +160,8 @@ def test_every_kind_of_data_is_set_up_checked_and_carried_out(tmp_path: Path, ki
     for site in SITES:
         found = inspect(folder / "sites" / site)
         found.check()
-        assert found.held is not None
-        assert found.held.samples in (20, 24)
+        assert found.samples is not None
+        assert found.samples.samples in (20, 24)
     run = coordinate(folder / "coordinator", Local(folder), Progress())
     other = rehearse(folder, Progress())
     alike(run, other, records=False)  # a simulation scores several sites' samples in one batch
