@@ -214,34 +214,6 @@ def test_everything_wrong_is_said_at_once(site: SiteFolder):
     assert str(result.exception).startswith("4 things keep this site from taking part")
 
 
-def test_the_exit_code_is_two(site: SiteFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    from fedshift.cli.app import main
-
-    monkeypatch.setattr("sys.argv", ["fedshift", "federation", "check", str(site(y=["x"] * 20))])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    assert "Error: Unknown class in the site's data 'x'" in capsys.readouterr().err
-
-
-def test_every_image_that_cannot_be_read_is_named(site: SiteFolder):
-    from PIL import Image
-
-    data = {"name": "folder", "path": "data", "size": 8, "channels": 1}
-    folder = site(experiment={"data": data}, federation={"shape": [1, 8, 8]})
-    for label in ("ill", "well"):
-        (folder / "data" / "ward" / label).mkdir(parents=True)
-        for number in range(8):
-            Image.new("L", (9, 9), 20 * number).save(folder / "data" / "ward" / label / f"{number}.png")
-    inspect(folder).check()
-    bad = [folder / "data" / "ward" / "ill" / f"{number}.png" for number in (1, 5)]
-    for file in bad:
-        file.write_bytes(b"none")
-    message = problems(folder)
-    assert "2 images cannot be read" in message
-    assert all(f"The image {file} cannot be read" in message for file in bad)
-
-
 def test_what_is_wrong_with_a_cell_is_mended_here(site: SiteFolder):
     """Messages of data sets name settings as the commands of a simulation take them; a site has site.toml."""
     folder = site(
@@ -259,23 +231,6 @@ def test_what_is_wrong_with_a_cell_is_mended_here(site: SiteFolder):
     assert "'old'" not in str(inspect(folder).table()["problems"])
 
 
-def test_a_network_that_cannot_be_read_is_said_once(site: SiteFolder):
-    """It is read for the model, and again to hold the samples against it."""
-    pytest.importorskip("transformers")
-    folder = site(experiment={"model": {"name": "transformers", "path": "net"}}, federation={"shape": [4]})
-    (folder / "net").mkdir()
-    (folder / "net" / "config.json").write_text("{}")
-    assert problems(folder).count("could not be read") == 1
-
-
-def test_images_of_another_size(site: SiteFolder):
-    x = np.zeros((20, 1, 9, 9), np.uint8)
-    message = problems(site(x=x, federation={"shape": [1, 8, 8]}))
-    assert (
-        "the shape [1, 9, 9]; the federation agreed on [1, 8, 8]: give its images the size and channels that" in message
-    )
-
-
 @pytest.mark.parametrize("name", ["federation.toml", "experiment.toml", "site.toml"])
 def test_a_file_that_is_missing_does_not_hide_the_rest(site: SiteFolder, name: str):
     folder = site()
@@ -284,10 +239,6 @@ def test_a_file_that_is_missing_does_not_hide_the_rest(site: SiteFolder, name: s
     message = problems(folder)
     assert f"'{folder / name}' does not exist" in message
     assert f"'{folder / PUBLIC}' cannot be read" in message
-
-
-def test_a_folder_that_is_not_there(tmp_path: Path):
-    assert f"'{tmp_path / 'no' / 'federation.toml'}' does not exist" in problems(tmp_path / "no")
 
 
 def test_keys_that_do_not_belong_together_or_are_none(site: SiteFolder):

@@ -6,11 +6,8 @@ The SuperLink is a stand-in that answers everything, so what it has seen is what
 from __future__ import annotations
 
 import asyncio
-import signal
 import socket
 import ssl
-import subprocess
-import sys
 import threading
 from base64 import b64encode
 from collections.abc import Iterator
@@ -26,7 +23,6 @@ import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedshift.deployment import commands
 from fedshift.deployment.keys import Authority, Pair, site_pair
 from refusal import refuses
 
@@ -270,14 +266,6 @@ def test_what_a_site_asks_is_passed_on_and_the_answer_back(world: World, link: S
     assert {name.lower() for name in back} == {"content-type", "flwr-note", "transfer-encoding"}
 
 
-def test_several_requests_of_one_connection(world: World, link: SuperLink, caller: Caller):
-    with caller.connected() as connection:
-        for body in (b"one", b"two"):
-            connection.sendall(request(PULL, world.key.headers({"content-length": "3"})) + body)
-            assert answer(connection)[::2] == (200, b"answer to " + body)
-    assert link.bodies == [b"one", b"two"]
-
-
 def test_a_body_is_passed_on_as_it_comes(world: World, link: SuperLink, caller: Caller):
     with caller.connected() as connection:
         connection.sendall(request(PUSH, world.key.headers({"content-length": "6"})) + b"abc")
@@ -396,11 +384,6 @@ def test_no_other_spelling_of_a_route_is_one(route: str, data: st.DataObject):
     assert is_fleet_route(spelled.encode("latin-1")) <= (instead == letter)
 
 
-@given(path=st.binary(max_size=60))
-def test_no_other_path_is_a_route(path: bytes):
-    assert is_fleet_route(path) == (path in {route.encode() for route in ROUTES})
-
-
 # Attacks: another key -----------------------------------------------------------------------------
 
 
@@ -499,11 +482,6 @@ def test_a_body_that_is_longer_than_it_says(world: World, link: SuperLink, calle
     assert link.bodies == [b"abc"]
 
 
-def test_a_head_that_is_too_long(link: SuperLink, caller: Caller):
-    assert status(caller.told(request(PULL, {"flwr-x": "x" * 20_000})[:-2])) == 400
-    assert link.seen == []
-
-
 # Attacks: slow and many callers -------------------------------------------------------------------
 
 
@@ -586,11 +564,6 @@ def refused_until_there_is_room(caller: Caller) -> Iterator[ssl.SSLSocket]:
         yield secured
 
 
-def test_connections_of_all_are_counted(world: World, link: SuperLink):
-    with world.gate(link.port, CallerLimits(all=1)) as caller, caller.connected(), caller.open() as second:
-        assert to_the_end(second) == b""
-
-
 def test_open_connections_keep_no_site_away(world: World, link: SuperLink):
     """Half of them TCP alone, half of them TLS with a body that never ends."""
     limits = CallerLimits(handshake=0.3, head=1, peer=100)
@@ -660,36 +633,6 @@ def coordinator(world: World, tmp_path: Path) -> Path:
     federation = {"name": "trial", "sites": ["a"], "address": f"{HOST}:1"}
     (tmp_path / "federation.toml").write_text(tomli_w.dumps(federation))
     return tmp_path
-
-
-@pytest.mark.federation
-def test_the_program(world: World, coordinator: Path):
-    with socket.create_server((HOST, 0)) as probe:
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "fedshift.deployment.gate", str(coordinator), "1", "--address", f"{HOST}:{port}"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
-        try:
-            caller = Caller(port, world.trust)
-            while process.poll() is None:
-                try:
-                    assert caller.asked(PULL, world.key.headers())[0] == 401  # the key of another federation
-                    break
-                except ConnectionError:
-                    continue
-        finally:
-            process.send_signal(signal.SIGTERM)
-            _, said = process.communicate(timeout=PATIENCE)
-    assert (process.returncode, said) == (-signal.SIGTERM, b"")
-
-
-def test_a_container_says_where_the_gate_listens(coordinator: Path, monkeypatch: pytest.MonkeyPatch):
-    opened: list[tuple[Path, int, str | None]] = []
-    monkeypatch.setattr(gate_module, "run_gate", lambda *each: opened.append(each))
-    monkeypatch.setattr(sys, "argv", ["gate", str(coordinator), "8001"])
-    gate_module.main()
-    monkeypatch.setenv(commands.GATE_ADDRESS, "superlink:8000")
-    gate_module.main()
-    assert opened == [(coordinator, 8001, None), (coordinator, 8001, "superlink:8000")]
 
 
 @pytest.mark.parametrize(

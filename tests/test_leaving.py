@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache, partial
-from pathlib import Path
+from functools import cache
 from typing import Any, get_args
 
 import pytest
@@ -21,7 +20,6 @@ from fedshift.core.messages import Answer, Telemetry, Up
 from fedshift.core.setup import Setup
 from fedshift.deployment.agreement import FederationSettings
 from fedshift.deployment.leaving import CATEGORIES, Leaves, category, leaving, refusal, refused, what_leaves, without
-from fedshift.deployment.sent import SENT, Sent, read_sent
 from fedshift.deployment.wire import Done, Score, score_tensors
 from fedshift.settings.experiment import Experiment
 from fedshift.settings.grid import expand, override
@@ -139,19 +137,6 @@ def test_a_score_has_the_numbers_that_are_listed():
     assert category(setup("fedavg"), None, "scores.12.n") == "count"
 
 
-def test_a_message_of_scores_is_written_down(tmp_path: Path):
-    score = Score("a", "test", "global", 1, 0.5, None, 10)
-    data = Done("a", scores=(score, score)).to_bytes()
-    Sent(tmp_path / SENT).add(data, partial(category, setup("fedavg"), None), run="a run", what="score")
-    (message,) = read_sent(tmp_path / SENT)
-    assert {each.name: each.category for each in message.tensors} == {
-        "scores.0.accuracy": "statistic",
-        "scores.0.n": "count",
-        "scores.1.accuracy": "statistic",
-        "scores.1.n": "count",
-    }
-
-
 def test_how_often_and_how_much_by_hand():
     changes = {"train.rounds": 25, "evaluate.every": 10, "model": {"name": "mlp", "dim": 4, "hidden": [8]}}
     (one,) = expand(override(TINY, changes))
@@ -161,10 +146,6 @@ def test_how_often_and_how_much_by_hand():
     assert Leaves("train", "", 3, "scores", "loss", "float64", (), "statistic", 8, False) in listed
     pairs = next(each for each in leaving(setup("client2vec", GLOBAL)) if each.name == "pairs")
     assert (pairs.rounds, pairs.shape, pairs.bytes) == (1, (None, 2, 64), None)
-
-
-def test_where_telemetry_is_off_none_is_listed():
-    assert not by_name(setup("fedavg", {"evaluate.telemetry": False}), "telemetry")
 
 
 def test_what_is_not_declared_has_no_category():

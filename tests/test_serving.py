@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -19,7 +18,7 @@ from typer.testing import CliRunner
 from fedshift.cli.app import app
 from fedshift.deployment import commands, serving, supervisor
 from fedshift.deployment.serving import Registry, inner_port, join, parts_of_coordinator, run, serve
-from fedshift.deployment.supervisor import Part, end, free_port, listens, supervise
+from fedshift.deployment.supervisor import Part, free_port, listens, supervise
 from fedshift.errors import FedshiftError
 from refusal import refuses
 
@@ -149,18 +148,6 @@ def children(pid: int) -> list[int]:
     listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
     rows = [[int(word) for word in line.split()] for line in listed.splitlines()]
     return [child for child, parent in rows if parent == pid]
-
-
-def test_what_does_not_end_by_itself_is_ended(tmp_path: Path):
-    code = (
-        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"up\n"
-    end([process], 0.2)
-    assert process.returncode == -signal.SIGKILL
-    process.stdout.close()
 
 
 # A member's folder --------------------------------------------------------------------------------
