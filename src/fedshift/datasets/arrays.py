@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -40,6 +41,8 @@ KINDS = ("uint8", "int64", "float32", "float64")
 @dataclass(frozen=True, kw_only=True)
 class Arrays(Dataset):
     """Arrays in ``.npz`` file: ``x``, ``y`` (``domain``, ``group``, ``classes``, ``notes``), or one file a domain."""
+
+    seeded: ClassVar[bool] = False
 
     path: str = setting(help="an .npz file, or a folder that holds one a domain", path=True)
 

@@ -34,6 +34,8 @@ FLOAT32 = float(np.finfo(np.float32).max)
 class ColumnFiles(Dataset):
     """A file, or a folder of them, with a column of classes and, if a file is not a site, one of sites."""
 
+    seeded: ClassVar[bool] = False
+
     path: str = setting(help="a file that ends in .csv or .parquet, or a folder of them", path=True)
     label: str = setting("label", help="the column of the class")
     domain: str = setting("", help="the column of the domain (site); empty: a file is one domain, named like the file")

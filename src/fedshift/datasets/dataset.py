@@ -31,6 +31,7 @@ class Dataset(Spec):
 
     section: ClassVar[str] = "data"
     readers: ClassVar[tuple[str, ...]] = ()  # settings that name files which :meth:`samples` and :meth:`front` need
+    seeded: ClassVar[bool] = True  # whether :meth:`load` draws random numbers, so that each seed reads the data anew
 
     def domain_names(self) -> tuple[str, ...]:
         """The domains' names, without loading the samples."""
@@ -188,6 +189,8 @@ class ImageDataset(Dataset):
 @dataclass(frozen=True, kw_only=True)
 class SourceDataset(ImageDataset):
     """Images of a folder, Parquet or the hub, all of them read."""
+
+    seeded: ClassVar[bool] = False
 
     def source(self) -> Source:
         """The reader of what the settings name."""

@@ -276,7 +276,7 @@ def _reading(where: str) -> Iterator[None]:
 
     try:
         yield
-    except (pyarrow.ArrowException, OSError, ValueError, NotImplementedError) as error:
+    except (pyarrow.ArrowException, OSError, ValueError, LookupError, NotImplementedError) as error:
         raise FedshiftError(f"'{where}' cannot be read as a table ({error}); write or download it again.") from error
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -59,6 +59,8 @@ class WindowedDataset(Dataset):
     Standardising subtracts a channel's mean over time and divides by its standard deviation (that of the steps
     themselves, not an estimate for others); a channel that does not change becomes zeros.
     """
+
+    seeded: ClassVar[bool] = False
 
     window: Count = setting(help="steps of time in a window")
     stride: WholeNumber = setting(0, help="steps from the beginning of a window to that of the next; 0: as window")

@@ -12,7 +12,8 @@ from matplotlib import pyplot, rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedshift.study.search import Study, import_optuna, quiet
+from fedshift.errors import needs
+from fedshift.study.search import Study, quiet
 
 
 def draw_search(study: Study, trials: int) -> dict[str, bytes]:
@@ -20,8 +21,9 @@ def draw_search(study: Study, trials: int) -> dict[str, bytes]:
 
     Importance is that of being among the better trials (PED-ANOVA).
     """
-    optuna = import_optuna()
-    from optuna.visualization import matplotlib as plots
+    with needs("tune", "Figures of a search"):
+        import optuna
+        from optuna.visualization import matplotlib as plots
 
     first = study.optuna_study.get_trials(deepcopy=False)[:trials]
     values = {trial.value for trial in study.trials[:trials] if trial.value is not None}

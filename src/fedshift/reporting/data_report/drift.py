@@ -115,9 +115,10 @@ def tell_apart(z: Array, y: Array, mine: Array, draw: np.random.Generator) -> tu
         mine: whether each is of the first site, (N,), bool.
         draw: draws the samples of each class, and the halves.
     """
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
+    with needs("sklearn", "Comparing sites"):
+        from sklearn.linear_model import LogisticRegression
+        from sklearn.pipeline import make_pipeline
+        from sklearn.preprocessing import StandardScaler
 
     learnt, held = [], []
     for label in np.unique(y):
@@ -134,7 +135,8 @@ def tell_apart(z: Array, y: Array, mine: Array, draw: np.random.Generator) -> tu
 
 def features(data: DomainData, rows: Tensor, kind: Kind, streams: Streams) -> Array:
     """The classifier's features of some samples, (n, D); which site a sample is of is not looked at."""
-    from sklearn.decomposition import PCA
+    with needs("sklearn", "Comparing sites"):
+        from sklearn.decomposition import PCA
 
     step = max(1, PIECE // data.x[0].numel())
     made = [_summarised(data, data.x[some], kind) for some in torch.split(rows, step)]
