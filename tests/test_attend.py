@@ -28,10 +28,10 @@ from fedshift.deployment.attend import Attendant
 from fedshift.deployment.coordinate import coordinate
 from fedshift.deployment.inspection import inspect
 from fedshift.deployment.link import Away
-from fedshift.deployment.local import prepared
+from fedshift.deployment.members import Roster
 from fedshift.deployment.rehearsal import rehearse
-from fedshift.deployment.roster import Roster
 from fedshift.deployment.sent import read_sent
+from fedshift.deployment.site_data import prepared
 from fedshift.deployment.turns import MOST_REPLACED
 from fedshift.deployment.wire import Done, Failed, Join, Joined, Reply, Session, Work
 from fedshift.errors import DamagedError, DiskError, FedshiftError
@@ -583,12 +583,12 @@ def test_prepared_samples_are_their_owners_and_of_one_release(
         raise AssertionError("made again")
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedshift.deployment.local.site_data", never)
+        patch.setattr("fedshift.deployment.site_data.site_data", never)
         assert torch.equal(prepared(agreement, settings, own, site).x, made.x)
         normalised = {"name": "folder", "path": "images", "size": 10, "channels": 3, "normalise": True}
         with pytest.raises(FedshiftError, match=r"agreed on \(normalise = False, not True\): leave"):
             prepared(replace(agreement, table={**agreement.table, "data": normalised}), settings, own, site)
-        patch.setattr("fedshift.deployment.local.version", lambda package: f"the next {package}")
+        patch.setattr("fedshift.deployment.site_data.version", lambda package: f"the next {package}")
         with pytest.raises(AssertionError, match="made again"):
             prepared(agreement, settings, own, site)
 

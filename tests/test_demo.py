@@ -19,14 +19,14 @@ from conftest import Make
 from federated import Local, members
 from fedshift.cli.app import app
 from fedshift.cli.federation_demo import compared
-from fedshift.deployment import commands
+from fedshift.deployment import shell
 from fedshift.deployment.agreement import Agreement, read_site
 from fedshift.deployment.coordinate import coordinate
 from fedshift.deployment.demo import EXPERIMENT, carry_out, experiment, planned_demo
 from fedshift.deployment.folders import make
-from fedshift.deployment.local import site_data
 from fedshift.deployment.processes import Processes
 from fedshift.deployment.rehearsal import carried_out, difference, rehearse
+from fedshift.deployment.site_data import site_data
 from fedshift.deployment.supervisor import free_port
 from fedshift.errors import DamagedError, FedshiftError
 from fedshift.runs.progress import Progress
@@ -124,14 +124,14 @@ def stubs(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A federation whose coordinator only listens; sites' processes and the run are up to the test."""
     port = free_port()
     monkeypatch.setattr("fedshift.deployment.processes.with_parent", lambda command: [sys.executable, *command[1:]])
-    monkeypatch.setattr(commands, "SERVE", ["-c", LISTENING.replace("PORT", str(port))])
-    monkeypatch.setattr(commands, "JOIN", ["-c", SLEEPING])
-    monkeypatch.setattr(commands, "RUN", ["-c", SLEEPING])
+    monkeypatch.setattr(shell, "SERVE", ["-c", LISTENING.replace("PORT", str(port))])
+    monkeypatch.setattr(shell, "JOIN", ["-c", SLEEPING])
+    monkeypatch.setattr(shell, "RUN", ["-c", SLEEPING])
     return members(tmp_path / "trial", make(IN_DOMAIN), federation={"address": f"127.0.0.1:{port}"})
 
 
 def test_a_coordinator_that_ends_at_its_start_is_named_with_its_log(stubs: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(commands, "SERVE", ["-c", "print('a port is taken'); exit(2)"])
+    monkeypatch.setattr(shell, "SERVE", ["-c", "print('a port is taken'); exit(2)"])
     with Processes(stubs) as started:
         with refuses("does not listen", str(started.log("coordinator"))):
             started.start_coordinator()
@@ -139,7 +139,7 @@ def test_a_coordinator_that_ends_at_its_start_is_named_with_its_log(stubs: Path,
 
 
 def test_a_process_that_ends_at_its_start_is_named_with_its_log(stubs: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(commands, "JOIN", ["-c", "print('there is no key'); exit(3)"])
+    monkeypatch.setattr(shell, "JOIN", ["-c", "print('there is no key'); exit(3)"])
     lines: list[str] = []
     with pytest.raises(FedshiftError) as raised:
         carry_out(stubs, lines.append, Console(file=StringIO()))
@@ -152,7 +152,7 @@ def test_a_process_that_ends_at_its_start_is_named_with_its_log(stubs: Path, mon
 
 
 def test_a_run_that_ends_before_it_begins_is_an_error(stubs: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(commands, "RUN", ["-c", "exit(1)"])
+    monkeypatch.setattr(shell, "RUN", ["-c", "exit(1)"])
     with pytest.raises(FedshiftError, match=r"ended before its last round: see '.*run\.log' and '.*coordinator\.log'"):
         carry_out(stubs, lambda line: None, Console(file=StringIO()))
     none_left(stubs)
@@ -160,7 +160,7 @@ def test_a_run_that_ends_before_it_begins_is_an_error(stubs: Path, monkeypatch: 
 
 def test_a_number_of_a_process_that_was_waited_for_is_not_killed(stubs: Path, monkeypatch: pytest.MonkeyPatch):
     """It may be that of another process by then."""
-    monkeypatch.setattr(commands, "RUN", ["-c", ""])
+    monkeypatch.setattr(shell, "RUN", ["-c", ""])
     killed: list[int] = []
     with Processes(stubs) as started:
         started.start_run().wait()

@@ -27,7 +27,7 @@ import fedshift
 import fresh
 from fedshift import api
 from fedshift.cli.app import app
-from fedshift.deployment import commands
+from fedshift.deployment import shell
 from fedshift.deployment.agreement import Agreement, FederationSettings, SiteSettings, read_site
 from fedshift.deployment.flower import APP, SETTINGS
 from fedshift.deployment.folders import commented, make, planned, schema
@@ -171,8 +171,8 @@ def test_every_command_of_the_readmes_is_one(trial: Path):
 
 def test_the_commands_name_files_that_are_there(trial: Path):
     for folder, command in [
-        (trial / "coordinator", commands.superlink(8001)),
-        (trial / "sites/a", commands.supernode("127.0.0.1:8000", 9094)),
+        (trial / "coordinator", shell.superlink(8001)),
+        (trial / "sites/a", shell.supernode("127.0.0.1:8000", 9094)),
     ]:
         parse([*command])
         named = [word for word in command if word.endswith((".key", ".pub", ".crt"))]
@@ -191,12 +191,12 @@ def test_containers_run_the_same_commands(compose: dict[str, Any]):
     services = compose["services"]
     told = {name: service["command"] for name, service in services.items()}
     assert told == {
-        "superlink": commands.SERVE,
-        **{f"site-{site}": [*commands.JOIN, "--address", inside] for site in SITES},
+        "superlink": shell.SERVE,
+        **{f"site-{site}": [*shell.JOIN, "--address", inside] for site in SITES},
     }
     for command in told.values():
         parse([*command])
-    assert services["superlink"]["environment"] == {commands.GATE_ADDRESS: inside}
+    assert services["superlink"]["environment"] == {shell.GATE_ADDRESS: inside}
 
 
 def test_containers_have_no_rights_and_see_their_own_folder_alone(trial: Path, compose: dict[str, Any]):

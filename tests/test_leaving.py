@@ -20,7 +20,7 @@ from fedshift.core.messages import Answer, Telemetry, Up
 from fedshift.core.setup import Setup
 from fedshift.deployment.agreement import FederationSettings
 from fedshift.deployment.leaving import CATEGORIES, Leaves, category, leaving, refusal, refused, what_leaves, without
-from fedshift.deployment.wire import Done, Score, score_tensors
+from fedshift.deployment.wire import Done, SiteScore, score_tensors
 from fedshift.settings.experiment import Experiment
 from fedshift.settings.grid import expand, override
 from reference import EVERY_METHOD, reference, small
@@ -130,7 +130,7 @@ def test_an_upload_in_the_place_of_a_returned_tensor_stays_what_it_is():
 
 
 def test_a_score_has_the_numbers_that_are_listed():
-    score = Score("a", "test", "global", 1, 0.5, 1.0, 10)
+    score = SiteScore("a", "test", "global", 1, 0.5, 1.0, 10)
     listed = [each for each in leaving(setup("fedavg")) if each.kind == "scores"]
     found = {name: (str(tensor.dtype)[6:], tuple(tensor.shape)) for name, tensor in score_tensors(score).items()}
     assert found == {each.name: (each.dtype, each.shape) for each in listed}
@@ -217,7 +217,7 @@ def test_a_policy_refuses_what_is_needed_of_its_categories(refuse: set[Category]
 @given(st.sets(st.sampled_from(CATEGORIES)))
 def test_what_is_optional_is_left_out(refuse: set[Category]):
     told = Telemetry.from_numbers({"cross_entropy": 1.0, "norm": 2.0}, 3)
-    score = Score("a", "test", "global", 1, 0.5, 1.0, 10, {"f1": 0.5})
+    score = SiteScore("a", "test", "global", 1, 0.5, 1.0, 10, {"f1": 0.5})
     left = without(Done("a", Answer("r", "s", 1, "x", 0, Up(), told), (score,)), refuse)
     assert left.answer is not None
     assert ("steps" in left.answer.telemetry) == ("count" not in refuse)

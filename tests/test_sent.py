@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from fedshift.core.contract import Category
 from fedshift.core.messages import pack
 from fedshift.deployment import sent as sent_module
-from fedshift.deployment.sent import Sent, Total, read_sent, summary
+from fedshift.deployment.sent import SentLog, Total, read_sent, summary
 from fedshift.errors import DamagedError
 from refusal import refuses
 
@@ -31,8 +31,8 @@ CATEGORIES: dict[str, Category] = {
 ANSWER = pack({"up.head.weight": WEIGHTS, "up.samples": torch.tensor(7)})
 
 
-def write(path: Path, messages: int = 3) -> Sent:
-    sent = Sent(path)
+def write(path: Path, messages: int = 3) -> SentLog:
+    sent = SentLog(path)
     for number in range(1, messages + 1):
         sent.add(ANSWER, CATEGORIES.__getitem__, run="a run", what="answer", stage="s", round=number, exchange="train")
     return sent
@@ -68,7 +68,7 @@ def test_a_line_says_what_left(path: Path):
 
 def test_a_message_without_tensors_is_written_down(path: Path):
     data = pack({}, {"failed": "{}"})
-    Sent(path).add(data, CATEGORIES.__getitem__, run="a run", what="failure")
+    SentLog(path).add(data, CATEGORIES.__getitem__, run="a run", what="failure")
     (message,) = read_sent(path)
     assert (message.what, message.round, message.tensors, message.bytes) == ("failure", 0, [], len(data))
     assert summary(path) == []

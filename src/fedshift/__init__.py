@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from fedshift.datasets import DATASETS
     from fedshift.datasets.dataset import Dataset, ImageDataset
     from fedshift.datasets.in_memory import in_memory
-    from fedshift.deployment.model import site_model
+    from fedshift.deployment.site_model import site_model
     from fedshift.errors import FedshiftError, FedshiftWarning
     from fedshift.federation import PARTITIONS, PROTOCOLS
     from fedshift.federation.clients import Client
@@ -376,7 +376,7 @@ _ROOMS = {
     "core.servers.server": ("ServerOptimiser",),
     "core.tensors": ("Replies", "SAMPLES", "Tensors", "weighted_mean"),
     "core.training": ("Train",),
-    "deployment.model": ("site_model",),
+    "deployment.site_model": ("site_model",),
     "datasets": ("DATASETS",),
     "datasets.dataset": ("Dataset", "ImageDataset"),
     "datasets.in_memory": ("in_memory",),

@@ -23,7 +23,7 @@ from fedshift.core.preparation import preparation_part
 from fedshift.core.setup import Setup
 from fedshift.datasets.column_files import InputColumns
 from fedshift.datasets.dataset import Dataset
-from fedshift.deployment.commands import check_address
+from fedshift.deployment.shell import check_address
 from fedshift.errors import FedshiftError
 from fedshift.federation.inputs import Inputs
 from fedshift.federation.names import check_names as check_spelling

@@ -29,9 +29,9 @@ from fedshift.core.tensors import Tensors
 from fedshift.deployment.agreement import Agreement, SiteSettings, read_site
 from fedshift.deployment.leaving import category, models_scored, refusal, refused, without
 from fedshift.deployment.limits import of_requests
-from fedshift.deployment.local import prepared, site_federation
-from fedshift.deployment.model import keep_model
-from fedshift.deployment.sent import SENT, Sent
+from fedshift.deployment.sent import SENT, SentLog
+from fedshift.deployment.site_data import prepared, site_federation
+from fedshift.deployment.site_model import keep_model
 from fedshift.deployment.turns import TakenError, Turn, Turns
 from fedshift.deployment.wire import (
     DECIMALS,
@@ -45,7 +45,7 @@ from fedshift.deployment.wire import (
     Reason,
     Reply,
     Request,
-    Score,
+    SiteScore,
     Unscored,
     Work,
     digest,
@@ -157,7 +157,7 @@ class Attendant:
         )
 
     def _work(self, work: Work) -> Done:
-        """Score a model, then carry out an order."""
+        """SiteScore a model, then carry out an order."""
         turns, order, model, scored = self.turns(), work.order, work.score, work.position - (work.order is not None)
         if work.session.number != turns.session:
             raise _CannotError("session", f"The session {work.session.number} is not the newest, {turns.session}.")
@@ -208,7 +208,7 @@ class Attendant:
         return Done(self.settings.name, answer)
 
     def _scored(self, site: Site, order: Order, turns: Turns, turn: Turn) -> Done:
-        """Score what an order brings on every environment whose model can be made here."""
+        """SiteScore what an order brings on every environment whose model can be made here."""
         _check_kept(site, order, turns, turn)
         client, stage = self.agreement.client(self.settings.name), self.setup.find(order.stage, order.exchange)[0]
         if self._ends_with(order):
@@ -363,7 +363,7 @@ class Attendant:
         run = "" if request is None else request.session.run
         about = _nothing if isinstance(reply, Failed) else self._category_of(order)
         with self._timed("sent.jsonl"):
-            Sent(self.folder / SENT).add(data, about, run=run, what=what, **trip)
+            SentLog(self.folder / SENT).add(data, about, run=run, what=what, **trip)
         if not isinstance(reply, Failed):
             whole = round(time.perf_counter() - self._began, 3)
             self.log(what, bytes=len(data), **trip, seconds={**self._seconds, "all": whole})
@@ -403,7 +403,7 @@ def _check_finite(state: ClientState | None) -> None:
         raise DivergedError(f"'{name}', which the client keeps, is not finite.")
 
 
-def _score(row: Mapping[str, Any]) -> Score:
+def _score(row: Mapping[str, Any]) -> SiteScore:
     """A row of a record, with no more decimals than a table has: all of them would tell much about the samples.
 
     Raises:
@@ -417,4 +417,4 @@ def _score(row: Mapping[str, Any]) -> Score:
     }
     told = {name: row[name] for name in ("environment", "role", "model", "models", "n")}
     numbers = {"accuracy": round(row["accuracy"], DECIMALS), "loss": round(max(loss, 0.0), DECIMALS)}
-    return Score(**told, **numbers, metrics=metrics)
+    return SiteScore(**told, **numbers, metrics=metrics)

@@ -32,7 +32,7 @@ _BLOCK = 1 << 16  # bytes at the end of the file that are read first
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
-class SentTensor(File):
+class LoggedTensor(File):
     """A tensor of a message; ``sha256`` is that of its bytes, as they are in the message."""
 
     name: str
@@ -66,11 +66,11 @@ class SentMessage(File):
     exchange: str
     bytes: Size
     sha256: Sha256
-    tensors: list[SentTensor]
+    tensors: list[LoggedTensor]
 
 
 @dataclass(frozen=True)
-class Sent:
+class SentLog:
     """The record of what leaves a site; only one process at a time may write it.
 
     Attributes:
@@ -153,9 +153,9 @@ def _unreadable(path: Path, error: OSError) -> DamagedError:
     return DamagedError(f"'{path}' cannot be read ({error.strerror or error}).")
 
 
-def _describe(name: str, tensor: Tensor, category: Category) -> SentTensor:
+def _describe(name: str, tensor: Tensor, category: Category) -> LoggedTensor:
     data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-    return SentTensor(
+    return LoggedTensor(
         name=name,
         type=str(tensor.dtype).removeprefix("torch."),
         shape=list(tensor.shape),

@@ -199,7 +199,7 @@ Request = Join | Work
 
 
 @dataclass(frozen=True)
-class Score:
+class SiteScore:
     """A model's score on an environment of a site; what the site's policy withholds is None.
 
     Attributes:
@@ -225,7 +225,7 @@ class Score:
     metrics: Mapping[Name, Share | None] = field(default_factory=dict)
 
 
-def score_tensors(score: Score) -> dict[str, Tensor]:
+def score_tensors(score: SiteScore) -> dict[str, Tensor]:
     """The numbers of a score, as they leave a site; an undefined metric is nan."""
     given = {"accuracy": score.accuracy, "loss": score.loss}
     numbers = {name: value for name, value in given.items() if value is not None}
@@ -234,7 +234,7 @@ def score_tensors(score: Score) -> dict[str, Tensor]:
     return tensors | ({} if score.n is None else {"n": torch.tensor(score.n)})
 
 
-def _read_scores(headers: list[dict[str, Any]], info: ValidationInfo) -> tuple[Score, ...]:
+def _read_scores(headers: list[dict[str, Any]], info: ValidationInfo) -> tuple[SiteScore, ...]:
     """Scores from their headers, and their numbers, which came as tensors."""
     tensors = _tensors(info)
     whole = [{**header, **_numbers(tensors.of(f"scores.{place}"))} for place, header in enumerate(headers)]
@@ -247,12 +247,12 @@ def _numbers(tensors: Tensors) -> dict[str, Any]:
     return {**numbers, "metrics": {name: None if isnan(value) else value for name, value in metrics.items()}}
 
 
-def _headers(scores: tuple[Score, ...]) -> list[dict[str, Any]]:
+def _headers(scores: tuple[SiteScore, ...]) -> list[dict[str, Any]]:
     return [{name: getattr(score, name) for name in _IN_HEADER} for score in scores]
 
 
 _IN_HEADER = ("environment", "role", "model", "models")
-_SCORES = TypeAdapter(Annotated[tuple[Score, ...], Field(max_length=MOST_SCORES)])
+_SCORES = TypeAdapter(Annotated[tuple[SiteScore, ...], Field(max_length=MOST_SCORES)])
 
 
 def _sent_samples(value: object, info: ValidationInfo) -> object:
@@ -300,7 +300,7 @@ class Done(Packet):
 
     site: Name
     answer: SentAnswer | None = None
-    scores: Annotated[tuple[Score, ...], PlainValidator(_read_scores), PlainSerializer(_headers)] = ()
+    scores: Annotated[tuple[SiteScore, ...], PlainValidator(_read_scores), PlainSerializer(_headers)] = ()
     unscored: Annotated[Mapping[Name, Unscored], Field(max_length=MOST_SCORES)] = field(default_factory=dict)
     proof: Name = field(default="", compare=False)
 
