@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedshift.core.contract import Category
-from fedshift.core.messages import pack
+from fedshift.core.messages import Trip, pack
 from fedshift.deployment import sent as sent_module
 from fedshift.deployment.sent import SentLog, Total, read_sent, summary
 from fedshift.errors import DamagedError
@@ -34,7 +34,9 @@ ANSWER = pack({"up.head.weight": WEIGHTS, "up.samples": torch.tensor(7)})
 def write(path: Path, messages: int = 3) -> SentLog:
     sent = SentLog(path)
     for number in range(1, messages + 1):
-        sent.add(ANSWER, CATEGORIES.__getitem__, run="a run", what="answer", stage="s", round=number, exchange="train")
+        sent.add(
+            ANSWER, CATEGORIES.__getitem__, run="a run", what="answer", trip=Trip("a run", "s", number, "train", 0)
+        )
     return sent
 
 
@@ -169,7 +171,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path):
 def test_summary_by_hand(path: Path):
     sent = write(path, 3)
     pairs = pack({"up.pairs": torch.zeros(5, 2), "up.samples": torch.tensor(5)})
-    sent.add(pairs, CATEGORIES.__getitem__, run="a run", what="answer", stage="i", round=1, exchange="pairs")
+    sent.add(pairs, CATEGORIES.__getitem__, run="a run", what="answer", trip=Trip("a run", "i", 1, "pairs", 0))
     times = [message.time for message in read_sent(path)]
     assert summary(path) == [
         Total("train", "model update", 3, 3, 48, times[0], times[2]),

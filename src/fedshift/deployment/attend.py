@@ -356,22 +356,17 @@ class Attendant:
     def _write_down(self, request: Request | None, reply: Reply, data: bytes) -> None:
         """A line in the list of all that left, and one in the log."""
         order = request.order if isinstance(request, Work) else None
-        trip: dict[str, Any] = {}
-        if order is not None:
-            trip = {"stage": order.stage, "round": order.round, "exchange": order.exchange}
         what = {Joined: "join", Done: "score" if order is None else "answer", Failed: "failure"}[type(reply)]
         run = "" if request is None else request.session.run
-        about = _nothing if isinstance(reply, Failed) else self._category_of(order)
+        about: Callable[[str], Category] = _nothing
+        if not isinstance(reply, Failed):
+            about = partial(category, self.setup, self.setup.find(order.stage, order.exchange)[1] if order else None)
         with self._timed("sent.jsonl"):
-            SentLog(self.folder / SENT).add(data, about, run=run, what=what, **trip)
+            SentLog(self.folder / SENT).add(data, about, run=run, what=what, trip=order)
         if not isinstance(reply, Failed):
             whole = round(time.perf_counter() - self._began, 3)
+            trip = {} if order is None else {name: getattr(order, name) for name in ("stage", "round", "exchange")}
             self.log(what, bytes=len(data), **trip, seconds={**self._seconds, "all": whole})
-
-    def _category_of(self, order: Order | None) -> Callable[[str], Category]:
-        """What tensors of a reply say, by name."""
-        exchange = None if order is None else self.setup.find(order.stage, order.exchange)[1]
-        return partial(category, self.setup, exchange)
 
     def log(self, what: str, why: str = "", **more: Any) -> None:
         """Write a line of the site's log."""
