@@ -98,19 +98,20 @@ def schema(
     said = tuple(map(tuple, columns))
     unnamed = isinstance(experiment.data, InputColumns) and not (experiment.data.columns or said)
     shape = tuple(shape) or _shape_of_images(experiment) or ((len(said),) if said else ())
-    if classes and shape and (said or not prepared) and not unnamed and (environments or not shifted):
+    asked = {
+        "--classes cat,dog": not classes,
+        "--columns 'age,sex=f|m'": prepared and not said,
+        "--shape 3,64,64": not prepared and not shape,
+        "--set data.columns=age,marker": not prepared and unnamed,
+        "--environments p=0.1,p=0.9": shifted and not environments,
+    }
+    lacking = [option for option, lacks in asked.items() if lacks]
+    if not lacking:
         return Schema(tuple(classes), shape, said, environments=tuple(environments))
     network = experiment.model.frozen_network()
     try:
         data = load_data(experiment.data, network, experiment.seed_of_data, str(experiment.contents))
     except FedshiftError as error:
-        lacking = [*([] if classes else ["--classes cat,dog"])]
-        if prepared:
-            lacking += [] if said else ["--columns 'age,sex=f|m'"]
-        else:
-            lacking += [] if shape else ["--shape 3,64,64"]
-            lacking += ["--set data.columns=age,marker"] if unnamed else []
-        lacking += ["--environments p=0.1,p=0.9"] if shifted and not environments else []
         raise FedshiftError(
             f"{error}\nThe data would tell what a sample is. Where they are at the sites only, say it: "
             f"{' '.join(lacking)}"
