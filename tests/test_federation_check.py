@@ -17,7 +17,9 @@ from typer.testing import CliRunner
 from fedshift.cli.app import app
 from fedshift.deployment import inspection
 from fedshift.deployment.inspection import AUTHORITY, KEY, PUBLIC, inspect
+from fedshift.deployment.keys import site_pair
 from fedshift.errors import FedshiftError
+from fedshift.files import write
 from fedshift.settings.grid import expand, override
 
 pytest.importorskip("flwr")
@@ -55,17 +57,6 @@ def certificate(days: int) -> bytes:
     return builder.sign(key, SHA256()).public_bytes(Encoding.PEM)
 
 
-def key_pair() -> tuple[bytes, bytes]:
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
-
-    key = ec.generate_private_key(ec.SECP384R1())
-    return (
-        key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()),
-        key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b" a comment\n",
-    )
-
-
 @pytest.fixture
 def site(tmp_path: Path) -> SiteFolder:
     """A function that makes a site's folder, with changes to its files."""
@@ -89,10 +80,9 @@ def site(tmp_path: Path) -> SiteFolder:
             (folder / name).write_text(tomli_w.dumps(table))
         x = np.arange(80, dtype=np.float32).reshape(20, 4)
         np.savez(folder / "data" / "all.npz", **{"x": x, "y": ["ill"] * 10 + ["well"] * 10, **arrays})
-        private, public = key_pair()
-        (folder / KEY).touch(mode=0o600)
-        (folder / KEY).write_bytes(private)
-        (folder / PUBLIC).write_bytes(public)
+        pair = site_pair()
+        write(folder / KEY, pair.private, private=True)
+        (folder / PUBLIC).write_bytes(pair.public + b" a comment\n")
         (folder / AUTHORITY).write_bytes(certificate(days=9))
         return folder
 
@@ -243,7 +233,7 @@ def test_a_file_that_is_missing_does_not_hide_the_rest(site: SiteFolder, name: s
 
 def test_keys_that_do_not_belong_together_or_are_none(site: SiteFolder):
     folder = site()
-    (folder / PUBLIC).write_bytes(key_pair()[1])
+    (folder / PUBLIC).write_bytes(site_pair().public)
     assert f"'{folder / PUBLIC}' is not the public key of" in problems(folder)
     (folder / KEY).write_bytes(b"none")
     assert f"'{folder / KEY}' is no private key in OpenSSH's format" in problems(folder)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import shutil
@@ -217,15 +216,6 @@ def test_containers_of_sites_reach_the_coordinator_only(compose: dict[str, Any])
     sites = [f"site-{site}" for site in SITES]
     assert networks == {"superlink": sites, **{name: [name] for name in sites}}
     assert [*compose["networks"]] == sites
-
-
-def test_folders_that_root_made_are_given_away_before_containers_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    for user, owner, told in ((0, "1000:1000", True), (1234, "1234:1234", False)):
-        monkeypatch.setattr(os, "getuid", lambda user=user: user)
-        monkeypatch.setattr(os, "getgid", lambda user=user: user)
-        init(f"of{user}", *FEDSR, "--to", str(tmp_path))
-        assert f'user: "{owner}"' in (tmp_path / f"of{user}/compose.yaml").read_text()
-        assert (f"chown -R {owner} coordinator sites" in (tmp_path / f"of{user}/README.md").read_text()) == told
 
 
 def test_every_member_reads_who_could_do_what(trial: Path):

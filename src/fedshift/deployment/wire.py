@@ -236,15 +236,17 @@ def score_tensors(score: SiteScore) -> dict[str, Tensor]:
 
 def _read_scores(headers: list[dict[str, Any]], info: ValidationInfo) -> tuple[SiteScore, ...]:
     """Scores from their headers, and their numbers, which came as tensors."""
-    tensors = _tensors(info)
-    whole = [{**header, **_numbers(tensors.of(f"scores.{place}"))} for place, header in enumerate(headers)]
-    return _SCORES.validate_json(json.dumps(whole))
-
-
-def _numbers(tensors: Tensors) -> dict[str, Any]:
-    metrics = {name: tensor.item() for name, tensor in tensors.of(METRIC.removesuffix(".")).items()}
-    numbers = {name: tensor.item() for name, tensor in tensors.items() if not name.startswith(METRIC)}
-    return {**numbers, "metrics": {name: None if isnan(value) else value for name, value in metrics.items()}}
+    if len(headers) > MOST_SCORES:
+        raise ValueError(f"{len(headers)} scores, of {MOST_SCORES} at most")
+    whole: dict[str, dict[str, Any]] = {str(place): {**header, "metrics": {}} for place, header in enumerate(headers)}
+    for name, tensor in _tensors(info).of("scores").items():
+        place, _, number = name.partition(".")
+        value = tensor.item()
+        if number.startswith(METRIC):
+            whole[place]["metrics"][number.removeprefix(METRIC)] = None if isnan(value) else value
+        else:
+            whole[place][number] = value
+    return _SCORES.validate_json(json.dumps(list(whole.values())))
 
 
 def _headers(scores: tuple[SiteScore, ...]) -> list[dict[str, Any]]:
@@ -252,7 +254,7 @@ def _headers(scores: tuple[SiteScore, ...]) -> list[dict[str, Any]]:
 
 
 _IN_HEADER = ("environment", "role", "model", "models")
-_SCORES = TypeAdapter(Annotated[tuple[SiteScore, ...], Field(max_length=MOST_SCORES)])
+_SCORES = TypeAdapter(tuple[SiteScore, ...])
 
 
 def _sent_samples(value: object, info: ValidationInfo) -> object:
