@@ -400,6 +400,14 @@ def _kinds(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     return {name: f"{list(tensor.shape)} of {tensor.dtype}" for name, tensor in tensors.items()}
 
 
+class CannotError(FedshiftError):
+    """Why a site does not do what it is asked, in words that may leave."""
+
+    def __init__(self, reason: Reason, text: str, what: tuple[str, ...] = ()) -> None:
+        super().__init__(text)
+        self.reason, self.what = reason, what[:MOST_NAMED]
+
+
 # Digests ------------------------------------------------------------------------------------------
 
 
