@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache, partial
-from pathlib import Path
+from functools import cache
 from typing import Any, get_args
 
 import pytest
@@ -21,8 +20,7 @@ from fedshift.core.messages import Answer, Telemetry, Up
 from fedshift.core.setup import Setup
 from fedshift.deployment.agreement import FederationSettings
 from fedshift.deployment.leaving import CATEGORIES, Leaves, category, leaving, refusal, refused, what_leaves, without
-from fedshift.deployment.sent import SENT, Sent, read_sent
-from fedshift.deployment.wire import Done, Score, score_tensors
+from fedshift.deployment.wire import Done, SiteScore, score_tensors
 from fedshift.settings.experiment import Experiment
 from fedshift.settings.grid import expand, override
 from reference import EVERY_METHOD, reference, small
@@ -132,24 +130,11 @@ def test_an_upload_in_the_place_of_a_returned_tensor_stays_what_it_is():
 
 
 def test_a_score_has_the_numbers_that_are_listed():
-    score = Score("a", "test", "global", 1, 0.5, 1.0, 10)
+    score = SiteScore("a", "test", "global", 1, 0.5, 1.0, 10)
     listed = [each for each in leaving(setup("fedavg")) if each.kind == "scores"]
     found = {name: (str(tensor.dtype)[6:], tuple(tensor.shape)) for name, tensor in score_tensors(score).items()}
     assert found == {each.name: (each.dtype, each.shape) for each in listed}
     assert category(setup("fedavg"), None, "scores.12.n") == "count"
-
-
-def test_a_message_of_scores_is_written_down(tmp_path: Path):
-    score = Score("a", "test", "global", 1, 0.5, None, 10)
-    data = Done("a", scores=(score, score)).to_bytes()
-    Sent(tmp_path / SENT).add(data, partial(category, setup("fedavg"), None), run="a run", what="score")
-    (message,) = read_sent(tmp_path / SENT)
-    assert {each.name: each.category for each in message.tensors} == {
-        "scores.0.accuracy": "statistic",
-        "scores.0.n": "count",
-        "scores.1.accuracy": "statistic",
-        "scores.1.n": "count",
-    }
 
 
 def test_how_often_and_how_much_by_hand():
@@ -161,10 +146,6 @@ def test_how_often_and_how_much_by_hand():
     assert Leaves("train", "", 3, "scores", "loss", "float64", (), "statistic", 8, False) in listed
     pairs = next(each for each in leaving(setup("client2vec", GLOBAL)) if each.name == "pairs")
     assert (pairs.rounds, pairs.shape, pairs.bytes) == (1, (None, 2, 64), None)
-
-
-def test_where_telemetry_is_off_none_is_listed():
-    assert not by_name(setup("fedavg", {"evaluate.telemetry": False}), "telemetry")
 
 
 def test_what_is_not_declared_has_no_category():
@@ -236,7 +217,7 @@ def test_a_policy_refuses_what_is_needed_of_its_categories(refuse: set[Category]
 @given(st.sets(st.sampled_from(CATEGORIES)))
 def test_what_is_optional_is_left_out(refuse: set[Category]):
     told = Telemetry.from_numbers({"cross_entropy": 1.0, "norm": 2.0}, 3)
-    score = Score("a", "test", "global", 1, 0.5, 1.0, 10, {"f1": 0.5})
+    score = SiteScore("a", "test", "global", 1, 0.5, 1.0, 10, {"f1": 0.5})
     left = without(Done("a", Answer("r", "s", 1, "x", 0, Up(), told), (score,)), refuse)
     assert left.answer is not None
     assert ("steps" in left.answer.telemetry) == ("count" not in refuse)

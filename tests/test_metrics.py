@@ -31,7 +31,7 @@ from fedshift.deployment.coordinate import coordinate
 from fedshift.deployment.leaving import leaving, what_leaves
 from fedshift.deployment.rehearsal import rehearse
 from fedshift.deployment.scoring import Scoring
-from fedshift.deployment.wire import Done, Score
+from fedshift.deployment.wire import Done, SiteScore
 from fedshift.engines.kernels import Kernels
 from fedshift.engines.sequential import Sequential
 from fedshift.engines.vectorised import Vectorised
@@ -611,7 +611,7 @@ def test_what_leaves_lists_every_metric():
 
 def sent(**metrics: float | None) -> Done:
     """What arrives of a score."""
-    done = Done("a", scores=(Score("a", "test", "global", 1, 0.5, 1.0, 10, metrics),))
+    done = Done("a", scores=(SiteScore("a", "test", "global", 1, 0.5, 1.0, 10, metrics),))
     back = reply_of(done.to_bytes())
     assert isinstance(back, Done)
     return back
@@ -623,7 +623,7 @@ def test_metrics_cross_as_numbers_and_undefined_ones_as_none():
 
 @pytest.mark.parametrize("value", [1.5, -0.1, math.inf])
 def test_a_metric_that_is_none_makes_no_reply(value: float):
-    with refuses("no reply", "metric auroc"):
+    with refuses("no reply", "metrics.auroc"):
         sent(auroc=value)
 
 

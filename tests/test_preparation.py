@@ -29,8 +29,8 @@ from fedshift.deployment.agreement import Agreement
 from fedshift.deployment.coordinate import coordinate
 from fedshift.deployment.folders import schema
 from fedshift.deployment.inspection import inspect
-from fedshift.deployment.local import prepared, site_data
 from fedshift.deployment.rehearsal import rehearse
+from fedshift.deployment.site_data import prepared, site_data
 from fedshift.engines.sequential import Sequential
 from fedshift.errors import AuditError
 from fedshift.federation.federation import Federation

@@ -25,8 +25,8 @@ from fedshift.cli.app import app
 from fedshift.deployment.agreement import EXPERIMENT, Agreement
 from fedshift.deployment.coordinate import coordinate
 from fedshift.deployment.inspection import inspect
-from fedshift.deployment.model import site_model
 from fedshift.deployment.rehearsal import rehearse
+from fedshift.deployment.site_model import site_model
 from fedshift.runs.progress import Progress
 from fedshift.settings.written import parse_toml
 from test_coordinate import alike
@@ -196,7 +196,7 @@ def test_columns_are_read_in_one_order_at_every_site(tmp_path: Path):
 
 def samples(site: Path) -> torch.Tensor:
     from fedshift.deployment.agreement import read_site
-    from fedshift.deployment.local import site_data
+    from fedshift.deployment.site_data import site_data
 
     return site_data(Agreement.read(site), *read_site(site)).x
 

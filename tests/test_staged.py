@@ -20,9 +20,9 @@ from fedshift.datasets.dataset import Dataset
 from fedshift.deployment.agreement import Agreement, read_site
 from fedshift.deployment.coordinate import coordinate
 from fedshift.deployment.folders import schema
-from fedshift.deployment.local import prepared, site_data
-from fedshift.deployment.model import site_model
 from fedshift.deployment.rehearsal import rehearse
+from fedshift.deployment.site_data import prepared, site_data
+from fedshift.deployment.site_model import site_model
 from fedshift.federation.domains import DomainData
 from fedshift.federation.inputs import IMAGENET_MEAN, IMAGENET_STD, Inputs
 from fedshift.files import cache_folder

@@ -26,8 +26,8 @@ from fedshift.core.frozen import embed
 from fedshift.core.model import ModelBuilder
 from fedshift.datasets.dataset import Dataset
 from fedshift.deployment.coordinate import coordinate
-from fedshift.deployment.model import site_model
 from fedshift.deployment.rehearsal import rehearse
+from fedshift.deployment.site_model import site_model
 from fedshift.engines.banks import Stacked
 from fedshift.federation.domains import DomainData
 from fedshift.federation.inputs import IMAGENET_MEAN, IMAGENET_STD, Inputs

@@ -29,7 +29,7 @@ from .datasets import DATASETS as DATASETS
 from .datasets.dataset import Dataset as Dataset
 from .datasets.dataset import ImageDataset as ImageDataset
 from .datasets.in_memory import in_memory as in_memory
-from .deployment.model import site_model as site_model
+from .deployment.site_model import site_model as site_model
 from .errors import FedshiftError as FedshiftError
 from .errors import FedshiftWarning as FedshiftWarning
 from .federation import PARTITIONS as PARTITIONS
