@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     )
     from fedshift.core.frozen import FrozenNetwork, embed, frozen_network
     from fedshift.core.messages import Down, Up
-    from fedshift.core.method import Method, tensor_scopes
+    from fedshift.core.method import Averaging, Method, tensor_scopes
     from fedshift.core.model import Model, ModelBuilder
     from fedshift.core.net import Net, batch_norm_tensors
     from fedshift.core.servers import SERVERS
@@ -174,6 +174,7 @@ __all__ = [
     "SERVERS",
     "Anchored",
     "AtMost",
+    "Averaging",
     "Batch",
     "BatchSize",
     "Benchmark",
@@ -367,7 +368,7 @@ _ROOMS = {
     ),
     "core.frozen": ("FrozenNetwork", "embed", "frozen_network"),
     "core.messages": ("Down", "Up"),
-    "core.method": ("Method", "tensor_scopes"),
+    "core.method": ("Averaging", "Method", "tensor_scopes"),
     "core.model": ("Model", "ModelBuilder"),
     "core.net": ("Net", "batch_norm_tensors"),
     "core.servers": ("SERVERS",),

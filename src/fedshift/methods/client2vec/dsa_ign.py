@@ -136,7 +136,7 @@ class DSAIGN(ClientIndex):
         scope: Scope = "down" if self.strategy == "global" else "shared"
         return super().parts(model, base, feature_scope) | {NETWORK: Part(network, scope, apart=True)}
 
-    def stages(self, base: Method) -> tuple[Stage, ...]:
+    def stages(self, base: Averaging) -> tuple[Stage, ...]:
         """Training the network, then a round in which every client measures its vectors."""
         train = self._global_stage() if self.strategy == "global" else self._federated_stage()
         return (train, self.vectors_stage())
