@@ -29,7 +29,6 @@ if TYPE_CHECKING:
         run,
         tune,
     )
-    from fedshift.benchmarking.benchmark import Benchmark
     from fedshift.core.contract import (
         Batch,
         Category,
@@ -120,8 +119,6 @@ if TYPE_CHECKING:
     from fedshift.models.own import own_model
     from fedshift.models.staged import Staged
     from fedshift.reporting.data_report.report import DataReport
-    from fedshift.reproduction.reproduction import Reproduction
-    from fedshift.reproduction.states import States
     from fedshift.runs.predictions import Predictions
     from fedshift.runs.run import Run
     from fedshift.settings.catalogue import From
@@ -150,6 +147,9 @@ if TYPE_CHECKING:
     )
     from fedshift.sklearn import FederatedClassifier
     from fedshift.streams import Draw, Draws, Streams
+    from fedshift.study.benchmark import Benchmark
+    from fedshift.study.reproduction import Reproduction
+    from fedshift.study.states import States
 
 __version__ = "0.1.0"
 
@@ -339,7 +339,7 @@ _ROOMS = {
         "run",
         "tune",
     ),
-    "benchmarking.benchmark": ("Benchmark",),
+    "study.benchmark": ("Benchmark",),
     "core.contract": (
         "Batch",
         "Category",
@@ -419,8 +419,8 @@ _ROOMS = {
     "models": ("MODELS",),
     "reporting.data_report.report": ("DataReport",),
     "runs.predictions": ("Predictions",),
-    "reproduction.reproduction": ("Reproduction",),
-    "reproduction.states": ("States",),
+    "study.reproduction": ("Reproduction",),
+    "study.states": ("States",),
     "models.own": ("own_model",),
     "models.staged": ("Staged",),
     "runs.run": ("Run",),
