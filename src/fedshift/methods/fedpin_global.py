@@ -74,8 +74,8 @@ class GlobalModel(FedAvg):
         """R(omega_g(Phi_g)) + alpha * (what a head that knows u could gain), the global objective of client u."""
         if self.alpha == 0:
             return super().loss(net, batch, context)
-        penalty = self.alpha_at(context.round) * self.first_order_gain(net, batch)
-        return super().loss(net, batch, context) | {"invariance": penalty}
+        terms = super().loss(net, batch, context)
+        return terms | {"invariance": self.alpha_at(context.round) * self.first_order_gain(net, batch)}
 
     def first_order_gain(self, net: Net, batch: Batch) -> Tensor:
         """<g, g'> + scalar_weight * <omega_g, g> <omega_g, g'>, with omega_g's gradients g, g' of R on two halves.
