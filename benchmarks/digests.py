@@ -70,7 +70,6 @@ for index in ("feature-average", "class-prototypes", "model-weights"):
     CASES[f"client2vec {index}"] = [f"method.index.name={index}"]
 CASES["fedsr official"] = ["method.reference_scope=client", "method.cmi_scale=true", "method.l2r_form=norm"]
 CASES["fedpin features"] = ["method.alpha=0.001", "method.anchor=features", "method.personal_unit=epochs"]
-CASES["fraug scaled"] = ["method.stage2=scaled", "method.prototype_ramp=3", "method.prototype_rate=0.3"]
 CASES["fedavg in-domain kept"] = ["protocol.name=in-domain", "method.optimiser_state=kept", "method.bn=reestimate"]
 CASES["moon plain in-domain"] = ["protocol.name=in-domain", "method.projection=none", "method.bn=local"]
 
