@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from conftest import CNN_WITH_BN, Make, at, evaluated, exchanged, go_on, names_sent, net_of, resident, simulate
 from fedshift.core.contract import Batch, Objective, Part, Phase, ServerState
 from fedshift.core.messages import Up
-from fedshift.core.method import Method
+from fedshift.core.method import Averaging
 from fedshift.core.net import Net, holder
 from fedshift.core.tensors import Replies, Tensors, part_of
 from fedshift.methods import METHODS
@@ -415,7 +415,7 @@ def test_the_generator_is_frozen_on_clients(make: Make):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ByHand(Method):
+class ByHand(Averaging):
     """FedAvg with a probabilistic encoder, written without any of the library's methods."""
 
     def parts(self, spec):

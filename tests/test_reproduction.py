@@ -221,6 +221,17 @@ def test_settings_of_methods_that_a_scale_changes_are_said(tmp_path: Path):
     assert changed["method.lr_rtnet"] == ["FRAug"]
 
 
+def test_a_method_keeps_the_weights_of_the_shipped_experiment_at_short(tmp_path: Path):
+    """What the experiment file says of FedPIN holds in its tables, of its row as printed as well."""
+    shipped = {each.method_name: each for each in expand(read_experiment("colored-fashion-mnist"))}["fedpin"]
+    plan = TablePlan.of("fedpin-table2", "short", "fedpin-cfmnist", ["PM", "PM, contrast as printed"], tmp_path)
+    ours, printed_form = (cell.experiments[0].table()["method"] for cell in plan.cells)
+    assert ours == shipped.table()["method"]
+    different = {name for name in ours if ours[name] != printed_form[name]}
+    assert different == {"anchor"}
+    assert printed_form["anchor"] == "features"
+
+
 def test_other_data_are_named_and_not_compared(tmp_path: Path):
     """PACS at short in the place of DomainNet, and small digits at smoke."""
     plan = TablePlan.of("client2vec-table3", "short", out=tmp_path)
@@ -275,7 +286,7 @@ def test_a_table_is_carried_out_once_and_stands_beside_the_papers(tmp_path: Path
         ("53.6", "smoke"),
         ("55.4", "smoke"),
     ]
-    assert {each["paper"] for each in lines if each["row"] == "PM, as printed"} == {""}
+    assert {each["paper"] for each in lines if each["row"] == "PM, contrast as printed"} == {""}
     whole = json.loads((folder / "fedpin-table2.json").read_text())
     assert whole["measurements"] == done.measurements()
     assert any("train.rounds 2 (600)" in note for note in whole["notes"])

@@ -326,12 +326,12 @@ def _check_patience(experiment: Experiment, federation: Federation) -> None:
 def _notes_on_batch_norm(setup: Setup) -> list[str]:
     name, method = setup.method.label, setup.method
     modules = [part.module for part in setup.parts.values() if part.scope != "server"]
-    if method.bn != "shared" and not any(True for module in modules for _ in batch_norms(module)):
+    if method.core.bn != "shared" and not any(True for module in modules for _ in batch_norms(module)):
         model = setup.model.model
         off = getattr(model, "batch_norm", None) is False
         fix = "--set model.batch_norm=true adds it" if off else "choose a model that has some, or another method"
         without = f"{name}: the model '{MODELS.name_of(model)}' has no batch norm"
-        return [f"{without}, so bn = '{method.bn}' changes nothing; {fix}"]
+        return [f"{without}, so bn = '{method.core.bn}' changes nothing; {fix}"]
     if method.reestimates(unseen=True):
         whose = "every" if method.reestimates(unseen=False) else "an unseen"
         return [
