@@ -16,6 +16,7 @@ import fedshift
 import fresh
 from fedshift.cli.app import app
 from fedshift.errors import DivergedError, FedshiftError, UnknownNameError
+from fedshift.manifest import digested_json
 from fedshift.reporting.results import MeanStd
 from fedshift.reproduction import plan as planning
 from fedshift.reproduction import reproduction
@@ -29,7 +30,7 @@ from fedshift.reproduction.reproduction import Reproduction
 from fedshift.reproduction.scores import score
 from fedshift.reproduction.tables import beside_paper, notes
 from fedshift.runs import runner
-from fedshift.runs.cells import DIVERGED, Divergence
+from fedshift.runs.cells import DIVERGED
 from fedshift.runs.folder import RunFolder, find
 from fedshift.runs.lock import LOCK
 from fedshift.runs.progress import Progress
@@ -356,7 +357,7 @@ def test_a_command_that_is_killed_goes_on_and_repeats_nothing(tmp_path: Path):
     child = fresh.start(fresh.fedshift, *words)
     fresh.until(lambda: sum(folder.finished for folder in find(tmp_path, least=0)) >= 2, child)
     child.kill()
-    written = [folder.path / "summary.json" for folder in find(tmp_path) if folder.finished]
+    written = [folder.path / "manifest.json" for folder in find(tmp_path) if folder.finished]
     before = {path: path.stat().st_mtime_ns for path in written}
     listed = CliRunner().invoke(app, ["reproduce", "fedpin-table2", "--list", "--out", str(tmp_path)])
     assert f"{len(before)} of 7 runs" in listed.output
@@ -376,7 +377,7 @@ def test_a_table_whose_runs_are_damaged_is_told_apart(tmp_path: Path):
     (damaged.path / "run.json").write_text("{}")
     with pytest.raises(FedshiftError, match="Or delete the run's folder: the same command makes it again"):
         fedshift.reproduce("fedpin-table2", out=tmp_path, rows=["PM"], progress=Progress())
-    (damaged.path / "summary.json").unlink()
+    (damaged.path / "manifest.json").unlink()
     (damaged.path / "diverged.json").write_text("{}")
     found = fedshift.reproductions(["fedpin-table2", "fedsr-table1"], "smoke", out=tmp_path)
     assert [*map(str, found.states)] == ["damaged", "not run"]
@@ -396,7 +397,7 @@ def test_a_cell_that_diverged_is_counted_alike_everywhere(tmp_path: Path):
     folders = [[RunFolder(tmp_path / name) for name in names] for names in plan.run_folders()]
     first = plan.cells[0].experiments[0]
     folder = RunFolder.create(first, runner.run_path(first))
-    folder.write_json(DIVERGED, Divergence(reason="The loss is not finite.").model_dump())
+    (folder.path / DIVERGED).write_text(digested_json({"reason": "The loss is not finite."}))
     assert (
         str(Count.of(folders))
         == f"0 of {sum(map(len, folders))} runs finished, {len(plan.cells[0].experiments)} diverged"

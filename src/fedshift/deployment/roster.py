@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedshift import files
-from fedshift.core.sealed import checked
 from fedshift.errors import DamagedError, FedshiftError
-from fedshift.runs.schema import File, parsed
+from fedshift.manifest import checked, parsed
+from fedshift.runs.schema import File
 
 ROSTER = "roster"  # the folder of a coordinator, with a folder for each run
 

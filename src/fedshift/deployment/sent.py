@@ -23,8 +23,8 @@ from torch import Tensor
 from fedshift import files
 from fedshift.core.contract import Category
 from fedshift.errors import DamagedError
-from fedshift.runs.records import link, linked
-from fedshift.runs.schema import File, Size, parsed
+from fedshift.manifest import checked, parsed
+from fedshift.runs.schema import File, Size
 
 SENT = "sent.jsonl"
 START = ""  # of the chain
@@ -110,7 +110,7 @@ class Sent:
         trip = {"stage": stage, "round": round, "exchange": exchange}
         line = {**about, **trip, "bytes": len(data), "sha256": sha256(data).hexdigest(), "tensors": tensors}
         chain = self._end()
-        files.append(self.path, dumps(line | {"chain": linked(chain, line)}))
+        files.append(self.path, dumps(line | {"chain": _linked(chain, line)}))
 
     def _end(self) -> str:
         """The end of the chain; what a crash cut off after it is dropped, as its message was not handed over."""
@@ -172,7 +172,7 @@ def read_sent(path: Path) -> list[SentMessage]:
     messages, chain = list[SentMessage](), START
     for number, line in enumerate(lines, start=1):
         try:
-            record, chain = link(chain, line, SentMessage)
+            record, chain = _link(chain, line)
         except ValueError as error:
             raise DamagedError(f"Line {number} of '{path}' is not what was written ({error}).") from error
         messages.append(SentMessage(**record))
@@ -226,3 +226,22 @@ def _total(exchange: str, category: Category, seen: Iterable[tuple[str, list[Sen
     each = [tensor for some in tensors for tensor in some]
     size = sum(tensor.bytes for tensor in each)
     return Total(exchange, category, len(times), len(each), size, times[0], times[-1])
+
+
+def _link(chain: str, line: bytes) -> tuple[dict[str, Any], str]:
+    """The record of a line, and the chain with it.
+
+    Raises:
+        ValueError: the line is no record, or does not go on from the chain.
+    """
+    record = parsed(line)
+    checked(record, SentMessage)
+    written = record.pop("chain", None)
+    chain = _linked(chain, record)
+    if written != chain:
+        raise ValueError("it, or one before it, was changed, moved or cut")
+    return record, chain
+
+
+def _linked(chain: str, record: dict[str, Any]) -> str:
+    return files.digest_of(f"{chain} {dumps(record, sort_keys=True)}".encode())

@@ -14,10 +14,10 @@ from typing import Literal
 from pydantic import Field
 
 from fedshift import files
-from fedshift.core.sealed import checked
 from fedshift.deployment.wire import commitment
 from fedshift.errors import DamagedError, FedshiftError
-from fedshift.runs.schema import File, Size, parsed
+from fedshift.manifest import checked, parsed
+from fedshift.runs.schema import File, Size
 
 MOST_REPLACED = 10
 REPLIES_KNOWN = 100  # the coordinator has one of the last few

@@ -24,9 +24,9 @@ from torch import Tensor
 
 from fedshift.core.messages import Answer, Down, Order, Telemetry, Up, metadata, pack
 from fedshift.core.metrics import Values
-from fedshift.core.sealed import checked
 from fedshift.core.tensors import Tensors
 from fedshift.errors import FedshiftError
+from fedshift.manifest import checked
 from fedshift.reporting.units import printable
 
 Reason = Literal["policy", "models", "experiment", "data", "diverged", "audit", "state", "order", "session", "error"]

@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedshift import files
-from fedshift.core.sealed import checked
-from fedshift.errors import DivergedError
+from fedshift.errors import DamagedError, DivergedError
+from fedshift.manifest import digested_json, read_json
 from fedshift.runs import runner
 from fedshift.runs.folder import RunFolder
 from fedshift.runs.progress import Progress
 from fedshift.runs.run import Run
 from fedshift.runs.schema import File
-from fedshift.runs.seals import unsealed_json
 from fedshift.settings.experiment import Experiment
 
 DIVERGED = "diverged.json"  # in the folder of a run
@@ -76,7 +75,7 @@ def carried_out(experiments: Sequence[Experiment], progress: Progress) -> list[R
         raise other
     if diverged := next((error for error in failed.values() if isinstance(error, DivergedError)), None):
         for folder in (each for each in there if not each.finished):
-            folder.write_json(DIVERGED, Divergence(reason=diverged.what).model_dump())
+            files.write(folder.path / DIVERGED, digested_json(Divergence(reason=diverged.what).model_dump()))
         raise DivergedError(diverged.what)  # settings are not the user's here, so what helps elsewhere is left out
     return [Run(folder) for folder in folders]
 
@@ -97,7 +96,6 @@ def divergence(folder: RunFolder) -> str:
     if folder.finished or not (folder.path / DIVERGED).exists():
         return ""
     try:
-        data = files.read(folder.path / DIVERGED)
-        return checked(unsealed_json(data, folder.identity.fingerprint), Divergence).reason
-    except (OSError, ValueError):
+        return read_json(folder.path / DIVERGED, Divergence).reason
+    except DamagedError:
         return ""

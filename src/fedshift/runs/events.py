@@ -14,11 +14,11 @@ from typing import Any
 
 from fedshift import files
 from fedshift.core.contract import Round
-from fedshift.core.sealed import checked
 from fedshift.errors import DiskError
+from fedshift.manifest import checked, parsed
 from fedshift.runs.progress import Outlook, RunProgress
 from fedshift.runs.records import Record
-from fedshift.runs.schema import AnyEvent, SiteEvent, Told, moment, parsed
+from fedshift.runs.schema import AnyEvent, SiteEvent, Told, moment
 from fedshift.runs.selection import over_clients
 from fedshift.simulation.listener import Task
 

@@ -26,10 +26,9 @@ from pydantic import Field, FiniteFloat
 
 from fedshift import files
 from fedshift.core.metrics import Metric
-from fedshift.core.sealed import checked
-from fedshift.errors import FedshiftError, needs
+from fedshift.errors import DamagedError, FedshiftError, needs
+from fedshift.manifest import digested_json, read_json
 from fedshift.runs.schema import File
-from fedshift.runs.seals import sealed_json, unsealed_json
 from fedshift.runs.studies import STUDY
 from fedshift.settings.experiment import Experiment
 from fedshift.settings.spec import Range
@@ -151,11 +150,10 @@ class Study:
         if not file.exists():
             return
         try:
-            held = checked(unsealed_json(files.read(file)), Trials)
-        except (OSError, ValueError) as error:
+            held = read_json(file, Trials)
+        except DamagedError as error:
             raise FedshiftError(
-                f"'{file}' is not what was written ({error}). Remove it: the study begins again, and its finished runs "
-                "are not repeated."
+                f"{error} Remove it: the study begins again, and its finished runs are not repeated."
             ) from error
         if held.digest != self.digest:
             raise FedshiftError(f"'{file}' is of another study; choose another --name.")
@@ -166,7 +164,7 @@ class Study:
         files.make_folder(self.path)
         held = Trials(digest=self.digest, space=self.space.table(), trials=self.trials)
         files.remove_abandoned(self.path / STUDY)
-        files.write(self.path / STUDY, sealed_json(held.model_dump()))
+        files.write(self.path / STUDY, digested_json(held.model_dump()))
 
     # Choosing ---------------------------------------------------------------------------------------
 

@@ -15,11 +15,11 @@ from fedshift import files
 from fedshift.core.metrics import Metric
 from fedshift.errors import DamagedError, DivergedError, FedshiftError, FedshiftWarning, UnknownNameError
 from fedshift.runs.folder import RunFolder
-from fedshift.runs.group import Judge, to_the_end
 from fedshift.runs.lock import locked
 from fedshift.runs.progress import Progress
 from fedshift.runs.runner import Asked, attempt, run_path
 from fedshift.runs.selection import last, mean_score
+from fedshift.runs.together import Judge, to_the_end
 from fedshift.settings.experiment import Experiment
 from fedshift.tuning.outcome import Outcome
 from fedshift.tuning.progress import TrialProgress
