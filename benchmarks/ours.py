@@ -15,6 +15,8 @@ from fedshift.datasets.dataset import Dataset
 from fedshift.engines.choice import open_engine
 from fedshift.engines.engine import Engine
 from fedshift.federation.domains import DomainData
+from fedshift.federation.inputs import Inputs
+from fedshift.federation.preparation import Column, Preparation
 from fedshift.settings.experiment import Experiment
 from fedshift.settings.grid import expand
 from fedshift.settings.spec import Count
@@ -53,7 +55,16 @@ class Made(Dataset):
             group=torch.arange(len(trained) + len(domain)),
             environment=torch.cat([torch.zeros_like(trained), torch.ones_like(domain)]),
             environments=("trained", "scored"),
+            columns=tuple(Column(f"column {place}") for place in range(25)) if self._is_table else (),
         )
+
+    def inputs(self) -> Inputs:
+        """Numbers of a table are standardised."""
+        return Inputs(preparation=Preparation("pooled") if self._is_table else None)
+
+    @property
+    def _is_table(self) -> bool:
+        return self.workload == "table"
 
 
 @fedshift.DATASETS.register("benchmark-many")

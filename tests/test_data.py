@@ -29,6 +29,7 @@ from fedshift.federation.domains import DomainData
 from fedshift.federation.inputs import IMAGENET_MEAN, IMAGENET_STD, Inputs
 from fedshift.federation.partitions import Domains
 from fedshift.federation.protocols import InDomain, LeaveOneDomainOut, split
+from fedshift.simulation.simulation import make_federation
 from fedshift.streams import Streams
 from refusal import refuses
 
@@ -189,7 +190,7 @@ def test_labels_that_name_no_class(tmp_path: Path):
     for label, word in (
         (-1, ("row 0", "label -1", "2 names")),
         (2, ("row 0", "label 2")),
-        (None, ("row 0", "no label")),
+        (None, ("row 0", "'label'")),
     ):
         table = pa.table({"image": [png((0, 0, 0))], "domain": ["a"], "label": pa.array([label], pa.int64())})
         pq.write_table(table.replace_schema_metadata({"huggingface": features}), tmp_path / "x.parquet")
@@ -451,3 +452,18 @@ def test_an_augmented_run_can_be_repeated(tmp_path: Path, make: Make):
     first, again, without = (simulation.coordinator.state.shared for simulation in (one, other, plain))
     assert all(torch.equal(tensor, again[name]) for name, tensor in first.items())
     assert not torch.equal(without["head.weight"], first["head.weight"])
+
+
+@pytest.mark.parametrize(("seeded", "reads"), [(False, 1), (True, 2)])
+def test_data_without_chance_are_read_once_for_all_seeds(
+    tmp_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch, seeded: bool, reads: int
+):
+    folder(tmp_path)
+    loads: list[Streams] = []
+    load = ImageFolder.load
+    monkeypatch.setattr(ImageFolder, "seeded", seeded)
+    monkeypatch.setattr(ImageFolder, "load", lambda self, streams: (loads.append(streams), load(self, streams))[1])
+    for seed in (0, 1):
+        data = {"name": "folder", "path": str(tmp_path), "size": 8}
+        make_federation(make({"data": data, "protocol.hold_out": "photo", "seed": seed}))
+    assert len(loads) == reads

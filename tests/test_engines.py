@@ -26,7 +26,7 @@ from fedshift.core.contract import Batch, Context, Phase, Terms
 from fedshift.core.net import Net
 from fedshift.datasets import DATASETS
 from fedshift.datasets.dataset import Dataset
-from fedshift.engines import vectorised
+from fedshift.engines import lane, vectorised
 from fedshift.engines.engine import Engine, Question
 from fedshift.engines.kernels import Kernels
 from fedshift.engines.merging import Varying, merged
@@ -382,6 +382,25 @@ def test_a_phase_without_steps_and_one_that_some_clients_leave_early(make: Make,
     with engine_named("vectorised") as engine:
         assert_agree(simulate(experiment), simulate(experiment, engine=engine))
     assert max(stacks) == 3  # clients of 3 and of 2 steps; those with smaller batches are another stack
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"method": {"name": "fedsdr"}, "train.class_weights": "balanced"},  # a phase of which asks for environments
+        {"train.steps": 12},
+        {"data": {"name": "breast-cancer", "statistics": "pooled"}, "protocol": {"name": "in-domain"}},
+    ],
+    ids=str,
+)
+def test_batches_that_are_gathered_at_once_are_those_gathered_one_by_one(
+    make: Make, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+):
+    """Not a bit of float32 weights differs."""
+    experiment = make({"model": {"name": "mlp", "dim": 4}, **changes, "train.rounds": 3})
+    together = simulate(experiment)
+    monkeypatch.setattr(lane, "GATHERED", 1)
+    assert_same(together, simulate(experiment))
 
 
 def test_one_client_is_no_stack(make: Make, stacks: list[int]):

@@ -456,7 +456,7 @@ def test_links_to_trials_are_no_results(folder: RunFolder, tmp_path: Path):
     study, runs = tmp_path / "study", tmp_path / "runs"
     study.mkdir()
     runs.mkdir()
-    (study / "study.json").write_text("{}")
+    (study / "study.journal").write_text("{}")
     folder.path.rename(study / "trial")
     (runs / "trial").symlink_to(study / "trial")
     (runs / "study").symlink_to(study)

@@ -7,6 +7,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from io import StringIO
 from itertools import pairwise
 from pathlib import Path
@@ -39,7 +40,7 @@ from fedshift.engines.vectorised import Vectorised
 from fedshift.engines.workers import Workers
 from fedshift.errors import DivergedError, FedshiftWarning
 from fedshift.reporting.curves import Line, Panel, as_svg, by_round, figures, upright
-from fedshift.reporting.live import LiveProgress, score_table, shown
+from fedshift.reporting.live import score_table, scores_text, shown
 from fedshift.reporting.page import write_report
 from fedshift.reporting.results import Results
 from fedshift.reporting.table import tables, text
@@ -47,10 +48,9 @@ from fedshift.runs.folder import RunFolder
 from fedshift.runs.progress import Progress
 from fedshift.runs.selection import by_environment, mean_score, summary
 from fedshift.settings.grid import expand, override, parse_assignments
-from fedshift.tuning.tune import Plan, studies
+from fedshift.study.tune import Budget, plan_studies
 from refusal import refuses
 from separate import setup_of
-from test_live import outlook
 
 EVERY = (
     "balanced-accuracy",
@@ -523,14 +523,12 @@ def test_what_is_never_defined_on_validation_chooses_no_round_and_that_is_said(m
         assert (note in notes) is said
 
 
-def test_a_line_of_scores_says_what_they_are_unless_that_is_accuracy(make: Make, tmp_path: Path):
+def test_a_line_of_scores_says_what_they_are_unless_that_is_accuracy():
     """A score of 30 is a good one of some metrics."""
     rows = [a_row("a", "test", 0.5, metrics={"calibration-error-15": 0.3})]
-    plain = LiveProgress(1, Console(file=StringIO())).begin(outlook("run"))
-    plain.evaluated(a_record(1, rows))
-    assert plain.in_words() == "a test 50.0"
-    plain.evaluated(a_record(1, rows, select="calibration-error-15"))
-    assert plain.in_words() == "calibration error (15 bins) (smaller is better):  a test 30.0"
+    assert scores_text(a_record(1, rows)) == "a test 50.0"
+    error = "calibration error (15 bins) (smaller is better):  a test 30.0"
+    assert scores_text(a_record(1, rows, select="calibration-error-15")) == error
 
 
 def test_a_record_whose_rows_lack_what_selects_is_left_out(make: Make, tmp_path: Path):
@@ -549,7 +547,7 @@ def test_a_whole_run_selects_shows_and_is_watched(make: Make, tmp_path: Path):
     (run,) = comparison.runs
     values = [mean_score(record, "validation") for record in run.records]
     picked = run.folder.summary.selected["source_validation"]
-    assert picked.validation == max(value for value in values if value is not None)
+    assert picked["validation"] == max(value for value in values if value is not None)
     assert "AUROC of class 1 in %" in str(comparison)
     events = (run.path / "events.jsonl").read_text(encoding="utf-8")
     assert '"select": "auroc of class 1"' in events
@@ -558,13 +556,13 @@ def test_a_whole_run_selects_shows_and_is_watched(make: Make, tmp_path: Path):
 
 @pytest.mark.parametrize(("name", "best"), [("auroc", 1), ("calibration-error-15", 0)])
 def test_a_search_goes_the_right_way(make: Make, name: str, best: int):
-    experiment = make({"evaluate.metrics": [name], "evaluate.select": name, "run.out": "runs"})
-    (study,) = studies([experiment], Plan())
-    for value in (0.2, 0.8, 0.5):
-        trial = study.ask()
-        study.trials.append(trial.model_copy(update={"state": "complete", "value": value}))
+    experiment = make({"evaluate.metrics": [name], "evaluate.select": name})
+    ((study,), _) = plan_studies([experiment], Budget())
+    study.read()
+    for number, value in zip(study.ask(3), (0.2, 0.8, 0.5), strict=True):
+        study.tell(number, replace(study.trials[number], state="complete", value=value))
     assert study.best(3) == best
-    assert study.completed(study.trials).best_value == study.trials[best].value
+    assert study.optuna_study.best_value == study.trials[best].value
 
 
 # Across sites -------------------------------------------------------------------------------------

@@ -305,7 +305,7 @@ def test_times_may_be_written_as_dates_and_gaps_are_said(tmp_path: Path):
     )
     message = refusal(save(tmp_path / "x.csv", recording.assign(a=1, b=1, t=stamps[::-1]), time="t"))
     assert "holds 2024-01-31T12:00:02.5 in row 1, after 2024-01-31T12:00:07.5 in row 0" in message
-    message = refusal(save(tmp_path / "x.csv", recording.assign(t=["1.5.2024", *stamps[1:]]), time="t"))
+    message = refusal(save(tmp_path / "x.csv", recording.assign(a=1, b=1, t=["1.5.2024", *stamps[1:]]), time="t"))
     assert "holds '1.5.2024' in row 0; give numbers, or dates and times as ISO 8601" in message
 
 

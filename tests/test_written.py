@@ -24,7 +24,7 @@ from fedshift.runs.folder import RunFolder
 from fedshift.settings.grid import expand, override, parse_assignments, read
 from fedshift.settings.spec import Fraction, NonNegative, Seed, setting
 from fedshift.settings.written import LARGEST_TOML, Written, parse_toml
-from fedshift.tuning.tuned import Tuned
+from fedshift.study.tuned import Tuned
 from refusal import refuses
 
 AS_TYPED = [

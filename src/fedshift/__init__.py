@@ -120,9 +120,9 @@ if TYPE_CHECKING:
     from fedshift.models.own import own_model
     from fedshift.models.staged import Staged
     from fedshift.reporting.data_report.report import DataReport
-    from fedshift.reporting.predictions import Predictions
     from fedshift.reproduction.reproduction import Reproduction
     from fedshift.reproduction.states import States
+    from fedshift.runs.predictions import Predictions
     from fedshift.runs.run import Run
     from fedshift.settings.catalogue import From
     from fedshift.settings.experiment import Experiment
@@ -419,7 +419,7 @@ _ROOMS = {
     "methods.references": ("Centralised", "Single"),
     "models": ("MODELS",),
     "reporting.data_report.report": ("DataReport",),
-    "reporting.predictions": ("Predictions",),
+    "runs.predictions": ("Predictions",),
     "reproduction.reproduction": ("Reproduction",),
     "reproduction.states": ("States",),
     "models.own": ("own_model",),

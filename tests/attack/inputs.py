@@ -227,7 +227,6 @@ REPORTS = [
     Row("a report of nothing", ["report", "none"], words=["none"]),
     Row("a report of a file", ["report", "case.toml"]),
     Row("a report of an empty folder", ["report", "."]),
-    Row("a report of a NUL", ["report", "a\0b"]),
     Row("a report of no text", ["report", "a\udcffb"]),
     Row("a resumption of nothing", ["resume", "none"], words=["none"]),
     Row("a resumption of a file", ["resume", "case.toml"]),
@@ -462,7 +461,7 @@ IMAGES = [
     ),
     Row("a dangling link", folder(), images(_link("art/cat/9.png", "nowhere")), words=["9.png"]),
     Row("a link to itself", folder(), images(_link("art/cat/9.png", "9.png")), words=["9.png"]),
-    Row("a domain that links to itself", folder(), images(_link("ink", "ink")), words=["ink"]),
+    Row("a domain that links to itself", folder(), images(_link("ink", "ink")), expects="clean"),
     Row(
         "DICOM beside PNG",
         folder(),

@@ -48,9 +48,7 @@ class Forecast:
 
 
 def estimate(source: Source | Sequence[Source] = DEFAULT, **options: Unpack[Options]) -> list[Forecast]:
-    """What a comparison would cost; nothing is trained, measured or written.
-
-    Seconds are there where :func:`bench`, or a long run, measured the engines for the same configuration before.
+    """What a comparison would cost; nothing is written, and no more is trained than a few steps that are timed.
 
     Raises:
         FedshiftError: something in the experiments is wrong, or no row can run.
@@ -85,7 +83,7 @@ def inspect_data(
 
     Args:
         source: the experiment; of several runs the data and division of the first are looked at.
-        test: whether test samples, those of a held-out domain among them, are judged and shown as well; by default
+        test: whether test samples, those of a held-out domain among them, are judged as well; by default
             nothing of them is looked at but their labels, and whether they are equal to others.
         progress: hears of the progress; by default a live display.
         options: what differs from the source, see :class:`Options`.
@@ -120,7 +118,6 @@ def inspect_data(
             federation,
             inputs,
             seed=asked.seed_of_data,
-            batch=asked.train.batch,
             experiment=asked.name,
             dataset=NAMED["data"].name_of(asked.data),
             test=test,
@@ -133,7 +130,7 @@ def inspect_data(
 def bench(
     source: Source = DEFAULT, *, tell: Callable[[str], None] = lambda text: None, **options: Unpack[Options]
 ) -> Calibration:
-    """Measure which engine is fastest for a run on this machine; ``run.engine = "auto"`` uses it from then on.
+    """Measure which engine is fastest for a run on this machine now, as ``run.engine = "auto"`` does before a run.
 
     Args:
         source: exactly one run, as for :func:`run`.
@@ -143,14 +140,11 @@ def bench(
     Raises:
         FedshiftError: it describes several runs, or they cannot be carried out.
     """
-    from fedshift.engines.calibration import calibrate, remember
+    from fedshift.engines.calibration import calibrate
     from fedshift.simulation.simulation import Simulation
 
     asked = experiment(source, **options)
-    jobs = Simulation(asked).example()
-    calibration = calibrate(jobs, asked.run, tell)
-    remember(jobs, asked.run, calibration)
-    return calibration
+    return calibrate(Simulation(asked).example(), asked.run, tell)
 
 
 def index(source: Source = DEFAULT, *, progress: Progress | None = None, **options: Unpack[Options]) -> Index:

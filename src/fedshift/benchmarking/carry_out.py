@@ -25,8 +25,9 @@ from fedshift.runs.run import Run
 from fedshift.runs.selection import by_environment, last
 from fedshift.settings.experiment import Experiment
 from fedshift.simulation.simulation import Simulation
-from fedshift.tuning.tune import Tuning, tune
-from fedshift.tuning.tuned import Found
+from fedshift.study.tune import search_all
+from fedshift.study.tuned import Found
+from fedshift.study.tuning import Tuning
 
 A_MEGABYTE = 1e6
 
@@ -114,13 +115,15 @@ def _column(plan: Plan, column: Column, outcome: Outcome, progress: Progress) ->
 def _tuned(plan: Plan, column: Column, method: str, outcome: Outcome, progress: Progress) -> list[Experiment]:
     """A method's runs with the settings that were chosen on validation data, which are put on record."""
     experiments = plan.experiments(column, method, plan.scale.seeds)
-    tuning = tune(plan.experiments(column, method, plan.scale.tuning_seeds), plan.budget(column, method), progress)
+    tuning = search_all(
+        plan.experiments(column, method, plan.scale.tuning_seeds), plan.budget(column, method), progress
+    )
     outcome.chosen[column.name, method] = _found(tuning)
     if tuning.failed:  # of one held-out domain among several
         raise DivergedError(tuning.failed[0])
     with warnings.catch_warnings():  # methods are tuned one by one, so the file has some with other searched settings
         warnings.simplefilter("ignore", FedshiftWarning)
-        return tuning.tuned.applied(experiments, where=str(tuning.path))
+        return tuning.tuned.apply(experiments, where=str(tuning.path))
 
 
 def _found(tuning: Tuning) -> list[Found]:

@@ -12,7 +12,7 @@ from fedshift.benchmarking.scores import Scores
 from fedshift.benchmarking.tables import notes, tables_and_settings
 from fedshift.reporting.page import render, write_page_to
 from fedshift.reporting.units import printable
-from fedshift.tuning.figures import as_png, plain
+from fedshift.study.figures import as_png, make_plain
 
 WIDTH, BESIDE_ROWS, OF_A_ROW = 9.6, 1.1, 0.24  # inches
 CLEAR, OPEN = "#1f77b4", "#8c8c8c"
@@ -55,5 +55,5 @@ def figure(scores: Scores) -> bytes:
     ranks.set(xlabel="mean rank", ylim=(-0.8, len(methods) - 0.2))
     differences.set_xlabel(f"accuracy less {BASE}'s (points), mean over columns, 95 % over seeds")
     for axis in (ranks, differences):
-        plain(axis)
+        make_plain(axis)
     return as_png(drawn)

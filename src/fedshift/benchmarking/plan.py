@@ -17,7 +17,7 @@ from fedshift.settings.experiment import Experiment, load_plugins
 from fedshift.settings.grid import expand, override
 from fedshift.settings.spec import shown
 from fedshift.simulation.simulation import Simulation
-from fedshift.tuning.tune import Plan as Budget
+from fedshift.study.tune import Budget
 
 OUT = "runs/benchmark"
 

@@ -19,9 +19,9 @@ BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
 class Net:
     """Named parts whose tensors are those of the client (or the server) at work.
 
-    ``net.encoder(x)`` runs a part; ``net.weights`` are the trainable tensors by full name, such as
-    ``encoder.conv1.weight``. An engine decides what stands behind the names: resident modules, or
-    slices of a stack of clients.
+    ``net.encoder(x)`` or ``net["encoder"](x)`` runs a part; ``net.weights`` are the trainable tensors by full
+    name, such as ``encoder.conv1.weight``. An engine decides what stands behind the names: resident modules, or slices
+    of a stack of clients.
     """
 
     def __init__(self, parts: Mapping[str, nn.Module]) -> None:
@@ -41,11 +41,14 @@ class Net:
     def __repr__(self) -> str:
         return f"Net({', '.join(self.parts)})"
 
-    def __getattr__(self, name: str) -> nn.Module:
+    def __getattr__(self, name: str) -> Callable[..., Tensor]:
         try:
             return self.__dict__["parts"][name]  # type: ignore[no-any-return]  # __dict__ holds Any
         except KeyError:
             raise AttributeError(f"The net has no part '{name}'; its parts are {list(self.parts)}") from None
+
+    def __getitem__(self, part: str) -> Callable[..., Tensor]:
+        return self.__getattr__(part)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Every parameter and buffer, with its full name."""
@@ -82,14 +85,15 @@ class Net:
 
         return Tensors(grad(of_weights)(dict(self.parameters())))
 
-    def call(self, part: str, tensors: Tensors, *inputs: Tensor) -> Any:
+    def call(self, part: str, tensors: Tensors, *inputs: Tensor) -> Tensor:
         """Run a part with other tensors, by their names within it, through which gradients flow.
 
         Tensors that are not given are those at work; the part stays in training or evaluation mode as it is.
         """
-        return functional_call(self.parts[part], dict(tensors), inputs)
+        result: Tensor = functional_call(self.parts[part], dict(tensors), inputs)
+        return result
 
-    def frozen(self, part: str, tensors: Tensors, *inputs: Tensor) -> Any:
+    def frozen(self, part: str, tensors: Tensors, *inputs: Tensor) -> Tensor:
         """As :meth:`call`, in evaluation mode and without gradient."""
         module = self.parts[part]
         was_training = module.training
@@ -115,7 +119,7 @@ class _Noting(Net):
         self.parts, self.trainable, self.dropouts = net.parts, net.trainable, net.dropouts
         self.seen = set[str]()
 
-    def __getattr__(self, name: str) -> nn.Module:
+    def __getattr__(self, name: str) -> Callable[..., Tensor]:
         part = super().__getattr__(name)
         self.seen.add(name)
         return part
@@ -128,7 +132,7 @@ class _Noting(Net):
         self.seen.add(part)
         return super().of(part)
 
-    def call(self, part: str, tensors: Tensors, *inputs: Tensor) -> Any:
+    def call(self, part: str, tensors: Tensors, *inputs: Tensor) -> Tensor:
         self.seen.add(part)
         return super().call(part, tensors, *inputs)
 

@@ -12,7 +12,9 @@ import torch
 
 from fedshift.core.frozen import Embedding, Front, FrozenNetwork, embedded, frozen_network, silent
 from fedshift.datasets.image_tables import Columns, ParquetSource
-from fedshift.datasets.images import Source, decode, domain_data, read_all, suffixes
+from fedshift.datasets.images import Source, decode, domain_data
+from fedshift.datasets.labelled import each_read
+from fedshift.datasets.listing import image_suffixes
 from fedshift.errors import FedshiftError, needs
 from fedshift.federation.domains import DomainData, Unlabelled
 from fedshift.federation.inputs import Inputs
@@ -29,6 +31,7 @@ class Dataset(Spec):
 
     section: ClassVar[str] = "data"
     readers: ClassVar[tuple[str, ...]] = ()  # settings that name files which :meth:`samples` and :meth:`front` need
+    seeded: ClassVar[bool] = True  # whether :meth:`load` draws random numbers, so that each seed reads the data anew
 
     def domain_names(self) -> tuple[str, ...]:
         """The domains' names, without loading the samples."""
@@ -152,14 +155,16 @@ class ImageDataset(Dataset):
 
     def suffixes(self) -> tuple[str, ...]:
         """Those of images, and of Parquet."""
-        return (*suffixes(), PARQUET)
+        return (*image_suffixes(), PARQUET)
 
     def samples(self, file: Path, columns: Sequence[Column] = ()) -> Unlabelled:
         """An image, or the column ``image`` of a Parquet file."""
         if file.suffix.lower() != PARQUET:
             return Unlabelled(decode(str(file), file, self.size, self.channels).unsqueeze(0))
         source = ParquetSource(str(file), Columns(label="", domain=""))
-        images = read_all(lambda row: decode(row[0], row[1], self.size, self.channels), source.rows())
+        images = each_read(
+            lambda row: decode(row[0], row[1], self.size, self.channels), source.rows(), "images cannot be read"
+        )
         if not images:
             raise FedshiftError(f"'{file}' has no row; write one for each image.")
         others = source.others()
@@ -184,6 +189,8 @@ class ImageDataset(Dataset):
 @dataclass(frozen=True, kw_only=True)
 class SourceDataset(ImageDataset):
     """Images of a folder, Parquet or the hub, all of them read."""
+
+    seeded: ClassVar[bool] = False
 
     def source(self) -> Source:
         """The reader of what the settings name."""

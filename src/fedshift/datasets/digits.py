@@ -26,17 +26,9 @@ from torch import Tensor
 
 from fedshift.datasets.dataset import Dataset
 from fedshift.datasets.image_tables import ONE_DOMAIN, Columns, HubSource, ParquetSource, TableSource, parquet_files
-from fedshift.datasets.images import (
-    Encoded,
-    check_fits,
-    decode,
-    image_files,
-    picture,
-    pixels,
-    read_all,
-    resized,
-    subfolders,
-)
+from fedshift.datasets.images import Encoded, check_fits, decode, picture, pixels, resized
+from fedshift.datasets.labelled import each_read
+from fedshift.datasets.listing import image_files, subfolders
 from fedshift.datasets.mnist import MNIST_WORDS, check_mnist_here, read_mnist
 from fedshift.errors import FedshiftError, needs
 from fedshift.federation.domains import DomainData
@@ -44,7 +36,7 @@ from fedshift.settings.spec import Fraction, Pixels, setting
 from fedshift.streams import Streams
 
 Domain = Literal["mnist", "mnist-m", "usps", "svhn"]
-Labelled = tuple[str, Encoded, int]  # where it is, for an error; the image; its digit
+Digit = tuple[str, Encoded, int]  # where it is, for an error; the image; its digit
 
 SOURCE_HELP = "'hub', a Parquet file (image, label), or a folder digit/file"
 HUB: dict[Domain, tuple[str, str | None]] = {
@@ -110,7 +102,7 @@ class Digits(Dataset):
             source = self._mnist() if name in ("mnist", "mnist-m") else self._other(name)
             kept = self._kept(name, source.labels, streams)
             check_fits(len(kept), self.size, 3, "Choose a smaller data.size or data.fraction.")
-            pictures = torch.stack(read_all(source.read, kept.tolist()))
+            pictures = torch.stack(each_read(source.read, kept.tolist(), "images cannot be read"))
             images.append(self._before_photographs(pictures, streams) if name == "mnist-m" else pictures)
             labels.append(source.labels[kept])
             groups.append(kept * len(MADE_FROM) + MADE_FROM[name])
@@ -177,7 +169,7 @@ class Digits(Dataset):
         path = self._photograph_path()
         parquet = path.is_file() or parquet_files(path)
         found = _parquet_photographs(self.photographs) if parquet else [(str(file), file) for file in image_files(path)]
-        photographs = read_all(lambda item: pixels(picture(*item).convert("RGB")), found)
+        photographs = each_read(lambda item: pixels(picture(*item).convert("RGB")), found, "images cannot be read")
         if not photographs:
             raise FedshiftError(f"data.photographs = '{self.photographs}' holds no image.")
         for (where, _), photograph in zip(found, photographs, strict=True):
@@ -206,7 +198,7 @@ def _parquet_photographs(path: str) -> list[tuple[str, Encoded]]:
     return [(where, image) for where, image, _, _ in ParquetSource(path, columns).rows()]
 
 
-def _local_rows(path: Path) -> list[Labelled]:
+def _local_rows(path: Path) -> list[Digit]:
     """The images of a Parquet file or a folder of them, or else of a folder digit/file."""
     if path.is_file() or parquet_files(path):
         return _table_rows(ParquetSource(str(path), ONE_DOMAIN))
@@ -221,7 +213,7 @@ def _on_hub(name: Domain) -> HubSource:
     return HubSource(hub_id, ONE_DOMAIN, configuration=configuration, given=f"data.{name} = 'hub'", instead=without)
 
 
-def _table_rows(source: TableSource) -> list[Labelled]:
+def _table_rows(source: TableSource) -> list[Digit]:
     return [(where, image, _digit(where, label)) for where, image, _, label in source.rows()]
 
 

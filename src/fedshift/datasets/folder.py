@@ -9,7 +9,8 @@ from functools import cached_property
 from pathlib import Path
 
 from fedshift.datasets.dataset import SourceDataset
-from fedshift.datasets.images import DICOM, NIFTI, Row, files_below, is_image, left_out, subfolders, unread
+from fedshift.datasets.images import Row
+from fedshift.datasets.listing import files_below, is_image, left_out, subfolders
 from fedshift.errors import FedshiftError
 from fedshift.federation.names import check_names
 from fedshift.settings.spec import setting
@@ -65,19 +66,15 @@ class FolderSource:
         found: list[tuple[Path, str, str]] = []
         places: dict[str, str] = {}
         for domain in subfolders(self._root()):
-            labels = {label: list(filter(self.reads, files_below(label))) for label in subfolders(domain)}
-            own = [(file, domain.name, label.name) for label, files in labels.items() for file in files]
-            if not own:
+            before = len(found)
+            for label in subfolders(domain):
+                files = [file for file in files_below(label) if self.reads(file)]
+                found += [(file, domain.name, label.name) for file in files]
+                if files:
+                    places.setdefault(label.name, f"folder '{label}'")
+            if len(found) == before:
                 beside = left_out(domain, reads=self.reads)
-                raise FedshiftError(
-                    f"The domain folder '{domain}' holds no image (domain/class/file). {beside}".rstrip()
-                )
-            for label, files in labels.items():
-                if not files and {DICOM, NIFTI} & set(unread(label, reads=self.reads)):  # it would be no class at all
-                    raise FedshiftError(f"The class folder '{label}' holds no image. {left_out(label)}")
-            for _, _, name in own:
-                places.setdefault(name, f"folder '{domain / name}'")
-            found += own
+                raise FedshiftError(f"The folder '{domain}' holds no image (domain/class/file). {beside}".rstrip())
         check_names("class", places)
         return found
 

@@ -184,6 +184,8 @@ class DomainNet(NamedImages):
     class_count: ClassVar[int] = 345
     paper: ClassVar[str] = "Peng et al., Moment Matching for Multi-Source Domain Adaptation, ICCV 2019"
 
+    seeded: ClassVar[bool] = True  # which classes are drawn
+
     split: str = setting("train+test", help="which split of the hub's copy; 'train+test' joins two")
     size: Pixels = setting(
         64, help="height and width that images are resized to, in pixels", source="Client2Vec, App. D.2"

@@ -1,34 +1,30 @@
 """Tables of images with the columns image, domain and label: Parquet files, and data sets of the Hugging Face hub.
 
-Both are read by the datasets library, a few rows at a time, so that of a large table only what is decoded stays in
-memory. Parquet is streamed from where it lies; a data set of the hub is downloaded into the library's cache.
+Both are read a few rows at a time, so that of a large table only what is decoded stays in memory. Parquet is read from
+where it lies; a data set of the hub is downloaded into the cache of the datasets library.
 """
 
 from __future__ import annotations
 
-import glob
-import logging
 import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from decimal import Decimal
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from fedshift import memory, parquet
-from fedshift.datasets.cells import no_text
-from fedshift.datasets.images import Encoded, Row, files_below, left_out
-from fedshift.errors import FedshiftError, Problems, needs
+from fedshift import parquet
+from fedshift.datasets.images import Encoded, Row
+from fedshift.datasets.labelled import each_read, shown
+from fedshift.datasets.listing import files_below, left_out
+from fedshift.errors import FedshiftError, needs
 from fedshift.federation.names import check_names
 from fedshift.hub import answers, hub
 
 BATCH = 256
-LEAST = 1000  # bytes that the smallest image takes, with its tensor and its place
 
 
 class Columns(NamedTuple):
@@ -68,45 +64,32 @@ class Columns(NamedTuple):
 ONE_DOMAIN = Columns(domain="")
 
 
-class Part(NamedTuple):
+class ImageTable(NamedTuple):
     """A file, or a split of the hub.
 
     Attributes:
         where: the file or the hub id, for errors.
-        features: what each column holds.
-        select: gives the library's data set of some of the columns.
+        features: what each column holds, as the datasets library has it.
+        batches: gives some of the columns, a few rows at a time, as batches of Arrow.
     """
 
     where: str
     features: Mapping[str, Any]
-    select: Callable[[list[str]], Any]
+    batches: Callable[[list[str]], Iterator[Any]]
 
-    def names(self, column: str) -> list[str] | None:
+    def known(self, column: str) -> list[str] | None:
         """The names behind the numbers of a column, where the hub's format keeps them."""
         return getattr(self.features[column], "names", None)
 
-    def batches(self, columns: list[str]) -> Iterator[Any]:
-        """Its rows, a few at a time, as tables of Arrow."""
+    def cells(self, column: str) -> Iterator[Any]:
+        """The values of a column."""
         with _reading(self.where):
-            batches = iter(self.select(columns).with_format("arrow").iter(BATCH))
-        while True:
-            with _reading(self.where):
-                batch = next(batches, None)
-            if batch is None:
-                return
-            yield batch
+            for batch in self.batches([column]):
+                yield from batch[column].to_pylist()
 
-    def rows(self, columns: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Its rows: where each is, for errors, and its values."""
-        row = 0
-        for batch in self.batches(columns):
-            try:
-                rows = batch.to_pylist()
-            except UnicodeDecodeError as error:
-                raise no_text(batch, row, self.where) from error
-            for values in rows:
-                yield f"in row {row} of {self.where}", values
-                row += 1
+    def place(self, row: int) -> str:
+        """Where a row is, for errors."""
+        return f"in row {row} of {self.where}"
 
 
 @dataclass(frozen=True)
@@ -123,47 +106,43 @@ class TableSource:
 
     def domains(self) -> tuple[str, ...]:
         """The values of the domain column, without reading an image."""
-        return tuple(sorted(self._seen[self.columns.domain]))
+        return tuple(sorted({name for names in self._names(self.columns.domain) for name in names}))
 
     def classes(self) -> tuple[str, ...]:
         """The names that the hub's format keeps of the label column, or else its values."""
-        names = self._checked[0].names(self.columns.label)
-        return tuple(names) if names is not None else tuple(sorted(self.sizes()))
+        known = self._tables[0].known(self.columns.label)
+        return tuple(known) if known is not None else tuple(sorted(self.sizes()))
 
     def sizes(self) -> Counter[str]:
         """How many images each class has."""
-        return self._seen[self.columns.label]
+        return Counter(name for names in self._names(self.columns.label) for name in names)
 
     def notes(self) -> tuple[str, ...]:
         """Nothing lies beside the rows."""
         return ()
 
     def check_here(self) -> None:
-        """Whether the parts are there and have the columns."""
-        _ = self._checked
+        """Whether the tables are there and have the columns."""
+        _ = self._tables
 
     def others(self) -> list[str]:
         """The columns that are not read."""
         known = [*self.columns.image, *self.columns.others()]
-        return sorted({name for part in self._checked for name in part.features if name not in known})
+        return sorted({name for table in self._tables for name in table.features if name not in known})
 
     def rows(self) -> Iterator[Row]:
-        """Every row of every part."""
-        _ = self._seen  # every name is checked before the first image is read
-        for part in self._checked:
-            image = self.columns.image_among(list(part.features), self.path)
-            names = {column: part.names(column) for column in self.columns.others()}
-            for where, values in part.rows([image, *names]):
-                domain, label = (
-                    _name(where, column, values[column], names[column], whole=column == self.columns.label)
-                    if column
-                    else ""
-                    for column in (self.columns.domain, self.columns.label)
-                )
-                yield where, _image(values[image]), domain, label
+        """Every row of every table."""
+        domains, labels = (
+            self._names(column) if column else None for column in (self.columns.domain, self.columns.label)
+        )
+        for number, table in enumerate(self._tables):
+            image = self.columns.image_among(list(table.features), self.path)
+            for row, cell in enumerate(table.cells(image)):
+                domain, label = (names[number][row] if names else "" for names in (domains, labels))
+                yield table.place(row), _image(cell), domain, label
 
-    def parts(self) -> list[Part]:
-        """What the table is made of, in order; nothing but its columns is read yet.
+    def tables(self) -> list[ImageTable]:
+        """What there is to read, in order; nothing but columns' names is read yet.
 
         Raises:
             FedshiftError: it is not there or cannot be read, or the datasets library is not installed.
@@ -171,52 +150,52 @@ class TableSource:
         raise NotImplementedError
 
     @cached_property
-    def _checked(self) -> list[Part]:
-        """The parts, each of which has the columns."""
-        parts = self.parts()
-        for part in parts:
-            self.columns.image_among(list(part.features), self.path)
-        return parts
+    def _tables(self) -> list[ImageTable]:
+        """The tables, each of which has the columns."""
+        tables = self.tables()
+        for table in tables:
+            self.columns.image_among(list(table.features), self.path)
+        return tables
+
+    def _names(self, column: str) -> list[list[str]]:
+        """The names in a column, of every row of each table."""
+        if column not in self._read:
+            self._read[column] = [self._names_in(table, column) for table in self._tables]
+            places = dict.fromkeys(
+                self._tables[0].known(column) or (), f"a name of the column '{column}' of {self.path}"
+            )
+            for table, names in zip(self._tables, self._read[column], strict=True):
+                for row, name in enumerate(names):
+                    if name not in places:
+                        places[name] = table.place(row)
+            check_names("domain" if column == self.columns.domain else "class", places)
+        return self._read[column]
 
     @cached_property
-    def _seen(self) -> dict[str, Counter[str]]:
-        """How often each name occurs in the columns of names, of which every cell is checked."""
-        columns = self.columns.others()
-        seen: dict[str, Counter[str]] = {column: Counter() for column in columns}
-        places: dict[str, dict[str, str]] = {column: {} for column in columns}
-        problems = Problems("cells hold no name that can be used")
-        for part in self._checked if columns else []:
-            names = {column: part.names(column) for column in columns}
-            for where, values in part.rows(columns):
-                for column, value in values.items():
-                    with problems.gathered():
-                        name = _name(where, column, value, names[column], whole=column == self.columns.label)
-                        seen[column][name] += 1
-                        places[column].setdefault(name, where)
-        problems.check()
-        for column in columns:
-            kept = self._checked[0].names(column) or ()
-            everywhere = dict.fromkeys(kept, f"a name of the column '{column}' of {self.path}")
-            check_names("domain" if column == self.columns.domain else "class", everywhere | places[column])
-        return seen
+    def _read(self) -> dict[str, list[list[str]]]:
+        return {}
+
+    def _names_in(self, table: ImageTable, column: str) -> list[str]:
+        known, whole = table.known(column), column == self.columns.label
+        return each_read(
+            lambda cell: _name(table.place(cell[0]), column, cell[1], known, whole=whole),
+            enumerate(table.cells(column)),
+            "cells hold no name that can be used",
+        )
 
 
 @dataclass(frozen=True)
 class ParquetSource(TableSource):
     """The rows of a Parquet file, or of every Parquet file below a folder, in the order of their names."""
 
-    def parts(self) -> list[Part]:
+    def tables(self) -> list[ImageTable]:
         """The files."""
         path = Path(self.path).expanduser()
-        if not path.exists():
-            raise FedshiftError(f"data.path = '{self.path}' does not exist; give a Parquet file or a folder of them.")
         files = parquet_files(path)
         if not files:
-            raise FedshiftError(f"data.path = '{self.path}': no file below it ends in .parquet.")
-        parts = [Part(str(file), _streamed(file).features, partial(_streamed, file)) for file in files]
-        rows = sum(parquet.rows(file) for file in files)
-        memory.check(rows * LEAST, f"The data set '{self.path}' of {rows:,} rows", "Give fewer rows.")
-        return parts
+            what = "no file below it ends in .parquet" if path.exists() else "it does not exist"
+            raise FedshiftError(f"data.path = '{self.path}': {what}; give a Parquet file or a folder of them.")
+        return [_table_of(file) for file in files]
 
     def notes(self) -> tuple[str, ...]:
         """The files beside Parquet, counted by suffix."""
@@ -246,7 +225,7 @@ class HubSource(TableSource):
         if not answers():
             super().check_here()
 
-    def parts(self) -> list[Part]:
+    def tables(self) -> list[ImageTable]:
         """The split, as a whole."""
         datasets = _library("A data set of the hub")
         try:
@@ -257,7 +236,11 @@ class HubSource(TableSource):
                 f"{self.given}: {self.path} could not be loaded from the hub ({error}). Where the hub cannot be "
                 f"reached, {self.instead}"
             ) from error
-        return [Part(self.path, table.features, table.select_columns)]
+
+        def batches(columns: list[str]) -> Iterator[Any]:
+            return iter(table.select_columns(columns).with_format("arrow").iter(BATCH))
+
+        return [ImageTable(self.path, table.features, batches)]
 
 
 def parquet_files(path: Path) -> list[Path]:
@@ -275,39 +258,26 @@ def _library(feature: str) -> Any:
     return datasets
 
 
-def _streamed(file: Path, columns: list[str] | None = None) -> Any:
-    """A Parquet file as the library's iterable data set; no copy of it is made.
-
-    ``load_dataset`` would do the same, but asks a server on the internet to count it. By default a group of rows, which
-    may be the whole file, would be read ahead.
-    """
+def _table_of(file: Path) -> ImageTable:
     datasets = _library("Reading Parquet")
-    from pyarrow.dataset import ParquetFragmentScanOptions
+    with _reading(str(file)):
+        opened = parquet.opened(file)
+        features = datasets.Features.from_arrow_schema(opened.schema_arrow)
 
-    # The library locks a folder of its cache even where it keeps nothing there.
-    with TemporaryDirectory(prefix="fedshift-") as folder, _reading(str(file)):
-        return datasets.IterableDataset.from_parquet(
-            glob.escape(str(file)),
-            columns=columns,
-            batch_size=BATCH,
-            cache_dir=folder,
-            fragment_scan_options=ParquetFragmentScanOptions(use_buffered_stream=True, pre_buffer=False),
-        )
+    def batches(columns: list[str]) -> Iterator[Any]:
+        return iter(parquet.opened(file).iter_batches(BATCH, columns=columns))
+
+    return ImageTable(str(file), features, batches)
 
 
 @contextmanager
 def _reading(where: str) -> Iterator[None]:
-    """Turns the library's errors into ours; what it also logs of them would be said twice."""
     import pyarrow
 
-    log = logging.getLogger("datasets.packaged_modules.parquet.parquet")
-    silent, log.disabled = log.disabled, True
     try:
         yield
-    except (pyarrow.ArrowException, OSError, ValueError, NotImplementedError) as error:
+    except (pyarrow.ArrowException, OSError, ValueError, LookupError, NotImplementedError) as error:
         raise FedshiftError(f"'{where}' cannot be read as a table ({error}); write or download it again.") from error
-    finally:
-        log.disabled = silent
 
 
 def _image(image: Any) -> Encoded:
@@ -318,37 +288,29 @@ def _image(image: Any) -> Encoded:
     return Path(path) if data is None and isinstance(path, str) and os.path.isfile(path) else None  # noqa: PTH113
 
 
-def _name(where: str, column: str, value: Any, names: list[str] | None, *, whole: bool) -> str:
+def _name(where: str, column: str, value: Any, known: list[str] | None, *, whole: bool) -> str:
     """The name behind a value of the domain or label column.
-
-    A whole number that is kept as a float, as pandas does, is that number: 1.0 in a label column is the class "1".
 
     Args:
         where: the row.
         column: what its column is called.
         value: what it holds.
-        names: the names behind numbers, where there are any.
-        whole: whether numbers have to be whole, as those of classes do.
+        known: the names behind numbers, where there are any.
+        whole: whether numbers have to be whole, as those of classes do; 1.0 is then called "1".
 
     Raises:
         FedshiftError: it is missing, no name or whole number, or no number of a known name.
     """
-    number = isinstance(value, float | Decimal)
-    if value is None or value == "" or (number and not math.isfinite(value)):
-        shown = "" if value is None else f" (it is {str(value) or 'empty'} in the column '{column}')"
-        raise FedshiftError(f"The image {where} has no {column}{shown}; fill it in or remove the row.")
-    if number and (whole or names is not None):
-        if value != int(value):
-            raise FedshiftError(
-                f"The image {where} has {value} in the column '{column}'; a {column} is a name or a whole number."
-            )
+    if isinstance(value, float) and (whole or known is not None) and value.is_integer():
         value = int(value)
-    if isinstance(value, bytes | list | dict):
+    usable = isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value) and not whole)
+    if not usable or not str(value).strip():
         raise FedshiftError(
-            f"The image {where} has a {type(value).__name__} in the column '{column}'; a {column} is text or a number."
+            f"The image {where} has {shown(value)} in the column '{column}'; a {column} is a name or a whole number: "
+            "fill it in or remove the row."
         )
-    if names is None or not isinstance(value, int):
+    if known is None or not isinstance(value, int):
         return str(value)
-    if not 0 <= value < len(names):
-        raise FedshiftError(f"The image {where} has the {column} {value}, but there are {len(names)} names for it.")
-    return names[value]
+    if not 0 <= value < len(known):
+        raise FedshiftError(f"The image {where} has the {column} {value}, but there are {len(known)} names for it.")
+    return known[value]

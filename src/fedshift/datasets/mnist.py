@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from fedshift.datasets.image_tables import ONE_DOMAIN, HubSource
-from fedshift.datasets.images import Row, decode, read_all
+from fedshift.datasets.images import Row, decode
+from fedshift.datasets.labelled import each_read
 from fedshift.errors import FedshiftError
 
 MNIST = "ylecun/mnist"
@@ -106,7 +107,7 @@ def _from_hub(hub_id: str, which: Which, setting: str) -> tuple[Images, Labels]:
         labels.append(label_of[name])
         return decode(where, image, 28, 1)[0]
 
-    images = read_all(read, source.rows())
+    images = each_read(read, source.rows(), "images cannot be read")
     return torch.stack(images).numpy(), np.asarray(labels, np.int64)
 
 

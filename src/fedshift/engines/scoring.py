@@ -122,7 +122,7 @@ def _scores_stacked(bank: Bank, groups: Sequence[Sequence[Question]]) -> list[Sc
     def predict(net: Net, batch: Batch, context: Context) -> dict[str, Tensor]:
         return {"predicted": setup.method.predict(net, batch.x, context.noise)}
 
-    predicted = bank.evaluate(predict, bank.gather(batches, contexts))["predicted"]
+    predicted = bank.gather(batches, contexts).evaluate(predict)["predicted"]
     return [
         score
         for group, rows, one in zip(groups, predicted, asked, strict=True)

@@ -29,19 +29,11 @@ Choices:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
-from torch import Tensor, nn
-
-from fedshift.core.contract import Batch, Context, Loss, Objective, Optimiser, Part, Phase, Phases, Terms
-from fedshift.core.model import ModelBuilder
-from fedshift.core.net import Net
 from fedshift.methods.fedavg import FedAvg
 from fedshift.methods.generator import Conditional
-from fedshift.settings.spec import LearningRate, Positive, Probability, Range, Steps, WholeNumber, Width, setting
-from fedshift.streams import Draw, Draws
+from fedshift.page import *
 
 
 def smoothed_cross_entropy(logits: Tensor, y: Tensor, smoothing: float) -> Tensor:
@@ -139,13 +131,11 @@ class FedADG(FedAvg):
 
     def reference(self, net: Net, batch: Batch, context: Context) -> Tensor:
         """G(e, y) for the batch's labels, (B, d)."""
-        made: Tensor = net.generator(context.noise["noise"], batch.y, self.code)
-        return made
+        return net.generator(context.noise["noise"], batch.y, self.code)
 
     def judged(self, net: Net, z: Tensor, y: Tensor) -> Tensor:
         """D(y, z): how much representations z (B, d) of the classes y (B,) are like G's, (B, 1)."""
-        likeness: Tensor = net.discriminator(z, y, self.code)
-        return likeness
+        return net.discriminator(z, y, self.code)
 
     def discriminator_loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         """(1 - D(y, G(e, y)))^2 + D(y, F(x))^2."""

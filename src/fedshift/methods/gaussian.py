@@ -9,18 +9,10 @@ Choices: one sample of z for each image in training; prediction averages the sof
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from torch import Tensor
-
-from fedshift.core.contract import Batch, Context, Part
-from fedshift.core.model import ModelBuilder
-from fedshift.core.net import Net
 from fedshift.methods.fedavg import FedAvg
-from fedshift.settings.spec import AtMost, WholeNumber, setting
-from fedshift.streams import Draw, Draws
+from fedshift.page import *
 
 
 def gaussian_kl(mean: Tensor, sigma: Tensor, to_mean: Tensor, to_sigma: Tensor) -> Tensor:
@@ -57,8 +49,7 @@ class Probabilistic(FedAvg):
         """The mean of z, or z itself where the encoder is deterministic."""
         if not self.probabilistic:
             return super().features(net, x)
-        mu: Tensor = net.encoder(x)[0]
-        return mu
+        return net.encoder(x)[0]
 
     def draws(self, model: ModelBuilder, batch: int) -> Draws:
         """One standard normal sample for each image."""
@@ -83,5 +74,5 @@ class Probabilistic(FedAvg):
             return super().predict(net, x, noise)
         mu, sigma = net.encoder(x)
         z = mu + sigma * noise["eps"] if self.test_samples else mu.unsqueeze(0)
-        log_probabilities: Tensor = net.head(z).log_softmax(dim=-1)
+        log_probabilities = net.head(z).log_softmax(dim=-1)
         return log_probabilities.logsumexp(dim=0) - math.log(len(z))

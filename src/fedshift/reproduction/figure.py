@@ -14,7 +14,7 @@ from fedshift.reporting.units import printable
 from fedshift.reproduction.numbers import Numbers, place
 from fedshift.reproduction.panels import Panel
 from fedshift.reproduction.scores import score
-from fedshift.tuning.figures import as_png, plain
+from fedshift.study.figures import as_png, make_plain
 
 MARKERS, DASHES = "osD^vP*X", ("-", "--", "-.", ":")  # so that lines that coincide can be told apart
 WIDTH, HEIGHT = 5.2, 3.8  # inches of a panel
@@ -43,7 +43,7 @@ def draw_panel(done: Numbers, panel: Panel, axis: Axes) -> None:
     title = f"{printable(done.plan.title(panel))}\nscale {done.plan.scale.name}"
     axis.set(title=title, xlabel=exhibit.across, ylabel=printable(f"{heading} ({score(its).unit})"))
     axis.legend(frameon=False, fontsize=8)
-    plain(axis)
+    make_plain(axis)
 
 
 def _line(axis: Axes, name: str, across: Sequence[float], found: Sequence[MeanStd], **style: Any) -> None:

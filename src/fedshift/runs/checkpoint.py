@@ -30,7 +30,7 @@ from fedshift.errors import DamagedError
 from fedshift.manifest import Manifest
 from fedshift.settings.spec import RunName
 
-COUNTED = ("position", "bytes_down", "bytes_up", "bytes_telemetry", "missing", "ended")
+COUNTED = ("position", "missing", "ended")
 _SCOPES = ("shared", "down", "server")
 _NAME = re.compile(r"manifest-(\d+)\.json")
 
@@ -53,9 +53,6 @@ class Checkpoint(Manifest):
 
     Attributes:
         position: how many rounds are done, over all stages.
-        bytes_down: bytes sent to clients so far.
-        bytes_up: bytes sent by clients so far.
-        bytes_telemetry: bytes of telemetry so far.
         missing: who did not answer since the last record.
         ended: the last rounds of stages that ended early, by name.
         ledger: every kind of message that crossed the wire so far; see :meth:`Ledger.table`.
@@ -65,9 +62,6 @@ class Checkpoint(Manifest):
     """
 
     position: NonNegativeInt
-    bytes_down: NonNegativeInt
-    bytes_up: NonNegativeInt
-    bytes_telemetry: NonNegativeInt
     missing: list[dict[str, Any]]
     ended: dict[str, NonNegativeInt]
     ledger: list[dict[str, Any]]

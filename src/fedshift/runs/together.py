@@ -14,7 +14,6 @@ from functools import partial
 
 from fedshift.engines.choice import Choice, open_engine
 from fedshift.engines.engine import Engine
-from fedshift.engines.forecast import Announcing
 from fedshift.errors import DiskError, FedshiftError, LockedError, StoppedError
 from fedshift.runs.checkpoint import Execution, common_position
 from fedshift.runs.events import EventLog
@@ -115,7 +114,7 @@ def carry_out(
             run.note(text)
 
     with ExitStack() as stack:
-        engine = Announcing(stack.enter_context(open_engine(choice, note)), note)
+        engine = stack.enter_context(open_engine(choice, note))
         try:
             for simulation, folder in runs:
                 stack.enter_context(folder.locked())

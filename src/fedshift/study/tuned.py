@@ -19,9 +19,9 @@ from fedshift.manifest import checked
 from fedshift.reporting.results import flat
 from fedshift.runs.schema import File
 from fedshift.settings.experiment import Experiment
-from fedshift.settings.spec import Range, shown
+from fedshift.settings.spec import shown
 from fedshift.settings.written import LARGEST_TOML
-from fedshift.tuning.space import in_words, key_here, settings_of, with_settings
+from fedshift.study.space import key_here, settings_of, with_settings
 
 ABOUT = """\
 # The best settings that `fedshift tune` found, which `fedshift compare --tuned` takes.
@@ -30,17 +30,6 @@ ABOUT = """\
 NOT_OF_ALL = ("name", "seed", "plugins", "run", "method")  # what entries may differ in
 MOST_SHOWN = 4  # settings in which experiments differ
 Natural = Annotated[int, Ge(0)]
-
-
-class Interval(File):
-    """Between what a setting was searched, by its logarithm or not."""
-
-    low: FiniteFloat | int
-    high: FiniteFloat | int
-    log: bool
-
-    def __str__(self) -> str:
-        return str(Range(self.low, self.high, self.log))
 
 
 class Found(File):
@@ -57,10 +46,6 @@ class Found(File):
         failed: how many failed.
         repeated: how many had the settings of an earlier one, and cost nothing.
         sampler: what chose settings.
-        parallel: how many were chosen side by side.
-        rounds: communication rounds of a trial.
-        steps: local steps a round, of which ``unit`` says what they are.
-        unit: "steps" or "epochs".
         seeds: of each trial.
         search: what was searched, by dotted name.
         study: the name of the study's folder.
@@ -76,12 +61,8 @@ class Found(File):
     failed: Natural
     repeated: Natural
     sampler: str
-    parallel: Natural
-    rounds: Natural
-    steps: Natural
-    unit: str
     seeds: list[int]
-    search: dict[str, Interval | list[Any]]
+    search: dict[str, Any]
     study: str
 
     @property
@@ -90,25 +71,10 @@ class Found(File):
         return self.method, self.hold_out or ""
 
     @property
-    def budget(self) -> tuple[Any, ...]:
-        """What must be the same for methods that are compared, as words and numbers."""
-        return self.trials, self.sampler, self.rounds, self.steps, self.unit, len(self.seeds), self._ranges(own=False)
-
-    def budget_in_words(self, own: bool = True) -> str:
-        """The budget for a reader, with all ranges or without those of the method's own settings."""
-        seeds = "1 seed" if len(self.seeds) == 1 else f"{len(self.seeds)} seeds"
-        return (
-            f"{self.trials} trials ({self.sampler}) of {self.rounds} rounds with {self.steps} {self.unit} and {seeds} "
-            f"over {self._ranges(own) or 'nothing'}"
-        )
-
-    def _ranges(self, own: bool) -> str:
-        """What was searched, with the method's own settings or without."""
-        return ", ".join(
-            f"{key}: {in_words(tuple(where)) if isinstance(where, list) else where}"
-            for key, where in sorted(self.search.items())
-            if own or not key.startswith("method.")
-        )
+    def budget(self) -> str:
+        """Trials, and ranges of settings that all methods have: the same for methods that are compared."""
+        ranges = {key: where for key, where in sorted(self.search.items()) if not key.startswith("method.")}
+        return f"{self.trials} trials ({self.sampler}) with {len(self.seeds)} seeds over {ranges or 'nothing'}"
 
 
 class Tuned(File):
@@ -121,7 +87,7 @@ class Tuned(File):
         tuned: an entry for each method and held-out domain.
     """
 
-    format: Literal[1] = 1
+    format: Literal[2] = 2
     chosen_on: str
     digest: str
     experiment: dict[str, Any]
@@ -142,7 +108,7 @@ class Tuned(File):
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
-        """What a file holds.
+        """Read a file.
 
         Raises:
             FedshiftError: it cannot be read, or is no such file.
@@ -158,14 +124,14 @@ class Tuned(File):
                 f"'{path}' holds no tuned settings ({error}); `fedshift tune` writes such a file."
             ) from error
 
-    def written(self, folder: Path) -> Path:
-        """Write it into a folder, beside the entries for other methods and domains that its file holds already.
+    def write(self, folder: Path) -> Path:
+        """Write it into a folder, beside the entries for other methods and domains that its file has already.
 
         Returns:
             The file, whose name has the digest.
 
         Warns:
-            FedshiftWarning: it takes the place of an entry that another search, or a longer one, found.
+            FedshiftWarning: it replaces an entry that another search, or a longer one, found.
 
         Raises:
             FedshiftError: the file is there and cannot be read, or it cannot be written.
@@ -176,8 +142,8 @@ class Tuned(File):
             before = entries.get(now.case, now)
             if before.study != now.study or before.trials > now.trials:
                 warnings.warn(
-                    f"The entry for {_in_words(now.case)} in '{path}' is replaced: there were "
-                    f"{before.budget_in_words()}, now {now.budget_in_words()}.",
+                    f"The entry for {_in_words(now.case)} in '{path}' is replaced: there were {before.budget}, now "
+                    f"{now.budget}.",
                     FedshiftWarning,
                     stacklevel=2,
                 )
@@ -188,7 +154,7 @@ class Tuned(File):
         files.write(path, ABOUT + tomli_w.dumps(whole.model_dump(exclude_none=True)))
         return path
 
-    def applied(
+    def apply(
         self, experiments: Sequence[Experiment], given: Collection[str] = (), where: str = ""
     ) -> list[Experiment]:
         """Experiments with the settings that were found for their method and held-out domain.
@@ -196,7 +162,7 @@ class Tuned(File):
         Args:
             experiments: any that have an entry.
             given: dotted names of settings that keep their values.
-            where: what messages call the file.
+            where: the file's name in messages.
 
         Warns:
             FedshiftWarning: a setting keeps its value, budgets of the methods differ, or the experiments are not the
@@ -206,68 +172,55 @@ class Tuned(File):
             FedshiftError: a method or domain has no entry, or experiments become equal.
         """
         entries = {found.case: found for found in self.tuned}
-        where = f"'{where}'" if where else "The file"
         cases = dict.fromkeys((each.method_name, str(getattr(each.protocol, "hold_out", ""))) for each in experiments)
-        missing = [case for case in cases if case not in entries]
-        if missing:
+        if missing := [case for case in cases if case not in entries]:
             raise FedshiftError(
-                f"{where} has no settings for {'; '.join(map(_in_words, missing))}. {self._how(missing)}"
+                f"'{where}' has no settings for {'; '.join(map(_in_words, missing))}. "
+                f"{_command(missing, self.tuned[0].trials if self.tuned else None)}"
             )
-        used = [entries[case] for case in cases]
-        for note in dict.fromkeys(
-            [*self._kept(experiments, entries, given), *_unequal(used), *self._other(experiments)]
-        ):
-            warnings.warn(note, FedshiftWarning, stacklevel=2)
-        found = []
+        budgets = {entries[case].budget: entries[case] for case in cases}
+        notes = [*self._differences(experiments)]
+        if len(budgets) > 1:
+            words = (f"{_in_words(found.case)} {budget}" for budget, found in budgets.items())
+            notes.append(f"The methods were not tuned with the same budget: {'; '.join(words)}.")
+        applied = []
         for each in experiments:
             entry = entries[each.method_name, str(getattr(each.protocol, "hold_out", ""))]
             kept = {key_here(key, each) for key in given}
-            found.append(with_settings(each, {key: v for key, v in entry.settings.items() if key not in kept}))
-        if len({each.fingerprint for each in found}) < len(found):
+            for key in sorted(kept & entry.settings.keys()):
+                value, tuned = shown(settings_of(each)[key].value), shown(entry.settings[key])
+                notes.append(f"{each.method_name}: {key} = {value} is given, and counts before the tuned {tuned}.")
+            applied.append(with_settings(each, {key: v for key, v in entry.settings.items() if key not in kept}))
+        for note in dict.fromkeys(notes):
+            warnings.warn(note, FedshiftWarning, stacklevel=2)
+        if len({each.fingerprint for each in applied}) < len(applied):
             raise FedshiftError(
                 "With tuned settings, two of these runs are the same: give no list for a setting that was tuned, or "
                 "give it by --set, which counts before what was found."
             )
-        return found
+        return applied
 
-    def _kept(
-        self, experiments: Sequence[Experiment], entries: Mapping[tuple[str, str], Found], given: Collection[str]
-    ) -> Iterable[str]:
-        """Which settings keep the values that were given."""
-        for each in experiments:
-            entry = entries[each.method_name, str(getattr(each.protocol, "hold_out", ""))]
-            for key in sorted({key_here(key, each) for key in given} & entry.settings.keys()):
-                value, tuned = settings_of(each)[key].value, shown(entry.settings[key])
-                yield f"{each.method_name}: {key} = {shown(value)} is given, and counts before the tuned {tuned}."
-
-    def _other(self, experiments: Sequence[Experiment]) -> Iterable[str]:
-        """In what experiments differ from that on which settings were chosen."""
-        for each in experiments:
-            now = _common(each, [key for found in self.tuned for key in found.settings])
-            names = [name for name in self.experiment.keys() | now.keys() if self.experiment.get(name) != now.get(name)]
+    def _differences(self, experiments: Sequence[Experiment]) -> Iterable[str]:
+        """In what experiments differ from the one on which settings were chosen."""
+        tuned = [key for found in self.tuned for key in found.settings]
+        for now in (_common(each, tuned) for each in experiments):
             differing = [
                 f"{name} = {shown(self.experiment.get(name))} there and {shown(now.get(name))} here"
-                for name in sorted(names)
+                for name in sorted(self.experiment.keys() | now.keys())
+                if self.experiment.get(name) != now.get(name)
             ]
             more = [f"and {len(differing) - MOST_SHOWN} more"] if len(differing) > MOST_SHOWN else []
             if differing:
                 yield f"Settings were tuned on another experiment: {', '.join(differing[:MOST_SHOWN] + more)}."
 
-    def _how(self, missing: Sequence[tuple[str, str]]) -> str:
-        """The command that makes what is missing."""
-        methods = ",".join(dict.fromkeys(method for method, _ in missing))
-        domains = ",".join(dict.fromkeys(domain for _, domain in missing if domain))
-        budget = f" --trials {self.tuned[0].trials} --sampler {self.tuned[0].sampler}" if self.tuned else ""
-        held_out = f" --hold-out {domains}" if domains else ""
-        return f"`fedshift tune EXPERIMENT --method {methods}{held_out}{budget}`, with its other options, makes them."
 
-
-def _unequal(used: Sequence[Found]) -> Iterable[str]:
-    """Whether methods had different budgets."""
-    budgets = {found.budget: found for found in used}
-    if len(budgets) > 1:
-        words = (f"{_in_words(found.case)} {found.budget_in_words(own=False)}" for found in budgets.values())
-        yield f"The methods were not tuned with the same budget: {'; '.join(words)}."
+def _command(missing: Sequence[tuple[str, str]], trials: int | None) -> str:
+    """The command that makes what is missing."""
+    methods = ",".join(dict.fromkeys(method for method, _ in missing))
+    domains = ",".join(dict.fromkeys(domain for _, domain in missing if domain))
+    budget = f" --trials {trials}" if trials else ""
+    held_out = f" --hold-out {domains}" if domains else ""
+    return f"`fedshift tune EXPERIMENT --method {methods}{held_out}{budget}`, with its other options, makes them."
 
 
 def _in_words(case: tuple[str, str]) -> str:
@@ -281,10 +234,7 @@ def _common(experiment: Experiment, searched: Collection[str]) -> dict[str, Any]
 
 
 def _digest(experiment: Experiment, common: Mapping[str, Any]) -> str:
-    """A file of data or of a model counts by what it holds, as in a fingerprint.
-
-    Plugins do not count: the file is the same with and without a method of one's own.
-    """
+    """A digest in which a file of data or of a model counts by its content, and plugins do not count."""
     paths = {".".join(names) for names, _ in experiment.paths() if names[0] != "method"}
     contents = {what: content for what, content in experiment.contents.items() if what in paths}
     there = {key: value for key, value in common.items() if key not in contents}

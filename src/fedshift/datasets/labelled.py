@@ -1,4 +1,8 @@
-"""Samples of one file or several, put together: what each file calls classes, domains and groups becomes numbers."""
+"""The table that all data of a user become: a row for each sample, with its input, label, domain and group.
+
+A reader of some kind of file makes one :class:`Labelled` of each file; :func:`joined` checks them and turns them into
+a :class:`DomainData`.
+"""
 
 from __future__ import annotations
 
@@ -6,38 +10,39 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple, TypeVar, overload
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedshift.datasets.images import left_out
-from fedshift.errors import FedshiftError
+from fedshift import memory
+from fedshift.datasets.listing import left_out
+from fedshift.errors import FedshiftError, Problems
 from fedshift.federation.domains import DomainData
 from fedshift.federation.names import check_names
 from fedshift.federation.preparation import Column
 
-PIECE = 1 << 22  # numbers looked at together
+PIECE = 1 << 22  # numbers checked together
 
 Array = np.ndarray[Any, Any]
 Value = str | int | float
+T = TypeVar("T")
+Item = TypeVar("Item")
 
 
 class Names(NamedTuple):
-    """What the samples of a file are called: by class, domain or group.
+    """The labels, domains or groups of a file's samples.
 
     Attributes:
-        values: each value once.
+        values: each value once, sorted.
         rows: the row in which each value occurs first; empty where it stands in no row.
         which: the place of each sample's value among them, (N,), int64.
-        untyped: whether numbers among the values are as good as text, as in CSV, where both look alike.
     """
 
     values: Sequence[Value]
     rows: Sequence[int]
     which: Tensor
-    untyped: bool = False
 
     @classmethod
     def all(cls, name: str, count: int) -> Names:
@@ -50,11 +55,29 @@ class Names(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rows(Sequence[str]):
-    """Where each sample was read from, made when it is asked for: files in order, each with its samples' names.
+class Labelled:
+    """The samples of one file.
 
-    A name that is a number is that of a row.
+    Attributes:
+        where: the file, for errors.
+        x: inputs (N, ...), as :class:`DomainData` has them.
+        y: their classes.
+        domain: their domains.
+        group: what those made from one original share; None: every sample is an original.
+        rows: what each sample is called in the file; none: each is a row.
     """
+
+    where: str
+    x: Tensor
+    y: Names
+    domain: Names
+    group: Names | None = None
+    rows: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Places(Sequence[str]):
+    """Where each sample was read from: files in order, each with its samples' names or numbers of rows."""
 
     files: tuple[tuple[str, Sequence[str | int]], ...]
 
@@ -77,25 +100,7 @@ class Rows(Sequence[str]):
         raise IndexError(index)
 
 
-@dataclass(frozen=True)
-class Part:
-    """The samples of one file.
-
-    Attributes:
-        where: the file, for errors.
-        x: inputs (N, ...), as :class:`DomainData` has them.
-        y: their classes.
-        domain: their domains.
-        group: what those made from one original share; None: every sample is an original.
-        rows: what each sample is called in the file; none: each is a row.
-    """
-
-    where: str
-    x: Tensor
-    y: Names
-    domain: Names
-    group: Names | None = None
-    rows: Sequence[str] = ()
+# Files ------------------------------------------------------------------------------------------------
 
 
 def files_in(given: str, suffixes: Sequence[str]) -> list[Path]:
@@ -106,23 +111,23 @@ def files_in(given: str, suffixes: Sequence[str]) -> list[Path]:
         suffixes: what those in a folder end in, in small letters; hidden ones and those in folders below are left out.
 
     Raises:
-        FedshiftError: there is none, or two have one name but for the suffix.
+        FedshiftError: there is none, they do not fit into memory, or two have one name but for the suffix.
     """
     path, kinds = Path(given).expanduser(), " or ".join(suffixes)
-    if given and path.is_file():
-        return [path]
-    if not given or not path.is_dir():
+    if not given or not path.exists():
         raise FedshiftError(f"data.path = '{given}' does not exist; give a file that ends in {kinds}, or a folder.")
     try:
-        files = [file for file in path.iterdir() if file.suffix.lower() in suffixes and not file.name.startswith(".")]
+        below = [path] if path.is_file() else [*path.iterdir()]
     except OSError as error:
         raise FedshiftError(f"The folder '{path}' cannot be read ({error.strerror}). Allow reading it.") from error
+    files = [file for file in below if file == path or (file.suffix.lower() in suffixes and file.name[0] != ".")]
     if not files:
         raise FedshiftError(f"data.path = '{given}': no file in it ends in {kinds}.")
     files.sort(key=lambda file: (file.stem, file.suffix))
     for one, other in pairwise(files):
         if one.stem == other.stem:
             raise FedshiftError(f"'{one}' and '{other}' would be one domain, '{one.stem}'; rename or join them.")
+    memory.check(sum(file.stat().st_size for file in files), f"The data set '{given}'", "Give fewer rows.")
     return files
 
 
@@ -131,6 +136,28 @@ def beside(given: str, files: Iterable[Path]) -> tuple[str, ...]:
     path = Path(given).expanduser()
     note = left_out(path, files) if path.is_dir() else ""
     return (note,) if note else ()
+
+
+def each_read(read: Callable[[Item], T], items: Iterable[Item], what: str) -> list[T]:
+    """What is read of each item.
+
+    Args:
+        read: reads one.
+        items: files, say.
+        what: what several errors are, after their number, such as "images cannot be read".
+
+    Raises:
+        FedshiftError: some cannot be read; the message names the first ten.
+    """
+    found, problems = list[T](), Problems(what)
+    for item in items:
+        with problems.gathered():
+            found.append(read(item))
+    problems.check()
+    return found
+
+
+# Checks -----------------------------------------------------------------------------------------------
 
 
 def names_of(array: Array, where: str, *, whole: bool = False) -> Names:
@@ -144,9 +171,14 @@ def names_of(array: Array, where: str, *, whole: bool = False) -> Names:
         whole: whether numbers have to be whole, as those of classes do.
 
     Raises:
-        FedshiftError: it is neither, or a number is not finite or not whole; the message names the row.
+        FedshiftError: a value is neither, or a number is not finite or not whole; the message names the row.
     """
-    if array.dtype.kind not in "iufU":
+    if array.dtype.kind == "O":
+        for row, value in enumerate(array):
+            if not isinstance(value, str | bool):
+                raise FedshiftError(f"{where} holds {shown(value)} in row {row}; give text or numbers in every row.")
+        array = np.array([str(value) for value in array], object)
+    if array.dtype.kind not in "biufUO":
         raise FedshiftError(f"{where} is of type {array.dtype}; give text or numbers (astype(str), say).")
     if array.dtype.kind == "f":
         check_each(array, lambda some: ~np.isfinite(some), where, "a finite number")
@@ -154,7 +186,16 @@ def names_of(array: Array, where: str, *, whole: bool = False) -> Names:
             check_each(array, lambda some: some != np.round(some), where, "a name or a whole number")
     values, rows, which = np.unique(array, return_index=True, return_inverse=True)
     items = [int(value) if isinstance(value, float) and value.is_integer() else value for value in values.tolist()]
-    return Names(items, rows.tolist(), torch.from_numpy(which))
+    items = [str(value) if isinstance(value, bool) else value for value in items]
+    empty = next((place for place, value in enumerate(items) if isinstance(value, str) and not value.strip()), None)
+    if empty is not None:
+        raise FedshiftError(f"{where} holds nothing in row {rows[empty]}; fill it in or remove the row.")
+    return Names(items, rows.tolist(), torch.from_numpy(which.reshape(-1)))
+
+
+def shown(cell: object) -> str:
+    """A cell as errors show it, with its type."""
+    return f"{str(cell)!r:.100} ({type(cell).__name__})"
 
 
 def check_each(array: Array, wrong: Callable[[Array], Array], where: str, needed: str) -> None:
@@ -184,10 +225,39 @@ def check_each(array: Array, wrong: Callable[[Array], Array], where: str, needed
     )
 
 
+def sorted_names(kind: str, places: Sequence[tuple[str, Names]]) -> tuple[str, ...]:
+    """All values as names, by size if they are numbers, else by the alphabet.
+
+    Args:
+        kind: what they are names of.
+        places: files, for errors, and the names in each.
+
+    Raises:
+        FedshiftError: names cannot be used, or a class is a number in one file where classes of others are text.
+    """
+    found: dict[Value, str] = {}
+    for where, names in places:
+        for number, value in enumerate(names.values):
+            found.setdefault(value, names.place(number, where))
+    text = [value for value in found if isinstance(value, str)]
+    numbers = [value for value in found if not isinstance(value, str)]
+    alone = [value for value in numbers if str(value) not in found]
+    if text and alone and kind == "class":  # a CSV file of the classes 1 and 2 may go with one of 1, 2 and 2b
+        raise FedshiftError(
+            f"The {kind} is the number {alone[0]} in {found[alone[0]]}, and the text '{text[0]}' in {found[text[0]]}; "
+            "write all of them as numbers or all as text."
+        )
+    check_names(kind, {str(value): place for value, place in found.items()})
+    return tuple(sorted({*text, *map(str, numbers)}) if text else map(str, sorted(numbers)))
+
+
+# All files together -----------------------------------------------------------------------------------
+
+
 def joined(
-    parts: list[Part], classes: Sequence[str] = (), notes: tuple[str, ...] = (), columns: tuple[Column, ...] = ()
+    parts: list[Labelled], classes: Sequence[str] = (), notes: tuple[str, ...] = (), columns: tuple[Column, ...] = ()
 ) -> DomainData:
-    """All parts as one data set.
+    """All files as one data set.
 
     Args:
         parts: the files' samples; the list is emptied, since each is given up once it is copied.
@@ -198,80 +268,31 @@ def joined(
     Raises:
         FedshiftError: names cannot be used, or the samples of two files differ in shape or type.
     """
-    _check_alike(parts)
-    domains, domain = _numbered("domain", parts, lambda part: part.domain)
-    named, y = _numbered("class", parts, lambda part: part.y, classes)
-    group, where = _groups(parts), Rows(tuple((part.where, part.rows or range(len(part.x))) for part in parts))
-    x = _together(parts)
-    return DomainData(x, y, domain, domains, named, group, notes=notes, where=where, columns=columns)
-
-
-def domain_names(places: Sequence[tuple[str, Names]]) -> tuple[str, ...]:
-    """The names of all domains, by the files that name them.
-
-    Raises:
-        FedshiftError: names cannot be used.
-    """
-    return sorted_names("domain", places)
-
-
-def _check_alike(parts: Sequence[Part]) -> None:
     first = parts[0]
     for part in parts[1:]:
-        for what, (one, other) in {
-            "type": (first.x.dtype, part.x.dtype),
-            "shape": (list(first.x.shape[1:]), list(part.x.shape[1:])),
-        }.items():
-            if one != other:
-                raise FedshiftError(
-                    f"A sample of '{first.where}' has the {what} {one}, one of '{part.where}' {other}; make them alike."
-                )
-
-
-def sorted_names(kind: str, places: Sequence[tuple[str, Names]]) -> tuple[str, ...]:
-    """All values, by size if they are numbers, else by the alphabet, as names.
-
-    A file of CSV in which all happen to be numbers cannot say that they are text, so numbers are taken as text where
-    another file has text, and has each of them as text or they are untyped.
-
-    Args:
-        kind: what they are names of.
-        places: files, for errors, and what each calls its samples.
-
-    Raises:
-        FedshiftError: some are numbers and some text, or names cannot be used.
-    """
-    found: dict[Value, str] = {}
-    typed: set[Value] = set()
-    for where, names in places:
-        for number, value in enumerate(names.values):
-            found.setdefault(value, names.place(number, where))
-        if not names.untyped:
-            typed |= {*names.values}
-    text = {value: place for value, place in found.items() if isinstance(value, str)}
-    numbers = [value for value in found if value not in text]
-    apart = [value for value in numbers if value in typed and str(value) not in text]
-    if text and apart:
-        digits, word = apart[0], next(iter(text))
-        raise FedshiftError(
-            f"The {kind} is the number {digits} in {found[digits]}, and the text '{word}' in {text[word]}; write all "
-            "of them as numbers or all as text."
-        )
-    check_names(kind, {str(value): place for value, place in found.items()})
-    return tuple(sorted({*text, *map(str, numbers)}) if text else map(str, sorted(numbers)))
+        if (part.x.dtype, part.x.shape[1:]) != (first.x.dtype, first.x.shape[1:]):
+            raise FedshiftError(
+                f"A sample of '{first.where}' is {first.x.dtype} of shape {list(first.x.shape[1:])}, one of "
+                f"'{part.where}' {part.x.dtype} of shape {list(part.x.shape[1:])}; make them alike."
+            )
+    domains, domain = _numbered("domain", [(part.where, part.domain) for part in parts])
+    named, y = _numbered("class", [(part.where, part.y) for part in parts], classes)
+    group, where = _groups(parts), Places(tuple((part.where, part.rows or range(len(part.x))) for part in parts))
+    return DomainData(_together(parts), y, domain, domains, named, group, notes=notes, where=where, columns=columns)
 
 
 def _numbered(
-    kind: str, parts: Sequence[Part], of: Callable[[Part], Names], known: Sequence[str] = ()
+    kind: str, places: Sequence[tuple[str, Names]], known: Sequence[str] = ()
 ) -> tuple[tuple[str, ...], Tensor]:
-    """The names that samples of all parts have, and the number of each sample's, (N,), int64."""
-    names = tuple(known) or sorted_names(kind, [(part.where, of(part)) for part in parts])
-    place = {name: number for number, name in enumerate(names)}
-    own = [torch.tensor([place[str(value)] for value in of(part).values])[of(part).which] for part in parts]
-    return names, torch.cat(own)
+    """The names that samples of all files have, and the number of each sample's, (N,), int64."""
+    names = tuple(known) or sorted_names(kind, places)
+    number = {name: place for place, name in enumerate(names)}
+    return names, torch.cat(
+        [torch.tensor([number[str(value)] for value in own.values])[own.which] for _, own in places]
+    )
 
 
-def _groups(parts: Sequence[Part]) -> Tensor:
+def _groups(parts: Sequence[Labelled]) -> Tensor:
     """The number of each sample's group, (N,), int64; one of the same name in two files is the same group."""
     number: dict[str, int] = {}
     count = 0
@@ -290,8 +311,8 @@ def _groups(parts: Sequence[Part]) -> Tensor:
     return torch.cat(groups)
 
 
-def _together(parts: list[Part]) -> Tensor:
-    """The inputs of all parts, which are not all held twice."""
+def _together(parts: list[Labelled]) -> Tensor:
+    """The inputs of all files, each of which is given up once it is copied."""
     if len(parts) == 1:
         return parts.pop().x
     stop = sum(len(part.x) for part in parts)

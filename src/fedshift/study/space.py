@@ -1,4 +1,4 @@
-"""Where a study looks: an interval or choices for each setting, by its dotted name."""
+"""Where a search looks: an interval or choices for each setting, by its dotted name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedshift.settings.written import Written
 
 S = TypeVar("S", bound=Spec)
 
-SEARCHED = ("method", "train", "model")  # tables; the others say what is measured
+SEARCHED = ("method", "train", "model")  # tables; the others decide what is measured
 JUDGED = "what trials are judged on"
 SAME_FOR_ALL = {  # settings of [train] that are not searched, and what they decide
     **dict.fromkeys(
@@ -31,7 +31,7 @@ SAME_FOR_ALL = {  # settings of [train] that are not searched, and what they dec
 }
 NUMBER = r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*"
 INTERVAL = re.compile(rf"{NUMBER}\.\.{NUMBER}")
-DECADE = 10  # an interval so many times as wide as its lower end is searched by its logarithm
+DECADE = 10  # an interval this many times as wide as its lower end is searched by its logarithm
 DIGITS = 4  # of a number that a trial has
 
 
@@ -40,9 +40,9 @@ class Setting:
     """A setting that can be searched.
 
     Attributes:
-        cls: the class it is of.
+        cls: its class.
         name: its name there.
-        value: what the experiment says.
+        value: the experiment's value.
     """
 
     cls: type[Spec]
@@ -51,7 +51,7 @@ class Setting:
 
     @property
     def declared(self) -> Search | None:
-        """Where its page says to look."""
+        """The range that its page declares."""
         search: Search | None = self.cls.settings()[self.name].metadata.get("search")
         return search
 
@@ -61,14 +61,14 @@ class Setting:
         return float not in leaf_types(setting_type(self.cls, self.name))
 
     def read(self, key: str, given: Any) -> Search:
-        """An interval or choices that a user gives for it.
+        """The interval or choices that a user gives for it.
 
         Args:
-            key: what messages call it.
+            key: its name in messages.
             given: a :class:`Range`, a table with ``low``, ``high`` and perhaps ``log``, "0.001..0.1", or choices.
 
         Raises:
-            FedshiftError: it is none of these, or the setting does not take what is in it.
+            FedshiftError: it is none of these, or the setting does not accept one of its values.
         """
         if self.cls.settings()[self.name].metadata.get("path"):
             raise FedshiftError(f"{key} names a file, which is not searched; give it by --set {key}=...")
@@ -77,9 +77,12 @@ class Setting:
             given = {"low": _number(ends[1]), "high": _number(ends[2])}
         elif isinstance(given, Written):
             given = given.read(setting_type(self.cls, self.name))
-        if isinstance(given, Range | Mapping):
-            return self._interval(key, given)
-        choices = tuple(self.cls.checked(self.name, choice) for choice in plain(given)) if _several(given) else ()
+        if isinstance(given, Range):
+            given = {"low": given.low, "high": given.high, "log": given.log}
+        if isinstance(given, Mapping):
+            return self._interval(key, **given)
+        several = isinstance(given, Sequence) and not isinstance(given, str)
+        choices = tuple(self.cls.checked(self.name, choice) for choice in plain(given)) if several else ()
         if len(choices) < 2 or len({repr(choice) for choice in choices}) < len(choices):
             raise FedshiftError(
                 f"The search over {key} = {shown(given)} needs different choices (--search {key}=A,B) or an interval "
@@ -87,11 +90,9 @@ class Setting:
             )
         return choices
 
-    def _interval(self, key: str, given: Range | Mapping[str, Any]) -> Range:
-        table = {"low": given.low, "high": given.high, "log": given.log} if isinstance(given, Range) else dict(given)
-        low, high, log = (table.pop(name, None) for name in ("low", "high", "log"))
-        if table or low is None or high is None or log not in (None, False, True):
-            raise FedshiftError(f"The interval {shown(given)} of {key} needs low and high, and log if any.")
+    def _interval(self, key: str, low: Any = None, high: Any = None, log: Any = None, **other: Any) -> Range:
+        if other or low is None or high is None or log not in (None, False, True):
+            raise FedshiftError(f"The interval of {key} needs low and high, and log if any.")
         low, high = (self.cls.checked(self.name, end) for end in (low, high))
         if not (isinstance(low, int | float) and low < high):
             raise FedshiftError(f"The interval of {key} goes from {low} to {high}: give two numbers, the lower first.")
@@ -99,7 +100,7 @@ class Setting:
             declared = self.declared
             log = declared.log if isinstance(declared, Range) else low > 0 and high / low >= DECADE
         if log and low <= 0:
-            raise FedshiftError(f"The interval of {key} begins at {low:g}, of which there is no logarithm: log = false")
+            raise FedshiftError(f"The interval of {key} begins at {low:g}, which has no logarithm: log = false")
         return Range(low, high, log=bool(log))
 
 
@@ -107,13 +108,9 @@ def _number(text: str) -> float:
     return int(text) if text.lstrip("+-").isdigit() else float(text)
 
 
-def _several(given: Any) -> bool:
-    return isinstance(given, Sequence) and not isinstance(given, str | bytes)
-
-
 @dataclass(frozen=True)
 class Space:
-    """What a study searches.
+    """What a search varies.
 
     Attributes:
         searched: an interval or choices, by the setting's dotted name, in the order of names.
@@ -125,11 +122,11 @@ class Space:
 
     @classmethod
     def of(cls, experiment: Experiment, ranges: Mapping[str, Any], fixed: Collection[str]) -> Space:
-        """What pages declare and a user gives, without what the user fixed.
+        """The ranges that pages declare and a user gives, without the settings that the user fixed.
 
         Args:
             experiment: what is tuned.
-            ranges: where to look, by dotted name; ``method.fedsr.l2r`` is of one method.
+            ranges: where to look, by dotted name; ``method.fedsr.l2r`` applies to one method.
             fixed: dotted names of settings that keep their values.
 
         Raises:
@@ -148,7 +145,7 @@ class Space:
         return cls(searched, frozenset(key for key in searched if known[key].whole))
 
     def table(self) -> dict[str, Any]:
-        """What is searched, as TOML can hold it."""
+        """The ranges as TOML can hold them."""
         return {
             key: {"low": search.low, "high": search.high, "log": search.log}
             if isinstance(search, Range)
@@ -157,36 +154,30 @@ class Space:
         }
 
     def own(self, experiment: Experiment) -> dict[str, Any]:
-        """What an experiment says of the settings, as TOML can hold it; that may be outside of the space."""
+        """An experiment's values of the settings, as TOML can hold them; they may lie outside of the space."""
         known = settings_of(experiment)
         return {key: as_toml(known[key].value) for key in self.searched}
 
     def holds(self, settings: Mapping[str, Any]) -> bool:
         """Whether a trial's settings are in the space."""
-        return all(self._has(key, settings[key]) for key in self.searched)
+        return all(self._has(search, settings[key]) for key, search in self.searched.items())
 
-    def _has(self, key: str, value: Any) -> bool:
-        search = self.searched[key]
+    def _has(self, search: Search, value: Any) -> bool:
         if isinstance(search, Range):
             return isinstance(value, int | float) and search.low <= value <= search.high
-        return any(value == as_toml(choice) and type(value) is type(as_toml(choice)) for choice in search)
+        return labelled(value) in map(labelled, search)
 
-    # What a sampler sees: numbers of intervals, and the places of choices, whatever those are -------
+    def parameters(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """A sampler's parameters for a trial's settings."""
+        return {key: labelled(settings[key]) for key in self.searched}
 
-    def inner(self, settings: Mapping[str, Any]) -> dict[str, float | int]:
-        """A sampler's parameters of a trial's settings."""
-        return {
-            key: settings[key] if isinstance(search, Range) else list(map(as_toml, search)).index(settings[key])
-            for key, search in self.searched.items()
-        }
-
-    def outer(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """A trial's settings, as TOML can hold them; numbers have four digits."""
+    def settings(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        """A trial's settings for a sampler's parameters, as TOML can hold them; numbers have four digits."""
         settings: dict[str, Any] = {}
         for key, search in self.searched.items():
             found = parameters[key]
             if not isinstance(search, Range):
-                settings[key] = as_toml(search[found])
+                settings[key] = as_toml(search[[labelled(choice) for choice in search].index(found)])
             elif key in self.whole:
                 settings[key] = int(found)
             else:
@@ -197,6 +188,11 @@ class Space:
         return ", ".join(f"{key}: {in_words(search)}" for key, search in self.searched.items()) or "nothing"
 
 
+def labelled(choice: Any) -> Any:
+    """A choice as Optuna accepts it: itself, or text in the place of a list."""
+    return shown(as_toml(choice)) if isinstance(choice, tuple | list) else choice
+
+
 def in_words(search: Search) -> str:
     """An interval or choices for a reader."""
     if isinstance(search, Range):
@@ -205,7 +201,7 @@ def in_words(search: Search) -> str:
 
 
 def settings_of(experiment: Experiment) -> dict[str, Setting]:
-    """Every setting of the tables that can be searched, by dotted name; what a variant fixes is none."""
+    """Every setting that can be searched, by dotted name; not those that a variant fixes."""
     return {
         key: setting
         for table in SEARCHED
@@ -224,7 +220,7 @@ def _settings(owner: Spec, name: str, prefix: str) -> Iterator[tuple[str, Settin
 
 
 def key_here(key: str, experiment: Experiment) -> str:
-    """A dotted name as an experiment's method has it: of ``method.fedsr.l2r`` "method.l2r"; empty if another's."""
+    """A dotted name as an experiment's method has it: "method.l2r" for ``method.fedsr.l2r``; empty for another's."""
     table, _, below = key.partition(".")
     owner, _, rest = below.partition(".")
     if table != "method" or not rest or owner not in METHODS or owner in experiment.method.settings():
@@ -233,7 +229,6 @@ def key_here(key: str, experiment: Experiment) -> str:
 
 
 def _is_kept(key: str, kept: Collection[str]) -> bool:
-    """Whether a setting, or a table that it is in, was fixed."""
     return any(key == name or key.startswith(f"{name}.") for name in kept)
 
 
@@ -250,7 +245,7 @@ def check_ranges(ranges: Mapping[str, Any], experiments: Sequence[Experiment]) -
     """Raise an error if a range is of no setting of any method.
 
     Returns:
-        The dotted names of settings that other methods have, whose ranges have no effect.
+        The dotted names of settings that only methods have that are not tuned.
     """
     unused = []
     known = [settings_of(experiment) for experiment in experiments]

@@ -1,9 +1,11 @@
-"""What a trained model says of new files: the probability of each class for every sample."""
+"""Predictions of a trained model for new files: the probability of each class for every sample."""
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +15,19 @@ from torch import Tensor
 from fedshift import files
 from fedshift.datasets import DATASETS
 from fedshift.datasets.dataset import Dataset
-from fedshift.datasets.images import files_below
-from fedshift.errors import FedshiftError, Problems
+from fedshift.datasets.listing import files_below
+from fedshift.errors import FedshiftError, Problems, needs
 from fedshift.federation.preparation import Column
-from fedshift.reporting.frames import as_csv, as_frame
 from fedshift.runs.run import Picked, Run
 from fedshift.runs.trained import Trained
 
-Done = Callable[[int, int], None]  # hears how many files are read, of how many
+Done = Callable[[int, int], None]  # takes how many files are read, of how many
 NAMED = 8  # kinds of files that an error lists
 COLUMNS = ("file", "row", "predicted")
 
 
 def nobody(done: int, of: int) -> None:
-    """Nobody hears of files."""
+    """Shows no progress."""
 
 
 @dataclass(frozen=True)
@@ -72,15 +73,18 @@ class Predictions:
         Raises:
             FedshiftError: pandas is not installed.
         """
-        return as_frame(self.table())
+        with needs("pandas", "A pandas table (table() gives the same as a list)"):
+            import pandas as pd
+        return pd.DataFrame(self.table())
 
     def csv(self) -> str:
         """The :meth:`table` as CSV: nine digits of each probability, which tell any two of float32 apart."""
-        rows = [
-            {name: f"{value:.9g}" if isinstance(value, float) else value for name, value in row.items()}
-            for row in self.table()
-        ]
-        return as_csv(rows, self._columns)
+        text = StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(self._columns)
+        for row in self.table():
+            writer.writerow(f"{value:.9g}" if isinstance(value, float) else value for value in row.values())
+        return text.getvalue()
 
     @property
     def _columns(self) -> tuple[str, ...]:
