@@ -105,7 +105,7 @@ class Many(Dataset):
         )
 
 
-def experiment(workload: Workload, precision: str, engine: str, threads: int) -> Experiment:
+def experiment(workload: Workload, precision: str, engine: str, threads: int, device: str = "cpu") -> Experiment:
     """FedAvg on a workload; the threads are those of an engine of one process."""
     alone = engine in ("sequential", "vectorised")
     train = {"steps": workload.steps, "batch": workload.batch, "participation": workload.participation}
@@ -114,7 +114,7 @@ def experiment(workload: Workload, precision: str, engine: str, threads: int) ->
         model=workload.fedshift,
         method={"name": "fedavg", "optimiser_state": "fresh"},
         train=train | {"precision": precision},
-        run={"engine": engine} | ({"threads": threads} if alone else {}),
+        run={"engine": engine, "device": device} | ({"threads": threads} if alone else {}),
     )
 
 

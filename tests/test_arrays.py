@@ -16,7 +16,7 @@ from conftest import Make, simulate
 from fedshift import memory
 from fedshift.datasets.arrays import Arrays
 from fedshift.datasets.dataset import Dataset
-from fedshift.datasets.folder import ImageFolder
+from fedshift.datasets.own_images import ImageFolder
 from fedshift.errors import FedshiftError
 from fedshift.federation.domains import DomainData
 from fedshift.federation.protocols import split

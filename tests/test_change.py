@@ -17,7 +17,7 @@ import fedshift
 from conftest import TINY, Make
 from fedshift.cli.app import app
 from fedshift.cli.catalogues import KINDS
-from fedshift.datasets.folder import ImageFolder
+from fedshift.datasets.own_images import ImageFolder
 from fedshift.errors import FedshiftWarning
 from fedshift.methods.fedsr import FedSR
 from fedshift.models.mlp import MLP

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import signal
@@ -19,7 +18,6 @@ from typer.testing import CliRunner
 import fedshift
 import fresh
 from conftest import interrupt_after, resume
-from fedshift import files
 from fedshift.cli.app import app
 from fedshift.core.servers import SERVERS
 from fedshift.datasets import DATASETS
@@ -183,7 +181,7 @@ def test_help_does_not_wait_for_torch():
 def test_what_answers_at_once_imports_little(words: list[str]):
     """In an interpreter of its own, as imports are the claim; pages import torch, so that a list does as well."""
     heavy = {"matplotlib", "pandas", "scipy", "sklearn", "transformers", "datasets", "optuna", "flwr", "torch._dynamo"}
-    heavy |= {"fedshift.study.tune", "fedshift.benchmarking.plan", "fedshift.reproduction.plan"}
+    heavy |= {"fedshift.study.tune", "fedshift.study.plan"}
     heavy |= {"torch"} if words == ["--help"] else set()
     code = f"""
 import sys
@@ -216,16 +214,6 @@ def test_names_complete_after_the_last_comma():
     assert names_of("METHODS")("fedavg,fedsr") == ["fedavg,fedsr"]
     assert set(names_of("METHODS")("fedavg,fed")) >= {"fedavg,fedprox", "fedavg,fedsr"}
     assert _experiments("rot") == ["rotated-mnist", "rotated-mnist-in-domain"]
-
-
-def test_names_and_files_complete_for_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    from fedshift.cli.app import _all_names, _forms
-
-    (tmp_path / "in-no-catalogue.toml").write_text("")
-    monkeypatch.chdir(tmp_path)
-    assert _all_names("pacs-fe") == ["pacs-features", "pacs-features-in-domain"]
-    assert _all_names("in-no") == ["in-no-catalogue.toml"]
-    assert _forms("j") == ["json"]
 
 
 @pytest.mark.parametrize(
@@ -266,22 +254,16 @@ def one_schema(schema: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     ("typed", "offered"),
     [
         ("train.sch", ["train.schedule=constant", "train.schedule=cosine", "train.schedule=step"]),
-        ("train.schedule=co", ["train.schedule=constant", "train.schedule=cosine"]),
         ("train.schedule=step,co", ["train.schedule=step,constant", "train.schedule=step,cosine"]),
         ("train.step_", ["train.step_every=", "train.step_at=", "train.step_factor="]),
-        ("data.stat", ["data.statistics=none", "data.statistics=site", "data.statistics=pooled"]),
-        ("method.server=a", ["method.server=adagrad", "method.server=adam"]),
         ("method.ser", ["method.server=", "method.server."]),
         ("method.server.b", ["method.server.beta1=", "method.server.beta2=", "method.server.beta="]),
         ("method.base.server=y", ["method.base.server=yogi"]),
         ("evaluate.metrics=auroc,ba", ["evaluate.metrics=auroc,balanced-accuracy"]),
-        ("evaluate.select=ac", ["evaluate.select=accuracy"]),
         ("model.name=cnn", ["model.name=cnn", "model.name=cnn1d"]),
-        ("protocol.name=leave", ["protocol.name=leave-one-domain-out"]),
         ("evaluate.telemetry=", ["evaluate.telemetry=false", "evaluate.telemetry=true"]),
         ("train.lr=", []),
         ("nothing.like", []),
-        ("nothing.like=a", []),
     ],
 )
 @pytest.mark.usefixtures("one_schema")
@@ -297,17 +279,6 @@ def test_a_table_that_is_the_only_one_completes_to_its_settings():
 
     assert {"train", "method", "data", "run"} <= {name.rstrip("=.") for name in settings("")}
     assert settings("tra") == [f"train.{name}=" for name in PLAIN["train"].settings()]
-
-
-@pytest.mark.usefixtures("one_schema")
-def test_every_setting_completes_by_its_name():
-    from fedshift.cli.completion import settings
-
-    for catalogue in (METHODS, DATASETS, MODELS, PROTOCOLS):
-        offered = settings(f"{catalogue.table}.")
-        for name in catalogue:
-            lacking = [f for f in catalogue.get(name).settings() if f"{catalogue.table}.{f}=" not in offered]
-            assert not lacking, name
 
 
 COMPLETING = """
@@ -349,12 +320,11 @@ def test_bash_completes_settings_and_values(tmp_path: Path):
 
 
 def test_scales_are_listed_from_small_to_large():
-    from fedshift.benchmarking.columns import scale_of
-    from fedshift.reproduction.panels import scale_of as scale_of_table
+    from fedshift.study.scenarios import scale_of
 
-    for find in (scale_of, scale_of_table):
+    for collection in ("benchmark", "papers"):
         with refuses("scale 'big'", "smoke, short, paper"):
-            find("big")
+            scale_of(collection, "big")
 
 
 def test_every_spec_documents_its_settings():
@@ -550,20 +520,6 @@ def test_a_folder_that_cannot_be_made_is_noticed_before_data_are_read(
     message = refused(*(str(experiment_file) if word == "EXPERIMENT" else word for word in words))
     assert "file" in message
     assert "give another folder" in message
-
-
-def test_a_folder_that_nobody_may_write_is_noticed_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Whoever runs the tests may be allowed everything, so the system's answer is a fixed one."""
-    (tmp_path / "there").mkdir()
-    files.check_folder(tmp_path / "there" / "runs")
-
-    def refusing(dir: Path) -> None:
-        assert dir == tmp_path / "there"
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    monkeypatch.setattr(files, "TemporaryFile", refusing)
-    with refuses(f"'{tmp_path / 'there'}' is not writable", "give another folder"):
-        files.check_folder(tmp_path / "there" / "runs" / "mine")
 
 
 # What a model lacks -----------------------------------------------------------------------------

@@ -20,10 +20,8 @@ from PIL import Image
 
 from conftest import Make
 from fedshift.datasets import image_tables
-from fedshift.datasets.folder import ImageFolder
-from fedshift.datasets.hub import HubDataset
 from fedshift.datasets.images import decode
-from fedshift.datasets.parquet import ParquetFile
+from fedshift.datasets.own_images import HubDataset, ImageFolder, ParquetFile
 from fedshift.datasets.rotated_mnist import RotatedMNIST
 from fedshift.federation.domains import DomainData
 from fedshift.federation.inputs import IMAGENET_MEAN, IMAGENET_STD, Inputs
@@ -140,13 +138,6 @@ def test_a_folder_of_images(tmp_path: Path):
     check_red_and_blue(data)
 
 
-def test_gray_images(tmp_path: Path):
-    data = ImageFolder(path=str(folder(tmp_path)), size=8, channels=1).load(Streams(0))
-    assert data.x.shape == (12, 1, 8, 8)
-    with refuses("data.augment", "--set data.channels=3"):
-        ImageFolder(path=str(tmp_path), channels=1, augment=True).inputs()
-
-
 def decoded(image: Image.Image, name: str, tmp_path: Path, channels: int = 3) -> torch.Tensor:
     image.save(tmp_path / name)
     return decode(name, tmp_path / name, 4, channels)
@@ -172,17 +163,6 @@ def test_a_photograph_is_turned_upright(tmp_path: Path):
     exif[0x0112] = 3
     image.save(tmp_path / "turned.png", exif=exif)
     assert decode("turned", tmp_path / "turned.png", 4, 1)[0, 3, 3] == 255
-
-
-def test_pixels_without_a_range_are_refused(tmp_path: Path):
-    with refuses("float.tiff", "mode F", "16 bits"):
-        decoded(Image.new("F", (4, 4), 0.5), "float.tiff", tmp_path)
-
-
-def test_a_domain_without_images_is_an_error(tmp_path: Path):
-    (folder(tmp_path) / "zzz" / "cat").mkdir(parents=True)
-    with refuses("zzz'", "no image", "domain/class/file"):
-        ImageFolder(path=str(tmp_path)).load(Streams(0))
 
 
 def test_labels_that_name_no_class(tmp_path: Path):
@@ -269,18 +249,6 @@ def test_what_a_parquet_image_may_be(tmp_path: Path):
     for image in ({"bytes": None, "path": "nowhere.png"}, {"bytes": None}, "text", None, 3):
         with refuses("row 0", "images.parquet", "no bytes"):
             load(image)
-
-
-def test_parquet_that_is_damaged_further_on(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    """What the library logs of it besides raising it is not repeated."""
-    path = tmp_path / "images.parquet"
-    rows = {"image": [bytes(1000)] * 9, "domain": ["a"] * 9, "label": ["b"] * 9}
-    pq.write_table(pa.table(rows), path, use_dictionary=False)
-    data = path.read_bytes()
-    path.write_bytes(data[:4] + b"\xff" * 200 + data[204:])
-    with refuses("images.parquet", "cannot be read"):
-        ParquetFile(path=str(path)).load(Streams(0))
-    assert not caplog.records
 
 
 def test_parquet_is_read_where_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -319,7 +319,7 @@ def test_displays_plan_no_more_rounds_of_a_stage_that_has_ended(early: RunFolder
             break
         live.handle("early", event)
     (run,) = live.under_way
-    assert run.rounds == run.done == early.records()[-1]["position"]
+    assert run.rounds == run.progress.position == early.records()[-1]["position"]
     assert run.left == 0
 
 

@@ -343,17 +343,6 @@ def test_the_same_script_twice_is_the_same_runs(tmp_path: Path):
     assert set(runs[0].federation["domains"].values()) == {"north", "south"}
 
 
-def test_other_data_than_the_default_experiment_s_hold_out_what_is_asked_for():
-    data = fedshift.in_memory({"north": (X, Y), "south": (X, Y)})
-    assert type(fedshift.experiment(data=data, model="mlp", method="fedavg").protocol).__name__ == "InDomain"
-    held_out = fedshift.grid(data=data, model="mlp", method="fedavg", hold_out="all")
-    assert [each.protocol.hold_out for each in held_out] == ["north", "south"]  # type: ignore[attr-defined]
-    chosen = fedshift.experiment(data=data, model="mlp", method="fedavg", protocol="all-clients")
-    assert type(chosen.protocol).__name__ == "AllClients"
-    same = fedshift.experiment(data="rotated-mnist", method="fedavg")
-    assert same.fingerprint == fedshift.experiment(method="fedavg").fingerprint
-
-
 @pytest.mark.parametrize(
     ("model", "x", "words"),
     [

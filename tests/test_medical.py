@@ -17,13 +17,12 @@ import fedshift
 from conftest import Make, simulate
 from fedshift.datasets.medical import Medical
 from fedshift.datasets.volumes import Window, read_volume
-from fedshift.deployment.inspection import inspect
 from fedshift.errors import FedshiftError
 from fedshift.federation.domains import DomainData
 from fedshift.runs.progress import Progress
 from fedshift.streams import Streams
 from refusal import refuses
-from test_federation_check import SiteFolder, site
+from test_federation_check import site
 
 pydicom = pytest.importorskip("pydicom")
 nibabel = pytest.importorskip("nibabel")
@@ -162,17 +161,6 @@ def test_real_files_have_pydicoms_values():
     assert read_volume(scan, "axial").windows == (Window(600, 1600, "LINEAR"),)
 
 
-def test_a_modality_table_is_looked_up(tmp_path: Path):
-    table = Dataset()
-    table.LUTDescriptor, table.ModalityLUTType, table.LUTData = (
-        [16, 0, 16],
-        "US",
-        np.arange(0, 160, 10, np.uint16).tobytes(),
-    )
-    x = load(one(tmp_path, ModalityLUTSequence=[table])).x
-    assert np.array_equal(x[0, 0].numpy(), 10.0 * RAMP)
-
-
 def test_frames_have_slopes_and_windows_of_their_own(tmp_path: Path):
     """Enhanced files say them in groups: the slope for all frames, and for the second one another and a window."""
     shared, first, second, scale, other, window = (Dataset() for _ in range(6))
@@ -189,18 +177,6 @@ def test_frames_have_slopes_and_windows_of_their_own(tmp_path: Path):
 
 
 # Slices and patients -----------------------------------------------------------------------------
-
-
-def test_frames_are_slices_of_one_group(tmp_path: Path):
-    frames = np.arange(5 * 16, dtype=np.uint16).reshape(5, 4, 4)
-    dicom(tmp_path / "oslo" / "ill" / "1.dcm", frames)
-    dicom(tmp_path / "oslo" / "well" / "2.dcm", frames[:2])
-    every = load(tmp_path)
-    assert np.array_equal(every.x[:5, 0].numpy(), frames)
-    assert every.group.tolist() == [0] * 5 + [1] * 2
-    assert every.y.tolist() == [0] * 5 + [1] * 2
-    assert load(tmp_path, slices="middle").x[:, 0, 0, 0].tolist() == [32, 16]  # the third of five, the second of two
-    assert load(tmp_path, every=2).x[:, 0, 0, 0].tolist() == [0, 32, 64, 0]
 
 
 @pytest.mark.parametrize("axis", ["axial", "coronal", "sagittal"])
@@ -403,20 +379,6 @@ def test_a_run_gives_its_model(tmp_path: Path, make: Make):
         right = (run.model()(data.x[held_out]).argmax(dim=1) == data.y[held_out]).double().mean()
     (row,) = (row for row in run.records[-1]["environments"] if row["environment"] == "rome")
     assert row["accuracy"] == right.item()
-
-
-def test_a_site_checks_its_slices(site: SiteFolder, tmp_path: Path):
-    """Ten patients of two slices each; of five patients of a class one is tested and one validated on."""
-    for number in range(10):
-        frames = np.full((2, 4, 4), number, np.uint16)
-        dicom(tmp_path / "own" / "here" / ("ill", "well")[number % 2] / f"{number}.dcm", frames, PatientID=str(number))
-    data = {"name": "medical", "path": str(tmp_path / "own"), "size": 4, "window": "none"}
-    folder = site(experiment={"data": data}, federation={"shape": [1, 4, 4]})
-    found = inspect(folder)
-    found.check()
-    assert found.held is not None
-    assert (found.held.samples, found.held.shape, found.held.dtype) == (20, (1, 4, 4), "float32")
-    assert found.held.counts["training"] == {"ill": 6, "well": 6, "unknown": 0}
 
 
 def test_without_the_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

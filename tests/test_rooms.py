@@ -40,8 +40,6 @@ LAYERS: list[set[str]] = [
     {"reporting"},
     {"deployment"},
     {"study"},
-    {"reproduction"},
-    {"benchmarking"},
     {"api"},
     {"sklearn"},
     {"fedshift"},  # the package's own __init__

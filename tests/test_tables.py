@@ -17,7 +17,7 @@ import torch
 import fedshift
 from fedshift.datasets import DATASETS
 from fedshift.datasets.sklearn_tables import MEDIAN_PROGRESSION, BreastCancer, Diabetes
-from fedshift.datasets.table_file import MOST_CATEGORIES, TableFile
+from fedshift.datasets.table_file import TableFile
 from fedshift.errors import FedshiftError
 from fedshift.federation.checks import check_data
 from fedshift.federation.domains import DomainData
@@ -191,13 +191,6 @@ def test_decimals_of_parquet_are_names(tmp_path: Path):
         read(TableFile(path=str(tmp_path / "x.parquet"), domain="site"))
 
 
-def test_nan_in_csv_stands_for_nothing_where_that_is_said(tmp_path: Path):
-    text = "a,label\n1,x\nnan,y\n,x\n"
-    data = read(table(tmp_path / "x.csv", text, statistics="site", missing=["", "nan"]))
-    assert cells(data) == [[1], [-99], [-99]]
-    assert "Columns with missing cells (how many), which are filled in: 'a' (2)." in data.notes
-
-
 def test_truth_is_read_as_it_is_written(tmp_path: Path):
     for file, word in (("x.csv", "true"), ("y.csv", "TRUE")):
         data = read(table(tmp_path / file, f"a,label\n{word},{word}\nfalse,false\n", statistics="site"))
@@ -321,12 +314,6 @@ def test_a_folder_of_tables(tmp_path: Path):
         read(dataset)
 
 
-def test_a_column_that_names_its_rows_is_no_input(tmp_path: Path):
-    count = MOST_CATEGORIES + 1
-    lines = [f"patient {number},{'xy'[number % 2]}" for number in range(count)]
-    assert f"has {count} categories" in refusal(table(tmp_path / "x.csv", "\n".join(["id,label", *lines])))
-
-
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -340,10 +327,6 @@ def test_a_column_that_names_its_rows_is_no_input(tmp_path: Path):
 def test_settings_that_contradict_each_other(tmp_path: Path, given: dict[str, Any], words: tuple[str, ...]):
     with refuses(*words):
         TableFile(**{"path": str(tmp_path), "statistics": "site", **given})
-
-
-def test_categories_that_name_no_column(tmp_path: Path):
-    assert "Unknown column in data.categories 'sexe'" in refusal(table(tmp_path / "x.csv", MIXED, categories=["sexe"]))
 
 
 def test_rows_of_a_file_without_a_label(tmp_path: Path):

@@ -24,8 +24,8 @@ from fedshift.cli.app import app
 from fedshift.errors import DiskError, DivergedError, FedshiftError, FedshiftWarning
 from fedshift.federation.federation import Federation
 from fedshift.federation.samples import Samples
+from fedshift.reporting.follow import RunWatch
 from fedshift.reporting.live import LiveProgress
-from fedshift.reporting.watch import Watch
 from fedshift.runs.folder import RunFolder, find
 from fedshift.runs.lock import locked
 from fedshift.runs.progress import Outlook, Progress, RunProgress
@@ -550,7 +550,7 @@ def test_test_scores_of_trials_are_not_to_be_seen(whole: Tuning):
 
 def test_watching_a_search_goes_on_while_trials_are_chosen(whole: Tuning):
     (study,) = whole.studies
-    watch = Watch(study.path, LiveProgress(0))
+    watch = RunWatch(study.path, LiveProgress(0))
     watch.look()
     assert watch.over
     with locked(study.path):

@@ -78,7 +78,7 @@ def _forms(incomplete: str) -> list[str]:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _CommandLine:
     """What the command line says of experiments.
 
     Attributes:
@@ -141,7 +141,7 @@ def _experiment_command(act: Callable[..., None], about: str | None = None) -> C
         with warnings_as_notes():
             experiments = api.grid(experiment, **options)
         with interruptible("."):
-            act(_Asked(experiment, options, experiments, dry_run), **own)
+            act(_CommandLine(experiment, options, experiments, dry_run), **own)
 
     common, own = (inspect.signature(each, eval_str=True) for each in (command, act))
     options = [each for each in own.parameters.values() if each.kind is each.KEYWORD_ONLY]
@@ -155,7 +155,7 @@ def _going_on(path: Path) -> str:
     return f". `fedshift resume {path}` carries on from the last checkpoint."
 
 
-def _run_one(asked: _Asked) -> None:
+def _run_one(asked: _CommandLine) -> None:
     from fedshift import api
     from fedshift.cli.estimates import print_estimates
     from fedshift.runs.runner import run_path
@@ -170,7 +170,7 @@ def _run_one(asked: _Asked) -> None:
     print_report(api.load(run.path), run.path)
 
 
-def _run_all(asked: _Asked) -> None:
+def _run_all(asked: _CommandLine) -> None:
     from fedshift import api
     from fedshift.cli.estimates import print_estimates
     from fedshift.runs.runner import run_path
@@ -207,7 +207,7 @@ app.command(
 
 
 def _tune(
-    asked: _Asked,
+    asked: _CommandLine,
     *,
     trials: TrialsOption = 20,
     sampler: SamplerOption = "tpe",
@@ -269,8 +269,8 @@ app.command(
 )(reproduce)
 
 
-def _bench(asked: _Asked) -> None:
-    from fedshift.cli.engines import print_engines
+def _bench(asked: _CommandLine) -> None:
+    from fedshift.cli.bench import print_engines
 
     print_engines(asked.experiments, asked.dry_run)
 
@@ -282,7 +282,7 @@ app.command(
 )(_experiment_command(_bench))
 
 
-def _data(asked: _Asked, *, html: HtmlOption = None, json: JsonOption = False, test: TestOption = False) -> None:
+def _data(asked: _CommandLine, *, html: HtmlOption = None, json: JsonOption = False, test: TestOption = False) -> None:
     from fedshift import api
     from fedshift.cli.data import print_data
 
@@ -301,8 +301,8 @@ app.command(
 )(_experiment_command(_data))
 
 
-def _index(asked: _Asked) -> None:
-    from fedshift.cli.index import print_indices
+def _index(asked: _CommandLine) -> None:
+    from fedshift.cli.client_index import print_indices
 
     print_indices(asked.experiments, asked.dry_run)
 
@@ -352,7 +352,7 @@ def watch(
 ) -> None:
     """Show from another terminal what runs under way do, until all are over; the runs do not notice."""
     from fedshift.cli.console import open_console
-    from fedshift.reporting.watch import follow
+    from fedshift.reporting.follow import follow
 
     with interruptible(". Only the watching: the runs go on."):
         follow(path, open_console(), wait)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad
 
 from fedshift.core.dropout import Dropout
-from fedshift.core.tensors import Tensors
+from fedshift.core.tensors import VALUE, Tensors
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
@@ -71,6 +71,10 @@ class Net:
     def of(self, part: str) -> Tensors:
         """The tensors of a part, trained or not, buffers too, by their names within it."""
         return Tensors(self.parts[part].state_dict(keep_vars=True))
+
+    def value(self, part: str) -> Tensor:
+        """The tensor of a part that is a single one; see :meth:`fedshift.core.contract.Part.state`."""
+        return self.of(part)[VALUE]
 
     def gradient(self, function: Callable[[Net], Tensor]) -> Tensors:
         """The gradient of a scalar function of the net with respect to :attr:`weights`; 0 where it reads none.
@@ -148,7 +152,7 @@ def parts_read(net: Net, predict: Callable[[Net], object]) -> frozenset[str]:
 def holder(tensors: Mapping[str, Tensor]) -> nn.Module:
     """Copies of tensors under the same full names, as a module that is neither run nor trained.
 
-    For what a method keeps beside the model: layers as they were, momentum, gradients, corrections.
+    For what a method keeps beside the model: momentum, gradients, corrections, counts.
     """
     root = nn.Module()
     for name, tensor in tensors.items():
@@ -158,13 +162,8 @@ def holder(tensors: Mapping[str, Tensor]) -> nn.Module:
             if word not in dict(place.named_children()):
                 place.add_module(word, nn.Module())
             place = place.get_submodule(word)
-        place.register_parameter(last, nn.Parameter(tensor.detach().clone(), requires_grad=False))
+        place.register_buffer(last, tensor.detach().clone())
     return root
-
-
-def mirror(modules: Mapping[str, nn.Module]) -> nn.Module:
-    """A tensor of zeros for every trainable parameter, under the same full names; see :func:`holder`."""
-    return holder({name: torch.zeros_like(parameter) for name, parameter in Net(modules).parameters()})
 
 
 def batch_norms(module: nn.Module) -> Iterator[tuple[str, BatchNorm]]:

@@ -10,9 +10,10 @@ from typing import ClassVar, Literal
 
 import torch
 
+from fedshift import parquet
 from fedshift.core.frozen import Embedding, Front, FrozenNetwork, embedded, frozen_network, silent
-from fedshift.datasets.image_tables import Columns, ParquetSource
-from fedshift.datasets.images import Source, decode, domain_data
+from fedshift.datasets.image_tables import Columns, parquet_images
+from fedshift.datasets.images import ImageRows, decode, domain_data
 from fedshift.datasets.labelled import each_read
 from fedshift.datasets.listing import image_suffixes
 from fedshift.errors import FedshiftError, needs
@@ -161,13 +162,11 @@ class ImageDataset(Dataset):
         """An image, or the column ``image`` of a Parquet file."""
         if file.suffix.lower() != PARQUET:
             return Unlabelled(decode(str(file), file, self.size, self.channels).unsqueeze(0))
-        source = ParquetSource(str(file), Columns(label="", domain=""))
-        images = each_read(
-            lambda row: decode(row[0], row[1], self.size, self.channels), source.rows(), "images cannot be read"
-        )
+        source = parquet_images(str(file), Columns(label="", domain=""))
+        images = each_read(lambda item: decode(*item, self.size, self.channels), source.read(), "images cannot be read")
         if not images:
             raise FedshiftError(f"'{file}' has no row; write one for each image.")
-        others = source.others()
+        others = sorted(name for name in parquet.columns_of(file) if name != "image")
         note = f"Columns that are not looked at: {', '.join(others)} (of '{file}')."
         return Unlabelled(torch.stack(images), range(len(images)), (note,) if others else ())
 
@@ -192,21 +191,20 @@ class SourceDataset(ImageDataset):
 
     seeded: ClassVar[bool] = False
 
-    def source(self) -> Source:
-        """The reader of what the settings name."""
+    def found(self) -> ImageRows:
+        """What the settings name; no image is read yet."""
         raise NotImplementedError
 
     def check_here(self) -> None:
-        """Whether there is the source."""
+        """Whether there are images."""
         super().check_here()
-        self.source().check_here()
+        self.found()
 
     def domain_names(self) -> tuple[str, ...]:
-        """The domains that the source names."""
-        return self.source().domains()
+        """The domains of the images."""
+        return tuple(sorted(set(self.found().domains)))
 
     def read(self, streams: Streams) -> DomainData:
         """Read every image."""
-        source = self.source()
-        count = sum(source.sizes().values())
-        return domain_data(source.rows(), self.size, self.channels, source.classes(), count, source.notes())
+        found = self.found()
+        return domain_data(found.rows(), len(found.labels), self.size, self.channels, found.classes, found.notes)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -25,8 +26,8 @@ from PIL import Image
 from torch import Tensor
 
 from fedshift.datasets.dataset import Dataset
-from fedshift.datasets.image_tables import ONE_DOMAIN, Columns, HubSource, ParquetSource, TableSource, parquet_files
-from fedshift.datasets.images import Encoded, check_fits, decode, picture, pixels, resized
+from fedshift.datasets.image_tables import ONE_DOMAIN, Columns, check_hub, hub_images, parquet_files, parquet_images
+from fedshift.datasets.images import Encoded, ImageRows, check_fits, decode, picture, pixels, resized
 from fedshift.datasets.labelled import each_read
 from fedshift.datasets.listing import image_files, subfolders
 from fedshift.datasets.mnist import MNIST_WORDS, check_mnist_here, read_mnist
@@ -90,7 +91,7 @@ class Digits(Dataset):
             if name in ("mnist", "mnist-m"):
                 check_mnist_here(self.mnist, setting="data.mnist")
             elif self._path_of(name) == "hub":
-                _on_hub(name).check_here()
+                check_hub(partial(_on_hub, name))
         if "mnist-m" in self.domains:
             self._photograph_path()
 
@@ -195,25 +196,25 @@ def difference(digit: Tensor, crop: Tensor) -> Tensor:
 
 def _parquet_photographs(path: str) -> list[tuple[str, Encoded]]:
     columns = Columns(label="", domain="")
-    return [(where, image) for where, image, _, _ in ParquetSource(path, columns).rows()]
+    return list(parquet_images(path, columns).read())
 
 
 def _local_rows(path: Path) -> list[Digit]:
     """The images of a Parquet file or a folder of them, or else of a folder digit/file."""
     if path.is_file() or parquet_files(path):
-        return _table_rows(ParquetSource(str(path), ONE_DOMAIN))
+        return _table_rows(parquet_images(str(path), ONE_DOMAIN))
     return [
         (str(file), file, _digit(str(file), folder.name)) for folder in subfolders(path) for file in image_files(folder)
     ]
 
 
-def _on_hub(name: Domain) -> HubSource:
+def _on_hub(name: Domain) -> ImageRows:
     hub_id, configuration = HUB[name]
     without = 'give a Parquet file of it, or leave it out: --set data.domains=["mnist","mnist-m"]'
-    return HubSource(hub_id, ONE_DOMAIN, configuration=configuration, given=f"data.{name} = 'hub'", instead=without)
+    return hub_images(hub_id, ONE_DOMAIN, configuration=configuration, given=f"data.{name} = 'hub'", instead=without)
 
 
-def _table_rows(source: TableSource) -> list[Digit]:
+def _table_rows(source: ImageRows) -> list[Digit]:
     return [(where, image, _digit(where, label)) for where, image, _, label in source.rows()]
 
 

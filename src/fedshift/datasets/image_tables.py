@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import math
 import os
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedshift import parquet
-from fedshift.datasets.images import Encoded, Row
+from fedshift.datasets.images import Encoded, ImageRows
 from fedshift.datasets.labelled import each_read, shown
 from fedshift.datasets.listing import files_below, left_out
 from fedshift.errors import FedshiftError, needs
@@ -61,7 +58,7 @@ class Columns(NamedTuple):
         return [name for name in (self.domain, self.label) if name]
 
 
-ONE_DOMAIN = Columns(domain="")
+COLUMNS, ONE_DOMAIN = Columns(), Columns(domain="")
 
 
 class ImageTable(NamedTuple):
@@ -69,178 +66,119 @@ class ImageTable(NamedTuple):
 
     Attributes:
         where: the file or the hub id, for errors.
+        rows: how many it has.
         features: what each column holds, as the datasets library has it.
         batches: gives some of the columns, a few rows at a time, as batches of Arrow.
     """
 
     where: str
+    rows: int
     features: Mapping[str, Any]
     batches: Callable[[list[str]], Iterator[Any]]
 
     def known(self, column: str) -> list[str] | None:
         """The names behind the numbers of a column, where the hub's format keeps them."""
-        return getattr(self.features[column], "names", None)
+        return getattr(self.features[column], "names", None) if column else None
 
-    def cells(self, column: str) -> Iterator[Any]:
-        """The values of a column."""
+    def cells(self, column: str) -> Iterator[tuple[str, Any]]:
+        """The values of a column, each with where it is, for errors."""
+        row = 0
         with _reading(self.where):
             for batch in self.batches([column]):
-                yield from batch[column].to_pylist()
+                for value in batch[column].to_pylist():
+                    yield f"in row {row} of {self.where}", value
+                    row += 1
 
-    def place(self, row: int) -> str:
-        """Where a row is, for errors."""
-        return f"in row {row} of {self.where}"
+    def names(self, column: str, whole: bool, places: dict[str, str]) -> list[str]:
+        """The names in a column; to ``places`` is added where each occurs first."""
+        if not column:
+            return [""] * self.rows
+        known = self.known(column)
+
+        def read(cell: tuple[str, Any]) -> str:
+            name = _name(*cell, column, known, whole=whole)
+            places.setdefault(name, cell[0])
+            return name
+
+        return each_read(read, self.cells(column), "cells hold no name that can be used")
 
 
-@dataclass(frozen=True)
-class TableSource:
-    """The rows of a table, whatever it is kept in.
+def parquet_images(path: str, columns: Columns = COLUMNS) -> ImageRows:
+    """The images of a Parquet file, or of every Parquet file below a folder, in the order of their names.
 
-    Attributes:
-        path: where it lies, for errors too.
-        columns: what its columns are called.
+    Raises:
+        FedshiftError: there is none, it cannot be read, lacks a column, or has names that cannot be used.
     """
-
-    path: str
-    columns: Columns = Columns()
-
-    def domains(self) -> tuple[str, ...]:
-        """The values of the domain column, without reading an image."""
-        return tuple(sorted({name for names in self._names(self.columns.domain) for name in names}))
-
-    def classes(self) -> tuple[str, ...]:
-        """The names that the hub's format keeps of the label column, or else its values."""
-        known = self._tables[0].known(self.columns.label)
-        return tuple(known) if known is not None else tuple(sorted(self.sizes()))
-
-    def sizes(self) -> Counter[str]:
-        """How many images each class has."""
-        return Counter(name for names in self._names(self.columns.label) for name in names)
-
-    def notes(self) -> tuple[str, ...]:
-        """Nothing lies beside the rows."""
-        return ()
-
-    def check_here(self) -> None:
-        """Whether the tables are there and have the columns."""
-        _ = self._tables
-
-    def others(self) -> list[str]:
-        """The columns that are not read."""
-        known = [*self.columns.image, *self.columns.others()]
-        return sorted({name for table in self._tables for name in table.features if name not in known})
-
-    def rows(self) -> Iterator[Row]:
-        """Every row of every table."""
-        domains, labels = (
-            self._names(column) if column else None for column in (self.columns.domain, self.columns.label)
-        )
-        for number, table in enumerate(self._tables):
-            image = self.columns.image_among(list(table.features), self.path)
-            for row, cell in enumerate(table.cells(image)):
-                domain, label = (names[number][row] if names else "" for names in (domains, labels))
-                yield table.place(row), _image(cell), domain, label
-
-    def tables(self) -> list[ImageTable]:
-        """What there is to read, in order; nothing but columns' names is read yet.
-
-        Raises:
-            FedshiftError: it is not there or cannot be read, or the datasets library is not installed.
-        """
-        raise NotImplementedError
-
-    @cached_property
-    def _tables(self) -> list[ImageTable]:
-        """The tables, each of which has the columns."""
-        tables = self.tables()
-        for table in tables:
-            self.columns.image_among(list(table.features), self.path)
-        return tables
-
-    def _names(self, column: str) -> list[list[str]]:
-        """The names in a column, of every row of each table."""
-        if column not in self._read:
-            self._read[column] = [self._names_in(table, column) for table in self._tables]
-            places = dict.fromkeys(
-                self._tables[0].known(column) or (), f"a name of the column '{column}' of {self.path}"
-            )
-            for table, names in zip(self._tables, self._read[column], strict=True):
-                for row, name in enumerate(names):
-                    if name not in places:
-                        places[name] = table.place(row)
-            check_names("domain" if column == self.columns.domain else "class", places)
-        return self._read[column]
-
-    @cached_property
-    def _read(self) -> dict[str, list[list[str]]]:
-        return {}
-
-    def _names_in(self, table: ImageTable, column: str) -> list[str]:
-        known, whole = table.known(column), column == self.columns.label
-        return each_read(
-            lambda cell: _name(table.place(cell[0]), column, cell[1], known, whole=whole),
-            enumerate(table.cells(column)),
-            "cells hold no name that can be used",
-        )
+    root = Path(path).expanduser()
+    files = parquet_files(root)
+    if not files:
+        what = "no file below it ends in .parquet" if root.exists() else "it does not exist"
+        raise FedshiftError(f"data.path = '{path}': {what}; give a Parquet file or a folder of them.")
+    note = left_out(root, files) if root.is_dir() else ""
+    return _images([_table_of(file) for file in files], columns, path, (note,) if note else ())
 
 
-@dataclass(frozen=True)
-class ParquetSource(TableSource):
-    """The rows of a Parquet file, or of every Parquet file below a folder, in the order of their names."""
+def hub_images(
+    path: str,
+    columns: Columns = COLUMNS,
+    split: str = "train",
+    *,
+    configuration: str | None = None,
+    given: str = "data.path = 'hub'",
+    instead: str = "give a Parquet file of it: --set data.name=parquet --set data.path=FILE",
+) -> ImageRows:
+    """The images of a split of a hub id, or of a folder in the hub's layout.
 
-    def tables(self) -> list[ImageTable]:
-        """The files."""
-        path = Path(self.path).expanduser()
-        files = parquet_files(path)
-        if not files:
-            what = "no file below it ends in .parquet" if path.exists() else "it does not exist"
-            raise FedshiftError(f"data.path = '{self.path}': {what}; give a Parquet file or a folder of them.")
-        return [_table_of(file) for file in files]
-
-    def notes(self) -> tuple[str, ...]:
-        """The files beside Parquet, counted by suffix."""
-        path = Path(self.path).expanduser()
-        note = left_out(path, parquet_files(path)) if path.is_dir() else ""
-        return (note,) if note else ()
-
-
-@dataclass(frozen=True)
-class HubSource(TableSource):
-    """A split of a hub id, or of a folder in the hub's layout.
-
-    Attributes:
+    Args:
+        path: the id or the folder.
+        columns: what its columns are called.
         split: a split, or several as in "train+test".
         configuration: which of the hub id's configurations, where it has several.
         given: the setting that asked for it, for the error.
         instead: what to do where the hub cannot be reached, for the error.
+
+    Raises:
+        FedshiftError: it cannot be loaded, lacks a column, or has names that cannot be used.
     """
+    datasets = _library("A data set of the hub")
+    try:
+        with hub(path):
+            table = datasets.load_dataset(path, configuration, split=split)
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        raise FedshiftError(
+            f"{given}: {path} could not be loaded from the hub ({error}). Where the hub cannot be reached, {instead}"
+        ) from error
 
-    split: str = "train"
-    configuration: str | None = None
-    given: str = "data.path = 'hub'"
-    instead: str = "give a Parquet file of it: --set data.name=parquet --set data.path=FILE"
+    def batches(names: list[str]) -> Iterator[Any]:
+        return iter(table.select_columns(names).with_format("arrow").iter(BATCH))
 
-    def check_here(self) -> None:
-        """Whether the hub can be reached, or this machine holds a copy."""
-        if not answers():
-            super().check_here()
+    return _images([ImageTable(path, len(table), table.features, batches)], columns, path)
 
-    def tables(self) -> list[ImageTable]:
-        """The split, as a whole."""
-        datasets = _library("A data set of the hub")
-        try:
-            with hub(self.path):
-                table = datasets.load_dataset(self.path, self.configuration, split=self.split)
-        except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-            raise FedshiftError(
-                f"{self.given}: {self.path} could not be loaded from the hub ({error}). Where the hub cannot be "
-                f"reached, {self.instead}"
-            ) from error
 
-        def batches(columns: list[str]) -> Iterator[Any]:
-            return iter(table.select_columns(columns).with_format("arrow").iter(BATCH))
+def check_hub(images: Callable[[], ImageRows]) -> None:
+    """Raise an error if a data set of the hub cannot be had: the hub does not answer, and there is no copy here."""
+    if not answers():
+        images()
 
-        return [ImageTable(self.path, table.features, batches)]
+
+def _images(tables: Sequence[ImageTable], columns: Columns, path: str, notes: tuple[str, ...] = ()) -> ImageRows:
+    """The images of tables, whose columns of names are read."""
+    found = [columns.image_among(list(table.features), path) for table in tables]
+    domains, labels = list[str](), list[str]()
+    for kind, column, read_names in (("domain", columns.domain, domains), ("class", columns.label, labels)):
+        known = tables[0].known(column) or ()
+        places = dict.fromkeys(known, f"a name of the column '{column}' of {path}")
+        for table in tables:
+            read_names.extend(table.names(column, kind == "class", places))
+        check_names(kind, places)
+
+    def read() -> Iterator[tuple[str, Encoded]]:
+        for table, image in zip(tables, found, strict=True):
+            for where, cell in table.cells(image):
+                yield where, _image(cell)
+
+    classes = tables[0].known(columns.label)
+    return ImageRows(domains, labels, tuple(sorted(set(labels)) if classes is None else classes), read, notes)
 
 
 def parquet_files(path: Path) -> list[Path]:
@@ -267,7 +205,7 @@ def _table_of(file: Path) -> ImageTable:
     def batches(columns: list[str]) -> Iterator[Any]:
         return iter(parquet.opened(file).iter_batches(BATCH, columns=columns))
 
-    return ImageTable(str(file), features, batches)
+    return ImageTable(str(file), opened.metadata.num_rows, features, batches)
 
 
 @contextmanager
@@ -288,13 +226,13 @@ def _image(image: Any) -> Encoded:
     return Path(path) if data is None and isinstance(path, str) and os.path.isfile(path) else None  # noqa: PTH113
 
 
-def _name(where: str, column: str, value: Any, known: list[str] | None, *, whole: bool) -> str:
+def _name(where: str, value: Any, column: str, known: list[str] | None, *, whole: bool) -> str:
     """The name behind a value of the domain or label column.
 
     Args:
         where: the row.
-        column: what its column is called.
         value: what it holds.
+        column: what its column is called.
         known: the names behind numbers, where there are any.
         whole: whether numbers have to be whole, as those of classes do; 1.0 is then called "1".
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -28,47 +28,40 @@ Encoded = bytes | Path | None
 Row = tuple[str, Encoded, str, str]
 
 
-class Source(Protocol):
-    """Where images lie: a folder, Parquet or the hub. It reads no image before its row is asked for.
+class ImageRows(NamedTuple):
+    """Images of a folder, Parquet or the hub, none of which is read yet.
 
-    All of these raise a FedshiftError where it is not there, cannot be read, or has names that cannot be used.
+    Attributes:
+        domains: the domain of each image.
+        labels: the class of each image.
+        classes: the classes' names, in the order of their labels.
+        read: gives every image in order, with where it is, for errors; None in its place: there are no bytes.
+        notes: what lies beside the images and is not read.
     """
 
-    def domains(self) -> tuple[str, ...]:
-        """The domains' names, sorted."""
-
-    def classes(self) -> tuple[str, ...]:
-        """The classes' names, in the order of their labels."""
-
-    def sizes(self) -> Mapping[str, int]:
-        """How many images each class has, by its name."""
-
-    def notes(self) -> tuple[str, ...]:
-        """What lies there and is not read."""
-
-    def check_here(self) -> None:
-        """Raise an error if it is not there, and not to be had from the hub either; little is read."""
+    domains: Sequence[str]
+    labels: Sequence[str]
+    classes: tuple[str, ...]
+    read: Callable[[], Iterator[tuple[str, Encoded]]]
+    notes: tuple[str, ...] = ()
 
     def rows(self) -> Iterator[Row]:
-        """Every image, one after the other, as (where, image, domain, class); None: there are no bytes."""
+        """Every image as (where, image, domain, class)."""
+        for (where, image), domain, label in zip(self.read(), self.domains, self.labels, strict=True):
+            yield where, image, domain, label
 
 
 def domain_data(
-    rows: Iterable[Row],
-    size: int,
-    channels: int,
-    classes: Sequence[str] | None = None,
-    count: int = 0,
-    notes: tuple[str, ...] = (),
+    rows: Iterable[Row], count: int, size: int, channels: int, classes: Sequence[str], notes: tuple[str, ...] = ()
 ) -> DomainData:
     """Decode rows of (where, image, domain, class).
 
     Args:
         rows: ``where`` names the image in an error: its path, or its place in a table.
+        count: how many rows there are; what does not fit is refused before it is decoded.
         size: height and width in pixels.
         channels: 1 or 3.
-        classes: the classes' names in label order; by default the sorted names that occur.
-        count: how many rows there will be, if known; what does not fit is then refused before it is decoded.
+        classes: the classes' names in label order.
         notes: what a reader of the results must know.
 
     Raises:
@@ -80,7 +73,7 @@ def domain_data(
 
     def read(row: Row) -> Tensor:
         where, image, domain, label = row
-        if classes and label not in classes:
+        if label not in classes:
             names = ", ".join(sorted(classes))
             raise FedshiftError(f"The image {where} has the label '{label}', which is not among {names}.")
         decoded = decode(where, image, size, channels)
@@ -93,7 +86,7 @@ def domain_data(
     if not images:
         raise FedshiftError("The data set holds no image.")
     y, domain = (names_of(np.array(names, object), "The data set") for names in (class_of, domain_of))
-    data = joined([Labelled("the data set", _stacked(images), y, domain)], classes or (), notes)
+    data = joined([Labelled("the data set", _stacked(images), y, domain)], classes, notes)
     return replace(data, where=tuple(places))
 
 

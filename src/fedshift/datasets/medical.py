@@ -15,9 +15,10 @@ from torch import Tensor
 
 from fedshift import memory
 from fedshift.datasets.dataset import Dataset
-from fedshift.datasets.folder import FolderSource
+from fedshift.datasets.images import ImageRows
 from fedshift.datasets.labelled import Array, Labelled, Names, each_read, joined
 from fedshift.datasets.listing import is_dicom, is_nifti
+from fedshift.datasets.own_images import images_in
 from fedshift.datasets.volumes import Axis, Volume, Window, read_volume
 from fedshift.errors import FedshiftError
 from fedshift.federation.domains import DomainData, Unlabelled
@@ -88,11 +89,11 @@ class Medical(Dataset):
 
     def domain_names(self) -> tuple[str, ...]:
         """The names of the first-level folders."""
-        return self._source().domains()
+        return tuple(sorted(set(self._found().domains)))
 
     def check_here(self) -> None:
         """Whether the folder is there."""
-        self._source().check_here()
+        self._found()
 
     def inputs(self) -> Inputs:
         """What the settings ask for."""
@@ -100,8 +101,8 @@ class Medical(Dataset):
 
     def load(self, streams: Streams) -> DomainData:
         """Read every slice; ``x`` is float32 (N, channels, size, size)."""
-        source = self._source()
-        found = source.found
+        images = self._found()
+        found = [(Path(where), domain, label) for where, _, domain, label in images.rows()]
         memory.check(
             len(found) * self.channels * self.size**2 * 4,
             f"The data set, {len(found)} files or more slices of {self.size} x {self.size} pixels,",
@@ -129,7 +130,7 @@ class Medical(Dataset):
             notes.append(
                 f"{len(nameless)} of {len(found)} files name no patient; a split keeps each of these files whole."
             )
-        return joined(parts, source.classes(), (*source.notes(), *notes))
+        return joined(parts, images.classes, (*images.notes, *notes))
 
     def suffixes(self) -> tuple[str, ...]:
         """Those of DICOM and NIfTI; DICOM may have none."""
@@ -144,8 +145,8 @@ class Medical(Dataset):
         volume = read_volume(file, self.axis)
         return Unlabelled(self._slices(file, volume), self._chosen(len(volume.values)))
 
-    def _source(self) -> FolderSource:
-        return FolderSource(self.path, is_medical)
+    def _found(self) -> ImageRows:
+        return images_in(self.path, is_medical)
 
     def _slices(self, file: Path, volume: Volume) -> Tensor:
         """The slices of a file that are kept, (slices, channels, size, size), float32."""

@@ -83,7 +83,7 @@ class Wilds(ImageDataset):
         contents = self.contents()
         drawn = self._drawn(contents.samples, streams)
         rows = ((str(sample.file), sample.file, sample.domain, sample.label) for sample in drawn)
-        data = domain_data(rows, self.size, self.channels, contents.classes, len(drawn))
+        data = domain_data(rows, len(drawn), self.size, self.channels, contents.classes)
         number = {burst: index for index, burst in enumerate(dict.fromkeys(sample.burst for sample in drawn))}
         return replace(data, group=torch.tensor([number[sample.burst] for sample in drawn]))
 

@@ -20,7 +20,7 @@ from fedshift.deployment.folders import DATA, SITES, Planned, planned
 from fedshift.deployment.processes import Processes
 from fedshift.deployment.supervisor import free_port
 from fedshift.errors import FedshiftError
-from fedshift.reporting.watch import follow
+from fedshift.reporting.follow import follow
 from fedshift.runs.folder import RunFolder
 from fedshift.settings.experiment import Experiment
 from fedshift.streams import Streams

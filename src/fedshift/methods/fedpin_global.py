@@ -169,7 +169,7 @@ class GlobalModel(FedAvg):
         <omega_g, g> is the derivative of R at s = 1 when omega_g becomes s omega_g.
         """
         halves = [batch.part(slice(start, None, 2)) for start in (0, 1)]
-        one, other = (Tensors(head_gradients(net, half, "sum")[0]) for half in halves)
+        one, other = (head_gradients(net, half, "sum")[0] for half in halves)
         omega = net.of("head")
         products = (one * other).sum() + self.scalar_weight * (one * omega).sum() * (other * omega).sum()
         return products / max(1, len(halves[0].y) * len(halves[1].y))

@@ -53,7 +53,7 @@ class Partial(FedAvg):
         sent = {name for name, scope in tensor_scopes(self, parts).items() if scope == "shared"}
         modules = {name: part.module for name, part in parts.items()}
         last = Tensors(dict(Net(modules).tensors())).only(self.may_be_own(modules) & sent)
-        return {**parts, "last": Part(holder(last | {"done": torch.zeros(())}), "client", unseen="initial")}
+        return {**parts, "last": Part.state(last | {"done": torch.zeros(())}, "client", unseen="initial")}
 
     def may_be_own(self, modules: Mapping[str, nn.Module]) -> set[str]:
         """The names of the tensors, of these parts, whose last values a client keeps."""
@@ -168,7 +168,7 @@ class PartialFedAdaptive(Partial):
         """Of each tensor, whether the client has last values and has chosen them for its layer."""
         own = super().is_own(private)
         return Tensors(
-            {name: own[name] & (logit > 0) for name, logit in by_layer(own, private["choice.logit"]).items()}
+            {name: own[name] & (logit > 0) for name, logit in by_layer(own, private.of("choice")["logit"]).items()}
         )
 
     def phases(self) -> Phases:

@@ -122,7 +122,7 @@ class FineTuning(FedAvg):
     def promote(self, work: LocalWork) -> Tensors:
         """The tuned model as the client's copy."""
         tuned = (work.private | work.trained).of_parts(COPIED)
-        return (tuned | {"done": torch.ones_like(work.private["tuned.done"])}).under("tuned")
+        return (tuned | {"done": torch.ones_like(work.private.of("tuned")["done"])}).under("tuned")
 
     def predict(self, net: Net, x: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
         """Log-softmax of the client's copy, or of the global model."""

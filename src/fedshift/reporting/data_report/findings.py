@@ -112,20 +112,16 @@ def _duplicates(report: DataReport) -> Iterator[Finding]:
 
 
 def _classes(report: DataReport) -> Iterator[Finding]:
-    classes, trained = report.data.classes, torch.tensor(report.trained)
-    there = torch.tensor([site.classes for site in report.sites]).sum(dim=0) > 0
-    untrained = [classes[number] for number in (there & (trained == 0)).nonzero().flatten().tolist()]
+    trained = report.trained
+    untrained = [name for name, count in trained.items() if not count and any(s.classes[name] for s in report.sites)]
     if untrained:
         yield Finding(
             "absent class",
-            f"{len(untrained)} of {len(classes)} classes have samples, but nobody trains on one: {_quoted(untrained)}.",
+            f"{len(untrained)} of {len(trained)} classes have samples, but nobody trains on one: {_quoted(untrained)}.",
             "No model can learn them: leave them out, or divide the data so that training has some.",
         )
-    lacking: dict[str, list[str]] = {}
-    for client in report.clients:
-        absent = [name for name, count in zip(classes, client.classes, strict=True) if not count]
-        if absent:
-            lacking[client.name] = absent
+    lacking = {each.name: [name for name, count in each.classes.items() if not count] for each in report.clients}
+    lacking = {name: absent for name, absent in lacking.items() if absent}
     if lacking:
         words = [f"{name} lacks {_quoted(absent)}" for name, absent in lacking.items()]
         yield Finding(
@@ -136,12 +132,13 @@ def _classes(report: DataReport) -> Iterator[Finding]:
             "accuracy, and compare methods for label shift, such as fedlc.",
             tuple(lacking),
         )
-    least, most = int(trained.where(trained > 0, trained.max()).argmin()), int(trained.argmax())
-    if trained[most] >= IMBALANCE * trained[least] > 0:
+    there = {name: count for name, count in trained.items() if count}
+    most, least = max(there, key=there.__getitem__, default=""), min(there, key=there.__getitem__, default="")
+    if there and there[most] >= IMBALANCE * there[least]:
         yield Finding(
             "imbalance",
-            f"In training the class '{classes[most]}' has {int(trained[most])} samples and '{classes[least]}' "
-            f"{int(trained[least])}, {int(trained[most]) / int(trained[least]):.0f} times fewer.",
+            f"In training the class '{most}' has {there[most]} samples and '{least}' {there[least]}, "
+            f"{there[most] / there[least]:.0f} times fewer.",
             "Use class weights or balanced batches, and select by and report a metric that counts classes equally, "
             "such as balanced accuracy or macro F1.",
         )
@@ -192,29 +189,7 @@ def _values(report: DataReport) -> Iterator[Finding]:
             f"{_filling(report)}; where a site lacks more than others, that it is missing tells the site.",
             tuple(names[site] for site in lacking),
         )
-    everywhere = values.constant(values.samples > 0)
-    if everywhere:
-        yield Finding(
-            "constant columns",
-            f"{len(everywhere)} of {len(report.columns)} {word}s are the same in all samples: "
-            f"{_columns(report, everywhere)}.",
-            "They tell nothing: leave them out.",
-        )
     compared = [site for site in names if values.samples[site] >= LEAST]
-    here = {}
-    for site in compared:
-        columns = [column for column in values.constant(torch.tensor([site])) if column not in everywhere]
-        if columns:
-            here[names[site]] = f"{names[site]}: {word} {_columns(report, columns)}"
-    if here:
-        yield Finding(
-            "constant columns",
-            f"{len(here)} sites have {word}s that never change, or are missing, there alone: "
-            f"{_listed([*here.values()], '; ')}.",
-            "A site's own statistics cannot scale or fill in such columns: use those of all sites, or leave the "
-            "columns out.",
-            tuple(here),
-        )
     if report.kind != "images" and compared:
         yield from _ranges(report, compared)
 

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedshift.errors import FedshiftError, MissingExtraError
 from fedshift.federation.domains import DomainData
 from fedshift.federation.federation import Federation
 from fedshift.federation.inputs import Inputs
-from fedshift.reporting.data_report import page
+from fedshift.reporting.data_report import data_page
 from fedshift.reporting.data_report.drift import Difference, feature_drift
 from fedshift.reporting.data_report.duplicates import Duplicates, Tell, find_duplicates, silent
 from fedshift.reporting.data_report.findings import Finding, find
@@ -29,20 +30,17 @@ class SiteCounts:
 
     Attributes:
         name: the site's.
+        samples: how many it has.
         clients: how many clients train on samples of it.
         roles: how many samples are of training, validation and test, and of "nobody".
-        classes: how many samples of each class it has, whatever they are used for.
+        classes: how many samples it has of each class, whatever they are used for.
     """
 
     name: str
+    samples: int
     clients: int
     roles: dict[str, int]
-    classes: tuple[int, ...]
-
-    @property
-    def samples(self) -> int:
-        """All its samples."""
-        return sum(self.classes)
+    classes: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -52,17 +50,14 @@ class ClientCounts:
     Attributes:
         name: the client's; the site's where the site is one client.
         site: the site's.
+        samples: how many it trains on.
         classes: how many samples of each class.
     """
 
     name: str
     site: str
-    classes: tuple[int, ...]
-
-    @property
-    def samples(self) -> int:
-        """All that it trains on."""
-        return sum(self.classes)
+    samples: int
+    classes: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -113,7 +108,7 @@ class DataReport:
     sites: tuple[SiteCounts, ...]
     clients: tuple[ClientCounts, ...]
     scored: tuple[EnvironmentCounts, ...]
-    trained: tuple[int, ...]
+    trained: dict[str, int]
     tested: bool
     columns: tuple[str, ...]
     values: Values
@@ -170,7 +165,7 @@ class DataReport:
             sites=_sites(data, federation, roles),
             clients=_clients(data, federation, roles),
             scored=_scored(federation),
-            trained=tuple(roles.counts(data.y, len(data.classes))["training"]),
+            trained=_by_class(data, roles.masks["training"]),
             tested=test,
             columns=column_names(data, kind),
             values=measure(data, looked, kind, tell),
@@ -184,7 +179,7 @@ class DataReport:
 
     def table(self) -> dict[str, Any]:
         """The report as JSON can hold it."""
-        return page.as_table(self)
+        return data_page.as_table(self)
 
     def report(self, path: str | Path) -> Path:
         """Write the page to a file, or as data.html into a folder, and return its path.
@@ -192,34 +187,37 @@ class DataReport:
         Raises:
             FedshiftError: it cannot be written.
         """
-        return page.write_data_page(self, Path(path))
+        return data_page.write_data_page(self, Path(path))
 
     def __str__(self) -> str:
-        return page.as_text(self)
+        return data_page.as_text(self)
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return page.body(self)
+        return data_page.body(self)
+
+
+def _by_class(data: DomainData, mask: Tensor) -> dict[str, int]:
+    counts = torch.bincount(data.y[mask], minlength=len(data.classes))
+    return dict(zip(data.classes, counts.tolist(), strict=True))
 
 
 def _sites(data: DomainData, federation: Federation, roles: Roles) -> tuple[SiteCounts, ...]:
-    classes, sites = len(data.classes), len(data.domains)
-    table = torch.bincount(data.domain * classes + data.y, minlength=sites * classes).view(sites, classes).tolist()
     masks = {**roles.masks, "nobody": ~torch.stack([*roles.masks.values()]).any(dim=0)}
-    by_role = {role: torch.bincount(data.domain[mask], minlength=sites).tolist() for role, mask in masks.items()}
-    trains = Counter(client.domain for client in federation.clients)
-    return tuple(
-        SiteCounts(name, trains[name], {role: counts[site] for role, counts in by_role.items()}, tuple(table[site]))
-        for site, name in enumerate(data.domains)
-    )
+    trains, found = Counter(client.domain for client in federation.clients), []
+    for site, name in enumerate(data.domains):
+        own = data.domain == site
+        by_role = {role: int((mask & own).sum()) for role, mask in masks.items()}
+        found.append(SiteCounts(name, int(own.sum()), trains[name], by_role, _by_class(data, own)))
+    return tuple(found)
 
 
 def _clients(data: DomainData, federation: Federation, roles: Roles) -> tuple[ClientCounts, ...]:
     found = []
     for place, client in enumerate(federation.clients):
-        counts = torch.bincount(data.y[roles.client == place], minlength=len(data.classes))
-        found.append(ClientCounts(client.name, client.domain, tuple(counts.tolist())))
+        own = roles.client == place
+        found.append(ClientCounts(client.name, client.domain, int(own.sum()), _by_class(data, own)))
     return tuple(found)
 
 

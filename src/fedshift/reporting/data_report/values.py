@@ -65,13 +65,6 @@ class Values:
     high: Tensor
     missing: Tensor
 
-    def constant(self, sites: Tensor) -> list[int]:
-        """The columns that are the same, or missing, in all samples of some sites."""
-        low = self.low[sites].nan_to_num(torch.inf).amin(dim=0)
-        high = self.high[sites].nan_to_num(-torch.inf).amax(dim=0)
-        found: list[int] = (low >= high).nonzero().flatten().tolist()
-        return found
-
 
 def measure(data: DomainData, looked: Tensor, kind: Kind, tell: Tell = silent) -> Values:
     """Measure the inputs of some samples, a few at a time.
