@@ -1,7 +1,6 @@
-from dataclasses import dataclass
-
 import fedshift
-from fedshift import Batch, Context, FedAvg, Net, Terms, setting
+from fedshift import FedAvg
+from fedshift.page import *
 
 
 @fedshift.METHODS.register("my-prox")

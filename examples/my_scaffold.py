@@ -3,27 +3,11 @@
 An absent client's c_k stands still. That of a client whose answer came too late has moved, although c has not.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import fedshift
-from fedshift import (
-    Batch,
-    Context,
-    Exchange,
-    FedAvg,
-    FedshiftError,
-    LocalWork,
-    ModelBuilder,
-    Net,
-    Part,
-    Replies,
-    ServerState,
-    Tensors,
-    Terms,
-    Train,
-    Upload,
-)
+from fedshift import FedAvg
+from fedshift.page import *
 
 
 @fedshift.METHODS.register("my-scaffold")

