@@ -238,13 +238,6 @@ class Run(RuleBasedStateMachine):
             self.sealed = self.position
             assert len(files_in(self.run)) == len(self.now)
 
-    @precondition(lambda self: self.position > self.sealed)
-    @rule()
-    def flush_without_a_checkpoint(self) -> None:
-        """The checkpoint could not be written, say, and the run goes on all the same."""
-        self.store.flush()
-        self.begin()
-
     @rule(again=st.none() | st.integers(0, 5))
     def cut(self, again: int | None) -> None:
         self.come_back(again)
