@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
-from html.parser import HTMLParser
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -39,6 +38,7 @@ from fedshift.reporting.data_report.roles import Roles
 from fedshift.runs.progress import Progress
 from fedshift.settings.grid import override
 from fedshift.streams import Streams
+from test_report import Strict
 
 pytest.importorskip("sklearn")
 
@@ -238,9 +238,9 @@ def test_what_is_odd_is_found_with_its_numbers(name: str):
     kind, plant, expected = ODD[name]
     report = reported(plant(clean(kind)))
     assert set(kinds(report)) - {"feature drift"} == set(expected)
-    for finding in report.findings:
-        assert expected.get(finding.kind, "") in finding.text or finding.kind == "few samples"
-        assert finding.remedy.endswith(".")
+    for kind, words in expected.items():
+        assert any(words in finding.text for finding in report.findings if finding.kind == kind)
+    assert all(finding.remedy.endswith(".") for finding in report.findings)
 
 
 def test_what_is_odd_names_its_sites():
@@ -411,17 +411,6 @@ def test_samples_of_one_original_are_no_independent_samples():
     alone = feature_drift(data, looked, "rows", Streams(0))
     assert alone[0].p < 0.01
     assert feature_drift(known, looked, "rows", Streams(0)) == ()  # 30 patients of a site are too few
-    many = DomainData(
-        drawn(200, 6).repeat_interleave(3, dim=0),
-        torch.arange(200).repeat_interleave(3) % 2,
-        domain,
-        SITES[:2],
-        ("ill", "well"),
-        torch.arange(200).repeat_interleave(3),
-    )
-    (pair,) = feature_drift(many, looked, "rows", Streams(0))
-    assert pair.p > 0.05
-    assert pair.samples <= 100
 
 
 def test_what_is_drawn_for_a_comparison_depends_on_the_seed_alone():
@@ -496,44 +485,16 @@ def test_without_scikit_learn_all_else_is_reported(monkeypatch: pytest.MonkeyPat
 # Where it is read ---------------------------------------------------------------------------------
 
 
-class Page(HTMLParser):
-    """Counts tags, and raises an error where they do not nest."""
-
-    VOID = ("meta", "img", "br")
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[str] = []
-        self.words: list[str] = []
-        self.feed(text)
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.words.append(data)
-
-
 def test_channels_are_all_named_or_none():
     with pytest.raises(FedshiftError, match="channels names 1 of the 2 channels of x"):
         replace(clean("signals"), channels=("left",))
 
 
-@pytest.mark.parametrize("kind", ["rows", "signals", "images", "text", "arrays"])
+@pytest.mark.parametrize("kind", ["rows", "text"])
 def test_everything_is_in_the_text_the_notebook_and_the_json(kind: str):
     data = replace(clean(kind), domains=("a|b", "<i>", "*"))
     report = reported(_one_class_at_a_site(data), notes=["Something else."])
-    Page(report._repr_html_())
+    Strict(report._repr_html_())
     for finding in report.findings:
         assert finding.text in str(report)
     assert "Note: Something else." in repr(report)
@@ -541,17 +502,6 @@ def test_everything_is_in_the_text_the_notebook_and_the_json(kind: str):
     assert [site["name"] for site in table["sites"]] == ["a|b", "<i>", "*"]
     assert table["findings"][0]["kind"] == "absent class"
     assert table["sites"][1]["classes"] == {"ill": 100, "well": 100}
-
-
-def test_progress_is_told():
-    told: list[tuple[str, int, int]] = []
-    reported(clean(), tell=lambda *what: told.append(what))
-    assert list(dict.fromkeys(what for what, _, _ in told)) == [
-        "Looking for equal samples",
-        "Comparing sites",
-        "Measuring inputs",
-    ]
-    assert all(done <= total for _, done, total in told)
 
 
 # Tables -------------------------------------------------------------------------------------------
@@ -658,7 +608,7 @@ def test_the_command_prints_and_writes_the_page(ok: Callable[..., str], tmp_path
     assert re.search(r"Found: \d\n1\. ", output)
     assert "2 validation environments have few samples, dark: 3" in output
     assert f"Written: {page}" in output
-    Page(page.read_text(encoding="utf-8"))
+    Strict(page.read_text(encoding="utf-8"))
     assert not (tmp_path / "runs").exists()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -43,21 +44,15 @@ def predict(
     """
     from typing import cast
 
-    from rich.console import Console
-    from rich.progress import Progress
-
     from fedshift import api
+    from fedshift.reporting.live import LiveProgress
     from fedshift.runs.run import Picked, Run
 
     names = Run.open(run, trust).federation.get("clients", {})
     numbered = client is not None and client not in names.values() and client.isdecimal()
     whose = int(client) if client is not None and numbered else client
-    with interruptible(". Nothing was written."), Progress(console=Console(stderr=True), transient=True) as shown:
-        task = shown.add_task("Files", total=None)
-
-        def tell(done: int, of: int) -> None:
-            shown.update(task, completed=done, total=of)
-
+    with interruptible(". Nothing was written."), LiveProgress(0) as progress:
+        tell = partial(progress.inspected, "Reading files")
         found = api.predict(run, files, client=whose, round=cast(Picked, round_), trust=trust, tell=tell)
     for note in found.notes:
         typer.echo(f"Note: {note}", err=True)

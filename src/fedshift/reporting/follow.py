@@ -75,6 +75,7 @@ class WatchedRun:
         roles: the environments whose scores are shown: not those of the test while settings are being chosen.
         newest: when its newest event was read.
         under_way: whether it has begun, and is neither finished nor given up.
+        finished: whether it is finished; its file is not read any more.
         over: whether it is finished or given up.
     """
 
@@ -83,6 +84,7 @@ class WatchedRun:
     roles: tuple[str, ...]
     newest: float = 0.0
     under_way: bool = False
+    finished: bool = False
     over: bool = False
 
     def new(self) -> list[AnyEvent]:
@@ -130,7 +132,7 @@ class RunWatch:
             self._search()
             self._next_search = now + SECONDS_BETWEEN_SEARCHES
         for run in self.runs.values():
-            for event in run.new():
+            for event in () if run.finished else run.new():
                 self._show(run, event)
             if run.under_way and self._get_time() - run.newest > QUIET:
                 self._check_alive(run)
@@ -161,11 +163,10 @@ class RunWatch:
             run = WatchedRun(folder, EventFile(folder.path / EVENTS), roles)
             self.runs[folder.path] = run
             if folder.finished:
-                run.file.new()
                 self._finish(run)
 
     def _finish(self, run: WatchedRun) -> None:
-        run.under_way, run.over = False, True
+        run.finished, run.over = True, True
         try:
             scores = run.scores()
         except FedshiftError as error:
@@ -177,14 +178,15 @@ class RunWatch:
         if isinstance(event, BeginEvent):
             run.under_way, run.over = True, False
         elif isinstance(event, EndEvent | FailedEvent):
-            run.under_way, run.over = False, True
+            run.under_way, run.over, run.finished = False, True, isinstance(event, EndEvent)
         self._display.handle(str(run.folder.path), event)
 
     def _check_alive(self, run: WatchedRun) -> None:
         """Show that nobody carries out a run, if so."""
         if run.folder.held or run.file.grown:  # in this order: it may end meanwhile
             return
-        run.under_way, run.over = False, run.folder.finished
+        run.under_way = False
+        run.finished = run.over = run.folder.finished
         key, folder = str(run.folder.path), run.folder
         if folder.finished:  # its last event could not be written
             self._display.handle(key, EndEvent(when=moment(self._get_time()), who=folder.path.name))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from statistics import mean
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.progress import BarColumn, ProgressColumn, TaskID, TextColumn
@@ -388,25 +388,22 @@ def site_line(event: SiteEvent) -> str:
 
 
 def scores_text(record: Record) -> str:
-    """The score on each environment, after the metric's name where that is not accuracy."""
+    """The score on each environment, after the metric's name where that is not accuracy.
+
+    Where the environments are many, it is each role's mean and worst.
+    """
     metric = selects(record)
+    rows = [(printable(row["environment"]), row["role"], value_of(row, metric.name)) for row in over_clients(record)]
+    if len(rows) > MOST_SHOWN:
+        few: list[tuple[str, str, float | None]] = []
+        for role in ROLES:
+            scores = {name: score for name, own, score in rows if own == role and score is not None}
+            if scores:
+                worst = min(scores, key=lambda name: metric.merit(scores[name]))
+                few += [("mean", role, mean(scores.values())), (f"worst ({worst})", role, scores[worst])]
+        rows = few
     title = "" if metric.name == ACCURACY else f"{metric.title}{metric.remark}:"
-    scores = [f"{printable(row.environment)} {row.role} {percent(row.score)}" for row in shown(record)]
-    return "  ".join(filter(None, [title, *scores]))
-
-
-def _left(seconds: float | None) -> str:
-    return f"{'?' if seconds is None else clock(seconds)} left"
-
-
-class Shown(NamedTuple):
-    """A line of the table: the means over clients of the metric that selects, in 0..1, and of the loss."""
-
-    environment: str
-    role: str
-    model: str
-    score: float | None
-    loss: float
+    return "  ".join(filter(None, [title, *(f"{name} {role} {percent(score)}" for name, role, score in rows)]))
 
 
 def percent(score: float | None) -> str:
@@ -414,24 +411,5 @@ def percent(score: float | None) -> str:
     return "–" if score is None else f"{100 * score:.1f}"
 
 
-def shown(record: Record) -> list[Shown]:
-    """A line for each environment and role; where these are many, each role's mean and worst."""
-    metric = selects(record)
-    lines = [
-        Shown(row["environment"], row["role"], row["model"], value_of(row, metric.name), row["loss"])
-        for row in over_clients(record)
-    ]
-    if len(lines) <= MOST_SHOWN:
-        return lines
-    by_role: dict[tuple[str, str], list[Shown]] = {}
-    for line in lines:
-        by_role.setdefault((line.role, line.model), []).append(line)
-    few = []
-    for (role, model), group in by_role.items():
-        scored = {number: line.score for number, line in enumerate(group) if line.score is not None}
-        score = mean(scored.values()) if scored else None
-        few.append(Shown("mean", role, model, score, mean(line.loss for line in group)))
-        if scored:
-            worst = group[min(scored, key=lambda number: metric.merit(scored[number]))]
-            few.append(worst._replace(environment=f"worst ({worst.environment})"))
-    return few
+def _left(seconds: float | None) -> str:
+    return f"{'?' if seconds is None else clock(seconds)} left"
