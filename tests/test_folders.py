@@ -258,13 +258,19 @@ def test_lines_of_times_that_were_added_or_removed_are_noticed(folder: RunFolder
     assert (folder.path / "damaged-1" / TIMINGS).exists()
 
 
-def test_what_was_asked_for_cannot_be_made_again(folder: RunFolder):
-    for name in (EXPERIMENT, RUN):
-        kept = (folder.path / name).read_bytes()
-        (folder.path / name).unlink()
+@pytest.mark.parametrize("finished", [True, False])
+@pytest.mark.parametrize("name", [EXPERIMENT, RUN])
+def test_what_was_asked_for_cannot_be_made_again(make: Make, name: str, finished: bool):
+    folder = runner.start(make(), Progress())
+    if not finished:
+        (folder.path / "manifest.json").unlink()
+    (folder.path / name).unlink()
+    for carry_on in (
+        lambda: runner.resume(runner.below(folder.path), Progress()),
+        lambda: runner.run_all([make()], Progress()),
+    ):
         with refuses(name):
-            runner.resume(runner.below(folder.path), Progress())
-        (folder.path / name).write_bytes(kept)
+            carry_on()
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -187,8 +187,9 @@ class _Grid:
         """Whether a run is finished, or to be left out for now: a damaged one is made again after the others."""
         folder = asked.folder
         try:
-            if asked.fingerprint is not None:
+            if asked.fingerprint is not None and folder.begun:
                 folder.check_is(asked.fingerprint)
+                folder.table()  # or an error: what was asked for must be as it was
             if not folder.finished:
                 return False
             if damage := folder.damage():
