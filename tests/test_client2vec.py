@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fedshift
-from conftest import CNN_WITH_BN, Make, at, evaluated, go_on, names_sent, save, states
+from conftest import CNN_WITH_BN, Make, at, attach, evaluated, go_on, names_sent, save, states
 from fedshift.api import index
 from fedshift.core.contract import Batch, ServerState
 from fedshift.core.net import Net, holder
@@ -530,9 +530,10 @@ def test_interrupted_anywhere_equals_uninterrupted(make: Make, strategy: str, tm
     whole = run(wrapped(make, index=index))
     for stop in range(1, whole.rounds):
         first, second = wrapped(make, index=index), wrapped(make, index=index)
-        first.attach(tmp_path / str(stop))
-        save(run(first, rounds=stop))
-        second.attach(tmp_path / str(stop))
+        recorder = attach(first, tmp_path / str(stop))
+        run(first, rounds=stop)
+        save(recorder)
+        attach(second, tmp_path / str(stop))
         run(second)
         held = second.coordinator.state.tensors
         for name, tensor in whole.coordinator.state.tensors.items():

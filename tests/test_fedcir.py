@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributions import Normal, kl_divergence
 from torch.nn import functional as F
 
-from conftest import CNN_WITH_BN, Make, at, evaluated, exchanged, go_on, names_sent, net_of, resident, simulate
+from conftest import CNN_WITH_BN, Make, at, attach, evaluated, exchanged, go_on, names_sent, net_of, resident, simulate
 from fedshift.core.contract import Batch, Objective, Part, Phase, ServerState
 from fedshift.core.messages import Up
 from fedshift.core.method import Averaging
@@ -476,7 +476,7 @@ def test_a_restored_run_goes_on_as_if_never_stopped(make: Make, name: str, tmp_p
     ends = []
     for forget in (False, True):
         resumed = Simulation(experiment)
-        resumed.attach(tmp_path)
+        attach(resumed, tmp_path)
         moments = resumed.coordinator.state.optimisers["generator.consensus"]
         assert all(kinds["step"].item() == 10 for kinds in moments.values())  # five a round
         if forget:
