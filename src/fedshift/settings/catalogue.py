@@ -239,6 +239,14 @@ class From(Nested):
             'table such as { name = "..." }.'
         )
 
+    def is_default(self, spec: Spec, default: Any) -> bool:
+        """Whether a spec is what a default, or its name, stands for."""
+        return (
+            self.catalogue.get(default).made(spec) and not spec.changed()
+            if isinstance(default, str)
+            else spec == default
+        )
+
     def table(self, spec: Spec) -> dict[str, Any]:
         """The spec's name in the catalogue, and its settings."""
         return self.catalogue.table_of(spec)

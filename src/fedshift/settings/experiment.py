@@ -18,7 +18,7 @@ from fedshift.core.plugins import module_of
 from fedshift.core.training import Evaluate, Train
 from fedshift.datasets import DATASETS
 from fedshift.datasets.dataset import Dataset
-from fedshift.errors import FedshiftError, UnknownNameError
+from fedshift.errors import FedshiftError
 from fedshift.federation import PARTITIONS, PROTOCOLS
 from fedshift.federation.inputs import Inputs
 from fedshift.federation.partitions import Partition
@@ -26,7 +26,7 @@ from fedshift.federation.protocols import Protocol
 from fedshift.files import digest_of
 from fedshift.methods import METHODS
 from fedshift.models import MODELS
-from fedshift.settings.catalogue import Catalogue, Entry, From
+from fedshift.settings.catalogue import Catalogue, From
 from fedshift.settings.content import digest
 from fedshift.settings.spec import (
     AtMost,
@@ -39,7 +39,6 @@ from fedshift.settings.spec import (
     Table,
     WholeNumber,
     check_names,
-    plain,
     setting,
     shown,
 )
@@ -86,14 +85,16 @@ class Experiment(Spec):
         "by default the run's own",
     )
     plugins: tuple[str, ...] = setting((), help="Python files that register methods, models or data sets of yours")
-    data: Annotated[Dataset, From(DATASETS)]
-    partition: Annotated[Partition, From(PARTITIONS)]
-    protocol: Annotated[Protocol, From(PROTOCOLS)]
-    model: Annotated[Model, From(MODELS)]
-    method: Annotated[Method, From(METHODS)]
-    train: Train
-    evaluate: Evaluate
-    run: RunOptions
+    data: Annotated[Dataset, From(DATASETS)] = setting("rotated-mnist", help="the data set")
+    partition: Annotated[Partition, From(PARTITIONS)] = setting("domains", help="how domains become clients")
+    protocol: Annotated[Protocol, From(PROTOCOLS)] = setting(
+        "leave-one-domain-out", help="what is held out, and who is scored on what"
+    )
+    model: Annotated[Model, From(MODELS)] = setting("cnn", help="the network")
+    method: Annotated[Method, From(METHODS)] = setting("fedavg", help="the method")
+    train: Train = setting(Train(), help="local training, common to all methods")
+    evaluate: Evaluate = setting(Evaluate(), help="when models are scored")
+    run: RunOptions = setting(RunOptions(), help="where and how a run is carried out; no part of its fingerprint")
 
     def __post_init__(self) -> None:
         """Check the settings.
@@ -120,14 +121,12 @@ class Experiment(Spec):
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> Self:
-        """Build and check every table of one run.
+        """Build and check one run, with absolute paths; tables that are not given have their defaults.
 
         Raises:
             FedshiftError: a name, field or value is wrong; the message says which and what is right.
         """
-        table = plain(table)
         check_names(table, cls.settings(), "experiment")
-        check_tables(table)
         load_plugins(table.get("plugins", ()))
         return cls(**table).with_absolute_paths()
 
@@ -209,13 +208,7 @@ class Experiment(Spec):
 NAMED: dict[str, Catalogue[Any]] = {
     name: nested.catalogue for name, nested in Experiment.nested().items() if isinstance(nested, From)
 }
-DEFAULT_NAMES = {
-    "data": "rotated-mnist",
-    "partition": "domains",
-    "protocol": "leave-one-domain-out",
-    "model": "cnn",
-    "method": "fedavg",
-}
+DEFAULT_NAMES: dict[str, str] = {name: str(Experiment.settings()[name].default) for name in NAMED}
 PLAIN: dict[str, type[Spec]] = {
     name: nested.cls for name, nested in Experiment.nested().items() if isinstance(nested, Table)
 }
@@ -247,19 +240,6 @@ def _put(table: dict[str, Any], names: Sequence[str], value: Any) -> None:
         table = table.get(name, {})
     if names[-1] in table:
         table[names[-1]] = value
-
-
-def section(table: str, name: str | None) -> Entry[Any]:
-    """The entry whose settings a table of the experiment holds.
-
-    Raises:
-        UnknownNameError: there is no such table, or the catalogue has no such name.
-    """
-    if table in PLAIN:
-        return Entry(PLAIN[table])
-    if table not in NAMED:
-        raise UnknownNameError("table", table, [*NAMED, *PLAIN])
-    return NAMED[table].get(str(name))
 
 
 def _file_of(cls: type) -> str | None:

@@ -151,6 +151,10 @@ class Nested(ABC):
             FedshiftError: the value stands for none, or something in it is wrong.
         """
 
+    def is_default(self, spec: Any, default: Any) -> bool:
+        """Whether a spec is what a default stands for."""
+        return bool(spec == default)
+
     @abstractmethod
     def table(self, spec: Any) -> dict[str, Any]:
         """The table from which :meth:`build` makes an equal spec."""
@@ -195,13 +199,17 @@ class Spec:
 
     def __repr__(self) -> str:
         """The class, and the settings that are not at their defaults."""
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.changed().items())})"
+
+    def changed(self) -> dict[str, Any]:
+        """The settings that are not at their defaults."""
+        nested = self.nested()
         values = {name: (getattr(self, name), about.default) for name, about in self.settings().items()}
-        for name, nested in self.nested().items():  # whose default is a name
-            value, default = values[name]
-            if isinstance(default, str):
-                values[name] = (value, nested.build(default, default, name))
-        changed = (f"{name}={value!r}" for name, (value, default) in values.items() if value != default)
-        return f"{type(self).__name__}({', '.join(changed)})"
+        return {
+            name: value
+            for name, (value, default) in values.items()
+            if value != default and not (name in nested and nested[name].is_default(value, default))
+        }
 
     def __post_init__(self) -> None:
         for name in self.settings():
@@ -225,6 +233,27 @@ class Spec:
             return adapter(hint).validate_python(_prepared(value, hint))
         except ValidationError as error:
             raise FedshiftError(f"{cls._where(name)} = {shown(value)}: {_problem(error, hint)}.") from None
+
+    @classmethod
+    def value_schema(cls, name: str) -> dict[str, Any]:
+        """The JSON Schema of a setting's values, which an editor shows."""
+        about = cls.settings()[name]
+        hint = setting_type(cls, name)
+        schema = {} if name in cls.nested() else _for_toml(adapter(hint).json_schema(), is_text(hint))
+        schema["description"] = " ".join(filter(None, (about.metadata["help"], about.metadata["source"])))
+        if about.default is not MISSING and about.default is not None:
+            schema["default"] = as_toml(about.default)
+        if about.metadata["examples"]:
+            schema["examples"] = [*about.metadata["examples"]]
+        return schema
+
+    @classmethod
+    def takes(cls, name: str, value: Any) -> bool:
+        """Whether a value is right for a setting that is no spec."""
+        try:
+            return name not in cls.nested() and cls.checked(name, value) is not ...
+        except FedshiftError:
+            return False
 
     @classmethod
     def settings(cls) -> dict[str, Field[Any]]:
@@ -368,6 +397,17 @@ def is_text(hint: Any) -> bool:
     return str in kinds and not kinds & {int, float, bool}
 
 
+def _for_toml(schema: Any, text: bool) -> Any:
+    """The schema without null, which TOML has not; a number may stand for a text."""
+    if isinstance(schema, list):
+        return [_for_toml(item, text) for item in schema if item != {"type": "null"}]
+    if not isinstance(schema, dict):
+        return schema
+    if text and schema.get("type") == "string" and "enum" not in schema:
+        return {**schema, "type": ["string", "number"]}
+    return {key: _for_toml(value, text) for key, value in schema.items()}
+
+
 def limits(hint: Any) -> Iterator[Any]:
     """What is said of a setting's numbers, in lists and alternatives as well: Ge, Gt, Le, Lt, Interval, AtMost."""
     for mark in getattr(hint, "__metadata__", ()):
@@ -399,7 +439,7 @@ def _prepared(value: Any, hint: Any) -> Any:
             value = value.tolist()
         if isinstance(value, tuple | list):
             return tuple(plain(item) for item in value)
-        if as_text and (isinstance(value, Path) or (isinstance(value, int) and not isinstance(value, bool))):
+        if as_text and isinstance(value, Path | int | float) and not isinstance(value, bool):
             return str(value)
         if of_literals and isinstance(value, bool):
             return None  # Python takes True for 1, which a Literal may have

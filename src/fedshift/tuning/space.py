@@ -13,7 +13,6 @@ from fedshift.methods import METHODS
 from fedshift.settings.catalogue import From
 from fedshift.settings.experiment import Experiment
 from fedshift.settings.spec import Range, Search, Spec, as_toml, leaf_types, plain, setting_type, shown
-from fedshift.settings.written import Written
 
 S = TypeVar("S", bound=Spec)
 
@@ -72,11 +71,8 @@ class Setting:
         """
         if self.cls.settings()[self.name].metadata.get("path"):
             raise FedshiftError(f"{key} names a file, which is not searched; give it by --set {key}=...")
-        text = given.text if isinstance(given, Written) else given
-        if isinstance(text, str) and (ends := INTERVAL.fullmatch(text)):
+        if isinstance(given, str) and (ends := INTERVAL.fullmatch(given)):
             given = {"low": _number(ends[1]), "high": _number(ends[2])}
-        elif isinstance(given, Written):
-            given = given.read(setting_type(self.cls, self.name))
         if isinstance(given, Range | Mapping):
             return self._interval(key, given)
         choices = tuple(self.cls.checked(self.name, choice) for choice in plain(given)) if _several(given) else ()
