@@ -14,12 +14,12 @@ import tomli_w
 from fedshift.deployment.agreement import EXPERIMENT, FEDERATION, SITE
 from fedshift.deployment.attend import Attendant
 from fedshift.deployment.coordinate import coordinate
+from fedshift.deployment.limits import MessageLimits
 from fedshift.deployment.link import Away
 from fedshift.deployment.wire import (
     DECIMALS,
     Done,
     Failed,
-    Limits,
     Reply,
     Request,
     Work,
@@ -34,7 +34,7 @@ from fedshift.runs.records import Record
 from fedshift.settings.experiment import Experiment
 
 SITES = ("dark", "gray", "light")
-ANY_SIZE = Limits(10**9, 10**8)
+ANY_SIZE = MessageLimits(10**9, 10**8)
 
 
 def request_of(data: bytes) -> Request:

@@ -12,12 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from conftest import Make
 from fedshift import files
 from fedshift.core.frozen import FrozenNetwork, embed
-from fedshift.engines import calibration
-from fedshift.runs import runner
-from fedshift.runs.progress import Progress
 
 Break = Callable[[pytest.MonkeyPatch, Path], None]
 
@@ -30,8 +26,7 @@ def a_file(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 def a_file_in_it(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setenv("FEDSHIFT_CACHE", str(folder / "cache"))
     (folder / "cache").mkdir()
-    for name in ("engines", "features"):
-        (folder / "cache" / name).write_text("")
+    (folder / "cache" / "features").write_text("")
 
 
 def no_place(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -85,22 +80,6 @@ broken = pytest.mark.parametrize("spoil", BREAKS, ids=lambda spoil: spoil.__name
 def unsaid() -> None:
     """Nothing was said yet."""
     files._log_uncached.cache_clear()
-
-
-@broken
-def test_runs_go_on_and_it_is_said_once(
-    make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture, spoil: Break
-):
-    monkeypatch.setattr(calibration, "SHORT_RUN", 0.0)
-    monkeypatch.setattr(calibration, "SECONDS", 0.0)
-    monkeypatch.setattr(calibration, "can_fork", lambda: False)
-    spoil(monkeypatch, tmp_path)
-    for seed in (0, 1):
-        assert runner.start(make({"run.engine": "auto", "seed": seed}), Progress()).finished
-    (said,) = caplog.messages
-    assert said.startswith("Nothing is kept in the cache of engines (")
-    assert "FEDSHIFT_CACHE" in said
-    assert not list(tmp_path.rglob(".*.new"))
 
 
 @broken

@@ -1,18 +1,14 @@
-"""Which engine is chosen: the fastest that was measured, once, and without a trace in the run."""
+"""Which engine is chosen: the fastest that was measured, without a trace in the run."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -22,8 +18,8 @@ from hypothesis import strategies as st
 from conftest import CNN_WITH_BN, Make, go_on, interrupt_after, resume, simulate
 from fedshift.core.contract import Batch, Context, Terms
 from fedshift.core.net import Net
-from fedshift.engines import calibration, race
-from fedshift.engines.calibration import Calibration, calibrate, choose, remembered
+from fedshift.engines import calibration
+from fedshift.engines.calibration import calibrate, choose
 from fedshift.engines.choice import Choice, open_engine
 from fedshift.engines.engine import Job
 from fedshift.engines.kernels import Kernels, onednn_available
@@ -44,24 +40,20 @@ AUTO = RunOptions()
 
 
 @pytest.fixture(autouse=True)
-def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The folder of what is remembered; four cores, and no run is too short to be measured for."""
-    monkeypatch.setenv("FEDSHIFT_CACHE", str(tmp_path / "cache"))
+def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four cores, and no run is too short to be measured for."""
     monkeypatch.setattr(calibration, "SHORT_RUN", 0.0)
-    monkeypatch.setattr(calibration, "WORTH", 1e9)
     monkeypatch.setattr(calibration, "cores", lambda: 4)
-    return tmp_path / "cache" / "engines"
 
 
 @dataclass
 class Machine:
-    """A machine whose clock moves only when clients work, as fast as it is told."""
+    """A machine whose clock moves only when clients work, so many milliseconds for two steps of one."""
 
     milliseconds: Callable[[Choice], float]
     unstackable: bool = False
-    share: float = 1.0
     now: float = 0.0
-    measured: int = 0
+    opened: int = 0
 
     @contextmanager
     def open_engine(self, choice: Choice, tell: Callable[[str], None] = lambda text: None) -> Iterator[Any]:
@@ -72,7 +64,7 @@ class Machine:
                 self.now += 2 * self.milliseconds(choice) / 1000
                 yield SimpleNamespace(steps=2)
 
-        self.measured += 1
+        self.opened += 1
         yield SimpleNamespace(train=train)
 
 
@@ -80,14 +72,10 @@ class Machine:
 def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Machine]:
     """A function that replaces this machine by one with a fake clock."""
 
-    def build(milliseconds: Callable[[Choice], float], unstackable: bool = False, share: float = 1.0) -> Machine:
-        made = Machine(milliseconds, unstackable, share)
+    def build(milliseconds: Callable[[Choice], float], unstackable: bool = False) -> Machine:
+        made = Machine(milliseconds, unstackable)
         monkeypatch.setattr(calibration, "open_engine", made.open_engine)
-        clock = SimpleNamespace(
-            perf_counter=lambda: made.now, process_time=lambda: made.share * made.now, time=time.time
-        )
-        monkeypatch.setattr(calibration, "time", clock)
-        monkeypatch.setattr(race, "time", clock)
+        monkeypatch.setattr(calibration, "time", SimpleNamespace(perf_counter=lambda: made.now))
         return made
 
     return build
@@ -98,25 +86,32 @@ def example(make: Make, changes: dict[str, Any] | None = None) -> list[Job]:
 
 
 def nobody(text: str) -> None:
-    """Hears nothing."""
-
-
-# Choosing -----------------------------------------------------------------------------------------
+    """Takes no notice."""
 
 
 @forks
 @pytest.mark.parametrize(
-    ("fastest", "expected"),
+    "expected",
     [
-        (("sequential", 1), Choice("sequential", 1, 1, Kernels())),
-        (("sequential", 4), Choice("sequential", 1, 4, Kernels())),
-        (("vectorised", 4), Choice("vectorised", 1, 4, Kernels())),
-        (("workers", 1), Choice("workers", 4, 1, Kernels())),
+        Choice("sequential", 1, 1, Kernels()),
+        Choice("sequential", 1, 4, Kernels()),
+        Choice("vectorised", 1, 4, Kernels()),
+        Choice("workers", 4, 1, Kernels()),
     ],
+    ids=str,
 )
-def test_the_fastest_is_chosen(make: Make, machine: Callable[..., Machine], fastest: tuple[str, int], expected: Choice):
-    machine(lambda choice: 1.0 if (choice.engine, choice.threads) == fastest else 2.0)
+@pytest.mark.parametrize("slower", [1.05, 20.0])
+def test_the_fastest_is_chosen(make: Make, machine: Callable[..., Machine], expected: Choice, slower: float):
+    machine(lambda choice: 1.0 if choice == expected else slower)
     assert choose(example(make, {"train.precision": "float64"}), AUTO, nobody) == expected
+
+
+def test_what_slows_all_candidates_for_a_while_changes_nothing(make: Make, machine: Callable[..., Machine]):
+    """Others take most of the machine for a third of each second, in which every candidate takes ten times as long."""
+    made = machine(lambda choice: 0.0)
+    made.milliseconds = lambda choice: (10 if made.now % 1 < 0.3 else 1) * (4 if choice.engine == "vectorised" else 5)
+    jobs = example(make, {"train.precision": "float64", "train.rounds": 10_000})
+    assert choose(jobs, RunOptions(workers=1), nobody).engine == "vectorised"
 
 
 @pytest.mark.skipif(not onednn_available(), reason="this build of PyTorch has no oneDNN")
@@ -124,8 +119,8 @@ def test_engines_are_measured_with_the_fastest_kernels(make: Make, machine: Call
     best = Kernels(channels_last=True, linear="onednn")
     machine(lambda choice: 1.0 if choice.kernels == best else 2.0)
     measured = calibrate(example(make, CNN_WITH_BN), AUTO)
-    assert len(measured.kernels.timings) == 4
-    assert {one.choice.kernels for one in measured.engines.timings} == {best}
+    assert len(measured.kernels) == 4
+    assert {timing.choice.kernels for timing in measured.engines} == {best}
     assert measured.choice.kernels == best
 
 
@@ -134,10 +129,8 @@ def test_the_options_limit_what_is_tried(make: Make, machine: Callable[..., Mach
     machine(lambda choice: 1.0)
 
     def tried(changes: dict[str, Any], **options: Any) -> list[tuple[str, int, int]]:
-        ways = calibrate(
-            example(make, {"train.precision": "float64", **changes}), RunOptions(**options)
-        ).engines.timings
-        return [(one.choice.engine, one.choice.workers, one.choice.threads) for one in ways]
+        timings = calibrate(example(make, {"train.precision": "float64", **changes}), RunOptions(**options)).engines
+        return [(timing.choice.engine, timing.choice.workers, timing.choice.threads) for timing in timings]
 
     two = [("sequential", 1, 1), ("sequential", 1, 2), ("vectorised", 1, 2)]
     assert tried({}, threads=2, workers=1) == two
@@ -147,144 +140,32 @@ def test_the_options_limit_what_is_tried(make: Make, machine: Callable[..., Mach
 
 def test_what_could_not_be_stacked_is_never_chosen(make: Make, machine: Callable[..., Machine]):
     machine(lambda choice: 0.1 if choice.engine == "vectorised" else 1.0, unstackable=True)
-    told: list[str] = []
-    assert choose(example(make), AUTO, told.append).engine != "vectorised"
-    assert "vectorised" not in told[0]
+    lines: list[str] = []
+    assert choose(example(make), AUTO, lines.append).engine != "vectorised"
+    assert "vectorised" not in lines[0]
 
 
-def test_the_line_that_is_told(make: Make, machine: Callable[..., Machine]):
+def test_one_line_says_what_was_chosen(make: Make, machine: Callable[..., Machine]):
     costs = {"sequential": 1.0, "vectorised": 0.25, "workers": 0.5}
     machine(lambda choice: costs[choice.engine])
-    told: list[str] = []
-    choose(example(make, {"train.precision": "float64"}), AUTO, told.append)
-    choose(example(make, {"train.precision": "float64"}), AUTO, told.append)
-    slower = "sequential on 1 thread 0.25 ± 0.06; sequential on 4 threads 0.25 ± 0.06"
-    rest = f"{slower}; 4 workers of 1 thread 0.50 ± 0.13" if can_fork() else slower
-    sure = "surely the fastest, or as fast and simpler (speed of the others: "
-    assert told == [f"Engine: vectorised on 4 threads, 0.25 ms a client's step; {sure}{rest})"] * 2
+    lines: list[str] = []
+    jobs = example(make, {"train.precision": "float64", "train.rounds": 10_000})
+    choose(jobs, RunOptions(workers=1), lines.append)
+    others = "sequential on 1 thread 1.00, sequential on 4 threads 1.00"
+    assert lines == [f"Engine: vectorised on 4 threads, 0.25 ms a client's step; others: {others}"]
 
 
-def test_a_short_run_is_not_measured_for(
-    make: Make, machine: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch, cache: Path
-):
-    """Two clients of two steps, 1 ms each: 2,500 rounds take 10 s, and only that is worth it."""
+def test_a_short_run_is_not_measured_for(make: Make, machine: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch):
+    """Two clients of two steps, 1 ms each: 2,500 rounds take 10 s, and only from then on it is worth it."""
     monkeypatch.setattr(calibration, "SHORT_RUN", 10.0)
-    machine(lambda choice: 1.0 if choice.engine == "sequential" else 0.5)
-    told: list[str] = []
-    assert choose(example(make, {"train.rounds": 2490}), AUTO, told.append) == Choice("sequential", 1, 4, Kernels())
-    assert not told
-    assert not cache.exists()
-    assert choose(example(make, {"train.rounds": 2510}), AUTO, told.append).engine == "vectorised"
-    assert len(told) == 1
-    assert choose(example(make, {"train.rounds": 1}), AUTO, told.append).engine == "vectorised"  # it is known now
-
-
-def test_what_is_measured_of_a_short_run_is_short(
-    make: Make, machine: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch
-):
-    """Two of its steps, 1 ms each, and none again once they tell that it is short; a long run is asked three times."""
-    monkeypatch.setattr(calibration, "SHORT_RUN", 10.0)
-    clock = machine(lambda choice: 1.0)
-    choose(example(make, {"train.rounds": 3}), AUTO, nobody)
-    assert clock.now == pytest.approx(0.002)
-    monkeypatch.setattr(calibration, "calibrate", Mock(side_effect=KeyboardInterrupt))
-    clock = machine(lambda choice: 1.0)
-    with pytest.raises(KeyboardInterrupt):
-        choose(example(make, {"train.rounds": 2510}), AUTO, nobody)
-    assert clock.now == pytest.approx(0.006)
-
-
-def test_of_ways_that_are_nearly_equal_the_simplest_is_taken(make: Make, machine: Callable[..., Machine]):
-    machine(lambda choice: 0.97 if choice.engine == "vectorised" else 1.0)
-    assert choose(example(make), AUTO, nobody) == Choice("sequential", 1, 1, Kernels())
-
-
-# Remembering --------------------------------------------------------------------------------------
-
-
-def test_it_is_measured_once(make: Make, machine: Callable[..., Machine], cache: Path):
-    slow = machine(lambda choice: 1.0 if choice.engine == "vectorised" else 2.0)
-    first = choose(example(make), AUTO, nobody)
-    assert slow.measured
-    (file,) = cache.iterdir()
-    assert Calibration.from_table(json.loads(file.read_text())).choice == first
-    other = machine(lambda choice: 2.0 if choice.engine == "vectorised" else 1.0)
-    assert choose(example(make), AUTO, nobody) == first
-    assert not other.measured
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda text: "",
-        lambda text: text[: len(text) // 2],
-        lambda text: "[]",
-        lambda text: '{"kernels": [], "engines": []}',
-        lambda text: text.replace('"threads"', '"threats"'),
-        lambda text: re.sub(r"(\d\.\d+)", r'"\1"', text),
-        lambda text: "\udcff",
-    ],
-    ids=["empty", "half", "a list", "nothing in it", "another field", "text for a number", "no text"],
-)
-def test_a_damaged_file_is_measured_anew(
-    make: Make, machine: Callable[..., Machine], cache: Path, damage: Callable[[str], str]
-):
-    measure = machine(lambda choice: 1.0 if choice.engine == "vectorised" else 2.0)
-    first, count = choose(example(make), AUTO, nobody), measure.measured
-    (file,) = cache.iterdir()
-    whole = file.read_text()
-    assert damage(whole) != whole
-    file.write_bytes(damage(whole).encode(errors="surrogateescape"))
-    assert remembered(example(make), AUTO) is None
-    assert choose(example(make), AUTO, nobody) == first
-    assert measure.measured == 2 * count
-    assert Calibration.from_table(json.loads(file.read_text())).choice == first
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"train.batch": 5},
-        {"model.dim": 5},
-        {"model": {"name": "cnn", "channels": [2, 3], "dim": 4}},
-        {"train.participation": 0.5},
-        {"train.precision": "float64"},
-        {"train.optimiser": "adam"},
-        {"method.name": "fedprox"},
-    ],
-    ids=str,
-)
-def test_another_batch_model_or_cohort_is_measured_for_itself(
-    make: Make, machine: Callable[..., Machine], cache: Path, changes: dict[str, Any]
-):
-    machine(lambda choice: 1.0)
-    choose(example(make), AUTO, nobody)
-    assert remembered(example(make), AUTO) is not None
-    assert remembered(example(make, changes), AUTO) is None
-    choose(example(make, changes), AUTO, nobody)
-    assert len(list(cache.iterdir())) == 2
-
-
-def test_a_seed_or_a_rate_changes_nothing(make: Make, machine: Callable[..., Machine]):
-    machine(lambda choice: 1.0)
-    choose(example(make), AUTO, nobody)
-    assert remembered(example(make, {"seed": 1, "train.lr": 0.5, "train.rounds": 7}), AUTO) is not None
-
-
-@pytest.mark.parametrize(("share", "again"), [(1.0, False), (0.5, True)])
-def test_what_a_busy_machine_told_is_measured_again_after_a_day(
-    make: Make, machine: Callable[..., Machine], cache: Path, share: float, again: bool
-):
-    """A single thread that has half of a core is not alone; the order is as sure as on a machine that is free."""
-    machine(lambda choice: 1.0 if choice.engine == "vectorised" else 2.0, share=share)
-    told: list[str] = []
-    choose(example(make), AUTO, told.append)
-    assert ("busy" in told[0]) == again
-    (file,) = cache.iterdir()
-    assert remembered(example(make), AUTO) is not None
-    long_ago = time.time() - 2 * calibration.DAY
-    os.utime(file, (long_ago, long_ago))
-    assert (remembered(example(make), AUTO) is None) == again
+    made = machine(lambda choice: 1.0 if choice.engine == "sequential" else 0.5)
+    lines: list[str] = []
+    assert choose(example(make, {"train.rounds": 2490}), AUTO, lines.append) == Choice("sequential", 1, 4, Kernels())
+    assert not lines
+    assert made.now == pytest.approx(0.006)  # three times two steps
+    assert choose(example(make, {"train.rounds": 2510}), AUTO, lines.append).engine == "vectorised"
+    assert len(lines) == 1
+    assert made.now < 0.006 * 2 + 1.2  # a tenth of the run, and the last lap
 
 
 # For real -----------------------------------------------------------------------------------------
@@ -293,17 +174,14 @@ def test_what_a_busy_machine_told_is_measured_again_after_a_day(
 @pytest.mark.parametrize("name", ["fedsr", "client2vec"])
 def test_measuring_leaves_no_trace_in_the_run(make: Make, monkeypatch: pytest.MonkeyPatch, name: str):
     """Server, store, bytes, messages, thread count and torch's generator are as before; so is the run that follows."""
-    monkeypatch.setattr(calibration, "SECONDS", 0.0)  # a single go
     monkeypatch.setattr(calibration, "cores", lambda: 2)
     experiment = make({**small(name), "run.threads": 1})
     simulation = Simulation(experiment)
     before = {key: tensor.clone() for key, tensor in tensors_of(simulation).items()}
     generator, threads = torch.get_rng_state(), torch.get_num_threads()
-    measured = calibrate(simulation.example(), RunOptions(threads=1))
-    assert {one.choice.engine for one in measured.engines.timings} >= {"sequential", "vectorised"}
-    assert all(
-        one.milliseconds >= 0 and one.steps > 0 for one in (*measured.kernels.timings, *measured.engines.timings)
-    )
+    measured = calibrate(simulation.example(), RunOptions(threads=1), seconds=0.1)
+    assert {timing.choice.engine for timing in measured.engines} >= {"sequential", "vectorised"}
+    assert all(timing.milliseconds > 0 and timing.steps > 0 for timing in (*measured.kernels, *measured.engines))
     assert torch.equal(torch.get_rng_state(), generator)
     assert torch.get_num_threads() == threads
     assert (simulation.coordinator.bytes_down, simulation.coordinator.bytes_up, simulation.coordinator.position) == (
@@ -332,10 +210,9 @@ class Branching(FedAvg):
 
 
 def test_a_real_method_that_does_not_stack(make: Make, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(calibration, "SECONDS", 0.0)  # a single go
     monkeypatch.setattr(calibration, "can_fork", lambda: False)
-    measured = calibrate(Simulation(replace(make(), method=Branching())).example(), RunOptions(threads=1))
-    notes = {one.choice.engine: one.note for one in measured.engines.timings}
+    measured = calibrate(Simulation(replace(make(), method=Branching())).example(), RunOptions(threads=1), seconds=0.1)
+    notes = {timing.choice.engine: timing.note for timing in measured.engines}
     assert "cannot be stacked" in notes["vectorised"]
     assert not notes["sequential"]
     assert measured.choice.engine == "sequential"
@@ -356,7 +233,7 @@ def test_an_engine_that_is_asked_for_is_not_measured(make: Make, machine: Callab
     if can_fork():
         assert chosen(engine="workers") == Choice("workers", 4, 1, Kernels())
         assert chosen(engine="workers", workers=3, threads=2) == Choice("workers", 3, 1, Kernels())
-    assert not measure.measured
+    assert not measure.opened
 
 
 def test_workers_that_cannot_be_had(make: Make, monkeypatch: pytest.MonkeyPatch):
@@ -397,19 +274,18 @@ def test_a_choice_opens_its_engine_and_gives_the_threads_back(choice: Choice, ki
 def test_a_run_goes_on_with_the_engine_it_had(make: Make, machine: Callable[..., Machine]):
     """What was chosen is kept in its folder, whatever would be chosen today; another that is asked for is taken."""
     machine(lambda choice: 1.0 if choice.engine == "vectorised" else 2.0)
-    experiment = make({"run.engine": "auto", "run.threads": 1, "run.checkpoint_every": 1})
+    experiment = make({"run.engine": "auto", "run.threads": 1, "run.checkpoint_every": 1, "train.rounds": 3})
     with pytest.raises(KeyboardInterrupt):
-        runner.start(experiment, interrupt_after(1))
+        runner.start(experiment, interrupt_after(2))
     folder = RunFolder.open(runner.run_path(experiment))
     other = machine(lambda choice: 2.0 if choice.engine == "vectorised" else 1.0)
     resume(folder)
     assert folder.finished
     assert folder.times().engines == ("vectorised on 1 thread",)
-    assert not other.measured
+    assert not other.opened
 
 
 def test_a_run_that_diverges_while_it_is_measured_is_left_to_say_so_itself(make: Make, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(calibration, "SHORT_RUN", 0.0)
     jobs = Simulation(make({"train.lr": 1000.0, "train.steps": 40})).example()
     assert choose(jobs, AUTO, nobody).engine == "sequential"
 
@@ -452,8 +328,8 @@ def test_engines_keep_to_the_limit_unless_the_experiment_says_otherwise(
     machine(lambda choice: 1.0)
 
     def tried(**options: int) -> set[tuple[str, int, int]]:
-        ways = calibrate(example(make), RunOptions(**options)).engines.timings
-        return {(one.choice.engine, one.choice.workers, one.choice.threads) for one in ways}
+        timings = calibrate(example(make), RunOptions(**options)).engines
+        return {(timing.choice.engine, timing.choice.workers, timing.choice.threads) for timing in timings}
 
     two = {("sequential", 1, 1), ("sequential", 1, 2), ("vectorised", 1, 2), ("workers", 2, 1)}
     assert tried() == two

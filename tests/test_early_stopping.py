@@ -21,7 +21,6 @@ from fedshift.core.training import Train
 from fedshift.deployment.coordinate import coordinate
 from fedshift.deployment.rehearsal import rehearse
 from fedshift.reporting.live import LiveProgress
-from fedshift.reporting.watch import Replay
 from fedshift.runs import runner
 from fedshift.runs.events import read_event
 from fedshift.runs.folder import EVENTS, RunFolder
@@ -312,17 +311,15 @@ def test_trials_of_a_search_end_early_as_well(tmp_path: Path):
 
 def test_displays_plan_no_more_rounds_of_a_stage_that_has_ended(early: RunFolder):
     """Also those that read of it later."""
-    console = Console(file=None, quiet=True, width=200)
-    with LiveProgress(1, console) as live:
-        replay = Replay(live)
-        for line in (early.path / EVENTS).read_bytes().splitlines():
-            event = read_event(line)
-            if event.kind == "end":
-                break
-            replay.tell(event)
-        (run,) = live._under_way
-        assert run.rounds == run.done == early.records()[-1]["position"]
-        assert run.left() == 0
+    live = LiveProgress(1, Console(file=None, quiet=True, width=200))
+    for line in (early.path / EVENTS).read_bytes().splitlines():
+        event = read_event(line)
+        if event.kind == "end":
+            break
+        live.handle("early", event)
+    (run,) = live.under_way
+    assert run.rounds == run.done == early.records()[-1]["position"]
+    assert run.left == 0
 
 
 def test_what_is_chosen_on_the_test_is_refused(make: Make):

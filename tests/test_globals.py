@@ -17,7 +17,6 @@ from conftest import Make, evaluated, go_on
 from fedshift.core.contract import Exchange, Measure, Part, Phase, Stage
 from fedshift.core.tensors import Tensors
 from fedshift.engines.choice import Choice, open_engine
-from fedshift.engines.forecast import Announcing
 from fedshift.engines.kernels import Kernels
 from fedshift.federation.partitions import IID
 from fedshift.federation.samples import Samples
@@ -62,7 +61,6 @@ HOOKS = [
     "predict",
     "prediction_draws",
     "federation",
-    "unseen",
     "send",
     "start",
     "upload",
@@ -158,10 +156,9 @@ def carried_out(experiment: Experiment, seed: int, engine: str = "sequential") -
     before = states()
     simulation = Simulation(experiment)
     with open_engine(Choice(engine, 2 if engine == "workers" else 1, 1, Kernels()), lambda text: None) as working:
-        announcing = Announcing(working, lambda text: None)
         for when in simulation.coordinator.schedule:
-            go_on(simulation, announcing)
-            simulation.record(when, announcing)
+            go_on(simulation, working)
+            simulation.record(when, working)
     assert states() == before
     return simulation, sorted(DRAWN)
 

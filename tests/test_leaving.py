@@ -17,11 +17,10 @@ from torch import Tensor
 
 from conftest import TINY
 from fedshift.core.contract import Category, Exchange, Upload
-from fedshift.core.messages import Telemetry
+from fedshift.core.messages import Answer, Telemetry, Up
 from fedshift.core.setup import Setup
 from fedshift.deployment.agreement import FederationSettings
-from fedshift.deployment.leaving import CATEGORIES, SCORES, Leaves, category, leaving, what_leaves
-from fedshift.deployment.policy import refusal, refused, withheld, without
+from fedshift.deployment.leaving import CATEGORIES, Leaves, category, leaving, refusal, refused, what_leaves, without
 from fedshift.deployment.sent import SENT, Sent, read_sent
 from fedshift.deployment.wire import Done, Score, score_tensors
 from fedshift.settings.experiment import Experiment
@@ -236,25 +235,26 @@ def test_a_policy_refuses_what_is_needed_of_its_categories(refuse: set[Category]
 
 @given(st.sets(st.sampled_from(CATEGORIES)))
 def test_what_is_optional_is_left_out(refuse: set[Category]):
-    telemetry = Telemetry.from_numbers({"cross_entropy": 1.0, "norm": 2.0}, 3)
-    left = without(telemetry, refuse)
-    assert ("steps" in left) == ("count" not in refuse)
-    assert left.terms == ({} if "statistic" in refuse else telemetry.terms)
-    assert withheld(refuse) == [name for name, what in SCORES.items() if what in refuse]
+    told = Telemetry.from_numbers({"cross_entropy": 1.0, "norm": 2.0}, 3)
+    score = Score("a", "test", "global", 1, 0.5, 1.0, 10, {"f1": 0.5})
+    left = without(Done("a", Answer("r", "s", 1, "x", 0, Up(), told), (score,)), refuse)
+    assert left.answer is not None
+    assert ("steps" in left.answer.telemetry) == ("count" not in refuse)
+    assert left.answer.telemetry.terms == ({} if "statistic" in refuse else told.terms)
+    statistics = (None, None, {}) if "statistic" in refuse else (0.5, 1.0, {"f1": 0.5})
+    (score,) = left.scores
+    assert (score.accuracy, score.loss, score.metrics) == statistics
+    assert score.n == (None if "count" in refuse else 10)
 
 
 def test_the_error_names_site_category_exchange_tensor_and_the_fix():
-    text = str(refusal(setup("client2vec", GLOBAL), "clinic", ["embedding"]))
-    assert text == (
-        "The site 'clinic' refuses what the run needs: a tensor of the category 'embedding', 'pairs', in the exchange "
-        "'pairs' of the stage 'index'. Choose another method or setting, or talk to the site, whose site.toml says "
-        "what it refuses."
-    )
-    text = str(refusal(setup("fediir", {"method.weighting": "samples"}), "clinic", ["count"]))
-    assert "category 'count', 'samples' (and 1 more), in the exchange 'probe'" in text
-    assert "Set method.weighting = 'uniform' at every member, or talk to the site" in text
-    both = str(refusal(setup("fedavg", {"method.weighting": "samples"}), "clinic", ["count", "model update"]))
-    assert "Choose another method" in both and "'count'" in both and "'model update'" in both
+    words = "'clinic'", "category 'embedding', 'pairs'", "exchange 'pairs' of the stage 'index'. Choose another method"
+    with refuses(*words):
+        raise refusal(setup("client2vec", GLOBAL), "clinic", ["embedding"])
+    with refuses("'count', 'samples' (and 1 more)", "exchange 'probe'", "Set method.weighting = 'uniform' at every"):
+        raise refusal(setup("fediir", {"method.weighting": "samples"}), "clinic", ["count"])
+    with refuses("Choose another method", "'count'", "'model update'"):
+        raise refusal(setup("fedavg", {"method.weighting": "samples"}), "clinic", ["count", "model update"])
 
 
 def test_uniform_weights_are_no_fix_where_counts_are_needed_anyway():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from fedshift.methods.fedavg import FedAvg
 from fedshift.runs import runner
 from fedshift.runs.folder import RunFolder
 from fedshift.simulation.simulation import Simulation
-from refusal import refuses
 from test_methods import small
 
 # Any sequence of messages -------------------------------------------------------------------------
@@ -165,28 +163,3 @@ def test_a_resumed_run_lists_what_an_uninterrupted_one_does(make: Make):
         Path(folder.path / "messages.json").unlink(missing_ok=True)
         resume(folder)
         assert (folder.path / "messages.json").read_bytes() == expected
-
-
-@pytest.mark.parametrize(
-    ("harm", "words"),
-    [
-        (lambda c: setattr(c, "bytes_up", c.bytes_up + 1), ("bytes", "direction 'up'")),
-        (lambda c: setattr(c, "bytes_down", 0), ("bytes", "direction 'down'")),
-        (lambda c: setattr(c, "bytes_telemetry", 5), ("bytes", "direction 'telemetry'")),
-        (lambda c: count_another(c, "up"), ("exchange 'train'", "up, clients 0", "declares")),
-        (lambda c: count_another(c, "down"), ("exchange 'train'", "down, clients 0", "declares")),
-    ],
-)
-def test_what_is_counted_is_checked_at_the_end(make: Make, harm: Callable[[Any], None], words: tuple[str, ...]):
-    simulation = simulate(make(), rounds=1)
-    harm(simulation.coordinator)
-    with refuses(*words):
-        go_on(simulation)
-
-
-def count_another(coordinator: Any, direction: Any) -> None:
-    """A message is counted and listed that nobody declared."""
-    message = Up({"head.weight": torch.zeros(7)})
-    coordinator.ledger.add("train", direction, message, 0, 1)
-    name = f"bytes_{direction}"
-    setattr(coordinator, name, getattr(coordinator, name) + message.nbytes)

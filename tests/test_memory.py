@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 from pathlib import Path
 
 import pytest
@@ -34,7 +33,7 @@ def test_the_kernel_says_what_is_free(system: Path):
     assert memory.available() == 8 * GB
 
 
-def test_a_limit_of_version_2_counts_less_cached_files(system: Path):
+def test_a_limit_counts_less_cached_files(system: Path):
     (system / "cgroup").write_text("0::/job\n")
     group(
         system, "job", memory__max=f"{2 * GB}\n", memory__current=f"{GB}\n", memory__stat=f"inactive_file {GB // 2}\n"
@@ -53,22 +52,6 @@ def test_a_container_sees_its_own_group_at_the_root(system: Path):
     (system / "cgroup").write_text("0::/../outside\n")
     group(system, ".", memory__max=f"{GB}\n", memory__current="0\n")
     assert memory.available() == GB
-
-
-def test_a_limit_of_version_1(system: Path):
-    (system / "cgroup").write_text("7:cpu,cpuacct:/job\n4:memory:/job\n")
-    group(system, "memory/job", memory__limit_in_bytes=f"{3 * GB}\n", memory__usage_in_bytes=f"{2 * GB}\n")
-    assert memory.available() == GB
-
-
-@pytest.mark.skipif(not hasattr(resource, "RLIMIT_AS"), reason="this system has no such limit")
-def test_the_limit_of_a_process_counts(system: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(memory, "PAGES", system / "statm")
-    (system / "statm").write_text("10 5 5 0 0 0 0\n")
-    monkeypatch.setattr(resource, "getrlimit", lambda which: (GB, GB))
-    assert memory.available() == GB - 10 * resource.getpagesize()
-    monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    assert memory.available() == 8 * GB
 
 
 @pytest.mark.parametrize("text", ["", "MemAvailable:\n", "MemAvailable: x kB\n", "\0\0\n:::\n"])

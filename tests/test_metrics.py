@@ -39,7 +39,7 @@ from fedshift.engines.vectorised import Vectorised
 from fedshift.engines.workers import Workers
 from fedshift.errors import DamagedError, DivergedError, FedshiftWarning
 from fedshift.reporting.curves import Line, Panel, as_svg, by_round, figures, upright
-from fedshift.reporting.live import LiveProgress, score_table, shown
+from fedshift.reporting.live import score_table, scores_text, shown
 from fedshift.reporting.page import write_report
 from fedshift.reporting.results import Results
 from fedshift.reporting.table import tables, text
@@ -50,7 +50,6 @@ from fedshift.settings.grid import expand, override, parse_assignments
 from fedshift.tuning.tune import Plan, studies
 from refusal import refuses
 from separate import setup_of
-from test_live import outlook
 
 EVERY = (
     "balanced-accuracy",
@@ -523,14 +522,12 @@ def test_what_is_never_defined_on_validation_chooses_no_round_and_that_is_said(m
         assert (note in notes) is said
 
 
-def test_a_line_of_scores_says_what_they_are_unless_that_is_accuracy(make: Make, tmp_path: Path):
+def test_a_line_of_scores_says_what_they_are_unless_that_is_accuracy():
     """A score of 30 is a good one of some metrics."""
     rows = [a_row("a", "test", 0.5, metrics={"calibration-error-15": 0.3})]
-    plain = LiveProgress(1, Console(file=StringIO())).begin(outlook("run"))
-    plain.evaluated(a_record(1, rows))
-    assert plain.in_words() == "a test 50.0"
-    plain.evaluated(a_record(1, rows, select="calibration-error-15"))
-    assert plain.in_words() == "calibration error (15 bins) (smaller is better):  a test 30.0"
+    assert scores_text(a_record(1, rows)) == "a test 50.0"
+    error = "calibration error (15 bins) (smaller is better):  a test 30.0"
+    assert scores_text(a_record(1, rows, select="calibration-error-15")) == error
 
 
 def test_a_record_whose_rows_lack_what_selects_is_damaged(make: Make, tmp_path: Path):

@@ -88,7 +88,7 @@ def test_a_backbone_from_a_local_folder(tmp_path: Path):
 
 
 def test_backbone_weights_that_cannot_be_had(tmp_path: Path):
-    with refuses("model.weights", "could be read"):
+    with refuses("model.weights", "could not be read"):
         spec(ResNet18(weights=str(tmp_path / "none")), (3, 32, 32)).encoder()
     import transformers
 

@@ -10,11 +10,12 @@ import torch
 from torch import nn
 
 from conftest import CNN_WITH_BN, Make, exchanged, go_on, models_of, scored, states
-from fedshift.core.contract import LocalWork, ServerState
+from fedshift.core.contract import LocalWork
 from fedshift.core.messages import Down
 from fedshift.core.net import Net
 from fedshift.core.tensors import Tensors, part_of
 from fedshift.federation.samples import Samples
+from fedshift.methods.ditto import Ditto
 from fedshift.methods.fedavg import FedAvg
 from fedshift.methods.personal import FineTuning, PersonalCopy, Tuned
 from fedshift.simulation.simulation import Simulation
@@ -96,38 +97,35 @@ class Unread(Sequence[Tensors]):
 
 
 @pytest.mark.parametrize("bn", ["shared", "reestimate"])
-def test_the_unseen_are_given_the_global_model_and_nobodys_own_is_read(bn: str):
-    state = ServerState(tensors(encoder__w=1, encoder__running_mean=2, head__w=3), tensors(invariant__head__w=9))
-    (given,) = OWN.of_the_unseen(bn, state, Unread())
-    assert {name: tensor.item() for name, tensor in given.items()} == {
-        "own_encoder.w": 1,
-        "own_encoder.running_mean": 2,
-        "own_head.w": 3,
-    }
+def test_the_unseen_are_given_the_global_model_and_nobodys_own_is_read(make: Make, bn: str):
+    simulation = Simulation(replace(make(CNN_WITH_BN), method=Ditto(bn=bn)))
+    shared = simulation.coordinator.state.shared
+    (given,) = simulation.setup.unseen(simulation.coordinator.state, Unread(), Ditto.own.names)
+    assert given.keys() == {f"personal_{name}" for name in shared}
+    assert all(torch.equal(given[f"personal_{name}"], tensor) for name, tensor in shared.items())
 
 
 @pytest.mark.parametrize("bn", ["local", "statistics"])
-def test_with_local_batch_norms_the_unseen_are_given_their_mean_beside_the_global_weights(bn: str):
+def test_with_local_batch_norms_the_unseen_are_given_their_mean_beside_the_global_weights(make: Make, bn: str):
     """The statistics 2 and 4 of the clients' shared encoders: 3, for the shared encoder and in the copy's place.
 
-    Those of the copies, 20 and 40, belong to other weights and are not taken, nor is what else clients have.
-    Counts of 1 and 4 batches make 2 (2.5).
+    Those of the copies, 20 and 40, belong to other weights and are not taken. Counts of 1 and 4 batches make 2 (2.5).
     """
-    state = ServerState(tensors(encoder__w=1, head__w=7))
-    clients = [
-        tensors(encoder__mean=mean, own_encoder__mean=10 * mean, own_encoder__w=5, own_head__w=5, auxiliary__w=5)
-        | {"encoder.count": torch.tensor(count)}
-        for mean, count in ((2, 1), (4, 4))
-    ]
-    (given,) = OWN.of_the_unseen(bn, state, clients)
-    assert {name: tensor.item() for name, tensor in given.items()} == {
-        "encoder.mean": 3,
-        "encoder.count": 2,
-        "own_encoder.w": 1,
-        "own_encoder.mean": 3,
-        "own_encoder.count": 2,
-        "own_head.w": 7,
-    }
+    simulation = Simulation(replace(make(CNN_WITH_BN), method=Ditto(bn=bn)))
+    state, initial = simulation.coordinator.state, simulation.setup.initial("client")
+    clients = []
+    for mean, count in ((2, 1), (4, 4)):
+        values = {True: mean, False: count}
+        shared, copy = initial.of_parts(("encoder",)), initial.of_parts(("personal_encoder",))
+        own = shared.map(lambda tensor, values=values: torch.full_like(tensor, values[tensor.is_floating_point()]))
+        clients.append(own | copy.map(lambda tensor, mean=mean: torch.full_like(tensor, 10 * mean)))
+    (given,) = simulation.setup.unseen(state, clients, Ditto.own.names)
+    norms = initial.of("encoder")
+    assert given.of("encoder").keys() == norms.keys()
+    for name, tensor in given.of("encoder").items():
+        assert (tensor == (3 if tensor.is_floating_point() else 2)).all()
+        assert torch.equal(tensor, given[f"personal_encoder.{name}"])
+    assert all(torch.equal(given[f"personal_{name}"], tensor) for name, tensor in state.shared.items())
 
 
 # FineTuning -----------------------------------------------------------------------------------------

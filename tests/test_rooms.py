@@ -26,6 +26,7 @@ LAYERS: list[set[str]] = [
     {"settings"},
     {"federation"},
     {"core"},
+    {"page"},
     {"models", "datasets", "methods"},
     {"settings.experiment", "experiments"},
     {"settings.grid", "settings.schema"},

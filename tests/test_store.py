@@ -61,9 +61,6 @@ def a_checkpoint(position: int, server: ServerState, clients: Mapping[int, int])
     return Checkpoint(
         experiment="x",
         position=position,
-        bytes_down=2**40,
-        bytes_up=5,
-        bytes_telemetry=7,
         missing=[{"round": 3, "client": "gray", "why": "late"}],
         ended={"train": 3},
         records="a chain",

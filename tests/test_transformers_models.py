@@ -360,15 +360,15 @@ def test_a_network_that_cannot_be_had(folders: dict[str, Path], tmp_path: Path, 
     with refuses("'someone/encoder'", "give a folder", "ID@COMMIT", "hub"):
         Transformer(path="someone/encoder").check_here()
     with monkeypatch.context() as patched:
-        patched.setattr("fedshift.hub._commit", lambda name: "0" * 40)
+        patched.setattr("fedshift.hub.commit_of", lambda name: "0" * 40)
         with refuses(f"--set model.path=someone/encoder@{'0' * 40}"):
             Transformer(path="someone/encoder").check_here()
-    with refuses("no network", "download it once"):
+    with refuses("could not be read", "download it once"):
         Transformer(path=f"someone/encoder@{'0' * 40}").frozen_network() or built(
             Transformer(path=f"someone/encoder@{'0' * 40}"), (4,)
         )
     (tmp_path / "empty").mkdir()
-    with refuses("no network", "empty'"):
+    with refuses("could not be read", "empty'"):
         Transformer(path=str(tmp_path / "empty")).check_here()
     shutil.copytree(folders["bert"], tmp_path / "cut")
     from safetensors.torch import load_file, save_file

@@ -28,7 +28,8 @@ from fedshift.cli.app import app
 from fedshift.errors import DiskError, DivergedError, FedshiftError, FedshiftWarning
 from fedshift.federation.federation import Federation
 from fedshift.federation.samples import Samples
-from fedshift.reporting.watch import Watch, follow_lines
+from fedshift.reporting.live import LiveProgress
+from fedshift.reporting.watch import Watch
 from fedshift.runs.folder import RunFolder, find
 from fedshift.runs.lock import locked
 from fedshift.runs.progress import Outlook, Progress, RunProgress
@@ -626,26 +627,15 @@ def test_test_scores_of_trials_are_not_to_be_seen(whole: tuning.Tuning):
             CliRunner().invoke(app, ["report", str(path)], catch_exceptions=False)
     assert not list(study.path.rglob("report.html"))
     for path in (study.path, run):
-        lines: list[str] = []
-        follow_lines(Watch(path), lines.append, lines.append, once=True)
-        roles = [row["role"] for line in lines for row in json.loads(line).get("environments", ())]
-        assert {*roles} == {"validation"}
-        output = CliRunner().invoke(app, ["watch", str(path), "--once"], catch_exceptions=False).output
+        output = CliRunner().invoke(app, ["watch", str(path)], catch_exceptions=False).output
         assert "dark validation" in output
         assert "test" not in output
 
 
-def test_watching_above_a_search_says_where_its_trials_are(whole: tuning.Tuning):
-    (study,) = whole.studies
-    with pytest.raises(FedshiftError, match="in its own folder: `fedshift watch") as error:
-        CliRunner().invoke(app, ["watch", str(whole.path.parent), "--once"], catch_exceptions=False)
-    assert str(error.value).endswith(f"`fedshift watch {study.path}`.")
-
-
 def test_watching_a_search_goes_on_while_trials_are_chosen(whole: tuning.Tuning):
     (study,) = whole.studies
-    watch = Watch(study.path)
-    watch.news()
+    watch = Watch(study.path, LiveProgress(0))
+    watch.look()
     assert watch.over
     with locked(study.path):
         assert not watch.over

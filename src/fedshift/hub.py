@@ -43,6 +43,30 @@ def hub(name: str) -> Iterator[None]:
             module.HF_HUB_OFFLINE = value
 
 
+@contextmanager
+def reading(source: str, setting: str) -> Iterator[None]:
+    """Read a network, tokenizer or file of a hub id or a folder within; the hub is asked only if it answers.
+
+    Args:
+        source: the hub id or folder.
+        setting: the setting that names it, for messages.
+
+    Raises:
+        FedshiftError: it cannot be read.
+    """
+    from safetensors import SafetensorError
+
+    try:
+        with hub(source):
+            yield
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise FedshiftError(
+            f"{setting} = '{source}' could not be read ({reason}). Give a folder on this machine that save_pretrained "
+            "wrote, or download it once where the hub can be reached."
+        ) from error
+
+
 def answers() -> bool:
     """Whether the hub can be reached, whatever it says; it is asked once a minute.
 
@@ -91,7 +115,7 @@ def located(path: str, setting: str) -> tuple[str, str | None]:
         raise FedshiftError(
             f"{setting} = '{path}' is no folder of this machine, and no hub id; give ID@COMMIT or a folder."
         )
-    known = _commit(name)
+    known = commit_of(name)
     fix = (
         f"--set {setting}={name}@{known}"
         if known
@@ -106,7 +130,7 @@ def located(path: str, setting: str) -> tuple[str, str | None]:
     )
 
 
-def _commit(name: str) -> str:
+def commit_of(name: str) -> str:
     """The commit of a hub id that this machine holds, else the hub's newest; empty if neither can be had."""
     with needs("images", f"The hub id '{name}'"):
         from huggingface_hub import HfApi, try_to_load_from_cache

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from fedshift.errors import FedshiftError
 
-if sys.platform != "win32":
-    import resource
-
 MEMINFO = Path("/proc/meminfo")
-PAGES = Path("/proc/self/statm")
 GROUPS = Path("/proc/self/cgroup")
 MOUNT = Path("/sys/fs/cgroup")
-
-# A hierarchy of control groups, by version: its limit, what is used, and what of that is cached files, in bytes.
-_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-_V2 = ("memory.max", "memory.current", "inactive_file")
 
 # What torch and the system say in errors that have no class of their own.
 _SHORTAGE = (
@@ -28,8 +19,8 @@ _SHORTAGE = (
 
 
 def available() -> int | None:
-    """Bytes this process may still use: the machine's, or fewer under a container's or its own limit; None: unknown."""
-    known = [count for count in (_machine(), _process(), *_containers()) if count is not None]
+    """Bytes this process may still use: the machine's, or fewer under a container's limit; None: unknown."""
+    known = [count for count in (_machine(), *_containers()) if count is not None]
     return max(min(known), 0) if known else None
 
 
@@ -68,15 +59,6 @@ def in_words(error: BaseException) -> str:
     )
 
 
-def _process() -> int | None:
-    """What the limit of this process's address space leaves (``ulimit -v``)."""
-    pages = _text(PAGES).split()[:1]
-    if sys.platform == "win32" or not pages or not pages[0].isdigit():
-        return None
-    most, _ = resource.getrlimit(resource.RLIMIT_AS)
-    return None if most == resource.RLIM_INFINITY else most - int(pages[0]) * resource.getpagesize()
-
-
 def _machine() -> int | None:
     """What the kernel can hand out without swapping."""
     for line in _text(MEMINFO).splitlines():
@@ -87,26 +69,23 @@ def _machine() -> int | None:
 
 
 def _containers() -> Iterator[int | None]:
-    """What each control group that this process is in, and every group above it, has left."""
+    """What is left of each control group (version 2) that this process is in, and of every group above it."""
     for line in _text(GROUPS).splitlines():
-        _, controllers, path = [*line.split(":", 2), "", ""][:3]
-        if controllers and "memory" not in controllers.split(","):
+        if not line.startswith("0::"):
             continue
-        mount, files = (MOUNT / "memory", _V1) if controllers else (MOUNT, _V2)
-        folder = mount / path.lstrip("/")
+        folder = MOUNT / line.removeprefix("0::").lstrip("/")
         # A container may see its own group mounted at the root, under another path than the kernel names.
-        for group in dict.fromkeys((folder, *(above for above in folder.parents if above.is_relative_to(mount)))):
-            yield _left(group, *files)
+        for group in dict.fromkeys((folder, *(above for above in folder.parents if above.is_relative_to(MOUNT)))):
+            yield _left(group)
 
 
-def _left(group: Path, limit: str, used: str, cached: str) -> int | None:
+def _left(group: Path) -> int | None:
     """A group's limit less what it uses; files that are only cached do not count, since they are given up first."""
-    most, now = _text(group / limit).strip(), _text(group / used).strip()
+    most, now = _text(group / "memory.max").strip(), _text(group / "memory.current").strip()
     if not (most.isdigit() and now.isdigit()):  # "max": no limit
         return None
     statistics = dict(line.split(" ", 1) for line in _text(group / "memory.stat").splitlines() if " " in line)
-    reclaimable = statistics.get(cached, "0").strip()
-    return int(most) - int(now) + (int(reclaimable) if reclaimable.isdigit() else 0)
+    return int(most) - int(now) + int(statistics.get("inactive_file", 0))
 
 
 def _text(path: Path) -> str:

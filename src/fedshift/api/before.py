@@ -48,9 +48,7 @@ class Forecast:
 
 
 def estimate(source: Source | Sequence[Source] = DEFAULT, **options: Unpack[Options]) -> list[Forecast]:
-    """What a comparison would cost; nothing is trained, measured or written.
-
-    Seconds are there where :func:`bench`, or a long run, measured the engines for the same configuration before.
+    """What a comparison would cost; nothing is written, and no more is trained than a few steps that are timed.
 
     Raises:
         FedshiftError: something in the experiments is wrong, or no row can run.
@@ -133,7 +131,7 @@ def inspect_data(
 def bench(
     source: Source = DEFAULT, *, tell: Callable[[str], None] = lambda text: None, **options: Unpack[Options]
 ) -> Calibration:
-    """Measure which engine is fastest for a run on this machine; ``run.engine = "auto"`` uses it from then on.
+    """Measure which engine is fastest for a run on this machine now, as ``run.engine = "auto"`` does before a run.
 
     Args:
         source: exactly one run, as for :func:`run`.
@@ -143,14 +141,11 @@ def bench(
     Raises:
         FedshiftError: it describes several runs, or they cannot be carried out.
     """
-    from fedshift.engines.calibration import calibrate, remember
+    from fedshift.engines.calibration import calibrate
     from fedshift.simulation.simulation import Simulation
 
     asked = experiment(source, **options)
-    jobs = Simulation(asked).example()
-    calibration = calibrate(jobs, asked.run, tell)
-    remember(jobs, asked.run, calibration)
-    return calibration
+    return calibrate(Simulation(asked).example(), asked.run, tell)
 
 
 def index(source: Source = DEFAULT, *, progress: Progress | None = None, **options: Unpack[Options]) -> Index:

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
@@ -266,27 +265,23 @@ app.command(
 
 
 def _bench(asked: _Asked) -> None:
-    """Measure the engines for the first run of each method, print everything, and remember the choice."""
+    """Measure the engines for the first run of each method, and print everything."""
     from rich.markup import escape
     from rich.table import Table
 
     from fedshift import api
     from fedshift.cli.console import open_console
-    from fedshift.engines.calibration import Measured
+    from fedshift.engines.calibration import Timing, fastest
 
     console = open_console()
 
-    def table(title: str, measured: Measured) -> Table:
+    def table(title: str, timings: tuple[Timing, ...]) -> Table:
         shown = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
-        for column in ("", "ms a client's step", "turns", "speed", ""):
+        for column in ("", "ms a client's step", "turns", ""):
             shown.add_column(column, justify="right" if column else "left")
-        for timing in measured.timings:
-            if timing.note:
-                shown.add_row(str(timing.choice), "-", "-", "-", escape(timing.note))
-                continue
-            best = timing is measured.best
-            speed, mark = ("1", "<- chosen") if best else (str(measured.compared(timing)), "")
-            shown.add_row(str(timing.choice), f"{timing.milliseconds:.2f}", str(len(timing.turns)), speed, mark)
+        for timing in timings:
+            mark = "<- fastest" if timing is fastest(timings) else escape(timing.note)
+            shown.add_row(str(timing.choice), f"{timing.milliseconds:.2f}", str(len(timing.turns)), mark)
         return shown
 
     first = {experiment.method_name: experiment for experiment in reversed(asked.experiments)}
@@ -297,13 +292,13 @@ def _bench(asked: _Asked) -> None:
             continue
         with console.status("") as status:
             calibration = api.bench(experiment, tell=status.update)
-        console.print(table("One client, one thread: memory layout and linear layers", calibration.kernels))
-        console.print(table("A cohort: engines", calibration.engines))
+        if calibration.kernels:
+            console.print(table("One thread: memory layout and linear layers", calibration.kernels))
+        console.print(table("Engines", calibration.engines))
         console.print(f"{calibration}\n", highlight=False, markup=False)
     kept = (
-        '`run.engine = "auto"` uses this from now on; what is not sure is measured again after a day. Speed: how many '
-        "times as fast as the chosen way, with 95 % intervals over turns. A way that is not surely faster, or by less "
-        "than 5 %, is not preferred to a simpler one."
+        '`run.engine = "auto"` measures this anew before each run that is long enough. The number is the median over '
+        "turns; one that took far longer than the fastest left early."
     )
     console.print("Nothing was measured." if asked.dry_run else kept, highlight=False, markup=False)
 
@@ -406,28 +401,20 @@ def resume(
         raise FedshiftError(comparison.failure)
 
 
-@app.command(epilog="Examples:\n\n  fedshift watch runs/rotated-mnist\n\n  fedshift watch runs --json | jq .kind")
+@app.command(epilog="Examples:\n\n  fedshift watch runs/rotated-mnist\n\n  fedshift watch runs --wait")
 def watch(
     path: Annotated[
         Path,
         typer.Argument(help="A run folder, or a folder of them.", autocompletion=folder_names),
     ],
-    json: Annotated[
-        bool, typer.Option("--json", help="Print the events as they are written, a JSON line each.")
-    ] = False,
-    once: Annotated[bool, typer.Option("--once", help="Print the state now and leave.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Where there is no run yet, wait for one.")] = False,
 ) -> None:
     """Show from another terminal what runs under way do, until all are over; the runs do not notice."""
     from fedshift.cli.console import open_console
-    from fedshift.reporting.watch import Watch, follow, follow_lines
+    from fedshift.reporting.watch import follow
 
     with interruptible(". Only the watching: the runs go on."):
-        if json:
-            write = partial(print, flush=True)
-            follow_lines(Watch(path), write, partial(typer.echo, err=True), once, wait)
-        else:
-            follow(Watch(path), open_console(), once, wait=wait)
+        follow(path, open_console(), wait)
 
 
 @app.command(epilog="Examples:\n\n  fedshift report runs/rotated-mnist\n\n  fedshift report runs --to all.html")

@@ -12,10 +12,6 @@ from fedshift.runs.cells import LACKING, Cost
 from fedshift.settings.experiment import Experiment
 
 WIDTH = 120
-MEASURE = (
-    "How long a step takes was not measured on this machine: `fedshift bench`, with the same experiment and options, "
-    "measures it for the next dry run."
-)
 
 
 def print_estimates(experiments: Sequence[Experiment]) -> None:
@@ -53,11 +49,10 @@ def print_estimates(experiments: Sequence[Experiment]) -> None:
     seconds = [cost.seconds and forecast.runs * cost.seconds for forecast in forecasts if (cost := forecast.cost)]
     if known := [each for each in seconds if each is not None]:
         console.print(
-            f"Training takes about {clock(sum(known))} in all, as far as it was measured, evaluation not included.",
+            f"Training takes about {clock(sum(known))} in all on one process, by a few steps of one client; evaluation "
+            "is not included.",
             highlight=False,
         )
-    if len(known) < len(seconds):
-        console.print(MEASURE, highlight=False)
     console.print("Nothing was written.")
 
 
@@ -97,9 +92,5 @@ def print_costs(costs: Mapping[str, Sequence[Cost]], left_out: Iterable[str]) ->
         total = clock(sum(cost.total for cost in everything))
         console.print(f"Training takes about {total} in {known} of the runs, one after the other.", highlight=False)
     if unknown:
-        console.print(
-            f"How long {unknown} of the runs take is not known: the engines are measured when a run of more than half "
-            "a minute begins, and the next dry run remembers it.",
-            highlight=False,
-        )
+        console.print(f"How long {unknown} of the runs take is not known.", highlight=False)
     console.print("Nothing was written.")

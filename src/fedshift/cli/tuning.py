@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from fedshift import api
 from fedshift.cli.console import open_console
-from fedshift.cli.estimates import MEASURE
 from fedshift.reporting.table import Table
 from fedshift.reporting.units import clock, printable
 from fedshift.settings.experiment import Experiment
@@ -17,13 +16,12 @@ from fedshift.tuning.tune import Plan, Tuning, chosen_on, studies
 def print_plan(experiments: Sequence[Experiment], plan: Plan) -> None:
     """Say what would be searched, on which data, and about how long it would take; nothing is written."""
     console, found = open_console(), studies(experiments, plan)
-    rows, total, unknown = [], 0.0, False
+    rows, total = [], 0.0
     for study in found:
         (forecast,) = api.estimate(list(study.experiments))
         runs = plan.trials * len(study.experiments)
         seconds = None if forecast.cost is None else forecast.cost.seconds
         total += runs * (seconds or 0.0)
-        unknown = unknown or seconds is None
         rows.append([study.label, str(plan.trials), str(runs), "-" if seconds is None else clock(runs * seconds)])
     title = f"{len(found)} {'study' if len(found) == 1 else 'studies'} would be carried out"
     console.print(Table(title, ["method", "trials", "runs at most", "time"], rows).rich())
@@ -37,11 +35,9 @@ def print_plan(experiments: Sequence[Experiment], plan: Plan) -> None:
     )
     if total:
         console.print(
-            f"Training takes about {clock(total)} at most, as far as it was measured, evaluation not included.",
+            f"Training takes about {clock(total)} at most on one process, evaluation not included.",
             highlight=False,
         )
-    if unknown:
-        console.print(MEASURE, highlight=False)
     console.print("Nothing was written.")
 
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
-from fedshift.coordinator.ledger import Direction, Ledger, in_ranges
 from fedshift.core.contract import Bound, Declared, Exchange, Phase, send_nothing_else
-from fedshift.core.messages import Answer, Message, Order, Signature, Telemetry
+from fedshift.core.messages import Answer, Message, Order, Telemetry
 from fedshift.core.setup import STEPS, Setup
 from fedshift.core.tensors import Tensors
 from fedshift.engines.lane import steps_of
@@ -200,53 +197,10 @@ def first_not_finite(tensors: Tensors) -> str:
     return next((name for name, tensor in floating.items() if not tensor.isfinite().all()), "")
 
 
-def check_counts(setup: Setup, ledger: Ledger, counted: Mapping[Direction, int]) -> None:
-    """The bytes counted are those of the messages in the ledger, and these are what exchanges declare.
-
-    A message of a direction that declares its shapes has them all; of a Down that a client gets for itself, and of
-    uploads of any length, nothing more is known beforehand.
-
-    Args:
-        setup: the run.
-        ledger: every kind of message that crossed the wire.
-        counted: the bytes of all messages of each direction, as they were counted one by one.
-
-    Raises:
-        FedshiftError: they differ.
-    """
-    for direction, count in counted.items():
-        if (listed := ledger.bytes(direction)) != count:
-            raise FedshiftError(
-                f"{count} bytes were counted in the direction '{direction}', but the messages that are listed have "
-                f"{listed}: the checkpoint, or what the host of the run counts, is wrong. Start the run again."
-            )
-    declared: dict[tuple[str, Direction], list[Declared | None]] = {}  # None: nothing is known beforehand
-    for exchange in (exchange for stage in setup.stages for exchange in stage.exchanges):
-        declared.setdefault((exchange.name, "up"), []).append(setup.declared(exchange))
-        everybodys = exchange.send is send_nothing_else
-        declared.setdefault((exchange.name, "down"), []).append(_declared_down(setup, exchange) if everybodys else None)
-    for entry in ledger.entries:
-        known = declared.get((entry.exchange, entry.direction), [None])
-        if not any(one is None or _is_declared(entry.signature, one) for one in known):
-            raise FedshiftError(
-                f"{entry.messages} messages of {entry.largest} bytes in the exchange '{entry.exchange}' "
-                f"({entry.direction}, clients {in_ranges(entry.clients)}, rounds {in_ranges(entry.rounds)}) are not "
-                "what it declares: the checkpoint is of another version of the method, say. Start the run again."
-            )
-
-
 def _declared_down(setup: Setup, exchange: Exchange) -> Declared:
     """Type and shape of every tensor that all clients receive."""
     like = setup.shapes.only(setup.sent(exchange))
     return {name: (setup.kept_as(name, tensor), tuple(tensor.shape)) for name, tensor in like.items()}
-
-
-def _is_declared(signature: Signature, declared: Declared) -> bool:
-    """Whether a message has exactly the tensors that are declared."""
-    found = {name: (dtype, shape) for name, dtype, shape in signature}
-    return found.keys() == declared.keys() and all(
-        dtype == declared[name][0] and _fits(shape, declared[name][1]) for name, (dtype, shape) in found.items()
-    )
 
 
 def enough(setup: Setup, asked: int, answered: int) -> bool:

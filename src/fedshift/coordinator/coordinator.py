@@ -13,13 +13,12 @@ from torch import Tensor
 
 from fedshift.coordinator.checks import (
     check_answer,
-    check_counts,
     check_numbers,
     check_scopes,
     enough,
     first_not_finite,
 )
-from fedshift.coordinator.ledger import Direction, Ledger
+from fedshift.coordinator.ledger import Ledger
 from fedshift.coordinator.outliers import Excess, Limits, excesses, explosion
 from fedshift.coordinator.schedule import Schedule
 from fedshift.core.contract import Exchange, Round, Select, ServerState, Stage, send_nothing_else, term_names
@@ -55,9 +54,6 @@ class Coordinator:
         names: the clients' names by id, in id order.
         state: the server's tensors.
         position: how many rounds are done, over all stages.
-        bytes_down: bytes of the Downs so far.
-        bytes_up: bytes of the Ups so far.
-        bytes_telemetry: bytes of telemetry so far.
         ledger: every kind of message that crossed the wire so far.
         terms: the means of the loss terms in the last round, by client's name.
         missing: who did not answer, and why, since the last record.
@@ -72,7 +68,7 @@ class Coordinator:
         self.state = ServerState(
             setup.initial("shared"), setup.initial("down"), setup.initial("server"), clients=len(names)
         )
-        self.position = self.bytes_down = self.bytes_up = self.bytes_telemetry = 0
+        self.position = 0
         self.ledger = Ledger()
         self.terms: dict[str, dict[str, float]] = {}
         self.missing: list[dict[str, Any]] = []
@@ -80,6 +76,21 @@ class Coordinator:
         self.suspects: list[Suspect] = []
         self.left_out: dict[Place, dict[int, str]] = {}
         self._sent: tuple[Exchange, ServerState, Down] | None = None
+
+    @property
+    def bytes_down(self) -> int:
+        """Bytes of the Downs so far."""
+        return self.ledger.bytes("down")
+
+    @property
+    def bytes_up(self) -> int:
+        """Bytes of the Ups so far."""
+        return self.ledger.bytes("up")
+
+    @property
+    def bytes_telemetry(self) -> int:
+        """Bytes of telemetry so far."""
+        return self.ledger.bytes("telemetry")
 
     # The plan -----------------------------------------------------------------------------------
 
@@ -107,7 +118,6 @@ class Coordinator:
         """Leave out the rounds that the stage of the round that was done last still has."""
         last = self.schedule[self.position - 1]
         self.ended[last.stage.name] = last.number
-        self._check_counts_at_the_end()
 
     def cohort(self, stage: Stage) -> int:
         """How many clients take part in a round of a stage."""
@@ -132,7 +142,6 @@ class Coordinator:
             cohort = [client for client in self._cohort_of(exchange, round, chosen) if client not in gone]
             orders = self.orders(exchange, round, list(dict.fromkeys(cohort)))
             for order in orders:
-                self.bytes_down += order.down.nbytes
                 self.ledger.add(exchange.name, "down", order.down, order.client, self.position + 1)
             received: list[Received] = yield orders
             answers = self._collect(exchange, round, orders, received)
@@ -149,7 +158,6 @@ class Coordinator:
                 break
             self.state = merged
         self.position += 1
-        self._check_counts_at_the_end()
 
     def _merged(
         self,
@@ -244,15 +252,6 @@ class Coordinator:
         about = {"stage": round.stage.name, "round": round.number, "exchange": exchange.name}
         self.missing.append(about | {"client": self.names[client], "why": why})
         limits.tell(self.names[client], why, about)
-
-    def _check_counts_at_the_end(self) -> None:
-        if self.position == len(self.schedule):
-            counted: dict[Direction, int] = {
-                "down": self.bytes_down,
-                "up": self.bytes_up,
-                "telemetry": self.bytes_telemetry,
-            }
-            check_counts(self.setup, self.ledger, counted)
 
     def _select(self, round: Round) -> list[int]:
         """The ids of a round's cohort, in order."""
@@ -371,10 +370,8 @@ class Coordinator:
 
     def _count(self, exchange: Exchange, answer: Answer) -> None:
         round = self.position + 1
-        self.bytes_up += answer.up.nbytes
         self.ledger.add(exchange.name, "up", answer.up, answer.client, round)
         if answer.telemetry:
-            self.bytes_telemetry += answer.telemetry.nbytes
             self.ledger.add(exchange.name, "telemetry", answer.telemetry, answer.client, round)
             told, declared = answer.telemetry.terms, term_names(exchange.phases).values()
             in_order = {name: told[name] for name in declared if name in told}

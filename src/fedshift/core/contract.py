@@ -125,6 +125,11 @@ class Part:
     ``apart`` travels only in exchanges that name it. Clients begin with a ``client`` part as ``module`` is, or, with
     ``each``, which makes such a module by the builder that it is given, with one of their own: as the seed and the
     client's number draw it. Tensors that are ``exact`` keep their type, whatever the run's precision.
+
+    A client that never trained is predicted for with ``unseen`` in the place of a ``client`` part: the "mean" over the
+    clients that have trained, as batch norms that stay are always; the "initial" values; "every" client's own, which
+    makes several models whose accuracies are averaged; or the tensors of the shared part of that name. Only a
+    simulation can read what clients keep, and the records say so where it did.
     """
 
     module: nn.Module
@@ -133,6 +138,7 @@ class Part:
     apart: bool = False
     each: Callable[[ModelBuilder], nn.Module] | None = None
     exact: bool = False
+    unseen: str = "mean"
 
     def __repr__(self) -> str:
         tensors = counted(self.module.state_dict(), "tensor")

@@ -32,7 +32,7 @@ from fedshift.errors import FedshiftError, UnknownNameError, needs
 from fedshift.federation.domains import DomainData
 from fedshift.federation.inputs import IMAGENET_MEAN, IMAGENET_STD
 from fedshift.files import cache, cache_folder
-from fedshift.hub import hub
+from fedshift.hub import commit_of, reading
 from fedshift.settings.content import digest
 
 VERSION = 1  # of what :func:`embed` computes; raise it whenever features change
@@ -123,7 +123,12 @@ def frozen_network(name: str) -> FrozenNetwork:
         return FrozenNetwork(name, digest(name), partial(_pooled, str(Path(name).expanduser()), None))
     if "/" not in name and get_close_matches(name.lower(), KNOWN, cutoff=0.6):
         raise UnknownNameError("data.frozen", name, KNOWN, "A folder of this machine, or a hub id, is right as well.")
-    commit = _hub_commit(name)
+    commit = commit_of(name)
+    if not commit:
+        raise FedshiftError(
+            f"data.frozen = '{name}' is no network of this machine, and the hub cannot be reached or does not know it. "
+            "Give 'efficientnet-lite0', a folder, or a hub id that was downloaded once where the hub can be reached."
+        )
     return FrozenNetwork(name, commit, partial(_pooled, name, commit))
 
 
@@ -272,23 +277,6 @@ def lite0(file: Path) -> nn.Module:
     return network
 
 
-def _hub_commit(name: str) -> str:
-    """The commit of a hub id that this machine holds, else the hub's; it stands for the weights."""
-    with needs("images", f"data.frozen = '{name}'"):
-        from huggingface_hub import try_to_load_from_cache
-        from huggingface_hub.errors import HFValidationError
-    try:
-        config = try_to_load_from_cache(name, "config.json")
-        if not isinstance(config, str):
-            from transformers.utils.hub import cached_file
-
-            with hub(name):
-                config = cached_file(name, "config.json")
-    except (OSError, ValueError, HFValidationError) as error:
-        raise _unreadable(name, error) from error
-    return Path(str(config)).parent.name
-
-
 class _Pooled(nn.Module):
     """A network of the transformers library, of which the pooled output is taken."""
 
@@ -307,23 +295,13 @@ class _Pooled(nn.Module):
 def _pooled(name: str, commit: str | None) -> nn.Module:
     with needs("images", f"data.frozen = '{name}'"):
         import transformers
-    pinned = {"revision": commit} if commit else {}
-    try:
-        with hub(name):
-            network, about = transformers.AutoModel.from_pretrained(name, output_loading_info=True, **pinned)
-    except (OSError, ValueError, SafetensorError) as error:
-        raise _unreadable(name, error) from error
+    with reading(name, "data.frozen"):
+        network, about = transformers.AutoModel.from_pretrained(
+            name, revision=commit or "main", output_loading_info=True
+        )
     if about["missing_keys"]:
         raise FedshiftError(
             f"data.frozen = '{name}' holds no weights for {sorted(about['missing_keys'])[0]} and "
             f"{len(about['missing_keys']) - 1} more tensors, so its features would be random; take another network."
         )
     return _Pooled(network, name)
-
-
-def _unreadable(name: str, error: Exception) -> FedshiftError:
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return FedshiftError(
-        f"data.frozen = '{name}': no network could be read ({reason}). Give 'efficientnet-lite0', a folder on this "
-        "machine, or a hub id that was downloaded once where the hub can be reached."
-    )

@@ -31,7 +31,7 @@ from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net, batch_norm_tensors
 from fedshift.core.servers import SERVERS
 from fedshift.core.servers.server import Mean, ServerOptimiser
-from fedshift.core.tensors import Replies, Tensors, weighted_mean
+from fedshift.core.tensors import Replies
 from fedshift.core.training import Train
 from fedshift.errors import FedshiftError
 from fedshift.federation.federation import Federation
@@ -48,15 +48,12 @@ class Method(Spec):
         presets: published settings, by the data set's name.
         paper: where the method comes from.
         terms: the names of the terms that its loss returns.
-        own_merge: why a server optimiser cannot take the place of its merge, which is no mean; empty where it is one.
-            A page that writes a merge of its own, and calls this class's for the shared tensors, says "".
     """
 
     section: ClassVar[str] = "method"
     presets: ClassVar[dict[str, dict[str, object]]] = {}
     paper: ClassVar[str] = ""
     terms: ClassVar[tuple[str, ...]] = ()
-    own_merge: ClassVar[str] = ""
 
     weighting: Literal["uniform", "samples"] = setting(
         "uniform", help="how clients weigh in the average", source="methods differ; all five papers: uniform"
@@ -77,19 +74,12 @@ class Method(Spec):
         source="Reddi et al., ICLR 2021, Algorithm 1",
     )
 
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        if "merge" in vars(cls) and "own_merge" not in vars(cls):
-            cls.own_merge = (
-                'it has a merge of its own; if that calls Method.merge for the shared tensors, say own_merge = "" there'
-            )
-
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.own_merge and not isinstance(self.server, Mean):
+        if type(self).merge is not Method.merge and not isinstance(self.server, Mean):
             raise FedshiftError(
-                f"method.server = '{SERVERS.name_of(self.server)}' is not for {self.label}: {self.own_merge}. Leave it "
-                "at 'mean'."
+                f"method.server = '{SERVERS.name_of(self.server)}' is not for {self.label}, whose merge is no mean: "
+                "leave it at 'mean'. A page that only adds to the mean overrides after_mean."
             )
 
     @property
@@ -164,10 +154,9 @@ class Method(Spec):
     def exchange(self, name: str, **changes: Any) -> Exchange:
         """The exchange made of this method's own hooks, with changes to it; what is not merged needs no weights."""
         own_keep = type(self).keep is not Method.keep
-        counted = self.weighting == "samples" and changes.get("merge") is not leave
         hooks: dict[str, Any] = {"keep": self.keep if own_keep else keep_nothing, "server": self.server_phases()}
-        hooks |= {"phases": self.phases(), "merge": self.merge, "counted": counted}
-        return Exchange(name, **{**hooks, **changes})
+        hooks |= {"phases": self.phases(), "merge": self.merge} | changes
+        return Exchange(name, **{"counted": self.weighting == "samples" and hooks["merge"] is not leave, **hooks})
 
     def select(
         self, state: ServerState, clients: Sequence[int], count: int, generator: torch.Generator
@@ -189,25 +178,20 @@ class Method(Spec):
         return ()
 
     def merge(self, state: ServerState, replies: Replies) -> ServerState:
-        """The server's next state: the weighted mean of every shared tensor, buffers included, or a step towards it."""
+        """The server's next state: the weighted mean of every shared tensor, buffers included, or a step towards it.
+
+        What :meth:`after_mean` gives is added. A method that overrides this one takes no server optimiser.
+        """
         mean = replies.mean(state.shared)
-        return state.updated(mean | self.server.step(state, mean))
+        return state.updated(mean | self.server.step(state, mean) | self.after_mean(state, replies))
+
+    def after_mean(self, state: ServerState, replies: Replies) -> Mapping[str, Tensor]:
+        """The server's other tensors that change, by full name, from the state before the mean."""
+        return {}
 
     def reestimates(self, unseen: bool) -> bool:
         """Whether batch-norm statistics are measured again on the inputs that are predicted for."""
         return self.bn == "reestimate"
-
-    def unseen(self, state: ServerState, clients: Sequence[Tensors]) -> Sequence[Tensors]:
-        """The client tensors with which a client that never trained is predicted for.
-
-        Several answers mean several models, whose accuracies are averaged. By default one: the mean over the clients
-        that have trained. Only a simulation can read what clients keep, and the records say so where it did.
-
-        Args:
-            state: the server's.
-            clients: what each client keeps; each is read when it is asked for.
-        """
-        return [weighted_mean(clients, clients[0])]
 
     def notes(self, state: ServerState) -> tuple[str, ...]:
         """What a reader of the results must know of the server's final state, such as that an index says nothing."""

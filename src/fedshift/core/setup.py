@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,6 +20,7 @@ from fedshift.core.contract import (
     Phase,
     Round,
     Scope,
+    ServerState,
     Stage,
     Upload,
     send_nothing_else,
@@ -31,7 +32,7 @@ from fedshift.core.metrics import check_classes, names, scikit_learn
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net
 from fedshift.core.preparation import prepared_first
-from fedshift.core.tensors import SAMPLES, Tensors, part_of
+from fedshift.core.tensors import SAMPLES, Tensors, part_of, weighted_mean
 from fedshift.core.training import Evaluate, Train
 from fedshift.errors import FedshiftError
 from fedshift.federation.preparation import Preparation
@@ -102,6 +103,11 @@ class Setup:
                 f"{', '.join(self.classes)}."
             )
         for name, part in self.parts.items():
+            if part.unseen not in ("mean", "initial", "every", *self.parts):
+                raise FedshiftError(
+                    f"The part '{name}' has unseen = '{part.unseen}': say 'mean', 'initial', 'every', or the name of a "
+                    "shared part."
+                )
             if part.each is not None and part.scope != "client":
                 raise FedshiftError(
                     f"The part '{name}' is drawn for each client, but its scope is '{part.scope}': give it the scope "
@@ -212,6 +218,32 @@ class Setup:
     def kept_as(self, name: str, tensor: Tensor) -> torch.dtype:
         """The type in which the run keeps a tensor of a full name, and sends it."""
         return self.dtype if tensor.is_floating_point() and not self.parts[part_of(name)].exact else tensor.dtype
+
+    def unseen(self, state: ServerState, clients: Sequence[Tensors], read: Collection[str]) -> list[Tensors]:
+        """The client tensors with which a client that never trained is predicted for, of each model; see :class:`Part`.
+
+        Args:
+            state: the server's.
+            clients: what each client keeps; each is read when it is needed.
+            read: the parts that a prediction reads.
+        """
+        sources = {name: self.parts[name].unseen for name in read}
+        private = [name for name, scope in self.scopes.items() if scope == "client"]
+        averaged = [n for n in private if part_of(n) in {*read, *sources.values()} and self._is_averaged(part_of(n))]
+        mean = weighted_mean(clients, averaged) if averaged else Tensors()
+        given, known = mean.of_parts(read), state.shared | mean
+        for part, source in sources.items():
+            if self.parts[part].scope != "client":
+                continue
+            if source == "initial":
+                given |= self.initial("client").of_parts((part,))
+            elif source in self.parts:
+                given |= mean.of_parts((source,)) | known.of(source).under(part)
+        every = {part for part, source in sources.items() if source == "every"}
+        return [given | client.of_parts(every) for client in clients] if every else [given]
+
+    def _is_averaged(self, part: str) -> bool:
+        return self.parts[part].scope == "shared" or self.parts[part].unseen == "mean"
 
     # What an exchange declares ------------------------------------------------------------------
 

@@ -27,17 +27,17 @@ from fedshift.core.setup import Setup
 from fedshift.core.state import ClientState
 from fedshift.core.tensors import Tensors
 from fedshift.deployment.agreement import Agreement, SiteSettings, read_site
-from fedshift.deployment.leaving import METRICS_ARE, category, models_scored
+from fedshift.deployment.leaving import category, models_scored, refusal, refused, without
 from fedshift.deployment.limits import of_requests
 from fedshift.deployment.local import prepared, site_federation
 from fedshift.deployment.model import keep_model
 from fedshift.deployment.once import Once
-from fedshift.deployment.policy import refusal, refused, withheld, without
 from fedshift.deployment.sent import SENT, Sent
 from fedshift.deployment.turns import Key, TakenError, Turns
 from fedshift.deployment.wire import (
     DECIMALS,
     MOST_LOSS,
+    MOST_NAMED,
     NOBODY,
     Done,
     Failed,
@@ -50,7 +50,7 @@ from fedshift.deployment.wire import (
     Unscored,
     Work,
     digest,
-    proof,
+    make_proof,
     read_request,
 )
 from fedshift.engines.calibration import asked_for
@@ -110,7 +110,7 @@ class Attendant:
                 reply = self._failure(error)
             turns = self._turns_of(request)
             if request is not None and turns is not None:
-                reply = replace(reply, proof=proof(turns.reply(request.session.known), data))
+                reply = replace(reply, proof=make_proof(turns.reply(request.session.known), data))
             with self._timed("reply"):
                 sent = reply.to_bytes()
             self._write_down(request, reply, sent)
@@ -196,17 +196,7 @@ class Attendant:
             done = replace(done, answer=answered.answer)
         store.prune(work.saved)
         once.prune(work.saved)
-        return self._permitted(done)
-
-    def _permitted(self, done: Done) -> Done:
-        """What the site's policy lets leave, which may be stricter than when a reply was kept."""
-        refuse, answer = self.settings.refuse, done.answer
-        left_out: dict[str, Any] = dict.fromkeys(withheld(refuse)) | ({"metrics": {}} if METRICS_ARE in refuse else {})
-        return replace(
-            done,
-            scores=tuple(replace(score, **left_out) for score in done.scores),
-            answer=None if answer is None else replace(answer, telemetry=without(answer.telemetry, refuse)),
-        )
+        return without(done, self.settings.refuse)  # which may be stricter than when a reply was kept
 
     def _answered(self, site: Site, store: Versions, order: Order, turns: Turns, key: Key) -> Done:
         """Carry out an order, with what the client has kept of the rounds before."""
@@ -357,7 +347,7 @@ class Attendant:
         site = self._name()
         if isinstance(error, _CannotError):
             self.log("refused", str(error))
-            return Failed(site, error.reason, error.what)
+            return Failed(site, error.reason, error.what[:MOST_NAMED])
         if isinstance(error, FedshiftError):
             self.log("failed", str(error))
         else:

@@ -24,11 +24,10 @@ from fedshift.core.setup import Setup
 from fedshift.deployment.agreement import Agreement
 from fedshift.deployment.doubts import Doubts
 from fedshift.deployment.journal import Journal
-from fedshift.deployment.leaving import CATEGORIES
+from fedshift.deployment.leaving import CATEGORIES, refusal, refused
 from fedshift.deployment.link import Away, Link
 from fedshift.deployment.members import Came, Members, refuses
 from fedshift.deployment.model import parts_of_model
-from fedshift.deployment.policy import refusal, refused
 from fedshift.deployment.roster import ROSTER, Roster
 from fedshift.deployment.scoring import Scoring
 from fedshift.deployment.wire import Done, Failed, Joined, Work
@@ -284,7 +283,7 @@ class _Run:
         """What a site is asked for: the order, if there is one, and the model that it scores."""
         score = self.scoring.orders.get(site) if self.scoring else None
         number = self.position + (order is not None)
-        return Work(self.members.session(site), site, number, self._saved, order, score)
+        return Work(self.members.session(site), site, number, self._saved, order=order, score=score)
 
     def _note_scores(self, came: Mapping[str, Came]) -> None:
         """Complete the record that waits for scores, if one does."""

@@ -21,7 +21,7 @@ from fedshift.deployment.folders import DATA, SITES, Planned, planned
 from fedshift.deployment.processes import Processes, processes
 from fedshift.deployment.supervisor import free_port
 from fedshift.errors import FedshiftError
-from fedshift.reporting.watch import Watch, follow
+from fedshift.reporting.watch import follow
 from fedshift.runs.folder import RunFolder
 from fedshift.settings.experiment import Experiment
 from fedshift.streams import Streams
@@ -139,7 +139,7 @@ def _follow(started: Processes, console: Console) -> RunFolder:
     while not run.begun:
         look()
         time.sleep(0.2)
-    follow(Watch(run.path), console, meanwhile=look)
+    follow(run.path, console, meanwhile=look)
     if not run.finished:
         raise _ended(started)
     with suppress(TimeoutExpired):

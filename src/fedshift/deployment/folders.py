@@ -12,13 +12,11 @@ import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
-from shlex import join
 from tempfile import mkdtemp
 from typing import Any, NamedTuple, get_args
 
-import jinja2
 import tomli_w
 import torch
 
@@ -41,6 +39,7 @@ from fedshift.deployment.agreement import (
 from fedshift.deployment.keys import Authority, site_pair
 from fedshift.deployment.leaving import what_leaves
 from fedshift.deployment.model import parts_of_model
+from fedshift.deployment.pages import render
 from fedshift.errors import DiskError, FedshiftError
 from fedshift.federation.protocols import PersonalUnderShift
 from fedshift.files import make_folder, write
@@ -60,7 +59,6 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # what file systems, shel
 HOST = re.compile(r"[A-Za-z0-9.:-]+")
 TAKEN = ("default",)  # the word for something else where Flower looks for a connection's name
 MIN_ANSWERS = 0.5  # of the sites that are asked; a round that fewer answer is not merged
-WIDEST = 100  # columns of a command before it is written on several lines
 
 Content = bytes | str | Path | None  # a file's; that of another file; none: an empty folder
 Planned = dict[str, Content]  # by the path in the federation's folder
@@ -189,7 +187,7 @@ def planned(
     pairs = {site: site_pair() for site in federation.sites}
     target = table["protocol"].get("hold_out")
     page = partial(
-        _rendered,
+        render,
         federation=federation,
         experiment=experiment,
         target=target,
@@ -441,27 +439,3 @@ def _written(table: Mapping[str, Any]) -> str:
         "# What the federation carries out, with every setting: this file is the same at every member, but for [run]."
     )
     return f"{head}\n\n{tomli_w.dumps(table)}"
-
-
-def _rendered(template: str, **values: Any) -> str:
-    return _templates().get_template(f"{template}.jinja").render(commands=commands, **values)
-
-
-@cache  # each template is compiled once for all members
-def _templates() -> jinja2.Environment:
-    environment = jinja2.Environment(  # what is made is read as text or run by a shell, never as HTML
-        loader=jinja2.PackageLoader("fedshift", "deployment/templates"),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters["typed"] = _typed
-    environment.filters["json"] = partial(json.dumps, ensure_ascii=False)
-    return environment
-
-
-def _typed(command: commands.Command) -> str:
-    """A command as it is typed; a long one on several lines, a line for each option."""
-    line = join(command)
-    return line if len(line) <= WIDEST else line.replace(" --", " \\\n    --")

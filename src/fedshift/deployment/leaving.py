@@ -1,23 +1,32 @@
-"""What leaves a site in a run, worked out from what its method declares, before anything has left."""
+"""What leaves a site in a run, worked out from what its method declares, before anything has left.
+
+The same list is the page for an auditor, the check at a site, and what a site's policy refuses from.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 from math import prod
-from typing import Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 
 from fedshift.core.contract import Category, Declared, Exchange, Round, Stage
+from fedshift.core.messages import Telemetry
+from fedshift.core.preparation import PREPARATION
 from fedshift.core.setup import Setup, told
 from fedshift.core.tensors import counted, part_of
 from fedshift.deployment.agreement import FederationSettings, SiteSettings
-from fedshift.deployment.wire import DECIMALS, METRIC, REASONS
+from fedshift.deployment.pages import render
+from fedshift.deployment.wire import DECIMALS, METRIC, REASONS, Done
 from fedshift.errors import FedshiftError
 from fedshift.methods import METHODS
 from fedshift.reporting.units import bytes_text
+from fedshift.settings.spec import Spec
+
+S = TypeVar("S", bound=Spec)
 
 Kind = Literal["join", "reply", "telemetry", "scores"]
 CATEGORIES: tuple[Category, ...] = get_args(Category)
@@ -66,6 +75,12 @@ class Leaves:
     needed: bool
 
 
+WORDS: Mapping[Kind, str] = {
+    "join": "at the start",
+    "reply": "the reply",
+    "telemetry": "told beside it",
+    "scores": "scores",
+}
 JOINED = Leaves("", "", 1, "join", "samples", "int64", (), "count", 8, needed=False)
 """How many samples a site trains on, which bounds the counts that it sends later."""
 
@@ -106,15 +121,16 @@ def category(setup: Setup, exchange: Exchange | None, name: str) -> Category:
 
 def _of_stage(setup: Setup, stage: Stage) -> Iterator[Leaves]:
     for exchange in stage.exchanges:
-        yield from _of_kind(stage, exchange.name, "reply", setup.declared(exchange), setup.categories(exchange))
+        often = stage.name, exchange.name, stage.rounds
+        yield from _leaves(*often, "reply", setup.declared(exchange), setup.categories(exchange))
         if setup.evaluate.telemetry:
             telemetry = setup.telemetry(exchange)
-            yield from _of_kind(stage, exchange.name, "telemetry", telemetry, {name: told(name) for name in telemetry})
+            yield from _leaves(*often, "telemetry", telemetry, {name: told(name) for name in telemetry})
     if stage.scored:
         scores = _of_scores(setup)
         numbers: Declared = {name: (torch.int64 if name == "n" else torch.float64, ()) for name in scores}
         evaluations = -(-stage.rounds // setup.evaluate.every_in(stage.rounds))
-        yield from _of_kind(stage, "", "scores", numbers, scores, evaluations)
+        yield from _leaves(stage.name, "", evaluations, "scores", numbers, scores)
 
 
 def _of_scores(setup: Setup) -> dict[str, Category]:
@@ -122,21 +138,78 @@ def _of_scores(setup: Setup) -> dict[str, Category]:
     return {**SCORES, **{METRIC + name: METRICS_ARE for name in setup.metrics}}
 
 
-def _of_kind(
-    stage: Stage,
-    exchange: str,
-    kind: Kind,
-    declared: Declared,
-    categories: Mapping[str, Category],
-    rounds: int | None = None,
+def _leaves(
+    stage: str, exchange: str, rounds: int, kind: Kind, declared: Declared, categories: Mapping[str, Category]
 ) -> Iterator[Leaves]:
     for name, (dtype, shape) in declared.items():
         known = [length for length in shape if length is not None]
         size = prod(known) * dtype.itemsize if len(known) == len(shape) else None
         word = str(dtype).removeprefix("torch.")
-        often = stage.rounds if rounds is None else rounds
-        needed = kind == "reply"
-        yield Leaves(stage.name, exchange, often, kind, name, word, shape, categories[name], size, needed)
+        yield Leaves(stage, exchange, rounds, kind, name, word, shape, categories[name], size, kind == "reply")
+
+
+# What a site refuses ------------------------------------------------------------------------------
+
+
+def refused(setup: Setup, refuse: Collection[Category]) -> list[Leaves]:
+    """What the run needs of a site that refuses some categories, in the order in which it would leave."""
+    return [each for each in leaving(setup) if each.needed and each.category in refuse]
+
+
+def without(done: Done, refuse: Collection[Category]) -> Done:
+    """A reply less the telemetry and the numbers of scores that are of refused categories."""
+    numbers: dict[str, Any] = {name: None for name, category in SCORES.items() if category in refuse}
+    if METRICS_ARE in refuse:
+        numbers["metrics"] = {}
+    done = replace(done, scores=tuple(replace(score, **numbers) for score in done.scores))
+    if done.answer is None:
+        return done
+    telemetry = {name: tensor for name, tensor in done.answer.telemetry.items() if told(name) not in refuse}
+    return replace(done, answer=replace(done.answer, telemetry=Telemetry(telemetry)))
+
+
+def refusal(setup: Setup, site: str, refuse: Collection[Category]) -> FedshiftError:
+    """The error that ends a run which needs what a site refuses: who, what, and what helps.
+
+    Args:
+        setup: the run.
+        site: the site's name.
+        refuse: categories that it refuses, of which the run needs some.
+    """
+    needed, what = refused(setup, refuse), []
+    for category in CATEGORIES:
+        if mine := [each for each in needed if each.category == category]:
+            more = f" (and {len(mine) - 1} more)" if len(mine) > 1 else ""
+            where = f"in the exchange '{mine[0].exchange}' of the stage '{mine[0].stage}'"
+            what.append(f"a tensor of the category '{category}', '{mine[0].name}'{more}, {where}")
+    settings, uniform = _by_samples(setup), replace(setup, method=_uniform(setup.method))
+    fix = "Choose another method or setting"
+    if {each.stage for each in needed} == {PREPARATION}:
+        fix = "Set data.statistics = 'site' (or 'none') at every member"
+    elif settings and not refused(uniform, refuse):
+        fix = f"Set {' and '.join(settings)} at every member"
+    return FedshiftError(
+        f"The site '{site}' refuses what the run needs: {'; '.join(what)}. {fix}, or talk to the site, whose site.toml "
+        "says what it refuses."
+    )
+
+
+def _by_samples(setup: Setup) -> list[str]:
+    """What to write in the place of settings that weigh clients by their numbers of samples."""
+    specs: Iterable[tuple[tuple[str, ...], Spec]] = setup.method.specs()
+    return [
+        f"{'.'.join(('method', *names, 'weighting'))} = 'uniform'"
+        for names, spec in specs
+        if "weighting" in spec.settings() and vars(spec)["weighting"] == "samples"
+    ]
+
+
+def _uniform(spec: S) -> S:
+    """The same settings, but that all clients weigh the same."""
+    changes: dict[str, Any] = {name: _uniform(getattr(spec, name)) for name in spec.nested()}
+    if "weighting" in spec.settings():
+        changes["weighting"] = "uniform"
+    return replace(spec, **changes) if changes else spec
 
 
 # The page -----------------------------------------------------------------------------------------
@@ -144,186 +217,63 @@ def _of_kind(
 
 def what_leaves(setup: Setup, federation: FederationSettings) -> str:
     """A page in Markdown, for whoever must decide whether a site may take part."""
-    leaves, largest = leaving(setup), bytes_text(federation.largest * 10**6)
+    leaves = leaving(setup)
     groups = [list(group) for _, group in groupby(leaves, key=lambda each: (each.stage, each.exchange, each.kind))]
-    sections = [
-        _introduction(setup, federation),
-        "## What the words mean",
-        _table(["category", "what it is"], [[one, MEANING[one]] for one in CATEGORIES]),
-        "## What never leaves",
-        _stays(setup),
-        "## What the coordinator sends",
-        _comes(setup),
-        "## What leaves, in short",
-        _table(
-            ["stage", "exchange", "how often", "what", "bytes a round at most", "category"],
-            [row for group in groups for row in _rows(group, largest)],
-        ),
-        "Bytes are those of the numbers alone; names, types and shapes add a few hundred to a few thousand to each "
-        f"message. No message has more than {largest} (`largest` in federation.toml).",
-        "## Scores",
-        _scores(setup),
-        "## Every tensor",
-        *(_in_full(group) for group in groups),
-        "## To refuse a category",
-        _refusing(leaves),
-    ]
-    return "\n\n".join(section for section in sections if section) + "\n"
-
-
-def _introduction(setup: Setup, federation: FederationSettings) -> str:
-    return (
-        f"# What leaves a site of {_code(federation.name)}\n\n"
-        f"In this run sites train with the method {_code(METHODS.name_of(setup.method))}. Each works on its own "
-        "samples and sends back tensors: named tables of numbers. This page lists all of them. It is not written by "
-        "hand but worked out from what the method declares, and a site sends no tensor that is not declared. Every "
-        "message that leaves is written down before, in `sent.jsonl` in the site's folder: when, in which "
-        "exchange, and of each tensor its name, type, shape, bytes, category and a hash.\n\n"
-        "Beside tensors these words leave: the site's name, the names of its environments and whose model was scored "
-        "on them, the versions of the software that computes there, the number of its session, a digest that proves "
-        "that the site is the one which replied before, and, where something fails, one of these words: "
-        f"{_list(REASONS)}, with names of tensors or settings that the coordinator has itself."
+    private = [name for name, part in setup.parts.items() if part.scope == "client"]
+    kept = {part_of(name) for name, scope in setup.scopes.items() if scope == "client"}
+    return render(
+        "what-leaves.md",
+        federation=federation,
+        method=METHODS.name_of(setup.method),
+        reasons=REASONS,
+        meaning=MEANING,
+        words=WORDS,
+        leaves=leaves,
+        groups=[(group[0], group) for group in groups],
+        short=[row for group in groups for row in _short(group)],
+        private=private,
+        norms=sorted(kept - set(private)),
+        revealed=_revealed(setup),
+        sent=_sent(setup),
+        scored=any(stage.scored for stage in setup.stages),
+        models=counted(range(models_scored(setup)), "model"),
+        decimals=DECIMALS,
+        min_scored=SiteSettings.settings()["min_scored"].default,
+        largest=bytes_text(federation.largest * 10**6),
     )
 
 
-def _stays(setup: Setup) -> str:
-    private = {name for name, scope in setup.scopes.items() if scope == "client"}
-    whole = [name for name, part in setup.parts.items() if part.scope == "client"]
-    norms = sorted({part_of(name) for name in private} - set(whole))
-    embeds = any(each.category == "embedding" for each in leaving(setup))
-    lines = [
-        "Samples, their labels, file names and paths, and predictions for single samples."
-        + (" In this run embeddings of samples do leave, and what they stand for: see below." if embeds else ""),
-        "The texts of errors, which could quote samples: they are in the site's `log.jsonl` alone.",
-        "The state of optimisers.",
-    ]
-    if whole:
-        lines.append(f"Private parts of the model: {_list(whole)}. They are kept in the site's folder `state`.")
-    revealed = _revealed(setup)
-    for part in revealed:
-        lines.append(
-            f"{_code(part)}, one of these, is not sent itself, but it follows from what is: {_list(revealed[part])}."
-        )
-    if norms:
-        lines.append(f"The batch norms of {_list(norms)}, which are kept there too.")
-    return _bullets(lines)
+def _short(group: Sequence[Leaves]) -> Iterator[dict[str, str]]:
+    """A row for each category of what leaves together."""
+    for category in CATEGORIES:
+        mine = [each for each in group if each.category == category]
+        if not mine:
+            continue
+        first, sizes = mine[0], [each.bytes for each in mine if each.bytes is not None]
+        yield {
+            "stage": first.stage,
+            "exchange": first.exchange,
+            "kind": first.kind,
+            "often": f"{first.rounds} times" if first.rounds > 1 else "at each start" if first == JOINED else "once",
+            "tensors": counted(mine, "tensor"),
+            "bytes": bytes_text(sum(sizes)) if len(sizes) == len(mine) else "",
+            "category": category,
+        }
+
+
+def _sent(setup: Setup) -> Iterator[tuple[str, str, str, list[str]]]:
+    """For each exchange what the coordinator sends: how many tensors, and of which parts."""
+    for stage in setup.stages:
+        for exchange in stage.exchanges:
+            names = setup.sent(exchange)
+            yield stage.name, exchange.name, counted(names, "tensor"), [part_of(name) for name in names]
 
 
 def _revealed(setup: Setup) -> dict[str, list[str]]:
     """The private parts that follow from uploads, with the first words of these."""
     found: dict[str, list[str]] = {}
-    for exchange in (exchange for stage in setup.stages for exchange in stage.exchanges):
-        for upload in exchange.uploads:
-            if upload.reveals and upload.name not in found.setdefault(upload.reveals, []):
-                found[upload.reveals].append(upload.name)
+    uploads = (upload for stage in setup.stages for exchange in stage.exchanges for upload in exchange.uploads)
+    for upload in uploads:
+        if upload.reveals:
+            found.setdefault(upload.reveals, []).append(upload.name)
     return found
-
-
-def _comes(setup: Setup) -> str:
-    lines = []
-    for stage in setup.stages:
-        for exchange in stage.exchanges:
-            sent = setup.sent(exchange)
-            parts = list(dict.fromkeys(part_of(name) for name in sent))
-            what = f"{counted(sent, 'tensor')} of {_list(parts)}" if sent else "no tensors"
-            lines.append(f"In the exchange {_code(exchange.name)} of the stage {_code(stage.name)}: {what}.")
-    scored = "A model that the site is to score on its own samples, where a round is scored."
-    return _bullets([*lines, *([scored] if any(stage.scored for stage in setup.stages) else [])])
-
-
-def _scores(setup: Setup) -> str:
-    models = models_scored(setup)
-    return (
-        f"A site scores **{counted(range(models), 'model')}** in this run at most, each once. Of a model it sends one "
-        "score for each of its environments, the samples that it holds back for validation or for a test. "
-        f"Accuracy, loss and metrics are rounded to {DECIMALS} decimals, and an environment of fewer than `min_scored` "
-        f"samples (`site.toml`, {SiteSettings.settings()['min_scored'].default} by default) is not scored. With "
-        "`max_models` in its `site.toml` a site refuses a run that scores more models."
-    )
-
-
-def _rows(group: Sequence[Leaves], largest: str) -> Iterator[list[str]]:
-    """A row for each category of what leaves together."""
-    for one in CATEGORIES:
-        mine = [each for each in group if each.category == one]
-        if not mine:
-            continue
-        first, sizes = mine[0], [each.bytes for each in mine if each.bytes is not None]
-        size = bytes_text(sum(sizes)) if len(sizes) == len(mine) else f"as long as it is, up to {largest}"
-        what = f"{_WHAT[first.kind]}: {counted(mine, 'tensor')}"
-        often = f"{first.rounds} times" if first.rounds > 1 else "at each start" if first.kind == "join" else "once"
-        each = " for each environment" if first.kind == "scores" else ""
-        yield [_code(first.stage) or "any", _code(first.exchange) or "any", often, what, f"{size}{each}", one]
-
-
-_WHAT: Mapping[Kind, str] = {
-    "join": "at the start",
-    "reply": "the reply",
-    "telemetry": "told beside it",
-    "scores": "scores",
-}
-
-
-def _in_full(group: Sequence[Leaves]) -> str:
-    first = group[0]
-    where = f"the exchange {_code(first.exchange)}, {_WHAT[first.kind]}" if first.exchange else _WHAT[first.kind]
-    rows = [
-        [
-            _code(each.name),
-            each.dtype,
-            str(["any" if length is None else length for length in each.shape]).replace("'", ""),
-            "by its length" if each.bytes is None else f"{each.bytes:,}",
-            each.category,
-            "yes" if each.needed else "no",
-        ]
-        for each in group
-    ]
-    title = f"### Stage {_code(first.stage)}: {where}" if first.stage else "### When the site joins"
-    return f"{title}\n\n{_table(['tensor', 'type', 'shape', 'bytes', 'category', 'needed'], rows)}"
-
-
-def _refusing(leaves: Sequence[Leaves]) -> str:
-    rows = []
-    for one in CATEGORIES:
-        mine = [each for each in leaves if each.category == one]
-        needed, optional = [e.name for e in mine if e.needed], [e.name for e in mine if not e.needed]
-        if needed:
-            then = f"The method needs {_first(needed)}: the run ends at its start, before anything is trained."
-        elif optional:
-            then = f"The site leaves out {_first(optional)}; the run goes on without."
-        else:
-            then = "Nothing changes: nothing of the kind leaves in this run."
-        rows.append([one, then])
-    return (
-        "A site refuses categories in its own `site.toml`, and nobody else can change that:\n\n"
-        f'```toml\nrefuse = ["{rows[-1][0]}"]\n```\n\n'
-        "What the method needs and a site refuses ends the run at its start: the coordinator is told which "
-        "categories the site refuses, and nothing else. What is not needed is simply left "
-        "out. Who refuses counts alone should know that an accuracy, being a share of samples, and the numbers of "
-        "batches in a model with batch norms hint at them.\n\n" + _table(["category", "if the site refuses it"], rows)
-    )
-
-
-def _first(names: Iterable[str]) -> str:
-    """The first few names, and how many more there are."""
-    distinct = list(dict.fromkeys(names))
-    more = f" and {len(distinct) - 3} more" if len(distinct) > 3 else ""
-    return ", ".join(map(_code, distinct[:3])) + more
-
-
-def _list(names: Iterable[str]) -> str:
-    return ", ".join(map(_code, names))
-
-
-def _bullets(lines: Iterable[str]) -> str:
-    return "\n".join(f"- {line}" for line in lines)
-
-
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns), *rows))
-
-
-def _code(text: str) -> str:
-    """A name as Markdown shows it letter by letter, also in a table."""
-    plain = text.replace("`", "'").replace("|", "\\|")
-    return f"`{plain}`" if plain else ""

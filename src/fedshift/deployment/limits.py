@@ -5,20 +5,37 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from math import prod
+from typing import NamedTuple
 
 from torch import Tensor
 
 from fedshift.core.contract import Declared, send_nothing_else
 from fedshift.core.setup import Setup
 from fedshift.deployment.agreement import Agreement
-from fedshift.deployment.wire import MEGABYTE, Limits
+from fedshift.errors import FedshiftError
 
+MEGABYTE = 10**6
 ABOUT_ONE = 512  # bytes of a header for one tensor: its name, type, shape and place
 ABOUT_ALL = 1 << 16  # bytes of a header for everything else
 SCORES = 64  # bytes of the numbers of a score, without metrics
 
 
-def of_replies(agreement: Agreement, setup: Setup) -> Limits:
+class MessageLimits(NamedTuple):
+    """How large a message may be, in bytes: all of it, and its header, which is parsed before anything else."""
+
+    message: int
+    header: int
+
+    def check(self, data: bytes) -> None:
+        """Raise an error where a message is larger than that."""
+        header = int.from_bytes(data[:8], "little")
+        if len(data) > self.message:
+            raise FedshiftError(f"sent {len(data):,} bytes, of {self.message:,} at most")
+        if header > self.header:
+            raise FedshiftError(f"sent what is no message: a header of {header:,} bytes, of {self.header:,} at most")
+
+
+def of_replies(agreement: Agreement, setup: Setup) -> MessageLimits:
     """The limits of what a site may send."""
     exchanges = [exchange for stage in setup.stages for exchange in stage.exchanges]
     ups = [setup.declared(exchange) | setup.telemetry(exchange) for exchange in exchanges]
@@ -27,7 +44,7 @@ def of_replies(agreement: Agreement, setup: Setup) -> Limits:
     return _limits(agreement, [_bytes(up) for up in ups], scores, tensors)
 
 
-def of_requests(agreement: Agreement, setup: Setup) -> Limits:
+def of_requests(agreement: Agreement, setup: Setup) -> MessageLimits:
     """The limits of what a coordinator may send: an order and a model to be scored, or all that was agreed on."""
     sent: Mapping[str, Tensor] = setup.initial("shared") | setup.initial("down")
     exchanges = [exchange for stage in setup.stages for exchange in stage.exchanges]
@@ -38,18 +55,14 @@ def of_requests(agreement: Agreement, setup: Setup) -> Limits:
 
 def _bytes(declared: Declared) -> int | None:
     """The bytes of declared tensors; None where a length is not known before."""
-    sizes = [_size(shape, dtype.itemsize) for dtype, shape in declared.values()]
-    return None if None in sizes else sum(size for size in sizes if size is not None)
+    if any(length is None for _, shape in declared.values() for length in shape):
+        return None
+    return sum(prod(length or 0 for length in shape) * dtype.itemsize for dtype, shape in declared.values())
 
 
-def _size(shape: tuple[int | None, ...], each: int) -> int | None:
-    lengths = [length for length in shape if length is not None]
-    return each * prod(lengths) if len(lengths) == len(shape) else None
-
-
-def _limits(agreement: Agreement, sizes: Iterable[int | None], more: int, tensors: int) -> Limits:
+def _limits(agreement: Agreement, sizes: Iterable[int | None], more: int, tensors: int) -> MessageLimits:
     """The limits of messages of some sizes, with more beside them; where a size is not known, what was agreed on."""
     most = agreement.federation.largest * MEGABYTE
     header = ABOUT_ALL + ABOUT_ONE * tensors + 2 * more
     known = [most if size is None else size for size in sizes]
-    return Limits(min(most, max(known, default=0) + more + header), header)
+    return MessageLimits(min(most, max(known, default=0) + more + header), header)

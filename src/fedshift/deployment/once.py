@@ -9,12 +9,13 @@ from pathlib import Path
 
 from fedshift import files
 from fedshift.core.messages import Order
+from fedshift.deployment.limits import MessageLimits
 from fedshift.deployment.turns import Key, Kind, Turns
-from fedshift.deployment.wire import Done, Limits, digest, read_reply
+from fedshift.deployment.wire import Done, digest, read_reply
 from fedshift.errors import DamagedError, FedshiftError
 
 _FILE = re.compile(r"(orders|scores)@(\d+)(-\d+)?\.safetensors")
-_OWN = Limits(2**40, 2**30)  # the site has written it itself
+_OWN = MessageLimits(2**40, 2**30)  # the site has written it itself
 
 
 @dataclass(frozen=True)

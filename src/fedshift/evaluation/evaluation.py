@@ -95,8 +95,7 @@ class Evaluation:
                 kept = self.site.store.peek(client)
                 return [sent | self.site.prepared_by(client) | (kept.tensors if kept else {})]
         if not strangers:
-            with self.setup.lend("unseen"):
-                strangers += self.setup.method.unseen(state, self._kept_by_clients())
+            strangers += self.setup.unseen(state, self._kept_by_clients(), self.read - {PREPARATION})
         prepared = self._preparation_of_unseen if client is None else self.site.prepared_by(client)
         self.simulated |= client is None and bool(prepared)
         return [sent | private | prepared for private in strangers]

@@ -7,12 +7,7 @@ client ever had keeps zeros.
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-
-from fedshift.core.tensors import Replies
-from fedshift.core.training import Train
-from fedshift.errors import FedshiftError
+from fedshift.page import *
 
 COUNTS = "class_counts.value"  # how many training samples of each class the client has, or all of a round's have
 

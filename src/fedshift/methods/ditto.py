@@ -13,13 +13,10 @@ Choices:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
-from fedshift.core.contract import Batch, Context, Objective, Phase, Phases, Terms
-from fedshift.core.net import Net
 from fedshift.methods.personal import PersonalModel
-from fedshift.settings.spec import NonNegative, setting
+from fedshift.page import *
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,35 +29,10 @@ Choices:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
-import torch
-from annotated_types import Interval
-from torch import Tensor, nn
-
-from fedshift.core.contract import (
-    Batch,
-    Context,
-    Exchange,
-    LocalWork,
-    Measure,
-    Part,
-    Phase,
-    Phases,
-    ServerState,
-    Stage,
-    Upload,
-)
-from fedshift.core.messages import Down
-from fedshift.core.model import ModelBuilder
-from fedshift.core.net import Net
-from fedshift.core.tensors import Replies, Tensors
-from fedshift.core.training import Train
-from fedshift.errors import FedshiftError
 from fedshift.methods.fedavg import FedAvg
-from fedshift.settings.spec import Fraction, NonNegative, Range, Steps, setting
+from fedshift.page import *
 
 Floor = Annotated[float, Interval(ge=0, lt=1)]
 
@@ -93,7 +68,6 @@ class DRFA(FedAvg):
     """FedAvg with clients drawn by weights that grow where the loss is large; gamma = 0 leaves the weights alone."""
 
     paper: ClassVar[str] = "Deng, Kamani and Mahdavi, NeurIPS 2020, Algorithm 1"
-    own_merge: ClassVar[str] = ""
 
     gamma: NonNegative = setting(0.1, help="step size of the clients' weights", search=Range(1e-3, 1, log=True))
     decay: Fraction = setting(0.9, help="factor of gamma from round to round (public code); 1: a constant gamma")
@@ -179,12 +153,12 @@ class DRFA(FedAvg):
         """The model after the step that was drawn, and how many steps there were."""
         return work.snapshot.of_parts(self.moves()).under("caught") | {"steps": torch.tensor(work.steps)}
 
-    def merge(self, state: ServerState, replies: Replies) -> ServerState:
-        """The mean models at the end and at the drawn step."""
+    def after_mean(self, state: ServerState, replies: Replies) -> Tensors:
+        """The mean model at the drawn step, and the mean number of steps."""
         steps = torch.tensor([float(up["steps"]) for up in replies.ups])
         tau = {"mixture.steps": steps.mean().to(state.server["mixture.steps"])}
         caught = replies.mean().of("caught").under("scored")
-        return super().merge(state, replies).updated(caught | tau)
+        return caught | tau
 
     # Scoring ------------------------------------------------------------------------------------
 

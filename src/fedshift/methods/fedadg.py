@@ -29,19 +29,11 @@ Choices:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
-from torch import Tensor, nn
-
-from fedshift.core.contract import Batch, Context, Loss, Objective, Optimiser, Part, Phase, Phases, Terms
-from fedshift.core.model import ModelBuilder
-from fedshift.core.net import Net
 from fedshift.methods.fedavg import FedAvg
 from fedshift.methods.generator import Conditional
-from fedshift.settings.spec import LearningRate, Positive, Probability, Range, Steps, WholeNumber, Width, setting
-from fedshift.streams import Draw, Draws
+from fedshift.page import *
 
 
 def smoothed_cross_entropy(logits: Tensor, y: Tensor, smoothing: float) -> Tensor:

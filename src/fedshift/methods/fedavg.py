@@ -11,16 +11,9 @@ The mean is over the clients that answered; an absent one counts nothing and rec
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
-from fedshift.core.contract import Batch, Context, Part, Terms
-from fedshift.core.method import Method
-from fedshift.core.model import ModelBuilder
-from fedshift.core.net import Net
+from fedshift.page import *
 
 
 @dataclass(frozen=True, kw_only=True)

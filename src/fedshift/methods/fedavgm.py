@@ -9,14 +9,12 @@ The mean that the velocity follows is over the clients that answered.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from fedshift.core.servers import SERVERS
 from fedshift.core.servers.server import ServerOptimiser
 from fedshift.methods.fedopt import FedOpt
-from fedshift.settings.catalogue import From
-from fedshift.settings.spec import setting
+from fedshift.page import *
 
 
 @dataclass(frozen=True, kw_only=True)

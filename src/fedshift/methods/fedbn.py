@@ -11,11 +11,10 @@ An absent client's batch norm stands still.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from fedshift.methods.fedavg import FedAvg
-from fedshift.settings.spec import setting
+from fedshift.page import *
 
 
 @dataclass(frozen=True, kw_only=True)

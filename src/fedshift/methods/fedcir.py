@@ -23,34 +23,11 @@ Choices, where the paper leaves something open:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-
-from fedshift.core.contract import (
-    Batch,
-    Context,
-    Measure,
-    Objective,
-    Optimiser,
-    Part,
-    Phase,
-    Phases,
-    Scope,
-    ServerState,
-    Terms,
-)
-from fedshift.core.model import ModelBuilder
-from fedshift.core.net import Net
-from fedshift.core.tensors import Replies
 from fedshift.methods.gaussian import Probabilistic, gaussian_kl
 from fedshift.methods.generator import BatchNormSize, Conditional, logits_of_each, make_generator
-from fedshift.settings.spec import LearningRate, NonNegative, OptionalWidth, Positive, Range, Steps, setting
-from fedshift.streams import Draw, Draws
+from fedshift.page import *
 
 
 class EstimatedGaussians(nn.Module):
@@ -86,7 +63,6 @@ class FedCiR(Probabilistic):
 
     paper: ClassVar[str] = "Li et al., IEEE TMC 2024, Eq. 12-18"
     terms: ClassVar[tuple[str, ...]] = (*Probabilistic.terms, "reg", "align")
-    own_merge: ClassVar[str] = ""
     presets: ClassVar[dict[str, dict[str, object]]] = {
         "domainnet": {"l_reg": 0.5, "l_align": 1e-6},
         "iwildcam": {"l_reg": 0.5, "l_align": 1e-6},
@@ -220,6 +196,6 @@ class FedCiR(Probabilistic):
         sigma = torch.stack(sigmas)
         return {"gaussians.mean": torch.stack(means), "gaussians.sigma": sigma, "sigma_g": sigma.mean()}
 
-    def merge(self, state: ServerState, replies: Replies) -> ServerState:
-        """The mean of the local models, and the class Gaussians that were estimated."""
-        return super().merge(state.updated(state.measured.only(state.down)), replies)
+    def after_mean(self, state: ServerState, replies: Replies) -> Tensors:
+        """The class Gaussians that were estimated."""
+        return state.measured.only(state.down)

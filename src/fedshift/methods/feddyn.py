@@ -21,25 +21,10 @@ Choices:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
-from fedshift.core.contract import (
-    Batch,
-    Context,
-    LocalWork,
-    Optimiser,
-    Part,
-    Phase,
-    Phases,
-    ServerState,
-    Terms,
-)
-from fedshift.core.model import ModelBuilder
-from fedshift.core.net import Net, mirror
-from fedshift.core.tensors import Replies, Tensors
 from fedshift.methods.fedavg import FedAvg
-from fedshift.settings.spec import Positive, Range, setting
+from fedshift.page import *
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +33,6 @@ class FedDyn(FedAvg):
 
     paper: ClassVar[str] = "Acar et al., ICLR 2021, Algorithm 1"
     terms: ClassVar[tuple[str, ...]] = (*FedAvg.terms, "linear", "proximal")
-    own_merge: ClassVar[str] = "its next model is the mean less h / alpha"
 
     alpha: Positive = setting(
         0.1, help="weight of the dynamic regulariser", source="Eq. 1", search=Range(1e-3, 1, log=True)

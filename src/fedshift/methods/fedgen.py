@@ -27,37 +27,13 @@ Choices:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
-from torch import Tensor
-from torch.nn import functional as F
-
-from fedshift.core.contract import (
-    Batch,
-    Context,
-    LocalWork,
-    Objective,
-    Optimiser,
-    Part,
-    Phase,
-    Phases,
-    ServerState,
-    Stage,
-    Terms,
-    Upload,
-)
-from fedshift.core.model import ModelBuilder
-from fedshift.core.net import Net
-from fedshift.core.tensors import Replies
 from fedshift.methods.classes import COUNTS, newest_counts, of_each
 from fedshift.methods.fedavg import FedAvg
 from fedshift.methods.generator import BatchNormSize, labels_among, logits_of_each, make_generator
 from fedshift.methods.rows import Rows
-from fedshift.settings.spec import Fraction, LearningRate, NonNegative, Range, Steps, Width, setting
-from fedshift.streams import Draw, Draws
+from fedshift.page import *
 
 
 def taught(logits: Tensor, y: Tensor, counts: Tensor) -> Tensor:
@@ -93,7 +69,6 @@ class FedGen(FedAvg):
 
     paper: ClassVar[str] = "Zhu, Hong and Zhou, ICML 2021, Algorithm 1"
     terms: ClassVar[tuple[str, ...]] = (*FedAvg.terms, "generated", "distilled")
-    own_merge: ClassVar[str] = ""
     presets: ClassVar[dict[str, dict[str, object]]] = {
         "domainnet": {"generator_steps": 5, "beta": 1.0, "alpha": 0.5},
         "pacs": {"generator_steps": 5, "beta": 1.0, "alpha": 0.5},
@@ -203,7 +178,6 @@ class FedGen(FedAvg):
             "diversity": self.eta * likeness(noise, z, self.distance),
         }
 
-    def merge(self, state: ServerState, replies: Replies) -> ServerState:
-        """The mean of the local models, and the counts of labels."""
-        counts = newest_counts(replies, state.down[COUNTS])
-        return super().merge(state.updated({COUNTS: counts}), replies)
+    def after_mean(self, state: ServerState, replies: Replies) -> Mapping[str, Tensor]:
+        """The counts of labels."""
+        return {COUNTS: newest_counts(replies, state.down[COUNTS])}

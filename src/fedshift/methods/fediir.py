@@ -21,32 +21,12 @@ Choices:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-import torch
-from annotated_types import Interval
-from torch import Tensor
 from torch.func import functional_call, grad_and_value
 
-from fedshift.core.contract import (
-    Batch,
-    Context,
-    Exchange,
-    LocalWork,
-    Measure,
-    Part,
-    ServerState,
-    Stage,
-    Terms,
-    Upload,
-)
-from fedshift.core.model import ModelBuilder
-from fedshift.core.net import Net, mirror
-from fedshift.core.tensors import Replies, Tensors
 from fedshift.methods.fedavg import FedAvg
-from fedshift.settings.spec import NonNegative, setting
+from fedshift.page import *
 
 Memory = Annotated[float, Interval(ge=0, lt=1)]
 

@@ -18,18 +18,11 @@ Choices:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from torch import Tensor
-from torch.nn import functional as F
-
-from fedshift.core.contract import Batch, Context, Terms
-from fedshift.core.net import Net
-from fedshift.core.training import Train
 from fedshift.methods.classes import check_unbalanced
 from fedshift.methods.fedavg import FedAvg
-from fedshift.settings.spec import NonNegative, Range, setting
+from fedshift.page import *
 
 
 def calibrated(logits: Tensor, counts: Tensor, tau: float) -> Tensor:

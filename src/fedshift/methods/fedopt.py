@@ -13,15 +13,12 @@ The step follows the mean over the clients that answered; where nobody did, m an
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from fedshift.core.servers import SERVERS
 from fedshift.core.servers.server import ServerOptimiser
-from fedshift.errors import FedshiftError
 from fedshift.methods.fedavg import FedAvg
-from fedshift.settings.catalogue import From
-from fedshift.settings.spec import setting
+from fedshift.page import *
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,37 +29,13 @@ Choices:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-
-from fedshift.core.contract import (
-    Batch,
-    Context,
-    Exchange,
-    LocalWork,
-    Measure,
-    Optimiser,
-    Part,
-    Phase,
-    Phases,
-    ServerState,
-    Terms,
-    Upload,
-)
-from fedshift.core.model import ModelBuilder
-from fedshift.core.net import Net
-from fedshift.core.tensors import Replies, Tensors
-from fedshift.core.training import Train
 from fedshift.methods.classes import COUNTS, class_sums, newest_counts, newest_means, of_each
 from fedshift.methods.fedavg import FedAvg
 from fedshift.methods.rows import Rows
 from fedshift.methods.simplex import non_negative_least_squares, simplex_minimum
-from fedshift.settings.spec import LearningRate, NonNegative, Range, Steps, setting
+from fedshift.page import *
 
 SMALLEST = 1e-3  # weight of a head in a combination
 MEANS, BEFORE, AFTER, SQUARES = "class_means.value", "before.value", "after.value", "squares"
@@ -97,7 +73,6 @@ class FedPAC(FedAvg):
 
     paper: ClassVar[str] = "Xu, Tong and Huang, ICLR 2023"
     terms: ClassVar[tuple[str, ...]] = (*FedAvg.terms, "alignment")
-    own_merge: ClassVar[str] = ""
 
     weighting: Literal["uniform", "samples"] = setting(
         "samples", help="how clients weigh in the average of encoders", source="paper: by samples"
@@ -191,10 +166,9 @@ class FedPAC(FedAvg):
         own = state.server.of("heads").map(lambda rows: rows[client])
         return own.only(state.shared.of("head")).under("head") if own["combined"] > 0 else Tensors()
 
-    def merge(self, state: ServerState, replies: Replies) -> ServerState:
-        """The mean of encoders, the class means by class count, and a combination of heads for each client."""
-        means, heads = self.class_means(state, replies), self.combined(state, replies)
-        return super().merge(state, replies).updated(means | heads.under("heads"))
+    def after_mean(self, state: ServerState, replies: Replies) -> Tensors:
+        """The class means by class count, and a combination of heads for each client."""
+        return self.class_means(state, replies) | self.combined(state, replies).under("heads")
 
     def class_means(self, state: ServerState, replies: Replies) -> Tensors:
         """The mean feature of each class over the round's clients, and how many samples it is of."""

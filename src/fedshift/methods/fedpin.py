@@ -38,32 +38,11 @@ gamma = 0 are variants in the list of methods.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
-from torch import Tensor
-from torch.nn import functional as F
-
-from fedshift.core.contract import (
-    Batch,
-    Context,
-    Loss,
-    Objective,
-    Optimiser,
-    Part,
-    Phase,
-    Phases,
-    ServerState,
-    Terms,
-)
-from fedshift.core.model import ModelBuilder
-from fedshift.core.net import Net
-from fedshift.core.tensors import Tensors
 from fedshift.methods.fedpin_global import GlobalModel
 from fedshift.methods.personal import PersonalCopy
-from fedshift.settings.spec import LearningRate, NonNegative, Positive, Range, Steps, setting
+from fedshift.page import *
 
 PERSONAL, SHORTCUT = PersonalCopy("personal"), PersonalCopy("shortcut")
 
@@ -132,10 +111,6 @@ class Personalised(GlobalModel):
     def predict(self, net: Net, x: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
         """Log-softmax of omega_u(Phi_u(x))."""
         return PERSONAL.logits(net, x).log_softmax(dim=1)
-
-    def unseen(self, state: ServerState, clients: Sequence[Tensors]) -> Sequence[Tensors]:
-        """The global model in the personal one's place."""
-        return PERSONAL.of_the_unseen(self.bn, state, clients)
 
 
 @dataclass(frozen=True, kw_only=True)

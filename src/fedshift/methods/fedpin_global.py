@@ -37,40 +37,12 @@ The paper trains by Adam at 1e-4 (PACS: 1e-2); plain SGD at usual rates diverges
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-
-from fedshift.core.contract import (
-    Batch,
-    Context,
-    Objective,
-    Optimiser,
-    Part,
-    Phase,
-    Phases,
-    ServerState,
-    Terms,
-)
-from fedshift.core.model import ModelBuilder
-from fedshift.core.net import Net
-from fedshift.core.tensors import Replies, Tensors
-from fedshift.errors import FedshiftError
 from fedshift.methods.fedavg import FedAvg
 from fedshift.methods.fediir import head_gradients
 from fedshift.methods.personal import FineTuning
-from fedshift.settings.spec import (
-    LearningRate,
-    NonNegative,
-    Range,
-    Steps,
-    WholeNumber,
-    Width,
-    setting,
-)
+from fedshift.page import *
 
 BY_OWNER = "auxiliary.first.weight"  # its last columns are the clients' own
 
@@ -97,7 +69,6 @@ class GlobalModel(FedAvg):
 
     paper: ClassVar[str] = "Tang et al., ICML 2024, Eq. 4 and Table 2 (GM)"
     terms: ClassVar[tuple[str, ...]] = (*FedAvg.terms, "invariance")
-    own_merge: ClassVar[str] = "the columns of omega_a are their clients' own"
     presets: ClassVar[dict[str, dict[str, object]]] = {
         "colored-mnist": {"alpha": 1e5},
         "colored-fashion-mnist": {"alpha": 1e5},

@@ -25,33 +25,12 @@ Choices:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
-from torch import Tensor
-from torch.nn import functional as F
-
-from fedshift.core.contract import (
-    Batch,
-    Context,
-    LocalWork,
-    Measure,
-    Part,
-    Phases,
-    ServerState,
-    Stage,
-    Terms,
-    Upload,
-)
-from fedshift.core.model import ModelBuilder
-from fedshift.core.net import Net
-from fedshift.core.tensors import Replies
 from fedshift.methods.classes import COUNTS, class_sums, newest_counts, newest_means, one_hot
 from fedshift.methods.projection import Projected
 from fedshift.methods.rows import Rows
-from fedshift.settings.spec import Positive, setting
+from fedshift.page import *
 
 PROTOTYPES = "prototypes.value"
 SUMS = "class_sums.value"  # in a reply: the sum of its representations of each class
@@ -83,7 +62,6 @@ class FedProc(Projected):
 
     paper: ClassVar[str] = "Mu et al., FGCS 2023"
     terms: ClassVar[tuple[str, ...]] = (*Projected.terms, "prototypical")
-    own_merge: ClassVar[str] = ""
 
     temperature: Positive = setting(0.5, help="temperature tau of the contrast", search=(0.1, 0.5, 1.0))
     denominator: Literal["all", "others"] = setting(
@@ -130,8 +108,7 @@ class FedProc(Projected):
         """Sums and counts of each class."""
         return {SUMS: work.measured[SUMS], COUNTS: work.counts}
 
-    def merge(self, state: ServerState, replies: Replies) -> ServerState:
-        """The mean of the models; the prototype of a class is the mean over the samples of all clients."""
+    def after_mean(self, state: ServerState, replies: Replies) -> Mapping[str, Tensor]:
+        """The prototype of a class: the mean over the samples of all clients, and how many there are."""
         prototypes = newest_means(replies, SUMS, state.down[PROTOTYPES])
-        counts = newest_counts(replies, state.down[COUNTS])
-        return super().merge(state.updated({PROTOTYPES: prototypes, COUNTS: counts}), replies)
+        return {PROTOTYPES: prototypes, COUNTS: newest_counts(replies, state.down[COUNTS])}

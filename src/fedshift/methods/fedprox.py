@@ -11,13 +11,10 @@ Absent clients are not in the mean; nothing of them is kept.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
-from fedshift.core.contract import Batch, Context, Terms
-from fedshift.core.net import Net
 from fedshift.methods.fedavg import FedAvg
-from fedshift.settings.spec import NonNegative, setting
+from fedshift.page import *
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,13 +19,10 @@ Choices:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from fedshift.core.contract import Part, Phase, Phases
-from fedshift.core.model import ModelBuilder
 from fedshift.methods.fedavg import FedAvg
-from fedshift.settings.spec import Steps, setting
+from fedshift.page import *
 
 
 @dataclass(frozen=True, kw_only=True)

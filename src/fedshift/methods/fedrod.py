@@ -23,23 +23,11 @@ Choices:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-
-from fedshift.core.contract import Batch, Context, Part, ServerState, Terms
-from fedshift.core.model import ModelBuilder
-from fedshift.core.net import Net
-from fedshift.core.tensors import Tensors
-from fedshift.core.training import Train
 from fedshift.methods.classes import check_unbalanced
 from fedshift.methods.fedavg import FedAvg
-from fedshift.methods.personal import mean_of_local
-from fedshift.settings.spec import Positive, setting
+from fedshift.page import *
 
 
 def balanced(logits: Tensor, counts: Tensor, gamma: float) -> Tensor:
@@ -64,7 +52,7 @@ class FedRoD(FedAvg):
         own = model.head()
         for parameter in own.parameters():
             nn.init.zeros_(parameter)
-        return {**super().parts(model), "personal_head": Part(own, "client")}
+        return {**super().parts(model), "personal_head": Part(own, "client", unseen="initial")}
 
     def moves(self) -> tuple[str, ...]:
         """The shared parts, and h_P."""
@@ -88,8 +76,3 @@ class FedRoD(FedAvg):
         z = self.features(net, x)
         logits: Tensor = net.head(z) + net.personal_head(z)
         return logits.log_softmax(dim=1)
-
-    def unseen(self, state: ServerState, clients: Sequence[Tensors]) -> Sequence[Tensors]:
-        """Zeros in the place of h_P: the generic head alone."""
-        nothing = state.shared.of("head").map(torch.zeros_like)
-        return [mean_of_local(self.bn, clients) | nothing.under("personal_head")]

@@ -37,33 +37,11 @@ Choices, also ours:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-
-from fedshift.core.contract import (
-    Batch,
-    Context,
-    Exchange,
-    LocalWork,
-    Objective,
-    Part,
-    Phase,
-    Phases,
-    ServerState,
-    Terms,
-    Upload,
-)
-from fedshift.core.model import ModelBuilder
-from fedshift.core.net import Net
-from fedshift.core.tensors import Replies, Tensors
-from fedshift.errors import FedshiftError
 from fedshift.methods.classes import of_each, one_hot
 from fedshift.methods.personal import PersonalModel
-from fedshift.settings.spec import NonNegative, Range, setting
+from fedshift.page import *
 
 SHORTCUT = ("shortcut", "environment_head")
 ENVIRONMENTS = "environments"  # in a reply: the part of the client's samples that is of each environment
@@ -108,7 +86,6 @@ class FedSDR(PersonalModel):
     """A personal model that is independent, given y, of shortcuts that all clients discover together."""
 
     paper: ClassVar[str] = "Tang et al., ICLR 2024"
-    own_merge: ClassVar[str] = "it weighs the shortcut features by environment"
 
     lam: NonNegative = setting(
         1.0,

@@ -18,18 +18,10 @@ Choices, where the paper leaves something open or its public code does otherwise
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-
-from fedshift.core.contract import Batch, Context, Part, Terms
-from fedshift.core.model import ModelBuilder
-from fedshift.core.net import Net
 from fedshift.methods.gaussian import Probabilistic, gaussian_kl
-from fedshift.settings.spec import NonNegative, Range, setting
+from fedshift.page import *
 
 
 class ClassGaussians(nn.Module):

@@ -35,23 +35,13 @@ Choices, where the paper leaves something open or its public code does otherwise
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-
-from fedshift.core.contract import Batch, Context, Loss, Objective, Optimiser, Part, Phase, Phases, Terms
-from fedshift.core.model import ModelBuilder
-from fedshift.core.net import Net
-from fedshift.errors import FedshiftError
 from fedshift.methods.classes import one_hot
 from fedshift.methods.fedavg import FedAvg
 from fedshift.methods.generator import Conditional
 from fedshift.methods.mmd import bandwidth, mmd, mmd_of_each
-from fedshift.settings.spec import Fraction, LearningRate, NonNegative, Range, WholeNumber, setting
-from fedshift.streams import Draw, Draws
+from fedshift.page import *
 
 GENERATOR_TERMS = ("generator_cross_entropy", "generator_mmd")
 RTNET_TERMS = ("rtnet_entropy", "rtnet_mmd", "rtnet_entropy_classes", "rtnet_mmd_classes")

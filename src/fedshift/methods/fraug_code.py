@@ -22,21 +22,11 @@ Who is absent misses what it misses in :mod:`fedshift.methods.fraug`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
-from torch import Tensor
-from torch.nn import functional as F
-
-from fedshift.core.contract import Batch, Context, Terms
-from fedshift.core.model import ModelBuilder
-from fedshift.core.net import Net
-from fedshift.errors import FedshiftError
 from fedshift.methods.fraug import FRAug, entropy, noise_dim
 from fedshift.methods.mmd import mmd
-from fedshift.settings.spec import Fraction, WholeNumber, setting
-from fedshift.streams import Draw, Draws
+from fedshift.page import *
 
 Distance = Literal["mmd", "squared"]
 

@@ -15,10 +15,10 @@ Choices:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from fedshift.methods.personal import FineTuning
+from fedshift.page import *
 
 
 @dataclass(frozen=True, kw_only=True)

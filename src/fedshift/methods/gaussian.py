@@ -9,18 +9,10 @@ Choices: one sample of z for each image in training; prediction averages the sof
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from torch import Tensor
-
-from fedshift.core.contract import Batch, Context, Part
-from fedshift.core.model import ModelBuilder
-from fedshift.core.net import Net
 from fedshift.methods.fedavg import FedAvg
-from fedshift.settings.spec import AtMost, WholeNumber, setting
-from fedshift.streams import Draw, Draws
+from fedshift.page import *
 
 
 def gaussian_kl(mean: Tensor, sigma: Tensor, to_mean: Tensor, to_sigma: Tensor) -> Tensor:

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import torch
 from annotated_types import Ge
-from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from fedshift.core.tensors import Replies
 from fedshift.methods.classes import one_hot
+from fedshift.page import *
 from fedshift.settings.spec import IN_MEMORY
 
 BatchNormSize = Annotated[int, Ge(2), IN_MEMORY]  # one sample has no variance

@@ -10,18 +10,10 @@ Nothing is sent, so an absent client only misses its own steps of that round.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from torch import Tensor
-from torch.nn import functional as F
-
-from fedshift.core.contract import Phase, Stage
-from fedshift.federation.federation import Federation
-from fedshift.federation.samples import Samples
 from fedshift.methods.references import Single
-from fedshift.settings.spec import Fraction, setting
-from fedshift.streams import Streams
+from fedshift.page import *
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,18 +22,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from copy import deepcopy
-from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor, nn
-from torch.nn import functional as F
-
-from fedshift.core.contract import Batch, Context, LocalWork, Part, Terms
-from fedshift.core.model import ModelBuilder
-from fedshift.core.net import Net
-from fedshift.core.tensors import Tensors
 from fedshift.methods.projection import Projected
-from fedshift.settings.spec import NonNegative, Positive, setting
+from fedshift.page import *
 
 
 def contrast(z: Tensor, positive: Tensor, negative: Tensor, temperature: float) -> Tensor:

@@ -25,35 +25,11 @@ Choices:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-import torch
-from torch import Tensor, nn
-
-from fedshift.core.contract import (
-    Batch,
-    Context,
-    Exchange,
-    LocalWork,
-    Objective,
-    Optimiser,
-    Part,
-    Phase,
-    Phases,
-    ServerState,
-    Terms,
-)
 from fedshift.core.method import tensor_scopes
-from fedshift.core.model import ModelBuilder
-from fedshift.core.net import Net, batch_norm_tensors, holder
-from fedshift.core.tensors import Tensors
-from fedshift.errors import FedshiftError
 from fedshift.methods.fedavg import FedAvg
-from fedshift.methods.personal import mean_of_local
-from fedshift.settings.spec import LearningRate, Positive, Range, setting
-from fedshift.streams import Draw, Draws
+from fedshift.page import *
 
 MOST_LAYERS = 1024  # for which noise is drawn, whose length must be known without the model; ResNet-152 has 312
 
@@ -77,7 +53,7 @@ class Partial(FedAvg):
         sent = {name for name, scope in tensor_scopes(self, parts).items() if scope == "shared"}
         modules = {name: part.module for name, part in parts.items()}
         last = Tensors(dict(Net(modules).tensors())).only(self.may_be_own(modules) & sent)
-        return {**parts, "last": Part(holder(last | {"done": torch.zeros(())}), "client")}
+        return {**parts, "last": Part(holder(last | {"done": torch.zeros(())}), "client", unseen="initial")}
 
     def may_be_own(self, modules: Mapping[str, nn.Module]) -> set[str]:
         """The names of the tensors, of these parts, whose last values a client keeps."""
@@ -119,10 +95,6 @@ class Partial(FedAvg):
         z = net.call("encoder", tensors.of("encoder"), x)
         logits: Tensor = net.call("head", tensors.of("head"), z)
         return logits
-
-    def unseen(self, state: ServerState, clients: Sequence[Tensors]) -> Sequence[Tensors]:
-        """The shared model: no layer is the client's own."""
-        return [mean_of_local(self.bn, clients) | {"last.done": torch.zeros(())}]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +150,12 @@ class PartialFedAdaptive(Partial):
                 f"The model has {len(layers)} layers; partialfed-adaptive chooses among {MOST_LAYERS} at most: take a "
                 "smaller model, or partialfed."
             )
-        return {**parts, "choice": Part(nn.ParameterDict({"logit": nn.Parameter(torch.zeros(len(layers)))}), "client")}
+        return {
+            **parts,
+            "choice": Part(
+                nn.ParameterDict({"logit": nn.Parameter(torch.zeros(len(layers)))}), "client", unseen="initial"
+            ),
+        }
 
     def kept(self) -> tuple[str, ...]:
         """The last values and the choices."""

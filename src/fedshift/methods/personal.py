@@ -7,19 +7,10 @@ global model once, after training.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-from torch import Tensor, nn
-
-from fedshift.core.contract import LocalWork, Objective, Optimiser, Part, Phase, ServerState, Stage, leave
-from fedshift.core.model import ModelBuilder
-from fedshift.core.net import Net
-from fedshift.core.tensors import Tensors, weighted_mean
 from fedshift.methods.fedavg import FedAvg
-from fedshift.settings.spec import LearningRate, OptionalSteps, Range, setting
+from fedshift.page import *
 
 COPIED = ("encoder", "head")
 
@@ -36,8 +27,9 @@ class PersonalCopy:
         return tuple(f"{self.name}_{part}" for part in COPIED)
 
     def parts(self, encoder: nn.Module, head: nn.Module) -> dict[str, Part]:
-        """Its parts, which start as these modules."""
-        return {name: Part(module, "client") for name, module in zip(self.names, (encoder, head), strict=True)}
+        """Its parts, which start as these modules; the unseen have the shared ones."""
+        modules = zip(COPIED, (encoder, head), strict=True)
+        return {f"{self.name}_{name}": Part(module, "client", unseen=name) for name, module in modules}
 
     def features(self, net: Net, x: Tensor) -> Tensor:
         """Its representation (B, d) of inputs x (B, ...)."""
@@ -57,16 +49,6 @@ class PersonalCopy:
         """||v - w||^2 between its weights v and the weights w received; batch norms that stay are not in it."""
         return (net.weights - self.named(received)).squared_norm()
 
-    def of_the_unseen(self, bn: str, state: ServerState, clients: Sequence[Tensors]) -> list[Tensors]:
-        """For a client that never trained: the global model, with the mean of the clients' batch norms if local."""
-        local = mean_of_local(bn, clients)
-        return [local | self.named(state.shared | local)]
-
-
-def mean_of_local(bn: str, clients: Sequence[Tensors]) -> Tensors:
-    """The mean of the clients' batch norms of the shared encoder and head, where those stay on the client."""
-    return weighted_mean(clients, Tensors(clients[0]).of_parts(COPIED)) if bn in ("local", "statistics") else Tensors()
-
 
 @dataclass(frozen=True, kw_only=True)
 class PersonalModel(FedAvg):
@@ -85,10 +67,6 @@ class PersonalModel(FedAvg):
     def predict(self, net: Net, x: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
         """Log-softmax of the client's own model."""
         return self.own.logits(net, x).log_softmax(dim=1)
-
-    def unseen(self, state: ServerState, clients: Sequence[Tensors]) -> Sequence[Tensors]:
-        """The global model in the own one's place."""
-        return self.own.of_the_unseen(self.bn, state, clients)
 
 
 class Tuned(nn.Module):
@@ -125,7 +103,7 @@ class FineTuning(FedAvg):
 
     def parts(self, model: ModelBuilder) -> dict[str, Part]:
         """The shared parts and the place of the client's copy."""
-        return {**super().parts(model), "tuned": Part(Tuned(model.encoder(), model.head()), "client")}
+        return {**super().parts(model), "tuned": Part(Tuned(model.encoder(), model.head()), "client", unseen="initial")}
 
     def stages(self, rounds: int) -> tuple[Stage, ...]:
         """Training, then one round of fine-tuning with everyone, if it has steps."""
@@ -152,7 +130,3 @@ class FineTuning(FedAvg):
         """Log-softmax of the client's copy, or of the global model."""
         logits: Tensor = net.tuned(x, net.head(self.features(net, x)))
         return logits.log_softmax(dim=1)
-
-    def unseen(self, state: ServerState, clients: Sequence[Tensors]) -> Sequence[Tensors]:
-        """The global model: no copy."""
-        return [mean_of_local(self.bn, clients) | {"tuned.done": torch.zeros(())}]

@@ -16,13 +16,10 @@ Choices:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
-from fedshift.core.contract import LocalWork, Part, Stage, leave
-from fedshift.core.model import ModelBuilder
-from fedshift.core.tensors import Tensors
 from fedshift.methods.personal import PersonalModel
+from fedshift.page import *
 
 
 @dataclass(frozen=True, kw_only=True)

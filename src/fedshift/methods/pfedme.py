@@ -20,16 +20,10 @@ Choices:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from torch import Tensor
-
-from fedshift.core.contract import Batch, Context, Exchange, Objective, Optimiser, Phase, Phases, ServerState, Terms
-from fedshift.core.net import Net
-from fedshift.core.tensors import Replies, Tensors
 from fedshift.methods.personal import PersonalModel
-from fedshift.settings.spec import LearningRate, Positive, Range, Steps, setting
+from fedshift.page import *
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +32,6 @@ class PFedMe(PersonalModel):
 
     paper: ClassVar[str] = "T. Dinh, Tran and Nguyen, NeurIPS 2020, Algorithm 1"
     terms: ClassVar[tuple[str, ...]] = ("envelope",)
-    own_merge: ClassVar[str] = "its next model is (1 - beta) w + beta times the mean"
 
     lam: Positive = setting(
         15.0, help="weight of lam/2 ||theta - w||^2", source="Eq. 3, Sec. 5", search=Range(0.1, 50, log=True)

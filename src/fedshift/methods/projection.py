@@ -7,16 +7,10 @@ Choices: the layers are linear d -> d, ReLU, linear d -> ``projection_dim`` (MOO
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from torch import Tensor, nn
-
-from fedshift.core.contract import Part
-from fedshift.core.model import ModelBuilder
-from fedshift.core.net import Net
 from fedshift.methods.fedavg import FedAvg
-from fedshift.settings.spec import Width, setting
+from fedshift.page import *
 
 
 @dataclass(frozen=True, kw_only=True)

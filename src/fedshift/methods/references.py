@@ -5,15 +5,10 @@ Nothing is merged over clients, so an absent client only misses its own steps of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from fedshift.core.contract import Exchange, Part, ServerState, leave
-from fedshift.core.model import ModelBuilder
-from fedshift.core.tensors import Tensors
-from fedshift.federation.federation import Federation
 from fedshift.methods.fedavg import FedAvg
+from fedshift.page import *
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,16 +35,9 @@ class Single(FedAvg):
     """
 
     paper: ClassVar[str] = "the usual lower reference"
-    own_merge: ClassVar[str] = "nothing is merged"
 
     def parts(self, model: ModelBuilder) -> dict[str, Part]:
         """FedAvg's parts, which stay on the client."""
-        return {name: Part(part.module, "client") for name, part in super().parts(model).items()}
+        return {name: Part(part.module, "client", unseen="every") for name, part in super().parts(model).items()}
 
-    def exchange(self, name: str, **changes: Any) -> Exchange:
-        """Nothing is merged."""
-        return super().exchange(name, merge=leave, **changes)
-
-    def unseen(self, state: ServerState, clients: Sequence[Tensors]) -> Sequence[Tensors]:
-        """Every client's own model."""
-        return clients
+    merge = staticmethod(leave)

@@ -30,31 +30,10 @@ Choices:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from torch import Tensor
-
-from fedshift.core.contract import (
-    Batch,
-    Context,
-    Exchange,
-    LocalWork,
-    Measure,
-    Part,
-    Phases,
-    ServerState,
-    Terms,
-    Upload,
-)
-from fedshift.core.model import ModelBuilder
-from fedshift.core.net import Net, mirror
-from fedshift.core.tensors import Replies, Tensors
-from fedshift.core.training import Train
-from fedshift.errors import FedshiftError
 from fedshift.methods.fedavg import FedAvg
-from fedshift.settings.spec import setting
+from fedshift.page import *
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +42,6 @@ class SCAFFOLD(FedAvg):
 
     paper: ClassVar[str] = "Karimireddy et al., ICML 2020, Algorithm 1"
     terms: ClassVar[tuple[str, ...]] = (*FedAvg.terms, "correction")
-    own_merge: ClassVar[str] = ""
 
     variate: Literal["steps", "gradient"] = setting(
         "steps",
@@ -131,7 +109,7 @@ class SCAFFOLD(FedAvg):
         """c_k' - c_k."""
         return (self.renewed(work) - work.private.of("own_variate")).under("change")
 
-    def merge(self, state: ServerState, replies: Replies) -> ServerState:
-        """The mean model, and c + |S|/N times the mean change."""
+    def after_mean(self, state: ServerState, replies: Replies) -> Tensors:
+        """C + |S|/N times the mean change."""
         c = state.down.of("variate") + len(replies) / state.clients * replies.mean().of("change")
-        return super().merge(state, replies).updated(c.under("variate"))
+        return c.under("variate")

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, ClassVar
 
-from safetensors import SafetensorError
 from torch import nn
 
 from fedshift.errors import FedshiftError, needs
-from fedshift.hub import answers, hub
+from fedshift.hub import answers, reading
 from fedshift.models.staged import Staged
 from fedshift.settings.spec import Width, setting
 
@@ -68,15 +67,8 @@ class Backbone(Staged):
 
     def _read(self, transformers: Any) -> Any:
         source = self.hub_id if self.weights == "pretrained" else self.weights
-        try:
-            with hub(source):
-                backbone = transformers.AutoModel.from_pretrained(source)
-        except (OSError, ValueError, SafetensorError) as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise FedshiftError(
-                f"model.weights = '{self.weights}': no weights of '{source}' could be read ({reason}). "
-                "Give a folder on this machine, or download it once where the hub can be reached."
-            ) from error
+        with reading(source, "model.weights"):
+            backbone = transformers.AutoModel.from_pretrained(source)
         if type(backbone).__name__ != self.architecture:
             raise FedshiftError(
                 f"model.weights = '{self.weights}' is a {type(backbone).__name__}, not a {self.architecture}."

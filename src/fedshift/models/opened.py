@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
-from safetensors import SafetensorError
 
 from fedshift.errors import FedshiftError, needs
 from fedshift.federation.inputs import IMAGENET_MEAN, IMAGENET_STD
-from fedshift.hub import hub
+from fedshift.hub import reading
 from fedshift.models.cut import layers_of
 
 Kind = Literal["images", "tokens", "vectors"]
@@ -61,7 +60,7 @@ def open_network(source: str, commit: str | None, content: str, part: str) -> Op
             setattr(config, name, 0.0)
     config.use_cache = False
     # In memory, whatever is asked for around; a library's own draws are nobody's.
-    with _reading(source), torch.device("cpu"), torch.random.fork_rng(devices=[]), _silent(transformers):
+    with reading(source, "model.path"), torch.device("cpu"), torch.random.fork_rng(devices=[]), _silent(transformers):
         whole, about = transformers.AutoModel.from_pretrained(
             source, config=config, revision=commit or "main", attn_implementation="eager", output_loading_info=True
         )
@@ -95,7 +94,7 @@ def _normalisation(source: str, commit: str | None) -> tuple[tuple[float, ...], 
     """Mean and standard deviation by channel, in 0..1, that the network's images had."""
     from transformers.utils.hub import cached_file
 
-    with _reading(source), hub(source):
+    with reading(source, "model.path"):
         file = cached_file(
             source, "preprocessor_config.json", revision=commit or "main", _raise_exceptions_for_missing_entries=False
         )
@@ -112,21 +111,8 @@ def config_of(source: str, commit: str | None) -> Any:
         FedshiftError: it cannot be read.
     """
     transformers = _library()
-    with _reading(source), hub(source):
+    with reading(source, "model.path"):
         return transformers.AutoConfig.from_pretrained(source, revision=commit or "main")
-
-
-@contextmanager
-def _reading(source: str) -> Iterator[None]:
-    """Says what cannot be read, and what to do where the hub cannot be reached."""
-    try:
-        yield
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise FedshiftError(
-            f"model.path = '{source}': no network could be read ({reason}). Give a folder on this machine that "
-            "save_pretrained wrote, or download it once where the hub can be reached."
-        ) from error
 
 
 @contextmanager

@@ -3,249 +3,406 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from functools import partial
 from statistics import mean
 from types import TracebackType
 from typing import NamedTuple, Self
 
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 from rich.markup import escape
-from rich.progress_bar import ProgressBar
+from rich.progress import BarColumn, TaskID, TextColumn
+from rich.progress import Progress as ProgressBars
 from rich.table import Column, Table
 from rich.text import Text
 
-from fedshift.core.contract import Round
 from fedshift.core.metrics import ACCURACY
 from fedshift.reporting.notebook import NotebookOutput, in_notebook
 from fedshift.reporting.units import bytes_text, clock, printable
-from fedshift.runs.progress import Outlook, Progress, RunProgress
+from fedshift.runs.events import Events, record_of
+from fedshift.runs.progress import Outlook, Progress
 from fedshift.runs.records import Record
-from fedshift.runs.schema import SiteEvent
+from fedshift.runs.schema import (
+    AnyEvent,
+    BeginEvent,
+    EndEvent,
+    EvaluatedEvent,
+    FailedEvent,
+    NoteEvent,
+    ProgressEvent,
+    SiteEvent,
+)
 from fedshift.runs.selection import mean_score, over_clients, selects, value_of
-from fedshift.simulation.listener import Task
-from fedshift.simulation.plan import PlannedStage
 
 SECONDS_BETWEEN_LINES = 10.0
-SECONDS_BETWEEN_UPDATES = 0.5  # of a notebook's cell
+SECONDS_BETWEEN_DRAWINGS = 0.5  # of a notebook's cell
 LOADING = "Loading data and building the model..."
-MOST_SITES = 5  # the newest lines of what sites did
 MOST_SHOWN = 14  # environments one by one; of more than that, the mean and the worst
-MOST_RUNS = 12  # runs with a bar
-BESIDE_BARS = 4  # lines
-BESIDE_NAMES = 60  # columns of a line, without its bar
+BESIDE_NAMES = 80  # columns of a line that are no title
 ROLES = ("test", "validation")
 
 
 class LiveProgress(Progress):
-    """What the runs under way do, their scores, bytes, steps a second, and the time left of each and of all.
+    """Shows the events of runs: how far each is, its scores and the time left, and that of all runs.
 
     Attributes:
-        runs: how many runs there are to be.
+        runs: how many runs there will be.
     """
 
-    def __init__(
-        self,
-        runs: int,
-        console: Console | None = None,
-        get_time: Callable[[], float] = time.monotonic,
-        notebook: NotebookOutput | None = None,
-    ) -> None:
-        """Prepare to show ``runs`` runs, in a notebook's cell or else on standard error unless a place is given."""
-        self.notebook = notebook or (NotebookOutput() if console is None and in_notebook() else None)
+    def __init__(self, runs: int, console: Console | None = None, get_time: Callable[[], float] = time.time) -> None:
+        """Show so many runs in a notebook's cell, or else on standard error unless a console is given."""
+        self.notebook = NotebookOutput() if console is None and in_notebook() else None
         self.console = console or (self.notebook.console if self.notebook else Console(stderr=True))
-        self.get_time = get_time
-        self._terminal = self.console.is_terminal and not self.notebook
-        self.runs, self._number, self._under_way = runs, 0, list[LiveRun]()
-        self._given_up: dict[str, int] = {}  # numbers of runs that failed, by name, which may begin again
-        self._embedding: tuple[str, int, int] | None = None
-        self._newest: LiveRun | None = None  # whose scores are the newest
-        self._note: str | None = None
-        self._seconds: list[float] = []  # that a whole run took, each time a run ended
-        self._shown = get_time()
-        self._live = Live(get_renderable=self.view, console=self.console, transient=True)
+        self.runs = runs
+        self._get_time = get_time
+        self._runs: dict[str, RunStatus] = {}
+        self._before: TaskID | None = None  # work before any run
+        self._reused = 0
+        self._note = ""
+        self._drawn = get_time()
+        title = Column(no_wrap=True, overflow="ellipsis", max_width=max(8, self.console.width - BESIDE_NAMES))
+        self._bars = _Bars(
+            self._below_bars,
+            TextColumn("{task.description}", style="bold", markup=False, table_column=title),
+            BarColumn(20 if self.console.width >= 100 else 6),
+            *(TextColumn(f"{{task.fields[{name}]}}", markup=False) for name in ("count", "scores", "left")),
+            console=self.console,
+            transient=True,
+            disable=not self.console.is_terminal or self.notebook is not None,
+        )
 
     def __enter__(self) -> Self:
-        if self._terminal:
-            self._live.start()
+        self._bars.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._live.stop()
+        self._bars.stop()
         if self.notebook:
             self.notebook.show(Group())
 
-    # What is heard ------------------------------------------------------------------------------
+    # The listener -------------------------------------------------------------------------------
 
     def embedded(self, network: str, done: int, total: int) -> None:
         """Show how many images are embedded."""
         self.inspected(f"Embedding images with {network}", done, total)
 
     def inspected(self, what: str, done: int, total: int) -> None:
-        """Show how far a work is that comes before runs."""
-        self._embedding = (what, done, total) if done < total else None
-        self.update(f"{what}: {done} of {total}")
+        """Show work that comes before runs."""
+        count = f"{done} of {total}"
+        if self._before is None:
+            self._before = self._bars.add_task(what, count="", scores="", left="")
+        self._bars.update(self._before, description=what, completed=done, total=total, count=count)
+        if done >= total:
+            self._bars.remove_task(self._before)
+            self._before = None
+        self._draw(f"{what}: {count}")
 
     def note(self, text: str) -> None:
-        """Leave a line, unless it is the last note again."""
+        """Print a line, unless it is the last note again."""
         if text != self._note:
             self._note = text
-            self.print(text)
+            self._print(text)
 
-    def reused(self, name: str) -> None:
-        """Say that a finished run is not repeated."""
-        self._number += 1
-        self.print(f"{self._number}/{self.runs} {name}  finished before")
+    def reused(self, name: str, scores: str = "") -> None:
+        """Print that a finished run is not repeated."""
+        self._reused += 1
+        self._print(f"{self._reused + len(self._runs)}/{self.runs} {name}  finished before  {scores}".rstrip())
 
-    def begin(self, outlook: Outlook) -> LiveRun:
-        """Show a new run, or one that failed and begins again."""
-        number = self._given_up.pop(outlook.name, None)
-        if number is None:
-            self._number += 1
-            number = self._number
-        if not self._under_way:
-            self._shown = self.get_time()
-        run = LiveRun(self, number, outlook)
-        self._under_way.append(run)
-        for each in self._under_way:
-            each.together = max(each.together, len(self._under_way))
-        if outlook.done:
-            self.print(f"{run.title}  goes on from round {outlook.done}")
-        return run
+    def begin(self, outlook: Outlook) -> Events:
+        """Show a run."""
+        return Events(outlook, partial(self.handle, outlook.name), self._get_time)
 
-    def scored(self, run: LiveRun) -> None:
-        """Show new scores."""
-        self._newest = run
-        self.update()
+    def handle(self, key: str, event: AnyEvent) -> None:
+        """Show an event of the run with this key."""
+        if isinstance(event, BeginEvent):
+            self._begin(key, event)
+        elif isinstance(event, NoteEvent):
+            self.note(printable(event.text))
+        elif isinstance(event, SiteEvent):
+            self._print(site_line(event))
+        elif key in self._runs:
+            self._move(key, event)
 
-    def leave(self, run: LiveRun, line: str, seconds: float | None = None) -> None:
-        """Show a run no more, but for a line if there is any; a run that ended took so many seconds for itself."""
-        self._under_way.remove(run)
-        self._seconds += [] if seconds is None else [seconds]
-        if line:
-            self.print(line)
+    def fail(self, key: str, reason: str) -> None:
+        """Print that a run goes on no more."""
+        status = self._runs[key]
+        self._remove(status)
+        place = f"round {status.done} of {status.rounds}, {clock(status.seconds)}"
+        self._print(f"{status.title}  given up after {place}: {printable(reason)}")
 
-    def give_up(self, run: LiveRun, line: str) -> None:
-        """Show a run no more, but for a line; its number is kept for it."""
-        self._given_up[run.name] = run.number
-        self.leave(run, line)
+    # Runs ---------------------------------------------------------------------------------------
 
-    def told_of_site(self, text: str) -> None:
-        """Show what a site did: among the newest lines, or as a line of its own where nothing is drawn."""
-        if not (self._terminal or self.notebook):
-            self.print(text)
-        self.update()
+    def _begin(self, key: str, event: BeginEvent) -> None:
+        before = self._runs.get(key)
+        if before is None:
+            number = self._reused + len(self._runs) + 1
+        else:
+            number = before.number
+            self._remove(before)
+        title = f"{number}/{self.runs} {printable(event.who)}"
+        bar = self._bars.add_task(title, total=event.rounds, count="", scores="", left="")
+        self._runs[key] = RunStatus(number, title, bar, event, self._get_time)
+        if event.done:
+            self._print(f"{title}  goes on from round {event.done}")
+        self._update(self._runs[key])
+
+    def _move(self, key: str, event: AnyEvent) -> None:
+        status = self._runs[key]
+        if isinstance(event, ProgressEvent):
+            status.progress = event
+        elif isinstance(event, EvaluatedEvent):
+            status.record = record_of(event)
+            if event.ended:
+                self.note(f"{status.title}  {status.end_stage(event.position)} ended early {printable(event.ended)}")
+        elif isinstance(event, FailedEvent):
+            self.fail(key, event.why)
+        elif isinstance(event, EndEvent):
+            self._remove(status)
+            took = f"done: {status.steps} steps in {clock(status.seconds)}"
+            self._print(f"{status.title}  {took}  {scores_text(status.record)}" if status.record else "")
+        self._update(status)
+
+    def _remove(self, status: RunStatus) -> None:
+        if status.under_way:
+            status.under_way = False
+            self._bars.remove_task(status.bar)
+
+    def _update(self, status: RunStatus) -> None:
+        if status.under_way:
+            self._bars.update(
+                status.bar,
+                completed=status.done + status.part,
+                total=status.rounds,
+                count=f"{status.done} of {status.rounds} rounds",
+                scores=status.scores,
+                left=_left(status.left),
+            )
+        self._draw("")
+
+    @property
+    def under_way(self) -> list[RunStatus]:
+        """The runs that have begun, and are neither finished nor given up."""
+        return [status for status in list(self._runs.values()) if status.under_way]
 
     # How it looks -------------------------------------------------------------------------------
 
-    def print(self, line: str) -> None:
+    def view(self) -> Group:
+        """What a terminal or a notebook shows now."""
+        return Group(*self._bars.get_renderables())
+
+    def _below_bars(self) -> Iterable[RenderableType]:
+        runs = self.under_way
+        if not runs:
+            waiting = self._before is None and self._reused + len(self._runs) < self.runs
+            return [Text(LOADING)] if waiting else []
+        lines: list[RenderableType] = [Text(runs[0].doing), Text(self._pace())]
+        if len(runs) == 1 and runs[0].record:
+            lines.append(score_table(runs[0].record))
+        return lines
+
+    def _pace(self) -> str:
+        """Steps a second and bytes of the runs under way, and the time that all runs take."""
+        runs = self.under_way
+        speed = sum(status.speed for status in runs)
+        down, up = sum(status.sent[0] for status in runs), sum(status.sent[1] for status in runs)
+        pace = f"{speed:.3g} steps a second, {bytes_text(down)} down, {bytes_text(up)} up"
+        return f"{pace}, all {self.runs} runs: {_left(self.left)}" if self.runs > 1 else pace
+
+    @property
+    def left(self) -> float | None:
+        """About how many seconds all runs still take: those to come as long as the others so far."""
+        runs = list(self._runs.values())
+        done = sum((status.work - status.work_before) / status.planned_work for status in runs)
+        if done <= 0:
+            return None
+        to_come = sum(1 - status.work / status.planned_work for status in runs) + self.runs - self._reused - len(runs)
+        return (self._get_time() - min(status.began for status in runs)) * to_come / done
+
+    def _print(self, line: str) -> None:
         """Leave a line above the display."""
+        if not line:
+            return
         if self.notebook:
             self.notebook.leave(line)
             self.notebook.show(self.view())
         else:
             self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
-    def view(self) -> Group:
-        """What a terminal or a notebook shows now."""
-        runs, embedding = list(self._under_way), self._embedding  # which may change meanwhile, as a thread draws
-        if embedding:
-            text, done, total = embedding
-            return Group(self._bars([(text, total, done, f"image {done} of {total}", "", "")]))
-        if not runs:
-            if self._number >= self.runs:
-                return Group()
-            return Group(Text(", ".join([LOADING, *(self._all_runs() if self._seconds else [])])))
-        most = max(1, min(MOST_RUNS, self.console.height - BESIDE_BARS))
-        rows = [
-            (run.title, run.rounds, run.progress(), f"{run.done} of {run.rounds} rounds", run.scores, _left(run.left()))
-            for run in runs[:most]
-        ]
-        hidden = [f"and {len(runs) - most} more runs"] if len(runs) > most else []
-        shown: list[RenderableType] = [self._bars(rows), Text(_doing(runs))]
-        shown.append(Text(", ".join([self._pace(runs), *self._all_runs(), *hidden])))
-        shown += [
-            Text(line, no_wrap=True, overflow="ellipsis", style="dim") for run in runs[:most] for line in run.sites
-        ]
-        if len(runs) == 1 and runs[0].record:
-            shown.append(score_table(runs[0].record))
-        return Group(*shown)
-
-    def _bars(self, rows: Sequence[tuple[str, float, float, str, str, str]]) -> Table:
-        """A line each: a title, a bar of so many and how many of them are done, and words."""
-        width = 20 if self.console.width >= 100 else 6
-        room = max(8, self.console.width - width - BESIDE_NAMES)
-        title = Column(no_wrap=True, overflow="ellipsis", max_width=room, style="bold")
-        grid = Table.grid(title, "", *(Column(no_wrap=True) for _ in range(3)), padding=(0, 1, 0, 0))
-        for text, total, done, count, scores, left in rows:
-            bar = ProgressBar(total or 1, done, width)
-            grid.add_row(Text(text), bar, Text(count), Text(scores, style="cyan"), Text(left, style="cyan"))
-        return grid
-
-    def _pace(self, runs: Sequence[LiveRun]) -> str:
-        """Steps a second and bytes of the runs under way."""
-        down, up = (bytes_text(sum(run.sent[way] for run in runs)) for way in (0, 1))
-        speeds = [run.stage.speed for run in runs if run.stage.speed is not None]
-        speed = sum(speeds) if speeds else None
-        words = "?" if speed is None else f"{speed:.0f}" if speed >= 10 else f"{speed:.2g}"
-        return f"{words} steps a second, {down} down, {up} up"
-
-    def left(self) -> float | None:
-        """About how many seconds all runs still take; those not begun as long as the mean of the others."""
-        runs, to_come = list(self._under_way), self.runs - self._number
-        left = [run.left() for run in runs]
-        known = [seconds for seconds in left if seconds is not None]
-        whole = [seconds for run in runs if (seconds := run.whole()) is not None] + self._seconds
-        if len(known) < len(left) or (to_come and not whole):
-            return None
-        return max(known, default=0.0) + (to_come * mean(whole) if to_come else 0.0)
-
-    def _all_runs(self) -> list[str]:
-        """How long all runs still take, in words, where there are others than those under way."""
-        return [f"all {self.runs} runs: {_left(self.left())}"] if self.runs > self._number else []
-
-    def update(self, line: str = "") -> None:
-        """Show what is new where nothing is drawn by itself.
-
-        A notebook's cell is drawn anew. Without a terminal it is this line or that of all runs; none when only their
-        last lines are still to come.
-        """
-        if self._terminal:
+    def _draw(self, line: str) -> None:
+        """Draw a notebook's cell anew, or print a line where there is no terminal: this one, or that of all runs."""
+        if self.console.is_terminal and not self.notebook:
             return
-        now, runs = self.get_time(), self._under_way
+        now = self._get_time()
+        if now - self._drawn < (SECONDS_BETWEEN_DRAWINGS if self.notebook else SECONDS_BETWEEN_LINES):
+            return
+        self._drawn = now
         if self.notebook:
-            if now - self._shown >= SECONDS_BETWEEN_UPDATES:
-                self._shown = now
-                self.notebook.show(self.view())
-            return
-        if now - self._shown < SECONDS_BETWEEN_LINES or not (line or any(run.done < run.rounds for run in runs)):
-            return
-        self._shown = now
-        self.print(line or self._line(runs))
+            self.notebook.show(self.view())
+        elif line or self.under_way:
+            self._print(line or self._line())
 
-    def _line(self, runs: Sequence[LiveRun]) -> str:
-        """Where all runs under way are, and the newest scores."""
-        left = [run.left() for run in runs]
-        known = [seconds for seconds in left if seconds is not None]
-        these = "run" if len(runs) == 1 else "these runs"
-        words = [
-            runs[0].title if len(runs) == 1 else f"{len(runs)} of {self.runs} runs together",
-            f"{sum(run.done for run in runs)} of {sum(run.rounds for run in runs)} rounds",
-            _doing(runs),
-            self._pace(runs),
-            ", ".join([f"{these}: {_left(max(known) if len(known) == len(left) else None)}", *self._all_runs()]),
-        ]
-        for newest in runs:
-            if newest is self._newest:
-                words += [newest.title] * (len(runs) > 1) + [newest.in_words()]
-        return "  ".join(words)
+    def _line(self) -> str:
+        """How far all runs under way are, and the newest scores."""
+        runs = self.under_way
+        first = runs[0]
+        title = first.title if len(runs) == 1 else f"{len(runs)} of {self.runs} runs together"
+        count = f"{sum(status.done for status in runs)} of {sum(status.rounds for status in runs)} rounds"
+        words = [title, count, first.doing, self._pace(), _left(first.left)]
+        return "  ".join([*words, *([scores_text(first.record)] if first.record else [])])
 
 
-def line(event: SiteEvent) -> str:
-    """What a site did in one line: 2026-11-22T06:52:43Z  berlin  answered train/3 in 4.2 s, 45 kB up."""
+class _Bars(ProgressBars):
+    """A line with a bar for each run, and lines below."""
+
+    def __init__(
+        self,
+        below: Callable[[], Iterable[RenderableType]],
+        *columns: TextColumn | BarColumn,
+        console: Console,
+        transient: bool,
+        disable: bool,
+    ) -> None:
+        self._below = below
+        super().__init__(*columns, console=console, transient=transient, disable=disable)
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """The bars, and what is below them."""
+        if self.tasks:
+            yield self.make_tasks_table(self.tasks)
+        yield from self._below()
+
+
+class RunStatus:
+    """How far a run is, from its events.
+
+    Attributes:
+        number: which of the runs it is.
+        title: what the display calls it.
+        bar: its bar.
+        rounds: all its rounds.
+        began: when it began or went on, in seconds since 1970.
+        progress: the newest event of progress; None before the first.
+        record: the last evaluation; None before the first.
+        under_way: whether it is neither finished nor given up.
+    """
+
+    def __init__(self, number: int, title: str, bar: TaskID, event: BeginEvent, get_time: Callable[[], float]) -> None:
+        self.number, self.title, self.bar = number, title, bar
+        self.rounds, self.began = event.rounds, event.seconds_since_1970
+        self.progress: ProgressEvent | None = None
+        self.record: Record | None = None
+        self.under_way = True
+        self._done_before, self._get_time = event.done, get_time
+        self._stages = [(printable(each.name), each.rounds, each.steps) for each in event.stages]
+        self.work_before = self.work
+
+    @property
+    def done(self) -> int:
+        """Rounds that are done."""
+        return self.progress.position if self.progress else self._done_before
+
+    @property
+    def part(self) -> float:
+        """How much of the round under way is done, in 0..1."""
+        now = self.progress
+        if now is None or not now.under_way:
+            return 0.0
+        _, _, planned = self._stage(now.position)
+        task = now.task
+        if planned:
+            return min(max(now.of_round / planned, 0.0), 1.0)
+        if task and task.steps:
+            return min(max(task.done / task.steps, 0.0), 1.0)
+        return min(task.answered / task.clients, 1.0) if task and task.clients else 0.0
+
+    @property
+    def planned_work(self) -> float:
+        """The steps of all rounds as planned; a round of which nothing is known counts 1."""
+        return sum(rounds * (steps or 1) for _, rounds, steps in self._stages) or 1.0
+
+    @property
+    def work(self) -> float:
+        """The planned steps of all that is done."""
+        work, position = 0.0, self.done + self.part
+        for _, rounds, steps in self._stages:
+            work += min(max(position, 0.0), rounds) * (steps or 1)
+            position -= rounds
+        return work
+
+    @property
+    def seconds(self) -> float:
+        """Since it began or went on."""
+        return max(self._get_time() - self.began, 0.0)
+
+    @property
+    def left(self) -> float | None:
+        """About how many seconds it still takes, at its pace so far; None before anything is done."""
+        done = self.work - self.work_before
+        return self.seconds * (self.planned_work - self.work) / done if done > 0 else None
+
+    @property
+    def steps(self) -> int:
+        """Steps since it began or went on."""
+        return self.progress.steps if self.progress else 0
+
+    @property
+    def speed(self) -> float:
+        """Steps a second."""
+        return self.steps / self.seconds if self.seconds else 0.0
+
+    @property
+    def sent(self) -> tuple[int, int]:
+        """Bytes sent to clients and by clients."""
+        return (self.progress.bytes_down, self.progress.bytes_up) if self.progress else (0, 0)
+
+    @property
+    def scores(self) -> str:
+        """The mean score of each role."""
+        if self.record is None:
+            return ""
+        means = {role: mean_score(self.record, role) for role in ROLES}
+        return " ".join(f"{role} {percent(score)}" for role, score in means.items() if score is not None)
+
+    @property
+    def doing(self) -> str:
+        """Stage, round and exchange under way."""
+        now = self.progress
+        if now is None or not now.stage:
+            return "loading"
+        name, rounds, _ = self._stage(now.position if now.under_way else now.position - 1)
+        if not now.under_way:
+            return f"{name}, {now.round} of {rounds} rounds done: scoring and saving"
+        task, place = now.task, f"{name}, round {now.round} of {rounds}"
+        if task is None:
+            return f"{place}: preparing"
+        exchange = "" if task.exchange == now.stage else f" ({printable(task.exchange)})"
+        clients = "1 client" if task.clients == 1 else f"{task.clients} clients" if task.clients else "server"
+        done = f"step {task.done} of {task.steps}" if task.steps else f"{task.answered} done"
+        return f"{place}{exchange}: {clients}, {done}"
+
+    def end_stage(self, position: int) -> str:
+        """Plan no more rounds of the stage that ended after so many rounds of the run; its name."""
+        for place, (name, rounds, steps) in enumerate(self._stages):
+            if position <= rounds:
+                self._stages[place] = (name, position, steps)
+                self.rounds -= rounds - position
+                return name
+            position -= rounds
+        return ""
+
+    def _stage(self, position: int) -> tuple[str, int, float]:
+        """Name, rounds and planned steps of the stage that comes after so many rounds; the last one after all."""
+        for stage in self._stages:
+            if position < stage[1]:
+                return stage
+            position -= stage[1]
+        return self._stages[-1]
+
+
+def site_line(event: SiteEvent) -> str:
+    """An event of a site in one line: 2026-11-22T06:52:43Z  berlin  answered train/3 in 4.2 s, 45 kB up."""
     exchange = f" ({event.exchange})" * (event.exchange not in ("", event.stage))
     place = f" {event.stage}/{event.round}{exchange}" * bool(event.stage)
     took = "" if event.seconds is None else f" in {event.seconds:.1f} s"
@@ -255,258 +412,16 @@ def line(event: SiteEvent) -> str:
     return printable(f"{when}  {event.who}  {event.what}{place}{took}{''.join(sent)}{why}")
 
 
-class _StageProgress:
-    """How far a run is within a stage, and how fast; time counts from where the stage began or went on.
-
-    A terminal is drawn by a thread, so what is read twice is read into a variable first.
-
-    Attributes:
-        plan: what is known of the stage beforehand.
-        done: rounds of the stage that are done, those before an interruption as well.
-        steps: steps taken in the round under way.
-        answered: clients that have answered in the task under way.
-        task: what the round under way asks for now; None while it is prepared, and between rounds.
-    """
-
-    def __init__(self, plan: PlannedStage, get_time: Callable[[], float]) -> None:
-        self.plan, self.done, self.steps, self.answered = plan, 0, 0, 0
-        self.task: Task | None = None
-        self.under_way = False
-        self._get_time, self._began = get_time, get_time()
-        self._rounds, self._steps, self._of_task = 0, 0, 0  # done here
-
-    def begin_round(self, number: int) -> None:
-        if not (self._rounds or self._steps):
-            self._began = self._get_time()
-        self.done, self.steps, self.answered, self.task, self.under_way = number - 1, 0, 0, None, True
-
-    def begin_task(self, task: Task) -> None:
-        self.task, self.answered, self._of_task = task, 0, 0
-
-    def step(self, count: int) -> None:
-        self.steps += count
-        self._steps += count
-        self._of_task += count
-
-    def end_round(self) -> None:
-        self.done, self.steps, self.answered, self.task, self.under_way = self.done + 1, 0, 0, None, False
-        self._rounds += 1
-
-    @property
-    def of_task(self) -> int:
-        """Steps taken in the task under way."""
-        return self._of_task if self.task else 0
-
-    @property
-    def seconds(self) -> float:
-        """Since it began or went on."""
-        return self._get_time() - self._began
-
-    @property
-    def speed(self) -> float | None:
-        """Steps a second, or None before any is taken."""
-        return self._steps / self.seconds if self._steps > 0 and self.seconds > 0 else None
-
-    def part(self) -> float:
-        """How much of the round under way is done, in 0..1."""
-        task, steps = self.task, self.steps
-        if task is None:
-            return 0.0
-        if whole := steps + self._left_of_round():
-            return steps / whole
-        return self.answered / task.clients if task.clients else 0.0
-
-    def left(self) -> float | None:
-        """Seconds that the stage still takes, at its pace so far; None if nothing is known of its pace."""
-        rounds = self.plan.rounds - self.done
-        if not rounds:
-            return 0.0
-        of_round, of_later = self._left_of_round(), self._steps_of_round()
-        if of_round + of_later + self._steps > 0:
-            later = max(of_later, self.steps + of_round if self.under_way else 0.0)
-            steps = of_round + (rounds - 1) * later if self.under_way else rounds * later
-            speed = self.speed
-            return None if speed is None else steps / speed
-        done = self._rounds + self.part()
-        return (rounds - self.part()) * self.seconds / done if done else None
-
-    def _steps_of_round(self) -> float:
-        """How many steps a round has: the mean of those that are done, or as was planned."""
-        return (self._steps - self.steps) / self._rounds if self._rounds else self.plan.steps
-
-    def _left_of_round(self) -> float:
-        """How many steps the round under way still has."""
-        if not self.under_way:
-            return 0.0
-        task = self.task
-        of_task = task.steps - self._of_task if task else 0
-        return max(self._steps_of_round() - self.steps, of_task, 0)
-
-
-class LiveRun(RunProgress):
-    """A run of a live display.
-
-    Attributes:
-        name: its name.
-        number: which of the runs it is.
-        title: what the display calls it.
-        rounds: all its rounds.
-        done: the rounds that are done.
-        stage: where it is.
-        sent: bytes sent to clients and by clients.
-        record: its last evaluation, or None before the first.
-        scores: the mean scores of its last evaluation, in words.
-        together: how many runs were under way beside it at most, itself included.
-        sites: the newest lines of what sites of a federation did.
-    """
-
-    def __init__(self, display: LiveProgress, number: int, outlook: Outlook) -> None:
-        self.name, self.number = outlook.name, number
-        self.title = f"{number}/{display.runs} {outlook.name}"
-        self.sites: tuple[str, ...] = ()
-        self.rounds, self.done = outlook.rounds, outlook.done
-        self.sent, self.scores, self.together = (0, 0), "", 1
-        self.record: Record | None = None
-        self._display, self._plan, self._steps = display, outlook.stages, 0
-        self._began, self._before = display.get_time(), outlook.done
-        self.stage = self._of_position(outlook.done)
-
-    def begin_round(self, round: Round) -> None:
-        """Show where it is."""
-        if round.stage.name != self.stage.plan.name:
-            self.stage = self._of_position(self.done)
-        self.stage.begin_round(round.number)
-        self._display.update()
-
-    def begin_task(self, task: Task) -> None:
-        """Show what it does."""
-        self.stage.begin_task(task)
-        self.sent = task.bytes_down, task.bytes_up
-        self._display.update()
-
-    def steps(self, count: int) -> None:
-        """Count steps."""
-        self._steps += count
-        self.stage.step(count)
-        self._display.update()
-
-    def answered(self) -> None:
-        """Count answers."""
-        self.stage.answered += 1
-        self._display.update()
-
-    def round(self, position: int, bytes_down: int, bytes_up: int) -> None:
-        """Move on by a round."""
-        self.done, self.sent = position, (bytes_down, bytes_up)
-        self.stage.end_round()
-
-    def evaluated(self, record: Record) -> None:
-        """Take new scores."""
-        self.record = record
-        means = {role: mean_score(record, role) for role in ROLES}
-        self.scores = " ".join(f"{role} {percent(score)}" for role, score in means.items() if score is not None)
-        self._display.scored(self)
-        if ended := record.get("ended"):
-            self._shorten()
-            self._display.note(f"{self.title}  {self.stage.plan.name} ended early {printable(ended)}")
-
-    def _shorten(self) -> None:
-        """Plan no more rounds of the stage than are done."""
-        before, now = self.stage.plan, replace(self.stage.plan, rounds=self.stage.done)
-        self._plan = tuple(now if plan is before else plan for plan in self._plan)
-        self.rounds -= before.rounds - now.rounds
-        self.stage.plan = now
-
-    def site(self, event: SiteEvent) -> None:
-        """Show what a site did."""
-        text = line(event)
-        self.sites = (*self.sites, text)[-MOST_SITES:]
-        self._display.told_of_site(text)
-
-    def end(self) -> None:
-        """Leave a line of the finished run, if it was ever scored."""
-        took = f"done: {self._steps} steps in {clock(self.seconds)}"
-        line = f"{self.title}  {took}  {self.in_words()}" if self.record else ""
-        self._display.leave(self, line, self.whole())
-
-    def failed(self, reason: str) -> None:
-        """Leave a line of the run that is given up."""
-        place = f"round {self.done} of {self.rounds}, {clock(self.seconds)}"
-        self._display.give_up(self, f"{self.title}  given up after {place}: {printable(reason)}")
-
-    # How far it is ------------------------------------------------------------------------------
-
-    @property
-    def seconds(self) -> float:
-        """Since it began or went on."""
-        return self._display.get_time() - self._began
-
-    def progress(self) -> float:
-        """How many rounds are done, with the part of the one under way."""
-        return min(self.done + self.stage.part(), self.rounds)
-
-    def left(self) -> float | None:
-        """About how many seconds it still takes: stages to come at the pace of all its steps so far."""
-        of_stage, to_come = self.stage.left(), self._plan[self._plan.index(self.stage.plan) + 1 :]
-        steps = sum(stage.rounds * stage.steps for stage in to_come)
-        if of_stage is None or (steps and not self._steps):
-            return None
-        return of_stage + (steps * self.seconds / self._steps if steps else 0.0)
-
-    def whole(self) -> float | None:
-        """About how many seconds all its rounds would take, less what runs beside it take; None if that is unknown."""
-        left, here = self.left(), self.rounds - self._before
-        return None if left is None or not here else (self.seconds + left) * self.rounds / here / self.together
-
-    def in_words(self) -> str:
-        """The score on each environment, after what it is where that is not accuracy."""
-        if not self.record:
-            return ""
-        scores = [f"{row.environment} {row.role} {percent(row.score)}" for row in shown(self.record)]
-        metric = selects(self.record)
-        return "  ".join([*([] if metric.name == ACCURACY else [f"{metric.title}{metric.remark}:"]), *scores])
-
-    def _of_position(self, position: int) -> _StageProgress:
-        """The stage that comes after so many rounds; the last one after all."""
-        for plan in self._plan:
-            if position < plan.rounds or plan is self._plan[-1]:
-                break
-            position -= plan.rounds
-        progress = _StageProgress(plan, self._display.get_time)
-        progress.done = position
-        return progress
+def scores_text(record: Record) -> str:
+    """The score on each environment, after the metric's name where that is not accuracy."""
+    metric = selects(record)
+    title = "" if metric.name == ACCURACY else f"{metric.title}{metric.remark}:"
+    scores = [f"{printable(row.environment)} {row.role} {percent(row.score)}" for row in shown(record)]
+    return "  ".join(filter(None, [title, *scores]))
 
 
 def _left(seconds: float | None) -> str:
     return f"{'?' if seconds is None else clock(seconds)} left"
-
-
-def _doing(runs: Sequence[LiveRun]) -> str:
-    """What the first of the runs does, together with those that do the same."""
-    stage = runs[0].stage
-    name, rounds, task = stage.plan.name, stage.plan.rounds, stage.task
-    left = f", {_left(stage.left())}"
-    if not stage.under_way:
-        return f"{name}, {stage.done} of {rounds} rounds done: scoring and saving" if stage.done else f"{name}: loading"
-    place = f"{name}, round {stage.done + 1} of {rounds}"
-    if task is None:
-        return f"{place}: preparing"
-    same = [run.stage for run in runs if run.stage.task and _alike(run.stage.task, task)]
-    tasks = [other.task for other in same if other.task]
-    exchange = "" if task.exchange == name else f" ({task.exchange})"
-    clients, steps = sum(other.clients for other in tasks), sum(other.steps for other in tasks)
-    who = f"{clients} client{'s' * (clients > 1)}" if clients else "server"
-    if steps:
-        return f"{place}{exchange}: {who}, step {sum(other.of_task for other in same)} of {steps}{left}"
-    return f"{place}{exchange}: {who}, {sum(other.answered for other in same)} done{left}"
-
-
-def _alike(task: Task, other: Task) -> bool:
-    return (task.round.key, task.exchange, bool(task.clients)) == (
-        other.round.key,
-        other.exchange,
-        bool(other.clients),
-    )
 
 
 class Shown(NamedTuple):
@@ -530,7 +445,7 @@ def score_table(record: Record) -> Table:
     for column in (f"{selects(record).title} %", "loss"):
         table.add_column(escape(column), justify="right", style="cyan")
     for row in shown(record):
-        table.add_row(escape(row.environment), row.role, row.model, percent(row.score), f"{row.loss:.3f}")
+        table.add_row(escape(printable(row.environment)), row.role, row.model, percent(row.score), f"{row.loss:.3f}")
     return table
 
 

@@ -15,7 +15,6 @@ from functools import partial
 from fedshift import files
 from fedshift.engines.choice import Choice, open_engine
 from fedshift.engines.engine import Engine
-from fedshift.engines.forecast import Announcing
 from fedshift.errors import DiskError, FedshiftError, LockedError, StoppedError
 from fedshift.runs.events import EventLog
 from fedshift.runs.folder import EVENTS, FEDERATION, MESSAGES, RunFolder
@@ -174,7 +173,7 @@ def carry_out(
             run.note(text)
 
     with ExitStack() as stack:
-        engine = Announcing(stack.enter_context(open_engine(choice, tell)), tell)
+        engine = stack.enter_context(open_engine(choice, tell))
         try:
             for simulation, folder in runs:
                 stack.enter_context(folder.locked())

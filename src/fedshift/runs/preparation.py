@@ -6,7 +6,6 @@ from itertools import takewhile
 
 from fedshift.core.contract import Stage
 from fedshift.engines.choice import open_engine
-from fedshift.engines.forecast import Announcing
 from fedshift.runs.progress import Outlook, Progress
 from fedshift.settings.experiment import Experiment
 from fedshift.simulation.plan import planned_stages
@@ -25,8 +24,7 @@ def prepare(experiment: Experiment, label: str, progress: Progress) -> Simulatio
     rounds = sum(stage.rounds for stage in stages)
     display = progress.begin(Outlook(f"{label}-seed{experiment.seed}", rounds, 0, stages))
     choice = simulation.choice(progress.note)
-    with open_engine(choice, progress.note) as opened:
-        engine = Announcing(opened, progress.note)
+    with open_engine(choice, progress.note) as engine:
         while coordinator.position < rounds:
             for error in advance([simulation], engine, {simulation: display}).values():
                 raise error

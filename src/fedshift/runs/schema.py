@@ -346,7 +346,6 @@ class TaskEvent(File):
     """What a round asks for now; see :class:`Task`.
 
     Attributes:
-        number: which task of its round it is, from 1.
         exchange: the exchange's name.
         clients: how many clients work; 0: the server does.
         steps: how many steps all of them take.
@@ -354,7 +353,6 @@ class TaskEvent(File):
         answered: how many clients have answered.
     """
 
-    number: Few
     exchange: str
     clients: Few
     steps: Size

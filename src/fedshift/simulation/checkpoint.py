@@ -32,7 +32,7 @@ from fedshift.settings.spec import RunName
 
 CURRENT = "checkpoint.safetensors"
 NEXT = "checkpoint.next.safetensors"
-_COUNTED = ("position", "bytes_down", "bytes_up", "bytes_telemetry", "missing", "ended")
+_COUNTED = ("position", "missing", "ended")
 _SCOPES = ("shared", "down", "server")
 
 
@@ -40,9 +40,6 @@ class About(sealed.About):
     """What a checkpoint says beside its tensors; see :class:`Checkpoint` and :class:`Execution`."""
 
     position: NonNegativeInt
-    bytes_down: NonNegativeInt
-    bytes_up: NonNegativeInt
-    bytes_telemetry: NonNegativeInt
     missing: list[dict[str, Any]]
     ended: dict[str, NonNegativeInt]
     records: str
@@ -76,9 +73,6 @@ class Checkpoint:
     Attributes:
         experiment: the experiment's fingerprint.
         position: how many rounds are done, over all stages.
-        bytes_down: bytes sent to clients so far.
-        bytes_up: bytes sent by clients so far.
-        bytes_telemetry: bytes of telemetry so far.
         missing: who did not answer since the last record.
         ended: the last rounds of stages that ended early, by name.
         records: a digest of all records so far.
@@ -90,9 +84,6 @@ class Checkpoint:
 
     experiment: str
     position: int
-    bytes_down: int
-    bytes_up: int
-    bytes_telemetry: int
     missing: list[dict[str, Any]]
     ended: dict[str, int]
     records: str

@@ -1,13 +1,10 @@
-"""What a run would cost, without a step of it: counted from what its exchanges declare; nothing is measured or written.
-
-Seconds are those of an earlier measurement of the engines for the same configuration, where this machine has one.
-"""
+"""What a run would cost, counted from what its exchanges declare, and timed by a few steps; nothing is written."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -15,10 +12,11 @@ import torch
 from fedshift.core.contract import Exchange, Phase, Round, Stage
 from fedshift.core.messages import Up, wire_bytes
 from fedshift.core.tensors import Replies
-from fedshift.engines.calibration import asked_for, recalled
+from fedshift.engines.calibration import asked_for, seconds_a_step
 from fedshift.engines.engine import Job, ServerJob
 from fedshift.engines.sequential import Sequential
 from fedshift.engines.shortened import Shortener, steps_of
+from fedshift.errors import DivergedError
 from fedshift.settings.experiment import Experiment
 from fedshift.simulation.simulation import Simulation, no_steps
 
@@ -34,7 +32,7 @@ class StageCost:
         bytes_down: bytes sent to clients in a round.
         bytes_up: bytes sent by clients in a round.
         scored: how often models are evaluated.
-        seconds: what its steps take, without evaluation; None where nothing was measured.
+        seconds: what its steps take in one process, without evaluation; None where no step was timed.
     """
 
     name: str
@@ -57,7 +55,7 @@ class Estimate:
         bytes_up: bytes sent by clients in a round of the main stage.
         memory: the peak of this process so far, or of the accelerator, with the data and the model, and a round's
             messages, in bytes; what a batch takes while it is trained on comes on top.
-        notes: what a reader of its results must know, and which engine was found the fastest.
+        notes: what a reader of its results must know.
     """
 
     clients: tuple[int, int]
@@ -84,7 +82,7 @@ class Estimate:
 
     @property
     def seconds(self) -> float | None:
-        """What the steps of the stages take that were measured, without evaluation; None where none was."""
+        """What the steps of the stages take that were timed, without evaluation; None where none was."""
         return sum(stage.seconds for stage in self.stages if stage.seconds is not None) or None
 
 
@@ -97,21 +95,30 @@ def estimate(experiment: Experiment) -> Estimate:
     simulation, options = Simulation(experiment), experiment.run
     if options.engine != "auto":
         asked_for(simulation.setup, options)  # or it says why it cannot be had
-    main, timing = simulation.main_stage, recalled(simulation.example(), options)
-    milliseconds = {main: timing.milliseconds} if timing else {}
-    costs = {stage: _cost(simulation, stage, milliseconds.get(stage)) for stage in simulation.setup.stages}
+    main, memory = simulation.main_stage, _memory(simulation.setup.device)
+    step = _step(simulation)
+    costs = {stage: _cost(simulation, stage, step if stage is main else None) for stage in simulation.setup.stages}
     cost = costs[main]
     return Estimate(
         clients=(len(simulation.federation.clients), simulation.coordinator.cohort(main)),
         stages=tuple(costs.values()),
         bytes_down=cost.bytes_down,
         bytes_up=cost.bytes_up,
-        memory=_memory(simulation.setup.device) + cost.bytes_down + cost.bytes_up,
-        notes=[*simulation.notes, *([f"Engine: {timing}"] if timing else [])],
+        memory=memory + cost.bytes_down + cost.bytes_up,
+        notes=simulation.notes,
     )
 
 
-def _cost(simulation: Simulation, stage: Stage, milliseconds: float | None) -> StageCost:
+def _step(simulation: Simulation) -> float | None:
+    """Seconds of a step of one client in the main stage; None if it diverges at once."""
+    plain = asked_for(simulation.setup, replace(simulation.experiment.run, engine="sequential"))
+    try:
+        return seconds_a_step(simulation.example(), plain)
+    except DivergedError:
+        return None
+
+
+def _cost(simulation: Simulation, stage: Stage, step: float | None) -> StageCost:
     """Count a round of a stage as the run begins, and take it for each of the stage's rounds."""
     round, down, up, steps = Round(stage, 1), 0, 0, 0
     for exchange, orders in simulation.coordinator.first_orders(round):
@@ -130,7 +137,7 @@ def _cost(simulation: Simulation, stage: Stage, milliseconds: float | None) -> S
         bytes_down=down,
         bytes_up=up,
         scored=-(-stage.rounds // simulation.setup.evaluate.every_in(stage.rounds)) if stage.scored else 0,
-        seconds=None if steps and milliseconds is None else steps * (milliseconds or 0.0) / 1000,
+        seconds=None if steps and step is None else steps * (step or 0.0),
     )
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from fedshift.core.contract import Round
-from fedshift.runs.progress import Outlook, Progress, RunProgress
+from fedshift.runs.progress import Outlook, Progress, RunListeners, RunProgress
 from fedshift.runs.records import Record
-from fedshift.simulation.listener import Task
 
 
 class TrialProgress(Progress):
@@ -31,33 +29,14 @@ class TrialProgress(Progress):
         self._progress.reused(name)
 
 
-class _Run(RunProgress):
+class _Run(RunListeners):
     """A run of a trial."""
 
     def __init__(self, run: RunProgress, role: str) -> None:
-        self._run, self._role = run, role
-
-    def begin_round(self, round: Round) -> None:
-        self._run.begin_round(round)
-
-    def begin_task(self, task: Task) -> None:
-        self._run.begin_task(task)
-
-    def steps(self, count: int) -> None:
-        self._run.steps(count)
-
-    def answered(self) -> None:
-        self._run.answered()
-
-    def round(self, position: int, bytes_down: int, bytes_up: int) -> None:
-        self._run.round(position, bytes_down, bytes_up)
+        super().__init__(run)
+        self._role = role
 
     def evaluated(self, record: Record) -> None:
+        """Pass on scores of the role."""
         shown = [row for row in record["environments"] if row["role"] == self._role]
-        self._run.evaluated({**record, "environments": shown})
-
-    def end(self) -> None:
-        self._run.end()
-
-    def failed(self, reason: str) -> None:
-        self._run.failed(reason)
+        super().evaluated({**record, "environments": shown})

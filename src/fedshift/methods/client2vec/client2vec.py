@@ -31,43 +31,16 @@ Choices, where the paper leaves something open:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field
 from typing import Annotated, ClassVar, Literal
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-
-from fedshift.core.contract import (
-    Batch,
-    Context,
-    Exchange,
-    Measure,
-    Objective,
-    Part,
-    Phase,
-    Scope,
-    ServerState,
-    Stage,
-    Terms,
-)
-from fedshift.core.method import Method
-from fedshift.core.model import ModelBuilder
-from fedshift.core.net import Net
 from fedshift.core.servers.server import ServerOptimiser
-from fedshift.core.tensors import Replies, Tensors
-from fedshift.core.training import Train
-from fedshift.errors import FedshiftError
-from fedshift.federation.federation import Federation
 from fedshift.methods import METHODS
 from fedshift.methods.client2vec import INDICES
 from fedshift.methods.client2vec.index import COUNTS, FEATURE, LABEL, ClientIndex, notes_on, similarity
 from fedshift.methods.fedavg import FedAvg
 from fedshift.methods.rows import Rows
-from fedshift.settings.catalogue import From
-from fedshift.settings.spec import NonNegative, Positive, setting
-from fedshift.streams import Draws
+from fedshift.page import *
 
 LOCAL_TERMS = ("orth", "dist")
 PROJECTION = ("projector", "projector_head")  # P and h_P
@@ -178,10 +151,6 @@ class Client2Vec(Method):
     def reestimates(self, unseen: bool) -> bool:
         """As the base."""
         return self.base.reestimates(unseen)
-
-    def unseen(self, state: ServerState, clients: Sequence[Tensors]) -> Sequence[Tensors]:
-        """As the base."""
-        return self.base.unseen(state, clients)
 
     def notes(self, state: ServerState) -> tuple[str, ...]:
         """The base's, and that the index does not separate the clients, if so."""

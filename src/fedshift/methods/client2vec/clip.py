@@ -9,20 +9,14 @@ features). Texts are cut to the length that the network reads.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-
 from fedshift.core.frozen import embed, frozen_network
-from fedshift.errors import FedshiftError, needs
 from fedshift.federation.inputs import Inputs
-from fedshift.hub import answers, hub
+from fedshift.hub import answers, reading
 from fedshift.methods.client2vec.encoder import Encoder
-from fedshift.settings.spec import setting
+from fedshift.page import *
 
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 BATCH = 256
@@ -108,13 +102,6 @@ def _read(path: str) -> tuple[Any, Any]:
     """The model and its tokenizer."""
     with needs("images", "CLIP"):
         import transformers
-    try:
-        with hub(path):
-            model = transformers.CLIPModel.from_pretrained(path).eval().requires_grad_(False)
-            return model, transformers.AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise FedshiftError(
-            f"encoder.path = '{path}': no CLIP could be read ({reason}). Give a folder that save_pretrained wrote, or "
-            "download it once where the hub can be reached; the encoder 'offline' needs neither."
-        ) from error
+    with reading(path, "encoder.path"):
+        model = transformers.CLIPModel.from_pretrained(path).eval().requires_grad_(False)
+        return model, transformers.AutoTokenizer.from_pretrained(path)

@@ -28,37 +28,10 @@ the samples may be inferred; with ``federated``, network weights only. Both uplo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Literal
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-
-from fedshift.core.contract import (
-    Batch,
-    Context,
-    Exchange,
-    LocalWork,
-    Objective,
-    Optimiser,
-    Part,
-    Phase,
-    Scope,
-    ServerState,
-    Stage,
-    Terms,
-    Upload,
-)
-from fedshift.core.method import Method
-from fedshift.core.model import ModelBuilder
-from fedshift.core.net import Net
-from fedshift.core.tensors import Replies, Tensors
-from fedshift.errors import FedshiftError
-from fedshift.federation.samples import Samples
 from fedshift.methods.client2vec.index import NETWORK, ClientIndex
-from fedshift.settings.spec import BatchSize, Count, Fraction, Layers, LearningRate, Steps, Width, setting
+from fedshift.page import *
 
 LENGTH = "method.index.epochs"  # what the training of the network takes longer by
 

@@ -7,19 +7,11 @@ Choices: embeddings are divided by their norm, so the mean squared entry, which 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import torch
-from torch import Tensor
-from torch.nn import functional as F
-
 from fedshift.federation.clients import Client
-from fedshift.federation.federation import Federation
 from fedshift.federation.inputs import Inputs
-from fedshift.federation.samples import Samples
-from fedshift.settings.spec import Spec, setting
+from fedshift.page import *
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from fedshift import parquet
-from fedshift.core.contract import Part, Scope, Stage
-from fedshift.core.method import Method
-from fedshift.core.model import ModelBuilder
-from fedshift.errors import FedshiftError, needs
-from fedshift.federation.federation import Federation
 from fedshift.methods.client2vec.encoder import Encoder
 from fedshift.methods.client2vec.index import ClientIndex
 from fedshift.methods.client2vec.offline import Offline
 from fedshift.methods.rows import Rows
-from fedshift.settings.spec import setting
+from fedshift.page import *
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,39 +5,12 @@ Client2Vec, Sec. 3: the client index is [feature index; label index], each the m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
-import torch
-from torch import Tensor, nn
-
-from fedshift.core.contract import (
-    Batch,
-    Category,
-    Context,
-    Exchange,
-    LocalWork,
-    Measure,
-    Part,
-    Phases,
-    Scope,
-    ServerState,
-    Stage,
-    Upload,
-)
-from fedshift.core.method import Method
-from fedshift.core.model import ModelBuilder
-from fedshift.core.net import Net
-from fedshift.core.tensors import SAMPLES, Replies, Tensors
-from fedshift.federation.federation import Federation
-from fedshift.federation.samples import Samples
 from fedshift.methods.client2vec import ENCODERS
 from fedshift.methods.client2vec.encoder import Encoder, pairs
 from fedshift.methods.rows import Rows
-from fedshift.settings.catalogue import From
-from fedshift.settings.spec import Spec, setting
-from fedshift.streams import Streams
+from fedshift.page import *
 
 FEATURE, LABEL, COUNTS = "feature_index.value", "label_index.value", "sample_counts.value"
 NETWORK = "index_network"

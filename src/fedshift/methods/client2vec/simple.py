@@ -11,22 +11,13 @@ A client that is absent when vectors are measured has zeros.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar
 
-import torch
-from torch import Tensor
-from torch.nn import functional as F
-
-from fedshift.core.contract import Batch, Category, Context, LocalWork, Part, Stage
-from fedshift.core.method import Method
-from fedshift.core.model import ModelBuilder
-from fedshift.core.net import Net
-from fedshift.core.tensors import Tensors
 from fedshift.methods.client2vec.encoder import Encoder
 from fedshift.methods.client2vec.index import ClientIndex
 from fedshift.methods.client2vec.offline import Offline
+from fedshift.page import *
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
-from fedshift.core.contract import ServerState
-from fedshift.core.method import Method
-from fedshift.errors import FedshiftError
-from fedshift.federation.federation import Federation
 from fedshift.methods.client2vec.client2vec import Client2Vec
 from fedshift.methods.client2vec.index import FEATURE, LABEL, notes_on
+from fedshift.page import *
 
 
 @dataclass(frozen=True)
