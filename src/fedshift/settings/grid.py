@@ -218,7 +218,7 @@ def _choice(document: Document, where: Sequence[str]) -> tuple[Catalogue[Any] | 
         owner = next((entry for entry in entries if name in entry.settings()), None)
         nested = owner.cls.nested().get(name) if owner else None
         if owner and isinstance(nested, From):
-            catalogue, default = nested.catalogue, owner.settings()[name].default
+            catalogue, default = nested.catalogue, str(owner.settings()[name].default)
             entries = _entries(catalogue, held.get("name", default))
         else:
             catalogue, default = None, ""
