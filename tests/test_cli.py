@@ -271,7 +271,7 @@ def test_every_spec_documents_its_settings():
     listed = [catalogue.get(name).cls for catalogue in catalogues for name in catalogue]
     for cls in [*(cls for cls in listed if cls.__module__.startswith("fedshift.")), *PLAIN.values()]:
         assert cls.__doc__
-        assert all(field.metadata.get("help") for field in cls.settings().values()), cls
+        assert all(about.help for about in cls.settings().values()), cls
 
 
 @pytest.mark.skipif(not can_fork(), reason="processes cannot be forked here")

@@ -133,7 +133,7 @@ def test_the_schema_takes_what_the_checks_take(where: tuple[str, type[Spec], str
 def test_every_setting_is_described_with_its_default():
     text = json.dumps(SCHEMA)
     for _, cls, name in SCALARS:
-        assert json.dumps(cls.settings()[name].metadata["help"])[1:-1] in text
+        assert json.dumps(cls.settings()[name].help)[1:-1] in text
     train = SCHEMA["properties"]["train"]["anyOf"][0]
     assert train["properties"]["rounds"]["default"] == 300
 

@@ -128,7 +128,6 @@ if TYPE_CHECKING:
     from fedshift.settings.experiment import Experiment
     from fedshift.settings.spec import (
         IN_MEMORY,
-        AtMost,
         BatchSize,
         Count,
         Fraction,
@@ -173,7 +172,6 @@ __all__ = [
     "SCAFFOLD",
     "SERVERS",
     "Anchored",
-    "AtMost",
     "Batch",
     "BatchSize",
     "Benchmark",
@@ -428,8 +426,7 @@ _ROOMS = {
     "settings.catalogue": ("From",),
     "settings.experiment": ("Experiment",),
     "settings.spec": (
-        "AtMost",
-        "BatchSize",
+            "BatchSize",
         "Count",
         "Fraction",
         "IN_MEMORY",

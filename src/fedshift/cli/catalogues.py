@@ -6,7 +6,6 @@ import json
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import MISSING
 from pathlib import Path
 from typing import Any
 
@@ -125,16 +124,15 @@ def _terms(method: Method) -> list[str]:
 
 def _print_setting(console: Console, cls: type[Spec], name: str) -> None:
     """Three lines: name and default; what it means; values, search range and source."""
-    field = cls.settings()[name]
-    about = field.metadata
-    default = "(required)" if field.default is MISSING else f"= {value_in_words(field.default)}"
+    about = cls.settings()[name]
+    default = "(required)" if about.required else f"= {value_in_words(about.default)}"
     console.print(f"  [bold]{name}[/bold] {escape(default)}", highlight=False)
-    console.print(Padding(about["help"], (0, 0, 0, 6), expand=False), highlight=False, markup=False)
+    console.print(Padding(about.help, (0, 0, 0, 6), expand=False), highlight=False, markup=False)
     facts = [type_in_words(described(cls, name))]
-    if search := about["search"]:
-        facts.append(f"search: {value_in_words(search) if isinstance(search, tuple) else search}")
-    if about["source"]:
-        facts.append(f"source: {about['source']}")
+    if about.search:
+        facts.append(f"search: {value_in_words(about.search) if isinstance(about.search, tuple) else about.search}")
+    if about.source:
+        facts.append(f"source: {about.source}")
     console.print(Padding("; ".join(facts), (0, 0, 0, 6), expand=False), style="dim", highlight=False, markup=False)
 
 

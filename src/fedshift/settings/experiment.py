@@ -6,11 +6,12 @@ import inspect
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from html import escape
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
+
+from annotated_types import Le
 
 from fedshift.core.method import Method
 from fedshift.core.model import Model
@@ -29,14 +30,13 @@ from fedshift.models import MODELS
 from fedshift.settings.catalogue import Catalogue, From
 from fedshift.settings.content import digest
 from fedshift.settings.spec import (
-    AtMost,
     FolderName,
     FolderPath,
     Processors,
     Rounds,
     Seed,
     Spec,
-    Table,
+    Nested,
     WholeNumber,
     check_names,
     setting,
@@ -46,7 +46,6 @@ from fedshift.settings.spec import (
 OF_ONE_RUN = (("seed",), ("protocol", "hold_out"), ("method", "index", "path"))  # what runs of a row may differ in
 
 
-@dataclass(frozen=True, kw_only=True)
 class RunOptions(Spec):
     """Where and how a run is carried out; none of it is part of what the experiment is."""
 
@@ -65,7 +64,7 @@ class RunOptions(Spec):
     threads: Processors = setting(
         0, help="threads of the engines without processes; 0: one for each core, at most OMP_NUM_THREADS"
     )
-    together: Annotated[WholeNumber, AtMost(10_000, "they are in memory at the same time")] = setting(
+    together: Annotated[WholeNumber, Le(10_000)] = setting(
         0, help="runs of a table that advance together; 0: as many as the engine gains from (sequential: 1)"
     )
     audit: bool = setting(
@@ -73,7 +72,6 @@ class RunOptions(Spec):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class Experiment(Spec):
     """One run: one method, one seed, one federation."""
 
@@ -97,12 +95,7 @@ class Experiment(Spec):
     run: RunOptions = setting(RunOptions(), help="where and how a run is carried out; no part of its fingerprint")
 
     def __post_init__(self) -> None:
-        """Check the settings.
-
-        Raises:
-            FedshiftError: one is wrong, or the end of training would be chosen on the test.
-        """
-        super().__post_init__()
+        """Refuse to choose the end of training on the test."""
         if self.train.patience != "off":
             self.protocol.check_choosing()
 
@@ -210,7 +203,7 @@ NAMED: dict[str, Catalogue[Any]] = {
 }
 DEFAULT_NAMES: dict[str, str] = {name: str(Experiment.settings()[name].default) for name in NAMED}
 PLAIN: dict[str, type[Spec]] = {
-    name: nested.cls for name, nested in Experiment.nested().items() if isinstance(nested, Table)
+    name: nested.cls for name, nested in Experiment.nested().items() if name not in NAMED
 }
 
 

@@ -13,7 +13,7 @@ from fedshift.experiments import shipped, shipped_text
 from fedshift.methods import METHODS
 from fedshift.settings.catalogue import Catalogue, Entry, From
 from fedshift.settings.experiment import DEFAULT_NAMES, NAMED, Experiment, load_plugins
-from fedshift.settings.spec import Spec, Table, check_names, shown
+from fedshift.settings.spec import Spec, check_names, shown
 from fedshift.settings.written import LARGEST_TOML, parse_toml
 
 Document = dict[str, Any]
@@ -43,8 +43,8 @@ def read(source: str | Path) -> Document:
     document["plugins"] = _placed(document.get("plugins", []), path.parent)
     load_plugins(document["plugins"])
     for table, name, cls in _given(document, Entry(Experiment)):
-        about = cls.settings()[name].metadata
-        if about.get("path") and table[name] not in about["words"]:
+        about = cls.settings()[name]
+        if about.path and table[name] not in about.words:
             table[name] = _placed(table[name], path.parent)
     return document
 
@@ -147,7 +147,7 @@ def _given(table: Document, entry: Entry[Any]) -> Iterator[tuple[Document, str, 
                 yield from _given(value, inner)
             for method in _own_tables(table) if nested.catalogue is METHODS else ():
                 yield from _given(value[method], METHODS.get(method))
-        elif isinstance(nested, Table):
+        else:
             yield from _given(value, Entry(nested.cls))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from fedshift.core.servers import SERVERS
@@ -9,7 +10,7 @@ from fedshift.methods import METHODS
 from fedshift.methods.client2vec import ENCODERS, INDICES
 from fedshift.settings.catalogue import Catalogue, Entry, From
 from fedshift.settings.experiment import NAMED, Experiment
-from fedshift.settings.spec import Spec, Table
+from fedshift.settings.spec import Spec, is_text, setting_type
 
 Schema = dict[str, Any]
 CATALOGUES: dict[str, Catalogue[Any]] = {
@@ -46,13 +47,31 @@ def json_schema() -> Schema:
 def described(cls: type[Spec], name: str) -> Schema:
     """One value of a setting."""
     nested = cls.nested().get(name)
-    if isinstance(nested, Table):
-        return _table(Entry(nested.cls))
-    schema = cls.value_schema(name)
+    schema = _properties(cls)[name]
     if isinstance(nested, From):
         key = next(key for key, catalogue in CATALOGUES.items() if catalogue is nested.catalogue)
-        schema |= {"$ref": f"#/$defs/{key}"}
-    return schema
+        return {key: schema[key] for key in ("description", "default") if key in schema} | {"$ref": f"#/$defs/{key}"}
+    if nested:
+        return _table(Entry(nested.cls))
+    found: Schema = _for_toml(schema, is_text(setting_type(cls, name)))
+    return found
+
+
+@cache
+def _properties(cls: type[Spec]) -> Schema:
+    properties: Schema = cls.model_json_schema()["properties"]
+    return properties
+
+
+def _for_toml(schema: Any, text: bool) -> Any:
+    """The schema without null, which TOML has not; a number may stand for a text."""
+    if isinstance(schema, list):
+        return [_for_toml(item, text) for item in schema if item != {"type": "null"}]
+    if not isinstance(schema, dict):
+        return schema
+    if text and schema.get("type") == "string" and "enum" not in schema:
+        return {**schema, "type": ["string", "number"]}
+    return {key: _for_toml(value, text) for key, value in schema.items() if not (key == "default" and value is None)}
 
 
 def _table(entry: Entry[Any], name: Schema | None = None) -> Schema:

@@ -51,8 +51,7 @@ class Setting:
     @property
     def declared(self) -> Search | None:
         """Where its page says to look."""
-        search: Search | None = self.cls.settings()[self.name].metadata.get("search")
-        return search
+        return self.cls.settings()[self.name].search
 
     @property
     def whole(self) -> bool:
@@ -69,7 +68,7 @@ class Setting:
         Raises:
             FedshiftError: it is none of these, or the setting does not take what is in it.
         """
-        if self.cls.settings()[self.name].metadata.get("path"):
+        if self.cls.settings()[self.name].path:
             raise FedshiftError(f"{key} names a file, which is not searched; give it by --set {key}=...")
         if isinstance(given, str) and (ends := INTERVAL.fullmatch(given)):
             given = {"low": _number(ends[1]), "high": _number(ends[2])}
@@ -281,4 +280,4 @@ def with_settings(spec: S, settings: Mapping[str, Any]) -> S:
     for name, group in groupby(sorted(settings), key=lambda key: key.partition(".")[0]):
         below = {key.partition(".")[2]: settings[key] for key in group}
         changes[name] = below[""] if "" in below else with_settings(getattr(spec, name), below)
-    return replace(spec, **changes)
+    return spec.replace(**changes)
