@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from fedshift.deployment.agreement import Agreement
-from fedshift.deployment.processes import Processes, processes
+from fedshift.deployment.processes import Processes
 from fedshift.deployment.rehearsal import rehearse
 from fedshift.deployment.supervisor import free_port
 from fedshift.errors import FedshiftError
@@ -67,7 +67,7 @@ Rows = list[dict[str, float]]
 
 def on_flower(folder: Path) -> tuple[Rows, dict[str, float]]:
     """Carry out a federation's run; the seconds of each round's parts at its slowest site, and bytes a message."""
-    with processes(folder) as started:
+    with Processes(folder) as started:
         started.start_coordinator()
         for site in started.agreement.federation.sites:
             started.start_site(site)

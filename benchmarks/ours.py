@@ -15,6 +15,8 @@ from fedshift.datasets.dataset import Dataset
 from fedshift.engines.choice import open_engine
 from fedshift.engines.engine import Engine
 from fedshift.federation.domains import DomainData
+from fedshift.federation.inputs import Inputs
+from fedshift.federation.preparation import Column, Preparation
 from fedshift.settings.experiment import Experiment
 from fedshift.settings.grid import expand
 from fedshift.settings.spec import Count
@@ -53,7 +55,16 @@ class Made(Dataset):
             group=torch.arange(len(trained) + len(domain)),
             environment=torch.cat([torch.zeros_like(trained), torch.ones_like(domain)]),
             environments=("trained", "scored"),
+            columns=tuple(Column(f"column {place}") for place in range(25)) if self._is_table else (),
         )
+
+    def inputs(self) -> Inputs:
+        """Numbers of a table are standardised."""
+        return Inputs(preparation=Preparation("pooled") if self._is_table else None)
+
+    @property
+    def _is_table(self) -> bool:
+        return self.workload == "table"
 
 
 @fedshift.DATASETS.register("benchmark-many")
@@ -94,7 +105,7 @@ class Many(Dataset):
         )
 
 
-def experiment(workload: Workload, precision: str, engine: str, threads: int) -> Experiment:
+def experiment(workload: Workload, precision: str, engine: str, threads: int, device: str = "cpu") -> Experiment:
     """FedAvg on a workload; the threads are those of an engine of one process."""
     alone = engine in ("sequential", "vectorised")
     train = {"steps": workload.steps, "batch": workload.batch, "participation": workload.participation}
@@ -103,7 +114,7 @@ def experiment(workload: Workload, precision: str, engine: str, threads: int) ->
         model=workload.fedshift,
         method={"name": "fedavg", "optimiser_state": "fresh"},
         train=train | {"precision": precision},
-        run={"engine": engine} | ({"threads": threads} if alone else {}),
+        run={"engine": engine, "device": device} | ({"threads": threads} if alone else {}),
     )
 
 

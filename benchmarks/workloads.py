@@ -145,7 +145,11 @@ def _resnet18(workload: Workload) -> nn.Module:
     return nn.Sequential(_Pooled(ResNetModel(config), 512), nn.Linear(512, workload.classes))
 
 
-_MODELS = {"mlp": _mlp, "cnn": _cnn, "resnet18": _resnet18}
+def _table(workload: Workload) -> nn.Module:
+    return nn.Sequential(nn.Linear(25, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, workload.classes))
+
+
+_MODELS = {"mlp": _mlp, "cnn": _cnn, "resnet18": _resnet18, "table": _table}
 WORKLOADS = {
     workload.name: workload
     for workload in (
@@ -187,6 +191,19 @@ WORKLOADS = {
             samples=320,
             warm_up=1,
             fedshift={"name": "resnet18", "dim": 512},
+        ),
+        Workload(
+            name="table",
+            title="Rows of 25 numbers, MLP 25-128-64-2: 4 clients, batch 32, 20 steps",
+            shape=(25,),
+            classes=2,
+            clients=4,
+            cohort=4,
+            batch=32,
+            steps=20,
+            samples=320,
+            warm_up=5,
+            fedshift={"name": "mlp", "hidden": [128], "dim": 64, "final_relu": True},
         ),
     )
 }

@@ -23,7 +23,6 @@ from fedshift import (
     Terms,
     Train,
     Upload,
-    mirror,
 )
 
 
@@ -36,8 +35,7 @@ class MyScaffold(FedAvg):
 
     def parts(self, model: ModelBuilder) -> dict[str, Part]:
         parts = super().parts(model)
-        modules = {name: part.module for name, part in parts.items()}
-        return {**parts, "c": Part(mirror(modules), "down"), "c_k": Part(mirror(modules), "client")}
+        return {**parts, "c": Part.zeros_like(parts, "down"), "c_k": Part.zeros_like(parts, "client")}
 
     def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         correction = net.of("c") - net.of("c_k")

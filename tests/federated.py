@@ -16,6 +16,7 @@ from fedshift.deployment.attend import Attendant
 from fedshift.deployment.coordinate import coordinate
 from fedshift.deployment.limits import MessageLimits
 from fedshift.deployment.link import Away
+from fedshift.deployment.turns import Turn
 from fedshift.deployment.wire import (
     DECIMALS,
     Done,
@@ -126,10 +127,10 @@ def as_by(site: Attendant, request: bytes, lie: bytes, reply: bytes) -> bytes:
 def fail(site: Attendant, work: Work) -> None:
     """Have a site remember that it could not do what it was asked."""
     if work.score is not None:
-        site.turns().end("scores", (work.position - (work.order is not None),), "failed")
+        site.turns().end(Turn("score", work.position - (work.order is not None)), "failed")
     if work.order is not None:
         stage, exchange = site.setup.find(work.order.stage, work.order.exchange)
-        site.turns().end("orders", (work.position, stage.exchanges.index(exchange)), "failed")
+        site.turns().end(Turn("order", work.position, stage.exchanges.index(exchange)), "failed")
 
 
 class Clock:

@@ -27,8 +27,7 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedshift.deployment.apps import attend
-from fedshift.deployment.bundle import APP, CODE, MANIFEST, SETTINGS
-from fedshift.deployment.flower import sites_by_key
+from fedshift.deployment.flower import APP, CODE, MANIFEST, SETTINGS, sites_by_key
 from fedshift.deployment.keys import site_pair
 from fedshift.files import make_folder, write
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import subprocess
 import sys
-from importlib import import_module
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -15,9 +13,8 @@ import tomli_w
 from typer.testing import CliRunner
 
 import fedshift
-from fedshift import page
 from conftest import TINY, Make, interrupt_after
-from fedshift import Client2Vec, Experiment, FedAvg, FedProx, FedSR, api
+from fedshift import Client2Vec, Experiment, FedAvg, FedProx, FedSR, api, page
 from fedshift.api import FIELDS, Options
 from fedshift.cli import app as cli
 from fedshift.cli import estimates

@@ -638,7 +638,7 @@ def test_turns_that_are_damaged_are_refused(begun: Begun, tmp_path: Path):
     site = begun(tmp_path)
     (turns,) = site.folder.glob("state/*/turns.json")
     before, request = site.kept(), coming(site)
-    for text in ("", "[]", '{"sessions": 3}', '{"session": -1}', '{"session": 1, "orders": {"1-0": {}}}'):
+    for text in ("", "[]", '{"sessions": 3}', '{"session": -1}', '{"session": 1, "taken": {"order@1-0": {}}}'):
         turns.write_text(text)
         assert site.ask(request) == Failed("dark", "state")
         assert site.kept() == before

@@ -16,7 +16,6 @@ from fedshift.errors import FedshiftError
 from fedshift.federation.inputs import Inputs
 from fedshift.federation.samples import Samples
 from fedshift.methods.fedavg import FedAvg
-from fedshift.methods.rows import Rows
 from fedshift.simulation.simulation import Simulation
 from fedshift.site.audit import Secret, _of_samples, find_copy
 from reference import BUILT_IN, reference, small
@@ -52,7 +51,11 @@ def test_an_upload_may_hold_only_the_private_part_that_it_reveals(make: Make, to
         """Keeps two rows of numbers, and uploads one that it kept."""
 
         def parts(self, model):
-            return {**super().parts(model), "own_a": Part(Rows(40), "client"), "own_b": Part(Rows(40), "client")}
+            return {
+                **super().parts(model),
+                "own_a": Part.state(torch.zeros(40), "client"),
+                "own_b": Part.state(torch.zeros(40), "client"),
+            }
 
         def keep(self, work: LocalWork):
             numbers = torch.arange(40.0) + work.trained["head.bias"].sum().detach()
@@ -135,9 +138,8 @@ class Leaking(FedAvg):
     where: str = "upload"
 
     def parts(self, model):
-        mine = Rows(1, 40)
-        mine.value += torch.linspace(0, 1, 40).cos()
-        return {**super().parts(model), "mine": Part(mine, "client"), "rounds": Part(Rows(1), "shared")}
+        mine = Part.state(torch.linspace(0, 1, 40).cos().unsqueeze(0), "client")
+        return {**super().parts(model), "mine": mine, "rounds": Part.state(torch.zeros(1), "shared")}
 
     def exchange(self, name: str, **changes: Any) -> Exchange:
         uploads = (Upload("statistics", (None,)),) if self.where == "upload" else ()

@@ -14,27 +14,22 @@ import pytest
 from typer.testing import CliRunner
 
 import fedshift
-from fedshift.benchmarking import carry_out as carry_out_module
-from fedshift.benchmarking import plan as plan_module
-from fedshift.benchmarking.benchmark import Benchmark
-from fedshift.benchmarking.carry_out import Measured, Outcome, carry_out
-from fedshift.benchmarking.columns import Column, Scale, all_columns, columns_of, scale_of, scales
-from fedshift.benchmarking.forecast import forecast
-from fedshift.benchmarking.plan import Plan
-from fedshift.benchmarking.published import published
-from fedshift.benchmarking.rows import ABLATIONS, BASE, rows
-from fedshift.benchmarking.statistics import Interval, paired, ranks, t_quantile
-from fedshift.benchmarking.tables import notes, tables, tables_and_settings
 from fedshift.cli.app import app
-from fedshift.cli.benchmark import _data
 from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.methods import METHODS
-from fedshift.reporting.table import markdown
-from fedshift.runs.cells import DIVERGED, Lacking
 from fedshift.runs.lock import locked
 from fedshift.runs.progress import Progress
-from fedshift.settings.experiment import Experiment, load_plugins
-from fedshift.tuning.tune import studies
+from fedshift.settings.experiment import load_plugins
+from fedshift.study import benchmark, benchmark_plan, execute
+from fedshift.study.benchmark import Benchmark, carry_out_benchmark
+from fedshift.study.benchmark_plan import ABLATIONS, BASE, ORDER, BenchmarkPlan, rows
+from fedshift.study.benchmark_tables import tables
+from fedshift.study.execute import DIVERGED, Findings, Number
+from fedshift.study.plan import Lacking
+from fedshift.study.published import published
+from fedshift.study.scenarios import Scale, Scenario, Size, scales, scenarios
+from fedshift.study.statistics import Interval, paired, ranks, t_quantile
+from fedshift.study.tune import plan_studies
 from refusal import refuses
 
 # Statistics ---------------------------------------------------------------------------------------
@@ -68,7 +63,6 @@ def test_of_one_value_there_is_no_interval_and_of_none_no_mean():
     assert Interval.of([0.5]) == Interval(0.5, None, 1)
     assert not Interval(0.5, None, 1).clear
     assert Interval.of([]) is None
-    assert Interval(0.5, 0.4, 3).clear
 
 
 def test_a_paired_difference_is_of_the_seeds_that_both_have_and_reduces_to_the_plain_one():
@@ -85,37 +79,29 @@ def test_a_paired_difference_is_of_the_seeds_that_both_have_and_reduces_to_the_p
 # The set ------------------------------------------------------------------------------------------
 
 
-def test_every_scale_names_its_columns_and_keeps_the_seeds_it_tunes_on_apart():
-    assert [*scales()] == ["smoke", "short", "paper"]
-    for scale in scales().values():
-        assert columns_of(scale)
+def test_every_scale_has_scenarios_and_keeps_the_seeds_it_tunes_on_apart():
+    assert {*scenarios("benchmark")} == {*ORDER}
+    for name, scale in scales("benchmark").items():
+        assert any(name in scenario.sizes for scenario in scenarios("benchmark").values())
         assert not {*scale.seeds} & {*scale.tuning_seeds}
         assert {*scale.methods} <= {*METHODS}
-    assert [column.name for column in columns_of(scale_of("short"))] == [column.name for column in all_columns()]
-    assert not any(column.brings for column in columns_of(scale_of("smoke")))
-    assert all({*column.scales} <= {*scales()} for column in all_columns())
 
 
 @pytest.mark.parametrize("scale", ["smoke", "short", "paper"])
-def test_every_method_has_its_experiments_on_every_column(scale: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Or the reason why it has none: a method that takes plain SGD only, on a column that has Adam."""
+def test_every_method_has_its_experiments_on_every_scenario(
+    scale: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr("fedshift.datasets.image_sets.PACS.domain_names", lambda self: ("art", "photo"), raising=True)
     text = tmp_path / "plays.txt"
     text.write_text("A text.\n")
-    plan = Plan.of(scale, data={"shakespeare": text} if scale != "smoke" else None)
-    refused = set()
-    for column in plan.columns:
+    plan = BenchmarkPlan.of(scale, data={"shakespeare": text} if scale != "smoke" else None)
+    for scenario in plan.scenarios:
         for method in plan.methods:
-            try:
-                found = plan.experiments(column, method, plan.scale.seeds[:1])
-            except FedshiftError:
-                refused.add(method)
-                continue
+            found = plan.row(scenario, method, plan.scale.seeds[:1])
             domains = {getattr(each.protocol, "hold_out", "") for each in found}
             assert len(found) == len(domains)
             assert {each.method_name for each in found} == {method}
-            assert {f"method.{key}" for key in plan.scale.methods.get(method, {})} == plan.budget(column, method).fixed
-    assert refused == set()
+            assert {*plan.scale.settings_of(method)} == plan.budget(scenario, method).fixed
 
 
 def test_rows_are_what_is_published_and_a_plugin_is_a_row_by_its_name():
@@ -134,14 +120,12 @@ def test_rows_are_what_is_published_and_a_plugin_is_a_row_by_its_name():
         rows([])
 
 
-def test_what_is_published_is_of_methods_and_columns_that_there_are():
-    names = {column.name for column in all_columns()}
+def test_what_is_published_is_of_methods_and_scenarios_that_there_are():
     for paper in published():
-        assert paper.column in names
+        assert paper.column in ORDER
         assert {*paper.worsts()} <= {*paper.means()} <= {*METHODS}
         assert {*paper.rows} <= {*paper.means()}
-        assert {*paper.same} <= {*scales()}
-        assert all(0 <= each.mean <= 100 for each in (*paper.means().values(), *paper.worsts().values()))
+        assert {*paper.same} <= {*scales("benchmark")}
 
 
 def test_what_is_published_is_read_off_the_right_rows_and_columns():
@@ -164,71 +148,74 @@ def test_what_is_published_is_read_off_the_right_rows_and_columns():
 
 def test_names_that_are_not_known_are_named():
     with refuses("scale 'tiny'", "smoke", error=UnknownNameError):
-        Plan.of("tiny")
-    with refuses("'shakespeare'", "--scale short", "--scale paper"):
-        Plan.of("smoke", federations=["shakespeare"])
-    with refuses("federation 'pacs'", "'smoke'", "rotated-mnist-0", error=UnknownNameError):
-        Plan.of("smoke", federations=["pacs"])
+        BenchmarkPlan.of("tiny")
+    with refuses("'shakespeare'", "scale smoke", "--scale"):
+        BenchmarkPlan.of("smoke", federations=["shakespeare"])
+    with refuses("federation 'pacs'", "rotated-mnist-0", error=UnknownNameError):
+        BenchmarkPlan.of("smoke", federations=["pacs"])
     with refuses("No federation", "rotated-mnist-0", "rotated-mnist-75"):
-        Plan.of("smoke", federations=[])
-    with refuses("data set 'pacs'", "--scale short", "--scale paper"):
-        Plan.of("smoke", data={"pacs": "x"})
-    with refuses("data set 'foo'", "pacs", "'smoke'", "rotated-mnist", error=UnknownNameError):
-        Plan.of("smoke", data={"foo": "x"})
+        BenchmarkPlan.of("smoke", federations=[])
+    with refuses("data set 'foo'", "'smoke'", "rotated-mnist", error=UnknownNameError):
+        BenchmarkPlan.of("smoke", data={"foo": "x"})
 
 
 def test_a_single_name_may_stand_alone_and_data_have_names(tmp_path: Path):
     plugin = tmp_path / "empty.py"
     plugin.touch()
-    plan = Plan.of("smoke", "fedavg", "rotated-mnist-75", plugins=str(plugin))
+    plan = BenchmarkPlan.of("smoke", "fedavg", "rotated-mnist-75", plugins=str(plugin))
     assert plan.methods == ("fedavg",)
-    assert [column.name for column in plan.columns] == ["rotated-mnist-75"]
+    assert [each.name for each in plan.scenarios] == ["rotated-mnist-75"]
     assert plan.plugins == (str(plugin),)
     with refuses("data = 'pacs.parquet'", '{"pacs":'):
-        Plan.of("short", "fedavg", data="pacs.parquet")  # type: ignore[arg-type]
+        BenchmarkPlan.of("short", "fedavg", data="pacs.parquet")  # type: ignore[arg-type]
 
 
-def test_a_column_without_its_data_is_left_out_with_the_fix(tmp_path: Path):
+def test_a_scenario_without_its_data_is_left_out_with_the_fix(tmp_path: Path):
     """Where no other is left, that is the error, of a dry run as well."""
+    nowhere = {"pacs": tmp_path / "no.parquet"}
+    plan = BenchmarkPlan.of("short", ["fedavg"], ["rotated-mnist-0", "pacs-in-domain"], data=nowhere)
+    assert [scenario.name for scenario in plan.available] == ["rotated-mnist-0"]
+    assert "no.parquet" in plan.left_out["pacs-in-domain"]
+    assert "--data pacs=" in plan.left_out["pacs-in-domain"]
+    for name in ("shakespeare", "pacs-leave-one-out"):  # whose experiments cannot even be made without data
+        without = BenchmarkPlan.of("short", ["fedavg"], ["rotated-mnist-0", name])
+        assert f"--data {name.partition('-')[0]}=" in without.left_out[name]
     data = {"shakespeare": tmp_path / "no.txt"}
-    there, lacking = Plan.of("short", ["fedavg"], ["rotated-mnist-0", "pacs-in-domain"]).available(Progress())
-    assert [column.name for column in there] == ["rotated-mnist-0"]
-    assert "--data pacs=FILE" in lacking["pacs-in-domain"]
     with refuses("no.txt", "--data shakespeare=PATH"):
-        carry_out(Plan.of("short", ["fedavg"], ["shakespeare"], data=data), Progress())
-    dry = CliRunner().invoke(app, ["benchmark", "--scale", "short", "--federation", "pacs-in-domain", "--dry-run"])
-    assert "--data pacs=FILE" in str(dry.exception)
+        carry_out_benchmark(BenchmarkPlan.of("short", ["fedavg"], ["shakespeare"], data=data), Progress())
+    words = ["benchmark", "--scale", "short", "--federation", "pacs-in-domain", "--dry-run"]
+    dry = CliRunner().invoke(app, [*words, "--data", f"pacs={nowhere['pacs']}"])
+    assert "no.parquet" in str(dry.exception)
 
 
 # Tables of figures that are given -----------------------------------------------------------------
 
 SEEDS = (1, 2, 3)
-SCALE = Scale("small", "for a test", 2, (0,), SEEDS, {})
-COLUMNS = tuple(
-    Column(name, name.upper(), "accuracy", {"data": {"name": "tiny"}}, {"small": {}}, worst=name == "b")
-    for name in ("a", "b")
-)
+SCALE = Scale("small", "for a test", SEEDS, trials=2, tuning_seeds=(0,))
+SIZES = {"small": Size({"data": {"name": "tiny"}}, {})}
+SCENARIOS = tuple(Scenario(name, name.upper(), SIZES, score="accuracy", worst=name == "b") for name in ("a", "b"))
 
 
 def given(accuracies: Mapping[tuple[str, str], tuple[float, ...]], lacking: Mapping[tuple[str, str], Lacking]):
-    """A benchmark with these accuracies by column and method, seed by seed."""
-    measured = [
-        Measured(column, method, seed, value, value / 2, value, 2.0, 1.5)
-        for (column, method), values in accuracies.items()
-        for seed, value in zip(SEEDS, values, strict=True)
-    ]
+    """A benchmark with these accuracies in % by scenario and method, seed by seed."""
+    numbers = []
+    for (scenario, method), values in accuracies.items():
+        for seed, value in zip(SEEDS, values, strict=True):
+            measured = {"accuracy": value, "worst": value / 2, "seconds": 2.0, "megabytes": 1.5}
+            numbers += [Number(scenario, method, column, seed, each, "") for column, each in measured.items()]
     methods = tuple(dict.fromkeys(method for _, method in (*accuracies, *lacking)))
-    return Benchmark(Plan(SCALE, COLUMNS, methods, Path("nowhere")), Outcome(measured, dict(lacking)))
+    plan = BenchmarkPlan(SCALE, SCENARIOS, Path("nowhere"), methods=methods)
+    return Benchmark(plan, Findings(numbers, {(*key, ""): why for key, why in lacking.items()}))
 
 
 @pytest.fixture
 def small() -> Benchmark:
     accuracies = {
-        ("a", "fedavg"): (0.5, 0.6, 0.7),
-        ("b", "fedavg"): (0.5, 0.5, 0.5),
-        ("a", "fedsr"): (0.6, 0.7, 0.8),
-        ("b", "fedsr"): (0.5, 0.4, 0.6),
-        ("a", "ditto"): (0.5, 0.6, 0.7),
+        ("a", "fedavg"): (50.0, 60.0, 70.0),
+        ("b", "fedavg"): (50.0, 50.0, 50.0),
+        ("a", "fedsr"): (60.0, 70.0, 80.0),
+        ("b", "fedsr"): (50.0, 40.0, 60.0),
+        ("a", "ditto"): (50.0, 60.0, 70.0),
     }
     lacking = {("b", "ditto"): Lacking("It needs two clients.", "refused")}
     lacking |= dict.fromkeys([("a", "fediir"), ("b", "fediir")], Lacking("Not finite.", "diverged"))
@@ -236,7 +223,7 @@ def small() -> Benchmark:
 
 
 def test_mean_ranks_are_over_the_columns_on_which_a_method_can_run(small: Benchmark):
-    """On a: FedSR 1, FedAvg and Ditto share 2.5, what diverged 4. On b FedAvg and FedSR have 0.5: 1.5 each, then 3."""
+    """On a: FedSR 1, FedAvg and Ditto share 2.5, what diverged 4. On b FedAvg and FedSR have 50: 1.5 each, then 3."""
     assert small.ranks("a") == {"fedsr": 1.0, "fedavg": 2.5, "ditto": 2.5, "fediir": 4.0}
     assert small.ranks("b") == {"fedsr": 1.5, "fedavg": 1.5, "fediir": 3.0}
     found = {method: small.mean_rank(method) for method in small.plan.methods}
@@ -245,14 +232,14 @@ def test_mean_ranks_are_over_the_columns_on_which_a_method_can_run(small: Benchm
 
 
 def test_differences_are_paired_by_seed_within_a_column_and_over_all(small: Benchmark):
-    """FedSR less FedAvg is 0.1, 0.1, 0.1 on a and 0, -0.1, 0.1 on b: by seed 0.05, 0, 0.1, mean 0.05 and s 0.05."""
+    """FedSR less FedAvg is 10, 10, 10 on a and 0, -10, 10 on b: by seed 5, 0, 10, mean 5 and s 5."""
     on_a, on_b, overall = small.difference("a", "fedsr"), small.difference("b", "fedsr"), small.overall("fedsr")
     assert on_a is not None
     assert on_b is not None
     assert overall is not None
-    assert (on_a.mean, on_a.half) == pytest.approx((0.1, 0.0), abs=1e-12)
-    assert (on_b.mean, on_b.half) == pytest.approx((0.0, t_quantile(2) * 0.1 / sqrt(3)))
-    assert (overall.mean, overall.half) == pytest.approx((0.05, t_quantile(2) * 0.05 / sqrt(3)))
+    assert (on_a.mean, on_a.half) == pytest.approx((10, 0.0), abs=1e-9)
+    assert (on_b.mean, on_b.half) == pytest.approx((0.0, t_quantile(2) * 10 / sqrt(3)))
+    assert (overall.mean, overall.half) == pytest.approx((5, t_quantile(2) * 5 / sqrt(3)))
     assert small.overall("ditto") == Interval(0.0, 0.0, 3)  # of column a alone
     assert small.overall("fediir") is None
 
@@ -270,16 +257,16 @@ def test_tables_name_what_cannot_run_and_what_diverged(small: Benchmark):
         "+5.0 [-7.4, +17.4]",
     ]
     assert cost.rows[0][1:] == ["2.0 s, 1.5 MB", "2.0 s, 1.5 MB"]
-    said = notes(small)
+    said = small.notes()
     assert "B, ditto: cannot run. It needs two clients." in said
     assert "A, fediir: diverged. Not finite." in said
-    text = markdown(tables_and_settings(small), notes(small))
+    text = small.table()
     assert "| fedsr | Nguyen, Lim and Torr" in text
     assert "- B, ditto: cannot run." in text
 
 
 def test_without_fedavg_there_are_no_differences():
-    found = given({("a", "fedsr"): (0.5, 0.6, 0.7), ("b", "fedsr"): (0.5, 0.6, 0.7)}, {})
+    found = given({("a", "fedsr"): (50, 60, 70), ("b", "fedsr"): (50, 60, 70)}, {})
     assert [table.title.split(",")[0] for table in tables(found)] == [
         "Accuracy in %",
         "Seconds of training and megabytes in both directions",
@@ -287,9 +274,9 @@ def test_without_fedavg_there_are_no_differences():
 
 
 def test_the_papers_rows_stand_beside_ours_with_a_caution(small: Benchmark):
-    column = replace(COLUMNS[0], name="rotated-mnist-0", title="RotatedMNIST 0")
-    measured = [replace(each, column=column.name) for each in small.outcome.measured if each.column == "a"]
-    found = Benchmark(replace(small.plan, columns=(column,)), Outcome(measured))
+    scenario = replace(SCENARIOS[0], name="rotated-mnist-0", title="RotatedMNIST 0")
+    numbers = [replace(each, scenario=scenario.name) for each in small.findings.numbers if each.scenario == "a"]
+    found = Benchmark(replace(small.plan, scenarios=(scenario,)), Findings(numbers))
     beside = tables(found)[-1]
     assert beside.rows == [["fedsr", "70.0 ± 10.0", "93.6 ± 0.3"], ["fedavg", "60.0 ± 10.0", "85.9 ± 0.6"]]
     assert "Not comparable" in beside.title
@@ -311,13 +298,13 @@ dim = 4
 [train]
 optimiser = "{optimiser}"
 momentum = 0.0
-[benchmark]
+[scenario]
 title = "Tiny"
 score = "accuracy"
 worst = true
-[benchmark.search]
+[scenario.search]
 "train.lr" = {{ low = 0.01, high = 0.2 }}
-[benchmark.small]
+[scenario.small.settings]
 "train.rounds" = 2
 "train.steps" = 2
 "train.batch" = 4
@@ -329,13 +316,13 @@ worst = true
 
 
 @pytest.fixture
-def on_tiny_data(tmp_path: Path) -> Plan:
+def on_tiny_data(tmp_path: Path) -> BenchmarkPlan:
     """One held-out domain under SGD and two under Adam, two methods, two trials and two seeds: 3 x 2 x 4 = 24 runs."""
     held_out = {"sgd": '"dark"', "adam": '["dark", "gray"]'}
-    columns = tuple(
-        Column.of(f"tiny-{name}", TINY.format(optimiser=name, held_out=domains)) for name, domains in held_out.items()
+    found = tuple(
+        Scenario.of(f"tiny-{name}", TINY.format(optimiser=name, held_out=domains)) for name, domains in held_out.items()
     )
-    return Plan(replace(SCALE, seeds=(1, 2)), columns, ("fedavg", "fedprox"), tmp_path)
+    return BenchmarkPlan(replace(SCALE, seeds=(1, 2)), found, tmp_path, methods=("fedavg", "fedprox"))
 
 
 class Heard(Progress):
@@ -349,12 +336,11 @@ class Heard(Progress):
         return super().begin(outlook)
 
 
-def test_a_benchmark_is_carried_out_once_and_goes_on_where_it_was(on_tiny_data: Plan, monkeypatch: pytest.MonkeyPatch):
-    from fedshift.benchmarking import carry_out as module
-
+def test_a_benchmark_is_carried_out_once_and_goes_on_where_it_was(
+    on_tiny_data: BenchmarkPlan, monkeypatch: pytest.MonkeyPatch
+):
     first = Heard()
-    whole = module.carried_out
-    asked: list[list[Experiment]] = []
+    whole, asked = execute._carry_out, []
 
     def killed(experiments, progress):
         asked.append(experiments)
@@ -362,51 +348,52 @@ def test_a_benchmark_is_carried_out_once_and_goes_on_where_it_was(on_tiny_data: 
             raise KeyboardInterrupt
         return whole(experiments, progress)
 
-    monkeypatch.setattr(module, "carried_out", killed)
+    monkeypatch.setattr(execute, "_carry_out", killed)
     with pytest.raises(KeyboardInterrupt):
-        carry_out(on_tiny_data, first)
-    monkeypatch.setattr(module, "carried_out", whole)
+        carry_out_benchmark(on_tiny_data, first)
+    monkeypatch.setattr(execute, "_carry_out", whole)
     second, third = Heard(), Heard()
-    outcome = carry_out(on_tiny_data, second)
+    found = carry_out_benchmark(on_tiny_data, second).findings
     assert len(first.begun) + len(second.begun) == 24  # but for choices that a sampler repeats
     assert not {*first.begun} & {*second.begun}
-    assert carry_out(on_tiny_data, third).measured == outcome.measured
+    assert carry_out_benchmark(on_tiny_data, third).findings.numbers == found.numbers
     assert third.begun == []
-    assert outcome.lacking == {}
-    assert len(outcome.measured) == 2 * 2 * 2
-    for each in outcome.measured:
-        assert 0 <= each.worst <= each.accuracy <= 1
-        assert each.seconds > 0
-        assert each.megabytes > 0
+    assert found.lacking == {}
+    assert len(found.numbers) == 2 * 2 * 2 * 5
+    by_cell = {(each.scenario, each.row, each.seed, each.column): each.value for each in found.numbers}
+    for (*cell, column), value in by_cell.items():
+        if column == "accuracy":
+            assert 0 <= by_cell[*cell, "worst"] <= value <= 100
+            assert by_cell[*cell, "seconds"] > 0
+            assert by_cell[*cell, "megabytes"] > 0
 
 
-def test_files_hold_what_the_tables_say(on_tiny_data: Plan):
-    plan = replace(on_tiny_data, columns=on_tiny_data.columns[:1])
-    done = Benchmark(plan, carry_out(plan, Progress()))
+def test_files_hold_what_the_tables_say(on_tiny_data: BenchmarkPlan):
+    done = carry_out_benchmark(replace(on_tiny_data, scenarios=on_tiny_data.scenarios[:1]), Progress())
     written = {path.name: path for path in done.write()}
     assert [*written] == [f"benchmark.{kind}" for kind in ("md", "csv", "json", "png", "html")]
     assert written["benchmark.md"].read_text() == done.table()
     lines = [*csv.DictReader(written["benchmark.csv"].read_text().splitlines())]
-    assert [line["seed"] for line in lines] == ["1", "2", "1", "2"]
-    assert float(lines[0]["accuracy"]) == done.measurements()[0]["accuracy"]
+    accuracies = [line for line in lines if line["column"] == "accuracy"]
+    assert [line["seed"] for line in accuracies] == ["1", "2", "1", "2"]
+    assert float(accuracies[0]["value"]) == done.by_seed("tiny-sgd", "fedavg", "accuracy")[1]
     table = json.loads(written["benchmark.json"].read_text())
     assert {cell["method"]: cell["rank"] for cell in table["cells"]} == done.ranks("tiny-sgd")
     assert written["benchmark.png"].read_bytes().startswith(b"\x89PNG")
     page = written["benchmark.html"].read_text()
     assert "Accuracy in %, mean ± standard deviation over 2 seeds (rank)" in page
-    assert len(done.frame()) == 4
+    assert len(done.frame()) == 4 * 5
     assert "Tiny worst" in str(done)
     study, fedprox = table["chosen"]
-    assert (study["column"], study["method"], study["trials"], study["seeds"]) == ("tiny-sgd", "fedavg", 2, [0])
+    assert (study["scenario"], study["method"], study["trials"], study["seeds"]) == ("tiny-sgd", "fedavg", 2, [0])
     assert {*fedprox["settings"]} == {"train.lr", "method.mu"}
-    assert "| method | federation | held out | settings | validation | trials |" in done.table()
     assert f"| fedavg | Tiny | dark | train.lr = {study['settings']['train.lr']:.4g} |" in done.table()
     assert "Chosen settings" in page
     assert "Chosen settings" not in str(done)  # which is for a terminal
 
 
 def test_a_method_that_cannot_run_or_diverges_leaves_the_others_alone(
-    on_tiny_data: Plan, monkeypatch: pytest.MonkeyPatch
+    on_tiny_data: BenchmarkPlan, monkeypatch: pytest.MonkeyPatch
 ):
     """What a check of [train] refuses cannot run; what gives no number has diverged."""
 
@@ -418,51 +405,52 @@ def test_a_method_that_cannot_run_or_diverges_leaves_the_others_alone(
 
     monkeypatch.setattr(METHODS.get("fedlc").cls, "check", refuse)
     monkeypatch.setattr(METHODS.get("fedprox").cls, "loss", blow_up)
-    plan = replace(on_tiny_data, columns=on_tiny_data.columns[:1], methods=("fedavg", "fedlc", "fedprox"))
-    outcome = carry_out(plan, Progress())
-    assert outcome.lacking["tiny-sgd", "fedlc"] == Lacking("It takes no batches of 4.", "refused")
-    assert outcome.lacking["tiny-sgd", "fedprox"].kind == "diverged"
-    assert [each.method for each in outcome.measured] == ["fedavg", "fedavg"]
-    assert Benchmark(plan, outcome).ranks("tiny-sgd") == {"fedavg": 1.0, "fedprox": 2.0}
+    plan = replace(on_tiny_data, scenarios=on_tiny_data.scenarios[:1], methods=("fedavg", "fedlc", "fedprox"))
+    done = carry_out_benchmark(plan, Progress())
+    assert done.lacking("tiny-sgd", "fedlc") == Lacking("It takes no batches of 4.", "refused")
+    assert done.lacking("tiny-sgd", "fedprox").kind == "diverged"
+    assert {each.row for each in done.findings.numbers} == {"fedavg"}
+    assert done.ranks("tiny-sgd") == {"fedavg": 1.0, "fedprox": 2.0}
 
 
 @pytest.mark.parametrize("obstacle", ["lock", "file"])
-def test_what_is_no_fault_of_a_method_ends_the_command_and_leaves_the_tables_alone(on_tiny_data: Plan, obstacle: str):
+def test_what_is_no_fault_of_a_method_ends_the_command_and_leaves_the_tables_alone(
+    on_tiny_data: BenchmarkPlan, obstacle: str
+):
     """Another process at work on a study, and a file in the place of a folder: each ends it, and it carries on."""
-    plan = replace(on_tiny_data, columns=on_tiny_data.columns[:1])
-    column, (first, *_) = plan.columns[0], plan.experiments(plan.columns[0], "fedavg", (0,))
-    (study,) = studies([first], plan.budget(column, "fedavg"))
+    plan = replace(on_tiny_data, scenarios=on_tiny_data.scenarios[:1])
+    scenario = plan.scenarios[0]
+    ((study,), _) = plan_studies(plan.row(scenario, "fedavg", (0,)), plan.budget(scenario, "fedavg"))
     if obstacle == "lock":
-        with locked(study.path), refuses("Tiny, fedavg", "Another process", "same command"):
-            carry_out(plan, Progress())
+        with locked(study.path), refuses("tiny-sgd, fedavg", "Another process", "same command"):
+            carry_out_benchmark(plan, Progress())
     else:
         study.path.parent.parent.mkdir(parents=True)
         study.path.parent.touch()
-        with refuses("Tiny, fedavg", "cannot be written", "same command"):
-            carry_out(plan, Progress())
+        with refuses("tiny-sgd, fedavg", "cannot be written", "same command"):
+            carry_out_benchmark(plan, Progress())
         study.path.parent.unlink()
-    assert carry_out(plan, Progress()).lacking == {}
+    assert carry_out_benchmark(plan, Progress()).findings.lacking == {}
 
 
-def test_a_lock_on_a_single_run_of_the_results_ends_it_too(on_tiny_data: Plan):
+def test_a_lock_on_a_single_run_of_the_results_ends_it_too(on_tiny_data: BenchmarkPlan):
     """The second of two held-out domains: the runner goes on with what it can, and says what went wrong."""
-    plan = replace(on_tiny_data, columns=on_tiny_data.columns[1:], methods=("fedavg",))
-    whole = carry_out(plan, Progress())
+    plan = replace(on_tiny_data, scenarios=on_tiny_data.scenarios[1:], methods=("fedavg",))
+    whole = carry_out_benchmark(plan, Progress())
     (last,) = plan.folder.glob("tiny-adam/fedavg-gray-seed2-*")
     shutil.rmtree(last)
     with locked(last), refuses("Another process", "same command"):
-        carry_out(plan, Progress())
-    assert [each.accuracy for each in carry_out(plan, Progress()).measured] == [
-        each.accuracy for each in whole.measured
-    ]
+        carry_out_benchmark(plan, Progress())
+    again = carry_out_benchmark(plan, Progress())
+    assert again.by_seed("tiny-adam", "fedavg", "accuracy") == whole.by_seed("tiny-adam", "fedavg", "accuracy")
 
 
 def test_a_run_that_diverged_is_not_tried_again_and_neither_are_its_cells_other_seeds(
-    on_tiny_data: Plan, monkeypatch: pytest.MonkeyPatch
+    on_tiny_data: BenchmarkPlan, monkeypatch: pytest.MonkeyPatch
 ):
     """FedProx blows up after its tuning; what says so in the run's folder is believed as long as it is whole."""
-    plan = replace(on_tiny_data, columns=on_tiny_data.columns[:1], methods=("fedprox",))
-    tuned = carry_out_module._tuned
+    plan = replace(on_tiny_data, scenarios=on_tiny_data.scenarios[:1], methods=("fedprox",))
+    tuned = benchmark._tuned
 
     def blow_up(self, net, batch, context):
         return {"cross_entropy": net.head(batch.z).sum() / 0}
@@ -472,17 +460,17 @@ def test_a_run_that_diverged_is_not_tried_again_and_neither_are_its_cells_other_
         monkeypatch.setattr(METHODS.get("fedprox").cls, "loss", blow_up)
         return found
 
-    monkeypatch.setattr(carry_out_module, "_tuned", then_blow_up)
+    monkeypatch.setattr(benchmark, "_tuned", then_blow_up)
     first, second, third = Heard(), Heard(), Heard()
-    outcome = carry_out(plan, first)
-    assert outcome.lacking["tiny-sgd", "fedprox"].kind == "diverged"
-    assert outcome.chosen["tiny-sgd", "fedprox"]
+    done = carry_out_benchmark(plan, first)
+    assert done.lacking("tiny-sgd", "fedprox").kind == "diverged"
+    assert done.chosen["tiny-sgd", "fedprox"]
     (run,) = plan.folder.glob("tiny-sgd/fedprox-dark-seed*")
     assert run.name in first.begun
-    assert carry_out(plan, second).lacking == outcome.lacking
+    assert carry_out_benchmark(plan, second).findings.lacking == done.findings.lacking
     assert second.begun == []
     (run / DIVERGED).write_text("{}")
-    carry_out(plan, third)
+    carry_out_benchmark(plan, third)
     assert third.begun == [run.name]
 
 
@@ -516,19 +504,18 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], s
 
 
 def test_a_plugins_row_is_all_that_is_carried_out_beside_finished_ones(
-    on_tiny_data: Plan, plugin: Callable[[str], str]
+    on_tiny_data: BenchmarkPlan, plugin: Callable[[str], str]
 ):
     """Its row has no paper, though FedProx's class has one."""
-    plan = replace(on_tiny_data, columns=on_tiny_data.columns[:1])
-    before, heard = carry_out(plan, Progress()), Heard()
+    plan = replace(on_tiny_data, scenarios=on_tiny_data.scenarios[:1])
+    before, heard = carry_out_benchmark(plan, Progress()), Heard()
     mine = plugin("return super().loss(net, batch, context)")
     more = replace(plan, methods=(*plan.methods, "mine-here"), plugins=(mine,))
-    after = carry_out(more, heard)
+    after = carry_out_benchmark(more, heard)
     assert heard.begun
     assert all(name.startswith("mine-here-") for name in heard.begun)
-    assert [each for each in after.measured if each.method != "mine-here"] == before.measured
-    assert len(after.measured) == len(before.measured) + 2
-    papers = {row[0]: row[1] for row in tables(Benchmark(more, after))[0].rows}
+    assert [each for each in after.findings.numbers if each.row != "mine-here"] == before.findings.numbers
+    papers = {row[0]: row[1] for row in tables(after)[0].rows}
     assert papers["mine-here"] == ""
     assert papers["fedprox"]
 
@@ -541,10 +528,10 @@ def test_a_plugins_row_is_all_that_is_carried_out_beside_finished_ones(
     ],
 )
 def test_a_plugin_that_fails_is_noted_and_the_others_go_on_to_exit_code_1(
-    on_tiny_data: Plan, plugin: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, body: str, reason: str
+    on_tiny_data: BenchmarkPlan, plugin: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, body: str, reason: str
 ):
-    monkeypatch.setattr(plan_module, "scale_of", lambda name: on_tiny_data.scale)
-    monkeypatch.setattr(plan_module, "columns_of", lambda scale, names=None: on_tiny_data.columns[:1])
+    monkeypatch.setattr(benchmark_plan, "scale_of", lambda *given: on_tiny_data.scale)
+    monkeypatch.setattr(benchmark_plan, "choose", lambda *given: on_tiny_data.scenarios[:1])
     call = ["benchmark", "--scale", "small", "--method", "mine-here,fedavg", "--out", str(on_tiny_data.out)]
     call += ["--plugin", plugin(body)]
     done = CliRunner().invoke(app, call)
@@ -554,24 +541,23 @@ def test_a_plugin_that_fails_is_noted_and_the_others_go_on_to_exit_code_1(
     assert lacking["fedavg"] is None
     assert lacking["mine-here"]["kind"] == "failed"
     assert reason in lacking["mine-here"]["reason"]
-    assert {each["method"] for each in table["measurements"]} == {"fedavg"}
+    assert {each["row"] for each in table["measurements"]} == {"fedavg"}
 
 
-def test_a_forecast_counts_every_run(on_tiny_data: Plan):
+def test_a_forecast_counts_every_run(on_tiny_data: BenchmarkPlan):
     """Two held-out domains, each with two trials and two seeds."""
-    costs = [*forecast(on_tiny_data, on_tiny_data.columns[1])]
+    costs = on_tiny_data.costs(on_tiny_data.scenarios[1])
     assert [(cost.row, cost.runs) for cost in costs] == [("fedavg", 8), ("fedprox", 8)]
-    assert all(cost.seconds is None for cost in costs)  # nothing was measured here
     assert not on_tiny_data.folder.exists()
 
 
-def test_a_forecast_leaves_out_what_cannot_run(on_tiny_data: Plan, monkeypatch: pytest.MonkeyPatch):
+def test_a_forecast_leaves_out_what_cannot_run(on_tiny_data: BenchmarkPlan, monkeypatch: pytest.MonkeyPatch):
     def refuse(self, train):
         raise FedshiftError("It takes no batches of 4.")
 
     monkeypatch.setattr(METHODS.get("fedlc").cls, "check", refuse)
     plan = replace(on_tiny_data, methods=("fedlc", "fedprox"))
-    refused, taken = forecast(plan, plan.columns[0])
+    refused, taken = plan.costs(plan.scenarios[0])
     assert (refused.runs, refused.seconds, refused.lacking) == (
         0,
         None,
@@ -580,10 +566,11 @@ def test_a_forecast_leaves_out_what_cannot_run(on_tiny_data: Plan, monkeypatch: 
     assert (taken.runs, taken.lacking) == (4, None)
 
 
-def test_the_command_and_the_function_do_the_same(on_tiny_data: Plan, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    column = on_tiny_data.columns[0]
-    monkeypatch.setattr(plan_module, "scale_of", lambda name: on_tiny_data.scale)
-    monkeypatch.setattr(plan_module, "columns_of", lambda scale, names=None: [column])
+def test_the_command_and_the_function_do_the_same(
+    on_tiny_data: BenchmarkPlan, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setattr(benchmark_plan, "scale_of", lambda *given: on_tiny_data.scale)
+    monkeypatch.setattr(benchmark_plan, "choose", lambda *given: on_tiny_data.scenarios[:1])
     call = ["benchmark", "--scale", "small", "--method", "fedavg,fedprox", "--out", str(tmp_path)]
     dry = CliRunner().invoke(app, [*call, "--dry-run"])
     assert dry.exit_code == 0, dry.output
@@ -601,8 +588,3 @@ def test_the_command_and_the_function_do_the_same(on_tiny_data: Plan, monkeypatc
 def test_an_option_that_names_nothing_is_refused(option: str):
     done = CliRunner().invoke(app, ["benchmark", option, ",", "--dry-run"])
     assert "','" in str(done.exception)
-
-
-def test_data_sets_are_completed():
-    assert _data("") == ["rotated-mnist=", "colored-fashion-mnist=", "pacs=", "shakespeare="]
-    assert _data("pa") == ["pacs="]

@@ -22,8 +22,9 @@ from fedshift.engines import calibration
 from fedshift.engines.calibration import calibrate, choose
 from fedshift.engines.choice import Choice, open_engine
 from fedshift.engines.engine import Job
-from fedshift.engines.kernels import Kernels, onednn_available
+from fedshift.engines.kernels import Kernels
 from fedshift.engines.machine import LIMITS, cores
+from fedshift.engines.onednn import onednn_available
 from fedshift.engines.sequential import Sequential
 from fedshift.engines.vectorised import Vectorised
 from fedshift.engines.workers import Workers, can_fork

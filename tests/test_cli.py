@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 import subprocess
@@ -18,7 +17,6 @@ from typer.testing import CliRunner
 import fedshift
 import fresh
 from conftest import interrupt_after, resume
-from fedshift import files
 from fedshift.cli.app import app
 from fedshift.datasets import DATASETS
 from fedshift.engines import calibration
@@ -180,7 +178,7 @@ def test_help_does_not_wait_for_torch():
 def test_what_answers_at_once_imports_little(words: list[str]):
     """In an interpreter of its own, as imports are the claim; pages import torch, so that a list does as well."""
     heavy = {"matplotlib", "pandas", "scipy", "sklearn", "transformers", "datasets", "optuna", "flwr", "torch._dynamo"}
-    heavy |= {"fedshift.tuning.tune", "fedshift.benchmarking.plan", "fedshift.reproduction.plan"}
+    heavy |= {"fedshift.study.tune", "fedshift.study.plan"}
     heavy |= {"torch"} if words == ["--help"] else set()
     code = f"""
 import sys
@@ -213,15 +211,6 @@ def test_names_complete_after_the_last_comma():
     assert names_of("METHODS")("fedavg,fedsr") == ["fedavg,fedsr"]
     assert set(names_of("METHODS")("fedavg,fed")) >= {"fedavg,fedprox", "fedavg,fedsr"}
     assert _experiments("rot") == ["rotated-mnist", "rotated-mnist-in-domain"]
-
-
-def test_names_and_files_complete_for_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    from fedshift.cli.app import _all_names
-
-    (tmp_path / "in-no-catalogue.toml").write_text("")
-    monkeypatch.chdir(tmp_path)
-    assert _all_names("pacs-fe") == ["pacs-features", "pacs-features-in-domain"]
-    assert _all_names("in-no") == ["in-no-catalogue.toml"]
 
 
 @pytest.mark.parametrize(
@@ -258,12 +247,11 @@ def test_names_of_settings_complete():
 
 
 def test_scales_are_listed_from_small_to_large():
-    from fedshift.benchmarking.columns import scale_of
-    from fedshift.reproduction.panels import scale_of as scale_of_table
+    from fedshift.study.scenarios import scale_of
 
-    for find in (scale_of, scale_of_table):
+    for collection in ("benchmark", "papers"):
         with refuses("scale 'big'", "smoke, short, paper"):
-            find("big")
+            scale_of(collection, "big")
 
 
 def test_every_spec_documents_its_settings():
@@ -459,20 +447,6 @@ def test_a_folder_that_cannot_be_made_is_noticed_before_data_are_read(
     message = refused(*(str(experiment_file) if word == "EXPERIMENT" else word for word in words))
     assert "file" in message
     assert "give another folder" in message
-
-
-def test_a_folder_that_nobody_may_write_is_noticed_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Whoever runs the tests may be allowed everything, so the system's answer is a fixed one."""
-    (tmp_path / "there").mkdir()
-    files.check_folder(tmp_path / "there" / "runs")
-
-    def refusing(dir: Path) -> None:
-        assert dir == tmp_path / "there"
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    monkeypatch.setattr(files, "TemporaryFile", refusing)
-    with refuses(f"'{tmp_path / 'there'}' is not writable", "give another folder"):
-        files.check_folder(tmp_path / "there" / "runs" / "mine")
 
 
 # What a model lacks -----------------------------------------------------------------------------

@@ -18,8 +18,8 @@ import fedshift
 from conftest import CNN_WITH_BN, Make, at, evaluated, go_on, names_sent, save, states
 from fedshift.api import index
 from fedshift.core.contract import Batch, ServerState
-from fedshift.core.net import Net
-from fedshift.core.tensors import Replies, Tensors
+from fedshift.core.net import Net, holder
+from fedshift.core.tensors import Replies, Tensors, full_name
 from fedshift.datasets.dataset import Dataset
 from fedshift.federation.domains import DomainData
 from fedshift.methods.client2vec import ENCODERS
@@ -307,17 +307,13 @@ def test_local_terms_by_hand(form: Literal["mean", "sum"], orth: float):
     nn.init.zeros_(projector_head.weight)
     nn.init.zeros_(projector_head.bias)
 
-    class Vectors(nn.Module):
-        def forward(self):
-            return torch.tensor([[3.0, 0.0], [0.0, 1.0]])
-
     net = Net(
         {
             "encoder": nn.Identity(),
             "head": head,
             "projector": projector,
             "projector_head": projector_head,
-            "feature_index": Vectors(),
+            "feature_index": holder({"value": torch.tensor([[3.0, 0.0], [0.0, 1.0]])}),
         }
     )
     method = Client2Vec(index="dsa-ign", local_form=form)
@@ -499,8 +495,8 @@ def test_what_left_the_clients_is_declared(make: Make):
 def test_the_index_stays_on_the_server_unless_local_training_needs_it(make: Make):
     for local, scope in ((True, "down"), (False, "server")):
         simulation = wrapped(make, local_training=local)
-        assert simulation.setup.scopes[FEATURE] == scope
-        assert simulation.setup.scopes[LABEL] == "server"
+        assert simulation.setup.scopes[full_name(FEATURE)] == scope
+        assert simulation.setup.scopes[full_name(LABEL)] == "server"
 
 
 @pytest.mark.parametrize("index", ["feature-average", "class-prototypes", "model-weights"])

@@ -13,13 +13,11 @@ import fedshift
 from conftest import Make, evaluated, first_messages, go_on, names_sent, net_of, simulate, states
 from fedshift.core.contract import Exchange, LocalWork, Measure, Optimiser, Part, Phase, ServerState, Stage, Upload
 from fedshift.core.model import ModelBuilder
-from fedshift.core.net import mirror
 from fedshift.core.tensors import Replies, Tensors
 from fedshift.engines.vectorised import Vectorised
 from fedshift.engines.workers import can_fork
 from fedshift.errors import FedshiftError
 from fedshift.methods.fedavg import FedAvg
-from fedshift.methods.rows import Rows
 from fedshift.runs.progress import Progress
 from fedshift.simulation.plan import planned_stages
 from fedshift.simulation.simulation import Simulation
@@ -72,8 +70,8 @@ class Robust(FedAvg):
 
     def parts(self, model):
         parts = super().parts(model)
-        snapshot = mirror({name: part.module for name, part in parts.items()})
-        return {**parts, "snapshot": Part(snapshot, "down"), "asked": Part(Rows(model.clients), "server")}
+        asked = Part.state(torch.zeros(model.clients), "server")
+        return {**parts, "snapshot": Part.zeros_like(parts, "down"), "asked": asked}
 
     def phases(self):
         return (Phase("train", (self.objective("train"),), snapshot=True),)

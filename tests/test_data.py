@@ -20,15 +20,14 @@ from PIL import Image
 
 from conftest import Make
 from fedshift.datasets import image_tables
-from fedshift.datasets.folder import ImageFolder
-from fedshift.datasets.hub import HubDataset
 from fedshift.datasets.images import decode
-from fedshift.datasets.parquet import ParquetFile
+from fedshift.datasets.own_images import HubDataset, ImageFolder, ParquetFile
 from fedshift.datasets.rotated_mnist import RotatedMNIST
 from fedshift.federation.domains import DomainData
 from fedshift.federation.inputs import IMAGENET_MEAN, IMAGENET_STD, Inputs
 from fedshift.federation.partitions import Domains
 from fedshift.federation.protocols import InDomain, LeaveOneDomainOut, split
+from fedshift.simulation.simulation import make_federation
 from fedshift.streams import Streams
 from refusal import refuses
 
@@ -139,13 +138,6 @@ def test_a_folder_of_images(tmp_path: Path):
     check_red_and_blue(data)
 
 
-def test_gray_images(tmp_path: Path):
-    data = ImageFolder(path=str(folder(tmp_path)), size=8, channels=1).load(Streams(0))
-    assert data.x.shape == (12, 1, 8, 8)
-    with refuses("data.augment", "--set data.channels=3"):
-        ImageFolder(path=str(tmp_path), channels=1, augment=True).inputs()
-
-
 def decoded(image: Image.Image, name: str, tmp_path: Path, channels: int = 3) -> torch.Tensor:
     image.save(tmp_path / name)
     return decode(name, tmp_path / name, 4, channels)
@@ -173,23 +165,12 @@ def test_a_photograph_is_turned_upright(tmp_path: Path):
     assert decode("turned", tmp_path / "turned.png", 4, 1)[0, 3, 3] == 255
 
 
-def test_pixels_without_a_range_are_refused(tmp_path: Path):
-    with refuses("float.tiff", "mode F", "16 bits"):
-        decoded(Image.new("F", (4, 4), 0.5), "float.tiff", tmp_path)
-
-
-def test_a_domain_without_images_is_an_error(tmp_path: Path):
-    (folder(tmp_path) / "zzz" / "cat").mkdir(parents=True)
-    with refuses("zzz'", "no image", "domain/class/file"):
-        ImageFolder(path=str(tmp_path)).load(Streams(0))
-
-
 def test_labels_that_name_no_class(tmp_path: Path):
     features = '{"info": {"features": {"label": {"names": ["red", "blue"], "_type": "ClassLabel"}}}}'
     for label, word in (
         (-1, ("row 0", "label -1", "2 names")),
         (2, ("row 0", "label 2")),
-        (None, ("row 0", "no label")),
+        (None, ("row 0", "'label'")),
     ):
         table = pa.table({"image": [png((0, 0, 0))], "domain": ["a"], "label": pa.array([label], pa.int64())})
         pq.write_table(table.replace_schema_metadata({"huggingface": features}), tmp_path / "x.parquet")
@@ -268,18 +249,6 @@ def test_what_a_parquet_image_may_be(tmp_path: Path):
     for image in ({"bytes": None, "path": "nowhere.png"}, {"bytes": None}, "text", None, 3):
         with refuses("row 0", "images.parquet", "no bytes"):
             load(image)
-
-
-def test_parquet_that_is_damaged_further_on(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    """What the library logs of it besides raising it is not repeated."""
-    path = tmp_path / "images.parquet"
-    rows = {"image": [bytes(1000)] * 9, "domain": ["a"] * 9, "label": ["b"] * 9}
-    pq.write_table(pa.table(rows), path, use_dictionary=False)
-    data = path.read_bytes()
-    path.write_bytes(data[:4] + b"\xff" * 200 + data[204:])
-    with refuses("images.parquet", "cannot be read"):
-        ParquetFile(path=str(path)).load(Streams(0))
-    assert not caplog.records
 
 
 def test_parquet_is_read_where_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -451,3 +420,18 @@ def test_an_augmented_run_can_be_repeated(tmp_path: Path, make: Make):
     first, again, without = (simulation.coordinator.state.shared for simulation in (one, other, plain))
     assert all(torch.equal(tensor, again[name]) for name, tensor in first.items())
     assert not torch.equal(without["head.weight"], first["head.weight"])
+
+
+@pytest.mark.parametrize(("seeded", "reads"), [(False, 1), (True, 2)])
+def test_data_without_chance_are_read_once_for_all_seeds(
+    tmp_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch, seeded: bool, reads: int
+):
+    folder(tmp_path)
+    loads: list[Streams] = []
+    load = ImageFolder.load
+    monkeypatch.setattr(ImageFolder, "seeded", seeded)
+    monkeypatch.setattr(ImageFolder, "load", lambda self, streams: (loads.append(streams), load(self, streams))[1])
+    for seed in (0, 1):
+        data = {"name": "folder", "path": str(tmp_path), "size": 8}
+        make_federation(make({"data": data, "protocol.hold_out": "photo", "seed": seed}))
+    assert len(loads) == reads

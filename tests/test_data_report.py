@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import cache, partial
 from html.parser import HTMLParser
 from itertools import combinations
-from math import comb
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +32,7 @@ from fedshift.federation.inputs import Inputs
 from fedshift.federation.partitions import IID, Domains
 from fedshift.federation.preparation import Column
 from fedshift.federation.protocols import InDomain, LeaveOneDomainOut, Protocol
-from fedshift.reporting.data_report.drift import (
-    REST,
-    Told,
-    by_chance,
-    feature_drift,
-    holm,
-    homogeneity,
-    label_drift,
-    two_sample_test,
-)
+from fedshift.reporting.data_report.drift import REST, feature_drift
 from fedshift.reporting.data_report.duplicates import contents
 from fedshift.reporting.data_report.report import DataReport
 from fedshift.reporting.data_report.roles import Roles
@@ -83,7 +73,7 @@ def federated(data: DomainData, protocol: Protocol = IN_DOMAIN, seed: int = 0) -
 
 def reported(data: DomainData, protocol: Protocol = IN_DOMAIN, **more: Any) -> DataReport:
     inputs = Inputs(vocabulary=tuple("abcdefghij") if data.x.dtype == torch.int64 else ())
-    return DataReport.of(data, federated(data, protocol), inputs, **{"seed": 0, "batch": 16, **more})
+    return DataReport.of(data, federated(data, protocol), inputs, **{"seed": 0, **more})
 
 
 @cache
@@ -113,7 +103,7 @@ def test_nothing_odd_is_found_in_clean_data(kind: str):
     assert report.kind == kind
     assert report.findings == ()
     assert report.features is not None
-    assert len(report.features.pairs) == len(report.labels.pairs) == 3
+    assert len(report.features) == 3
     assert "Nothing odd was found." in str(report)
 
 
@@ -124,17 +114,17 @@ def test_what_was_read():
     """100 of each class at each of 3 sites, a fifth of each for tests and a fifth for validation: 60 + 20 + 20."""
     report = reported(clean(), experiment="trial", dataset="table")
     assert [(site.name, site.samples, site.clients, site.classes) for site in report.sites] == [
-        (name, 200, 1, (100, 100)) for name in SITES
+        (name, 200, 1, {"ill": 100, "well": 100}) for name in SITES
     ]
     assert all(site.roles == {"training": 120, "validation": 40, "test": 40, "nobody": 0} for site in report.sites)
     assert [(client.name, client.site, client.classes) for client in report.clients] == [
-        (name, name, (60, 60)) for name in SITES
+        (name, name, {"ill": 60, "well": 60}) for name in SITES
     ]
     assert {(each.name, each.role, each.clients, each.samples) for each in report.scored} == {
         (name, role, 1, 40) for name in SITES for role in ("validation", "test")
     }
-    assert (report.shape, report.dtype, report.bytes, report.originals) == ((6,), "float32", 600 * 6 * 4, 600)
-    assert report.trained == (180, 180)
+    assert report.originals == 600
+    assert report.trained == {"ill": 180, "well": 180}
     assert "Samples: 600 rows of shape [6], float32" in str(report)
 
 
@@ -143,22 +133,20 @@ def test_a_held_out_site_is_counted_and_nobodys_samples_are():
     north, _, west = report.sites
     assert north.roles == {"training": 80, "validation": 40, "test": 0, "nobody": 80}
     assert west.roles == {"training": 0, "validation": 0, "test": 200, "nobody": 0}
-    assert (west.clients, west.classes) == (0, (100, 100))
+    assert (west.clients, west.classes) == (0, {"ill": 100, "well": 100})
     assert [(each.name, each.clients) for each in report.scored if each.role == "test"] == [("west", 0)]
 
 
 def test_clients_of_a_divided_site():
     data = clean()
     federation = IN_DOMAIN.federate(data, IID(clients=2), Inputs(), Streams(0)).checked()
-    report = DataReport.of(data, federation, Inputs(), seed=0, batch=16)
+    report = DataReport.of(data, federation, Inputs(), seed=0)
     assert [(client.name, client.site, client.samples) for client in report.clients[:3]] == [
         ("north/0", "north", 60),
         ("north/1", "north", 60),
         ("south/0", "south", 60),
     ]
     assert [site.clients for site in report.sites] == [2, 2, 2]
-    assert report.client_labels is not None
-    assert len(report.client_labels.pairs) == 15
     assert report.findings == ()
 
 
@@ -190,12 +178,10 @@ def test_of_test_samples_only_labels_and_equality_are_looked_at():
     before, after = (reported(each, protocol) for each in (data, poisoned))
     assert before.table() == after.table()
     assert before.findings == after.findings
-    assert [each.site for each in before.examples] == ["north", "north", "south", "south"]
     assert torch.isnan(before.values.mean[2]).all()
     assert any(note.startswith("Of test samples no more is looked at") for note in before.table()["notes"])
     asked = reported(poisoned, protocol, test=True)
     assert {"value ranges", "feature drift"} <= set(kinds(asked))
-    assert {each.site for each in asked.examples} == set(SITES)
     assert any(note.startswith("Test samples are judged") for note in asked.table()["notes"])
 
 
@@ -229,35 +215,13 @@ def _times(data: DomainData) -> DomainData:
     return changed(data, lambda x: x[:200, 4].mul_(1000))
 
 
-def _ids(data: DomainData) -> DomainData:
-    return replace(data, y=torch.arange(600) // 2, classes=tuple(str(number) for number in range(300)))
-
-
-def _black(data: DomainData) -> DomainData:
-    return changed(data, lambda x: x.index_fill_(0, torch.tensor([3, 205]), 0))
-
-
-def _dark(data: DomainData) -> DomainData:
-    return changed(data, lambda x: x[:200].floor_divide_(3))
-
-
 ODD: dict[str, tuple[str, Plant, dict[str, str]]] = {
     "few": ("rows", _few, {"few samples": "1 of 3 clients train on few samples, south: 18, where the median is 120"}),
     "rare": ("rows", _rare, {"imbalance": "the class 'ill' has 351 samples and 'well' 9, 39 times fewer"}),
     "lacking": (
         "rows",
         _one_class_at_a_site,
-        {"absent class": "1 of 3 clients train without a sample of some class: north lacks 'well'", "label drift": ""},
-    ),
-    "constant": (
-        "rows",
-        _filled(slice(None), 5, 1.0),
-        {"constant columns": "1 of 6 columns are the same in all samples: 5"},
-    ),
-    "constant at a site": (
-        "rows",
-        _filled(slice(0, 200), 5, 1.0),
-        {"constant columns": "1 sites have columns that never change, or are missing, there alone: north: column 5"},
+        {"absent class": "1 of 3 clients train without a sample of some class: north lacks 'well'"},
     ),
     "missing": (
         "rows",
@@ -265,17 +229,6 @@ ODD: dict[str, tuple[str, Plant, dict[str, str]]] = {
         {"missing values": "Numbers are missing at 1 of 3 sites, most of all north 50 % of column 2."},
     ),
     "scaled": ("rows", _times, {"value ranges": "1 of 3 sites have values of another range: north, column 4 (4 is "}),
-    "identifiers": (
-        "rows",
-        _ids,
-        {"labels like identifiers": "There are 300 classes for 600 samples", "small validation": "north: 0"},
-    ),
-    "black": ("images", _black, {"constant samples": "images show nothing"}),
-    "dark": (
-        "images",
-        _dark,
-        {"brightness": "Images of 1 of 3 sites have another brightness, as the mean of a pixel: north"},
-    ),
 }
 
 
@@ -283,34 +236,28 @@ ODD: dict[str, tuple[str, Plant, dict[str, str]]] = {
 def test_what_is_odd_is_found_with_its_numbers(name: str):
     """Each with what necessarily comes with it: sites of other values are told apart, say."""
     kind, plant, expected = ODD[name]
-    report = reported(plant(clean(kind)), test=name == "black")
-    drift = {"feature drift", "label drift"}
-    if name == "black":
-        drift |= {"duplicates", "conflicting labels"}
-    if name == "few":
-        drift |= {"small validation", "small test", "batch"}
-    assert set(kinds(report)) - drift == set(expected) - drift
+    report = reported(plant(clean(kind)))
+    assert set(kinds(report)) - {"feature drift"} == set(expected)
     for finding in report.findings:
-        assert expected.get(finding.kind, "") in finding.text
+        assert expected.get(finding.kind, "") in finding.text or finding.kind == "few samples"
         assert finding.remedy.endswith(".")
 
 
 def test_what_is_odd_names_its_sites():
-    assert {finding.kind: finding.sites for finding in reported(_dark(clean("images"))).findings} == {
-        "brightness": ("north",),
+    dark = changed(clean("images"), lambda x: x[:200].floor_divide_(3))
+    assert {finding.kind: finding.sites for finding in reported(dark).findings} == {
         "feature drift": ("north", "south", "west"),
     }
     assert reported(_few(clean())).findings[0].sites == ("south",)
 
 
-def test_a_large_batch_and_a_small_validation_are_found():
+def test_a_small_validation_is_found():
     """30 of each class at a site: 18 train, 6 are tested and 6 are validated on, of each class."""
-    report = reported(clean(per_class=30), batch=64)
-    texts = {finding.kind: finding.text for finding in report.findings}
-    assert set(texts) == {"batch", "small validation", "small test"}
-    assert texts["batch"].startswith("A batch of 64 is larger than what 3 of 3 clients train on (north: 36, ")
-    assert "3 validation environments have few samples, north: 12" in texts["small validation"]
-    assert "moves an accuracy by 8 percentage points" in texts["small validation"]
+    report = reported(clean(per_class=30))
+    assert kinds(report) == ["few samples", "few samples"]
+    text = report.findings[0].text
+    assert "3 validation environments have few samples, north: 12" in text
+    assert "moves an accuracy by 8 percentage points" in text
 
 
 def test_a_class_that_nobody_trains_on_is_found():
@@ -369,11 +316,10 @@ def test_equal_samples_of_sites_and_classes_are_found():
     pairs = [(b[0], a[0]), (b[1], a[1]), (c[0], a[1]), (c[4], c[3]), (c[5], c[3]), (ill[7], c[9])]
     report = reported(copied(data, pairs))
     found = {each.where: each for each in report.duplicates}
-    assert set(found) == {"sites", "labels", "class"}
+    assert set(found) == {"sites", "labels"}
     assert (found["sites"].samples, len(found["sites"].sets)) == (5, 2)
     assert found["sites"].pairs == (("north", "south", 2), ("north", "west", 1), ("south", "west", 1))
     assert found["labels"].sets == (tuple(sorted((c[9], ill[7]))),)
-    assert (found["class"].samples, found["class"].sets) == (2, ((c[3], c[4], c[5]),))
     texts = {finding.kind: finding.text for finding in report.findings}
     assert "2 samples are equal bit by bit to one of another class" in texts["conflicting labels"]
     assert set(texts) == {"duplicates", "conflicting labels"}
@@ -387,7 +333,7 @@ def test_a_group_keeps_equal_samples_on_one_side(seed: int):
     apart, together = data, replace(data, group=torch.arange(600) // 4 * 2 + data.y)
     assert torch.equal(contents(data.x)[:4], torch.tensor([0, 1, 0, 1]))
     assert {"validation", "test"} <= {each.where for each in reported(apart).duplicates}
-    assert {each.where for each in reported(together).duplicates} == {"class"}
+    assert reported(together).duplicates == ()
 
 
 def test_equal_samples_are_named_by_file_where_that_is_known(tmp_path: Path, make: Make):
@@ -414,89 +360,12 @@ def test_equal_samples_are_named_by_file_where_that_is_known(tmp_path: Path, mak
     np.savez(tmp_path / "all.npz", **arrays)
     settings = {"data.path": str(tmp_path / "all.npz"), "protocol.hold_out": "b"}
     table = fedshift.inspect_data(make(), data="arrays", settings=settings, progress=Progress()).table()
-    assert table["duplicates"][1]["first"] == [
+    assert table["duplicates"][1]["sets"] == [
         [f"sample {row} (row {row} of '{tmp_path / 'all.npz'}')" for row in (2, 33)]
     ]
 
 
 # Drift --------------------------------------------------------------------------------------------
-
-
-def test_chance_is_what_counting_gives():
-    """Of 2 + 2 held-out samples of a class all are right: one of 4!/(2! 2!) = 6 ways; of two such classes one of 36.
-
-    All of one prediction: every way gives as many right ones.
-    """
-    assert by_chance([Told(2, 2, 0)]) == pytest.approx(1 / 6)
-    assert by_chance([Told(2, 2, 0), Told(2, 2, 0)]) == pytest.approx(1 / 36)
-    assert by_chance([Told(3, 3, 3)]) == pytest.approx(1)
-    assert by_chance([Told(3, 0, 3)]) == pytest.approx(1)
-
-
-@given(
-    st.lists(
-        st.integers(1, 4).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(0, n))),
-        min_size=1,
-        max_size=3,
-    )
-)
-def test_chance_is_the_share_of_assignments(strata: list[tuple[int, int, int]]):
-    """Every way to say which held-out samples of a class are of the first site, counted one by one."""
-    ways = np.array([1.0])
-    for count, mine, theirs in strata:
-        said = [1] * (mine + theirs) + [0] * (2 * count - mine - theirs)
-        own = np.zeros(count + 1)
-        for chosen in combinations(range(2 * count), count):
-            own[sum(said[place] for place in chosen)] += 1
-        assert own.sum() == comb(2 * count, count)
-        ways = np.convolve(ways, own / own.sum())
-    expected = ways[sum(mine for _, mine, _ in strata) :].sum()
-    assert by_chance([Told(*each) for each in strata]) == pytest.approx(expected)
-
-
-def test_holms_correction():
-    """Of 3: the smallest times 3, the next times 2, the last times 1, none below the one before it."""
-    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    assert holm([0.5, 0.9]) == pytest.approx([1.0, 1.0])
-    assert holm([]) == []
-
-
-def test_classes_are_compared_by_a_chi_squared_test():
-    """The two rare classes (3 and 4 expected at a site) count as one of 14."""
-    table = np.array([[50, 30, 2, 5], [40, 40, 4, 3]])
-    expected = scipy.stats.chi2_contingency(np.array([[50, 30, 7], [40, 40, 7]]), correction=False).pvalue
-    assert homogeneity(table) == pytest.approx(expected)
-    assert homogeneity(np.array([[50, 0], [40, 0]])) is None
-
-
-def p_values(count: int, shift: float = 0.0) -> np.ndarray:
-    found = []
-    for seed in range(count):
-        draw = np.random.default_rng(seed)
-        y, mine = np.arange(240) % 3, np.arange(240) < 120
-        z = draw.normal(size=(240, 4)) + y[:, None] + shift * mine[:, None]
-        told = two_sample_test(z, y, mine, draw)
-        assert told is not None
-        found.append(told[1])
-    return np.array(found)
-
-
-def test_where_sites_are_alike_p_is_uniform():
-    """Exact p values of a discrete statistic are never below uniform: at most 5 % below 0.05 and so on.
-
-    The number below a level is binomial, so over 150 seeds it exceeds its 99.9 % point once in a thousand times; how
-    far it may fall below is how coarse the statistic is: of 120 samples it steps by at most 0.15 in p. Were a p half of
-    what it is, all would be below 0.5, where at most 94 are by chance.
-    """
-    p = p_values(150)
-    for level in (0.05, 0.1, 0.25, 0.5, 0.75):
-        below = int((p <= level).sum())
-        assert below <= scipy.stats.binom.ppf(0.999, 150, level)
-        assert below >= scipy.stats.binom.ppf(0.001, 150, max(level - 0.15, 0.0))
-
-
-def test_where_sites_differ_p_is_small():
-    assert (p_values(5, shift=1.0) < 1e-3).all()
 
 
 @pytest.mark.parametrize("kind", ["rows", "signals", "images", "text", "arrays"])
@@ -507,15 +376,8 @@ def test_a_shift_of_features_is_told(kind: str):
     data.x[:200] = (moved.clamp(0, 9) if kind == "text" else moved).to(data.x.dtype)
     drift = reported(data).features
     assert drift is not None
-    assert [each.significant for each in drift.pairs] == [True, True, False]
-    assert [(each.one, each.other) for each in drift.pairs] == [
-        ("north", "south"),
-        ("north", "west"),
-        ("south", "west"),
-    ]
-    assert next(each.one for each in drift.rest if each.significant) == "north"
-    assert {each.other for each in drift.rest} == {REST}
-    assert all(each.adjusted >= each.p for each in (*drift.pairs, *drift.rest))
+    assert [each.significant for each in drift] == [True, True, False]
+    assert [(each.one, each.other) for each in drift] == [("north", "south"), ("north", "west"), ("south", "west")]
 
 
 def _skewed(seed: int) -> DomainData:
@@ -530,19 +392,9 @@ def test_a_shift_of_labels_is_no_shift_of_features():
     count = 0
     for seed in range(10):
         data = _skewed(seed)
-        (pair,) = feature_drift(data, torch.ones_like(data.y, dtype=torch.bool), "rows", Streams(seed)).pairs
+        (pair,) = feature_drift(data, torch.ones_like(data.y, dtype=torch.bool), "rows", Streams(seed))
         count += pair.significant
     assert count <= scipy.stats.binom.ppf(0.999, 10, 0.05)
-
-
-def test_a_shift_of_labels_is_found():
-    """Shares of the first class: 300 of 330 and 60 of 360."""
-    data = _skewed(0)
-    (pair,) = label_drift(data, data.domain, data.domains).pairs
-    assert pair.value == pytest.approx(300 / 330 - 60 / 360)
-    assert pair.adjusted < 1e-10
-    assert pair.samples == 690
-    assert "label drift" in kinds(reported(data))
 
 
 def test_samples_of_one_original_are_no_independent_samples():
@@ -557,8 +409,8 @@ def test_samples_of_one_original_are_no_independent_samples():
     looked = torch.ones(600, dtype=torch.bool)
     known = replace(data, group=torch.arange(60).repeat_interleave(10))
     alone = feature_drift(data, looked, "rows", Streams(0))
-    assert alone.pairs[0].p < 0.01
-    assert feature_drift(known, looked, "rows", Streams(0)).pairs == ()  # 30 patients of a site are too few
+    assert alone[0].p < 0.01
+    assert feature_drift(known, looked, "rows", Streams(0)) == ()  # 30 patients of a site are too few
     many = DomainData(
         drawn(200, 6).repeat_interleave(3, dim=0),
         torch.arange(200).repeat_interleave(3) % 2,
@@ -567,7 +419,7 @@ def test_samples_of_one_original_are_no_independent_samples():
         ("ill", "well"),
         torch.arange(200).repeat_interleave(3),
     )
-    (pair,) = feature_drift(many, looked, "rows", Streams(0)).pairs
+    (pair,) = feature_drift(many, looked, "rows", Streams(0))
     assert pair.p > 0.05
     assert pair.samples <= 100
 
@@ -590,28 +442,26 @@ def test_that_numbers_are_missing_tells_a_site_where_it_does():
     everywhere = changed(clean(), lambda x: x.masked_fill_(anywhere, torch.nan))
     one = changed(clean(), lambda x: x.masked_fill_(anywhere & (torch.arange(600) < 200)[:, None], torch.nan))
     looked = torch.ones(600, dtype=torch.bool)
-    assert not any(each.significant for each in feature_drift(everywhere, looked, "rows", Streams(0)).pairs)
-    found = [each.significant for each in feature_drift(one, looked, "rows", Streams(0)).pairs]
+    assert not any(each.significant for each in feature_drift(everywhere, looked, "rows", Streams(0)))
+    found = [each.significant for each in feature_drift(one, looked, "rows", Streams(0))]
     assert found == [True, True, False]
 
 
 @pytest.mark.parametrize("kind", ["rows", "signals", "images", "arrays"])
 def test_where_nothing_varies_nothing_is_compared(kind: str):
     report = reported(changed(clean(kind), lambda x: x.fill_(7)))
-    assert report.features is not None
-    assert report.features.pairs == ()
-    assert {"constant columns", "constant samples"} & set(kinds(report))
+    assert report.features == ()
 
 
 @pytest.mark.parametrize("kind", ["rows", "signals", "arrays"])
 def test_the_largest_numbers_can_be_compared(kind: str):
     drift = reported(changed(clean(kind), lambda x: x.mul_(1e37))).features
     assert drift is not None
-    assert [each.significant for each in drift.pairs] == [False] * 3
+    assert [each.significant for each in drift] == [False] * 3
 
 
 def test_of_many_sites_each_is_compared_with_the_others():
-    """Of 18, one of which is moved; 1,000 samples of a site at most, or 20,000 in all."""
+    """Of 18, one of which is moved."""
     x, domain = drawn(18 * 60, 3), torch.arange(18).repeat_interleave(60)
     x[:60] += 2
     names = tuple(f"site {number}" for number in range(18))
@@ -619,10 +469,9 @@ def test_of_many_sites_each_is_compared_with_the_others():
     report = reported(data)
     drift = report.features
     assert drift is not None
-    assert drift.pairs == ()
-    assert [each.one for each in drift.rest] == list(names)
-    assert [each.one for each in drift.rest if each.significant] == ["site 0"]
-    assert drift.per_site == 1000
+    assert [each.one for each in drift] == list(names)
+    assert {each.other for each in drift} == {REST}
+    assert [each.one for each in drift if each.significant] == ["site 0"]
     text = str(report)
     assert "1 of 18 sites and the others are told apart by a classifier, site 0 and the others best" in text
 
@@ -630,20 +479,18 @@ def test_of_many_sites_each_is_compared_with_the_others():
 def test_sites_of_no_common_class_are_not_compared():
     data = clean(sites=2)
     data = replace(data, y=data.domain)
-    assert feature_drift(data, torch.ones(400, dtype=torch.bool), "rows", Streams(0)).pairs == ()
-    (pair,) = label_drift(data, data.domain, data.domains).pairs
-    assert (pair.value, pair.significant) == (1.0, True)
+    assert feature_drift(data, torch.ones(400, dtype=torch.bool), "rows", Streams(0)) == ()
     assert any(
         "2 of 2 sites have too few samples of common classes" in note for note in reported(data).table()["notes"]
     )
 
 
 def test_without_scikit_learn_all_else_is_reported(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(__import__("sys").modules, "sklearn.decomposition", None)
+    monkeypatch.setitem(__import__("sys").modules, "scipy.stats", None)
     report = reported(clean())
     assert report.features is None
     assert any("pip install 'fedshift[sklearn]'" in note for note in report.notes)
-    assert len(report.labels.pairs) == 3
+    assert report.sites
 
 
 # Where it is read ---------------------------------------------------------------------------------
@@ -677,53 +524,9 @@ class Page(HTMLParser):
         self.words.append(data)
 
 
-@pytest.mark.parametrize(("kind", "tag", "count"), [("images", "img", 6), ("signals", "svg", 36)])
-def test_the_page_shows_samples_of_each_site_and_class(tmp_path: Path, kind: str, tag: str, count: int):
-    """A strip of images for 3 sites and 2 classes, or six curves for each."""
-    path = replace(report_of_clean(kind), experiment="<script>").report(tmp_path / "new")
-    assert path == tmp_path / "new"
-    page = Page(path.read_text(encoding="utf-8"))
-    assert page.tags.count(tag) == count
-    assert "script" not in page.tags
-    assert "The data of <script>" in page.words
-
-
-def test_channels_are_called_by_name(tmp_path: Path):
-    """A sensor, "pulse <3", is at another level at one site: the table, the finding and the page name it."""
-    lines = ["hour,pulse <3,site,label"]
-    for row in range(480):
-        site, label = "ab"[row // 240], "xy"[row // 4 % 2]
-        lines.append(f"{row * 7 % 31},{row * 11 % 13 + 500 * (site == 'b')},{site},{label}")
-    (tmp_path / "long.csv").write_text("\n".join(lines))
-    data = {"name": "signals", "path": str(tmp_path / "long.csv"), "domain": "site", "recording": ["site"], "window": 4}
-    report = fedshift.inspect_data(data=data, protocol="in-domain", model="cnn1d")
-    assert report.columns == ("hour", "pulse <3")
-    assert report.table()["columns"] == ["hour", "pulse <3"]
-    (ranges,) = [finding.text for finding in report.findings if finding.kind == "value ranges"]
-    assert "channel pulse <3 (pulse <3 is" in ranges
-    assert re.search(r"^\W*hour +\S+ ± ", str(report), re.MULTILINE)
-    page = Page(report.report(tmp_path).read_text(encoding="utf-8"))
-    assert page.words.count("pulse <3") > page.tags.count("svg") > 0  # once in each drawing, and in the legend
-
-
 def test_channels_are_all_named_or_none():
     with pytest.raises(FedshiftError, match="channels names 1 of the 2 channels of x"):
         replace(clean("signals"), channels=("left",))
-
-
-@pytest.mark.parametrize("kind", ["rows", "text", "arrays"])
-def test_the_page_shows_rows_and_texts_as_lines(tmp_path: Path, kind: str):
-    report = report_of_clean(kind)
-    page = Page(report.report(tmp_path).read_text(encoding="utf-8"))
-    assert (tmp_path / "data.html").is_file()
-    first = report.examples[0]
-    if kind == "text":
-        assert report.inputs.text(first.x)[0] in page.words
-    else:
-        start = ", ".join(f"{value:.4g}" for value in first.x[0].flatten()[:6].tolist())
-        assert any(word.startswith(start) for word in page.words)
-    assert len(report.examples) == 6
-    assert all((report.data.y[list(each.rows)] == report.classes.index(each.label)).all() for each in report.examples)
 
 
 @pytest.mark.parametrize("kind", ["rows", "signals", "images", "text", "arrays"])
@@ -781,26 +584,11 @@ ALIKE = dict.fromkeys(("north", "south", "west"), "abc")
 def test_columns_of_a_table_are_called_by_name_and_codes_are_no_numbers():
     report = reported(table_of(ALIKE))
     assert report.columns == ("age", "drug", "code")
-    hidden = replace(report.data, columns=(Column("age"), Column("drug", ("a", "b", "c", "d")), report.data.columns[2]))
-    assert "drug: d" not in str(reported(hidden))  # of which there is no row, or one of test alone
     assert report.values.mean[:, 1:].isnan().all()
-    assert report.values.low[:, 1:].isnan().all()
     found = [str(each) for each in report.findings]
-    assert any("south: column code." in each for each in found), found
     assert any("north" in each and "of column drug" in each for each in found), found
     assert "value ranges" not in kinds(report)
-    seen = report.values.samples
-    assert report.values.categories[1].sum(dim=1).tolist() == [
-        int(seen[site]) - int(report.data.x[_rows_seen(report, site), 1].isnan().sum()) for site in range(3)
-    ]
-    text = str(report)
-    assert "drug: a" in text
-    assert "code: 9000" in text
-    held = report.table()
-    assert held["sites"][0]["values"]["mean"][1:] == [None, None]
-    assert set(held["sites"][1]["values"]["categories"]["code"]) == {"7", "8", "9000"}
-    assert held["sites"][1]["values"]["categories"]["code"]["7"] == 0
-    assert "drug a" in report._repr_html_()
+    assert report.table()["sites"][0]["values"]["mean"][1:] == [None, None]
 
 
 @pytest.mark.parametrize(
@@ -827,12 +615,6 @@ def test_what_fills_missing_cells_is_said_where_it_is_known(tmp_path: Path, sett
     assert missing.remedy.startswith(said)
 
 
-def _rows_seen(report: DataReport, site: int) -> Tensor:
-    data = report.data
-    looked = Roles.of(federated(data), len(data.y)).judged(test=False)
-    return (looked & (data.domain == site)).nonzero().flatten()
-
-
 def test_sites_that_give_other_drugs_are_told_apart():
     """North and west give each other drug of six, south the rest: their names tell them apart, codes hardly."""
     data = table_of({"north": "ace", "south": "bdf", "west": "ace"})
@@ -840,7 +622,7 @@ def test_sites_that_give_other_drugs_are_told_apart():
     x[:, 2] = 0
     found = reported(replace(data, x=x)).features
     assert found is not None
-    values = {(each.one, each.other): (each.value > 0.97, each.significant) for each in found.pairs}
+    values = {(each.one, each.other): (each.accuracy > 0.97, each.significant) for each in found}
     assert values == {
         ("north", "south"): (True, True),
         ("north", "west"): (False, False),
@@ -936,19 +718,6 @@ def test_a_division_that_a_run_refuses_is_reported(make: Make):
     assert [each.samples for each in report.scored if each.role == "validation"] == [0, 0]
 
 
-def test_the_display_shows_what_is_looked_at():
-    from io import StringIO
-
-    from rich.console import Console
-
-    from fedshift.reporting.live import LiveProgress
-
-    file, times = StringIO(), iter([0.0, 100.0, 200.0])
-    display = LiveProgress(1, Console(file=file), partial(next, times))
-    display.inspected("Looking for equal samples", 10, 40)
-    assert "Looking for equal samples: 10 of 40" in file.getvalue()
-
-
 # The page of the docs -----------------------------------------------------------------------------
 
 DOCS = (Path(__file__).parents[1] / "docs" / "check-data.md").read_text(encoding="utf-8")
@@ -972,5 +741,4 @@ def test_every_kind_of_finding_is_in_the_docs():
     listed = {name for row in table.splitlines() for name in row.split("|")[1].strip().split(", ")}
     source = Path(fedshift.__file__).parent / "reporting" / "data_report" / "findings.py"
     made = re.findall(r'Finding\(\s*f?"([^"]+)"', source.read_text(encoding="utf-8"))
-    made = [name.replace("{role}", role) for name in made for role in ("validation", "test")]
     assert set(made) == listed

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from conftest import Make
 from federated import Local, members
 from fedshift.cli.app import app
-from fedshift.cli.federation_rehearse import _compared
+from fedshift.cli.federation_demo import compared
 from fedshift.deployment import commands
 from fedshift.deployment import demo as demonstration
 from fedshift.deployment.agreement import Agreement, read_site
@@ -30,7 +30,7 @@ from fedshift.deployment.demo import EXPERIMENT, carry_out, experiment, planned_
 from fedshift.deployment.folders import make
 from fedshift.deployment.local import site_data
 from fedshift.deployment.orphan import EXIT_CODE, with_parent
-from fedshift.deployment.processes import Processes, processes
+from fedshift.deployment.processes import Processes
 from fedshift.deployment.rehearsal import carried_out, difference, rehearse
 from fedshift.deployment.supervisor import free_port, listens
 from fedshift.errors import DamagedError, FedshiftError
@@ -141,13 +141,6 @@ import socket, sys, time
 listening = [socket.create_server(("127.0.0.1", int(port))) for port in (PORT, sys.argv[-1])]
 time.sleep(600)
 """
-STUBBORN = """
-import signal, subprocess, sys, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
-print("up", flush=True)
-time.sleep(600)
-"""
 SLEEPING = "import time; time.sleep(600)"
 WAITING = """
 import subprocess, sys
@@ -169,7 +162,7 @@ def stubs(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_coordinator_that_ends_at_its_start_is_named_with_its_log(stubs: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(commands, "SERVE", ["-c", "print('a port is taken'); exit(2)"])
-    with processes(stubs) as started:
+    with Processes(stubs) as started:
         with refuses("does not listen", str(started.log("coordinator"))):
             started.start_coordinator()
         assert started.log("coordinator").read_text() == "a port is taken\n"
@@ -190,24 +183,8 @@ def test_a_process_that_ends_at_its_start_is_named_with_its_log(stubs: Path, mon
 
 def test_a_run_that_ends_before_it_begins_is_an_error(stubs: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(commands, "RUN", ["-c", "exit(1)"])
-    monkeypatch.setattr(demonstration, "SECONDS_TO_LEAVE", 0.5)
     with pytest.raises(FedshiftError, match=r"ended before its last round: see '.*run\.log' and '.*coordinator\.log'"):
         carry_out(stubs, lambda line: None, Console(file=StringIO()))
-    none_left(stubs)
-
-
-def test_children_of_what_does_not_end_by_itself_are_ended(stubs: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(commands, "JOIN", ["-c", STUBBORN])
-    monkeypatch.setattr("fedshift.deployment.processes.SECONDS_TO_END", 0.2)
-    started = Processes(stubs)
-    started.start_coordinator()
-    started.start_site("dark")
-    until = time.monotonic() + 300
-    while started.log("dark").read_text() != "up\n":
-        assert time.monotonic() < until, "it takes too long"
-        time.sleep(0.05)
-    assert len(of_folder(stubs)) == 3
-    started.end()
     none_left(stubs)
 
 
@@ -247,7 +224,7 @@ def test_a_number_of_a_process_that_was_waited_for_is_not_killed(stubs: Path, mo
     """It may be that of another process by then."""
     monkeypatch.setattr(commands, "RUN", ["-c", ""])
     killed: list[int] = []
-    with processes(stubs) as started:
+    with Processes(stubs) as started:
         started.start_run().wait()
         monkeypatch.setattr("fedshift.deployment.supervisor.os.killpg", lambda group, _: killed.append(group))
     assert not killed
@@ -275,7 +252,7 @@ def test_weights_that_differ_are_said_to(federation: Path, make: Make, tmp_path:
     apart = max(float((one[name] - two[name]).abs().max()) for name in one)
     assert apart > 0.01
     assert difference(run, theirs) == pytest.approx(apart, rel=1e-6)
-    assert f"weights differ by {apart:.2g} at most" in _compared(run, theirs)
+    assert f"weights differ by {apart:.2g} at most" in compared(run, theirs)
 
 
 def test_a_federation_that_has_not_run_yet_is_rehearsed_all_the_same(make: Make, tmp_path: Path):

@@ -74,8 +74,7 @@ def needed_by(node: ast.AST) -> set[str]:
 def gates_in(tree: ast.Module) -> Iterator[tuple[str, ast.With]]:
     """Each ``with needs(extra, ...)`` with its extra."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.With):
-            call = node.items[0].context_expr
+        for call in (item.context_expr for item in node.items) if isinstance(node, ast.With) else ():
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "needs":
                 yield call.args[0].value, node
 

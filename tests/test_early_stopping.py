@@ -29,7 +29,7 @@ from fedshift.runs.progress import Progress
 from fedshift.settings.experiment import Experiment
 from fedshift.settings.grid import expand, override
 from fedshift.simulation.simulation import Simulation, make_federation
-from fedshift.tuning.tune import Plan, tune
+from fedshift.study.tune import Budget, search_all
 from refusal import refuses
 from test_resume import interrupt_after_all
 
@@ -298,15 +298,15 @@ def test_a_coordinator_that_is_killed_ends_where_it_would(make: Make, tmp_path: 
 def test_trials_of_a_search_end_early_as_well(tmp_path: Path):
     """Each by its own curve; one that ended counts by its last round, as any."""
     changes = {**EARLY, "run.out": str(tmp_path), "run.engine": "vectorised"}
-    plan = Plan(3, search={"train.lr": [0.2, 0.05, 0.01]}, parallel=3)
-    found = tune(expand(override(TINY, changes)), plan, Progress())
+    budget = Budget(3, search={"train.lr": [0.2, 0.05, 0.01]}, parallel=3)
+    found = search_all(expand(override(TINY, changes)), budget, Progress())
     (study,) = found.studies
     assert [trial.state for trial in study.trials] == ["complete"] * 3
     for trial in study.trials:
         (run,) = (RunFolder(study.path / name) for name in trial.runs)
-        assert trial.rounds == [record["position"] for record in run.records()]
-        assert trial.value == trial.values[-1]
-    assert min(trial.rounds[-1] for trial in study.trials) < 14
+        assert [position for position, _ in trial.curve] == [record["position"] for record in run.records()]
+        assert trial.value == trial.curve[-1][1]
+    assert min(trial.curve[-1][0] for trial in study.trials) < 14
 
 
 def test_displays_plan_no_more_rounds_of_a_stage_that_has_ended(early: RunFolder):
@@ -318,7 +318,7 @@ def test_displays_plan_no_more_rounds_of_a_stage_that_has_ended(early: RunFolder
             break
         live.handle("early", event)
     (run,) = live.under_way
-    assert run.rounds == run.done == early.records()[-1]["position"]
+    assert run.rounds == run.progress.position == early.records()[-1]["position"]
     assert run.left == 0
 
 

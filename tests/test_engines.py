@@ -26,7 +26,7 @@ from fedshift.core.contract import Batch, Context, Phase, Terms
 from fedshift.core.net import Net
 from fedshift.datasets import DATASETS
 from fedshift.datasets.dataset import Dataset
-from fedshift.engines import vectorised
+from fedshift.engines import lane, vectorised
 from fedshift.engines.engine import Engine, Question
 from fedshift.engines.kernels import Kernels
 from fedshift.engines.merging import Varying, merged
@@ -323,8 +323,8 @@ def test_kernels_change_rounding_only(
     make: Make, monkeypatch: pytest.MonkeyPatch, model: str, kernels: Kernels, engine: str
 ):
     """The same as in the test before, since kernels add up in another order, too; workers are exact."""
-    monkeypatch.setattr("fedshift.engines.kernels.SMALLEST_PRODUCT", 1)
-    monkeypatch.setattr("fedshift.engines.kernels.NARROWEST_PRODUCT", 1)
+    monkeypatch.setattr("fedshift.engines.onednn.SMALLEST_PRODUCT", 1)
+    monkeypatch.setattr("fedshift.engines.onednn.NARROWEST_PRODUCT", 1)
     experiment = make({**FLOAT32, **MODELS[model]})
     plain, prepared = simulate(experiment), simulate(experiment, engine=Sequential(kernels))
     with engine_named(engine, kernels=kernels) as other:
@@ -382,6 +382,25 @@ def test_a_phase_without_steps_and_one_that_some_clients_leave_early(make: Make,
     with engine_named("vectorised") as engine:
         assert_agree(simulate(experiment), simulate(experiment, engine=engine))
     assert max(stacks) == 3  # clients of 3 and of 2 steps; those with smaller batches are another stack
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"method": {"name": "fedsdr"}, "train.class_weights": "balanced"},  # a phase of which asks for environments
+        {"train.steps": 12},
+        {"data": {"name": "breast-cancer", "statistics": "pooled"}, "protocol": {"name": "in-domain"}},
+    ],
+    ids=str,
+)
+def test_batches_that_are_gathered_at_once_are_those_gathered_one_by_one(
+    make: Make, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+):
+    """Not a bit of float32 weights differs."""
+    experiment = make({"model": {"name": "mlp", "dim": 4}, **changes, "train.rounds": 3})
+    together = simulate(experiment)
+    monkeypatch.setattr(lane, "GATHERED", 1)
+    assert_same(together, simulate(experiment))
 
 
 def test_one_client_is_no_stack(make: Make, stacks: list[int]):
@@ -827,36 +846,3 @@ def test_nothing_is_left_of_a_round(make: Make, name: str):
     for (tensors, objects), (later_tensors, later_objects) in zip(before, after, strict=True):
         assert 0 < later_tensors <= tensors
         assert 0 < later_objects < objects + ROUNDS // 2
-
-
-def test_personal_models_are_scored_side_by_side(make: Make, monkeypatch: pytest.MonkeyPatch):
-    """Of clients with 9 to 36 samples, with prediction noise: the same scores as one model after the other."""
-    changes = {"data.per_class": 12, "data.fewer": 3, "protocol": {"name": "in-domain", "test": 0.3}}
-    experiment = make(small("fedsr") | changes | {"method.bn": "local", "train.precision": "float64"})
-    simulation = simulate(experiment)
-    when = simulation.coordinator.schedule[-1]
-    expected = simulation.record(when, Sequential(Kernels()))["environments"]
-    lanes: list[int] = []
-    score = vectorised.score_stacked
-
-    def counted(bank: Any, groups: Any) -> Any:
-        lanes.append(len(groups))
-        return score(bank, groups)
-
-    monkeypatch.setattr(vectorised, "score_stacked", counted)
-    told: list[str] = []
-    found = simulation.record(when, Vectorised(Kernels(), told.append))["environments"]
-    assert lanes == [3]
-    assert not told
-    for one, other in zip(found, expected, strict=True):
-        assert one["accuracy"] == other["accuracy"]
-        assert one["loss"] == pytest.approx(other["loss"], rel=1e-9)
-
-
-def test_models_whose_statistics_are_measured_again_are_not_stacked(make: Make, monkeypatch: pytest.MonkeyPatch):
-    experiment = make({"method.name": "fedbn", "method.cold": "reestimate"} | CNN_WITH_BN)
-    simulation = simulate(experiment)
-    when = simulation.coordinator.schedule[-1]
-    expected = simulation.record(when, Sequential(Kernels()))["environments"]
-    found = simulation.record(when, Vectorised(Kernels()))["environments"]
-    assert [row["loss"] for row in found] == pytest.approx([row["loss"] for row in expected], rel=1e-5)

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedshift.core.frozen import BATCH, FrozenNetwork, embed, frozen_network
-from fedshift.datasets.folder import ImageFolder
+from fedshift.datasets.own_images import ImageFolder
 from fedshift.federation.inputs import IMAGENET_MEAN, IMAGENET_STD
 from fedshift.files import cache_folder
 from fedshift.streams import Streams

@@ -16,10 +16,10 @@ from conftest import CNN_WITH_BN, Make, at, evaluated, exchanged, go_on, names_s
 from fedshift.core.contract import Batch, Objective, Part, Phase, ServerState
 from fedshift.core.messages import Up
 from fedshift.core.method import Method
-from fedshift.core.net import Net
+from fedshift.core.net import Net, holder
 from fedshift.core.tensors import Replies, Tensors, part_of
 from fedshift.methods import METHODS
-from fedshift.methods.fedcir import EstimatedGaussians, FedCiR, log_mixture
+from fedshift.methods.fedcir import FedCiR, log_mixture
 from fedshift.methods.fedsr import FedSR
 from fedshift.methods.generator import make_generator
 from fedshift.simulation.simulation import Simulation
@@ -61,9 +61,7 @@ def linear(weight, bias=None):
 
 def one_dimensional_net():
     """Mu = 1, sigma = 2; logits (z, -z); G(y, eps) = eps +- 1; q(z|0) = N(3, 0.5^2), q(z|1) = N(9, 9^2)."""
-    gaussians = EstimatedGaussians(2, 1)
-    gaussians.mean.copy_(torch.tensor([[3.0], [9.0]]))
-    gaussians.sigma.copy_(torch.tensor([[0.5], [9.0]]))
+    gaussians = holder({"mean": torch.tensor([[3.0], [9.0]]), "sigma": torch.tensor([[0.5], [9.0]])})
     head, generator = linear([[1.0], [-1.0]]), Shifted(1.0)
     return Net({"encoder": Fixed([1.0], [2.0]), "head": head, "generator": generator, "gaussians": gaussians})
 
@@ -109,9 +107,7 @@ def test_terms_agree_with_torch_distributions_in_float64():
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
     mu, sigma, eps = normal(5, 3), normal(5, 3).exp(), normal(5, 3)
-    gaussians = EstimatedGaussians(4, 3).double()
-    gaussians.mean.copy_(normal(4, 3))
-    gaussians.sigma.copy_(normal(4, 3).exp())
+    gaussians = holder({"mean": normal(4, 3), "sigma": normal(4, 3).exp()})
     y, labels, noise = torch.tensor([0, 3, 1, 1, 2]), torch.tensor([3, 3, 0, 1, 2]), normal(5, 2)
     g = make_generator(4, 2, 6, 3).double().eval()
     head = nn.Linear(3, 4).double()

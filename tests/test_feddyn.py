@@ -12,7 +12,7 @@ from torch import nn
 from conftest import CNN_WITH_BN, Make, at, evaluated, first_messages, simulate, states
 from fedshift.core.contract import Batch, LocalWork, Part, ServerState
 from fedshift.core.messages import Down, Up
-from fedshift.core.net import Net, mirror
+from fedshift.core.net import Net, holder
 from fedshift.core.tensors import Replies, Tensors
 from fedshift.federation.samples import Samples
 from fedshift.methods.fedavg import FedAvg
@@ -30,9 +30,8 @@ def test_loss_and_gradient_by_hand():
     head = nn.Linear(1, 2, bias=False)
     head.weight.data = torch.tensor([[1.0], [-1.0]])
     modules = {"encoder": nn.Identity(), "head": head}
-    dual = mirror(modules)
-    own = dual.get_parameter("head.weight")
-    own.data = torch.tensor([[0.5], [2.0]])
+    dual = holder({"head.weight": torch.tensor([[0.5], [2.0]])})
+    own = dual.get_buffer("head.weight")
     net = Net({**modules, "dual": dual})
     batch = Batch(torch.tensor([[2.0]]), torch.tensor([0]))
     terms = FedDyn(alpha=0.1).objective("train").evaluate(net, batch, at(received={"head.weight": torch.zeros(2, 1)}))

@@ -11,12 +11,11 @@ from torch import nn
 from conftest import Make, at, names_sent, simulate
 from fedshift.core.contract import Batch, ServerState
 from fedshift.core.messages import Up
-from fedshift.core.net import Net
+from fedshift.core.net import Net, holder
 from fedshift.core.tensors import Replies, Tensors, part_of
 from fedshift.methods.fedcir import log_mixture
 from fedshift.methods.fedgen import FedGen, likeness, taught
 from fedshift.methods.generator import logits_of_each
-from fedshift.methods.rows import Rows
 from fedshift.simulation.simulation import Simulation
 
 LOG9 = torch.log(torch.tensor(9.0)).item()
@@ -143,8 +142,7 @@ def test_eta_weighs_the_diversity():
 
 def client_net(counts: list[int]) -> Net:
     """Z = x; logits (z, -z); G(e, y) = e +- 1."""
-    held = Rows(2, dtype=torch.int64)
-    held.value = torch.tensor(counts)
+    held = holder({"value": torch.tensor(counts)})
     return Net({"encoder": nn.Identity(), "head": head(1.0, -1.0), "generator": Shifted(1.0), "class_counts": held})
 
 

@@ -194,7 +194,7 @@ def test_the_alignment_by_hand():
     batch = Batch(torch.tensor([[1.0], [2.0]]), torch.tensor([0, 1]))
     received = {"class_means.value": torch.tensor([[3.0], [0.0]]), "class_counts.value": torch.tensor([9, 0])}
     context = at(round=2, rounds=2, received=received, counts=[5, 4])
-    context.measured._tensors["before.value"] = torch.tensor([[100.0], [8.0]])
+    context.measured._tensors["before"] = torch.tensor([[100.0], [8.0]])
     objective = FedPAC(lam=0.5).objective("encoder")
     terms = objective.evaluate(net, batch, context)
     assert {name: term.item() for name, term in terms.items()} == pytest.approx(

@@ -15,19 +15,12 @@ from torch.nn import functional as F
 from conftest import CNN_WITH_BN, Make, at, net_of, simulate
 from fedshift.core.contract import Batch, ServerState
 from fedshift.core.messages import Up
-from fedshift.core.net import Net
+from fedshift.core.net import Net, holder
 from fedshift.core.tensors import Replies, Tensors
 from fedshift.methods.fedproc import SUMS, FedProc, prototypical
-from fedshift.methods.rows import Rows
 from fedshift.simulation.simulation import Simulation
 
 X, Y = [1.0, 0.0], [0.0, 1.0]
-
-
-def rows(values: Any, dtype: torch.dtype = torch.float32) -> Rows:
-    held = Rows(len(values))
-    held.value = torch.tensor(values, dtype=dtype)
-    return held
 
 
 def test_the_contrast_by_hand():
@@ -71,9 +64,9 @@ def net(counts: list[int]) -> Net:
     """Z = x; logits (z_0, z_1, 0); prototypes (2, 0) and (0, 3), and none of class 2."""
     head = nn.Linear(2, 3, bias=False)
     head.weight.data = torch.tensor([X, Y, [0.0, 0.0]])
-    prototypes = rows([[2.0, 0.0], [0.0, 3.0], [0.0, 0.0]])
+    prototypes = holder({"value": torch.tensor([[2.0, 0.0], [0.0, 3.0], [0.0, 0.0]])})
     parts = {"encoder": nn.Identity(), "head": head, "prototypes": prototypes}
-    return Net({**parts, "class_counts": rows(counts, torch.int64)})
+    return Net({**parts, "class_counts": holder({"value": torch.tensor(counts)})})
 
 
 def test_the_loss_by_hand():
@@ -182,6 +175,6 @@ def test_what_is_sent_says_what_it_is(make: Make):
     setup = Simulation(make({"method.name": "fedproc"})).setup
     ((exchange,),) = (stage.exchanges for stage in setup.stages)
     beside = {name: what for name, what in setup.categories(exchange).items() if what != "model update"}
-    assert beside == {SUMS: "statistic", "class_counts.value": "count"}
-    assert setup.declared(exchange)[SUMS] == (torch.float32, (3, 256))
+    assert beside == {"class_sums.value": "statistic", "class_counts.value": "count"}
+    assert setup.declared(exchange)["class_sums.value"] == (torch.float32, (3, 256))
     assert setup.declared(exchange)["class_counts.value"] == (torch.int64, (3,))

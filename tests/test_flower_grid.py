@@ -18,8 +18,19 @@ from conftest import Make
 from federated import SITES, Clock, members, reply_of, set_site
 from fedshift.deployment.agreement import Agreement
 from fedshift.deployment.apps import attend, carry_out
-from fedshift.deployment.bundle import APP, CODE, MANIFEST, SETTINGS, is_ours
-from fedshift.deployment.flower import ARRAY, RECORD, TYPE, FlowerLink, content, sites_by_key
+from fedshift.deployment.flower import (
+    APP,
+    ARRAY,
+    CODE,
+    MANIFEST,
+    RECORD,
+    SETTINGS,
+    TYPE,
+    FlowerLink,
+    content,
+    is_ours,
+    sites_by_key,
+)
 from fedshift.deployment.keys import site_pair
 from fedshift.deployment.link import Away
 from fedshift.deployment.rehearsal import rehearse

@@ -39,12 +39,12 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_private_key
 
 from fedshift.deployment import gate as gate_module
-from fedshift.deployment.gate import ROUTES, Gate, Limits, is_fleet_route, listen, run_gate, serve, server
+from fedshift.deployment.gate import ROUTES, CallerLimits, Gate, is_fleet_route, listen, run_gate, serve, server
 
 HOST = "127.0.0.1"
 PULL, PUSH = "/v1/fleet/pull-messages", "/v1/fleet/push-object"
 PATIENCE = 60.0
-QUICK = Limits(body=100_000, handshake=30.0, head=30, idle=30.0, peer=20, all=30)
+QUICK = CallerLimits(body=100_000, handshake=30.0, head=30, idle=30.0, peer=20, all=30)
 Headers = dict[str, str]
 
 
@@ -139,7 +139,7 @@ class World:
             yield link
 
     @contextmanager
-    def gate(self, port: int, limits: Limits = QUICK) -> Iterator[Caller]:
+    def gate(self, port: int, limits: CallerLimits = QUICK) -> Iterator[Caller]:
         """A gate before a SuperLink's port, and somebody who calls there."""
         gate = Gate({self.key.pem.decode().strip(): "berlin"}, port, self.trust, limits)
         listening = listen(f"{HOST}:0", limits)
@@ -307,7 +307,7 @@ def test_the_pieces_that_flower_sends_a_long_message_in_are_not_too_long():
         PushObjectRequest(object_id=name, object_content=each.deflate(), session_id="x" * 64).ByteSize()
         for name, each in objects.items()
     ]
-    assert 5_000_000 < max(sizes) < Limits().body < 10_000_000
+    assert 5_000_000 < max(sizes) < CallerLimits().body < 10_000_000
 
 
 # Attacks: another route ---------------------------------------------------------------------------
@@ -508,20 +508,20 @@ def test_a_head_that_is_too_long(link: SuperLink, caller: Caller):
 
 
 def test_a_caller_without_tls_is_ended(world: World, link: SuperLink):
-    limits = Limits(handshake=0.2)
+    limits = CallerLimits(handshake=0.2)
     with world.gate(link.port, limits) as caller, caller.open() as half_open:
         assert to_the_end(half_open) == b""
 
 
 @pytest.mark.parametrize("sent", [b"", b"POST /v1/fleet/pull", request(PULL, {})[:-2]])
 def test_headers_that_do_not_come_to_an_end(sent: bytes, world: World, link: SuperLink):
-    with world.gate(link.port, Limits(head=1)) as caller:
+    with world.gate(link.port, CallerLimits(head=1)) as caller:
         assert caller.told(sent) == b""
 
 
 def test_headers_that_drip(world: World, link: SuperLink):
     """Each byte comes in time, all of them do not."""
-    with world.gate(link.port, Limits(head=1)) as caller, caller.connected() as connection:
+    with world.gate(link.port, CallerLimits(head=1)) as caller, caller.connected() as connection:
         connection.settimeout(0.1)
         ended = False
         while not ended:
@@ -536,20 +536,20 @@ def test_headers_that_drip(world: World, link: SuperLink):
 
 def test_a_connection_on_which_no_further_request_comes_is_ended(world: World, link: SuperLink):
     head = request(PULL, world.key.headers({"content-length": "0"}))
-    with world.gate(link.port, Limits(head=1)) as caller:
+    with world.gate(link.port, CallerLimits(head=1)) as caller:
         assert status(caller.told(head)) == 200
         assert status(caller.told(head + b"POST")) == 200
 
 
 def test_a_body_that_stalls(world: World, link: SuperLink):
-    with world.gate(link.port, Limits(idle=0.2)) as caller:
+    with world.gate(link.port, CallerLimits(idle=0.2)) as caller:
         told = caller.told(request(PUSH, world.key.headers({"content-length": "10"})) + b"abc")
     assert status(told) == 503  # which a SuperNode tries again after
     assert link.bodies == []
 
 
 def test_a_body_that_drips(world: World, link: SuperLink):
-    with world.gate(link.port, Limits(request=0.5)) as caller, caller.connected() as connection:
+    with world.gate(link.port, CallerLimits(request=0.5)) as caller, caller.connected() as connection:
         connection.sendall(request(PUSH, world.key.headers({"content-length": "100000"})))
         received = b""
         connection.settimeout(0.05)
@@ -563,7 +563,7 @@ def test_a_body_that_drips(world: World, link: SuperLink):
 
 def test_connections_of_one_address_are_counted(world: World, link: SuperLink):
     """One too many is ended before TLS; once another has ended there is room again."""
-    with world.gate(link.port, Limits(peer=2)) as caller:
+    with world.gate(link.port, CallerLimits(peer=2)) as caller:
         with caller.connected(), caller.connected(), caller.open() as third:
             assert to_the_end(third) == b""
         for _ in range(5):
@@ -587,13 +587,13 @@ def refused_until_there_is_room(caller: Caller) -> Iterator[ssl.SSLSocket]:
 
 
 def test_connections_of_all_are_counted(world: World, link: SuperLink):
-    with world.gate(link.port, Limits(all=1)) as caller, caller.connected(), caller.open() as second:
+    with world.gate(link.port, CallerLimits(all=1)) as caller, caller.connected(), caller.open() as second:
         assert to_the_end(second) == b""
 
 
 def test_open_connections_keep_no_site_away(world: World, link: SuperLink):
     """Half of them TCP alone, half of them TLS with a body that never ends."""
-    limits = Limits(handshake=0.3, head=1, peer=100)
+    limits = CallerLimits(handshake=0.3, head=1, peer=100)
     with world.gate(link.port, limits) as caller, ExitStack() as stack:
         half_open = [stack.enter_context(caller.open()) for _ in range(20)]
         endless = [stack.enter_context(caller.connected()) for _ in range(20)]

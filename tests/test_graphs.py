@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import Tensor
 
 from conftest import CNN_WITH_BN, Make, at, simulate
-from fedshift.engines import descent, graphs
-from fedshift.engines.banks import Given, Stacked
+from fedshift.engines import graphs
+from fedshift.engines.banks import SideBySide, Stacked
 from fedshift.engines.kernels import Kernels
 from fedshift.engines.vectorised import Vectorised
 from test_methods import small, tensors_of
@@ -22,32 +23,32 @@ class Again:
 
     made: int = 0
 
-    def __init__(self, function: Callable[[], Tensor]) -> None:
+    def __init__(self, function: Callable[[], list[Tensor]]) -> None:
         self.function = function
-        self.output = torch.empty(0)
+        self.output: list[Tensor] = []
         Again.made += 1
 
     def replay(self) -> None:
         output = self.function()
-        self.output = self.output.copy_(output) if self.output.numel() else output
+        self.output = [mine.copy_(new) for mine, new in zip(self.output or output, output, strict=True)]
 
 
-def given(x: Tensor, received: Tensor) -> Given:
-    return Given(at(), {"x": x, "y": x, "noise.z": x + 1, "received.w": received}, {})
+def given(x: Tensor, received: Tensor) -> SideBySide:
+    return SideBySide(Mock(), at(), {"x": x, "y": x, "noise.z": x + 1, "received.w": received}, {})
 
 
 def test_the_second_call_is_recorded_and_later_ones_read_what_they_are_given():
     """X + (x + 1) + w with w = 10: 11 for x = 0, 13 for 1, 15 for 2; the recording sees w where it is."""
     calls: list[Tensor] = []
 
-    def step(now: Given) -> Tensor:
+    def step(now: SideBySide) -> list[Tensor]:
         calls.append(now.tensors["x"])
-        return now.tensors["x"] + now.tensors["noise.z"] + now.tensors["received.w"]
+        return [now.tensors["x"] + now.tensors["noise.z"] + now.tensors["received.w"]]
 
     w = torch.tensor([10.0])
     run = graphs.replayed(step, Again)
     outputs = [run(given(torch.tensor([float(k)]), w)) for k in range(4)]
-    assert [output.item() for output in outputs] == [11, 13, 15, 17]  # kept outputs are copies
+    assert [output.item() for (output,) in outputs] == [11, 13, 15, 17]  # kept outputs are copies
     assert len({x.data_ptr() for x in calls}) == 1
 
 
@@ -58,14 +59,7 @@ def test_a_replayed_round_is_the_same_round(make: Make, monkeypatch: pytest.Monk
     experiment = make(small(name) | CNN_WITH_BN | changes)
     plain = simulate(experiment, engine=Vectorised(Kernels()))
     Again.made = 0
-    narrow = Stacked.choose
-
-    def on_graph(bank: Stacked, lanes: Any) -> None:
-        narrow(bank, lanes)
-        bank.on_graph = True
-
-    monkeypatch.setattr(Stacked, "choose", on_graph)
-    monkeypatch.setattr(descent, "replayed", lambda step: graphs.replayed(step, Again))
+    monkeypatch.setattr(Stacked, "recorded", lambda bank, step: graphs.replayed(step, Again))
     replayed = simulate(experiment, engine=Vectorised(Kernels()))
     assert Again.made >= 2
     mine, theirs = tensors_of(replayed), tensors_of(plain)

@@ -45,7 +45,6 @@ from fedshift.federation.federation import Federation
 from fedshift.federation.samples import Samples
 from fedshift.methods import METHODS
 from fedshift.methods.fedavg import FedAvg
-from fedshift.methods.rows import Rows
 from fedshift.settings.experiment import Experiment
 from fedshift.simulation import simulation as simulation_module
 from fedshift.simulation.simulation import Simulation
@@ -500,7 +499,7 @@ def test_what_a_merge_makes_is_finite_wherever_it_is_kept(make: Make, scope: str
         """Divides 0 by 0."""
 
         def parts(self, model):
-            return {**super().parts(model), "ratio": Part(Rows(1), scope)}
+            return {**super().parts(model), "ratio": Part.state(torch.zeros(1), scope)}
 
         def merge(self, state, replies):
             return super().merge(state, replies).updated({"ratio.value": torch.zeros(1) / 0})
@@ -517,7 +516,7 @@ def test_two_exchanges_in_a_round_and_a_stage_before(make: Make):
         """FedAvg with a probe that uploads one number."""
 
         def parts(self, model):
-            return {**super().parts(model), "size": Part(Rows(1), "down")}
+            return {**super().parts(model), "size": Part.state(torch.zeros(1), "down")}
 
         def stages(self, rounds):
             probe = Exchange(

@@ -18,7 +18,7 @@ import fedshift
 from conftest import Make, at, simulate
 from fedshift.errors import DivergedError, FedshiftError, Problems, UnknownNameError
 from fedshift.reporting.live import LiveProgress
-from fedshift.reporting.notebook import NotebookOutput, in_notebook
+from fedshift.reporting.notebook import in_notebook
 from fedshift.runs.progress import Progress
 from fedshift.settings.spec import Spec
 from fedshift.simulation.simulation import make_federation
@@ -91,12 +91,6 @@ def test_without_a_kernel_nothing_changes(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "IPython", shell)  # type: ignore[arg-type]  # it stands for the module
     assert not in_notebook()
     assert LiveProgress(1).notebook is None
-
-
-def test_lines_are_text_and_not_markup(cell: Cell):
-    output = NotebookOutput()
-    output.leave("a <b> [red]c")
-    assert Text(output.drawn("")["text/html"]).text.strip() == "a <b> [red]c"
 
 
 def test_a_place_that_is_given_is_used_in_a_notebook_too(cell: Cell):

@@ -90,11 +90,6 @@ def test_what_can_only_be_left_out_is_no_value():
         assert "none" not in text[start : start + 160].lower()
 
 
-def test_bench_takes_methods_in_their_order():
-    text = printed("bench", "--method", "fedprox,fedavg,moon", "--seed", "0,1", "--dry-run")
-    assert [line.split(",")[0] for line in text.splitlines()[:-1]] == ["fedprox", "fedavg", "moon"]
-
-
 @pytest.mark.parametrize("seeds", [[0, 1], [0, 1, 2, 3], [0, 1, 2, 3, 4]])
 def test_a_list_of_runs_ends_where_it_does(seeds: list[int]):
     with pytest.raises(FedshiftError) as caught:

@@ -17,25 +17,23 @@ import fresh
 from fedshift.cli.app import app
 from fedshift.errors import DivergedError, FedshiftError, UnknownNameError
 from fedshift.reporting.results import MeanStd
-from fedshift.reproduction import plan as planning
-from fedshift.reproduction import reproduction
-from fedshift.reproduction.carry_out import RUNS_FILE, Count, Measured, Outcome, read
-from fedshift.reproduction.exhibits import PAPERS, Printed, exhibit_of, exhibits, printed
-from fedshift.reproduction.figure import draw_panel
-from fedshift.reproduction.numbers import Beside
-from fedshift.reproduction.panels import panels, scales
-from fedshift.reproduction.plan import Plan
-from fedshift.reproduction.reproduction import Reproduction
-from fedshift.reproduction.scores import score
-from fedshift.reproduction.tables import beside_paper, notes
 from fedshift.runs import runner
-from fedshift.runs.cells import DIVERGED, Divergence
 from fedshift.runs.folder import RunFolder, find
 from fedshift.runs.lock import LOCK
 from fedshift.runs.progress import Progress
 from fedshift.settings.experiment import Experiment
 from fedshift.settings.grid import Document, expand
 from fedshift.settings.grid import read as read_experiment
+from fedshift.study import plan as planning
+from fedshift.study import reproduction
+from fedshift.study.beside import Beside, differences_from_paper
+from fedshift.study.curve_figure import draw_panel
+from fedshift.study.execute import DIVERGED, Count, Divergence, Findings, Number
+from fedshift.study.papers import PAPERS, Printed, exhibit_of, exhibits, printed
+from fedshift.study.quantities import quantity
+from fedshift.study.reproduce import TablePlan
+from fedshift.study.reproduction import RUNS_FILE, Reproduction, read_table, run_folders
+from fedshift.study.scenarios import scales, scenarios
 
 SIZES = ("smoke", "short", "paper")
 CARRIED_OUT = [name for name, exhibit in exhibits().items() if not exhibit.why]
@@ -45,14 +43,14 @@ CARRIED_OUT = [name for name, exhibit in exhibits().items() if not exhibit.why]
 
 
 def test_every_file_is_read_and_says_what_it_is():
-    assert [*scales()] == [*SIZES]
-    for panel in panels().values():
-        assert {*panel.sizes} <= {*SIZES}
-        assert panel.columns
-        for text in panel.columns.values():
-            score(text)
-    used = {panel.name for exhibit in exhibits().values() for panel in exhibit.panels}
-    assert used == {*panels()}
+    assert [*scales("papers")] == [*SIZES]
+    for scenario in scenarios("papers").values():
+        assert {*scenario.sizes} <= {*SIZES}
+        assert scenario.columns
+        for text in scenario.columns.values():
+            quantity(text)
+    used = {scenario.name for exhibit in exhibits().values() for scenario in exhibit.scenarios}
+    assert used == {*scenarios("papers")}
     for name, exhibit in exhibits().items():
         assert exhibit.paper in PAPERS.values()
         assert exhibit.what.endswith(".")
@@ -61,20 +59,19 @@ def test_every_file_is_read_and_says_what_it_is():
         assert exhibit.kind != "curve" or exhibit.across
         assert len({row.name for row in exhibit.rows}) == len(exhibit.rows)
         assert all(bool(row.method) != bool(row.why) for row in exhibit.rows), name
-        assert any("short" in panel.sizes or "paper" in panel.sizes for panel in exhibit.panels) != bool(exhibit.why)
 
 
 @pytest.mark.parametrize("name", [*exhibits()])
 def test_printed_numbers_stand_under_columns(name: str):
-    """A row has as many as its panel has columns, and percentages are between 0 and 100."""
+    """A row has as many as its scenario has columns."""
     exhibit = exhibit_of(name)
-    its = {panel.name: panel for panel in exhibit.panels}
+    its = {scenario.name: scenario for scenario in exhibit.scenarios}
     for row in exhibit.rows:
         assert {*row.published} <= {*its}
         assert {*row.at} <= {*its}
         for panel, numbers in row.published.items():
             points = [*exhibit.points("paper")]
-            heads = [*exhibit.scores(its[panel])] if points == [""] else points
+            heads = [*exhibit.quantities(its[panel])] if points == [""] else points
             assert len(numbers) == len(heads), (row.name, panel)
             assert all(number is None or number.mean >= 0 for number in numbers)
 
@@ -92,23 +89,23 @@ def test_every_cell_has_experiments_at_every_scale(size: str, tmp_path: Path, mo
 
     monkeypatch.setattr(planning, "expand", once)
     for name in CARRIED_OUT:
-        if not any(size in panel.sizes for panel in exhibit_of(name).panels):
+        if not any(size in scenario.sizes for scenario in exhibit_of(name).scenarios):
             with pytest.raises(FedshiftError, match="give another --scale"):
-                Plan.of(name, size)
+                TablePlan.of(name, size)
             continue
-        plan = Plan.of(name, size, out=tmp_path)
+        plan = TablePlan.of(name, size, out=tmp_path)
         first = replace(plan, scale=replace(plan.scale, seeds=plan.scale.seeds[:1]))  # seeds are of every cell alike
         keys = [cell.key for cell in first.cells]
         assert len({*keys}) == len(keys) > 0, name
         for cell in first.cells:
-            assert {each.method_name for each in cell.experiments} == {cell.row.method}, cell.key
+            assert len({each.method_name for each in cell.experiments}) == 1, cell.key
 
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", ["fedsr-table2", "fedcir-fig3", "fedpin-table2"])
 def test_runs_of_a_cell_differ_in_seed_and_held_out_domain_alone(name: str, size: str, tmp_path: Path):
     """Of a table with held-out domains, of a curve along settings, and of one with several test environments."""
-    plan = Plan.of(name, size, out=tmp_path)
+    plan = TablePlan.of(name, size, out=tmp_path)
     for cell in plan.cells:
         assert len({each.series for each in cell.experiments}) == 1, cell.key
         assert {each.seed for each in cell.experiments} == {*plan.scale.seeds}
@@ -161,9 +158,9 @@ def test_a_number_outside_of_two_deviations_is_marked(
     assert found.outside is outside
 
 
-def test_a_score_that_is_none_is_named():
+def test_a_quantity_that_is_none_is_named():
     with pytest.raises(FedshiftError, match="'median' is no score; give one of mean, worst"):
-        score("median")
+        quantity("median")
 
 
 # Asked for ----------------------------------------------------------------------------------------
@@ -171,24 +168,26 @@ def test_a_score_that_is_none_is_named():
 
 def test_names_that_are_not_known_are_named():
     with pytest.raises(UnknownNameError, match=r"Unknown table 'fedsr-tabel1'. Did you mean 'fedsr-table1'"):
-        Plan.of("fedsr-tabel1", "smoke")
+        TablePlan.of("fedsr-tabel1", "smoke")
     with pytest.raises(UnknownNameError, match="Unknown scale 'tiny'"):
-        Plan.of("fedsr-table1", "tiny")
+        TablePlan.of("fedsr-table1", "tiny")
     with pytest.raises(UnknownNameError, match="Unknown row 'FedSRR'"):
-        Plan.of("fedsr-table1", "smoke", rows="FedSRR")
+        TablePlan.of("fedsr-table1", "smoke", rows="FedSRR")
     with pytest.raises(UnknownNameError, match="Unknown panel 'x'"):
-        Plan.of("fedsr-table1", "smoke", panels=["x"])
+        TablePlan.of("fedsr-table1", "smoke", scenarios=["x"])
     with pytest.raises(UnknownNameError, match="Unknown data set 'pacs'"):
-        Plan.of("fedsr-table1", "smoke", data={"pacs": "x"})
+        TablePlan.of("fedsr-table1", "smoke", data={"pacs": "x"})
     with pytest.raises(FedshiftError, match=r"train\.lr = 0\.1: a table's settings are what is reproduced"):
-        Plan.of("fedsr-table1", "smoke", run={"train.lr": 0.1})
+        TablePlan.of("fedsr-table1", "smoke", settings={"train.lr": 0.1})
 
 
 TWO = {"run.threads": 2}
 
 
 def test_the_command_says_how_it_was_made():
-    plan = Plan.of("fedpin-table2", "short", "fedpin-cfmnist", data={"colored-fashion-mnist": "a folder"}, run=TWO)
+    plan = TablePlan.of(
+        "fedpin-table2", "short", "fedpin-cfmnist", data={"colored-fashion-mnist": "a folder"}, settings=TWO
+    )
     assert plan.command == (
         "fedshift reproduce fedpin-table2 --scale short --panel fedpin-cfmnist "
         "--data 'colored-fashion-mnist=a folder' --set run.threads=2"
@@ -198,11 +197,11 @@ def test_the_command_says_how_it_was_made():
 
 def test_a_name_that_cannot_be_carried_out_says_why():
     with pytest.raises(FedshiftError, match="row 'HIR': it is not carried out here: trains on the pooled domains"):
-        Plan.of("fedsr-table1", "smoke", rows="HIR")
+        TablePlan.of("fedsr-table1", "smoke", rows="HIR")
     with pytest.raises(FedshiftError, match="panel 'fedpin-cfmnist': it is not of the scale smoke"):
-        Plan.of("fedpin-table2", "smoke", panels="fedpin-cfmnist")
+        TablePlan.of("fedpin-table2", "smoke", scenarios="fedpin-cfmnist")
     with pytest.raises(FedshiftError, match=r"run\.out = 'x': tables share their runs' folder; give --out instead"):
-        Plan.of("fedsr-table1", "smoke", run={"run.out": "x"})
+        TablePlan.of("fedsr-table1", "smoke", settings={"run.out": "x"})
 
 
 def test_a_file_where_the_folder_is_to_be_is_named(tmp_path: Path):
@@ -218,14 +217,14 @@ def test_every_row_can_be_named_on_the_command_line(tmp_path: Path):
     result = CliRunner().invoke(app, words, catch_exceptions=False)
     assert "1 runs of 1 rows" in result.output
     with pytest.raises(UnknownNameError, match="'Generator, RTNet', 'Generator, RTNet, smoothing', 'Generator, EMA'"):
-        Plan.of("fraug-table3", "smoke", rows="Generator, RTNet, x")
+        TablePlan.of("fraug-table3", "smoke", rows="Generator, RTNet, x")
 
 
 def test_cells_that_are_printed_in_several_tables_are_the_same_runs(tmp_path: Path):
     """Client2Vec's Tables 1, 2, 5, 6 and 7 have cells in common; so have Figure 5's plain rows."""
 
     def runs(table: str, row: str, point: str = "") -> list[str]:
-        plan = Plan.of(table, "paper", "client2vec-cifar10", row, tmp_path)
+        plan = TablePlan.of(table, "paper", "client2vec-cifar10", row, tmp_path)
         (cell,) = (cell for cell in plan.cells if cell.point == point)
         return [each.fingerprint for each in cell.experiments]
 
@@ -247,9 +246,9 @@ def test_cells_that_are_printed_in_several_tables_are_the_same_runs(tmp_path: Pa
 
 def test_settings_of_methods_that_a_scale_changes_are_said(tmp_path: Path):
     """Client2Vec's encoder and epochs at short, of all its rows; FRAug's rates, of its row."""
-    plan = Plan.of("client2vec-table1", "short", out=tmp_path)
-    panel = next(panel for panel in plan.panels if panel.name == "client2vec-cifar10")
-    found = {each.setting: each for each in beside_paper(plan, panel)}
+    plan = TablePlan.of("client2vec-table1", "short", out=tmp_path)
+    panel = next(each for each in plan.scenarios if each.name == "client2vec-cifar10")
+    found = {each.setting: each for each in differences_from_paper(plan, panel)}
     epochs = found["method.index.epochs"]
     assert (epochs.here, epochs.paper) == ("100", "500")
     assert {*epochs.rows} == {
@@ -260,18 +259,18 @@ def test_settings_of_methods_that_a_scale_changes_are_said(tmp_path: Path):
         "'clip'",
     )
     assert (found["data.size"].here, found["data.size"].paper, found["data.size"].rows) == ("16", "32", ())
-    text = "\n".join(notes(Reproduction(plan, Outcome())))
+    text = "\n".join(Reproduction(plan, Findings()).notes())
     assert "CIFAR-10, small network, rows of client2vec, other than in the paper: " in text
     assert "method.index.epochs 100 (500)" in text
-    fraug = Plan.of("fraug-table2", "short", out=tmp_path)
-    changed = {each.setting: each.rows for each in beside_paper(fraug, fraug.panels[0])}
+    fraug = TablePlan.of("fraug-table2", "short", out=tmp_path)
+    changed = {each.setting: each.rows for each in differences_from_paper(fraug, fraug.scenarios[0])}
     assert changed["method.lr_rtnet"] == ("FRAug",)
 
 
 def test_a_method_keeps_the_weights_of_the_shipped_experiment_at_short(tmp_path: Path):
     """What the experiment file says of FedPIN holds in its tables, of its row as printed as well."""
     shipped = {each.method_name: each for each in expand(read_experiment("colored-fashion-mnist"))}["fedpin"]
-    plan = Plan.of("fedpin-table2", "short", "fedpin-cfmnist", ["PM", "PM, as printed"], tmp_path)
+    plan = TablePlan.of("fedpin-table2", "short", "fedpin-cfmnist", ["PM", "PM, as printed"], tmp_path)
     ours, printed_form = (cell.experiments[0].table()["method"] for cell in plan.cells)
     assert ours == shipped.table()["method"]
     different = {name for name in ours if ours[name] != printed_form[name]}
@@ -281,16 +280,16 @@ def test_a_method_keeps_the_weights_of_the_shipped_experiment_at_short(tmp_path:
 
 def test_other_data_are_named_and_not_compared(tmp_path: Path):
     """PACS at short in the place of DomainNet, and small digits at smoke."""
-    plan = Plan.of("client2vec-table3", "short", out=tmp_path)
-    (panel,) = plan.panels
+    plan = TablePlan.of("client2vec-table3", "short", out=tmp_path)
+    (panel,) = plan.scenarios
     assert plan.title(panel) == "PACS in 60 clients, frozen features, in the place of DomainNet, MobileNetV2"
-    measured = [Measured(panel.name, "FedAvg", "Index and training", seed, 30000.0, "s") for seed in (0, 1)]
-    done = Reproduction(plan, Outcome(measured))
+    measured = [Number(panel.name, "FedAvg", "Index and training", seed, 30000.0, "s") for seed in (0, 1)]
+    done = Reproduction(plan, Findings(measured))
     beside = done.beside(panel, plan.rows[1], "Index and training")
     assert (beside.difference, beside.outside) == (None, False)
     assert "| 30000.0 ± 0.0 |" in done.table()
     assert "the paper, DomainNet, MobileNetV2 | 26224 |" in done.table()
-    smoke = Plan.of("client2vec-table3", "smoke", out=tmp_path)
+    smoke = TablePlan.of("client2vec-table3", "smoke", out=tmp_path)
     assert smoke.title(panel) == "rotated-mnist in the place of DomainNet, MobileNetV2"
 
 
@@ -311,11 +310,10 @@ class Heard(Progress):
 def test_a_table_is_carried_out_once_and_stands_beside_the_papers(tmp_path: Path):
     first, second = Heard(), Heard()
     part = fedshift.reproduce("fedpin-table2", out=tmp_path, progress=first, rows=["GM"])
-    assert (part.outcome.count.finished, part.outcome.count.runs, part.complete) == (1, 7, False)
+    assert (part.findings.count.finished, part.findings.count.runs, part.complete) == (1, 7, False)
     assert "Made by: fedshift reproduce fedpin-table2 --scale smoke --row GM --out" in part.table()
     done = fedshift.reproduce("fedpin-table2", out=tmp_path, progress=second)
     assert len(first.begun) == 1
-    assert first.begun == ["GM, seed 0, fedpin-cmnist"]
     assert len(second.begun) == 6
     assert done.complete
     folder = tmp_path / "fedpin-table2-smoke"
@@ -382,7 +380,7 @@ def test_a_table_whose_runs_are_damaged_is_told_apart(tmp_path: Path):
     assert "Or delete the run's folder" in found.notes()[0]
     shutil.rmtree(damaged.path)
     done = fedshift.reproduce("fedpin-table2", out=tmp_path, rows=["GM"], progress=Progress())
-    assert str(done.outcome.count) == "2 of 7 runs finished"
+    assert str(done.findings.count) == "2 of 7 runs finished"
     (tmp_path / "fedpin-table2-smoke" / RUNS_FILE).write_text('["x"]')
     (state,) = fedshift.reproductions(["fedpin-table2"], "smoke", out=tmp_path).states
     assert str(state) == "damaged"
@@ -391,8 +389,8 @@ def test_a_table_whose_runs_are_damaged_is_told_apart(tmp_path: Path):
 
 def test_a_cell_that_diverged_is_counted_alike_everywhere(tmp_path: Path):
     """Seed 0 of FedAvg diverged: its three seeds are over, whether they ran or not. No advice that is refused here."""
-    plan = Plan.of("fedsr-table1", "short", rows="FedAVG", out=tmp_path)
-    folders = [[RunFolder(tmp_path / name) for name in names] for names in plan.run_folders()]
+    plan = TablePlan.of("fedsr-table1", "short", rows="FedAVG", out=tmp_path)
+    folders = [[RunFolder(tmp_path / name) for name in names] for names in run_folders(plan)]
     first = plan.cells[0].experiments[0]
     folder = RunFolder.create(first, runner.run_path(first))
     folder.write_json(DIVERGED, Divergence(reason="The loss is not finite.").model_dump())
@@ -400,14 +398,14 @@ def test_a_cell_that_diverged_is_counted_alike_everywhere(tmp_path: Path):
         str(Count.of(folders))
         == f"0 of {sum(map(len, folders))} runs finished, {len(plan.cells[0].experiments)} diverged"
     )
-    done = Reproduction(plan, read(plan))
-    assert str(done.outcome.count) == str(Count.of(folders))
-    assert f"{done.outcome.count}; they took" in done.table()
+    done = read_table(plan, {})
+    assert str(done.findings.count) == str(Count.of(folders))
+    assert f"{done.findings.count}; they took" in done.table()
     assert "RotatedMNIST, FedAVG: diverged. The loss is not finite." in done.table()
     plan.folder.mkdir()
-    (plan.folder / RUNS_FILE).write_text(json.dumps(plan.run_folders()))
+    (plan.folder / RUNS_FILE).write_text(json.dumps(run_folders(plan)))
     (state,) = fedshift.reproductions(["fedsr-table1"], "short", out=tmp_path).states
-    assert str(state) == str(done.outcome.count)
+    assert str(state) == str(done.findings.count)
 
 
 def test_what_helps_elsewhere_is_not_advised_of_a_table():
@@ -419,11 +417,11 @@ def test_two_processes_read_and_write_a_table_one_after_the_other(tmp_path: Path
     """While one reads and writes the table, another waits for the folder's lock."""
     held: list[bool] = []
 
-    def reading(plan: Plan) -> Outcome:
+    def reading(plan: TablePlan, lacking: dict) -> Reproduction:
         held.append(RunFolder(plan.folder).held)
-        return read(plan)
+        return read_table(plan, lacking)
 
-    monkeypatch.setattr(reproduction, "read", reading)
+    monkeypatch.setattr(reproduction, "read_table", reading)
     fedshift.reproduce("fedpin-table2", out=tmp_path, rows=["GM"], progress=Progress())
     assert held == [True]
     assert not RunFolder(tmp_path / "fedpin-table2-smoke").held
@@ -431,15 +429,13 @@ def test_two_processes_read_and_write_a_table_one_after_the_other(tmp_path: Path
 
 def test_a_curve_is_drawn_with_its_axes_named(tmp_path: Path):
     """Points along settings have a label; lines differ in marker and dashes, so that none hides another."""
-    plan = Plan.of("fedcir-fig6", "smoke", out=tmp_path)
-    (panel,) = plan.panels
+    plan = TablePlan.of("fedcir-fig6", "smoke", out=tmp_path)
+    (panel,) = plan.scenarios
     measured = [
-        Measured(panel.name, row.name, point, 0, 50.0, "%")
-        for row in plan.rows
-        for point in plan.exhibit.points("smoke")
+        Number(panel.name, row.name, point, 0, 50.0, "%") for row in plan.rows for point in plan.exhibit.points("smoke")
     ]
     axis = Figure().subplots()
-    draw_panel(Reproduction(plan, Outcome(measured)), panel, axis)
+    draw_panel(Reproduction(plan, Findings(measured)), panel, axis)
     assert (axis.get_xlabel(), axis.get_ylabel()) == ("beta of the Dirichlet distribution", "Accuracy (%)")
     assert axis.get_title() == "rotated-mnist in the place of PACS, 50 clients\nscale smoke"
     assert len({(line.get_marker(), line.get_linestyle()) for line in axis.lines}) == len(plan.rows)
@@ -477,7 +473,7 @@ def test_a_list_without_data_or_runs(tmp_path: Path):
     of_paper = fedshift.reproductions(["fedcir"], out=tmp_path)
     assert {each.table for each in of_paper.states} == {name for name in exhibits() if name.startswith("fedcir-")}
     rows = {row[0].partition(":")[0]: row[1:] for row in of_paper.tables()[0].rows}
-    assert rows["fedcir-fig1"] == ["not reproduced", "", ""]
+    assert rows["fedcir-fig1"] == ["not reproduced"] * 3
     told = json.loads(of_paper.json())
     assert {(each["table"], each["scale"]) for each in told} == {(each.table, each.scale) for each in of_paper.states}
     words = ["reproduce", "--list", "--scale", "smoke", "--out", str(tmp_path)]
@@ -498,7 +494,7 @@ def listed() -> str:
     """The list of tables and figures in docs/reproduce.md; printed by `python tests/test_reproduction.py`."""
     lines = ["| table | what it shows | data, or why it is not reproduced |", "|---|---|---|"]
     for name, exhibit in exhibits().items():
-        beside = "; ".join(panel.title for panel in exhibit.panels) or f"not reproduced: {exhibit.why}"
+        beside = "; ".join(scenario.title for scenario in exhibit.scenarios) or f"not reproduced: {exhibit.why}"
         lines.append(f"| `{name}` | {exhibit.what} | {beside} |")
     return "\n".join(lines) + "\n"
 

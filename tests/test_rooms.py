@@ -37,9 +37,7 @@ LAYERS: list[set[str]] = [
     {"runs"},
     {"reporting"},
     {"deployment"},
-    {"tuning"},
-    {"reproduction"},
-    {"benchmarking"},
+    {"study"},
     {"api"},
     {"sklearn"},
     {"fedshift"},  # the package's own __init__

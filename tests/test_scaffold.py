@@ -12,7 +12,7 @@ from torch import nn
 from conftest import CNN_WITH_BN, Make, at, first_messages, names_sent, simulate, states
 from fedshift.core.contract import Batch, LocalWork, ServerState, Upload
 from fedshift.core.messages import Down, Up
-from fedshift.core.net import Net, mirror
+from fedshift.core.net import Net, holder
 from fedshift.core.tensors import Replies, Tensors
 from fedshift.deployment.agreement import FederationSettings
 from fedshift.deployment.leaving import what_leaves
@@ -33,8 +33,7 @@ def one_image_net() -> tuple[Net, Batch, nn.Parameter]:
     head = nn.Linear(1, 2, bias=False)
     head.weight.data = torch.tensor([[1.0], [-1.0]])
     modules = {"encoder": nn.Identity(), "head": head}
-    own = mirror(modules)
-    own.get_parameter("head.weight").data = torch.tensor([[0.5], [2.0]])
+    own = holder({"head.weight": torch.tensor([[0.5], [2.0]])})
     return Net({**modules, "own_variate": own}), Batch(torch.tensor([[2.0]]), torch.tensor([0])), head.weight
 
 

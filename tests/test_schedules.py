@@ -22,7 +22,7 @@ from fedshift.methods.scaffold import SCAFFOLD
 from fedshift.reporting.results import flat
 from fedshift.runs.progress import Progress
 from fedshift.settings.grid import expand, override
-from fedshift.tuning.space import Space
+from fedshift.study.space import Space
 from quadratics import OnQuadratics, W, at_rest, on_quadratics
 from refusal import refuses
 

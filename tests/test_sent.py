@@ -146,7 +146,7 @@ def test_another_chain_with_the_same_content_is_found(path: Path):
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     lines[0]["run"] = "another"  # its chain is made anew, but not that of those after it
     chain = lines[0].pop("chain")
-    lines[0]["chain"] = sent_module.linked(sent_module.START, dict(lines[0]))
+    lines[0]["chain"] = sent_module._link(sent_module.START, dict(lines[0]))
     assert lines[0]["chain"] != chain
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     with refuses("Line 2", "sent.jsonl", error=DamagedError):

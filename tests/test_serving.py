@@ -7,16 +7,20 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from fedshift.cli.app import app
 from fedshift.deployment import commands, serving, supervisor
-from fedshift.deployment.serving import inner_port, join, parts_of_coordinator, run, serve
+from fedshift.deployment.serving import Registry, inner_port, join, parts_of_coordinator, run, serve
 from fedshift.deployment.supervisor import Part, end, free_port, listens, supervise
+from fedshift.errors import FedshiftError
 from refusal import refuses
 
 pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
@@ -42,7 +46,7 @@ class EnoughError(Exception):
 def plain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts are plain programs: their commands are ``python`` and arguments."""
     monkeypatch.setattr(supervisor, "with_parent", lambda command: [sys.executable, *command])
-    monkeypatch.setattr(supervisor, "PAUSES", (0.1, 0.4))
+    monkeypatch.setattr(supervisor, "PAUSE", 0.1)
 
 
 def until(there: Callable[[], bool]) -> Callable[[], None]:
@@ -85,13 +89,13 @@ def test_what_needs_another_waits_until_that_listens_and_starts_again_with_it(pl
     assert str(tmp_path / "flower/superlink.log") in ended
 
 
-def test_pauses_grow_for_what_ends_again_and_again(plain: None, tmp_path: Path):
+def test_what_ends_again_and_again_is_started_again(plain: None, tmp_path: Path):
     part, lines = Part("SuperNode", ["-c", "exit(3)"]), list[str]()
     with pytest.raises(EnoughError):
-        supervise(tmp_path, [part], lines.append, until(lambda: len(lines) >= 8))
+        supervise(tmp_path, [part], lines.append, until(lambda: len(lines) >= 6))
     ended = [line for line in lines if "ended" in line]
+    assert len(ended) == 3
     assert all("exit code 3" in line for line in ended)
-    assert [line.partition("again in ")[2].partition(" ")[0] for line in ended] == ["0.1", "0.2", "0.4", "0.4"]
 
 
 def test_the_secret_is_private_new_and_removed(plain: None, tmp_path: Path):
@@ -242,41 +246,36 @@ class Known:
         self.registered = dict[str, bytes]()
         self.broken = False
 
-    def __call__(self, *_: object) -> Known:
-        return self
-
-    def __enter__(self) -> Known:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def keys(self) -> set[bytes]:
+    @contextmanager
+    def __call__(self, *_: object) -> Iterator[Known]:
         if self.broken:
-            raise serving.FedshiftError("it is not there yet")
-        return set(self.registered.values())
+            raise FedshiftError("it is not there yet")
+        yield self
 
-    def register(self, name: str, key: bytes) -> None:
-        assert name not in self.registered
-        self.registered[name] = key
+    def ListNodes(self, _: object) -> SimpleNamespace:  # noqa: N802  # Flower's name
+        return SimpleNamespace(nodes_info=[SimpleNamespace(public_key=key) for key in self.registered.values()])
+
+    def RegisterNode(self, request: Any) -> None:  # noqa: N802  # Flower's name
+        assert request.name not in self.registered
+        self.registered[request.name] = request.public_key
 
 
 def test_keys_are_registered_once_also_those_that_come_later(trial: Path, monkeypatch: pytest.MonkeyPatch):
-    control, lines = Known(), list[str]()
-    monkeypatch.setattr(serving, "Control", control)
+    known, lines = Known(), list[str]()
+    monkeypatch.setattr(serving, "control", known)
     monkeypatch.setattr(serving, "SECONDS_BETWEEN_KEYS", 0.0)
-    registry = serving._Registry(trial / "coordinator", 1, lines.append)
-    control.broken = True
+    registry = Registry(trial / "coordinator", 1, lines.append)
+    known.broken = True
     assert not registry.look()
     assert "not all registered yet: it is not there yet" in lines.pop()
-    control.broken = False
+    known.broken = False
     assert not registry.look()
     assert lines == ["The key of a is registered.", "The key of b is registered."]
     assert not registry.look()
     (trial / "coordinator/keys/c.pub").write_bytes(site_pair().public)
     assert registry.look()
     assert lines[2:] == ["The key of c is registered."]
-    assert list(control.registered) == ["a", "b", "c"]
+    assert list(known.registered) == ["a", "b", "c"]
 
 
 # Tasks --------------------------------------------------------------------------------------------

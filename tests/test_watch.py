@@ -24,8 +24,8 @@ from fedshift.cli.app import app
 from fedshift.cli.options import folder_names
 from fedshift.core.contract import Round, Stage
 from fedshift.errors import DiskError
+from fedshift.reporting.follow import EventFile, RunWatch, follow
 from fedshift.reporting.live import LiveProgress, site_line
-from fedshift.reporting.watch import EventFile, Watch, follow
 from fedshift.runs import runner
 from fedshift.runs.events import EventLog, read_event
 from fedshift.runs.folder import EVENTS, RunFolder
@@ -81,10 +81,10 @@ def written(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def watching(path: Path, clock: Callable[[], float] = time.time) -> tuple[Watch, LiveProgress]:
+def watching(path: Path, clock: Callable[[], float] = time.time) -> tuple[RunWatch, LiveProgress]:
     """A display of all there is now."""
     display = LiveProgress(0, quiet_console(), clock)
-    watch = Watch(path, display, clock)
+    watch = RunWatch(path, display, clock)
     watch.look()
     return watch, display
 
@@ -271,7 +271,7 @@ def test_a_finished_run_whose_end_could_not_be_written_is_over(tmp_path: Path):
 
 def test_runs_that_nobody_begins_are_noted(make: Make, monkeypatch: pytest.MonkeyPatch):
     """A comparison of two that was interrupted before the second began; it is noted once."""
-    monkeypatch.setattr("fedshift.reporting.watch.STALLED", 0.0)
+    monkeypatch.setattr("fedshift.reporting.follow.STALLED", 0.0)
     first, second = make({"seed": 0}), make({"seed": 1})
     write_grid([first, second], runner.run_path(first).parent)
     runner.start(first, Progress())

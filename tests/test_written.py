@@ -24,7 +24,7 @@ from fedshift.runs.folder import RunFolder
 from fedshift.settings.grid import expand, override, read
 from fedshift.settings.spec import setting
 from fedshift.settings.written import LARGEST_TOML, parse_assignments, parse_toml, parse_value, parse_words
-from fedshift.tuning.tuned import Tuned
+from fedshift.study.tuned import Tuned
 from refusal import refuses
 
 AS_TYPED = ["1e3", "007", "true", "2024-01-01", "nan", ".5", "O'Brien", 'x"y"', "[half", "a=b", "#5", "a\\b", "ÅÄÖ"]

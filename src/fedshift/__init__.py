@@ -29,7 +29,6 @@ if TYPE_CHECKING:
         run,
         tune,
     )
-    from fedshift.benchmarking.benchmark import Benchmark
     from fedshift.core.contract import (
         Batch,
         Category,
@@ -60,7 +59,7 @@ if TYPE_CHECKING:
     from fedshift.core.messages import Down, Up
     from fedshift.core.method import Method, tensor_scopes
     from fedshift.core.model import Model, ModelBuilder
-    from fedshift.core.net import Net, batch_norm_tensors, holder, mirror
+    from fedshift.core.net import Net, batch_norm_tensors
     from fedshift.core.servers import SERVERS
     from fedshift.core.servers.server import ServerOptimiser
     from fedshift.core.tensors import SAMPLES, Replies, Tensors, weighted_mean
@@ -120,9 +119,7 @@ if TYPE_CHECKING:
     from fedshift.models.own import own_model
     from fedshift.models.staged import Staged
     from fedshift.reporting.data_report.report import DataReport
-    from fedshift.reporting.predictions import Predictions
-    from fedshift.reproduction.reproduction import Reproduction
-    from fedshift.reproduction.states import States
+    from fedshift.runs.predictions import Predictions
     from fedshift.runs.run import Run
     from fedshift.settings.catalogue import From
     from fedshift.settings.experiment import Experiment
@@ -149,6 +146,9 @@ if TYPE_CHECKING:
     )
     from fedshift.sklearn import FederatedClassifier
     from fedshift.streams import Draw, Draws, Streams
+    from fedshift.study.benchmark import Benchmark
+    from fedshift.study.reproduction import Reproduction
+    from fedshift.study.states import States
 
 __version__ = "0.1.0"
 
@@ -293,14 +293,12 @@ __all__ = [
     "experiment",
     "frozen_network",
     "grid",
-    "holder",
     "in_memory",
     "index",
     "inspect_data",
     "keep_nothing",
     "leave",
     "load",
-    "mirror",
     "no_draws",
     "no_upload",
     "own_model",
@@ -338,7 +336,7 @@ _ROOMS = {
         "run",
         "tune",
     ),
-    "benchmarking.benchmark": ("Benchmark",),
+    "study.benchmark": ("Benchmark",),
     "core.contract": (
         "Batch",
         "Category",
@@ -369,7 +367,7 @@ _ROOMS = {
     "core.messages": ("Down", "Up"),
     "core.method": ("Method", "tensor_scopes"),
     "core.model": ("Model", "ModelBuilder"),
-    "core.net": ("Net", "mirror", "batch_norm_tensors", "holder"),
+    "core.net": ("Net", "batch_norm_tensors"),
     "core.servers": ("SERVERS",),
     "core.servers.server": ("ServerOptimiser",),
     "core.tensors": ("Replies", "SAMPLES", "Tensors", "weighted_mean"),
@@ -417,9 +415,9 @@ _ROOMS = {
     "methods.references": ("Centralised", "Single"),
     "models": ("MODELS",),
     "reporting.data_report.report": ("DataReport",),
-    "reporting.predictions": ("Predictions",),
-    "reproduction.reproduction": ("Reproduction",),
-    "reproduction.states": ("States",),
+    "runs.predictions": ("Predictions",),
+    "study.reproduction": ("Reproduction",),
+    "study.states": ("States",),
     "models.own": ("own_model",),
     "models.staged": ("Staged",),
     "runs.run": ("Run",),

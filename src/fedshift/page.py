@@ -37,8 +37,6 @@ from fedshift.core.method import Method as Method
 from fedshift.core.model import ModelBuilder as ModelBuilder
 from fedshift.core.net import Net as Net
 from fedshift.core.net import batch_norm_tensors as batch_norm_tensors
-from fedshift.core.net import holder as holder
-from fedshift.core.net import mirror as mirror
 from fedshift.core.tensors import SAMPLES as SAMPLES
 from fedshift.core.tensors import Replies as Replies
 from fedshift.core.tensors import Tensors as Tensors

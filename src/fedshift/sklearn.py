@@ -22,7 +22,7 @@ from fedshift import api
 from fedshift.datasets.arrays import Arrays
 from fedshift.datasets.in_memory import in_memory
 from fedshift.errors import FedshiftError, needs
-from fedshift.reporting.predictions import probabilities
+from fedshift.runs.predictions import probabilities
 from fedshift.runs.progress import Progress
 from fedshift.runs.run import Picked, Run
 from fedshift.runs.trained import Trained

@@ -11,7 +11,7 @@ from fedshift.api.experiments import experiment, grid, only
 from fedshift.api.options import FIELDS, Options
 from fedshift.api.published import benchmark, reproduce, reproductions
 from fedshift.api.runs import compare, load, predict, resume, run
-from fedshift.api.tuning import search_plan, tune, tune_planned
+from fedshift.api.tuning import search_budget, tune
 
 __all__ = [
     "FIELDS",
@@ -33,7 +33,6 @@ __all__ = [
     "reproductions",
     "resume",
     "run",
-    "search_plan",
+    "search_budget",
     "tune",
-    "tune_planned",
 ]

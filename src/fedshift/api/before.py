@@ -83,7 +83,7 @@ def inspect_data(
 
     Args:
         source: the experiment; of several runs the data and division of the first are looked at.
-        test: whether test samples, those of a held-out domain among them, are judged and shown as well; by default
+        test: whether test samples, those of a held-out domain among them, are judged as well; by default
             nothing of them is looked at but their labels, and whether they are equal to others.
         progress: hears of the progress; by default a live display.
         options: what differs from the source, see :class:`Options`.
@@ -118,7 +118,6 @@ def inspect_data(
             federation,
             inputs,
             seed=asked.seed_of_data,
-            batch=asked.train.batch,
             experiment=asked.name,
             dataset=NAMED["data"].name_of(asked.data),
             test=test,

@@ -10,9 +10,9 @@ from fedshift.api.display import display
 from fedshift.runs.progress import Progress
 
 if TYPE_CHECKING:
-    from fedshift.benchmarking.benchmark import Benchmark
-    from fedshift.reproduction.reproduction import Reproduction
-    from fedshift.reproduction.states import States
+    from fedshift.study.benchmark import Benchmark
+    from fedshift.study.reproduction import Reproduction
+    from fedshift.study.states import States
 
 
 def benchmark(
@@ -44,13 +44,12 @@ def benchmark(
         FedshiftError: a name is not known, no column has its data, or runs cannot be carried out for a reason that is
             not their method's, such as a full disk; what is finished is kept, and no table is written.
     """
-    from fedshift.benchmarking.benchmark import Benchmark
-    from fedshift.benchmarking.carry_out import carry_out
-    from fedshift.benchmarking.plan import OUT, Plan
+    from fedshift.study.benchmark import carry_out_benchmark
+    from fedshift.study.benchmark_plan import OUT, BenchmarkPlan
 
-    plan = Plan.of(scale, methods, federations, out or OUT, data, plugins)
+    plan = BenchmarkPlan.of(scale, methods, federations, out or OUT, data, plugins)
     with display(progress, plan.most_runs) as shown:
-        done = Benchmark(plan, carry_out(plan, shown))
+        done = carry_out_benchmark(plan, shown)
     done.write()
     return done
 
@@ -86,12 +85,12 @@ def reproduce(
         FedshiftError: a name is not known, nothing that the table needs is here, or runs cannot be carried out for a
             reason that is not their method's, such as a full disk; what is finished is kept.
     """
-    from fedshift.reproduction.plan import OUT, Plan
-    from fedshift.reproduction.reproduction import Reproduction
+    from fedshift.study.reproduce import OUT, TablePlan
+    from fedshift.study.reproduction import reproduce_table
 
-    plan = Plan.of(table, scale, panels, rows, out or OUT, data, settings)
+    plan = TablePlan.of(table, scale, panels, rows, out or OUT, data, settings)
     with display(progress, sum(len(cell.experiments) for cell in plan.cells)) as shown:
-        return Reproduction.made(plan, shown)
+        return reproduce_table(plan, shown)
 
 
 def reproductions(
@@ -112,7 +111,7 @@ def reproductions(
     Raises:
         FedshiftError: a name is not known.
     """
-    from fedshift.reproduction.plan import OUT
-    from fedshift.reproduction.states import states
+    from fedshift.study.reproduce import OUT
+    from fedshift.study.states import states
 
     return states(tables, scale, out or OUT, data)

@@ -11,9 +11,9 @@ from fedshift.api.display import display
 from fedshift.api.experiments import experiment, grid
 from fedshift.api.options import DEFAULT, Options, Source
 from fedshift.errors import FedshiftError
-from fedshift.reporting.predictions import Predictions, nobody, predictions
 from fedshift.reporting.results import Results
 from fedshift.runs import runner
+from fedshift.runs.predictions import Predictions, nobody, predictions
 from fedshift.runs.progress import Progress
 from fedshift.runs.run import Picked, Run
 

@@ -10,12 +10,12 @@ from fedshift.api.experiments import grid, sources
 from fedshift.api.options import DEFAULT, Options, Source
 from fedshift.errors import FedshiftError
 from fedshift.runs.progress import Progress
-from fedshift.settings.experiment import Experiment
 from fedshift.settings.grid import SEARCH, read
 
 if TYPE_CHECKING:
-    from fedshift.tuning.study import Sampler
-    from fedshift.tuning.tune import Plan, Tuning
+    from fedshift.study.search import Sampler
+    from fedshift.study.tune import Budget
+    from fedshift.study.tuning import Tuning
 
 
 def tune(
@@ -39,7 +39,7 @@ def tune(
         sampler: "tpe" (Optuna's tree-structured Parzen estimator) or "random".
         parallel: how many trials are chosen, and carried out, side by side; it decides what is tried.
         search: where to look, by dotted setting: ``{"train.lr": "0.001..0.1", "method.mu": [0.1, 0.5]}``.
-        progress: hears of the progress; by default a live display.
+        progress: callback for the progress; by default a live display.
         options: what differs from the source, see :class:`Options`.
 
     Returns:
@@ -53,33 +53,29 @@ def tune(
         FedshiftError: something in it is wrong, validation looks at the test, or no study has a trial that was carried
             to its end; the message names it and the fix.
     """
-    plan = search_plan(source, trials, sampler, parallel, search, options.get("settings"))
-    return tune_planned(grid(source, **options), plan, progress)
+    from fedshift.study.tune import search_all
+
+    budget = search_budget(source, trials, sampler, parallel, search, options.get("settings"))
+    experiments = grid(source, **options)
+    with display(progress, trials * len(experiments)) as shown:
+        return search_all(experiments, budget, shown)
 
 
-def tune_planned(experiments: Sequence[Experiment], plan: Plan, progress: Progress | None = None) -> Tuning:
-    """Carry out :func:`tune` of experiments with a plan."""
-    from fedshift.tuning.tune import tune
-
-    with display(progress, plan.trials * len(experiments)) as shown:
-        return tune(experiments, plan, shown)
-
-
-def search_plan(
+def search_budget(
     source: Source | Sequence[Source],
     trials: int,
     sampler: Sampler,
     parallel: int,
     search: Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
-) -> Plan:
+) -> Budget:
     """The budget and the ranges of :func:`tune`.
 
     Raises:
         FedshiftError: something in it is wrong.
     """
-    from fedshift.tuning.space import flat_ranges
-    from fedshift.tuning.tune import Plan
+    from fedshift.study.space import flat_ranges
+    from fedshift.study.tune import Budget
 
     settings = settings or {}
     if search is not None and not isinstance(search, Mapping):
@@ -95,4 +91,4 @@ def search_plan(
             raise FedshiftError(f'search = {table!r} is a value where a table belongs; write [search] "train.lr" = ...')
         ranges |= flat_ranges(table)
     asked = dict(search or {})
-    return Plan(trials, sampler, parallel, ranges | asked, frozenset(settings), frozenset(asked))
+    return Budget(trials, sampler, parallel, ranges | asked, frozenset(settings), frozenset(asked))

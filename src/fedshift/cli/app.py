@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -52,7 +50,6 @@ from fedshift.errors import FedshiftError
 if TYPE_CHECKING:
     from fedshift.settings.experiment import Experiment
 
-BROKEN_PIPE = 141  # the exit code as shells have it: 128 and the signal
 
 app = typer.Typer(
     name="fedshift",
@@ -74,7 +71,7 @@ def _all_names(incomplete: str) -> list[str]:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _CommandLine:
     """What the command line says of experiments.
 
     Attributes:
@@ -136,7 +133,7 @@ def _experiment_command(act: Callable[..., None], about: str | None = None) -> C
         with warnings_as_notes():
             experiments = api.grid(experiment, **options)
         with interruptible("."):
-            act(_Asked(experiment, options, experiments, dry_run), **own)
+            act(_CommandLine(experiment, options, experiments, dry_run), **own)
 
     common, own = (inspect.signature(each, eval_str=True) for each in (command, act))
     options = [each for each in own.parameters.values() if each.kind is each.KEYWORD_ONLY]
@@ -150,7 +147,7 @@ def _going_on(path: Path) -> str:
     return f". `fedshift resume {path}` carries on from the last checkpoint."
 
 
-def _run_one(asked: _Asked) -> None:
+def _run_one(asked: _CommandLine) -> None:
     from fedshift import api
     from fedshift.cli.estimates import print_estimates
     from fedshift.runs.runner import run_path
@@ -165,7 +162,7 @@ def _run_one(asked: _Asked) -> None:
     print_report(api.load(run.path), run.path)
 
 
-def _run_all(asked: _Asked) -> None:
+def _run_all(asked: _CommandLine) -> None:
     from fedshift import api
     from fedshift.cli.estimates import print_estimates
     from fedshift.runs.runner import run_path
@@ -202,7 +199,7 @@ app.command(
 
 
 def _tune(
-    asked: _Asked,
+    asked: _CommandLine,
     *,
     trials: TrialsOption = 20,
     sampler: SamplerOption = "tpe",
@@ -210,19 +207,19 @@ def _tune(
     search: SearchOption = None,
 ) -> None:
     from fedshift import api
-    from fedshift.cli.tuning import print_plan, print_tuning
+    from fedshift.cli.tuning import print_searches, print_tuning
     from fedshift.settings.written import parse_assignments
 
     ranges = parse_assignments(search or [], "--search")
-    budget: dict[str, Any] = {"trials": trials, "sampler": sampler, "parallel": parallel}
-    plan = api.search_plan(asked.source, search=ranges, settings=asked.options["settings"], **budget)
+    how: dict[str, Any] = {"trials": trials, "sampler": sampler, "parallel": parallel, "search": ranges}
     if asked.dry_run:
         with warnings_as_notes():
-            print_plan(asked.experiments, plan)
+            budget = api.search_budget(asked.source, settings=asked.options["settings"], **how)
+            print_searches(asked.experiments, budget)
         return
     again = shlex.join(["fedshift", *sys.argv[1:]])
     with interruptible(f". The same command carries on, and no trial is lost: {again}"), warnings_as_notes():
-        tuning = api.tune_planned(asked.experiments, plan)
+        tuning = api.tune(asked.source, **how, **asked.options)
     print_tuning(tuning)
     if tuning.failed:
         raise FedshiftError(tuning.failed[0])
@@ -264,43 +261,10 @@ app.command(
 )(reproduce)
 
 
-def _bench(asked: _Asked) -> None:
-    """Measure the engines for the first run of each method, and print everything."""
-    from rich.markup import escape
-    from rich.table import Table
+def _bench(asked: _CommandLine) -> None:
+    from fedshift.cli.bench import print_engines
 
-    from fedshift import api
-    from fedshift.cli.console import open_console
-    from fedshift.engines.calibration import Timing, fastest
-
-    console = open_console()
-
-    def table(title: str, timings: tuple[Timing, ...]) -> Table:
-        shown = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
-        for column in ("", "ms a client's step", "turns", ""):
-            shown.add_column(column, justify="right" if column else "left")
-        for timing in timings:
-            mark = "<- fastest" if timing is fastest(timings) else escape(timing.note)
-            shown.add_row(str(timing.choice), f"{timing.milliseconds:.2f}", str(len(timing.turns)), mark)
-        return shown
-
-    first = {experiment.method_name: experiment for experiment in reversed(asked.experiments)}
-    for experiment in (first[name] for name in dict.fromkeys(each.method_name for each in asked.experiments)):
-        about = f"{experiment.method_name}, {type(experiment.model).__name__}, batches of {experiment.train.batch}"
-        console.print(about, highlight=False, markup=False)
-        if asked.dry_run:
-            continue
-        with console.status("") as status:
-            calibration = api.bench(experiment, tell=status.update)
-        if calibration.kernels:
-            console.print(table("One thread: memory layout and linear layers", calibration.kernels))
-        console.print(table("Engines", calibration.engines))
-        console.print(f"{calibration}\n", highlight=False, markup=False)
-    kept = (
-        '`run.engine = "auto"` measures this anew before each run that is long enough. The number is the median over '
-        "turns; one that took far longer than the fastest left early."
-    )
-    console.print("Nothing was measured." if asked.dry_run else kept, highlight=False, markup=False)
+    print_engines(asked.experiments, asked.dry_run)
 
 
 app.command(
@@ -310,7 +274,7 @@ app.command(
 )(_experiment_command(_bench))
 
 
-def _data(asked: _Asked, *, html: HtmlOption = None, json: JsonOption = False, test: TestOption = False) -> None:
+def _data(asked: _CommandLine, *, html: HtmlOption = None, json: JsonOption = False, test: TestOption = False) -> None:
     from fedshift import api
     from fedshift.cli.data import print_data
 
@@ -329,41 +293,10 @@ app.command(
 )(_experiment_command(_data))
 
 
-def _index(asked: _Asked) -> None:
-    from fedshift import api
-    from fedshift.cli.console import open_console
-    from fedshift.methods.client2vec.vectors import check_makes_index
-    from fedshift.reporting.similarity import check_writable, cosines, write_index
-    from fedshift.runs.preparation import describe
+def _index(asked: _CommandLine) -> None:
+    from fedshift.cli.client_index import print_indices
 
-    console = open_console()
-    # Runs that differ only in how they use the index share it.
-    different = {
-        repr((e.seed, e.data, e.partition, e.protocol, getattr(e.method, "index", None))): e for e in asked.experiments
-    }
-    if asked.dry_run:
-        for experiment in different.values():
-            check_makes_index(experiment.method, experiment.method_name)
-            console.print(describe(experiment), highlight=False, markup=False)
-        return
-    check_writable()
-    for experiment in different.values():
-        with interruptible("; nothing was written."):
-            index = api.index(experiment)
-        folder = (
-            Path(experiment.run.out) / experiment.name / f"index-seed{experiment.seed}-{experiment.fingerprint[:8]}"
-        )
-        sent = [message["up"] for message in index.messages.values()]
-        console.print(
-            f"{len(index.clients)} clients of {len(set(index.domains))} domains, {index.feature.shape[1]} features; "
-            f"clients sent {sum(up['bytes'] for up in sent)} bytes in {sum(up['messages'] for up in sent)} messages.",
-            highlight=False,
-        )
-        console.print(cosines(index), highlight=False)
-        for note in index.notes:
-            console.print(f"Note: {note}", highlight=False)
-        for path in write_index(index, folder):
-            console.print(f"Written: {path}", highlight=False, markup=False, soft_wrap=True)
+    print_indices(asked.experiments, asked.dry_run)
 
 
 app.command(
@@ -411,7 +344,7 @@ def watch(
 ) -> None:
     """Show from another terminal what runs under way do, until all are over; the runs do not notice."""
     from fedshift.cli.console import open_console
-    from fedshift.reporting.watch import follow
+    from fedshift.reporting.follow import follow
 
     with interruptible(". Only the watching: the runs go on."):
         follow(path, open_console(), wait)
@@ -522,53 +455,13 @@ def options(
     """Options of every command; they are acted on before and around it."""
 
 
-class _Output:
-    """Standard output that ends the process quietly when nobody reads it any more, as ``| head -1`` does."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def write(self, text: str) -> int:
-        """Write a text."""
-        with self._readable():
-            return self._stream.write(text)
-
-    def flush(self) -> None:
-        """Pass on what was written."""
-        with self._readable():
-            self._stream.flush()
-
-    @contextmanager
-    def _readable(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            # What is still in the buffer goes nowhere, or the interpreter would fail on it when it ends.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
-            if isinstance(error, BrokenPipeError):
-                raise SystemExit(BROKEN_PIPE) from None
-            raise FedshiftError(f"Standard output cannot be written: {error.strerror or error}.") from error
-
-
-def _check_no_zero_byte(arguments: list[str]) -> None:
-    """Raise an error if an argument holds a zero byte, on which a look for a file of that name would fail."""
-    for argument in arguments:
-        if "\0" in argument:
-            raise FedshiftError(f"{argument!r} holds a zero byte, which no name and no setting has: leave it out.")
-
-
 def main() -> None:
     """The command ``fedshift``: a user's error is one message and exit code 2, and used-up memory exit code 1."""
     debug = "--debug" in sys.argv
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     if isinstance(sys.stdout, TextIOWrapper):  # there is none where it was closed
         sys.stdout.reconfigure(errors="backslashreplace")
-        sys.stdout = _Output(sys.stdout)  # all that is written goes through it
     try:
-        _check_no_zero_byte(arguments)
         app(arguments)
     except FedshiftError as error:
         if debug:

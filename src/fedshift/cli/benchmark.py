@@ -4,35 +4,32 @@ from __future__ import annotations
 
 import shlex
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from fedshift.cli.ending import interruptible
 from fedshift.cli.options import PluginOption, listed, names_of, paths_of
 
-if TYPE_CHECKING:
-    from fedshift.benchmarking.plan import Plan
-
 
 def _scales(incomplete: str) -> list[str]:
-    from fedshift.benchmarking.columns import scales
+    from fedshift.study.scenarios import scales
 
-    return [name for name in scales() if name.startswith(incomplete)]
+    return [name for name in scales("benchmark") if name.startswith(incomplete)]
 
 
 def _federations(incomplete: str) -> list[str]:
-    from fedshift.benchmarking.columns import all_columns
+    from fedshift.study.benchmark_plan import ORDER
 
     before, comma, word = incomplete.rpartition(",")
-    return [f"{before}{comma}{column.name}" for column in all_columns() if column.name.startswith(word)]
+    return [f"{before}{comma}{name}" for name in ORDER if name.startswith(word)]
 
 
 def _data(incomplete: str) -> list[str]:
-    from fedshift.benchmarking.columns import all_columns
+    from fedshift.study.scenarios import scenarios
 
-    names = dict.fromkeys(f"{column.data}=" for column in all_columns())
-    return [name for name in names if name.startswith(incomplete)]
+    names = {f"{size.data}=" for scenario in scenarios("benchmark").values() for size in scenario.sizes.values()}
+    return [name for name in sorted(names) if name.startswith(incomplete)]
 
 
 def benchmark(
@@ -61,16 +58,16 @@ def benchmark(
 ) -> None:
     """Carry out the benchmark, or say what it would cost."""
     from fedshift import api
-    from fedshift.benchmarking.plan import OUT
-    from fedshift.benchmarking.plan import Plan as BenchmarkPlan
     from fedshift.cli.console import open_console, print_tables
+    from fedshift.cli.estimates import print_costs
+    from fedshift.study.benchmark_plan import OUT, BenchmarkPlan
 
     methods, columns = listed(method), listed(federation) if federation is not None else None
     paths, plugins, folder = paths_of(data or []), plugin or [], out or OUT
     plan = BenchmarkPlan.of(scale, methods, columns, folder, paths, plugins)
     if dry_run:
         with interruptible("."):
-            _print_forecast(plan)
+            print_costs(plan)
         return
     again = shlex.join(["fedshift", *sys.argv[1:]])
     with interruptible(f". The same command carries on: {again}"):
@@ -80,15 +77,3 @@ def benchmark(
     console.print(f"Written: {plan.folder}/benchmark.md, .csv, .json, .png and .html", highlight=False, soft_wrap=True)
     if done.failed:
         raise typer.Exit(1)
-
-
-def _print_forecast(plan: Plan) -> None:
-    """Say how many runs a benchmark has, and about how long they take."""
-    from fedshift.benchmarking.forecast import forecast
-    from fedshift.cli.estimates import print_costs
-    from fedshift.reporting.live import LiveProgress
-
-    with LiveProgress(0) as progress:
-        columns, left_out = plan.available(progress)
-        costs = {column.title: list(forecast(plan, column)) for column in columns}
-    print_costs(costs, left_out.values())

@@ -32,4 +32,4 @@ def print_tables(console: Console, tables: Sequence[Table], notes: Sequence[str]
     for table in tables:
         console.print(table.rich())
     for note in notes:
-        console.print(f"Note: {printable(note)}", highlight=False, markup=False)
+        console.print(f"Note: {printable(note)}", highlight=False, markup=False, soft_wrap=True)

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from fedshift.cli.console import open_console
-from fedshift.reporting.data_report.page import facts, lines, tables
+from fedshift.reporting.data_report.data_page import facts, lines, tables
 from fedshift.reporting.data_report.report import DataReport
 from fedshift.reporting.units import printable
 

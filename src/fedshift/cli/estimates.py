@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 
 from fedshift import api
-from fedshift.cli.console import open_console
+from fedshift.cli.console import open_console, print_tables
 from fedshift.reporting.table import Table
-from fedshift.reporting.units import bytes_text, clock, printable
-from fedshift.runs.cells import LACKING, Cost
+from fedshift.reporting.units import bytes_text, clock
 from fedshift.settings.experiment import Experiment
+from fedshift.study.execute import LACKING
+from fedshift.study.plan import StudyPlan
 
 WIDTH = 120
 
 
 def print_estimates(experiments: Sequence[Experiment]) -> None:
     """One line for each method (or other setting); seeds and held-out domains cost the same."""
-    title = f"{len(experiments)} {'run' if len(experiments) == 1 else 'runs'} would be carried out"
     columns = ["method", "runs", "clients", "rounds", "steps", "evaluations", "down a round", "up a round"]
     columns += ["memory", "training"]
     rows: list[list[str]] = []
     forecasts, notes = api.estimate(experiments), dict[str, None]()
+    count = sum(forecast.runs for forecast in forecasts if forecast.cost is not None)
+    title = f"{count} {'run' if count == 1 else 'runs'} would be carried out"
     for forecast in forecasts:
         name, runs, cost = forecast.label, str(forecast.runs), forecast.cost
         if cost is None:
@@ -60,37 +62,30 @@ def _time(seconds: float | None) -> str:
     return "-" if seconds is None else clock(seconds)
 
 
-def print_costs(costs: Mapping[str, Sequence[Cost]], left_out: Iterable[str]) -> None:
-    """What the cells of a table would cost, by its columns' titles, and why some of it is left out."""
+def print_costs(plan: StudyPlan) -> None:
+    """Print what the cells of a study would cost, by its scenarios' titles, and why some are left out."""
     console = open_console(least=WIDTH)
+    costs = {plan.title(scenario): plan.costs(scenario) for scenario in plan.available}
     everything = [cost for cells in costs.values() for cost in cells]
-    per_column = [
-        [title, str(sum(cost.runs for cost in cells)), _time(sum(known) if known else None)]
-        for title, cells in costs.items()
-        for known in [[cost.total for cost in cells if cost.seconds is not None]]
-    ]
+    by_scenario = []
+    for title, cells in costs.items():
+        there = [cost.total for cost in cells if cost.seconds is not None]
+        by_scenario.append([title, str(sum(cost.runs for cost in cells)), _time(sum(there) if there else None)])
     names = list(dict.fromkeys(cost.row for cost in everything))
     title = f"{sum(cost.runs for cost in everything)} runs of {len(names)} rows would be carried out"
-    console.print(Table(title, ["federation", "runs", "time"], per_column).rich())
-    seconds = {
-        (title, cost.row): f"{cost.seconds:.1f}"
-        for title, cells in costs.items()
-        for cost in cells
-        if cost.seconds is not None
-    }
-    per_run = [[name, *(seconds.get((title, name), "-") for title in costs)] for name in names]
-    console.print(Table("Seconds of one run", ["row", *costs], per_run).rich())
-    for cost in everything:
-        if why := cost.lacking:
-            text = printable(f"Note: {cost.column}, {cost.row}: {LACKING[why.kind]}. {why.reason}")
-            console.print(text, highlight=False, markup=False)
-    for note in left_out:
-        console.print(f"Note: {note}", highlight=False, markup=False)
-    known = sum(cost.runs for cost in everything if cost.seconds is not None)
-    unknown = sum(cost.runs for cost in everything) - known
-    if known:
+    seconds = {(cost.column, cost.row): f"{cost.seconds:.1f}" for cost in everything if cost.seconds is not None}
+    by_row = [[name, *(seconds.get((title, name), "-") for title in costs)] for name in names]
+    notes = [
+        f"{cost.column}, {cost.row}: {LACKING[cost.lacking.kind]}. {cost.lacking.reason}"
+        for cost in everything
+        if cost.lacking
+    ]
+    tables = [
+        Table(title, ["federation", "runs", "time"], by_scenario),
+        Table("Seconds of one run", ["row", *costs], by_row),
+    ]
+    print_tables(console, tables, [*notes, *plan.left_out.values()])
+    if known := sum(cost.runs for cost in everything if cost.seconds is not None):
         total = clock(sum(cost.total for cost in everything))
         console.print(f"Training takes about {total} in {known} of the runs, one after the other.", highlight=False)
-    if unknown:
-        console.print(f"How long {unknown} of the runs take is not known.", highlight=False)
     console.print("Nothing was written.")

@@ -8,7 +8,8 @@ from pathlib import Path
 from rich.console import Console
 
 from fedshift.cli.console import open_console
-from fedshift.deployment.inspection import Held, Inspection, inspect
+from fedshift.cli.federation_serve import say
+from fedshift.deployment.inspection import Inspection, SiteSamples, inspect
 from fedshift.reporting.table import Table
 from fedshift.reporting.units import bytes_text, printable
 
@@ -25,41 +26,33 @@ def check(folder: Path, as_json: bool) -> None:
     """
     inspection, console = inspect(folder), open_console()
     if as_json:
-        text = json.dumps(inspection.table(), indent=2, ensure_ascii=False)
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
+        say(json.dumps(inspection.table(), indent=2, ensure_ascii=False))
     else:
         _print(inspection, console)
     inspection.check()
     if not as_json:
-        console.print(f"'{inspection.site}' can take part. Nothing was written, and nothing left this machine.")
+        say(f"'{inspection.site}' can take part. Nothing was written, and nothing left this machine.")
 
 
 def _print(inspection: Inspection, console: Console) -> None:
-    def say(line: str) -> None:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
-
     if inspection.federation and inspection.site:
         say(f"Federation '{inspection.federation}', site '{inspection.site}'")
-    if inspection.held is not None:
-        _print_data(inspection.held, console)
-    for note in (*(inspection.held.notes if inspection.held else ()), *inspection.notes):
+    if inspection.samples is not None:
+        _print_data(inspection.samples, console)
+    for note in (*(inspection.samples.notes if inspection.samples else ()), *inspection.notes):
         say(f"Note: {printable(note)}")
-    if inspection.free:
-        say(f"Disk: {bytes_text(inspection.free)} free")
     if inspection.page:
         say(f"\n{inspection.page}")
 
 
-def _print_data(held: Held, console: Console) -> None:
-    files = "1 file" if held.files == 1 else f"{held.files} files"
-    lines = [f"Read: '{held.path}', {files}, {bytes_text(held.bytes)}"] if held.path else []
-    lines.append(f"Samples: {held.samples}, of shape {list(held.shape)}, {held.dtype}")
-    for line in lines:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
-    parts = list(held.counts)
-    rows = [[name, *(str(held.counts[part][name]) for part in parts)] for name in held.counts[parts[0]]]
-    rows.append(["all", *(str(sum(held.counts[part].values())) for part in parts)])
+def _print_data(samples: SiteSamples, console: Console) -> None:
+    files = "1 file" if samples.files == 1 else f"{samples.files} files"
+    if samples.path:
+        say(f"Read: '{samples.path}', {files}, {bytes_text(samples.bytes)}")
+    say(f"Samples: {samples.samples}, of shape {list(samples.shape)}, {samples.dtype}")
+    parts = list(samples.counts)
+    rows = [[name, *(str(samples.counts[part][name]) for part in parts)] for name in samples.counts[parts[0]]]
+    rows.append(["all", *(str(sum(samples.counts[part].values())) for part in parts)])
     console.print(Table("Samples of each class", ["class", *parts], rows).rich())
-    if held.lacking:
-        names = printable(", ".join(held.lacking))
-        console.print(f"No sample of: {names}. Sites may lack classes.", highlight=False, markup=False, soft_wrap=True)
+    if samples.lacking:
+        say(f"No sample of: {printable(', '.join(samples.lacking))}. Sites may lack classes.")

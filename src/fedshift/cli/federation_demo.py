@@ -1,4 +1,4 @@
-"""What ``fedshift federation demo`` does and prints."""
+"""What ``fedshift federation demo`` and ``rehearse`` do and print."""
 
 from __future__ import annotations
 
@@ -10,13 +10,18 @@ from shlex import join, quote
 from fedshift import api
 from fedshift.cli.console import open_console
 from fedshift.cli.ending import interruptible, print_report
+from fedshift.cli.federation_serve import say
 from fedshift.deployment import commands
 from fedshift.deployment.demo import IMAGES_PER_CLASS, carry_out, experiment, members, planned_demo
 from fedshift.deployment.folders import COORDINATOR, SITES, make
+from fedshift.deployment.rehearsal import carried_out, difference
+from fedshift.deployment.rehearsal import rehearse as simulate
 from fedshift.deployment.sent import SENT, summary
 from fedshift.errors import FedshiftError
+from fedshift.reporting.live import LiveProgress
 from fedshift.reporting.table import Table
 from fedshift.reporting.units import bytes_text, clock
+from fedshift.runs.folder import RunFolder
 from fedshift.settings.experiment import Experiment
 
 
@@ -41,9 +46,6 @@ def demo(to: Path, method: str, rounds: int, sites: int, dry_run: bool) -> None:
         )
     chosen, named, console = experiment(method, rounds), members(sites), open_console()
 
-    def say(line: str) -> None:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
-
     if dry_run:
         say("\n".join(_plan(folder, chosen, named)))
         return
@@ -65,6 +67,35 @@ def demo(to: Path, method: str, rounds: int, sites: int, dry_run: bool) -> None:
         f"  fedshift federation rehearse {quote(str(folder))}",
     ):
         say(line)
+
+
+def rehearse(folder: Path) -> None:
+    """Carry out a federation's run as a simulation, print its report, and hold its weights against the federation's.
+
+    Args:
+        folder: the federation's.
+
+    Raises:
+        FedshiftError: it cannot be carried out.
+    """
+    again = f". `fedshift federation rehearse {quote(str(folder))}` goes on from the last checkpoint."
+    with interruptible(again), LiveProgress(1) as progress:
+        run = simulate(folder, progress)
+    print_report(api.load(run.path), run.path)
+    say(compared(run, carried_out(folder)))
+
+
+def compared(run: RunFolder, theirs: RunFolder) -> str:
+    """How the weights compare with those of the federation's run."""
+    if not theirs.finished:
+        return f"The federation's own run, '{theirs.path}', is not finished: there are no weights to compare yet."
+    apart = difference(run, theirs)
+    if not apart:
+        return "Compared with the federation's own run: equal weights, bit for bit."
+    return (
+        f"Compared with the federation's own run: weights differ by {apart:.2g} at most. Sites that were away, other "
+        "numbers of threads and other machines make such differences."
+    )
 
 
 def _left(folder: Path, sites: Mapping[str, float]) -> Table:

@@ -7,9 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from fedshift.cli.console import open_console
+from fedshift.cli.federation_serve import say
 from fedshift.deployment.agreement import read_site
 from fedshift.deployment.sent import SENT, SentMessage, Total, read_sent, summary
 from fedshift.reporting.table import Table
@@ -31,9 +30,6 @@ def sent(folder: Path, full: bool, as_json: bool) -> None:
     site, path, console = read_site(folder)[0].name, folder / SENT, open_console()
     messages, totals = read_sent(path), summary(path)
 
-    def say(line: str) -> None:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
-
     if as_json:
         say(json.dumps(_table(site, messages, totals, full), indent=2, ensure_ascii=False))
         return
@@ -42,7 +38,7 @@ def sent(folder: Path, full: bool, as_json: bool) -> None:
         return
     if full:
         for message in messages:
-            _print_message(message, console)
+            _print_message(message)
     console.print(_short(site, totals).rich())
     bare = sum(not message.tensors for message in messages)
     size = bytes_text(sum(message.bytes for message in messages))
@@ -66,7 +62,7 @@ def _short(site: str, totals: list[Total]) -> Table:
     return Table(f"What has left {site}", columns, rows)
 
 
-def _print_message(message: SentMessage, console: Console) -> None:
+def _print_message(message: SentMessage) -> None:
     trip = f" {message.stage}/{message.round} ({message.exchange})" if message.exchange else ""
     lines = [f"{_moment(message.time)}  {message.what}{trip}  {message.bytes} B  sha256 {message.sha256}"]
     lines += [
@@ -74,7 +70,7 @@ def _print_message(message: SentMessage, console: Console) -> None:
         for tensor in message.tensors
     ]
     for line in lines:
-        console.print(printable(line), highlight=False, markup=False, soft_wrap=True)
+        say(printable(line))
 
 
 def _moment(time: str) -> str:

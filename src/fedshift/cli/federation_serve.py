@@ -1,15 +1,19 @@
-"""What ``fedshift federation serve`` does and prints."""
+"""What members type while a federation is at work: ``serve``, ``join``, ``run`` and ``confirm``."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from shlex import join as typed
 
+import typer
+
 from fedshift.cli.console import open_console
 from fedshift.cli.ending import interruptible
-from fedshift.deployment.serving import OF_COORDINATOR, Member, advice_to_root, inner_port, parts_of_coordinator
-from fedshift.deployment.serving import serve as start
-from fedshift.deployment.supervisor import Part
+from fedshift.deployment import commands, serving
+from fedshift.deployment.flower import APP
+from fedshift.deployment.serving import AUTHORITY, OF_COORDINATOR, OF_SITE, Member
+from fedshift.deployment.supervisor import Part, free_port
 
 
 def serve(folder: Path, port: int | None, dry_run: bool) -> None:
@@ -25,19 +29,79 @@ def serve(folder: Path, port: int | None, dry_run: bool) -> None:
     """
     if dry_run:
         member = Member.read(folder, OF_COORDINATOR)
-        for line in started(member.folder, parts_of_coordinator(inner_port(member.address, port))):
-            say(line)
+        _print_parts(member, serving.parts_of_coordinator(serving.inner_port(member.address, port)))
+    else:
+        _go_on(lambda: serving.serve(folder, port, say))
+
+
+def join(folder: Path, address: str | None, dry_run: bool) -> None:
+    """Start a site's processes until they are interrupted.
+
+    Args:
+        folder: the site's.
+        address: host and port of the coordinator; None: as federation.toml says.
+        dry_run: print the commands instead.
+
+    Raises:
+        FedshiftError: the folder lacks something.
+    """
+    if dry_run:
+        member = Member.read(folder, OF_SITE)
+        _print_parts(member, serving.parts_of_site(address or member.address, free_port()))
+    else:
+        _go_on(lambda: serving.join(folder, address, say))
+
+
+def run(folder: Path, dry_run: bool) -> None:
+    """Start the coordinator's run, or carry it on.
+
+    Args:
+        folder: the coordinator's.
+        dry_run: print the command instead.
+
+    Raises:
+        FedshiftError: `fedshift federation serve` does not run here, or the folder is wrong.
+        typer.Exit: the run has failed.
+    """
+    if dry_run:
+        member = Member.read(folder, (AUTHORITY,))
+        say(f"This command would be started in '{member.folder}', with what `fedshift federation serve` writes there:")
+        say(f"  {typed(commands.start_run(str(APP), member.federation))}")
         return
-    if advice := advice_to_root():
+    with interruptible("; the run goes on. The same command shows it again, and `flwr stop` ends it."):
+        code = serving.run(folder)
+    if code:
+        raise typer.Exit(code)
+
+
+def confirm(site: str, folder: Path) -> None:
+    """Take a site out of quarantine.
+
+    Args:
+        site: the site's name.
+        folder: the coordinator's.
+
+    Raises:
+        FedshiftError: there is no such site, or it is not in quarantine.
+    """
+    from fedshift.deployment.members import confirm
+
+    why = confirm(folder, site)
+    say(f"'{site}' takes part again from the next round on. It was in quarantine as it {why.partition(';')[0]}.")
+
+
+def _go_on(start: Callable[[], None]) -> None:
+    if advice := serving.advice_to_root():
         say(advice)
     with interruptible("; every process is ended. The same command goes on."):
-        start(folder, port, say)
+        start()
 
 
-def started(folder: Path, parts: list[Part]) -> list[str]:
-    """The lines of a dry run: what would be started in a member's folder."""
-    lines = [f"  {typed(part.command if part.command[0] != '-m' else ['python', *part.command])}" for part in parts]
-    return [f"These commands would be started in '{folder}', and started again when one ends:", *lines]
+def _print_parts(member: Member, parts: list[Part]) -> None:
+    """What would be started in a member's folder."""
+    say(f"These commands would be started in '{member.folder}', and started again when one ends:")
+    for part in parts:
+        say(f"  {typed(part.command if part.command[0] != '-m' else ['python', *part.command])}")
 
 
 def say(line: str) -> None:

@@ -149,12 +149,10 @@ SearchOption = Annotated[
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Say what would run and what it would cost; write nothing.")
 ]
-HtmlOption = Annotated[
-    Path | None, typer.Option("--html", help="Also write a page with samples to look at: a file, or a folder.")
-]
+HtmlOption = Annotated[Path | None, typer.Option("--html", help="Also write a page: a file, or a folder.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print everything as JSON.")]
 TestOption = Annotated[
-    bool, typer.Option("--test", help="Judge and show test samples as well; by default they are only counted.")
+    bool, typer.Option("--test", help="Judge test samples as well; by default they are only counted.")
 ]
 
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import shlex
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from fedshift.cli.ending import interruptible
 from fedshift.cli.options import DryRunOption, paths_of
-
-if TYPE_CHECKING:
-    from fedshift.reproduction.plan import Plan
 
 NAME_ONE = (
     "`fedshift reproduce fedsr --list`, of one paper, or of one table, says what is needed and how to get it, and why "
@@ -21,21 +18,21 @@ NAME_ONE = (
 
 
 def _tables(incomplete: str) -> list[str]:
-    from fedshift.reproduction.exhibits import exhibits
+    from fedshift.study.papers import exhibits
 
     return [name for name in exhibits() if name.startswith(incomplete)]
 
 
 def _scales(incomplete: str) -> list[str]:
-    from fedshift.reproduction.panels import scales
+    from fedshift.study.scenarios import scales
 
-    return [name for name in scales() if name.startswith(incomplete)]
+    return [name for name in scales("papers") if name.startswith(incomplete)]
 
 
 def _panels(incomplete: str) -> list[str]:
-    from fedshift.reproduction.panels import panels
+    from fedshift.study.scenarios import scenarios
 
-    return [name for name in panels() if name.startswith(incomplete)]
+    return [name for name in scenarios("papers") if name.startswith(incomplete)]
 
 
 def _data(incomplete: str) -> list[str]:
@@ -83,11 +80,11 @@ def reproduce(
     """Carry out a table, say what it would cost, or say how far all are."""
     from fedshift import api
     from fedshift.cli.console import open_console, print_tables
+    from fedshift.cli.estimates import print_costs
     from fedshift.errors import FedshiftError
     from fedshift.reporting.units import printable
-    from fedshift.reproduction.plan import OUT
-    from fedshift.reproduction.plan import Plan as TablePlan
     from fedshift.settings.written import parse_assignments
+    from fedshift.study.reproduce import OUT, TablePlan
 
     paths, folder = paths_of(data or []), out or OUT
     if list_:
@@ -108,7 +105,7 @@ def reproduce(
     plan = TablePlan.of(table, scale or "smoke", panel or None, row or None, folder, paths, run)
     if dry_run:
         with interruptible("."):
-            _print_forecast(plan)
+            print_costs(plan)
         return
     again = shlex.join(["fedshift", *sys.argv[1:]])
     with interruptible(f". The same command carries on: {again}"):
@@ -118,15 +115,3 @@ def reproduce(
     console = open_console(least=done.WIDTH)
     print_tables(console, done.tables(), done.notes())
     console.print(f"Written: {printable(str(plan.folder))}", highlight=False, markup=False, soft_wrap=True)
-
-
-def _print_forecast(plan: Plan) -> None:
-    """Say how many runs a table has, about how long they take here, and what is left out."""
-    from fedshift.cli.estimates import print_costs
-    from fedshift.reporting.live import LiveProgress
-    from fedshift.reproduction.forecast import forecast
-
-    there = [panel for panel in plan.panels if panel.name not in plan.left_out]
-    with LiveProgress(0):
-        costs = {plan.title(panel): list(forecast(plan, panel)) for panel in there}
-    print_costs(costs, plan.left_out.values())

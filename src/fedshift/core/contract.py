@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +19,9 @@ from torch.nn import functional as F
 from fedshift.core.dropout import dropping
 from fedshift.core.messages import Down
 from fedshift.core.model import ModelBuilder
-from fedshift.core.net import Net
+from fedshift.core.net import Net, holder
 from fedshift.core.state import OptimiserState
-from fedshift.core.tensors import Replies, Tensors, counted
+from fedshift.core.tensors import VALUE, Replies, Tensors, counted, full_name
 from fedshift.federation.federation import Federation
 from fedshift.federation.samples import Samples
 from fedshift.streams import Draws, Streams
@@ -139,6 +139,18 @@ class Part:
     each: Callable[[ModelBuilder], nn.Module] | None = None
     exact: bool = False
     unseen: str = "mean"
+
+    @classmethod
+    def state(cls, tensors: Tensor | Mapping[str, Tensor], scope: Scope, **more: Any) -> Self:
+        """Named tensors that are not a layer; a single one is called ``value``, and read by the part's name alone."""
+        named = {VALUE: tensors} if isinstance(tensors, Tensor) else tensors
+        return cls(holder(named), scope, **more)
+
+    @classmethod
+    def zeros_like(cls, parts: Mapping[str, Part], scope: Scope) -> Self:
+        """A tensor of zeros for every trainable parameter of some parts, under the same full names."""
+        trainable = Net({name: part.module for name, part in parts.items()}).parameters()
+        return cls.state({name: torch.zeros_like(parameter) for name, parameter in trainable}, scope)
 
     def __repr__(self) -> str:
         tensors = counted(self.module.state_dict(), "tensor")
@@ -354,7 +366,9 @@ class ServerState:
         Raises:
             KeyError: the server has no tensor of a name.
         """
-        unknown = tensors.keys() - self.tensors.keys()
+        known = frozenset(self.tensors)
+        tensors = {full_name(name) if full_name(name) in known else name: tensor for name, tensor in tensors.items()}
+        unknown = tensors.keys() - known
         if unknown:
             raise KeyError(f"The server has no tensor '{min(unknown)}'.")
         scopes = {scope: getattr(self, scope) for scope in ("shared", "down", "server")}
@@ -397,7 +411,7 @@ class Upload:
 
     @classmethod
     def row(cls, name: str, part: str, category: Category = "statistic") -> Self:
-        """A tensor of the shape of a row of a part's ``value``."""
+        """A tensor of the shape of a row of a part that is a single tensor."""
         return cls(name, (), part, category=category)
 
     def signature(self, tensors: Tensors, floating: torch.dtype) -> Declared:
@@ -410,7 +424,7 @@ class Upload:
         if self.shape is None:
             like = tensors.of(self.part).under(self.name)
             return {name: (floating if t.is_floating_point() else t.dtype, tuple(t.shape)) for name, t in like.items()}
-        shape = tuple(tensors[f"{self.part}.value"].shape[1:]) if self.part else self.shape
+        shape = tuple(tensors[self.part].shape[1:]) if self.part else self.shape
         return {self.name: (self.dtype or floating, shape)}
 
 

@@ -9,7 +9,7 @@ and clients can be stacked. Modules are written with PyTorch's own layers, which
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -105,10 +105,14 @@ def dropout_draws(dropouts: Mapping[str, Sequence[Dropout]], moves: Collection[s
     return {NOISE: Draw((), "integers", 2**62)} if drops else {}
 
 
-@contextmanager
-def dropping(dropouts: Mapping[str, Sequence[Dropout]], noise: Mapping[str, Tensor]) -> Iterator[None]:
+def dropping(dropouts: Mapping[str, Sequence[Dropout]], noise: Mapping[str, Tensor]) -> AbstractContextManager[None]:
     """Let the layers of a net's parts drop by the number among the noise of a step, if there is one."""
-    found = [layer for each in dropouts.values() for layer in each] if NOISE in noise else []
+    return _dropping(dropouts, noise) if NOISE in noise else nullcontext()
+
+
+@contextmanager
+def _dropping(dropouts: Mapping[str, Sequence[Dropout]], noise: Mapping[str, Tensor]) -> Iterator[None]:
+    found = [layer for each in dropouts.values() for layer in each]
     for number, layer in enumerate(found):
         layer.key, layer.calls = _mixed(noise[NOISE] + number), 0
     try:

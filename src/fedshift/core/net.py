@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad
 
 from fedshift.core.dropout import Dropout
-from fedshift.core.tensors import Tensors
+from fedshift.core.tensors import VALUE, Tensors
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
@@ -19,9 +19,9 @@ BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
 class Net:
     """Named parts whose tensors are those of the client (or the server) at work.
 
-    ``net.encoder(x)`` runs a part; ``net.weights`` are the trainable tensors by full name, such as
-    ``encoder.conv1.weight``. An engine decides what stands behind the names: resident modules, or
-    slices of a stack of clients.
+    ``net.encoder(x)`` or ``net["encoder"](x)`` runs a part; ``net.weights`` are the trainable tensors by full
+    name, such as ``encoder.conv1.weight``. An engine decides what stands behind the names: resident modules, or slices
+    of a stack of clients.
     """
 
     def __init__(self, parts: Mapping[str, nn.Module]) -> None:
@@ -41,11 +41,14 @@ class Net:
     def __repr__(self) -> str:
         return f"Net({', '.join(self.parts)})"
 
-    def __getattr__(self, name: str) -> nn.Module:
+    def __getattr__(self, name: str) -> Callable[..., Tensor]:
         try:
             return self.__dict__["parts"][name]  # type: ignore[no-any-return]  # __dict__ holds Any
         except KeyError:
             raise AttributeError(f"The net has no part '{name}'; its parts are {list(self.parts)}") from None
+
+    def __getitem__(self, part: str) -> Callable[..., Tensor]:
+        return self.__getattr__(part)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Every parameter and buffer, with its full name."""
@@ -69,6 +72,10 @@ class Net:
         """The tensors of a part, trained or not, buffers too, by their names within it."""
         return Tensors(self.parts[part].state_dict(keep_vars=True))
 
+    def value(self, part: str) -> Tensor:
+        """The tensor of a part that is a single one; see :meth:`fedshift.core.contract.Part.state`."""
+        return self.of(part)[VALUE]
+
     def gradient(self, function: Callable[[Net], Tensor]) -> Tensors:
         """The gradient of a scalar function of the net with respect to :attr:`weights`; 0 where it reads none.
 
@@ -82,14 +89,15 @@ class Net:
 
         return Tensors(grad(of_weights)(dict(self.parameters())))
 
-    def call(self, part: str, tensors: Tensors, *inputs: Tensor) -> Any:
+    def call(self, part: str, tensors: Tensors, *inputs: Tensor) -> Tensor:
         """Run a part with other tensors, by their names within it, through which gradients flow.
 
         Tensors that are not given are those at work; the part stays in training or evaluation mode as it is.
         """
-        return functional_call(self.parts[part], dict(tensors), inputs)
+        result: Tensor = functional_call(self.parts[part], dict(tensors), inputs)
+        return result
 
-    def frozen(self, part: str, tensors: Tensors, *inputs: Tensor) -> Any:
+    def frozen(self, part: str, tensors: Tensors, *inputs: Tensor) -> Tensor:
         """As :meth:`call`, in evaluation mode and without gradient."""
         module = self.parts[part]
         was_training = module.training
@@ -115,7 +123,7 @@ class _Noting(Net):
         self.parts, self.trainable, self.dropouts = net.parts, net.trainable, net.dropouts
         self.seen = set[str]()
 
-    def __getattr__(self, name: str) -> nn.Module:
+    def __getattr__(self, name: str) -> Callable[..., Tensor]:
         part = super().__getattr__(name)
         self.seen.add(name)
         return part
@@ -128,7 +136,7 @@ class _Noting(Net):
         self.seen.add(part)
         return super().of(part)
 
-    def call(self, part: str, tensors: Tensors, *inputs: Tensor) -> Any:
+    def call(self, part: str, tensors: Tensors, *inputs: Tensor) -> Tensor:
         self.seen.add(part)
         return super().call(part, tensors, *inputs)
 
@@ -144,7 +152,7 @@ def parts_read(net: Net, predict: Callable[[Net], object]) -> frozenset[str]:
 def holder(tensors: Mapping[str, Tensor]) -> nn.Module:
     """Copies of tensors under the same full names, as a module that is neither run nor trained.
 
-    For what a method keeps beside the model: layers as they were, momentum, gradients, corrections.
+    For what a method keeps beside the model: momentum, gradients, corrections, counts.
     """
     root = nn.Module()
     for name, tensor in tensors.items():
@@ -154,13 +162,8 @@ def holder(tensors: Mapping[str, Tensor]) -> nn.Module:
             if word not in dict(place.named_children()):
                 place.add_module(word, nn.Module())
             place = place.get_submodule(word)
-        place.register_parameter(last, nn.Parameter(tensor.detach().clone(), requires_grad=False))
+        place.register_buffer(last, tensor.detach().clone())
     return root
-
-
-def mirror(modules: Mapping[str, nn.Module]) -> nn.Module:
-    """A tensor of zeros for every trainable parameter, under the same full names; see :func:`holder`."""
-    return holder({name: torch.zeros_like(parameter) for name, parameter in Net(modules).parameters()})
 
 
 def batch_norms(module: nn.Module) -> Iterator[tuple[str, BatchNorm]]:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedshift.core.contract import Exchange, LocalWork, Part, Scope, ServerState, Stage, Upload
 from fedshift.core.tensors import Replies, Tensors
@@ -22,21 +22,12 @@ from fedshift.federation.preparation import Preparation
 PREPARATION = "preparation"
 
 
-class _Held(nn.Module):
-    """Statistics as buffers."""
-
-    def __init__(self, statistics: Mapping[str, Tensor]) -> None:
-        super().__init__()
-        for name, tensor in statistics.items():
-            self.register_buffer(name, tensor)
-
-
 def preparation_part(preparation: Preparation | None) -> dict[str, Part]:
     """The part with the statistics, which are those of nobody yet; none where rows are not prepared."""
     if preparation is None:
         return {}
     scope: Scope = "client" if preparation.statistics == "site" else "down"
-    return {PREPARATION: Part(_Held(preparation.of_nobody()), scope, exact=True)}
+    return {PREPARATION: Part.state(preparation.of_nobody(), scope, exact=True)}
 
 
 def prepared_first(preparation: Preparation | None, stages: tuple[Stage, ...]) -> tuple[Stage, ...]:

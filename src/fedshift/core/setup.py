@@ -32,7 +32,7 @@ from fedshift.core.metrics import check_classes, names, scikit_learn
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net
 from fedshift.core.preparation import prepared_first
-from fedshift.core.tensors import SAMPLES, Tensors, part_of, weighted_mean
+from fedshift.core.tensors import SAMPLES, Tensors, full_name, part_of, weighted_mean
 from fedshift.core.training import Evaluate, Train
 from fedshift.errors import FedshiftError
 from fedshift.federation.preparation import Preparation
@@ -258,6 +258,11 @@ class Setup:
     def declared(self, exchange: Exchange) -> Declared:
         """Type and shape of every tensor of a reply; None stands for any length."""
         return self._declaration(exchange).reply
+
+    def named(self, exchange: Exchange, uploaded: Mapping[str, Tensor]) -> Tensors:
+        """What is uploaded, by the names that the exchange declares; see :meth:`Part.state`."""
+        declared = self.declared(exchange)
+        return Tensors({full_name(name) if full_name(name) in declared else name: t for name, t in uploaded.items()})
 
     def categories(self, exchange: Exchange) -> dict[str, Category]:
         """What each tensor of a reply says, by full name.

@@ -14,6 +14,7 @@ from torch import Tensor
 from fedshift.errors import FedshiftError
 
 MOST_SHOWN = 4  # tensors that a text names
+VALUE = "value"  # the tensor of a part that is a single tensor
 SAMPLES = "samples"  # in a reply: how many training samples the client has
 
 
@@ -21,14 +22,15 @@ class Tensors(Mapping[str, Tensor]):
     """An immutable mapping from names to tensors, with arithmetic.
 
     ``a - b`` of two mappings has the names that both have, in the order of ``a``; with a number or a tensor the
-    operation is that of every tensor. ``a | b`` has the names of both, and b's tensors where both have one.
+    operation is that of every tensor. ``a | b`` has the names of both, and b's tensors where both have one. The tensor
+    of a part that is a single one is found by the part's name.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor] | None = None) -> None:
         self._tensors = dict(tensors or {})
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._tensors[name]
+        return self._tensors[name if name in self._tensors else full_name(name)]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
@@ -188,6 +190,11 @@ def weighted_mean(
 def counted(things: Sized, name: str) -> str:
     """How many things there are, in words."""
     return f"{len(things)} {name}{'' if len(things) == 1 else 's'}"
+
+
+def full_name(name: str) -> str:
+    """The full name of the tensor of a part that is a single tensor; a full name is its own."""
+    return name if "." in name else f"{name}.{VALUE}"
 
 
 def part_of(name: str) -> str:

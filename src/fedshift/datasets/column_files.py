@@ -1,22 +1,40 @@
-"""What data sets in CSV and Parquet files have in common: columns that name classes, sites and inputs."""
+"""CSV and Parquet files: reading their columns, and what the data sets in them have in common.
+
+pandas reads CSV and pyarrow Parquet; what they reject is raised again with the file's name.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import csv
+import re
+import warnings
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple, Self
 
-from fedshift.datasets.cells import SUFFIXES, check_named, check_present, column_names, names_in, read_columns
+import numpy as np
+
+from fedshift import parquet
 from fedshift.datasets.dataset import Dataset
-from fedshift.datasets.parts import Names, domain_names, files_in
-from fedshift.errors import FedshiftError
+from fedshift.datasets.labelled import Array, Names, check_each, files_in, names_of, shown, sorted_names
+from fedshift.errors import FedshiftError, UnknownNameError, needs
 from fedshift.settings.spec import setting
+
+SUFFIXES = (".csv", ".parquet")
+ENCODING = "utf-8-sig"  # with the mark that Excel writes, or without
+COMMAS = "Separate columns by commas."
+USUAL = re.compile(r"(?!.{16})-?(0|[1-9]\d*)(\.0|\.\d*[1-9])?")  # a number of which a float keeps every digit
+NUMBERS = "iuf"  # kinds of NumPy's types
+FLOAT32 = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnFiles(Dataset):
     """A file, or a folder of them, with a column of classes and, if a file is not a site, one of sites."""
+
+    seeded: ClassVar[bool] = False
 
     path: str = setting(help="a file that ends in .csv or .parquet, or a folder of them", path=True)
     label: str = setting("label", help="the column of the class")
@@ -24,7 +42,18 @@ class ColumnFiles(Dataset):
 
     def domain_names(self) -> tuple[str, ...]:
         """The values of the domain's column, or the files' names."""
-        return domain_names([(str(file), self._domains(file)) for file in files_in(self.path, SUFFIXES)])
+        found = []
+        for file in self.files():
+            if self.domain:
+                check_present(file, column_names(file), self.named_apart)
+                found.append((str(file), self.domain_of(file, read_columns(file, [self.domain], names=[self.domain]))))
+            else:
+                found.append((str(file), Names.all(file.stem, 0)))
+        return sorted_names("domain", found)
+
+    def files(self) -> list[Path]:
+        """The files that the path names."""
+        return files_in(self.path, SUFFIXES)
 
     def suffixes(self) -> tuple[str, ...]:
         """CSV and Parquet."""
@@ -41,18 +70,8 @@ class ColumnFiles(Dataset):
         return {self.label: "data.label"} | ({self.domain: "data.domain"} if self.domain else {})
 
     def domain_of(self, file: Path, frame: Any) -> Names:
-        """What the domains of a file's rows are called, of which some columns are in a table of pandas."""
-        if not self.domain:
-            return Names.all(file.stem, len(frame))
-        names = names_in(frame[self.domain], column_of(self.domain, file))
-        return names._replace(untyped=file.suffix.lower() != ".parquet")
-
-    def _domains(self, file: Path) -> Names:
-        """What the domains of a file's rows are called, read alone."""
-        if not self.domain:
-            return Names.all(file.stem, 0)
-        check_named(file, column_names(file), self.named_apart)
-        return self.domain_of(file, read_columns(file, [self.domain], names=[self.domain]))
+        """The domains of a file's rows, of which some columns are in a table of pandas."""
+        return names_in(frame, self.domain, file) if self.domain else Names.all(file.stem, len(frame))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +84,7 @@ class InputColumns(ColumnFiles):
 
     def input_columns(self) -> tuple[str, ...]:
         """The columns of the inputs: those that are named, or all others of the first file."""
-        return self.columns or tuple(self.others(files_in(self.path, SUFFIXES)[0]))
+        return self.columns or tuple(self.others(self.files()[0]))
 
     def others(self, file: Path) -> list[str]:
         """The columns of a file that have no other use.
@@ -74,30 +93,245 @@ class InputColumns(ColumnFiles):
             FedshiftError: there is none, one has no name, or a column that a setting names is not there.
         """
         present = column_names(file)
-        check_named(file, present, self.named_apart)
+        check_present(file, present, self.named_apart)
         others = [name for name in present if name not in self.named_apart]
+        if not others:
+            raise FedshiftError(f"'{file}' has no column of {self.kind} beside {', '.join(self.named_apart)}.")
         index = next((name for name in others if not name.strip() or name.startswith("__index_level_")), None)
         if index is not None:
             raise FedshiftError(
                 f"'{file}' has a column without a name ('{index}'), as pandas writes the index of its rows: write the "
                 f"file with index=False, or name the {self.kind}: --set data.columns=..."
             )
-        if not others:
-            raise FedshiftError(f"'{file}' has no column of {self.kind} beside {', '.join(self.named_apart)}.")
         return others
 
     def check_columns(self, file: Path, inputs: Sequence[str]) -> None:
         """Raise an error unless every column that is read is there and, where inputs are not named, no other."""
-        present = column_names(file)
-        check_named(file, present, self.named_apart)
-        check_present(file, present, inputs, self.kind)
-        known = {*inputs}
-        more = [] if self.columns else [name for name in self.others(file) if name not in known]
+        check_present(file, column_names(file), self.named_apart | dict.fromkeys(inputs, ""), self.kind)
+        more = [] if self.columns else [name for name in self.others(file) if name not in {*inputs}]
         if more:
             raise FedshiftError(
                 f"'{file}' has the column '{more[0]}', which files before it lack; make them alike, or name the "
                 f"{self.kind}: --set data.columns=..."
             )
+
+
+# Columns of a file --------------------------------------------------------------------------------------
+
+
+def column_names(file: Path) -> list[str]:
+    """The names of a file's columns, in order.
+
+    Args:
+        file: CSV (commas, UTF-8, a first line of names) or Parquet.
+
+    Raises:
+        FedshiftError: it cannot be read, or two columns have one name.
+    """
+    with _reading(file):
+        if file.suffix.lower() == ".parquet":
+            names = parquet.columns_of(file)
+        else:
+            with file.open(encoding=ENCODING, newline="") as opened:
+                names = next(csv.reader(opened), [])
+    if not names:
+        raise FedshiftError(f"'{file}' is empty; its first line should name the columns.")
+    if len({*names}) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise FedshiftError(f"'{file}' has two columns '{twice}'; give each a name of its own.")
+    return names
+
+
+def check_present(file: Path, present: Sequence[str], named: Mapping[str, str], kind: str = "inputs") -> None:
+    """Raise an error unless a file has some columns.
+
+    Args:
+        file: the file.
+        present: its columns.
+        named: the setting that names each column; empty where a column is one of inputs.
+        kind: what inputs are called.
+    """
+    there = {*present}
+    for name, named_by in named.items():
+        if name not in there:
+            hint = f"Name it: --set {named_by}=COLUMN" if named_by else ""
+            what = f"column ({named_by}) in '{file}'" if named_by else f"column of {kind} in '{file}'"
+            raise UnknownNameError(what, name, present, COMMAS if len(present) == 1 else hint)
+
+
+def read_columns(file: Path, columns: Sequence[str], texts: Sequence[str] = (), names: Sequence[str] = ()) -> Any:
+    """Some columns of a file that has a row, as a table of pandas; empty cells of CSV are empty text.
+
+    Args:
+        file: CSV or Parquet.
+        columns: which.
+        texts: those of CSV that are text, also where digits are written in them.
+        names: those of CSV that are text unless each cell is a number as it is usually written: 7, 7.0 or 7.5, and
+            neither 07 nor 7.50.
+
+    Raises:
+        FedshiftError: it cannot be read, has no row, or a row has more values than there are columns.
+    """
+    with needs("pandas", "Reading CSV and Parquet"):
+        import pandas as pd
+    with _reading(file), warnings.catch_warnings():
+        if file.suffix.lower() == ".parquet":
+            frame = parquet.read(file, columns).to_pandas(ignore_metadata=True)
+        else:
+            warnings.simplefilter("error", pd.errors.ParserWarning)  # that it drops what a row has too many
+            frame = _parsed(file, dict.fromkeys([*texts, *names], str))
+            truths = [name for name in columns if frame[name].dtype.kind == "b"]  # True may be written TRUE or true
+            if truths:
+                frame = _parsed(file, dict.fromkeys([*texts, *names, *truths], str))
+            for name in names:
+                if all(USUAL.fullmatch(cell.strip()) for cell in frame[name].unique()):
+                    frame[name] = pd.to_numeric(frame[name].str.strip())
+    if not len(frame):
+        raise FedshiftError(f"'{file}' has no row; write one for each sample.")
+    return frame[list(columns)]
+
+
+def _parsed(file: Path, kinds: Mapping[str, type]) -> Any:
+    """A CSV file as a table of pandas; of a single column, a line without a character is an empty cell."""
+    import pandas as pd
+
+    present = column_names(file)
+    options = {"na_filter": False, "low_memory": False, "index_col": False, "skip_blank_lines": len(present) > 1}
+    return pd.read_csv(file, header=0, names=present, encoding=ENCODING, dtype=dict(kinds), **options)
+
+
+@contextmanager
+def _reading(file: Path) -> Iterator[None]:
+    """Name the file in whatever goes wrong: pandas and Arrow raise errors of many kinds."""
+    try:
+        yield
+    except (FedshiftError, MemoryError):
+        raise
+    except UnicodeDecodeError as error:
+        part = error.object[max(error.start - 20, 0) : error.end + 20]
+        raise FedshiftError(f"'{file}' holds {part!r}, which is no UTF-8; write the file as UTF-8.") from error
+    except Exception as error:
+        reason = str(error).strip() or type(error).__name__
+        raise FedshiftError(
+            f"'{file}' cannot be read as a table ({reason}). Write it again, with quotes around text that has commas."
+        ) from error
+
+
+# Cells --------------------------------------------------------------------------------------------------
+
+
+class Cells(NamedTuple):
+    """A column of a file.
+
+    Attributes:
+        where: the column and its file, for errors.
+        values: the cells, as pandas has them, (N,).
+        numbers: their numbers (N,), float64; NaN where a cell is none.
+        missing: which cells hold nothing, (N,), bool.
+    """
+
+    where: str
+    values: Array
+    numbers: Array
+    missing: Array
+
+    @classmethod
+    def of(cls, frame: Any, name: str, file: Path, missing: Sequence[str] = ()) -> Self:
+        """A column of a table; a cell holds nothing if it is NaN, none, or one of some texts."""
+        column = frame[name]
+        values, nothing = column.to_numpy(), column.isna().to_numpy().copy()
+        if values.dtype.kind in NUMBERS:
+            numbers = values.astype(np.float64, copy=False)
+        else:
+            values = column.astype(object).to_numpy()
+            nothing |= np.array([isinstance(value, str) and value.strip() in missing for value in values], bool)
+            numbers = np.array([as_number(value) for value in values])
+            numbers[nothing] = np.nan
+        return cls(column_of(name, file), values, numbers, nothing)
+
+    def first(self, where: Array) -> tuple[int, Any] | None:
+        """The row and the value of the first of some cells (N,), bool; None: there is none."""
+        rows = np.flatnonzero(where)
+        return (int(rows[0]), self.values[rows[0]]) if len(rows) else None
+
+    @property
+    def words(self) -> Array:
+        """Which cells hold something that is no number, (N,), bool."""
+        words: Array = np.isnan(self.numbers) & ~self.missing
+        return words
+
+    def check_whole(self, fix: str) -> None:
+        """Raise an error that says how to mend it if a cell is missing."""
+        missing = self.first(self.missing)
+        if missing is not None:
+            others = f", and in {self.missing.sum() - 1} more" if self.missing.sum() > 1 else ""
+            raise FedshiftError(f"{self.where} holds nothing in row {missing[0]}{others}; {fix}")
+
+    def checked(self, more: str = "") -> Array:
+        """The numbers of the cells (N,), float64; NaN where nothing is.
+
+        Args:
+            more: what else can be done about a cell that holds no number.
+
+        Raises:
+            FedshiftError: a cell holds other text, or a number that float32 does not hold; the message names the row.
+        """
+        word = self.first(self.words)
+        if word is not None:
+            raise FedshiftError(
+                f"{self.where} holds {shown(word[1])} in row {word[0]}, and should hold numbers; write one, say what "
+                "stands for nothing (--set data.missing=...), or name the columns to read (--set data.columns=...)."
+                f"{more}"
+            )
+        check_each(self.numbers, lambda some: np.abs(some) > FLOAT32, self.where, "a finite number of float32")
+        return self.numbers
+
+
+def as_number(cell: object) -> float:
+    """The number that a cell holds, or that its text is; NaN: it holds none."""
+    if isinstance(cell, str | int | float | np.number) and not isinstance(cell, bool) and "_" not in str(cell):
+        with suppress(ValueError):
+            return float(cell)
+    return float("nan")
+
+
+def names_in(frame: Any, name: str, file: Path, *, whole: bool = False) -> Names:
+    """A column of names or numbers, none of which is missing; see :func:`names_of`.
+
+    Raises:
+        FedshiftError: a cell holds none; the message names the row.
+    """
+    return names_of(frame[name].to_numpy(), column_of(name, file), whole=whole)
+
+
+def times(column: Any, where: str) -> Array:
+    """A column of times, from the first of them on, (N,), float64.
+
+    Args:
+        column: numbers of any unit, or durations, dates and times (in text as ISO 8601), which become seconds.
+        where: what errors call it, with its file.
+
+    Raises:
+        FedshiftError: a cell holds none of these; the message names the row.
+    """
+    import pandas as pd
+
+    if column.dtype.kind in NUMBERS:
+        values: Array = column.to_numpy()
+        check_each(values, lambda some: ~np.isfinite(some), where, "a finite number")
+        since: Array = (values - values.min()).astype(np.float64)  # it would not hold nanoseconds since 1970
+        return since
+    moments = (
+        column if column.dtype.kind == "m" else pd.to_datetime(column, errors="coerce", format="ISO8601", utc=True)
+    )
+    wrong = np.flatnonzero(moments.isna().to_numpy())
+    if len(wrong):
+        raise FedshiftError(
+            f"{where} holds {str(column.iloc[wrong[0]])!r:.100} in row {wrong[0]}; give numbers, or dates and times as "
+            "ISO 8601 writes them (2024-01-31T12:00:00.5)."
+        )
+    seconds: Array = (moments - moments.min()).dt.total_seconds().to_numpy()
+    return seconds
 
 
 def column_of(column: str, file: Path) -> str:

@@ -10,9 +10,12 @@ from typing import ClassVar, Literal
 
 import torch
 
+from fedshift import parquet
 from fedshift.core.frozen import Embedding, Front, FrozenNetwork, embedded, frozen_network, silent
-from fedshift.datasets.image_tables import Columns, ParquetSource
-from fedshift.datasets.images import Source, decode, domain_data, read_all, suffixes
+from fedshift.datasets.image_tables import Columns, parquet_images
+from fedshift.datasets.images import ImageRows, decode, domain_data
+from fedshift.datasets.labelled import each_read
+from fedshift.datasets.listing import image_suffixes
 from fedshift.errors import FedshiftError, needs
 from fedshift.federation.domains import DomainData, Unlabelled
 from fedshift.federation.inputs import Inputs
@@ -29,6 +32,7 @@ class Dataset(Spec):
 
     section: ClassVar[str] = "data"
     readers: ClassVar[tuple[str, ...]] = ()  # settings that name files which :meth:`samples` and :meth:`front` need
+    seeded: ClassVar[bool] = True  # whether :meth:`load` draws random numbers, so that each seed reads the data anew
 
     def domain_names(self) -> tuple[str, ...]:
         """The domains' names, without loading the samples."""
@@ -152,17 +156,17 @@ class ImageDataset(Dataset):
 
     def suffixes(self) -> tuple[str, ...]:
         """Those of images, and of Parquet."""
-        return (*suffixes(), PARQUET)
+        return (*image_suffixes(), PARQUET)
 
     def samples(self, file: Path, columns: Sequence[Column] = ()) -> Unlabelled:
         """An image, or the column ``image`` of a Parquet file."""
         if file.suffix.lower() != PARQUET:
             return Unlabelled(decode(str(file), file, self.size, self.channels).unsqueeze(0))
-        source = ParquetSource(str(file), Columns(label="", domain=""))
-        images = read_all(lambda row: decode(row[0], row[1], self.size, self.channels), source.rows())
+        source = parquet_images(str(file), Columns(label="", domain=""))
+        images = each_read(lambda item: decode(*item, self.size, self.channels), source.read(), "images cannot be read")
         if not images:
             raise FedshiftError(f"'{file}' has no row; write one for each image.")
-        others = source.others()
+        others = sorted(name for name in parquet.columns_of(file) if name != "image")
         note = f"Columns that are not looked at: {', '.join(others)} (of '{file}')."
         return Unlabelled(torch.stack(images), range(len(images)), (note,) if others else ())
 
@@ -185,21 +189,22 @@ class ImageDataset(Dataset):
 class SourceDataset(ImageDataset):
     """Images of a folder, Parquet or the hub, all of them read."""
 
-    def source(self) -> Source:
-        """The reader of what the settings name."""
+    seeded: ClassVar[bool] = False
+
+    def found(self) -> ImageRows:
+        """What the settings name; no image is read yet."""
         raise NotImplementedError
 
     def check_here(self) -> None:
-        """Whether there is the source."""
+        """Whether there are images."""
         super().check_here()
-        self.source().check_here()
+        self.found()
 
     def domain_names(self) -> tuple[str, ...]:
-        """The domains that the source names."""
-        return self.source().domains()
+        """The domains of the images."""
+        return tuple(sorted(set(self.found().domains)))
 
     def read(self, streams: Streams) -> DomainData:
         """Read every image."""
-        source = self.source()
-        count = sum(source.sizes().values())
-        return domain_data(source.rows(), self.size, self.channels, source.classes(), count, source.notes())
+        found = self.found()
+        return domain_data(found.rows(), len(found.labels), self.size, self.channels, found.classes, found.notes)

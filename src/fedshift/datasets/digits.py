@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -25,18 +26,10 @@ from PIL import Image
 from torch import Tensor
 
 from fedshift.datasets.dataset import Dataset
-from fedshift.datasets.image_tables import ONE_DOMAIN, Columns, HubSource, ParquetSource, TableSource, parquet_files
-from fedshift.datasets.images import (
-    Encoded,
-    check_fits,
-    decode,
-    image_files,
-    picture,
-    pixels,
-    read_all,
-    resized,
-    subfolders,
-)
+from fedshift.datasets.image_tables import ONE_DOMAIN, Columns, check_hub, hub_images, parquet_files, parquet_images
+from fedshift.datasets.images import Encoded, ImageRows, check_fits, decode, picture, pixels, resized
+from fedshift.datasets.labelled import each_read
+from fedshift.datasets.listing import image_files, subfolders
 from fedshift.datasets.mnist import MNIST_WORDS, check_mnist_here, read_mnist
 from fedshift.errors import FedshiftError, needs
 from fedshift.federation.domains import DomainData
@@ -44,7 +37,7 @@ from fedshift.settings.spec import Fraction, Pixels, setting
 from fedshift.streams import Streams
 
 Domain = Literal["mnist", "mnist-m", "usps", "svhn"]
-Labelled = tuple[str, Encoded, int]  # where it is, for an error; the image; its digit
+Digit = tuple[str, Encoded, int]  # where it is, for an error; the image; its digit
 
 SOURCE_HELP = "'hub', a Parquet file (image, label), or a folder digit/file"
 HUB: dict[Domain, tuple[str, str | None]] = {
@@ -98,7 +91,7 @@ class Digits(Dataset):
             if name in ("mnist", "mnist-m"):
                 check_mnist_here(self.mnist, setting="data.mnist")
             elif self._path_of(name) == "hub":
-                _on_hub(name).check_here()
+                check_hub(partial(_on_hub, name))
         if "mnist-m" in self.domains:
             self._photograph_path()
 
@@ -110,7 +103,7 @@ class Digits(Dataset):
             source = self._mnist() if name in ("mnist", "mnist-m") else self._other(name)
             kept = self._kept(name, source.labels, streams)
             check_fits(len(kept), self.size, 3, "Choose a smaller data.size or data.fraction.")
-            pictures = torch.stack(read_all(source.read, kept.tolist()))
+            pictures = torch.stack(each_read(source.read, kept.tolist(), "images cannot be read"))
             images.append(self._before_photographs(pictures, streams) if name == "mnist-m" else pictures)
             labels.append(source.labels[kept])
             groups.append(kept * len(MADE_FROM) + MADE_FROM[name])
@@ -177,7 +170,7 @@ class Digits(Dataset):
         path = self._photograph_path()
         parquet = path.is_file() or parquet_files(path)
         found = _parquet_photographs(self.photographs) if parquet else [(str(file), file) for file in image_files(path)]
-        photographs = read_all(lambda item: pixels(picture(*item).convert("RGB")), found)
+        photographs = each_read(lambda item: pixels(picture(*item).convert("RGB")), found, "images cannot be read")
         if not photographs:
             raise FedshiftError(f"data.photographs = '{self.photographs}' holds no image.")
         for (where, _), photograph in zip(found, photographs, strict=True):
@@ -203,25 +196,25 @@ def difference(digit: Tensor, crop: Tensor) -> Tensor:
 
 def _parquet_photographs(path: str) -> list[tuple[str, Encoded]]:
     columns = Columns(label="", domain="")
-    return [(where, image) for where, image, _, _ in ParquetSource(path, columns).rows()]
+    return list(parquet_images(path, columns).read())
 
 
-def _local_rows(path: Path) -> list[Labelled]:
+def _local_rows(path: Path) -> list[Digit]:
     """The images of a Parquet file or a folder of them, or else of a folder digit/file."""
     if path.is_file() or parquet_files(path):
-        return _table_rows(ParquetSource(str(path), ONE_DOMAIN))
+        return _table_rows(parquet_images(str(path), ONE_DOMAIN))
     return [
         (str(file), file, _digit(str(file), folder.name)) for folder in subfolders(path) for file in image_files(folder)
     ]
 
 
-def _on_hub(name: Domain) -> HubSource:
+def _on_hub(name: Domain) -> ImageRows:
     hub_id, configuration = HUB[name]
     without = 'give a Parquet file of it, or leave it out: --set data.domains=["mnist","mnist-m"]'
-    return HubSource(hub_id, ONE_DOMAIN, configuration=configuration, given=f"data.{name} = 'hub'", instead=without)
+    return hub_images(hub_id, ONE_DOMAIN, configuration=configuration, given=f"data.{name} = 'hub'", instead=without)
 
 
-def _table_rows(source: TableSource) -> list[Labelled]:
+def _table_rows(source: ImageRows) -> list[Digit]:
     return [(where, image, _digit(where, label)) for where, image, _, label in source.rows()]
 
 

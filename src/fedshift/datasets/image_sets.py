@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from fedshift.datasets.dataset import SourceDataset
-from fedshift.datasets.folder import FolderSource
-from fedshift.datasets.image_tables import Columns, HubSource, ParquetSource, parquet_files
-from fedshift.datasets.images import Source, domain_data
+from fedshift.datasets.image_tables import Columns, check_hub, hub_images, parquet_files, parquet_images
+from fedshift.datasets.images import ImageRows, domain_data
+from fedshift.datasets.own_images import images_in
 from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.federation.domains import DomainData
 from fedshift.settings.spec import Count, Pixels, setting
@@ -71,29 +71,37 @@ class NamedImages(SourceDataset):
         Raises:
             FedshiftError: it is not where ``path`` says, or holds other domains or classes than it should.
         """
-        source = self.source()
-        domain_of = self._published(source)
-        classes = self.wanted(source.classes())
+        found = self.found()
+        domain_of = self._published(found)
+        classes = self.wanted(found.classes)
         kept = frozenset(classes)
         rows = (
             (where, image, domain_of[domain] if domain_of else self.domains[0], label)
-            for where, image, domain, label in source.rows()
+            for where, image, domain, label in found.rows()
             if label in kept
         )
-        count = sum(size for label, size in source.sizes().items() if label in kept)
-        return domain_data(rows, self.size, self.channels, classes, count, source.notes())
+        count = sum(label in kept for label in found.labels)
+        return domain_data(rows, count, self.size, self.channels, classes, found.notes)
 
-    def source(self) -> Source:
-        """The reader of whatever ``path`` names."""
+    def check_here(self) -> None:
+        """Whether there are images where ``path`` says, or the hub can be reached, or this machine holds a copy."""
+        self.frozen_network()
+        if self.path == "hub" and self.hub_id:
+            check_hub(self.found)
+        else:
+            self.found()
+
+    def found(self) -> ImageRows:
+        """What ``path`` names."""
         if self.path == "hub":
             if not self.hub_id:
                 raise FedshiftError(f"No copy of {self.title} on the hub is known: {self._elsewhere()}")
-            return HubSource(self.hub_id, self.columns, self.split, instead=self._elsewhere())
+            return hub_images(self.hub_id, self.columns, self.split, instead=self._elsewhere())
         path = Path(self.path).expanduser()
         if not path.exists():
             online = " To download it, leave data.path out (it is then 'hub')." if self.hub_id else ""
             raise FedshiftError(f"data.path = '{self.path}' does not exist: {self._elsewhere()}.{online}")
-        return ParquetSource(self.path, self.columns) if parquet_files(path) else FolderSource(self.path)
+        return parquet_images(self.path, self.columns) if parquet_files(path) else images_in(self.path)
 
     def wanted(self, classes: tuple[str, ...]) -> tuple[str, ...]:
         """Those of the classes found that are read: all of them, after counting."""
@@ -105,12 +113,12 @@ class NamedImages(SourceDataset):
             )
         return classes
 
-    def _published(self, source: Source) -> dict[str, str]:
+    def _published(self, images: ImageRows) -> dict[str, str]:
         """The published name of each domain found; empty for a data set of a single one."""
         if len(self.domains) == 1:
             return {}
         known = {simplified(name): name for name in self.domains} | dict(self.aliases)
-        found = {name: known.get(simplified(name), "") for name in source.domains()}
+        found = {name: known.get(simplified(name), "") for name in sorted(set(images.domains))}
         if sorted(found.values()) != sorted(self.domains):
             raise FedshiftError(
                 f"{self.title} has the domains {', '.join(sorted(self.domains))}, but '{self._place()}' has "
@@ -184,6 +192,8 @@ class DomainNet(NamedImages):
     class_count: ClassVar[int] = 345
     paper: ClassVar[str] = "Peng et al., Moment Matching for Multi-Source Domain Adaptation, ICCV 2019"
 
+    seeded: ClassVar[bool] = True  # which classes are drawn
+
     split: str = setting("train+test", help="which split of the hub's copy; 'train+test' joins two")
     size: Pixels = setting(
         64, help="height and width that images are resized to, in pixels", source="Client2Vec, App. D.2"
@@ -204,7 +214,7 @@ class DomainNet(NamedImages):
         return tuple(name for name in classes if name in self.only)
 
     def _draw(self, streams: Streams) -> tuple[str, ...]:
-        found = self.source().classes()
+        found = self.found().classes
         if len(found) < self.classes:
             raise FedshiftError(f"data.classes = {self.classes}, but '{self._place()}' has {len(found)} classes.")
         order = streams.permutation(len(found), "domainnet classes")

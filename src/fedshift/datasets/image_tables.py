@@ -1,34 +1,27 @@
 """Tables of images with the columns image, domain and label: Parquet files, and data sets of the Hugging Face hub.
 
-Both are read by the datasets library, a few rows at a time, so that of a large table only what is decoded stays in
-memory. Parquet is streamed from where it lies; a data set of the hub is downloaded into the library's cache.
+Both are read a few rows at a time, so that of a large table only what is decoded stays in memory. Parquet is read from
+where it lies; a data set of the hub is downloaded into the cache of the datasets library.
 """
 
 from __future__ import annotations
 
-import glob
-import logging
 import math
 import os
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from decimal import Decimal
-from functools import cached_property, partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from fedshift import memory, parquet
-from fedshift.datasets.cells import no_text
-from fedshift.datasets.images import Encoded, Row, files_below, left_out
-from fedshift.errors import FedshiftError, Problems, needs
+from fedshift import parquet
+from fedshift.datasets.images import Encoded, ImageRows
+from fedshift.datasets.labelled import each_read, shown
+from fedshift.datasets.listing import files_below, left_out
+from fedshift.errors import FedshiftError, needs
 from fedshift.federation.names import check_names
 from fedshift.hub import answers, hub
 
 BATCH = 256
-LEAST = 1000  # bytes that the smallest image takes, with its tensor and its place
 
 
 class Columns(NamedTuple):
@@ -65,199 +58,127 @@ class Columns(NamedTuple):
         return [name for name in (self.domain, self.label) if name]
 
 
-ONE_DOMAIN = Columns(domain="")
+COLUMNS, ONE_DOMAIN = Columns(), Columns(domain="")
 
 
-class Part(NamedTuple):
+class ImageTable(NamedTuple):
     """A file, or a split of the hub.
 
     Attributes:
         where: the file or the hub id, for errors.
-        features: what each column holds.
-        select: gives the library's data set of some of the columns.
+        rows: how many it has.
+        features: what each column holds, as the datasets library has it.
+        batches: gives some of the columns, a few rows at a time, as batches of Arrow.
     """
 
     where: str
+    rows: int
     features: Mapping[str, Any]
-    select: Callable[[list[str]], Any]
+    batches: Callable[[list[str]], Iterator[Any]]
 
-    def names(self, column: str) -> list[str] | None:
+    def known(self, column: str) -> list[str] | None:
         """The names behind the numbers of a column, where the hub's format keeps them."""
-        return getattr(self.features[column], "names", None)
+        return getattr(self.features[column], "names", None) if column else None
 
-    def batches(self, columns: list[str]) -> Iterator[Any]:
-        """Its rows, a few at a time, as tables of Arrow."""
-        with _reading(self.where):
-            batches = iter(self.select(columns).with_format("arrow").iter(BATCH))
-        while True:
-            with _reading(self.where):
-                batch = next(batches, None)
-            if batch is None:
-                return
-            yield batch
-
-    def rows(self, columns: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Its rows: where each is, for errors, and its values."""
+    def cells(self, column: str) -> Iterator[tuple[str, Any]]:
+        """The values of a column, each with where it is, for errors."""
         row = 0
-        for batch in self.batches(columns):
-            try:
-                rows = batch.to_pylist()
-            except UnicodeDecodeError as error:
-                raise no_text(batch, row, self.where) from error
-            for values in rows:
-                yield f"in row {row} of {self.where}", values
-                row += 1
+        with _reading(self.where):
+            for batch in self.batches([column]):
+                for value in batch[column].to_pylist():
+                    yield f"in row {row} of {self.where}", value
+                    row += 1
+
+    def names(self, column: str, whole: bool, places: dict[str, str]) -> list[str]:
+        """The names in a column; to ``places`` is added where each occurs first."""
+        if not column:
+            return [""] * self.rows
+        known = self.known(column)
+
+        def read(cell: tuple[str, Any]) -> str:
+            name = _name(*cell, column, known, whole=whole)
+            places.setdefault(name, cell[0])
+            return name
+
+        return each_read(read, self.cells(column), "cells hold no name that can be used")
 
 
-@dataclass(frozen=True)
-class TableSource:
-    """The rows of a table, whatever it is kept in.
+def parquet_images(path: str, columns: Columns = COLUMNS) -> ImageRows:
+    """The images of a Parquet file, or of every Parquet file below a folder, in the order of their names.
 
-    Attributes:
-        path: where it lies, for errors too.
-        columns: what its columns are called.
+    Raises:
+        FedshiftError: there is none, it cannot be read, lacks a column, or has names that cannot be used.
     """
-
-    path: str
-    columns: Columns = Columns()
-
-    def domains(self) -> tuple[str, ...]:
-        """The values of the domain column, without reading an image."""
-        return tuple(sorted(self._seen[self.columns.domain]))
-
-    def classes(self) -> tuple[str, ...]:
-        """The names that the hub's format keeps of the label column, or else its values."""
-        names = self._checked[0].names(self.columns.label)
-        return tuple(names) if names is not None else tuple(sorted(self.sizes()))
-
-    def sizes(self) -> Counter[str]:
-        """How many images each class has."""
-        return self._seen[self.columns.label]
-
-    def notes(self) -> tuple[str, ...]:
-        """Nothing lies beside the rows."""
-        return ()
-
-    def check_here(self) -> None:
-        """Whether the parts are there and have the columns."""
-        _ = self._checked
-
-    def others(self) -> list[str]:
-        """The columns that are not read."""
-        known = [*self.columns.image, *self.columns.others()]
-        return sorted({name for part in self._checked for name in part.features if name not in known})
-
-    def rows(self) -> Iterator[Row]:
-        """Every row of every part."""
-        _ = self._seen  # every name is checked before the first image is read
-        for part in self._checked:
-            image = self.columns.image_among(list(part.features), self.path)
-            names = {column: part.names(column) for column in self.columns.others()}
-            for where, values in part.rows([image, *names]):
-                domain, label = (
-                    _name(where, column, values[column], names[column], whole=column == self.columns.label)
-                    if column
-                    else ""
-                    for column in (self.columns.domain, self.columns.label)
-                )
-                yield where, _image(values[image]), domain, label
-
-    def parts(self) -> list[Part]:
-        """What the table is made of, in order; nothing but its columns is read yet.
-
-        Raises:
-            FedshiftError: it is not there or cannot be read, or the datasets library is not installed.
-        """
-        raise NotImplementedError
-
-    @cached_property
-    def _checked(self) -> list[Part]:
-        """The parts, each of which has the columns."""
-        parts = self.parts()
-        for part in parts:
-            self.columns.image_among(list(part.features), self.path)
-        return parts
-
-    @cached_property
-    def _seen(self) -> dict[str, Counter[str]]:
-        """How often each name occurs in the columns of names, of which every cell is checked."""
-        columns = self.columns.others()
-        seen: dict[str, Counter[str]] = {column: Counter() for column in columns}
-        places: dict[str, dict[str, str]] = {column: {} for column in columns}
-        problems = Problems("cells hold no name that can be used")
-        for part in self._checked if columns else []:
-            names = {column: part.names(column) for column in columns}
-            for where, values in part.rows(columns):
-                for column, value in values.items():
-                    with problems.gathered():
-                        name = _name(where, column, value, names[column], whole=column == self.columns.label)
-                        seen[column][name] += 1
-                        places[column].setdefault(name, where)
-        problems.check()
-        for column in columns:
-            kept = self._checked[0].names(column) or ()
-            everywhere = dict.fromkeys(kept, f"a name of the column '{column}' of {self.path}")
-            check_names("domain" if column == self.columns.domain else "class", everywhere | places[column])
-        return seen
+    root = Path(path).expanduser()
+    files = parquet_files(root)
+    if not files:
+        what = "no file below it ends in .parquet" if root.exists() else "it does not exist"
+        raise FedshiftError(f"data.path = '{path}': {what}; give a Parquet file or a folder of them.")
+    note = left_out(root, files) if root.is_dir() else ""
+    return _images([_table_of(file) for file in files], columns, path, (note,) if note else ())
 
 
-@dataclass(frozen=True)
-class ParquetSource(TableSource):
-    """The rows of a Parquet file, or of every Parquet file below a folder, in the order of their names."""
+def hub_images(
+    path: str,
+    columns: Columns = COLUMNS,
+    split: str = "train",
+    *,
+    configuration: str | None = None,
+    given: str = "data.path = 'hub'",
+    instead: str = "give a Parquet file of it: --set data.name=parquet --set data.path=FILE",
+) -> ImageRows:
+    """The images of a split of a hub id, or of a folder in the hub's layout.
 
-    def parts(self) -> list[Part]:
-        """The files."""
-        path = Path(self.path).expanduser()
-        if not path.exists():
-            raise FedshiftError(f"data.path = '{self.path}' does not exist; give a Parquet file or a folder of them.")
-        files = parquet_files(path)
-        if not files:
-            raise FedshiftError(f"data.path = '{self.path}': no file below it ends in .parquet.")
-        parts = [Part(str(file), _streamed(file).features, partial(_streamed, file)) for file in files]
-        rows = sum(parquet.rows(file) for file in files)
-        memory.check(rows * LEAST, f"The data set '{self.path}' of {rows:,} rows", "Give fewer rows.")
-        return parts
-
-    def notes(self) -> tuple[str, ...]:
-        """The files beside Parquet, counted by suffix."""
-        path = Path(self.path).expanduser()
-        note = left_out(path, parquet_files(path)) if path.is_dir() else ""
-        return (note,) if note else ()
-
-
-@dataclass(frozen=True)
-class HubSource(TableSource):
-    """A split of a hub id, or of a folder in the hub's layout.
-
-    Attributes:
+    Args:
+        path: the id or the folder.
+        columns: what its columns are called.
         split: a split, or several as in "train+test".
         configuration: which of the hub id's configurations, where it has several.
         given: the setting that asked for it, for the error.
         instead: what to do where the hub cannot be reached, for the error.
+
+    Raises:
+        FedshiftError: it cannot be loaded, lacks a column, or has names that cannot be used.
     """
+    datasets = _library("A data set of the hub")
+    try:
+        with hub(path):
+            table = datasets.load_dataset(path, configuration, split=split)
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        raise FedshiftError(
+            f"{given}: {path} could not be loaded from the hub ({error}). Where the hub cannot be reached, {instead}"
+        ) from error
 
-    split: str = "train"
-    configuration: str | None = None
-    given: str = "data.path = 'hub'"
-    instead: str = "give a Parquet file of it: --set data.name=parquet --set data.path=FILE"
+    def batches(names: list[str]) -> Iterator[Any]:
+        return iter(table.select_columns(names).with_format("arrow").iter(BATCH))
 
-    def check_here(self) -> None:
-        """Whether the hub can be reached, or this machine holds a copy."""
-        if not answers():
-            super().check_here()
+    return _images([ImageTable(path, len(table), table.features, batches)], columns, path)
 
-    def parts(self) -> list[Part]:
-        """The split, as a whole."""
-        datasets = _library("A data set of the hub")
-        try:
-            with hub(self.path):
-                table = datasets.load_dataset(self.path, self.configuration, split=self.split)
-        except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-            raise FedshiftError(
-                f"{self.given}: {self.path} could not be loaded from the hub ({error}). Where the hub cannot be "
-                f"reached, {self.instead}"
-            ) from error
-        return [Part(self.path, table.features, table.select_columns)]
+
+def check_hub(images: Callable[[], ImageRows]) -> None:
+    """Raise an error if a data set of the hub cannot be had: the hub does not answer, and there is no copy here."""
+    if not answers():
+        images()
+
+
+def _images(tables: Sequence[ImageTable], columns: Columns, path: str, notes: tuple[str, ...] = ()) -> ImageRows:
+    """The images of tables, whose columns of names are read."""
+    found = [columns.image_among(list(table.features), path) for table in tables]
+    domains, labels = list[str](), list[str]()
+    for kind, column, read_names in (("domain", columns.domain, domains), ("class", columns.label, labels)):
+        known = tables[0].known(column) or ()
+        places = dict.fromkeys(known, f"a name of the column '{column}' of {path}")
+        for table in tables:
+            read_names.extend(table.names(column, kind == "class", places))
+        check_names(kind, places)
+
+    def read() -> Iterator[tuple[str, Encoded]]:
+        for table, image in zip(tables, found, strict=True):
+            for where, cell in table.cells(image):
+                yield where, _image(cell)
+
+    classes = tables[0].known(columns.label)
+    return ImageRows(domains, labels, tuple(sorted(set(labels)) if classes is None else classes), read, notes)
 
 
 def parquet_files(path: Path) -> list[Path]:
@@ -275,39 +196,26 @@ def _library(feature: str) -> Any:
     return datasets
 
 
-def _streamed(file: Path, columns: list[str] | None = None) -> Any:
-    """A Parquet file as the library's iterable data set; no copy of it is made.
-
-    ``load_dataset`` would do the same, but asks a server on the internet to count it. By default a group of rows, which
-    may be the whole file, would be read ahead.
-    """
+def _table_of(file: Path) -> ImageTable:
     datasets = _library("Reading Parquet")
-    from pyarrow.dataset import ParquetFragmentScanOptions
+    with _reading(str(file)):
+        opened = parquet.opened(file)
+        features = datasets.Features.from_arrow_schema(opened.schema_arrow)
 
-    # The library locks a folder of its cache even where it keeps nothing there.
-    with TemporaryDirectory(prefix="fedshift-") as folder, _reading(str(file)):
-        return datasets.IterableDataset.from_parquet(
-            glob.escape(str(file)),
-            columns=columns,
-            batch_size=BATCH,
-            cache_dir=folder,
-            fragment_scan_options=ParquetFragmentScanOptions(use_buffered_stream=True, pre_buffer=False),
-        )
+    def batches(columns: list[str]) -> Iterator[Any]:
+        return iter(parquet.opened(file).iter_batches(BATCH, columns=columns))
+
+    return ImageTable(str(file), opened.metadata.num_rows, features, batches)
 
 
 @contextmanager
 def _reading(where: str) -> Iterator[None]:
-    """Turns the library's errors into ours; what it also logs of them would be said twice."""
     import pyarrow
 
-    log = logging.getLogger("datasets.packaged_modules.parquet.parquet")
-    silent, log.disabled = log.disabled, True
     try:
         yield
-    except (pyarrow.ArrowException, OSError, ValueError, NotImplementedError) as error:
+    except (pyarrow.ArrowException, OSError, ValueError, LookupError, NotImplementedError) as error:
         raise FedshiftError(f"'{where}' cannot be read as a table ({error}); write or download it again.") from error
-    finally:
-        log.disabled = silent
 
 
 def _image(image: Any) -> Encoded:
@@ -318,37 +226,29 @@ def _image(image: Any) -> Encoded:
     return Path(path) if data is None and isinstance(path, str) and os.path.isfile(path) else None  # noqa: PTH113
 
 
-def _name(where: str, column: str, value: Any, names: list[str] | None, *, whole: bool) -> str:
+def _name(where: str, value: Any, column: str, known: list[str] | None, *, whole: bool) -> str:
     """The name behind a value of the domain or label column.
-
-    A whole number that is kept as a float, as pandas does, is that number: 1.0 in a label column is the class "1".
 
     Args:
         where: the row.
-        column: what its column is called.
         value: what it holds.
-        names: the names behind numbers, where there are any.
-        whole: whether numbers have to be whole, as those of classes do.
+        column: what its column is called.
+        known: the names behind numbers, where there are any.
+        whole: whether numbers have to be whole, as those of classes do; 1.0 is then called "1".
 
     Raises:
         FedshiftError: it is missing, no name or whole number, or no number of a known name.
     """
-    number = isinstance(value, float | Decimal)
-    if value is None or value == "" or (number and not math.isfinite(value)):
-        shown = "" if value is None else f" (it is {str(value) or 'empty'} in the column '{column}')"
-        raise FedshiftError(f"The image {where} has no {column}{shown}; fill it in or remove the row.")
-    if number and (whole or names is not None):
-        if value != int(value):
-            raise FedshiftError(
-                f"The image {where} has {value} in the column '{column}'; a {column} is a name or a whole number."
-            )
+    if isinstance(value, float) and (whole or known is not None) and value.is_integer():
         value = int(value)
-    if isinstance(value, bytes | list | dict):
+    usable = isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value) and not whole)
+    if not usable or not str(value).strip():
         raise FedshiftError(
-            f"The image {where} has a {type(value).__name__} in the column '{column}'; a {column} is text or a number."
+            f"The image {where} has {shown(value)} in the column '{column}'; a {column} is a name or a whole number: "
+            "fill it in or remove the row."
         )
-    if names is None or not isinstance(value, int):
+    if known is None or not isinstance(value, int):
         return str(value)
-    if not 0 <= value < len(names):
-        raise FedshiftError(f"The image {where} has the {column} {value}, but there are {len(names)} names for it.")
-    return names[value]
+    if not 0 <= value < len(known):
+        raise FedshiftError(f"The image {where} has the {column} {value}, but there are {len(known)} names for it.")
+    return known[value]

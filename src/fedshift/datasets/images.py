@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +15,8 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from fedshift import memory
-from fedshift.errors import FedshiftError, Problems
+from fedshift.datasets.labelled import Labelled, each_read, joined, names_of
+from fedshift.errors import FedshiftError
 from fedshift.federation.domains import DomainData
 
 # What Pillow itself warns of, since a small file may claim any size: 268 MB in RGB, about 1.4 GB while it is prepared.
@@ -24,165 +24,44 @@ MOST_PIXELS = 89_478_485
 BYTES_PER_PIXEL = 16  # an image of four channels, and the copies of it while transparency is made white
 LARGE = 2**24  # pixels from which the memory is looked at before decoding; that takes as long as decoding a small image
 
-DICOM, NIFTI = ("DICOM (data.name = 'medical' reads it)", "NIfTI (data.name = 'medical' reads it)")
-
-T = TypeVar("T")
 Encoded = bytes | Path | None
 Row = tuple[str, Encoded, str, str]
 
 
-class Source(Protocol):
-    """Where images lie: a folder, Parquet or the hub. It reads no image before its row is asked for.
+class ImageRows(NamedTuple):
+    """Images of a folder, Parquet or the hub, none of which is read yet.
 
-    All of these raise a FedshiftError where it is not there, cannot be read, or has names that cannot be used.
+    Attributes:
+        domains: the domain of each image.
+        labels: the class of each image.
+        classes: the classes' names, in the order of their labels.
+        read: gives every image in order, with where it is, for errors; None in its place: there are no bytes.
+        notes: what lies beside the images and is not read.
     """
 
-    def domains(self) -> tuple[str, ...]:
-        """The domains' names, sorted."""
-
-    def classes(self) -> tuple[str, ...]:
-        """The classes' names, in the order of their labels."""
-
-    def sizes(self) -> Mapping[str, int]:
-        """How many images each class has, by its name."""
-
-    def notes(self) -> tuple[str, ...]:
-        """What lies there and is not read."""
-
-    def check_here(self) -> None:
-        """Raise an error if it is not there, and not to be had from the hub either; little is read."""
+    domains: Sequence[str]
+    labels: Sequence[str]
+    classes: tuple[str, ...]
+    read: Callable[[], Iterator[tuple[str, Encoded]]]
+    notes: tuple[str, ...] = ()
 
     def rows(self) -> Iterator[Row]:
-        """Every image, one after the other, as (where, image, domain, class); None: there are no bytes."""
-
-
-def subfolders(folder: Path) -> list[Path]:
-    """The folders in a folder, sorted, but not the hidden ones.
-
-    Raises:
-        FedshiftError: the folder cannot be read, or holds a link that leads nowhere or back.
-    """
-    with _listed(folder):
-        found = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
-        for entry in found:
-            if entry.is_symlink() and not entry.exists():
-                raise FedshiftError(f"The link '{entry}' leads nowhere; remove or mend it.")
-            if entry.is_symlink() and folder.resolve().is_relative_to(entry.resolve()):
-                raise FedshiftError(f"The link '{entry}' leads back to a folder that it lies in; remove it.")
-        return [entry for entry in found if entry.is_dir()]
-
-
-def files_below(folder: Path) -> list[Path]:
-    """Everything below a folder but folders, sorted; links to folders are not followed.
-
-    Raises:
-        FedshiftError: a folder cannot be read.
-    """
-
-    def refuse(error: OSError) -> None:
-        with _listed(Path(str(error.filename))):
-            raise error
-
-    return sorted(Path(above, name) for above, _, names in os.walk(folder, onerror=refuse) for name in names)
-
-
-def image_files(folder: Path) -> list[Path]:
-    """The image files anywhere below a folder, sorted, but not the hidden ones.
-
-    Links that lead nowhere and files that may not be read are among them, so that reading them says so.
-    """
-    return [file for file in files_below(folder) if is_image(file)]
-
-
-def suffixes() -> tuple[str, ...]:
-    """What names of image files end in, in small letters, the usual ones first."""
-    return tuple(dict.fromkeys([".png", ".jpg", ".jpeg", ".tif", ".tiff", *Image.registered_extensions()]))
-
-
-def is_image(file: Path) -> bool:
-    """Whether a file's name is that of an image, and not a hidden one's."""
-    if file.name.startswith(".") or file.suffix.lower() not in Image.registered_extensions():
-        return False
-    return os.path.isfile(file) or not os.path.exists(file)  # noqa: PTH110, PTH113  # pathlib's raise errors
-
-
-@contextmanager
-def _listed(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise FedshiftError(
-            f"The folder '{folder}' cannot be read ({error.strerror or error}). Allow reading it, or move it elsewhere."
-        ) from error
-
-
-def is_dicom(file: Path) -> bool:
-    """Whether a file's name is that of DICOM, or the file has none and begins as DICOM does."""
-    suffix = file.suffix.lower()
-    bare = not suffix or suffix[1:].isdigit()  # names of DICOM files are often numbers between dots
-    return not file.name.startswith(".") and (suffix in (".dcm", ".dicom") or (bare and _begins_as_dicom(file)))
-
-
-def is_nifti(file: Path) -> bool:
-    """Whether a file's name is that of NIfTI, and not a hidden one's."""
-    return not file.name.startswith(".") and file.name.lower().endswith((".nii", ".nii.gz"))
-
-
-def unread(root: Path, read: Iterable[Path] = (), reads: Callable[[Path], bool] = is_image) -> Counter[str]:
-    """What lies below a folder beside the files that are read, counted by kind, without hidden files and folders."""
-    known = set(read)
-    return Counter(
-        _kind(file, reads)
-        for file in files_below(root)
-        if file not in known and not any(part.startswith(".") for part in file.relative_to(root).parts)
-    )
-
-
-def left_out(root: Path, read: Iterable[Path] = (), reads: Callable[[Path], bool] = is_image) -> str:
-    """What is :func:`unread`, as a sentence; empty if nothing is."""
-    words = ", ".join(f"{count} {kind}" for kind, count in sorted(unread(root, read, reads).items()))
-    return f"Not read in '{root}': {words}." if words else ""
-
-
-def _kind(file: Path, reads: Callable[[Path], bool]) -> str:
-    """What a file that is not read is called when such files are counted."""
-    suffix = file.suffix.lower()
-    if reads(file):
-        return f"{'DICOM' if is_dicom(file) else suffix} (images outside of a class's folder)"
-    if is_dicom(file):
-        return DICOM
-    if is_nifti(file):
-        return NIFTI
-    return "without a suffix" if not suffix or suffix[1:].isdigit() else suffix
-
-
-def _begins_as_dicom(file: Path) -> bool:
-    """Whether a file begins as DICOM does: "DICM" after 128 bytes; such files often have no suffix."""
-    try:
-        if not file.is_file():
-            return False
-        with file.open("rb") as opened:
-            return opened.read(132)[128:] == b"DICM"
-    except OSError:  # it is not read anyway
-        return False
+        """Every image as (where, image, domain, class)."""
+        for (where, image), domain, label in zip(self.read(), self.domains, self.labels, strict=True):
+            yield where, image, domain, label
 
 
 def domain_data(
-    rows: Iterable[Row],
-    size: int,
-    channels: int,
-    classes: Sequence[str] | None = None,
-    count: int = 0,
-    notes: tuple[str, ...] = (),
+    rows: Iterable[Row], count: int, size: int, channels: int, classes: Sequence[str], notes: tuple[str, ...] = ()
 ) -> DomainData:
     """Decode rows of (where, image, domain, class).
 
     Args:
         rows: ``where`` names the image in an error: its path, or its place in a table.
+        count: how many rows there are; what does not fit is refused before it is decoded.
         size: height and width in pixels.
         channels: 1 or 3.
-        classes: the classes' names in label order; by default the sorted names that occur.
-        count: how many rows there will be, if known; what does not fit is then refused before it is decoded.
+        classes: the classes' names in label order.
         notes: what a reader of the results must know.
 
     Raises:
@@ -190,13 +69,12 @@ def domain_data(
             images.
     """
     check_fits(count, size, channels)
-    known = None if classes is None else frozenset(classes)
-    domain_of, class_of, places = [], [], []
+    domain_of, class_of, places = list[str](), list[str](), list[str]()
 
     def read(row: Row) -> Tensor:
         where, image, domain, label = row
-        if known is not None and label not in known:
-            names = ", ".join(sorted(known))
+        if label not in classes:
+            names = ", ".join(sorted(classes))
             raise FedshiftError(f"The image {where} has the label '{label}', which is not among {names}.")
         decoded = decode(where, image, size, channels)
         domain_of.append(domain)
@@ -204,37 +82,12 @@ def domain_data(
         places.append(where)
         return decoded
 
-    images = read_all(read, rows)
+    images = each_read(read, rows, "images cannot be read")
     if not images:
         raise FedshiftError("The data set holds no image.")
-    domains = tuple(sorted(set(domain_of)))
-    classes = tuple(classes or sorted(set(class_of)))
-    domain_index = {name: i for i, name in enumerate(domains)}
-    class_index = {name: i for i, name in enumerate(classes)}
-    return DomainData(
-        x=_stacked(images),
-        y=torch.tensor([class_index[name] for name in class_of]),
-        domain=torch.tensor([domain_index[name] for name in domain_of]),
-        domains=domains,
-        classes=classes,
-        group=torch.arange(len(domain_of)),
-        notes=notes,
-        where=tuple(places),
-    )
-
-
-def read_all(read: Callable[[T], Tensor], items: Iterable[T]) -> list[Tensor]:
-    """What is read of each item.
-
-    Raises:
-        FedshiftError: images cannot be read; the message names them.
-    """
-    images, problems = [], Problems("images cannot be read")
-    for item in items:
-        with problems.gathered():
-            images.append(read(item))
-    problems.check()
-    return images
+    y, domain = (names_of(np.array(names, object), "The data set") for names in (class_of, domain_of))
+    data = joined([Labelled("the data set", _stacked(images), y, domain)], classes, notes)
+    return replace(data, where=tuple(places))
 
 
 def check_fits(count: int, size: int, channels: int, fix: str = "") -> None:

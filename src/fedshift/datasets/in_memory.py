@@ -6,26 +6,24 @@ on, is compared and predicts as one on any file.
 
 from __future__ import annotations
 
-import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+import io
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, BinaryIO
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fedshift import files
-from fedshift.datasets.arrays import Arrays, inputs_of, labels_of
-from fedshift.datasets.parts import Array, Names, Part, joined, names_of
-from fedshift.errors import FedshiftError, Problems, UnknownNameError
-from fedshift.federation.domains import DomainData
+from fedshift.datasets.arrays import Arrays, check_length, inputs_of, labels_of
+from fedshift.datasets.labelled import Array, Labelled, Names, joined, names_of
+from fedshift.errors import DiskError, FedshiftError, Problems, UnknownNameError
 
 FOLDER = "runs/data"
 KEYS = ("x", "y", "group")
 PAIR = "(x, y), (x, y, group), or a mapping with the keys x, y and perhaps group"
-PIECE = 1 << 24  # bytes written together
 
 
 def in_memory(sites: Mapping[Any, Any], classes: Sequence[str] | None = None, folder: str | Path = FOLDER) -> Arrays:
@@ -54,261 +52,144 @@ def in_memory(sites: Mapping[Any, Any], classes: Sequence[str] | None = None, fo
         FedshiftError: something cannot be used; the message names the site, the row and the value.
         DiskError: the file cannot be written.
     """
-    if isinstance(classes, str):
-        raise FedshiftError(f"classes = {classes!r:.200}: give a list of the names of the classes 0, 1, ...")
-    data, names = _gathered(sites, () if classes is None else tuple(classes))
-    arrays = _arrays(data, names)
-    total = blake2b(digest_size=16)
-    for piece in _npz(arrays):
-        total.update(piece)
-    path = Path(folder).expanduser().resolve() / f"{total.hexdigest()[:16]}.npz"
-    if files.digest(path) != total.hexdigest():
-        files.make_folder(path.parent)
-        files.write(path, _npz(arrays))
-    return Arrays(path=str(path))
+    words = [] if classes is None or isinstance(classes, str) else [*classes]
+    if isinstance(classes, str) or not all(isinstance(word, str) for word in words) or len({*words}) < len(words):
+        raise FedshiftError(f"classes = {classes!r:.200}: give a list of the names of the classes, each once.")
+    return Arrays(path=str(_write(_arrays(sites, words), Path(folder).expanduser().resolve())))
 
 
-def _gathered(sites: Any, classes: tuple[str, ...]) -> tuple[DomainData, Array]:
-    """All sites' samples, and the name of each one's site as it was given."""
-    if not isinstance(sites, Mapping):
-        raise FedshiftError(f'{_kind(sites)} is no mapping of sites; give {{"north": (x, y), "south": (x, y)}}.')
-    if not sites:
-        raise FedshiftError('The mapping holds no site; give {"north": (x, y), "south": (x, y)}.')
+def _arrays(sites: Any, classes: Sequence[str]) -> dict[str, Array]:
+    """What the file holds: all sites' samples, and the name of each one's site as it was given."""
+    if not isinstance(sites, Mapping) or not sites:
+        what = f"{_kind(sites)} is no mapping of sites" if not isinstance(sites, Mapping) else "The mapping has no site"
+        raise FedshiftError(f'{what}; give {{"north": (x, y), "south": (x, y)}}.')
     sites = {int(name) if isinstance(name, np.integer) else name: given for name, given in sites.items()}
-    if not all(isinstance(word, str) for word in classes):
-        raise FedshiftError(f"classes = {classes!r:.200}: give the names of the classes 0, 1, ... as text.")
-    if len(set(classes)) < len(classes):
-        raise FedshiftError(f"classes = {list(classes)!r:.200}: give each name once.")
-    alike = all(isinstance(name, str) for name in sites) or all(type(name) is int for name in sites)
-    if not alike:
+    if {type(name) for name in sites} not in ({str}, {int}):
         raise FedshiftError(f"Sites are called {list(sites)!r:.200}; give names as text, or whole numbers.")
-    parts, notes, names = list[Part](), dict[str, None](), list[Array]()
+    parts, notes, names = list[Labelled](), dict[str, None](), list[Array]()
+    columns: dict[Any, list[str]] = {}  # of pandas
     problems = Problems("sites cannot be used")
-    first: _Site | None = None
     for name in sorted(sites):
         with problems.gathered():
-            site = _Site(name, sites[name])
-            parts.append(site.part(classes))
-            notes |= dict.fromkeys(site.notes)
-            names.append(np.repeat(np.array([name]), len(parts[-1].x)))
-            if site.named:
-                first = first or site
-                site.check_named_as(first)
+            given = _columns(sites[name], f"site '{name}'")
+            if hasattr(given["x"], "columns"):
+                columns[name] = [*map(str, given["x"].columns)]
+                _check_columns(columns, name)
+            x, own = _converted(_array(given["x"], f"x of the site '{name}'"))
+            parts.append(_part(given, x, classes, str(name)))
+            notes |= dict.fromkeys(own)
+            names.append(np.repeat(np.array([name]), len(x)))
     problems.check()
-    return joined(parts, classes, tuple(notes)), np.concatenate(names)
+    data = joined(parts, classes, tuple(notes))
+    arrays = {"x": data.x.numpy(), "y": data.y.numpy(), "domain": np.concatenate(names)}
+    arrays["classes"] = np.array(data.classes)
+    if len(np.unique(data.group.numpy())) < len(data.group):
+        arrays["group"] = data.group.numpy()
+    if data.notes:
+        arrays["notes"] = np.array(data.notes)
+    return arrays
 
 
-class _Site:
-    """What one site gives.
+def _check_columns(columns: Mapping[Any, Sequence[str]], name: Any) -> None:
+    first = next(iter(columns))
+    if columns[name] != columns[first]:
+        raise FedshiftError(
+            f"x of the site '{name}' has the columns {', '.join(columns[name])[:200]}, but of the site '{first}' "
+            f"{', '.join(columns[first])[:200]}; give the same at every site, in the same order."
+        )
 
-    Attributes:
-        notes: what was converted, whichever site's it was.
-        named: the names of the columns of x, where it is a table of pandas.
-    """
 
-    def __init__(self, name: str | int, given: Any) -> None:
-        self.name = name
-        self.notes: list[str] = []
-        self._given = self._columns(given)
-        self.named = tuple(map(str, getattr(self._given["x"], "columns", ())))
-
-    def check_named_as(self, first: _Site) -> None:
-        """Raise an error unless columns are named as those of another site."""
-        if self.named != first.named:
+def _part(given: Mapping[str, Any], x: Array, classes: Sequence[str], name: str) -> Labelled:
+    """The samples of a site, checked."""
+    indices: list[Any] = [getattr(given[key], "index", None) for key in ("x", "y")]
+    if all(hasattr(index, "sort_values") for index in indices):  # of pandas
+        one, other = indices
+        if not one.equals(other) and one.sort_values().equals(other.sort_values()):
             raise FedshiftError(
-                f"{self._called('x')} has the columns {', '.join(self.named)[:200]}, but of the site '{first.name}' "
-                f"{', '.join(first.named)[:200]}; give the same at every site, in the same order."
-            )
-
-    def part(self, classes: Sequence[str]) -> Part:
-        """Its samples, checked.
-
-        Raises:
-            FedshiftError: they cannot be used.
-        """
-        x, y = self._array("x"), self._words("y")
-        self._check_rows()
-        if not x.ndim:
-            raise FedshiftError(f"{self._called('x')} is {_kind(self._given['x'])}; give an array with a sample a row.")
-        if not len(x):
-            raise FedshiftError(f"The site '{self.name}' holds no sample: leave it out.")
-        group = self._words("group") if "group" in self._given else None
-        for key, array in {"y": y, "group": group}.items():
-            if array is not None and array.shape != (len(x),):
-                raise FedshiftError(
-                    f"{self._called(key)} has the shape {array.shape}, but x has {len(x)} rows: give ({len(x)},)."
-                )
-        inputs = inputs_of(self._converted(x), self._called("x"))
-        labels = labels_of(y, classes, self._called("y"))
-        groups = None if group is None else names_of(group, self._called("group"))
-        return Part(f"site {self.name}", inputs, labels, Names.all(str(self.name), len(x)), groups)
-
-    def _check_rows(self) -> None:
-        """Raise an error if tables of pandas have the same rows in another order."""
-        indices: list[Any] = [getattr(self._given[key], "index", None) for key in ("x", "y")]
-        x, y = indices
-        if not (hasattr(x, "sort_values") and hasattr(y, "sort_values")) or x.equals(y):
-            return
-        if x.sort_values().equals(y.sort_values()):
-            raise FedshiftError(
-                f"x and y of the site '{self.name}' have the same index in another order, and rows count here, not the "
+                f"x and y of the site '{name}' have the same index in another order, and rows count here, not the "
                 "index: give y.loc[x.index], or reset_index(drop=True) of both."
             )
+    called = {key: f"{key} of the site '{name}'" for key in KEYS}
+    inputs = inputs_of(x, called["x"])
+    labels = labels_of(check_length(_array(given["y"], called["y"]), x, called["y"]), classes, called["y"])
+    groups = None
+    if "group" in given:
+        groups = names_of(check_length(_array(given["group"], called["group"]), x, called["group"]), called["group"])
+    return Labelled(f"site {name}", inputs, labels, Names.all(name, len(x)), groups)
 
-    def _called(self, key: str) -> str:
-        return f"{key} of the site '{self.name}'"
 
-    # What is given ----------------------------------------------------------------------------------
+# What is given ----------------------------------------------------------------------------------------
 
-    def _columns(self, given: Any) -> dict[str, Any]:
-        """``x``, ``y`` and perhaps ``group``."""
-        if isinstance(given, Mapping) or (isinstance(given, tuple) and len(given) in (2, 3)):
-            return self._named(given, f"The site '{self.name}'")
-        if isinstance(given, str | list | tuple | np.ndarray | Tensor) or not hasattr(given, "__getitem__"):
+
+def _columns(given: Any, called: str) -> dict[str, Any]:
+    """``x``, ``y`` and perhaps ``group`` of a pair, a triple, a mapping or a torch Dataset."""
+    if isinstance(given, Mapping | tuple):
+        return _named(given, called)
+    if isinstance(given, str | list | np.ndarray | Tensor) or not hasattr(given, "__getitem__"):
+        raise FedshiftError(
+            f"The {called} is {_kind(given)}; give {PAIR}, or a torch Dataset with a length (a DataLoader's dataset)."
+        )
+    if not hasattr(given, "__len__") or not len(given):
+        raise FedshiftError(f"The {called} has no sample, or no length: leave it out, or give a Dataset with __len__.")
+    items = []
+    for row in range(len(given)):
+        try:
+            item = given[row]
+        except Exception as error:  # whatever the user's code raises
             raise FedshiftError(
-                f"The site '{self.name}' is {_kind(given)}; give {PAIR}, or a torch Dataset with a length (of a "
-                "DataLoader its dataset)."
-            )
-        return self._read(given)
+                f"The item {row} of {called} cannot be read: {type(error).__name__}: {error}"
+            ) from error
+        items.append(_named(item, f"item {row} of {called}"))
+    if any(item.keys() != items[0].keys() for item in items):
+        raise FedshiftError(f"Items of {called} differ in whether they have a group.")
+    columns: dict[str, Any] = {key: [item[key] for item in items] for key in items[0]}
+    columns["x"] = [_array(x, f"x of item {row} of {called}") for row, x in enumerate(columns["x"])]
+    return columns
 
-    def _named(self, given: Any, called: str) -> dict[str, Any]:
-        """A pair, a triple or a mapping, by its keys."""
-        if isinstance(given, Mapping):
-            for key in given:
-                if key not in KEYS:
-                    raise UnknownNameError(f"key of {called[0].lower()}{called[1:]}", str(key), KEYS)
-            if not {"x", "y"} <= given.keys():
-                raise FedshiftError(f"{called} lacks {' and '.join(sorted({'x', 'y'} - given.keys()))}; give {PAIR}.")
+
+def _named(given: Any, called: str) -> dict[str, Any]:
+    """A pair, a triple or a mapping, by its keys."""
+    if isinstance(given, Mapping):
+        unknown = next((key for key in given if key not in KEYS), None)
+        if unknown is not None:
+            raise UnknownNameError(f"key of {called}", str(unknown), KEYS)
+        if {"x", "y"} <= given.keys():
             return dict(given)
-        if isinstance(given, tuple | list) and len(given) in (2, 3):
-            return dict(zip(KEYS, given, strict=False))
-        raise FedshiftError(f"{called} is {_kind(given)}; give {PAIR}.")
-
-    def _read(self, dataset: Any) -> dict[str, Any]:
-        """All items of a torch Dataset, each read once, in order."""
-        try:
-            count = len(dataset)
-        except TypeError as error:
-            raise FedshiftError(
-                f"The site '{self.name}' is {_kind(dataset)} without a length; give a map-style Dataset, with "
-                "__getitem__ and __len__."
-            ) from error
-        columns: dict[str, Any] = {}
-        for row in range(count):
-            called = f"Item {row} of the site '{self.name}'"
-            try:
-                item = dataset[row]
-            except Exception as error:  # whatever the user's code raises
-                raise FedshiftError(f"{called} cannot be read: {type(error).__name__}: {error}") from error
-            for key, value in self._named(item, called).items():
-                columns.setdefault(key, []).append(value)
-        if wrong := [key for key, values in columns.items() if len(values) < count]:
-            raise FedshiftError(f"Items of the site '{self.name}' differ in whether they have a {wrong[0]}.")
-        if columns:
-            columns["x"] = self._stacked(columns["x"])
-        return columns or {"x": np.zeros((0, 1), np.float32), "y": np.zeros(0, np.int64)}
-
-    def _stacked(self, items: list[Any]) -> Any:
-        """The inputs of all items as one array; numbers in lists stay lists."""
-        if isinstance(items[0], list | tuple):
-            return items
-        arrays = [_numpy(item, self._called("x")) for item in items]
-        for row, array in enumerate(arrays):
-            if (array.shape, array.dtype) != (arrays[0].shape, arrays[0].dtype):
-                raise FedshiftError(
-                    f"{self._called('x')} is {array.dtype} {array.shape} in row {row}, but {arrays[0].dtype} "
-                    f"{arrays[0].shape} in row 0; make them alike."
-                )
-        return np.stack(arrays)
-
-    # As arrays --------------------------------------------------------------------------------------
-
-    def _array(self, key: str) -> Array:
-        """What was given as an array.
-
-        Raises:
-            FedshiftError: it is none, or a list that may be two things.
-        """
-        given = self._given[key]
-        try:
-            array = _numpy(given, self._called(key))
-        except (TypeError, ValueError, RuntimeError) as error:  # the last by tensors that hold nothing, say
-            ragged = self._ragged(given)
-            raise FedshiftError(
-                f"{self._called(key)} is no array: {ragged or str(error).splitlines()[0]}. Give one row a sample, all "
-                "of one shape."
-            ) from error
-        if array.dtype.kind == "O":
-            kinds = sorted({type(value).__name__ for value in array.ravel()[:1000]})
-            raise FedshiftError(
-                f"{self._called(key)} holds {', '.join(kinds)}, as Python's objects; give numbers of one type "
-                '(astype("float32"), or toarray() of a sparse matrix).'
-            )
-        if key == "x" and isinstance(given, list | tuple) and array.dtype.kind in "iu" and array.size:
-            raise FedshiftError(
-                f"{self._called(key)} is a list of whole numbers, which may be features, tokens or pixels: give "
-                'np.array(x, "float32"), "int64" or "uint8".'
-            )
-        return array
-
-    def _ragged(self, given: Any) -> str:
-        """Which of a list's rows has another length than the first."""
-        if not isinstance(given, list | tuple) or not all(hasattr(row, "__len__") for row in given):
-            return ""
-        lengths = [len(row) for row in given]
-        row = next((row for row, length in enumerate(lengths) if length != lengths[0]), None)
-        return "" if row is None else f"row {row} has {lengths[row]} values and row 0 has {lengths[0]}"
-
-    def _words(self, key: str) -> Array:
-        """Classes or groups; text may be in an array of Python's objects, as pandas has it."""
-        given = self._given[key]
-        if isinstance(given, list) and given and isinstance(given[0], Tensor | np.ndarray | np.generic):
-            given = [value.item() if getattr(value, "ndim", None) == 0 else value for value in given]
-        if isinstance(given, list | tuple) and any(isinstance(value, str) for value in given):
-            row = next((row for row, value in enumerate(given) if not isinstance(value, str)), None)
-            if row is not None:
-                raise FedshiftError(
-                    f"{self._called(key)} is {given[row]!r:.80} in row {row}, and text elsewhere; give text or numbers."
-                )
-            return np.array(given)
-        if getattr(getattr(given, "dtype", None), "kind", "") == "O":  # of pandas also text and categories
-            self._given[key] = list(given)
-            return self._words(key)
-        return self._array(key)
-
-    def _converted(self, x: Array) -> Array:
-        """The samples as data sets store them; each conversion is noted."""
-        shape = ", ".join(map(str, x.shape[1:]))
-        if x.dtype == np.uint8 and x.ndim == 3:
-            self.notes.append(f"in_memory: images (N, {shape}) are taken as gray, with one channel.")
-            return x[:, None]
-        if x.dtype == np.uint8 and x.ndim == 4 and x.shape[1] not in (1, 3) and x.shape[-1] in (1, 3, 4):
-            self.notes.append(f"in_memory: images (N, {shape}) are taken as (N, height, width, channels).")
-            return x.transpose(0, 3, 1, 2)
-        if x.dtype.kind == "f" and x.dtype != np.float32:
-            self.notes.append(f"in_memory: x is {x.dtype.name} and becomes float32.")
-            return x.astype(np.float64)  # of which what float32 cannot hold is found
-        return x
+    elif isinstance(given, tuple | list) and len(given) in (2, 3):
+        return dict(zip(KEYS, given, strict=False))
+    raise FedshiftError(f"The {called} is {_kind(given)}; give {PAIR}.")
 
 
-def _numpy(given: Any, called: str) -> Array:
-    """An array, a tensor, an image of Pillow or a list as an array.
+def _array(given: Any, called: str) -> Array:
+    """What was given as an array.
 
     Raises:
-        FedshiftError: some of it is masked, which is no value.
+        FedshiftError: it is none; the message says why.
     """
-    if np.ma.is_masked(given):
-        row = int(np.argwhere(np.ma.getmaskarray(given))[0][0])
-        raise FedshiftError(f"{called} is masked in row {row}: fill it in (filled(value)), or leave such rows out.")
-    if isinstance(given, Tensor):
-        given = given.detach().cpu()
-        given = given.float() if given.dtype is torch.bfloat16 else given  # which NumPy has not
-    array: Array = np.asarray(given)
-    return array
+    if isinstance(given, list) and given and isinstance(given[0], Tensor):
+        given = [value.item() if value.ndim == 0 else value for value in given]
+    try:
+        return np.asarray(given.detach().cpu() if isinstance(given, Tensor) else given)
+    except (TypeError, ValueError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise FedshiftError(f"{called} is no array: {reason}. Give one row a sample, all of one shape.") from error
+
+
+def _converted(x: Array) -> tuple[Array, list[str]]:
+    """The samples as data sets store them, and a note on what was converted."""
+    shape = ", ".join(map(str, x.shape[1:]))
+    if x.dtype == np.uint8 and x.ndim == 3:
+        return x[:, None], [f"in_memory: images (N, {shape}) are taken as gray, with one channel."]
+    if x.dtype == np.uint8 and x.ndim == 4 and x.shape[1] not in (1, 3) and x.shape[-1] in (1, 3, 4):
+        return x.transpose(0, 3, 1, 2), [f"in_memory: images (N, {shape}) are taken as (N, height, width, channels)."]
+    if x.dtype.kind == "f" and x.dtype != np.float32:
+        return x.astype(np.float64), [f"in_memory: x is {x.dtype.name} and becomes float32."]
+    return x, []
 
 
 def _kind(given: object) -> str:
-    """What something is, for a message."""
+    if isinstance(given, Mapping):
+        return f"a mapping of {', '.join(map(str, given)) or 'nothing'}"
     if isinstance(given, tuple | list):
         return f"a {type(given).__name__} of {len(given)}"
     return f"of the type {type(given).__name__}"
@@ -317,48 +198,37 @@ def _kind(given: object) -> str:
 # The file ---------------------------------------------------------------------------------------------
 
 
-def _arrays(data: DomainData, names: Array) -> dict[str, Array]:
-    """What the file holds."""
-    arrays = {"x": data.x.numpy(), "y": data.y.numpy(), "domain": names, "classes": np.array(data.classes)}
-    if len(np.unique(data.group.numpy())) < len(data.group):
-        arrays["group"] = data.group.numpy()
-    if data.notes:
-        arrays["notes"] = np.array(data.notes)
-    return arrays
+class _Stream(io.RawIOBase):
+    """A file that is written from front to back, and the digest of what was written.
+
+    NumPy writes no time of day, so equal arrays are equal bytes.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.digest = file, blake2b(digest_size=16)
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, piece: Any) -> int:
+        self.digest.update(piece)
+        return self.file.write(piece)
 
 
-class _Sink:
-    """Takes what a zip file writes, until it is asked for."""
-
-    def __init__(self) -> None:
-        self._held: list[bytes] = []
-
-    def write(self, piece: bytes) -> int:
-        """Keep a piece."""
-        self._held.append(bytes(piece))
-        return len(piece)
-
-    def flush(self) -> None:
-        """There is nothing behind it."""
-
-    def taken(self) -> Iterator[bytes]:
-        """What is held, which is then given up."""
-        held, self._held = self._held, []
-        yield from held
-
-
-def _npz(arrays: Mapping[str, Array]) -> Iterator[bytes]:
-    """What ``numpy.savez`` would write, piece by piece, and without the time of day: equal arrays are equal bytes."""
-    sink = _Sink()
-    with zipfile.ZipFile(sink, "w") as file:  # type: ignore[call-overload]  # it writes and flushes only
-        for name, array in arrays.items():
-            info = zipfile.ZipInfo(f"{name}.npy")
-            info.create_system = 3  # the same on every system
-            with file.open(info, "w", force_zip64=True) as entry:
-                whole = np.ascontiguousarray(array)
-                np.lib.format.write_array_header_1_0(entry, np.lib.format.header_data_from_array_1_0(whole))
-                flat = whole.reshape(-1).view(np.uint8)
-                for start in range(0, flat.size, PIECE):
-                    entry.write(flat[start : start + PIECE].data)
-                    yield from sink.taken()
-    yield from sink.taken()
+def _write(arrays: Mapping[str, Array], folder: Path) -> Path:
+    """Write arrays into a file that is named by their digest, unless it is there; where it is."""
+    files.make_folder(folder)
+    try:
+        with TemporaryDirectory(prefix=".new-", dir=folder) as temporary:
+            new = Path(temporary) / "data.npz"
+            with new.open("wb") as file:
+                stream = _Stream(file)
+                np.savez(stream, allow_pickle=False, **arrays)
+            digest = stream.digest.hexdigest()
+            path = folder / f"{digest[:16]}.npz"
+            if files.digest(path) != digest:
+                files.sync(new.parent, [new.name])
+                files.rename(new, path)
+            return path
+    except OSError as error:
+        raise DiskError(f"The data cannot be written into '{folder}': {error.strerror or error}.") from error

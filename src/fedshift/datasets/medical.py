@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -16,25 +15,18 @@ from torch import Tensor
 
 from fedshift import memory
 from fedshift.datasets.dataset import Dataset
-from fedshift.datasets.folder import FolderSource
-from fedshift.datasets.images import is_dicom, is_nifti
-from fedshift.datasets.parts import Array, Names, Part, joined
+from fedshift.datasets.images import ImageRows
+from fedshift.datasets.labelled import Array, Labelled, Names, each_read, joined
+from fedshift.datasets.listing import is_dicom, is_nifti
+from fedshift.datasets.own_images import images_in
 from fedshift.datasets.volumes import Axis, Volume, Window, read_volume
-from fedshift.errors import FedshiftError, Problems
+from fedshift.errors import FedshiftError
 from fedshift.federation.domains import DomainData, Unlabelled
 from fedshift.federation.inputs import Inputs
 from fedshift.federation.preparation import Column
 from fedshift.settings.spec import FLOAT32, Count, NonNegative, Pixels, setting
 from fedshift.streams import Streams
 
-FILES, SLICES, RESIZED, STRETCHED, INVERTED, NAMELESS = (
-    "files",
-    "slices",
-    "resized",
-    "stretched",
-    "inverted",
-    "nameless",
-)
 SCALES = {
     "file": "Values are 0 to 1 by the window that each file names.",
     "range": "Values are 0 to 1 from the smallest to the largest of each file.",
@@ -53,6 +45,8 @@ class Medical(Dataset):
     whatever the distance of their pixels. MONOCHROME1 is inverted, so that high values are white
     everywhere; without a window within the values that its stored bits can have.
     """
+
+    seeded: ClassVar[bool] = False
 
     path: str = setting(help="the folder that holds one folder a domain", path=True)
     size: Pixels = setting(224, help="height and width that slices are resized to, in pixels")
@@ -95,11 +89,11 @@ class Medical(Dataset):
 
     def domain_names(self) -> tuple[str, ...]:
         """The names of the first-level folders."""
-        return self._source().domains()
+        return tuple(sorted(set(self._found().domains)))
 
     def check_here(self) -> None:
         """Whether the folder is there."""
-        self._source().check_here()
+        self._found()
 
     def inputs(self) -> Inputs:
         """What the settings ask for."""
@@ -107,29 +101,36 @@ class Medical(Dataset):
 
     def load(self, streams: Streams) -> DomainData:
         """Read every slice; ``x`` is float32 (N, channels, size, size)."""
-        source = self._source()
-        found = source.found
+        images = self._found()
+        found = [(Path(where), domain, label) for where, _, domain, label in images.rows()]
         memory.check(
             len(found) * self.channels * self.size**2 * 4,
             f"The data set, {len(found)} files or more slices of {self.size} x {self.size} pixels,",
             "Choose a smaller data.size, or fewer files.",
         )
-        parts, counts, warned = list[Part](), Counter[str](), Counter[str]()
-        problems = Problems("files cannot be read")
-        for file, domain, label in found:
-            with problems.gathered():
-                volume = read_volume(file, self.axis)
-                x = self._slices(file, volume, counts)
-                named = self.group == "patient" and volume.patient
-                counts[NAMELESS] += not volume.patient
-                warned.update(volume.warned)
-                called = (label, domain, f"patient {volume.patient}" if named else f"file {file}")
-                y, site, group = (Names.all(name, len(x)) for name in called)
-                rows = [f"slice {number}" for number in self._chosen(len(volume.values))]
-                parts.append(Part(str(file), x, y, site, group, rows))
-        problems.check()
-        notes = (*source.notes(), *self._notes(counts), *(f"{n} files: {text}" for text, n in warned.most_common(5)))
-        return joined(parts, source.classes(), notes)
+        low, high = self.centre - self.width / 2, self.centre + self.width / 2
+        notes = [SCALES.get(self.window, f"Values are 0 to 1 from {low:g} to {high:g}, and cut off beyond that.")]
+        inverted, nameless = list[Path](), list[Path]()
+
+        def read(item: tuple[Path, str, str]) -> Labelled:
+            file, domain, label = item
+            volume = read_volume(file, self.axis)
+            x = self._slices(file, volume)
+            inverted.extend([file] * volume.inverted)
+            nameless.extend([file] * (not volume.patient))
+            of_patient = self.group == "patient" and volume.patient
+            called = (label, domain, f"patient {volume.patient}" if of_patient else f"file {file}")
+            y, site, group = (Names.all(name, len(x)) for name in called)
+            return Labelled(str(file), x, y, site, group, [f"slice {n}" for n in self._chosen(len(volume.values))])
+
+        parts = each_read(read, found, "files cannot be read")
+        if inverted:
+            notes.append(f"{len(inverted)} of {len(found)} files are MONOCHROME1 and were inverted.")
+        if nameless and self.group == "patient":
+            notes.append(
+                f"{len(nameless)} of {len(found)} files name no patient; a split keeps each of these files whole."
+            )
+        return joined(parts, images.classes, (*images.notes, *notes))
 
     def suffixes(self) -> tuple[str, ...]:
         """Those of DICOM and NIfTI; DICOM may have none."""
@@ -142,25 +143,16 @@ class Medical(Dataset):
     def samples(self, file: Path, columns: Sequence[Column] = ()) -> Unlabelled:
         """The slices that are kept of a file."""
         volume = read_volume(file, self.axis)
-        return Unlabelled(self._slices(file, volume, Counter()), self._chosen(len(volume.values)), volume.warned)
+        return Unlabelled(self._slices(file, volume), self._chosen(len(volume.values)))
 
-    def _source(self) -> FolderSource:
-        return FolderSource(self.path, is_medical)
+    def _found(self) -> ImageRows:
+        return images_in(self.path, is_medical)
 
-    def _slices(self, file: Path, volume: Volume, counts: Counter[str]) -> Tensor:
+    def _slices(self, file: Path, volume: Volume) -> Tensor:
         """The slices of a file that are kept, (slices, channels, size, size), float32."""
-        count, height, width = volume.values.shape
-        chosen = self._chosen(count)
-        memory.check(
-            len(chosen) * self.channels * self.size**2 * 4, f"The file '{file}'", "Choose a smaller data.size."
-        )
+        chosen = self._chosen(len(volume.values))
         scaled = self._scaled(file, volume, chosen)
         x = torch.stack([torch.from_numpy(_resized(each, self.size)) for each in scaled])
-        counts[FILES] += 1
-        counts[SLICES] += len(chosen)
-        counts[RESIZED] += len(chosen) * ((height, width) != (self.size, self.size))
-        counts[STRETCHED] += len(chosen) * (height != width)
-        counts[INVERTED] += len(chosen) * volume.inverted
         return x.unsqueeze(1).repeat(1, self.channels, 1, 1)
 
     def _chosen(self, count: int) -> list[int]:
@@ -186,28 +178,12 @@ class Medical(Dataset):
             return Window((low + high) / 2, (high - low) or 1)
         own = volume.windows[slice]
         if own is None:
-            tags = "cal_min and cal_max" if is_nifti(file) else "(0028,1050) Window Center and (0028,1051) Window Width"
+            tags = "cal_min and cal_max" if is_nifti(file) else "WindowCenter and WindowWidth"
             raise FedshiftError(
                 f"The file '{file}' names no window ({tags}): --set data.window=given --set data.centre=... --set "
                 "data.width=..., or data.window=range, or none"
             )
         return own
-
-    def _notes(self, counts: Counter[str]) -> tuple[str, ...]:
-        """What was done to the slices, in sentences."""
-        low, high = self.centre - self.width / 2, self.centre + self.width / 2
-        said = [SCALES.get(self.window, f"Values are 0 to 1 from {low:g} to {high:g}, and cut off beyond that.")]
-        of = f"of {counts[SLICES]} slices"
-        if counts[RESIZED]:
-            stretched = f", of which {counts[STRETCHED]} were no squares and are stretched" if counts[STRETCHED] else ""
-            said.append(f"{counts[RESIZED]} {of} were resized to {self.size} x {self.size} pixels{stretched}.")
-        if counts[INVERTED]:
-            said.append(f"{counts[INVERTED]} {of} are MONOCHROME1 and were inverted.")
-        if self.group == "patient" and counts[NAMELESS]:
-            said.append(
-                f"{counts[NAMELESS]} of {counts[FILES]} files name no patient; a split keeps each of these files whole."
-            )
-        return tuple(said)
 
 
 def is_medical(file: Path) -> bool:

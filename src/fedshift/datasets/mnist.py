@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import struct
 import zlib
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -16,8 +17,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedshift.datasets.image_tables import ONE_DOMAIN, HubSource
-from fedshift.datasets.images import Row, decode, read_all
+from fedshift.datasets.image_tables import ONE_DOMAIN, check_hub, hub_images
+from fedshift.datasets.images import ImageRows, Row, decode
+from fedshift.datasets.labelled import each_read
 from fedshift.errors import FedshiftError
 
 MNIST = "ylecun/mnist"
@@ -63,7 +65,7 @@ def check_mnist_here(path: str, hub_id: str = MNIST, setting: str = "data.path")
     """
     _check_offline(path, hub_id, setting)
     if path == "hub":
-        _on_hub(hub_id, "train", setting).check_here()
+        check_hub(partial(_on_hub, hub_id, "train", setting))
     else:
         _folder(path, hub_id, setting)
 
@@ -98,7 +100,7 @@ def _folder(path: str, hub_id: str, setting: str) -> Path:
 
 def _from_hub(hub_id: str, which: Which, setting: str) -> tuple[Images, Labels]:
     source = _on_hub(hub_id, "train+test" if which == "all" else "train", setting)
-    label_of = {name: label for label, name in enumerate(source.classes())}
+    label_of = {name: label for label, name in enumerate(source.classes)}
     labels = []
 
     def read(row: Row) -> Tensor:
@@ -106,12 +108,12 @@ def _from_hub(hub_id: str, which: Which, setting: str) -> tuple[Images, Labels]:
         labels.append(label_of[name])
         return decode(where, image, 28, 1)[0]
 
-    images = read_all(read, source.rows())
+    images = each_read(read, source.rows(), "images cannot be read")
     return torch.stack(images).numpy(), np.asarray(labels, np.int64)
 
 
-def _on_hub(hub_id: str, split: str, setting: str) -> HubSource:
-    return HubSource(
+def _on_hub(hub_id: str, split: str, setting: str) -> ImageRows:
+    return hub_images(
         hub_id,
         ONE_DOMAIN,
         split,

@@ -7,27 +7,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from fedshift import memory
-from fedshift.datasets.cells import (
-    SUFFIXES,
+from fedshift.datasets.column_files import (
     Cells,
-    check_named,
+    InputColumns,
     check_present,
     column_names,
+    column_of,
     names_in,
+    not_looked_at,
     read_columns,
     times,
 )
-from fedshift.datasets.column_files import InputColumns, column_of, not_looked_at
-from fedshift.datasets.parts import Array, Names, Part, beside, files_in, joined
+from fedshift.datasets.labelled import Array, Labelled, Names, beside, each_read, joined
 from fedshift.datasets.windows import Recording, WindowedDataset, Windows
-from fedshift.errors import FedshiftError, Problems
+from fedshift.errors import FedshiftError
 from fedshift.federation.domains import DomainData, Unlabelled
 from fedshift.federation.preparation import Column
 from fedshift.settings.spec import setting
@@ -79,39 +77,34 @@ class Signals(InputColumns, WindowedDataset):
 
     def load(self, streams: Streams) -> DomainData:
         """Read every recording and cut it into windows; ``x`` is (N, channels, window), float32."""
-        files = files_in(self.path, SUFFIXES)
-        memory.check(sum(file.stat().st_size for file in files), f"The table '{self.path}'", "Give fewer rows.")
-        channels: Sequence[str] = self.columns
-        parts: list[Part] = []
-        counts = _Counts()
-        problems = Problems(f"things are wrong with the signals '{self.path}'")
-        for file in files:
-            with problems.gathered():
-                channels = channels or self.others(file)
-                parts.append(self._part(file, channels, counts))
-        problems.check()
-        notes = (*beside(self.path, files), *self.told(counts))
+        files, channels, counts = self.files(), self.input_columns(), _Counts()
+        parts = each_read(
+            lambda file: self._part(file, channels, counts), files, f"things are wrong with the signals '{self.path}'"
+        )
+        notes = (*beside(self.path, files), *self.described(counts))
         data = replace(joined(parts, notes=notes), channels=tuple(channels))
-        held = torch.bincount(data.domain, minlength=len(data.domains)).tolist()
-        empty = [name for name, count in zip(data.domains, held, strict=True) if not count]
+        windows = torch.bincount(data.domain, minlength=len(data.domains)).tolist()
+        empty = [name for name, count in zip(data.domains, windows, strict=True) if not count]
         without = f"No window is left of the sites {', '.join(empty)}."
         return replace(data, notes=(*notes, without)) if empty else data
 
-    def told(self, counts: _Counts) -> tuple[str, ...]:
+    def described(self, counts: _Counts) -> tuple[str, ...]:
         """What was left out, decided or filled in, in sentences."""
-        said = {
-            FILLED: f"{counts[FILLED]} missing numbers were interpolated.",
-            GAPS: f"{counts[GAPS]} steps of the column '{self.time}' are more than {WIDE} times as long as is usual in "
-            "their recording; windows go across them.",
-        }
-        found = [sentence for key, sentence in said.items() if counts[key]]
+        found = [*self.notes(counts)]
+        if counts[FILLED]:
+            found.append(f"{counts[FILLED]} missing numbers were interpolated.")
+        if counts[GAPS]:
+            found.append(
+                f"{counts[GAPS]} steps of the column '{self.time}' are more than {WIDE} times as long as is usual in "
+                "their recording; windows go across them."
+            )
         shortest, longest = min(counts.steps, default=0.0), max(counts.steps, default=0.0)
         if longest > WIDE * shortest:
             found.append(
                 f"The usual step of the column '{self.time}' is from {shortest:.4g} to {longest:.4g}, by recording; "
                 "windows of as many steps last differently long."
             )
-        return (*self.notes(counts), *found)
+        return tuple(found)
 
     def samples(self, file: Path, columns: Sequence[Column] = ()) -> Unlabelled:
         """The windows of a file's recordings, each called by its recording and the step at which it begins.
@@ -120,111 +113,79 @@ class Signals(InputColumns, WindowedDataset):
         """
         channels = self.input_columns()
         used = {name: use for name, use in self.named_apart.items() if name in (*self.recording, self.time)}
-        present = column_names(file)
-        check_named(file, present, used)
-        check_present(file, present, channels, self.kind)
-        problems, counts = Problems(f"columns of '{file}' cannot be used"), _Counts()
-        found = self._read(file, channels, list(used), counts, problems)
-        problems.check()
+        check_present(file, column_names(file), used | dict.fromkeys(channels, ""), self.kind)
+        counts = _Counts()
+        found = self._read(file, channels, list(used), counts)
         windows = self.cut([found.recording(place) for place in range(len(found.rows))], counts)
-        notes = (f"{note.removesuffix('.')} (of '{file}')." for note in self.told(counts))
+        notes = (f"{note.removesuffix('.')} (of '{file}')." for note in self.described(counts))
         return Unlabelled(windows.x, found.names(windows), (*not_looked_at(file, (*channels, *used)), *notes))
 
-    def _part(self, file: Path, channels: Sequence[str], counts: _Counts) -> Part:
+    def _part(self, file: Path, channels: Sequence[str], counts: _Counts) -> Labelled:
         """The windows of a file."""
         self.check_columns(file, channels)
-        problems = Problems(f"columns of '{file}' cannot be used")
-        found = self._read(file, channels, list(self.named_apart), counts, problems)
-        with problems.gathered():
-            label = names_in(found.frame[self.label], column_of(self.label, file), whole=True)
-        with problems.gathered():
-            domain = self.domain_of(file, found.frame)
-        with problems.gathered():
-            group = names_in(found.frame[self.group], column_of(self.group, file)) if self.group else None
-        problems.check()
+        found = self._read(file, channels, list(self.named_apart), counts)
+        label = names_in(found.frame, self.label, file, whole=True)
+        domain = self.domain_of(file, found.frame)
+        group = names_in(found.frame, self.group, file) if self.group else None
         for rows, where in zip(found.rows, found.where, strict=True):
-            with problems.gathered():
-                _check_one(domain, rows, where, self.domain, "set data.recording to the columns that name it")
+            _check_one(domain, rows, where, self.domain, "set data.recording to the columns that name it")
             if group is not None:
-                with problems.gathered():
-                    _check_one(group, rows, where, self.group, "name each recording apart")
-        problems.check()
+                _check_one(group, rows, where, self.group, "name each recording apart")
         labels = label.which.numpy()
         windows = self.cut([found.recording(place, labels) for place in range(len(found.rows))], counts)
         begin = [int(rows[0]) for rows in found.rows]
         first = torch.tensor(begin)[windows.recording]  # a row of each window's recording
-        kept = Names(found.where, begin, windows.recording) if group is None else _at(group, first)
-        y = label._replace(which=windows.y)
-        return Part(str(file), windows.x, y, _at(domain, first), kept, found.names(windows))
+        kept = Names(found.where, begin, windows.recording)
+        if group is not None:
+            kept = group._replace(which=group.which[first])
+        y, site = label._replace(which=windows.y), domain._replace(which=domain.which[first])
+        return Labelled(str(file), windows.x, y, site, kept, found.names(windows))
 
-    def _read(
-        self, file: Path, channels: Sequence[str], others: list[str], counts: _Counts, problems: Problems
-    ) -> _Recorded:
-        """The recordings of a file, with what is missing filled in; what is wrong is gathered.
+    def _read(self, file: Path, channels: Sequence[str], others: list[str], counts: _Counts) -> _Recorded:
+        """The recordings of a file, with what is missing filled in.
 
         Args:
             file: the file.
             channels: its columns of channels.
             others: the other columns that are read.
-            counts: what :meth:`told` says, added to.
-            problems: of columns.
+            counts: what :meth:`described` says, added to.
         """
         frame = read_columns(file, [*channels, *others], names=[name for name in self.as_written if name in others])
-        if not len(frame):
-            raise FedshiftError(f"'{file}' has no row; write one for each step of time.")
-        values = np.empty((len(frame), len(channels)))
-        time: Array | None = None
+        cells = [Cells.of(frame, name, file, self.missing) for name in channels]
+        values = np.stack(each_read(self._channel, cells, f"columns of '{file}' cannot be used"), axis=1)
+        time = times(frame[self.time], column_of(self.time, file)) if self.time else None
         which, called = np.zeros(len(frame), np.int64), [""]
-        before = problems.count
-        for number, name in enumerate(channels):
-            with problems.gathered():
-                values[:, number] = self._channel(frame, file, name)
-        with problems.gathered():
-            which, called = self._recordings(file, frame)
-        with problems.gathered():
-            time = times(frame[self.time], column_of(self.time, file)) if self.time else None
-        rows = _rows(which, len(called))
-        found = _Recorded(str(file), frame, values, rows, called)
-        if problems.count > before:
-            return found
-        for each, where in zip(rows, found.where, strict=True):
-            with problems.gathered():
-                self._check_time(frame, time, each, file, counts)
-            with problems.gathered():
-                self._fill(values, time, each, where, channels, counts)
+        if self.recording:
+            named = [names_in(frame, name, file) for name in self.recording]
+            together = np.stack([each.which.numpy() for each in named], axis=1)
+            pairs, which = np.unique(together, axis=0, return_inverse=True)
+            called = [
+                ", ".join(
+                    f"{column} '{each.values[place]}'"
+                    for column, each, place in zip(self.recording, named, pair, strict=True)
+                )
+                for pair in pairs.tolist()
+            ]
+        order = np.argsort(which.reshape(-1), kind="stable")
+        stops = np.searchsorted(which.reshape(-1)[order], np.arange(len(called) + 1)).tolist()
+        found = _Recorded(str(file), frame, values, [order[start:stop] for start, stop in pairwise(stops)], called)
+        for rows, where in zip(found.rows, found.where, strict=True):
+            if time is not None and len(rows) > 1:
+                self._check_time(frame[self.time], time, rows, file, counts)
+            self._fill(values, time, rows, where, channels, counts)
         return found
 
-    def _channel(self, frame: Any, file: Path, name: str) -> Array:
-        cells = Cells.of(frame[name], column_of(name, file), self.missing)
+    def _channel(self, cells: Cells) -> Array:
         if self.impute == "none":
             cells.check_whole("fill it in, or have it filled in between its neighbours: --set data.impute=interpolate")
-        return cells.numbers()
+        return cells.checked()
 
-    def _recordings(self, file: Path, frame: Any) -> tuple[Array, list[str]]:
-        """The number of each row's recording, and what each is called; nothing, where a file is one."""
-        found = [names_in(frame[name], column_of(name, file)) for name in self.recording]
-        if not found:
-            return np.zeros(len(frame), np.int64), [""]
-        together = np.stack([each.which.numpy() for each in found], axis=1)
-        pairs, which = np.unique(together, axis=0, return_inverse=True)
-        called = [
-            ", ".join(
-                f"{column} '{each.values[place]}'"
-                for column, each, place in zip(self.recording, found, pair, strict=True)
-            )
-            for pair in pairs.tolist()
-        ]
-        return which.reshape(-1), called
-
-    def _check_time(self, frame: Any, time: Array | None, rows: Array, file: Path, counts: _Counts) -> None:
+    def _check_time(self, cells: Any, time: Array, rows: Array, file: Path, counts: _Counts) -> None:
         """The time rises in a recording."""
-        if time is None or len(rows) < 2:
-            return
         steps = np.diff(time[rows])
         wrong = np.flatnonzero(~(steps > 0))
         if len(wrong):
             row, before = int(rows[wrong[0] + 1]), int(rows[wrong[0]])
-            cells = frame[self.time]
             raise FedshiftError(
                 f"{column_of(self.time, file)} holds {cells.iloc[row]} in row {row}, after {cells.iloc[before]} in row "
                 f"{before} of the same recording; sort its rows by time, leave out those that are there twice, or name "
@@ -241,13 +202,12 @@ class Signals(InputColumns, WindowedDataset):
         for number, name in enumerate(channels):
             own = values[rows, number]
             gone = np.isnan(own)
-            if not gone.any():
-                continue
             if gone.all():
                 raise FedshiftError(f"{where} has no number in the column '{name}', so none can be interpolated.")
-            at = np.arange(len(rows)) if time is None else time[rows]
-            values[rows[gone], number] = np.interp(at[gone], at[~gone], own[~gone])
-            counts[FILLED] += int(gone.sum())
+            if gone.any():
+                at = np.arange(len(rows)) if time is None else time[rows]
+                values[rows[gone], number] = np.interp(at[gone], at[~gone], own[~gone])
+                counts[FILLED] += int(gone.sum())
 
     @property
     def as_written(self) -> list[str]:
@@ -270,8 +230,7 @@ class _Counts(Counter[str]):
         self.steps: list[float] = []
 
 
-@dataclass(frozen=True)
-class _Recorded:
+class _Recorded(NamedTuple):
     """The recordings of one file.
 
     Attributes:
@@ -303,18 +262,6 @@ class _Recorded:
         """What windows are called: the recording, and the step at which each begins, from 0."""
         pairs = zip(windows.recording.tolist(), windows.start.tolist(), strict=True)
         return [", ".join(filter(None, (self.called[place], f"step {start}"))) for place, start in pairs]
-
-
-def _rows(which: Array, count: int) -> list[Array]:
-    """The rows of each recording, in the order of the file."""
-    order = np.argsort(which, kind="stable")
-    stops = np.searchsorted(which[order], np.arange(count + 1))
-    return [order[start:stop] for start, stop in pairwise(stops.tolist())]
-
-
-def _at(names: Names, rows: Tensor) -> Names:
-    """The names of some rows."""
-    return names._replace(which=names.which[rows])
 
 
 def _check_one(names: Names, rows: Array, where: str, column: str, fix: str) -> None:

@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 
-from fedshift.datasets.parts import Array
+from fedshift.datasets.labelled import Array
 from fedshift.datasets.table import TableDataset
 from fedshift.errors import needs
 from fedshift.federation.domains import DomainData

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from fedshift.datasets.dataset import Dataset
 from fedshift.errors import FedshiftError
@@ -15,6 +15,8 @@ from fedshift.settings.spec import setting
 @dataclass(frozen=True, kw_only=True)
 class TableDataset(Dataset):
     """Rows, of which missing cells may be filled in, numbers standardised, and categories be one-hot."""
+
+    seeded: ClassVar[bool] = False
 
     statistics: Literal["none", "site", "pooled"] = setting(
         "none",

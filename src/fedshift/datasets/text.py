@@ -22,9 +22,16 @@ import torch
 from torch import Tensor
 
 from fedshift import memory
-from fedshift.datasets.cells import SUFFIXES, check_named, column_names, names_in, read_columns
-from fedshift.datasets.column_files import ColumnFiles, column_of, not_looked_at
-from fedshift.datasets.parts import Names, Part, beside, files_in, joined
+from fedshift.datasets.column_files import (
+    ColumnFiles,
+    check_present,
+    column_names,
+    column_of,
+    names_in,
+    not_looked_at,
+    read_columns,
+)
+from fedshift.datasets.labelled import Labelled, beside, each_read, joined, shown
 from fedshift.errors import FedshiftError, Problems, needs
 from fedshift.federation.domains import DomainData, Unlabelled
 from fedshift.federation.inputs import Inputs
@@ -72,7 +79,7 @@ class TextFile(ColumnFiles):
 
     def check_here(self) -> None:
         """Whether there are the files, and the tokenizer or the hub that has it."""
-        files_in(self.path, SUFFIXES)
+        self.files()
         if self.tokens != HASHING and (located(self.tokens, "data.tokens")[1] is None or not answers()):
             self._tokenizer()
 
@@ -85,101 +92,87 @@ class TextFile(ColumnFiles):
 
     def load(self, streams: Streams) -> DomainData:
         """Read every row, and make numbers of its text."""
-        with needs("text", "The data set 'text'"):
-            import pandas  # noqa: F401  # which reads the files
-        files = files_in(self.path, SUFFIXES)
-        memory.check(sum(file.stat().st_size for file in files), f"The texts '{self.path}'", "Give fewer rows.")
         if self.tokens != HASHING:
             self._tokenizer()  # whether there is one is known before the texts are read
-        rows: list[_Rows] = []
-        problems = Problems(f"things are wrong with the texts '{self.path}'")
-        for file in files:
-            with problems.gathered():
-                rows.append(self._rows(file))
-        problems.check()
-        count = sum(len(each.texts) for each in rows)
-        size = 4 * self.width if self.tokens == HASHING else 8 * self.length
-        memory.check(
-            2 * count * size,
-            f"{count:,} texts, {size:,} bytes each",
-            "Choose a smaller data.width (with hashing) or data.length (with a tokenizer).",
-        )
-        made = [self._numbers(each.where, each.texts) for each in rows]
-        parts = [Part(each.where, x, each.y, each.domain) for each, (x, _) in zip(rows, made, strict=True)]
-        return joined(parts, notes=(*beside(self.path, files), *self._notes([odd for _, odd in made], count)))
+        files, odd = self.files(), list[int]()
+        parts = each_read(lambda file: self._part(file, odd), files, f"things are wrong with the texts '{self.path}'")
+        count = sum(len(part.x) for part in parts)
+        return joined(parts, notes=(*beside(self.path, files), *self._notes(odd, count)))
 
     def samples(self, file: Path, columns: Sequence[Column] = ()) -> Unlabelled:
         """The column of the text."""
-        check_named(file, column_names(file), {self.text: "data.text"})
-        frame = read_columns(file, [self.text], texts=[self.text])
-        if not len(frame):
-            raise FedshiftError(f"'{file}' has no row; write one for each sample.")
-        texts = _texts(frame[self.text], column_of(self.text, file))
-        x, odd = self._numbers(str(file), texts)
-        return Unlabelled(x, range(len(x)), (*not_looked_at(file, [self.text]), *self._notes([odd], len(x))))
+        check_present(file, column_names(file), {self.text: "data.text"})
+        odd: list[int] = []
+        x = self._numbers(read_columns(file, [self.text], [self.text]), file, odd)
+        return Unlabelled(x, range(len(x)), (*not_looked_at(file, [self.text]), *self._notes(odd, len(x))))
 
-    def _rows(self, file: Path) -> _Rows:
-        """The rows of a file, each with a text and names."""
-        frame = self._frame(file, [self.text, *self.named_apart])
-        if not len(frame):
-            raise FedshiftError(f"'{file}' has no row; write one for each sample.")
+    def _part(self, file: Path, odd: list[int]) -> Labelled:
+        """The rows of a file; to ``odd`` a number is added for each text that a note should count."""
+        check_present(file, column_names(file), {self.text: "data.text"} | self.named_apart)
+        frame = read_columns(file, [self.text, *self.named_apart], [self.text], self.as_written)
         problems = Problems(f"columns of '{file}' cannot be used")
-        texts: list[str] = []
         with problems.gathered():
-            texts = _texts(frame[self.text], column_of(self.text, file))
+            x = self._numbers(frame, file, odd)
         with problems.gathered():
-            y = names_in(frame[self.label], column_of(self.label, file), whole=True)
+            y = names_in(frame, self.label, file, whole=True)
         with problems.gathered():
             domain = self.domain_of(file, frame)
         problems.check()
-        return _Rows(str(file), texts, y, domain)
-
-    def _frame(self, file: Path, columns: list[str]) -> Any:
-        check_named(file, column_names(file), {self.text: "data.text"} | self.named_apart)
-        return read_columns(file, columns, texts=[self.text], names=self.as_written)
+        return Labelled(str(file), x, y, domain)
 
     # Numbers --------------------------------------------------------------------------------------
 
-    def _numbers(self, where: str, texts: list[str]) -> tuple[Tensor, list[int]]:
-        """What becomes of the texts of a file; and a number for each of them that a note should count."""
-        return self._hashed(texts) if self.tokens == HASHING else self._tokenized(where, texts)
+    def _numbers(self, frame: Any, file: Path, odd: list[int]) -> Tensor:
+        """What becomes of the texts of a file, none of which may be empty."""
+        texts = list(frame[self.text])
+        for row, value in enumerate(texts):
+            if not isinstance(value, str) or not value.strip():
+                raise FedshiftError(
+                    f"{column_of(self.text, file)} holds {shown(value)} in row {row}, and should hold text; fill it in "
+                    "or remove the row."
+                )
+        size = 4 * self.width if self.tokens == HASHING else 8 * self.length
+        memory.check(
+            2 * len(texts) * size,
+            f"{len(texts):,} texts, {size:,} bytes each",
+            "Choose a smaller data.width (with hashing) or data.length (with a tokenizer).",
+        )
+        return self._hashed(texts, odd) if self.tokens == HASHING else self._tokenized(file, texts, odd)
 
-    def _hashed(self, texts: list[str]) -> tuple[Tensor, list[int]]:
-        """Vectors (N, width), float32; and how many words are known of each text of none: 0."""
+    def _hashed(self, texts: list[str], odd: list[int]) -> Tensor:
+        """Vectors (N, width), float32; odd are texts without a word."""
         with needs("text", "data.tokens = 'hashing'"):
             from sklearn.feature_extraction.text import HashingVectorizer
         hashed = HashingVectorizer(n_features=self.width, dtype=np.float32).transform(texts)
-        empty = np.flatnonzero(np.diff(hashed.indptr) == 0)
-        return torch.from_numpy(hashed.toarray()), [0] * len(empty)
+        odd += [0] * int((np.diff(hashed.indptr) == 0).sum())
+        return torch.from_numpy(hashed.toarray())
 
-    def _tokenized(self, where: str, texts: list[str]) -> tuple[Tensor, list[int]]:
-        """Token ids (N, length), int64; and how many tokens each text has that was cut."""
-        tokenizer, cut = self._tokenizer(), []
+    def _tokenized(self, file: Path, texts: list[str], odd: list[int]) -> Tensor:
+        """Token ids (N, length), int64; odd are texts that are cut, by how many tokens they have."""
+        tokenizer = self._tokenizer()
         x = torch.full((len(texts), self.length), tokenizer.pad_token_id)
         for start in range(0, len(texts), BATCH):
-            some = texts[start : start + BATCH]
             with _alone():
-                whole = tokenizer(some, verbose=False)["input_ids"]
-                ids = tokenizer(some, truncation=True, max_length=self.length)["input_ids"]
-            for row, own in enumerate(ids, start):
+                found = tokenizer(texts[start : start + BATCH], verbose=False)["input_ids"]
+                cut = tokenizer(texts[start : start + BATCH], truncation=True, max_length=self.length)["input_ids"]
+            for row, own in enumerate(cut, start):
                 if not own:
                     raise FedshiftError(
-                        f"The column '{self.text}' of '{where}' holds {texts[row]!r:.100} in row {row}, of "
-                        "which the tokenizer makes no token; correct it or remove the row."
+                        f"{column_of(self.text, file)} holds {texts[row]!r:.100} in row {row}, of which the tokenizer "
+                        "makes no token; correct it or remove the row."
                     )
                 x[row, : len(own)] = torch.tensor(own)
-            cut += [len(each) for each in whole if len(each) > self.length]
-        return x, cut
+            odd += [len(whole) for whole in found if len(whole) > self.length]
+        return x
 
-    def _notes(self, odd: Sequence[Sequence[int]], count: int) -> Iterator[str]:
+    def _notes(self, odd: Sequence[int], count: int) -> Iterator[str]:
         """What a reader of the results must know of how texts became numbers."""
-        found = [number for each in odd for number in each]
-        if found and self.tokens == HASHING:
-            yield f"{len(found)} of {count} texts hold no word of two letters or digits; their vectors are zeros."
-        elif found:
+        if odd and self.tokens == HASHING:
+            yield f"{len(odd)} of {count} texts hold no word of two letters or digits; their vectors are zeros."
+        elif odd:
             yield (
-                f"{len(found)} of {count} texts have more than {self.length} tokens, the longest {max(found)}, and "
-                "were cut: data.length."
+                f"{len(odd)} of {count} texts have more than {self.length} tokens, the longest {max(odd)}, and were "
+                "cut: data.length."
             )
 
     def _tokenizer(self) -> Any:
@@ -197,30 +190,6 @@ class TextFile(ColumnFiles):
                 f"adds to it: --set data.length={around + 1} or more"
             )
         return tokenizer
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """The rows of one file: texts, classes and domains."""
-
-    where: str
-    texts: list[str]
-    y: Names
-    domain: Names
-
-
-def _texts(column: Any, where: str) -> list[str]:
-    """A column of texts, none of which is empty."""
-    for row, value in enumerate(column):
-        if not isinstance(value, str):
-            missing = value is None or value != value  # noqa: PLR0124  # NaN
-            shown = "nothing" if missing else f"{value!r:.100} ({type(value).__name__})"
-            raise FedshiftError(
-                f"{where} holds {shown} in row {row}, and should hold text; fill it in or remove the row."
-            )
-        if not value.strip():
-            raise FedshiftError(f"{where} holds nothing ({value!r:.100}) in row {row}; fill it in or remove the row.")
-    return list(column)
 
 
 @lru_cache(maxsize=4)

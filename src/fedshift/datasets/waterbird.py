@@ -27,7 +27,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedshift.datasets.images import check_fits, decode, image_files, subfolders
+from fedshift.datasets.images import check_fits, decode
+from fedshift.datasets.listing import image_files, subfolders
 from fedshift.datasets.shortcuts import Plan, ShortcutDataset
 from fedshift.errors import FedshiftError
 from fedshift.federation.domains import DomainData

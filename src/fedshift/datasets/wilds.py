@@ -24,7 +24,6 @@ from typing import ClassVar, Literal, NamedTuple
 
 import torch
 
-from fedshift.datasets.cells import check_number, lines
 from fedshift.datasets.dataset import ImageDataset
 from fedshift.datasets.images import domain_data
 from fedshift.errors import FedshiftError
@@ -84,7 +83,7 @@ class Wilds(ImageDataset):
         contents = self.contents()
         drawn = self._drawn(contents.samples, streams)
         rows = ((str(sample.file), sample.file, sample.domain, sample.label) for sample in drawn)
-        data = domain_data(rows, self.size, self.channels, contents.classes, len(drawn))
+        data = domain_data(rows, len(drawn), self.size, self.channels, contents.classes)
         number = {burst: index for index, burst in enumerate(dict.fromkeys(sample.burst for sample in drawn))}
         return replace(data, group=torch.tensor([number[sample.burst] for sample in drawn]))
 
@@ -127,8 +126,7 @@ def read_csv(path: Path, columns: Sequence[str]) -> list[CsvRow]:
     """
     try:
         with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(lines(file, path))
-            check_number(path, reader.fieldnames or ())
+            reader = csv.DictReader(file)
             lacking = [name for name in columns if name not in (reader.fieldnames or ())]
             if lacking:
                 raise FedshiftError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fedshift import memory
 from fedshift.datasets.dataset import Dataset
-from fedshift.datasets.parts import Array
-from fedshift.errors import FedshiftError, Problems
+from fedshift.datasets.labelled import Array, each_read
+from fedshift.errors import FedshiftError
 from fedshift.settings.spec import Count, WholeNumber, setting
 
 STEPS, UNUSED, SHORT, MIXED, WINDOWS = "steps", "unused", "short", "mixed", "windows"  # what is counted
@@ -60,6 +60,8 @@ class WindowedDataset(Dataset):
     themselves, not an estimate for others); a channel that does not change becomes zeros.
     """
 
+    seeded: ClassVar[bool] = False
+
     window: Count = setting(help="steps of time in a window")
     stride: WholeNumber = setting(0, help="steps from the beginning of a window to that of the next; 0: as window")
     mixed: Literal["drop", "majority"] = setting(
@@ -81,7 +83,7 @@ class WindowedDataset(Dataset):
             FedshiftError: a recording is too short, no window is left, or they do not fit into memory.
         """
         stride = self.stride or self.window
-        self._check_lengths(recordings)
+        each_read(self._check_length, recordings, f"recordings are shorter than data.window = {self.window} steps")
         chosen = [self._chosen(recording, stride, counts) for recording in recordings]
         total = sum(len(starts) for starts, _ in chosen)
         channels = recordings[0].values.shape[1] if recordings else 0
@@ -124,19 +126,12 @@ class WindowedDataset(Dataset):
         }
         return tuple(sentence for key, sentence in said.items() if counts[key])
 
-    def _check_lengths(self, recordings: Sequence[Recording]) -> None:
-        if self.short == "drop":
-            return
-        problems = Problems(f"recordings are shorter than data.window = {self.window} steps")
-        for recording in recordings:
-            if len(recording.values) < self.window:
-                problems.add(
-                    FedshiftError(
-                        f"{recording.where} has {len(recording.values)} steps, fewer than data.window = {self.window}: "
-                        "choose a shorter window, or leave such recordings out: --set data.short=drop"
-                    )
-                )
-        problems.check()
+    def _check_length(self, recording: Recording) -> None:
+        if self.short == "error" and len(recording.values) < self.window:
+            raise FedshiftError(
+                f"{recording.where} has {len(recording.values)} steps, fewer than data.window = {self.window}: choose "
+                "a shorter window, or leave such recordings out: --set data.short=drop"
+            )
 
     def _chosen(self, recording: Recording, stride: int, counts: Counter[str]) -> tuple[Array, Array]:
         """The steps at which a recording's windows begin, and their labels."""

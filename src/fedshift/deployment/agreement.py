@@ -23,7 +23,8 @@ from fedshift.core.preparation import preparation_part
 from fedshift.core.setup import Setup
 from fedshift.datasets.column_files import InputColumns
 from fedshift.datasets.dataset import Dataset
-from fedshift.errors import FedshiftError, UnknownNameError
+from fedshift.deployment.commands import check_address
+from fedshift.errors import FedshiftError
 from fedshift.federation.inputs import Inputs
 from fedshift.federation.names import check_names as check_spelling
 from fedshift.federation.partitions import Domains
@@ -89,9 +90,7 @@ class FederationSettings(Spec):
                 f"federation.toml: shape = {list(self.shape)}, but columns names {len(self.columns)} of them; name "
                 "each column of a sample."
             )
-        host, _, port = self.address.rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-            raise FedshiftError(f"address = '{self.address}': give host:port, such as fl.example.org:8000.")
+        check_address(self.address, "address")
 
     @property
     def names_of_columns(self) -> tuple[str, ...]:
@@ -174,8 +173,15 @@ class Agreement:
                 'names none. Write the same at every member: environments = ["p=0.1", "p=0.9"], say (at `fedshift '
                 "federation init`, --environments p=0.1,p=0.9)."
             )
-        if self.target is not None and self.target not in self.federation.sites:
-            raise UnknownNameError("site to hold out (protocol.hold_out)", self.target, self.federation.sites)
+        sites = self.federation.sites
+        if self.target is not None and self.target not in sites:
+            raise FedshiftError(
+                f"protocol.hold_out = '{self.target}' is none of the sites {', '.join(sites)}. Here a site is held "
+                f"out: it never trains and is only scored. Name it (--hold-out {sites[-1]}), or let every site train "
+                "and be scored on its own data (--set protocol.name=in-domain)."
+            )
+        if sites == (self.target,):
+            raise FedshiftError(f"The only site, '{self.target}', is held out, so that none would train; give more.")
 
     def at(self, folder: Path) -> Self:
         """The same agreement in another member's folder on this machine, with the plugins that are loaded already.
@@ -215,7 +221,7 @@ class Agreement:
         table = self._table(data if "name" in data else {**self.table.get("data", {}), **data})
         for names, path in Experiment.from_table(table).paths():
             if path and (self.folder / path).exists():
-                _put(table, names, str((self.folder / path).resolve()))
+                put_setting(table, names, str((self.folder / path).resolve()))
         return Experiment.from_table(table)
 
     def _table(self, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -272,7 +278,7 @@ class Agreement:
         experiment = {key: value for key, value in self.experiment.table().items() if key not in NOT_AGREED}
         for names, path in self.experiment.paths():
             if ".".join(names) in self.experiment.contents:
-                _put(experiment, names, Path(path).name)
+                put_setting(experiment, names, Path(path).name)
         federation = {name: getattr(self.federation, name) for name in _AGREED}
         return _flat({"experiment": experiment, "files": self.experiment.contents, "federation": federation})
 
@@ -333,7 +339,7 @@ def _toml(path: Path) -> dict[str, Any]:
     return parse_toml(text_of(path), f"'{path}'")
 
 
-def _put(table: dict[str, Any], names: Sequence[str], value: Any) -> None:
+def put_setting(table: dict[str, Any], names: Sequence[str], value: Any) -> None:
     """Replace a setting of a nested table, which is copied on the way."""
     *outer, last = names
     for name in outer:

@@ -6,9 +6,8 @@ from pathlib import Path
 
 from fedshift.deployment.agreement import Agreement
 from fedshift.deployment.attend import Attendant
-from fedshift.deployment.bundle import is_ours
 from fedshift.deployment.coordinate import coordinate
-from fedshift.deployment.flower import TYPE, FlowerLink, content, data_of, sites_by_key
+from fedshift.deployment.flower import TYPE, FlowerLink, content, data_of, is_ours, sites_by_key
 from fedshift.errors import FedshiftError, needs
 from fedshift.reporting.live import LiveProgress
 

@@ -31,9 +31,8 @@ from fedshift.deployment.leaving import category, models_scored, refusal, refuse
 from fedshift.deployment.limits import of_requests
 from fedshift.deployment.local import prepared, site_federation
 from fedshift.deployment.model import keep_model
-from fedshift.deployment.once import Once
 from fedshift.deployment.sent import SENT, Sent
-from fedshift.deployment.turns import Key, TakenError, Turns
+from fedshift.deployment.turns import TakenError, Turn, Turns
 from fedshift.deployment.wire import (
     DECIMALS,
     MOST_LOSS,
@@ -64,7 +63,7 @@ from fedshift.simulation.simulation import choose_device
 from fedshift.site.site import Site
 from fedshift.site.versions import Versions
 
-STATE, LOG, TURNS, REPLIES = "state", "log.jsonl", "turns.json", "replies"
+STATE, LOG = "state", "log.jsonl"
 
 _WORDS: tuple[tuple[type[Exception], Reason], ...] = (
     (DivergedError, "diverged"),
@@ -110,7 +109,7 @@ class Attendant:
                 reply = self._failure(error)
             turns = self._turns_of(request)
             if request is not None and turns is not None:
-                reply = replace(reply, proof=make_proof(turns.reply(request.session.known), data))
+                reply = replace(reply, proof=make_proof(turns.last_reply(request.session.known), data))
             with self._timed("reply"):
                 sent = reply.to_bytes()
             self._write_down(request, reply, sent)
@@ -127,9 +126,7 @@ class Attendant:
 
     def turns(self) -> Turns:
         """What the site was asked in the run, and what it replied."""
-        folder = self.folder / STATE / self.setup.run
-        files.make_folder(folder)
-        return Turns(folder / TURNS)
+        return Turns(self.folder / STATE / self.setup.run)
 
     # What is asked --------------------------------------------------------------------------------
 
@@ -161,47 +158,42 @@ class Attendant:
 
     def _work(self, work: Work) -> Done:
         """Score a model, then carry out an order."""
-        turns, folder = self.turns(), self.folder / STATE / self.setup.run
+        turns, order, model, scored = self.turns(), work.order, work.score, work.position - (work.order is not None)
         if work.session.number != turns.session:
             raise _CannotError("session", f"The session {work.session.number} is not the newest, {turns.session}.")
-        scored = work.position - (work.order is not None)
         if work.saved > scored:
             raise _CannotError(
                 "order", f"A checkpoint of {work.saved} rounds has more than the {scored} that are done."
             )
-        place = None if work.order is None else self._check_order(work, work.order)
-        if work.score is not None:
-            self._check_score(work.score, scored)
-        store, once = Versions(folder, self.setup.run, self.setup.device), Once(folder / REPLIES, turns)
-        done = Done(self.settings.name)
+        turn = Turn("order", work.position, 0 if order is None else self._check_order(work, order))
+        before = Turn("score", scored)
+        if model is not None:
+            self._check_score(model, scored)
+        store = Versions(self.folder / STATE / self.setup.run, self.setup.run, self.setup.device)
         site = Site(self.setup, self._loaded(), store, audit=self.agreement.experiment.run.audit)
-        unsent = work.score is not None and (scored,) not in turns.answered("scores")
-        if work.score is not None:
-            model = work.score
+        done, unsent = Done(self.settings.name), model is not None and before not in turns.answered("score")
+        if model is not None:
             store.begin(scored + 1)  # after all exchanges of the rounds that are done
             with self._timed("score"):
-                done = once.reply(
-                    "scores", (scored,), model, partial(self._scored, site, model, turns, (scored + 1, 0))
-                )
-        if work.order is not None and place is not None:
-            order, key = work.order, (work.position, place)
-            store.at(*key)
+                done = turns.reply(before, model, partial(self._scored, site, model, turns, Turn("order", scored + 1)))
+        if order is not None:
+            store.at(turn.position, turn.place)
             try:
                 with self._timed("order"):
-                    answered = once.reply("orders", key, order, partial(self._answered, site, store, order, turns, key))
+                    answered = turns.reply(turn, order, partial(self._answered, site, store, order, turns, turn))
             except Exception:
                 if unsent:  # its scores do not leave, so another model may take its place
-                    turns.end("scores", (scored,), "failed")
+                    turns.end(before, "failed")
                 raise
             done = replace(done, answer=answered.answer)
         store.prune(work.saved)
-        once.prune(work.saved)
+        turns.prune(work.saved)
         return without(done, self.settings.refuse)  # which may be stricter than when a reply was kept
 
-    def _answered(self, site: Site, store: Versions, order: Order, turns: Turns, key: Key) -> Done:
+    def _answered(self, site: Site, store: Versions, order: Order, turns: Turns, turn: Turn) -> Done:
         """Carry out an order, with what the client has kept of the rounds before."""
         self._check_policy()
-        _check_kept(site, order, turns, key)
+        _check_kept(site, order, turns, turn)
         with open_engine(self._engine) as engine:
             (answer,) = site.answers([order], engine)
         if isinstance(answer, Exception):
@@ -215,9 +207,9 @@ class Attendant:
             raise
         return Done(self.settings.name, answer)
 
-    def _scored(self, site: Site, order: Order, turns: Turns, key: Key) -> Done:
+    def _scored(self, site: Site, order: Order, turns: Turns, turn: Turn) -> Done:
         """Score what an order brings on every environment whose model can be made here."""
-        _check_kept(site, order, turns, key)
+        _check_kept(site, order, turns, turn)
         client, stage = self.agreement.client(self.settings.name), self.setup.find(order.stage, order.exchange)[0]
         if self._ends_with(order):
             kept = {} if client is None else site.state(client).tensors
@@ -399,9 +391,9 @@ def _nothing(name: str) -> Category:
     raise FedshiftError(f"'{name}' was not sent: such a message carries no tensor.")
 
 
-def _check_kept(site: Site, order: Order, turns: Turns, key: Key) -> None:
+def _check_kept(site: Site, order: Order, turns: Turns, turn: Turn) -> None:
     """Raise an error where a client has worked before a turn, and its state of then was removed since."""
-    if order.client not in site.store and any(each < key for each in turns.answered("orders")):
+    if order.client not in site.store and any(each < turn for each in turns.answered("order")):
         raise _CannotError("state", f"What the client kept before round {order.round} is no longer here.")
 
 

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fedshift.errors import FedshiftError
+
 Command = list[str]
 
+LAST_PORT = 65535
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 FLOWER = "flower"  # the folder in a member's where Flower keeps its things
 SECRET = f"{FLOWER}/secret"  # what the processes of a member that is at work know each other by
@@ -27,6 +30,17 @@ def environment(folder: Path) -> dict[str, str]:
         folder: the member's, from the root.
     """
     return {"FLWR_HOME": str(folder / FLOWER), **QUIET}
+
+
+def check_address(address: str, what: str) -> None:
+    """Check a host with a port.
+
+    Raises:
+        FedshiftError: it is none.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) <= LAST_PORT:
+        raise FedshiftError(f"{what} = '{address}': give host:port, such as fl.example.org:8000.")
 
 
 def host_and_port(address: str) -> tuple[str, int]:

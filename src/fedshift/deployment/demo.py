@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from io import BytesIO
-from math import inf
 from pathlib import Path
 from subprocess import TimeoutExpired
 from typing import Any
@@ -18,10 +17,10 @@ from torch import Tensor
 from fedshift.datasets.rotated_mnist import RotatedMNIST
 from fedshift.deployment.agreement import FederationSettings
 from fedshift.deployment.folders import DATA, SITES, Planned, planned
-from fedshift.deployment.processes import Processes, processes
+from fedshift.deployment.processes import Processes
 from fedshift.deployment.supervisor import free_port
 from fedshift.errors import FedshiftError
-from fedshift.reporting.watch import follow
+from fedshift.reporting.follow import follow
 from fedshift.runs.folder import RunFolder
 from fedshift.settings.experiment import Experiment
 from fedshift.streams import Streams
@@ -42,7 +41,7 @@ EXPERIMENT: Mapping[str, Any] = {
     "run": {"device": "cpu", "threads": 1},
 }
 AT_SITES: Mapping[str, Any] = {"threads": 1, "device": "cpu"}
-SECONDS_TO_LEAVE = 10.0  # that Flower and a run have until both say that it is over
+SECONDS_TO_LEAVE = 10.0  # that Flower has until it knows that a run is over
 SECONDS_TO_WAIT = 120.0  # for a site
 
 
@@ -111,7 +110,7 @@ def carry_out(folder: Path, say: Callable[[str], None], console: Console) -> Run
     Raises:
         FedshiftError: a process or the run has ended too early; the message says where its log is.
     """
-    with processes(folder) as started:
+    with Processes(folder) as started:
         sites, address = started.agreement.federation.sites, started.agreement.federation.address
         say(f"Starting the coordinator at {address}, with TLS ...")
         started.start_coordinator()
@@ -126,28 +125,20 @@ def carry_out(folder: Path, say: Callable[[str], None], console: Console) -> Run
 def _follow(started: Processes, console: Console) -> RunFolder:
     """Show the run until it is over."""
     run, process = RunFolder(started.coordinator / "runs" / started.agreement.run), started.process("run")
-    left = inf  # when Flower has said that the run is over
+    logs = f"'{started.log('run')}' and '{started.log('coordinator')}'"
+    ended = FedshiftError(f"The run has ended before its last round: see {logs}.")
 
     def look() -> None:
-        nonlocal left
         started.check()
         if process.poll() is not None and not run.finished:
-            left = min(left, time.monotonic())
-            if time.monotonic() - left > SECONDS_TO_LEAVE:
-                raise _ended(started)
+            raise ended
 
     while not run.begun:
         look()
         time.sleep(0.2)
     follow(run.path, console, meanwhile=look)
     if not run.finished:
-        raise _ended(started)
+        raise ended
     with suppress(TimeoutExpired):
         process.wait(SECONDS_TO_LEAVE)  # so that the SuperLink knows that it is over
     return run
-
-
-def _ended(started: Processes) -> FedshiftError:
-    return FedshiftError(
-        f"The run has ended before its last round: see '{started.log('run')}' and '{started.log('coordinator')}'."
-    )

@@ -1,13 +1,21 @@
-"""Flower as the link between a coordinator and its sites: requests and replies travel in its messages."""
+"""Flower as the link between a coordinator and its sites: requests and replies travel in its messages.
+
+An app that ``flwr run`` sends is compared with the one that is installed here; no code of an app is ever run.
+"""
 
 from __future__ import annotations
 
 import time
+import tomllib
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from io import BytesIO
+from lzma import LZMAError
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile, ZipFile
 
-from fedshift.deployment.control import pem
+from fedshift.deployment.keys import read_public_key
 from fedshift.deployment.link import Away
 from fedshift.errors import FedshiftError, needs
 
@@ -15,6 +23,30 @@ ARRAY, RECORD = "message", "fedshift"
 TYPE = "query"  # Flower's kind of message for what is neither its training nor its evaluation
 SECONDS_BETWEEN_PULLS = 0.2
 ONLINE = "online"
+APP = Path(__file__).with_name("app")
+SETTINGS, CODE = "pyproject.toml", "fedshift_federation.py"
+MANIFEST = ".info/CONTENT"  # digests of the other two, which Flower's builder adds
+LARGEST = 10_000  # bytes of a file that is looked at
+
+
+def is_ours(bundle: bytes) -> bool:
+    """Whether an app bundle of Flower is made of the app that is installed here.
+
+    Contents are compared, not archives: an archive's bytes depend on the compression library of whoever packed it, and
+    Flower writes the settings anew.
+
+    Args:
+        bundle: what came, which may be anything.
+    """
+    try:
+        with ZipFile(BytesIO(bundle)) as archive:
+            sizes = {file.filename: file.file_size for file in archive.infolist()}
+            if set(sizes) != {SETTINGS, CODE, MANIFEST} or max(sizes.values()) > LARGEST:
+                return False
+            code, settings = archive.read(CODE), tomllib.loads(archive.read(SETTINGS).decode())
+    except (BadZipFile, zlib.error, LZMAError, EOFError, RuntimeError, ValueError, OSError):  # none, or damaged
+        return False
+    return code == (APP / CODE).read_bytes() and settings == tomllib.loads((APP / SETTINGS).read_text())
 
 
 def content(data: bytes) -> Any:
@@ -61,7 +93,7 @@ def sites_by_key(folder: Path, sites: Sequence[str]) -> dict[str, str]:
         )
     found: dict[str, str] = {}
     for site in sites:
-        other = found.setdefault(pem(folder / f"{site}.pub").decode().strip(), site)
+        other = found.setdefault(read_public_key(folder / f"{site}.pub").decode().strip(), site)
         if other != site:
             raise FedshiftError(
                 f"'{folder}' has the same key in {other}.pub and {site}.pub: a site is its key, so each needs its own."

@@ -1,7 +1,7 @@
 """The folders of a federation: one for the coordinator and one for each site, with all that they need to begin.
 
-What is written is first put together in memory (:func:`planned`), then written beside its place, read back as members
-will read it, and renamed (:func:`make`): there is all of it, or nothing.
+What is written is first put together in memory (:func:`planned`), then written beside its place and renamed
+(:func:`make`): there is all of it, or nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fedshift.deployment.agreement import (
     FederationSettings,
     SiteSettings,
     own_files,
-    read_site,
+    put_setting,
 )
 from fedshift.deployment.keys import Authority, site_pair
 from fedshift.deployment.leaving import what_leaves
@@ -45,9 +45,7 @@ from fedshift.federation.protocols import PersonalUnderShift
 from fedshift.files import make_folder, write
 from fedshift.settings.content import imported
 from fedshift.settings.experiment import Experiment
-from fedshift.settings.grid import text_of
 from fedshift.settings.spec import Spec, as_toml
-from fedshift.settings.written import parse_toml
 from fedshift.simulation.simulation import load_data
 
 DATA, PLUGINS, FILES = "data", "plugins", "files"  # folders of a member
@@ -175,13 +173,14 @@ def planned(
             copied, or the extra 'flower' is not installed.
     """
     _check_names(federation)
-    _check_target(federation, experiment)
     table, copies = _relative(experiment)
     agreement = Agreement(Path(), federation, experiment.table())
     setup = agreement.setup(torch.device("cpu"))
     parts_of_model(agreement, setup)  # which the site that is held out must have
     own = _own_domains(experiment, federation.sites, domains)
     host, port = commands.host_and_port(federation.address)
+    me = f"{os.getuid()}:{os.getgid()}" if hasattr(os, "getuid") else UNPRIVILEGED  # as Docker takes them
+    user = UNPRIVILEGED if me.startswith("0:") else me
     authority = Authority.make(federation.name)
     trusted, server = authority.pair(), authority.server([host, "localhost", "127.0.0.1", IN_COMPOSE])
     pairs = {site: site_pair() for site in federation.sites}
@@ -203,9 +202,9 @@ def planned(
         inside=f"{IN_COMPOSE}:{port}",
         gate_address=commands.GATE_ADDRESS,
         port=port,
-        user=_owner(),
+        user=user,
         unprivileged=UNPRIVILEGED,
-        by_root=_owner() != _me(),
+        by_root=user != me,
     )
     common: Planned = {
         FEDERATION: commented(federation, f"The federation {federation.name}: this file is the same at every member."),
@@ -250,13 +249,12 @@ def planned(
     return files
 
 
-def make(folder: Path, files: Planned, plugins: Sequence[str] = ()) -> None:
+def make(folder: Path, files: Planned) -> None:
     """Write a federation's folder, all of it or nothing; nobody else may read it.
 
     Args:
         folder: the federation's, which must not be there.
         files: what :func:`planned` gave.
-        plugins: the experiment's, where they are already imported from.
 
     Raises:
         FedshiftError: the folder exists, or cannot be written.
@@ -270,7 +268,6 @@ def make(folder: Path, files: Planned, plugins: Sequence[str] = ()) -> None:
             _write(temporary / name, content)
         for inner in filter(Path.is_dir, temporary.rglob("*")):
             inner.chmod(0o700)  # each goes to another member, and keeps its mode
-        _read_back(temporary, plugins)
         temporary.rename(folder)
     except OSError as error:
         raise DiskError(f"'{folder}' cannot be written: {error.strerror or error}. Nothing of it was made.") from error
@@ -296,17 +293,6 @@ def _write(path: Path, content: Content) -> None:
         write(path, content, private=path.suffix == ".key")
 
 
-def _read_back(root: Path, plugins: Sequence[str]) -> None:
-    """Read every member's folder as the member will, but with plugins as they are imported already."""
-    members = [root / COORDINATOR, *sorted((root / SITES).iterdir())]
-    for member in members:
-        federation = FederationSettings(**parse_toml(text_of(member / FEDERATION), FEDERATION))
-        table = parse_toml(text_of(member / EXPERIMENT), EXPERIMENT)
-        Agreement(member, federation, {**table, "plugins": list(plugins)})
-    for member in members[1:]:
-        read_site(member)
-
-
 # What may be asked for ---------------------------------------------------------------------------
 
 
@@ -328,30 +314,15 @@ def _check_names(federation: FederationSettings) -> None:
         )
 
 
-def _check_target(federation: FederationSettings, experiment: Experiment) -> None:
-    target = getattr(experiment.protocol, "hold_out", None)
-    if target is not None and target not in federation.sites:
-        raise FedshiftError(
-            f"protocol.hold_out = '{target}' is none of the sites {', '.join(federation.sites)}. Here a site is held "
-            f"out: it never trains and is only scored. Name it (--hold-out {federation.sites[-1]}), or let every "
-            "site train and be scored on its own data (--set protocol.name=in-domain)."
-        )
-    if federation.sites == (target,):
-        raise FedshiftError(f"The only site, '{target}', is held out, so that none would train; give more --sites.")
-
-
 def _own_domains(experiment: Experiment, sites: Sequence[str], domains: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Which domain of data that need no file of the user's is whose, if there are enough; a site's name tells its."""
-    if len(sites) > len(domains) or not _comes_by_itself(experiment):
+    by_itself = all(
+        getattr(experiment.data, name) in ("", *words) for name, words in own_files(experiment.data).items()
+    )
+    if len(sites) > len(domains) or not by_itself:
         return {}
     left = iter(domain for domain in domains if domain not in sites)
     return {site: (site if site in domains else next(left),) for site in sites}
-
-
-def _comes_by_itself(experiment: Experiment) -> bool:
-    """Whether data are read from no file of the user's."""
-    data = experiment.data
-    return all(getattr(data, name) in ("", *words) for name, words in own_files(data).items())
 
 
 # The experiment at every member ------------------------------------------------------------------
@@ -374,7 +345,7 @@ def _relative(experiment: Experiment) -> tuple[dict[str, Any], Planned]:
             copies |= {f"{there}/{file.relative_to(path).as_posix()}": file for file in inside} or {there: path}
             beside = imported(path) if path.suffix == ".py" else []
             copies |= {f"{FILES}/{file.relative_to(path.parent).as_posix()}": file for file in beside}
-        _put(table, names, there)
+        put_setting(table, names, there)
     return table, copies
 
 
@@ -394,26 +365,10 @@ def _plugins(experiment: Experiment) -> tuple[list[str], Planned]:
     return names, dict(found)
 
 
-def _put(table: dict[str, Any], names: Sequence[str], value: str) -> None:
-    for name in names[:-1]:
-        table = table[name]
-    table[names[-1]] = value
-
-
 def _help_of_data(experiment: Experiment, table: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Where the data set's files are looked for: each setting, its value at a site, and what belongs there."""
     about = experiment.data.settings()
     return [(name, table["data"][name], about[name].help) for name in own_files(experiment.data)]
-
-
-def _me() -> str:
-    """The user and group who make the folders, as Docker takes them; where there are none, :data:`UNPRIVILEGED`."""
-    return f"{os.getuid()}:{os.getgid()}" if hasattr(os, "getuid") else UNPRIVILEGED
-
-
-def _owner() -> str:
-    """Who carries out what is in containers: whoever makes the folders, unless that is root."""
-    return UNPRIVILEGED if _me().startswith("0:") else _me()
 
 
 # Texts -------------------------------------------------------------------------------------------

@@ -26,10 +26,8 @@ from typing import Any
 
 from fedshift.deployment.commands import GATE_ADDRESS, LOOPBACK, host_and_port
 from fedshift.deployment.flower import sites_by_key
-from fedshift.deployment.serving import FEDERATION, KEYS, OF_COORDINATOR, Member
+from fedshift.deployment.serving import KEYS, OF_COORDINATOR, Member
 from fedshift.errors import FedshiftError, needs
-from fedshift.settings.grid import text_of
-from fedshift.settings.written import parse_toml
 
 with needs("flower", "The gate of a federation"):
     import httpx
@@ -75,7 +73,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class CallerLimits:
     """What callers may take up.
 
     Attributes:
@@ -97,7 +95,7 @@ class Limits:
     all: int = 256
 
     @classmethod
-    def of(cls, sites: int) -> Limits:
+    def of(cls, sites: int) -> CallerLimits:
         """Those for a number of sites, all of which may come from one address; a SuperNode has up to 5 connections."""
         peer = 64 + 8 * sites
         return cls(peer=peer, all=4 * peer)
@@ -117,9 +115,8 @@ def run_gate(folder: Path, upstream_port: int, address: str | None = None) -> No
             not belong together, or something listens there already.
     """
     member = Member.read(folder, OF_COORDINATOR)  # without the experiment, whose plugins have no business here
-    path = member.folder / FEDERATION
-    sites = sites_by_key(member.folder / KEYS, parse_toml(text_of(path), f"'{path}'").get("sites", ()))
-    limits, place, certificates = Limits.of(len(sites)), address or member.address, member.folder / CERTIFICATES
+    sites = sites_by_key(member.folder / KEYS, member.sites)
+    limits, place, certificates = CallerLimits.of(len(sites)), address or member.address, member.folder / CERTIFICATES
     try:
         trusted = ssl.create_default_context(cafile=certificates / "ca.crt")
         gate = Gate(sites, upstream_port, trusted, limits)
@@ -141,7 +138,7 @@ def run_gate(folder: Path, upstream_port: int, address: str | None = None) -> No
 class Gate:
     """The application that judges requests and passes them on."""
 
-    def __init__(self, sites: Mapping[str, str], port: int, trusted: ssl.SSLContext, limits: Limits) -> None:
+    def __init__(self, sites: Mapping[str, str], port: int, trusted: ssl.SSLContext, limits: CallerLimits) -> None:
         """Prepare for requests.
 
         Args:
@@ -280,7 +277,7 @@ def is_fleet_route(raw_path: bytes) -> bool:
 # The server ---------------------------------------------------------------------------------------
 
 
-def listen(address: str, limits: Limits) -> socket.socket:
+def listen(address: str, limits: CallerLimits) -> socket.socket:
     """A socket that listens where sites reach the gate.
 
     Raises:
@@ -390,7 +387,7 @@ class _Caller(H11Protocol):
 class _Listener(socket.socket):
     """A socket that ends connections at once, before anything is read, where there are too many."""
 
-    def __init__(self, limits: Limits, family: int) -> None:
+    def __init__(self, limits: CallerLimits, family: int) -> None:
         super().__init__(family, socket.SOCK_STREAM)
         self._limits = limits
         self._open: Counter[str] = Counter()

@@ -6,17 +6,15 @@ import os
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import distribution
 from pathlib import Path
-from shutil import disk_usage
 from typing import Any
 
 import torch
 
-from fedshift.core.setup import Setup
-from fedshift.datasets.images import files_below
+from fedshift.datasets.listing import files_below
 from fedshift.deployment.agreement import SITE, Agreement, SiteSettings, read_site
 from fedshift.deployment.leaving import Leaves, leaving, refusal, refused, what_leaves
 from fedshift.deployment.local import site_data, site_federation
@@ -24,14 +22,12 @@ from fedshift.errors import FedshiftError, Problems, UnknownNameError, needs
 from fedshift.reporting.data_report.duplicates import find_duplicates
 from fedshift.reporting.data_report.findings import crossing
 from fedshift.reporting.data_report.roles import Roles
-from fedshift.reporting.units import bytes_text
 
 KEY, PUBLIC, AUTHORITY = "keys/site.key", "keys/site.pub", "certificates/ca.crt"
-COPIES = 4  # of a model and its states that a run keeps on the disk, at most at a time
 
 
 @dataclass(frozen=True)
-class Held:
+class SiteSamples:
     """The samples that a site has.
 
     Attributes:
@@ -42,6 +38,7 @@ class Held:
         shape: of one.
         dtype: their type, such as uint8.
         counts: by part of the split (training, validation, test), how many samples each class has, by its name.
+        lacking: the classes of which no part has a sample, which is normal for a site.
         notes: what a reader of results made from them must know.
     """
 
@@ -52,16 +49,11 @@ class Held:
     shape: tuple[int, ...]
     dtype: str
     counts: Mapping[str, Mapping[str, int]]
+    lacking: tuple[str, ...]
     notes: tuple[str, ...]
 
-    @property
-    def lacking(self) -> list[str]:
-        """The classes of which no part has a sample, which is normal for a site."""
-        classes = next(iter(self.counts.values()))
-        return [name for name in classes if not any(count[name] for count in self.counts.values())]
 
-
-@dataclass(frozen=True)
+@dataclass
 class Inspection:
     """What was found at a site; what could not be is empty or None.
 
@@ -69,8 +61,7 @@ class Inspection:
         folder: the site's.
         federation: the federation's name.
         site: the site's name.
-        held: its samples.
-        free: bytes that are free on the disk of its folder.
+        samples: those that it has.
         leaves: every tensor that may leave the site in a run.
         page: the same for a reader, in Markdown.
         notes: what is no error, but should be known.
@@ -80,12 +71,20 @@ class Inspection:
     folder: Path
     federation: str = ""
     site: str = ""
-    held: Held | None = None
-    free: int = 0
+    samples: SiteSamples | None = None
     leaves: tuple[Leaves, ...] = ()
     page: str = ""
-    notes: tuple[str, ...] = ()
-    problems: tuple[FedshiftError, ...] = ()
+    notes: list[str] = field(default_factory=list)
+    problems: list[FedshiftError] = field(default_factory=list)
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Add an error that is raised within to the problems, and go on."""
+        try:
+            yield
+        except FedshiftError as error:
+            if str(error) not in map(str, self.problems):  # of a file that several steps read
+                self.problems.append(error)
 
     def check(self) -> None:
         """Raise an error that names whatever keeps the site from taking part.
@@ -100,43 +99,16 @@ class Inspection:
 
     def table(self) -> dict[str, Any]:
         """What was found, as JSON can hold it."""
-        held = None if self.held is None else {**asdict(self.held), "lacking": self.held.lacking}
         return {
             "folder": str(self.folder.resolve()),
             "federation": self.federation,
             "site": self.site,
             "ready": not self.problems,
             "problems": [str(problem) for problem in self.problems],
-            "notes": list(self.notes),
-            "data": held,
-            "free": self.free,
+            "notes": self.notes,
+            "data": None if self.samples is None else asdict(self.samples),
             "leaves": [asdict(each) for each in self.leaves],
         }
-
-
-class _Finding:
-    """An inspection as it comes about: each step adds to it, and a step that fails does not end it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.found = Inspection(folder)
-
-    def add(self, **found: Any) -> None:
-        self.found = replace(self.found, **found)
-
-    def note(self, *notes: str) -> None:
-        self.add(notes=(*self.found.notes, *notes))
-
-    def problem(self, error: FedshiftError) -> None:
-        if str(error) not in map(str, self.found.problems):  # of a file that several steps read
-            self.add(problems=(*self.found.problems, error))
-
-    @contextmanager
-    def gathered(self) -> Iterator[None]:
-        """Add an error that is raised within to the problems, and go on."""
-        try:
-            yield
-        except FedshiftError as error:
-            self.problem(error)
 
 
 def inspect(folder: Path) -> Inspection:
@@ -144,50 +116,42 @@ def inspect(folder: Path) -> Inspection:
 
     Where a frozen network stands for images, their features are kept in the cache, as in any run.
     """
-    finding = _Finding(folder)
-    agreement = site = None
-    with finding.gathered():
+    found = Inspection(folder)
+    agreement = site = setup = None
+    with found.gathered():
         agreement = Agreement.read(folder)
-        finding.add(federation=agreement.federation.name)
-    with finding.gathered():
+        found.federation = agreement.federation.name
+    with found.gathered():
         site = read_site(folder)
-        finding.add(site=site[0].name)
-    with finding.gathered():
-        finding.note(*_readable_by_others(folder))
-    with finding.gathered():
-        with needs("flower", "Taking part in a federation"):
-            distribution("flwr")
+        found.site = site[0].name
+    with found.gathered(), needs("flower", "Taking part in a federation"):
+        distribution("flwr")
         for check in (_check_pair, _check_authority):
-            with finding.gathered():
+            with found.gathered():
                 check(folder)
-    if agreement is None:
-        return finding.found
-    setup = None
-    with finding.gathered():
-        setup = agreement.setup(torch.device("cpu"))
-        finding.add(leaves=tuple(leaving(setup)), page=what_leaves(setup, agreement.federation))
-    if folder.is_dir() and setup is not None:
-        finding.add(free=disk_usage(folder).free)
-        with finding.gathered():
-            _check_disk(folder, finding.found.free, setup)
-    if site is not None:
+        found.notes += _readable_by_others(folder)
+    if agreement is not None:
+        with found.gathered():
+            setup = agreement.setup(torch.device("cpu"))
+            found.leaves, found.page = tuple(leaving(setup)), what_leaves(setup, agreement.federation)
+    if agreement is not None and site is not None:
         settings, data = site
         if setup is not None and refused(setup, settings.refuse):
-            finding.problem(refusal(setup, settings.name, settings.refuse))
-        with finding.gathered():
-            held, notes = _held(agreement, settings, data)
-            finding.add(held=held)
-            finding.note(*notes)
-    if any("--set data." in str(problem) for problem in finding.found.problems):
-        finding.note(f"What a message writes as --set data.NAME=VALUE is NAME = VALUE here, below [data] in {SITE}.")
-    return finding.found
+            found.problems.append(refusal(setup, settings.name, settings.refuse))
+        with found.gathered():
+            _read_samples(found, agreement, settings, data)
+    if any("--set data." in str(problem) for problem in found.problems):
+        found.notes.append(
+            f"What a message writes as --set data.NAME=VALUE is NAME = VALUE here, below [data] in {SITE}."
+        )
+    return found
 
 
 # Data ---------------------------------------------------------------------------------------------
 
 
-def _held(agreement: Agreement, settings: SiteSettings, data: Mapping[str, Any]) -> tuple[Held, list[str]]:
-    """The site's samples, and notes on them.
+def _read_samples(found: Inspection, agreement: Agreement, settings: SiteSettings, data: Mapping[str, Any]) -> None:
+    """Add the site's samples, and notes on them.
 
     Raises:
         FedshiftError: they are not what was agreed.
@@ -198,17 +162,23 @@ def _held(agreement: Agreement, settings: SiteSettings, data: Mapping[str, Any])
     federation = site_federation(agreement, settings, samples)
     path = getattr(agreement.with_data(data).data, "path", "")
     files = _files(path)
-    size = sum(file.stat().st_size for file in files)
     roles = Roles.of(federation, len(samples.y))
     counts = {
         role: dict(zip(samples.classes, count, strict=True))
         for role, count in roles.counts(samples.y, len(samples.classes)).items()
     }
-    kind = str(samples.x.dtype).removeprefix("torch.")
-    shape = tuple(samples.x.shape[1:])
-    notes = tuple(dict.fromkeys([*samples.notes, *federation.notes]))
-    held = Held(path if files else "", len(files), size, len(samples.y), shape, kind, counts, notes)
-    return held, [str(finding) for finding in crossing(find_duplicates(samples, roles), samples, roles)]
+    found.samples = SiteSamples(
+        path=path if files else "",
+        files=len(files),
+        bytes=sum(file.stat().st_size for file in files),
+        samples=len(samples.y),
+        shape=tuple(samples.x.shape[1:]),
+        dtype=str(samples.x.dtype).removeprefix("torch."),
+        counts=counts,
+        lacking=tuple(name for name in samples.classes if not any(count[name] for count in counts.values())),
+        notes=tuple(dict.fromkeys([*samples.notes, *federation.notes])),
+    )
+    found.notes += [str(finding) for finding in crossing(find_duplicates(samples, roles), samples, roles)]
 
 
 def _files(path: str) -> list[Path]:
@@ -222,20 +192,9 @@ def _files(path: str) -> list[Path]:
 # The folder ---------------------------------------------------------------------------------------
 
 
-def _check_disk(folder: Path, free: int, setup: Setup) -> None:
-    tensors = (tensor for part in setup.parts.values() for tensor in part.module.state_dict().values())
-    needed = COPIES * sum(tensor.nbytes for tensor in tensors)
-    if free < needed:
-        raise FedshiftError(
-            f"{bytes_text(free)} are free on the disk of '{folder}'; a run needs about {bytes_text(needed)}. Make room."
-        )
-
-
 def _readable_by_others(folder: Path) -> list[str]:
-    """A note if others can read the site's private key, which must be there with the public one."""
-    _content(folder / KEY), _content(folder / PUBLIC)
-    mode = (folder / KEY).stat().st_mode
-    if os.name != "nt" and mode & (stat.S_IRGRP | stat.S_IROTH):
+    """A note if others can read the site's private key."""
+    if (folder / KEY).exists() and os.name != "nt" and (folder / KEY).stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
         return [f"Other users of this machine can read '{folder / KEY}': chmod 600 '{folder / KEY}'"]
     return []
 

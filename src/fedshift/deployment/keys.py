@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from fedshift.errors import needs
+from fedshift.errors import FedshiftError, needs
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -97,6 +98,21 @@ def site_pair() -> Pair:
         key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n",
         key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()),
     )
+
+
+def read_public_key(file: Path) -> bytes:
+    """A public key in OpenSSH's format, in PEM, as Flower keeps it.
+
+    Raises:
+        FedshiftError: it is none.
+    """
+    with needs("flower", "A federation"):
+        from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
+    try:
+        key = load_ssh_public_key(file.read_bytes())
+    except (ValueError, OSError) as error:
+        raise FedshiftError(f"'{file}' is no public key in OpenSSH's format ({error}).") from error
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
 def _new_key() -> ec.EllipticCurvePrivateKey:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from fedshift.core.setup import Setup
 from fedshift.deployment.agreement import Agreement
 from fedshift.deployment.limits import of_replies
 from fedshift.deployment.link import Away, Link
-from fedshift.deployment.roster import Roster
+from fedshift.deployment.roster import ROSTER, Roster
 from fedshift.deployment.wire import (
     Done,
     Failed,
@@ -29,7 +30,7 @@ from fedshift.deployment.wire import (
     is_proof,
     read_reply,
 )
-from fedshift.errors import FedshiftError
+from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.runs.progress import RunProgress
 from fedshift.runs.schema import SiteEvent, moment
 
@@ -193,6 +194,18 @@ class Members:
         else:
             self._away.add(site)
             self.tell(site, *_in_words(came), **more)
+
+
+def confirm(folder: Path, site: str) -> str:
+    """Take a site out of quarantine, at a coordinator; why it was there.
+
+    Raises:
+        FedshiftError: there is no such site, or it is not in quarantine.
+    """
+    agreement = Agreement.read(folder)
+    if site not in agreement.federation.sites:
+        raise UnknownNameError("site", site, agreement.federation.sites)
+    return Roster(folder / ROSTER / agreement.run).confirm(site)
 
 
 def refuses(came: Came) -> bool:

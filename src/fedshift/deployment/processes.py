@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Self
 
 from fedshift.deployment import commands
 from fedshift.deployment.agreement import Agreement
@@ -95,6 +94,12 @@ class Processes:
         process.kill()
         process.wait()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
     def end(self) -> None:
         """End every process with its children, in the reverse order of their start; a second Ctrl-C does not wait."""
         try:
@@ -105,12 +110,3 @@ class Processes:
     def _start(self, name: str, command: commands.Command, folder: Path) -> subprocess.Popen[bytes]:
         self._running[name] = start(with_parent(["-m", *command]), folder, self.log(name))
         return self._running[name]
-
-
-@contextmanager
-def processes(folder: Path) -> Iterator[Processes]:
-    """Processes of a federation's folder, which are ended afterwards."""
-    started = Processes(folder)
-    with ExitStack() as stack:
-        stack.callback(started.end)
-        yield started

@@ -7,8 +7,8 @@ are missing at the end leave no gap: keep a copy, or the last chain, elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from json import dumps
@@ -22,8 +22,8 @@ from torch import Tensor
 
 from fedshift import files
 from fedshift.core.contract import Category
+from fedshift.core.sealed import checked
 from fedshift.errors import DamagedError
-from fedshift.runs.records import link, linked
 from fedshift.runs.schema import File, Size, parsed
 
 SENT = "sent.jsonl"
@@ -105,12 +105,18 @@ class Sent:
             DamagedError: the end of the file is not what was written.
             DiskError: it could not be written.
         """
-        tensors = [_about(name, tensor, category(name)) for name, tensor in sorted(load(data).items())]
-        about = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "run": run, "what": what}
-        trip = {"stage": stage, "round": round, "exchange": exchange}
-        line = {**about, **trip, "bytes": len(data), "sha256": sha256(data).hexdigest(), "tensors": tensors}
-        chain = self._end()
-        files.append(self.path, dumps(line | {"chain": linked(chain, line)}))
+        message = SentMessage(
+            time=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            run=run,
+            what=what,
+            stage=stage,
+            round=round,
+            exchange=exchange,
+            bytes=len(data),
+            sha256=sha256(data).hexdigest(),
+            tensors=[_describe(name, tensor, category(name)) for name, tensor in sorted(load(data).items())],
+        ).model_dump()
+        files.append(self.path, dumps(message | {"chain": _link(self._end(), message)}))
 
     def _end(self) -> str:
         """The end of the chain; what a crash cut off after it is dropped, as its message was not handed over."""
@@ -147,16 +153,21 @@ def _unreadable(path: Path, error: OSError) -> DamagedError:
     return DamagedError(f"'{path}' cannot be read ({error.strerror or error}).")
 
 
-def _about(name: str, tensor: Tensor, category: Category) -> dict[str, Any]:
+def _describe(name: str, tensor: Tensor, category: Category) -> SentTensor:
     data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-    return {
-        "name": name,
-        "type": str(tensor.dtype).removeprefix("torch."),
-        "shape": list(tensor.shape),
-        "bytes": tensor.nbytes,
-        "sha256": sha256(data).hexdigest(),
-        "category": category,
-    }
+    return SentTensor(
+        name=name,
+        type=str(tensor.dtype).removeprefix("torch."),
+        shape=list(tensor.shape),
+        bytes=tensor.nbytes,
+        sha256=sha256(data).hexdigest(),
+        category=category,
+    )
+
+
+def _link(chain: str, record: dict[str, Any]) -> str:
+    """The chain with a record."""
+    return files.digest_of(f"{chain} {dumps(record, sort_keys=True)}".encode())
 
 
 def read_sent(path: Path) -> list[SentMessage]:
@@ -172,10 +183,14 @@ def read_sent(path: Path) -> list[SentMessage]:
     messages, chain = list[SentMessage](), START
     for number, line in enumerate(lines, start=1):
         try:
-            record, chain = link(chain, line, SentMessage)
+            record = parsed(line)
+            messages.append(checked(record, SentMessage))
+            written = record.pop("chain", None)
+            chain = _link(chain, record)
+            if written != chain:
+                raise ValueError("it, or one before it, was changed, moved or cut")  # noqa: TRY301
         except ValueError as error:
             raise DamagedError(f"Line {number} of '{path}' is not what was written ({error}).") from error
-        messages.append(SentMessage(**record))
     return messages
 
 
@@ -211,18 +226,17 @@ def summary(path: Path) -> list[Total]:
     Raises:
         DamagedError: the file is not what was written.
     """
-    found: dict[tuple[str, Category], list[tuple[str, list[SentTensor]]]] = {}
+    found: dict[tuple[str, Category], Total] = {}
     for message in read_sent(path):
-        by_category: dict[Category, list[SentTensor]] = {}
-        for tensor in message.tensors:
-            by_category.setdefault(tensor.category, []).append(tensor)
-        for category, tensors in by_category.items():
-            found.setdefault((message.exchange, category), []).append((message.time, tensors))
-    return [_total(*key, seen) for key, seen in found.items()]
-
-
-def _total(exchange: str, category: Category, seen: Iterable[tuple[str, list[SentTensor]]]) -> Total:
-    times, tensors = zip(*seen, strict=True)
-    each = [tensor for some in tensors for tensor in some]
-    size = sum(tensor.bytes for tensor in each)
-    return Total(exchange, category, len(times), len(each), size, times[0], times[-1])
+        for category in dict.fromkeys(tensor.category for tensor in message.tensors):
+            tensors = [tensor for tensor in message.tensors if tensor.category == category]
+            new = Total(message.exchange, category, 0, 0, 0, message.time, message.time)
+            total = found.get((message.exchange, category), new)
+            found[message.exchange, category] = replace(
+                total,
+                messages=total.messages + 1,
+                tensors=total.tensors + len(tensors),
+                bytes=total.bytes + sum(tensor.bytes for tensor in tensors),
+                last=message.time,
+            )
+    return list(found.values())

@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tomli_w
 
 from fedshift.deployment import commands
-from fedshift.deployment.bundle import APP
-from fedshift.deployment.control import Control, pem
+from fedshift.deployment.flower import APP
+from fedshift.deployment.keys import read_public_key
 from fedshift.deployment.orphan import with_parent
 from fedshift.deployment.supervisor import Part, environment, free_port, listens, supervise
 from fedshift.errors import FedshiftError, needs
@@ -28,8 +29,7 @@ KEYS = "keys"
 OF_COORDINATOR = (AUTHORITY, "certificates/superlink.crt", "certificates/superlink.key")
 OF_SITE = (AUTHORITY, "keys/site.key")
 SECONDS_BETWEEN_KEYS = 5.0
-LAST_PORT = 65535
-ROOT = 0
+RUNNING = ("starting", "running")
 
 
 class Member(NamedTuple):
@@ -38,6 +38,7 @@ class Member(NamedTuple):
     folder: Path
     federation: str
     address: str
+    sites: tuple[str, ...]
 
     @classmethod
     def read(cls, folder: Path, required: Sequence[str]) -> Member:
@@ -48,7 +49,7 @@ class Member(NamedTuple):
             required: the files that it must have, besides federation.toml.
 
         Raises:
-            FedshiftError: a file is missing, or federation.toml lacks the name or the address.
+            FedshiftError: a file is missing, or federation.toml lacks the name, the sites or the address.
         """
         with needs("flower", "A federation"):
             import flwr  # noqa: F401
@@ -58,30 +59,20 @@ class Member(NamedTuple):
                 f"'{path}' does not exist: give the folder of a member, as `fedshift federation init` makes them."
             )
         table = parse_toml(text_of(path), f"'{path}'")
-        name, address = table.get("name"), table.get("address")
-        if not isinstance(name, str) or not isinstance(address, str):
-            raise FedshiftError(f"'{path}' lacks name or address, each a text in quotes.")
-        check_address(address, f"'{path}': address")
+        try:
+            name, address, sites = str(table["name"]), str(table["address"]), tuple(map(str, table["sites"]))
+        except (KeyError, TypeError) as error:
+            raise FedshiftError(f"'{path}' lacks {error}.") from error
+        commands.check_address(address, f"'{path}': address")
         for file in required:
             if not (path.parent / file).is_file():
                 raise FedshiftError(f"'{path.parent / file}' does not exist. Is this the folder of the right member?")
-        return cls(path.parent, name, address)
-
-
-def check_address(address: str, what: str) -> None:
-    """Check a host with a port.
-
-    Raises:
-        FedshiftError: it is none.
-    """
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) <= LAST_PORT:
-        raise FedshiftError(f"{what} = '{address}': give host:port, such as fl.example.org:8000.")
+        return cls(path.parent, name, address, sites)
 
 
 def advice_to_root() -> str:
     """A line for whoever starts a member's processes with all rights; empty for others."""
-    if not hasattr(os, "geteuid") or os.geteuid() != ROOT:
+    if not hasattr(os, "geteuid") or os.geteuid() != 0:
         return ""
     return "You are root. Better start this as a user who can read this folder, and nothing else that is private."
 
@@ -107,7 +98,7 @@ def inner_port(address: str, chosen: int | None = None) -> int:
     """
     public = commands.host_and_port(address)[1]
     port = public + 1 if chosen is None else chosen
-    if port == public or port > LAST_PORT:
+    if port == public or port > commands.LAST_PORT:
         raise FedshiftError(
             f"The SuperLink cannot have port {port}: sites connect to port {public}, and the SuperLink needs another "
             "one on this machine: --control-port 9000, say."
@@ -138,17 +129,46 @@ def serve(folder: Path, port: int | None, say: Callable[[str], None]) -> None:
     make_folder(member.folder / commands.FLOWER)
     write(member.folder / CONNECTION, tomli_w.dumps({"superlink": {member.federation: connection}}))
     parts = superlink, gate, _ = parts_of_coordinator(inner)
-    registry = _Registry(member.folder, inner, say)
+    registry = Registry(member.folder, inner, say)
 
     def meanwhile() -> None:
-        if registry.is_due and superlink.listens and registry.look():
+        if superlink.listens and registry.look():
             gate.stop()  # it knows the keys that were there when it was started
 
     say(f"Sites reach this coordinator at {member.address}.")
     supervise(member.folder, parts, say, meanwhile)
 
 
-class _Registry:
+@contextmanager
+def control(port: int, authority: Path) -> Iterator[Any]:
+    """Flower's client of the control interface of the SuperLink on this machine.
+
+    Args:
+        port: at which the SuperLink listens, on 127.0.0.1.
+        authority: the certificate that it is trusted by.
+
+    Raises:
+        FedshiftError: the SuperLink does not answer within, or refuses.
+    """
+    with needs("flower", "A federation"):
+        import httpx
+        from flwr.supercore.control import ControlHttpClient
+        from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+    client = ControlHttpClient.from_server_address(
+        server_address=f"127.0.0.1:{port}",
+        insecure=False,
+        root_certificates=authority.read_bytes(),
+        interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+    )
+    try:
+        yield client
+    except httpx.HTTPError as error:
+        raise FedshiftError(f"The SuperLink does not do what it is asked: {error}") from error
+    finally:
+        client.close()
+
+
+class Registry:
     """Registers the sites' keys with the SuperLink, also those that come while it runs."""
 
     def __init__(self, folder: Path, port: int, say: Callable[[str], None]) -> None:
@@ -157,32 +177,34 @@ class _Registry:
         self._seen: dict[Path, bytes] = {}
         self._due = 0.0
 
-    @property
-    def is_due(self) -> bool:
-        """Whether the last look was long ago."""
-        return time.monotonic() >= self._due
-
     def look(self) -> bool:
-        """Register the keys that are new in the folder; whether they have changed since the last look.
+        """Every few seconds, register the keys that are new in the folder; whether they have changed since before.
 
         What fails is tried again.
         """
+        if time.monotonic() < self._due:
+            return False
         self._due = time.monotonic() + SECONDS_BETWEEN_KEYS
         now = {file: file.read_bytes() for file in sorted(self._keys.glob("*.pub"))}
         if now == self._seen:
             return False
         try:
-            with Control(self._port, self._authority) as control:
-                known = control.keys()
-                for file in now:
-                    if (key := pem(file)) not in known:
-                        control.register(file.stem, key)
-                        self._say(f"The key of {file.stem} is registered.")
+            self._register(list(now))
         except FedshiftError as error:
             self._say(f"The keys in '{self._keys}' are not all registered yet: {error}")
             return False
         changed, self._seen = bool(self._seen), now
         return changed
+
+    def _register(self, keys: Sequence[Path]) -> None:
+        with control(self._port, self._authority) as client:
+            from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest
+
+            known = {bytes(node.public_key) for node in client.ListNodes(ListNodesRequest()).nodes_info}
+            for file in keys:
+                if (key := read_public_key(file)) not in known:  # one that was taken back is known, too
+                    client.RegisterNode(RegisterNodeRequest(public_key=key, name=file.stem))
+                    self._say(f"The key of {file.stem} is registered.")
 
 
 def run(folder: Path) -> int:
@@ -210,10 +232,13 @@ def run(folder: Path) -> int:
     of_run = RunFolder(member.folder / RUNS / Agreement.read(member.folder).run)
     command = commands.start_run(str(APP), member.federation)
     if of_run.held:
-        with Control(port, member.folder / AUTHORITY) as control:
-            number = control.run_under_way()
-        if number is not None:
-            command = commands.follow_run(number, member.federation)
+        with control(port, member.folder / AUTHORITY) as client:
+            from flwr.proto.control_pb2 import ListRunsRequest
+
+            runs = client.ListRuns(ListRunsRequest(limit=20)).run_dict.values()
+        if under_way := [run for run in runs if run.status.status in RUNNING]:
+            newest = max(under_way, key=lambda run: run.running_at)
+            command = commands.follow_run(newest.run_id, member.federation)
     code = subprocess.run(
         with_parent(command), cwd=member.folder, env=environment(member.folder), check=False
     ).returncode
@@ -251,7 +276,7 @@ def join(folder: Path, address: str | None, say: Callable[[str], None]) -> None:
     """
     member = Member.read(folder, (*OF_SITE, "site.toml"))
     if address is not None:
-        check_address(address, "--address")
+        commands.check_address(address, "--address")
     reached = address or member.address
     say(f"This site takes part in '{member.federation}'; the coordinator is at {reached}.")
     supervise(member.folder, parts_of_site(reached, free_port()), say)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
@@ -24,8 +23,7 @@ from fedshift.errors import FedshiftError
 
 SECONDS_BETWEEN_LOOKS = 0.2
 SECONDS_TO_END = 5.0
-LONG = 60.0  # seconds after which a process that ends counts as one that had worked
-PAUSES = 1.0, 30.0  # seconds before a process is started again: at first, and at most
+PAUSE = 3.0  # seconds before a process that has ended is started again
 
 
 @dataclass
@@ -45,9 +43,7 @@ class Part:
     after: Part | None = None
     port: int | None = None
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
-    _began: float = field(default=0.0, init=False)
     _due: float = field(default=0.0, init=False)
-    _pause: float = field(default_factory=lambda: PAUSES[0], init=False)
 
     @property
     def log(self) -> Path:
@@ -59,27 +55,21 @@ class Part:
         """Whether it runs, and listens where it should."""
         return self.process is not None and (self.port is None or listens("127.0.0.1", self.port))
 
-    def may_start(self) -> bool:
-        """Whether it does not run, and its time has come."""
-        waits = self.process is not None or time.monotonic() < self._due
-        return not waits and (self.after is None or self.after.listens)
-
-    def start(self, folder: Path) -> None:
-        """Start it in the member's folder."""
-        self._began = time.monotonic()
+    def start_if_due(self, folder: Path) -> bool:
+        """Start it in the member's folder unless it runs, has just ended, or has to wait for another."""
+        if self.process is not None or time.monotonic() < self._due or not (self.after is None or self.after.listens):
+            return False
         self.process = start(with_parent(self.command), folder, folder / self.log)
+        return True
 
-    def ended(self) -> str:
-        """How it has ended, and when it is started again; empty where it has not ended."""
+    def find_end(self) -> str:
+        """How it has ended; empty where it has not."""
         code = None if self.process is None else self.process.poll()
         if code is None:
             return ""
-        self.process = None
-        self._pause = PAUSES[0] if time.monotonic() - self._began > LONG else self._pause
-        self._due, pause = time.monotonic() + self._pause, self._pause
-        self._pause = min(2 * self._pause, PAUSES[1])
+        self.process, self._due = None, time.monotonic() + PAUSE
         how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
-        return f"{how}; it is started again in {pause:g} seconds"
+        return f"{how}; it is started again in {PAUSE:g} seconds"
 
     def stop(self) -> None:
         """End it; it is started again when it may be."""
@@ -102,7 +92,7 @@ def supervise(
     Raises:
         FedshiftError: another process does this already.
     """
-    with _alone(folder), _secret(folder / commands.SECRET):
+    with _alone(folder):
         try:
             while True:
                 _look_after(folder, parts, say)
@@ -115,37 +105,31 @@ def supervise(
 def _look_after(folder: Path, parts: Sequence[Part], say: Callable[[str], None]) -> None:
     """Start what is not running."""
     for part in parts:
-        if how := part.ended():
+        if how := part.find_end():
             say(f"The {part.name} has ended ({how}). See '{folder / part.log}'.")
             for other in parts:
                 if other.after is part:
                     other.stop()  # what it was asked to do, nobody waits for any more
-        if part.may_start():
-            part.start(folder)
+        if part.start_if_due(folder):
             say(f"The {part.name} is started.")
 
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Keep others from starting the same member's processes."""
-    files.make_folder(folder / commands.FLOWER)
+    """Keep others from starting the same member's processes, which know each other by a new secret."""
+    secret = folder / commands.SECRET
+    files.make_folder(secret.parent)
     try:
-        with FileLock(folder / commands.FLOWER / ".lock", timeout=0):
-            yield
+        with FileLock(secret.with_name(".lock"), timeout=0):
+            files.write(secret, secrets.token_hex(32), private=True)
+            try:
+                yield
+            finally:
+                files.remove(secret)
     except Timeout as error:
         raise FedshiftError(
             f"The processes of '{folder}' run already, started in another terminal: end them there first."
         ) from error
-
-
-@contextmanager
-def _secret(path: Path) -> Iterator[None]:
-    """A file with a secret that is new each time, which nobody else may read."""
-    files.write(path, secrets.token_hex(32), private=True)
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)
 
 
 # Processes --------------------------------------------------------------------------------------------
@@ -181,7 +165,6 @@ def end(running: Sequence[subprocess.Popen[bytes]], seconds: float = SECONDS_TO_
     """
     # The number of one that was waited for may be another's by now; its children have ended by themselves.
     running = [process for process in running if process.returncode is None]
-    groups = _groups([process.pid for process in running])
     try:
         for process in running:
             process.send_signal(signal.SIGTERM)
@@ -190,9 +173,9 @@ def end(running: Sequence[subprocess.Popen[bytes]], seconds: float = SECONDS_TO_
             with suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, until - time.monotonic()))
     finally:
-        for group in groups:
-            with suppress(ProcessLookupError, PermissionError):  # none is left
-                os.killpg(group, signal.SIGKILL)
+        for process in running:
+            with suppress(ProcessLookupError, PermissionError):  # none of its group is left
+                os.killpg(process.pid, signal.SIGKILL)
         for process in running:
             process.wait()
 
@@ -218,21 +201,3 @@ def listens(host: str, port: int) -> bool:
             return True
     except OSError:
         return False
-
-
-def _groups(leaders: Sequence[int]) -> list[int]:
-    """The process groups of processes and of all their children, of which some may be in others.
-
-    Args:
-        leaders: the processes' numbers, each that of its group.
-    """
-    ps = shutil.which("ps")
-    if ps is None or not leaders:
-        return list(leaders)
-    told = subprocess.run([ps, "-A", "-o", "pid=,ppid=,pgid="], capture_output=True, text=True, check=True).stdout
-    rows = [[int(number) for number in line.split()] for line in told.splitlines()]
-    family, groups = set(leaders), list(leaders)
-    while found := [(pid, group) for pid, parent, group in rows if parent in family and pid not in family]:
-        family |= {pid for pid, _ in found}
-        groups += [group for _, group in found if group not in groups]
-    return groups

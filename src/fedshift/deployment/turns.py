@@ -1,36 +1,64 @@
 """What a site was asked in a run, and what it replied: one order and one model to be scored for each position.
 
-A coordinator that asks again for the same gets the same reply. If it could ask with other weights, it could work out a
-sample from the replies. The exception is a request that the site could not answer, as where a merged model has diverged
-and the coordinator repeats the round without whoever spoilt it; there are :data:`MOST_REPLACED` of these in a run.
+A coordinator that asks again for the same gets the same reply, which is kept on the disk. If it could ask with other
+weights, it could work out a sample from the replies. The exception is a request that the site could not answer, as
+where a merged model has diverged and the coordinator repeats the round without whoever spoilt it; there are
+:data:`MOST_REPLACED` of these in a run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import Field
 
 from fedshift import files
+from fedshift.core.messages import Order
 from fedshift.core.sealed import checked
-from fedshift.deployment.wire import commitment
+from fedshift.deployment.limits import MessageLimits
+from fedshift.deployment.wire import Done, commitment, digest, read_reply
 from fedshift.errors import DamagedError, FedshiftError
 from fedshift.runs.schema import File, Size, parsed
 
+TURNS, REPLIES = "turns.json", "replies"
 MOST_REPLACED = 10
 REPLIES_KNOWN = 100  # the coordinator has one of the last few
-Kind = Literal["orders", "scores"]
-Key = tuple[int, ...]
-_WHAT: Mapping[Kind, str] = {"orders": "order", "scores": "model to be scored"}
+Kind = Literal["order", "score"]
+_WHAT: Mapping[str, str] = {"order": "order", "score": "model to be scored"}
+_OWN = MessageLimits(2**40, 2**30)  # the site has written it itself
 
 
 class TakenError(FedshiftError):
     """Something else was asked for before."""
 
 
-class _Asked(File):
+class Turn(NamedTuple):
+    """What may be asked once: an order of an exchange of a round, or a model to be scored after one.
+
+    Attributes:
+        kind: which of the two.
+        position: how many rounds are done after it.
+        place: of an order, the exchange's place in its stage.
+    """
+
+    kind: Kind
+    position: int
+    place: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.kind}@{self.position}-{self.place}"
+
+    @classmethod
+    def read(cls, text: str) -> Turn:
+        """The inverse of ``str``."""
+        kind, _, key = text.partition("@")
+        position, place = map(int, key.split("-"))
+        return cls("order" if kind == "order" else "score", position, place)
+
+
+class TakenTurn(File):
     """A request: a digest of it, its round such as "train 3", and whether it was answered, or failed."""
 
     digest: str
@@ -38,45 +66,46 @@ class _Asked(File):
     state: Literal["begun", "answered", "failed"] = "begun"
 
 
-class _Said(File):
-    """What the file says.
+class TurnsFile(File):
+    """turns.json.
 
     Attributes:
         session: the number of the newest session.
-        orders: by position and the exchange's place in its stage, such as "3-0".
-        scores: by position.
+        taken: the requests, by turn.
         replaced: how many failed requests were replaced by others.
         replies: the digests of the last replies, the newest last.
     """
 
     session: Size
-    orders: dict[str, _Asked] = Field(default_factory=dict)
-    scores: dict[str, _Asked] = Field(default_factory=dict)
+    taken: dict[str, TakenTurn] = Field(default_factory=dict)
     replaced: Size = 0
     replies: list[str] = Field(default_factory=list)
 
 
 class Turns:
-    """The requests of a run that a site has taken; every change is on the disk at once."""
+    """The requests of a run that a site has taken, and its replies; every change is on the disk at once."""
 
-    def __init__(self, path: Path) -> None:
-        """Read the file, if there is one.
+    def __init__(self, folder: Path) -> None:
+        """Read the folder of the run's state, which is made if there is none.
 
         Raises:
-            DamagedError: it cannot be read.
+            DamagedError: its file cannot be read.
         """
-        self._path = path
+        self._path, self._replies = folder / TURNS, folder / REPLIES
+        files.make_folder(self._replies)
         try:
-            self._said = checked(parsed(path.read_bytes()), _Said) if path.exists() else _Said(session=0)
+            self._now = (
+                checked(parsed(self._path.read_bytes()), TurnsFile) if self._path.exists() else TurnsFile(session=0)
+            )
         except (OSError, ValueError) as error:
             raise DamagedError(
-                f"'{path}' is not what was written ({error}). Remove it before the coordinator is started again."
+                f"'{self._path}' is not what was written ({error}). Remove it before the coordinator is started again."
             ) from error
 
     @property
     def session(self) -> int:
         """The number of the newest session; 0 before the first."""
-        return self._said.session
+        return self._now.session
 
     def begin_session(self) -> int:
         """Begin a session; its number, which the site counts itself, so that no message can skip any."""
@@ -85,71 +114,109 @@ class Turns:
 
     # Requests -------------------------------------------------------------------------------------
 
-    def answered(self, kind: Kind) -> list[Key]:
-        """The keys of the requests that were answered, sorted."""
-        return sorted(_key(name) for name, asked in self._of(kind).items() if asked.state == "answered")
+    def answered(self, kind: Kind) -> list[Turn]:
+        """The turns that were answered, sorted."""
+        turns = (Turn.read(name) for name, taken in self._now.taken.items() if taken.state == "answered")
+        return sorted(turn for turn in turns if turn.kind == kind)
 
-    def take(self, kind: Kind, key: Key, digest: str, round: str) -> None:
-        """Take a request, which is on record before anything is computed for it.
+    def reply(self, turn: Turn, order: Order, make: Callable[[], Done]) -> Done:
+        """The reply that is kept; where there is none, it is made and kept.
 
         Args:
-            kind: an order, or a model to be scored.
-            key: its position and, of an order, the exchange's place in its stage.
-            digest: of what is asked.
-            round: its stage and round, which may come at one position only.
+            turn: whether an order is carried out, or its model scored, and when.
+            order: what is asked.
+            make: computes the reply.
+
+        Raises:
+            FedshiftError: something else was asked for at this turn, or there is no reply.
+        """
+        self._take(turn, digest(order.to_bytes()), f"{order.stage} {order.round}")
+        path = self._replies / f"{turn}.safetensors"
+        if turn in self.answered(turn.kind) and path.exists():
+            return _read(path)
+        try:
+            done = make()
+        except Exception:
+            self.end(turn, "failed")
+            raise
+        files.write(path, done.to_bytes(), private=True)
+        self.end(turn, "answered")
+        return done
+
+    def _take(self, turn: Turn, digest: str, round: str) -> None:
+        """Take a request, which is on record before anything is computed for it.
 
         Raises:
             TakenError: something else was asked for before, the round came at another position, or a later order was
                 answered.
         """
-        before, replaced = self._of(kind).get(_name(key)), self._said.replaced
-        for name, asked in self._of(kind).items():
-            if asked.state != "failed" and (asked.round, _key(name)[1:]) == (round, key[1:]) and _key(name) != key:
-                raise TakenError(f"The {_WHAT[kind]} of round {round} came at position {name} before.")
+        taken, replaced, what = self._now.taken, self._now.replaced, f"The {_WHAT[turn.kind]}"
+        for name, each in taken.items():
+            other = Turn.read(name)
+            same = (other.kind, other.place, each.round) == (turn.kind, turn.place, round)
+            if same and each.state != "failed" and other != turn:
+                raise TakenError(f"{what} of round {round} came at position {other.position} before.")
+        before = taken.get(str(turn))
         if before is not None and before.digest == digest:
             return
         if before is not None:
-            what = f"The {_WHAT[kind]} of position {_name(key)}"
             if before.state != "failed":
                 raise TakenError(
-                    f"{what} is another than before; one of each is answered. Where the coordinator has good reasons "
-                    f"to begin the run once more, move '{self._path.parent}' away, which lets it."
+                    f"{what} of position {turn.position} is another than before; one of each is answered. Where the "
+                    "coordinator has good reasons to begin the run once more, move "
+                    f"'{self._path.parent}' away, which lets it."
                 )
             if replaced >= MOST_REPLACED:
                 raise TakenError(f"{what} would be the run's {replaced + 1}th that replaces one which failed.")
             replaced += 1
-        elif any(each[0] > key[0] + 1 or (kind == "orders" and each > key) for each in self.answered("orders")):
-            raise TakenError(f"The {_WHAT[kind]} of position {_name(key)} came after a later order.")
-        self._write(replaced=replaced, **{kind: {**self._of(kind), _name(key): _Asked(digest=digest, round=round)}})
+        elif any(
+            each.position > turn.position + 1 or (turn.kind == "order" and each > turn)
+            for each in self.answered("order")
+        ):
+            raise TakenError(f"{what} of position {turn.position} came after a later order.")
+        self._write(replaced=replaced, taken={**taken, str(turn): TakenTurn(digest=digest, round=round)})
 
-    def end(self, kind: Kind, key: Key, state: Literal["answered", "failed"]) -> None:
+    def end(self, turn: Turn, state: Literal["answered", "failed"]) -> None:
         """Write down what came of a request that was taken."""
-        asked = self._of(kind)[_name(key)]
-        if asked.state != state:
-            self._write(**{kind: {**self._of(kind), _name(key): asked.model_copy(update={"state": state})}})
+        taken = self._now.taken
+        if taken[str(turn)].state != state:
+            self._write(taken={**taken, str(turn): taken[str(turn)].model_copy(update={"state": state})})
+
+    def prune(self, position: int) -> None:
+        """Remove the replies that a coordinator cannot ask for again when it has a checkpoint of a position."""
+        for path in self._replies.glob("*@*.safetensors"):
+            turn = Turn.read(path.stem)
+            if turn.position < position + (turn.kind == "order"):
+                files.remove(path)
 
     # Replies --------------------------------------------------------------------------------------
 
     def replied(self, digest: str) -> None:
         """Add a reply that is about to leave, by its digest."""
-        self._write(replies=[*self._said.replies, digest][-REPLIES_KNOWN:])
+        self._write(replies=[*self._now.replies, digest][-REPLIES_KNOWN:])
 
-    def reply(self, known: str) -> str:
+    def last_reply(self, known: str) -> str:
         """The digest of the reply to which the coordinator commits; empty if it is none of the last ones."""
-        return next((each for each in reversed(self._said.replies) if commitment(each) == known), "")
-
-    def _of(self, kind: Kind) -> dict[str, _Asked]:
-        return self._said.orders if kind == "orders" else self._said.scores
+        return next((each for each in reversed(self._now.replies) if commitment(each) == known), "")
 
     def _write(self, **changes: object) -> None:
-        said = self._said.model_copy(update=changes)
+        said = self._now.model_copy(update=changes)
         files.write(self._path, said.model_dump_json(), private=True)
-        self._said = said
+        self._now = said
 
 
-def _name(key: Key) -> str:
-    return "-".join(map(str, key))
+def _read(path: Path) -> Done:
+    """A reply that was kept.
 
-
-def _key(name: str) -> Key:
-    return tuple(map(int, name.split("-")))
+    Raises:
+        DamagedError: it is not what was written.
+    """
+    try:
+        done = read_reply(path.read_bytes(), _OWN)
+    except (OSError, FedshiftError) as error:
+        raise DamagedError(
+            f"'{path}' is not what was written ({error}). Remove it, so that it is made again."
+        ) from error
+    if not isinstance(done, Done):
+        raise DamagedError(f"'{path}' is another reply. Remove it, so that it is made again.")
+    return done

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from fedshift.core.contract import Batch, Context
 from fedshift.core.net import Net, Whole
 from fedshift.core.setup import Setup
 from fedshift.core.tensors import Tensors
+from fedshift.engines.graphs import replayed
 from fedshift.engines.kernels import Kernels, prepare
 from fedshift.engines.merging import Varying
 
@@ -29,11 +30,11 @@ Function = Callable[[Net, Batch, Context], Mapping[str, Tensor]]
 DRAWN = ("x", "y", "environment", "weight")  # what a batch is drawn with
 
 
-def drawn(batches: Sequence[Batch], together: Callable[[list[Tensor]], Tensor]) -> dict[str, Tensor]:
-    """What some batches were drawn with, by name, side by side; environments and weights only where there are any."""
+def drawn(batches: Sequence[Batch]) -> dict[str, Tensor]:
+    """What batches were drawn with, by name, side by side; environments and weights only where there are any."""
     first = batches[0]
     there = {"environment": len(first.environment) > 0, "weight": first.weight is not None}
-    return {name: together([getattr(batch, name) for batch in batches]) for name in DRAWN if there.get(name, True)}
+    return {name: torch.stack([getattr(b, name) for b in batches]) for name in DRAWN if there.get(name, True)}
 
 
 def batch_of(tensors: Mapping[str, Tensor]) -> Batch:
@@ -41,17 +42,42 @@ def batch_of(tensors: Mapping[str, Tensor]) -> Batch:
     return Batch(**{name: tensors[name] for name in DRAWN if name in tensors})
 
 
+class Given(Protocol):
+    """What the lanes at work are given in one step."""
+
+    def evaluate(self, function: Function) -> Mapping[str, Tensor]:
+        """What a pure function gives in each lane, by name, shaped as tensors at work."""
+
+
+Step = Callable[[Given], list[Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """What a single lane is given."""
+
+    net: Net
+    batch: Batch
+    context: Context
+
+    def evaluate(self, function: Function) -> Mapping[str, Tensor]:
+        """Call it."""
+        return function(self.net, self.batch, self.context)
+
+
 @dataclass(frozen=True)
-class Given:
-    """What a function is called with besides the tensors at work.
+class SideBySide:
+    """What stacked lanes are given.
 
     Attributes:
+        bank: the lanes.
         context: a context whose round is everybody's.
         tensors: ``x``, ``y`` and, where there are any, ``environment`` and ``weight`` of the batch; ``client`` and
             ``counts``, ``noise.<name>``, ``received.<name>`` and ``measured.<name>``.
         dims: where each tensor has its lanes; None: all lanes share it.
     """
 
+    bank: Stacked
     context: Context
     tensors: dict[str, Tensor]
     dims: dict[str, int | None]
@@ -60,6 +86,14 @@ class Given:
     def changing(self) -> dict[str, Tensor]:
         """What is another in every step."""
         return {name: t for name, t in self.tensors.items() if name in DRAWN or name.startswith("noise.")}
+
+    def copied(self) -> Self:
+        """The same, with memory of its own for what is another in every step."""
+        return replace(self, tensors=self.tensors | {name: t.clone() for name, t in self.changing.items()})
+
+    def evaluate(self, function: Function) -> Mapping[str, Tensor]:
+        """Call it once, under vmap."""
+        return self.bank.evaluate(function, self)
 
     def of_lane(self, tensors: Mapping[str, Tensor]) -> tuple[Batch, Context]:
         """Batch and context of one lane, from its part of the tensors."""
@@ -79,12 +113,10 @@ class Bank(Protocol):
     Attributes:
         net: the parts as an objective sees them; modes are set on its modules.
         at_work: the tensors that are read and trained now, by full name.
-        on_graph: whether a step is recorded as a CUDA graph and replayed.
     """
 
     net: Net
     at_work: dict[str, Tensor]
-    on_graph: bool
 
     def narrow(self, lanes: int) -> None:
         """Go on with the first lanes only."""
@@ -98,8 +130,8 @@ class Bank(Protocol):
     def gather(self, batches: Sequence[Batch], contexts: Sequence[Context]) -> Given:
         """What the lanes at work are given in one step."""
 
-    def evaluate(self, function: Function, given: Given) -> dict[str, Tensor]:
-        """What a pure function gives in each lane, (lanes, ...), by name."""
+    def recorded(self, step: Step) -> Step:
+        """The same step, recorded where that makes it faster; see :mod:`fedshift.engines.graphs`."""
 
     def load(self, lane: int, tensors: Mapping[str, Tensor]) -> None:
         """Replace tensors of one lane; names that are not here are left alone."""
@@ -128,7 +160,7 @@ class Direct:
     """A single lane: the resident modules themselves."""
 
     def __init__(self, net: Net, tensors: dict[str, Tensor]) -> None:
-        self.net, self.at_work, self.on_graph = net, tensors, False
+        self.net, self.at_work = net, tensors
 
     def narrow(self, lanes: int) -> None:
         """There is one lane only."""
@@ -141,14 +173,12 @@ class Direct:
         return tensor.unsqueeze(0)
 
     def gather(self, batches: Sequence[Batch], contexts: Sequence[Context]) -> Given:
-        """The one lane's batch; all else is in its context."""
-        (batch,), (context,) = batches, contexts
-        return Given(context, drawn([batch], lambda tensors: tensors[0]), {})
+        """The one lane's batch and context."""
+        return Alone(self.net, batches[0], contexts[0])
 
-    def evaluate(self, function: Function, given: Given) -> dict[str, Tensor]:
-        """Call it."""
-        result = function(self.net, batch_of(given.tensors), given.context)
-        return {name: value.unsqueeze(0) for name, value in result.items()}
+    def recorded(self, step: Step) -> Step:
+        """The step as it is."""
+        return step
 
     @torch.no_grad()
     def load(self, lane: int, tensors: Mapping[str, Tensor]) -> None:
@@ -172,7 +202,6 @@ class Stacked:
         self._whole = Whole(self.net.parts)
         mine = dict(self.net.tensors())
         self._all = {name: tensor.detach().expand(lanes, *tensor.shape).clone() for name, tensor in mine.items()}
-        self.on_graph = any(tensor.is_cuda for tensor in mine.values())
         like = next(tensor for tensor in mine.values() if tensor.is_floating_point())
         self._numbers = {name: like.new_tensor(one.values) for name, one in self._varying.items()}
         self.narrow(lanes)
@@ -204,13 +233,18 @@ class Stacked:
             dims["client"] = dims["counts"] = 0
             self._constant = received, dims
         constant, dims = self._constant
-        tensors = drawn(batches, torch.stack)
+        tensors = drawn(batches)
         for name in contexts[0].noise:
             tensors[f"noise.{name}"] = torch.stack([context.noise[name] for context in contexts])
-        return Given(contexts[0], tensors | constant, {**dict.fromkeys(tensors, 0), **dims})
+        return SideBySide(self, contexts[0], tensors | constant, {**dict.fromkeys(tensors, 0), **dims})
 
-    def evaluate(self, function: Function, given: Given) -> dict[str, Tensor]:
-        """Call it once, under vmap."""
+    def recorded(self, step: Step) -> Step:
+        """The step as a CUDA graph, where the lanes are on such a device."""
+        on_cuda = any(tensor.is_cuda for tensor in self._all.values())
+        return replayed(step) if on_cuda else step
+
+    def evaluate(self, function: Function, given: SideBySide) -> dict[str, Tensor]:
+        """What a pure function gives in each lane, (lanes, ...), by name."""
 
         def of_one(
             tensors: Mapping[str, Tensor], own: dict[str, Tensor], numbers: dict[str, Tensor]

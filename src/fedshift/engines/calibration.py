@@ -23,8 +23,9 @@ from torch import nn
 from fedshift.core.setup import Setup
 from fedshift.engines.choice import Choice, open_engine
 from fedshift.engines.engine import Engine, Job
-from fedshift.engines.kernels import Kernels, onednn_available
+from fedshift.engines.kernels import Kernels
 from fedshift.engines.machine import cores
+from fedshift.engines.onednn import onednn_available
 from fedshift.engines.shortened import Shortener, steps_of
 from fedshift.engines.workers import can_fork
 from fedshift.errors import DivergedError, FedshiftError

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import reduce
 from itertools import groupby
@@ -14,19 +13,22 @@ import torch
 from torch import Tensor
 
 from fedshift.core.contract import Batch, Context, Objective, Round
+from fedshift.core.dropout import dropout_draws
 from fedshift.core.net import Net
 from fedshift.core.setup import Setup
 from fedshift.engines.banks import Bank, Given
 from fedshift.engines.engine import SERVER
-from fedshift.engines.graphs import replayed
 from fedshift.engines.lane import Course, Lane
 from fedshift.engines.optimisers import SGD, Adam
 from fedshift.engines.weighing import Weighing, noting
 from fedshift.errors import FedshiftError
+from fedshift.streams import Draws
 
 
 class Descent:
     """One objective of a phase at work in every lane, by torch's optimisers.
+
+    A loss is checked in its first step, and again when it returns other terms.
 
     Lanes whose optimiser has the same settings and counts the same steps share one; the others have each their own,
     on their rows of the same tensors.
@@ -34,13 +36,17 @@ class Descent:
 
     def __init__(self, bank: Bank, objective: Objective, courses: Sequence[Course], number: int) -> None:
         self.bank, self.objective, self.setup = bank, objective, courses[0].lane.setup
+        self.lanes, self.phase = [course.lane for course in courses], courses[0].phase
         self.names: list[str] = []
         self.read: set[str] = set()
-        self.history: list[Tensor] = []
+        self.history: list[list[Tensor]] = []
+        self._draws: list[Draws] | None = None
+        self._quiet: list[Context] = []  # the contexts of a step without draws, which are those of every step
         own = [course.phase.objectives[number] for course in courses]
         self.moved = self._moved(courses[0].lane)
+        self._moved_tensors = list(self.moved.values())
         self._clips = _clips([course.lane.setup for course in courses], own)
-        self._take = replayed(self._go) if bank.on_graph else self._go
+        self._take = bank.recorded(self._go)
         self._shares: list[tuple[slice, dict[str, Tensor], torch.optim.Optimizer]] = []
         settings = [
             (_settings(course.lane.setup, one, course.lane.round), _counted(course.optimisers[one.name]))
@@ -93,14 +99,27 @@ class Descent:
                 optimiser.state[target].setdefault("momentum_buffer", torch.zeros_like(target, requires_grad=False))
         return rows, targets, optimiser
 
-    def step(self, batches: Sequence[Batch], contexts: Sequence[Context]) -> None:
-        """Take one step in every lane, moving nothing else."""
-        self.history.append(self._take(self.bank.gather(batches, contexts)))
+    def step(self, batches: Sequence[Batch], *key: str | int) -> None:
+        """Take one step in every lane, moving nothing else; ``key`` names its noise."""
+        self.history.append(self._take(self.bank.gather(batches, self._contexts(batches, key))))
 
-    def _go(self, given: Given) -> Tensor:
-        """The step itself, all of it work on tensors; the terms (terms, lanes)."""
-        terms = self.bank.evaluate(self._checked_loss, given)
-        moved = list(self.moved.values())
+    def _contexts(self, batches: Sequence[Batch], key: Sequence[str | int]) -> Sequence[Context]:
+        """What each lane's loss may know in a step, with its noise."""
+        if self._draws is None:
+            drops = dropout_draws(self.bank.net.dropouts, self.objective.moves)
+            sizes = zip(self.lanes, batches, strict=True)
+            self._draws = [{**self.objective.draws(lane.setup.model, len(b.y)), **drops} for lane, b in sizes]
+            if not any(self._draws):
+                self._quiet = [lane.context({}) for lane in self.lanes]
+        if self._quiet:
+            return self._quiet
+        drawn = zip(self.lanes, self._draws, strict=True)
+        return [lane.context(lane.noise(draws, self.phase.name, self.objective.name, *key)) for lane, draws in drawn]
+
+    def _go(self, given: Given) -> list[Tensor]:
+        """The step itself, all of it work on tensors; each term, by lane."""
+        terms = given.evaluate(self._loss)
+        moved = self._moved_tensors
         for tensor in moved:
             tensor.grad = None
         total = reduce(add, terms.values())
@@ -109,7 +128,8 @@ class Descent:
                 f"The loss of the objective '{self.objective.name}' has no gradient: none of its terms depends on the "
                 f"parts that it moves ({', '.join(self.objective.moves)}), or they were detached."
             )
-        torch.autograd.backward([total.sum()], inputs=moved)  # each lane's gradient is of its own total
+        # Each lane's gradient is of its own total.
+        torch.autograd.backward([total.sum() if total.ndim else total], inputs=moved)
         if self._clips is not None:
             self._clip(self._clips)
         for rows, targets, optimiser in self._shares:
@@ -119,16 +139,21 @@ class Descent:
                     target.grad = None if gradient is None else gradient[rows]
             optimiser.step()
         self.names = list(terms)
-        return torch.stack([term.detach() for term in terms.values()])
+        return [term.detach() for term in terms.values()]
 
-    def _checked_loss(self, net: Net, batch: Batch, context: Context) -> Mapping[str, Tensor]:
+    def _loss(self, net: Net, batch: Batch, context: Context) -> Mapping[str, Tensor]:
+        if batch.weight is None or self.names:
+            terms = self.objective.evaluate(net, batch, context)
+        else:  # the first step shows whether weights are read
+            with Weighing(self.setup, self.objective.name, batch.y):
+                terms = self.objective.evaluate(net, noting(batch, self.read), context)
+        if not (isinstance(terms, dict) and self.names == list(terms)):
+            self._check(terms)
+        return terms
+
+    def _check(self, terms: object) -> None:
+        """Raise an error unless a loss has returned scalars by declared names."""
         objective = self.objective
-        watched: AbstractContextManager[object] = nullcontext()
-        if batch.weight is not None and not self.names:  # the first step shows it
-            watched = Weighing(self.setup, objective.name, batch.y)
-            batch = noting(batch, self.read)
-        with watched:
-            terms = objective.evaluate(net, batch, context)
         if not isinstance(terms, Mapping) or not terms:
             raise FedshiftError(
                 f"The loss of the objective '{objective.name}' returns {_kind(terms)}: return terms by name, such as "
@@ -150,7 +175,11 @@ class Descent:
                     f"The term '{name}' of the objective '{objective.name}' has the shape {tuple(term.shape)}; "
                     "a term is a scalar, such as the mean over the batch."
                 )
-        return terms
+
+    def table(self) -> Tensor:
+        """Every term of every step so far in each lane, (steps, terms, lanes)."""
+        columns = [torch.stack(column) for column in zip(*self.history, strict=True)]
+        return torch.stack(columns, dim=1).view(len(self.history), len(columns), -1)
 
     @torch.no_grad()
     def _clip(self, largest: Tensor) -> None:

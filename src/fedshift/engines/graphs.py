@@ -9,22 +9,32 @@ the clients' tensors do: a round.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
 
-from fedshift.engines.banks import Given
+Recorder = Callable[[Callable[[], list[Tensor]]], "Recording"]
 
-Step = Callable[[Given], Tensor]
-Recorder = Callable[[Callable[[], Tensor]], "Recording"]
+
+class Replayable(Protocol):
+    """What a step is given."""
+
+    @property
+    def changing(self) -> dict[str, Tensor]:
+        """The tensors that are another in every step."""
+
+    def copied(self) -> Self:
+        """The same, with memory of its own for these."""
+
+
+Step = Callable[[Any], list[Tensor]]
 
 
 class Recording(Protocol):
     """Work on tensors that can be done again."""
 
-    output: Tensor
+    output: list[Tensor]
 
     def replay(self) -> None:
         """Do it again; the output is written anew."""
@@ -33,7 +43,7 @@ class Recording(Protocol):
 class CudaRecording:
     """A function's work on the current CUDA device; recording it does none of it."""
 
-    def __init__(self, function: Callable[[], Tensor]) -> None:
+    def __init__(self, function: Callable[[], list[Tensor]]) -> None:
         self._graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         with torch.cuda.graph(self._graph):
@@ -52,20 +62,20 @@ def replayed(step: Step, record: Recorder = CudaRecording) -> Step:
         record: how work is recorded.
     """
     recording: Recording | None = None
-    mine: Given | None = None
+    mine: Replayable | None = None
 
-    def run(given: Given) -> Tensor:
+    def run(given: Replayable) -> list[Tensor]:
         nonlocal recording, mine
         if mine is None:
-            own = {name: tensor.clone() for name, tensor in given.changing.items()}
-            mine = replace(given, tensors=given.tensors | own)
+            mine = given.copied()
             return step(mine)
+        own = mine.changing
         for name, tensor in given.changing.items():
-            mine.tensors[name].copy_(tensor)
+            own[name].copy_(tensor)
         if recording is None:
             fixed = mine
             recording = record(lambda: step(fixed))
         recording.replay()
-        return recording.output.clone()
+        return [tensor.clone() for tensor in recording.output]
 
     return run

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import islice
+from itertools import islice, repeat
 
 import torch
 from torch import Tensor
@@ -21,6 +21,8 @@ from fedshift.errors import FedshiftError
 from fedshift.federation.inputs import Inputs
 from fedshift.federation.samples import Samples
 from fedshift.streams import Draws, sample_draws
+
+GATHERED = 2**18  # numbers of the batches that are gathered at once, at most, unless one has more
 
 
 @dataclass(eq=False)
@@ -189,19 +191,26 @@ class Course:
         self.samples = lane.drawn_from(phase)
         order = lane.order(phase, self.samples)
         self.steps = lane.count(phase, order)
-        self.start = lane.drawn
-        self.batches = order.from_number(lane.drawn) if order else None
+        self.batches = self._gathered(order) if order else repeat(lane.no_batch())
         self.optimisers = {o.name: lane.optimisers.get(f"{phase.name}.{o.name}", {}) for o in phase.objectives}
 
-    def batch(self, step: int) -> Batch:
-        """The batch of a step."""
-        lane = self.lane
-        if self.batches is None or self.samples is None:
-            return lane.no_batch()
-        rows = next(self.batches).to(lane.setup.device)
-        x, y = self.samples.batch(rows)
-        batch = lane.batch(lane.inputs.training(x, lane.setup.streams, lane.key, self.start + step), y)
-        return batch._replace(environment=self.samples.subset(rows).environment) if self.phase.environments else batch
+    def _gathered(self, order: BatchOrder) -> Iterator[Batch]:
+        """The batches of the steps, several of them gathered and prepared at once unless each is augmented apart."""
+        lane, samples = self.lane, self.samples
+        assert samples is not None
+        number, end = lane.drawn, lane.drawn + self.steps
+        size = order.length * samples.pool.x[0].numel()
+        most = 1 if lane.inputs.augment else max(1, GATHERED // max(1, size))
+        rows_of_batches = order.from_number(number)
+        while number < end:
+            rows = torch.cat(list(islice(rows_of_batches, min(most, end - number)))).to(lane.setup.device)
+            x, y = samples.batch(rows)
+            together = lane.batch(lane.inputs.training(x, lane.setup.streams, lane.key, number), y)
+            if self.phase.environments:
+                together = together._replace(environment=samples.subset(rows).environment)
+            for start in range(0, len(rows), order.length):
+                yield together.part(slice(start, start + order.length))
+                number += 1
 
 
 def steps_of(phase: Phase, train: Train, per_epoch: int) -> int:

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from fedshift.core.contract import Measure, Objective, Phase, Phases, term_names
-from fedshift.core.dropout import dropout_draws
 from fedshift.core.net import Net
 from fedshift.core.setup import Setup
 from fedshift.engines.banks import Bank
@@ -63,7 +62,7 @@ def _train(bank: Bank, phase: Phase, courses: Sequence[Course]) -> set[str]:
             names[descent.objective.name] = descent.names
             read |= descent.read
             if descent.history:
-                histories[descent.objective.name].append(torch.stack(descent.history))
+                histories[descent.objective.name].append(descent.table())
             descent.give_state(active)
         start = stop
     for lane_number, course in enumerate(courses):
@@ -73,20 +72,13 @@ def _train(bank: Bank, phase: Phase, courses: Sequence[Course]) -> set[str]:
 
 def _step(bank: Bank, phase: Phase, descents: Sequence[Descent], active: Sequence[Course], step: int) -> None:
     """One batch of every lane, and every objective on it."""
-    batches = [course.batch(step) for course in active]
+    batches = [next(course.batches) for course in active]
     for descent in descents:
         objective = descent.objective
         set_modes(bank.net, objective.moves)
         for repeat in range(objective.repeats):
-            key: list[str | int] = [phase.name, objective.name, step, *([repeat] if repeat else [])]
-            lanes = [course.lane for course in active]
-            drops = dropout_draws(bank.net.dropouts, objective.moves)
-            draws = [
-                {**objective.draws(lane.setup.model, len(b.y)), **drops} for lane, b in zip(lanes, batches, strict=True)
-            ]
-            contexts = [lane.context(lane.noise(d, *key)) for lane, d in zip(lanes, draws, strict=True)]
             try:
-                descent.step(batches, contexts)
+                descent.step(batches, step, *([repeat] if repeat else []))
             except Exception as error:
                 lane, more = active[0].lane, len(active) - 1
                 others = f" (stacked with {more} more)" if more else ""
@@ -136,7 +128,7 @@ def _finish(phase: Phase, course: Course, names: Mapping[str, list[str]], tables
         for objective_name, of_objective in course.optimisers.items():
             lane.optimisers[f"{phase.name}.{objective_name}"] = of_objective
     lane.steps += course.steps
-    lane.drawn += course.steps if course.batches else 0
+    lane.drawn += course.steps if course.samples else 0
 
 
 def _measure(bank: Bank, lanes: Sequence[Lane], phase: Measure) -> None:
@@ -153,10 +145,10 @@ def _measure(bank: Bank, lanes: Sequence[Lane], phase: Measure) -> None:
                 lane.context(lane.noise(phase.draws(lane.setup.model, len(batch.y)), phase.name, "measure", number))
                 for lane, batch in zip(together, batches, strict=True)
             ]
-            values = bank.evaluate(phase.measure, bank.gather(batches, contexts))
+            values = bank.gather(batches, contexts).evaluate(phase.measure)
             for place, lane in enumerate(together):
                 for name, value in values.items():
-                    sums, more = lane.measured, value[place].detach()
+                    sums, more = lane.measured, bank.rows(value)[place].detach()
                     sums[name] = sums[name] + more if number else more.clone()
                     lane.seen[name] = (lane.seen[name] if number else 0) + len(batches[place].y)
 

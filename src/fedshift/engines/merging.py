@@ -13,10 +13,11 @@ from typing import Any
 
 from torch import Tensor
 
-from fedshift.core.contract import Exchange, Stage
+from fedshift.core.contract import Phases
 from fedshift.core.method import Method
 from fedshift.core.net import Net
 from fedshift.core.setup import Setup
+from fedshift.engines.engine import Job
 
 
 class Varying:
@@ -135,6 +136,18 @@ def _numbers(method: Method) -> dict[str, float]:
     return {name: value for name in method.table() if isinstance(value := getattr(method, name), float)}
 
 
+def merged_phases(jobs: Sequence[Job]) -> tuple[Phases, dict[str, Varying]]:
+    """The phases of jobs of runs of one kind, and the numbers in which their methods differ."""
+    first = jobs[0]
+    method, varying = merged([job.setup.method for job in jobs])
+    if not varying:
+        return first.exchange.phases, {}
+    names = first.round.stage.name, first.exchange.name
+    stages = first.setup.plan(method)
+    (found,) = (each for stage in stages for each in stage.exchanges if (stage.name, each.name) == names)
+    return found.phases, varying
+
+
 def merged(methods: Sequence[Method]) -> tuple[Method, dict[str, Varying]]:
     """One method for lanes whose methods are of one kind, and the numbers in which these differ."""
     varying = {}
@@ -148,9 +161,3 @@ def merged(methods: Sequence[Method]) -> tuple[Method, dict[str, Varying]]:
     for name, value in varying.items():
         object.__setattr__(together, name, value)
     return together, varying
-
-
-def find(stages: Sequence[Stage], stage: str, exchange: str) -> Exchange:
-    """An exchange by its stage's name and its own."""
-    (found,) = (one for held in stages if held.name == stage for one in held.exchanges if one.name == exchange)
-    return found

@@ -17,6 +17,9 @@ class _Light(torch.optim.Optimizer):
         """As torch's, less the decorator."""
         unwrap(torch.optim.Optimizer.add_param_group)(self, param_group)
 
+    def _patch_step_function(self) -> None:
+        """Torch's records every step for its profiler, which takes a tenth of a small step."""
+
 
 class SGD(_Light, torch.optim.SGD):
     """As torch's."""

@@ -10,17 +10,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedshift.core.contract import Batch, Context
 from fedshift.core.metrics import Values, measured
 from fedshift.core.net import Net, batch_norms
 from fedshift.core.setup import Setup
-from fedshift.core.tensors import Tensors
-from fedshift.engines.banks import Bank
 from fedshift.engines.engine import SERVER, Question, Score
 from fedshift.engines.lane import even_chunks
 from fedshift.engines.local import advice, set_modes
 from fedshift.errors import DivergedError
-from fedshift.streams import global_states, sample_draws
+from fedshift.streams import sample_draws
 
 
 def alike(questions: Iterable[Question]) -> Iterator[list[Question]]:
@@ -82,61 +79,6 @@ def _scores(net: Net, questions: Sequence[Question]) -> list[Score]:
     return _of_each(questions, first.setup.method.predict(net, asked.x, asked.noise), asked.y)
 
 
-@torch.no_grad()
-def score_stacked(bank: Bank, groups: Sequence[Sequence[Question]]) -> list[Score]:
-    """Score several models of one run, each on environments that fit into one batch, side by side.
-
-    Args:
-        bank: holds the model of each group in a lane.
-        groups: questions of one model each; statistics are not measured again.
-    """
-    set_modes(bank.net, ())
-    device = groups[0][0].setup.device
-    with _lent(groups[0][0]):
-        before = global_states(device)
-        scores = _scores_stacked(bank, groups)
-        if global_states(device) != before:
-            raise RuntimeError("a prediction draws from a global generator, which is random for all models at once")
-    return scores
-
-
-def _scores_stacked(bank: Bank, groups: Sequence[Sequence[Question]]) -> list[Score]:
-    first = groups[0][0]
-    setup, when = first.setup, first.round
-    axes, asked = _batch_axes(first), [_joined(group) for group in groups]
-    length = max(len(one.y) for one in asked)
-    batches = [Batch(_padded(one.x, 0, length), _padded(one.y, 0, length)) for one in asked]
-    nobody = torch.zeros((), dtype=torch.int64, device=setup.device)
-    contexts = [
-        Context(
-            when.number,
-            when.stage.rounds,
-            Tensors(),
-            {name: _padded(noise, axes[name], length) for name, noise in one.noise.items()},
-            nobody,
-            nobody,
-        )
-        for one in asked
-    ]
-
-    def predict(net: Net, batch: Batch, context: Context) -> dict[str, Tensor]:
-        return {"predicted": setup.method.predict(net, batch.x, context.noise)}
-
-    predicted = bank.evaluate(predict, bank.gather(batches, contexts))["predicted"]
-    return [
-        score
-        for group, rows, one in zip(groups, predicted, asked, strict=True)
-        for score in _of_each(group, rows[: len(one.y)], one.y)
-    ]
-
-
-def stackable(group: Sequence[Question]) -> bool:
-    """Whether questions of one model can be scored beside those of other models: in one batch, in evaluation mode."""
-    first = group[0]
-    unseen = first.environment.client is None
-    return size_of(group) <= _limit(first) and not first.setup.method.reestimates(unseen)
-
-
 def _joined(questions: Sequence[Question]) -> _Asked:
     """The inputs, noise and labels of several environments, one after the other."""
     asked = [_asked(question, 0, torch.arange(len(question.environment.samples))) for question in questions]
@@ -156,13 +98,6 @@ def _of_each(questions: Sequence[Question], log_probabilities: Tensor, y: Tensor
         _score(question, both, _metrics(question, *part))
         for question, both, part in zip(questions, sums, parts, strict=True)
     ]
-
-
-def _padded(tensor: Tensor, axis: int, length: int) -> Tensor:
-    """With zeros after it, so that the axis has a length."""
-    missing = list(tensor.shape)
-    missing[axis] = length - missing[axis]
-    return torch.cat([tensor, tensor.new_zeros(missing)], axis) if missing[axis] else tensor
 
 
 def _sums(log_probabilities: Tensor, y: Tensor, sizes: Sequence[int]) -> Tensor:

@@ -11,7 +11,7 @@ from fedshift.core.contract import LocalWork, ServerState
 from fedshift.core.messages import Up
 from fedshift.core.setup import Setup
 from fedshift.core.state import ClientState
-from fedshift.core.tensors import SAMPLES, Tensors
+from fedshift.core.tensors import SAMPLES, Tensors, full_name
 from fedshift.engines.banks import Bank, Resident
 from fedshift.engines.engine import SERVER, Job, Outcome, Question, Score, ServerJob
 from fedshift.engines.kernels import Kernels
@@ -142,7 +142,7 @@ def outcome_of(job: Job, lane: Lane, bank: Bank, number: int) -> Outcome:
         lane.seen,
     )
     with job.lend("keep and upload", exchange.keep, exchange.upload):
-        kept = {name: tensor.detach().clone() for name, tensor in exchange.keep(work).items()}
+        kept = {full_name(name): tensor.detach().clone() for name, tensor in exchange.keep(work).items()}
         reply = reply_of(job, work)
     drawn = {**job.state.drawn, job.round.stage.name: lane.drawn}
     trained = job.state.trained or lane.steps > 0 or bool(kept)
@@ -152,6 +152,7 @@ def outcome_of(job: Job, lane: Lane, bank: Bank, number: int) -> Outcome:
 
 def reply_of(job: Job, work: LocalWork) -> Up:
     """The parts that the exchange returns, what it uploads besides, and the number of samples where it is counted."""
-    reply = work.trained.only(job.setup.returned(job.exchange)) | job.exchange.upload(work)
+    uploaded = job.setup.named(job.exchange, job.exchange.upload(work))
+    reply = work.trained.only(job.setup.returned(job.exchange)) | uploaded
     count = {SAMPLES: torch.tensor(work.samples)} if job.exchange.counted else {}
     return Up(reply | count)

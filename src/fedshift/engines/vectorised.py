@@ -13,14 +13,11 @@ from fedshift.engines.engine import Job, Outcome, Question, Score, ServerJob
 from fedshift.engines.kernels import Kernels
 from fedshift.engines.lane import Lane
 from fedshift.engines.local import work
-from fedshift.engines.merging import find, kind, merged
-from fedshift.engines.scoring import alike, score_stacked, size_of, stackable
+from fedshift.engines.merging import kind, merged_phases
 from fedshift.engines.sequential import Sequential, lane_of, load, outcome_of
 from fedshift.errors import FedshiftError
 from fedshift.streams import global_states
 
-MODELS = 32  # how many models are scored side by side at most
-BATCHES = 4  # how many of evaluate.batch are predicted for at a time where models are stacked
 NO_BATCHING_RULE = "There is a performance drop because we have not yet implemented the batching rule"
 
 
@@ -87,14 +84,11 @@ class Vectorised:
         # Those with the most steps first, as the loop wants them; runs that share an optimiser, in a row.
         ordered = sorted(together, key=lambda one: (-len(one[0].client.train), one[0].setup.train.lr))
         jobs, lanes = [job for job, _ in ordered], [lane for _, lane in ordered]
-        method, varying = merged([job.setup.method for job in jobs])
+        phases, varying = merged_phases(jobs)
         first = jobs[0]
         bank = Stacked(self._one_by_one.resident(first.setup), len(jobs), varying)
         for number, job in enumerate(jobs):
             load(bank, number, job)
-        phases = first.exchange.phases
-        if varying:
-            phases = find(first.setup.plan(method), first.round.stage.name, first.exchange.name).phases
         with warnings.catch_warnings():
             warnings.filterwarnings("error", NO_BATCHING_RULE)
             with first.setup.lend("work of a stack"):
@@ -111,7 +105,7 @@ class Vectorised:
         return answers
 
     def _give_up(self, name: tuple[str, str, str], error: Exception) -> None:
-        """Say once that clients cannot be stacked in an exchange (or in prediction), and do not try it again."""
+        """Say once that clients cannot be stacked in an exchange, and do not try it again."""
         self._unstackable.add(name)
         method, model, exchange = name
         self._tell(
@@ -124,31 +118,8 @@ class Vectorised:
         return self._one_by_one.serve(job)
 
     def score(self, questions: Iterable[Question]) -> Iterator[Score]:
-        """Score small environments side by side, even of different models; others as the sequential engine."""
-        block: list[list[Question]] = []
-        for group in alike(questions):
-            if block and not _goes_with(block, group):
-                yield from self._score(block)
-                block = []
-            block.append(group)
-        if block:
-            yield from self._score(block)
-
-    def _score(self, block: Sequence[Sequence[Question]]) -> list[Score]:
-        """Score groups of questions, each of one model."""
-        first = block[0][0]
-        name = (first.setup.method.label, type(first.setup.model.model).__name__, "prediction")
-        if len(block) > 1 and name not in self._unstackable:
-            bank = Stacked(self._one_by_one.resident(first.setup), len(block))
-            for lane, group in enumerate(block):
-                bank.load(lane, group[0].model)
-            try:
-                with warnings.catch_warnings():
-                    warnings.filterwarnings("error", NO_BATCHING_RULE)
-                    return score_stacked(bank, block)
-            except (RuntimeError, UserWarning) as error:
-                self._give_up(name, error)  # a mistake shows again below
-        return [score for group in block for score in self._one_by_one.score(group)]
+        """As the sequential engine."""
+        return self._one_by_one.score(questions)
 
     def close(self) -> None:
         """Let go of the modules."""
@@ -163,17 +134,6 @@ def _made_again(mistake: Exception, answers: Mapping[Job, Outcome | Exception]) 
 def _reason(error: Exception) -> str:
     """The first sentence of an error."""
     return (str(error).strip() or type(error).__name__).splitlines()[0].partition(". Please")[0]
-
-
-def _goes_with(block: Sequence[Sequence[Question]], group: Sequence[Question]) -> bool:
-    """Whether a group's model can be scored beside those of a block, in memory for a few batches."""
-    first = group[0]
-    return (
-        len(block) < MODELS
-        and first.setup is block[0][0].setup
-        and all(stackable(held) for held in (block[0], group))
-        and (len(block) + 1) * max(size_of(held) for held in [*block, group]) <= BATCHES * first.setup.evaluate.batch
-    )
 
 
 def _name(job: Job) -> tuple[str, str, str]:

@@ -6,12 +6,11 @@ nothing to do waits in a blocking read of it. A worker is handed the state of th
 
 Choices: fork and not spawn, since it starts in milliseconds, shares the data, and needs no method to be importable by
 name (a notebook's are not); so it is for CPUs, on systems whose processes can fork safely. A worker that dies is
-replaced and its client tried once more; workers die with this process.
+replaced and its client tried once more. Workers end with this process, after the client that they work for.
 """
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import multiprocessing
 import os
@@ -40,18 +39,16 @@ from fedshift.engines.sequential import Sequential
 from fedshift.errors import FedshiftError
 
 ALIGNMENT = 64  # bytes; vector loads like it
-SMALLEST_ARENA = 1 << 24  # bytes; pages that are never written take no memory
 AHEAD = 1  # jobs that a worker is handed before it has answered the one it works on
 ATTEMPTS = 2  # how often a client's work is begun before its worker's death is reported
-_DIE_WITH_PARENT = 1  # prctl's PR_SET_PDEATHSIG
 
 Attempt = tuple[int, int]  # a job's number and how often it has been begun, this time included
 Layout = list[tuple[str, torch.dtype, tuple[int, ...], int]]
 
 
 def can_fork() -> bool:
-    """Whether worker processes can be had here: on macOS system libraries do not survive a fork."""
-    return "fork" in multiprocessing.get_all_start_methods() and sys.platform != "darwin"
+    """Whether worker processes can be had here: on Linux, whose system libraries survive a fork."""
+    return sys.platform == "linux"
 
 
 class Workers:
@@ -75,7 +72,6 @@ class Workers:
         self._deaths = 0
         self._known: dict[int, object] = {}  # by id(): what workers find in their own memory
         self._pool: list[_Worker] = []
-        self._arena = SMALLEST_ARENA
 
     def train(self, jobs: Sequence[Job]) -> Iterator[Outcome | Exception]:
         """Let every client work; answers come in the order of the jobs, whoever is ready first."""
@@ -105,36 +101,30 @@ class Workers:
         if not refers.keys() <= self._known.keys():
             self._stop()
             self._known |= refers
-            size = sum(tensor.nbytes for job in jobs[:1] for tensor in self._here.resident(job.setup).tensors.values())
-            self._arena = max(self._arena, 8 * size)  # a message is a model or two, and moments
         while len(self._pool) < self._count:
             self._pool.append(self._fork())
 
     def _fork(self) -> _Worker:
-        return _Worker(self._arena, self._known, self._kernels, [worker.connection for worker in self._pool])
+        return _Worker(self._known, self._kernels, [worker.connection for worker in self._pool])
 
     def _hand_out(self, jobs: Sequence[Job], waiting: deque[Attempt]) -> None:
         """Give work to every worker that has none, and then one job more to each, so that none waits for it."""
         for ahead in range(AHEAD + 1):
-            for place, worker in enumerate(self._pool):
+            for worker in self._pool:
                 if not waiting:
                     return
-                if len(worker.queue) > ahead:
-                    continue
-                number, _ = attempt = waiting.popleft()
-                if not worker.ask(attempt, jobs[number]):  # its memory is too small
-                    self._arena = max(self._arena, 2 * _bytes(jobs[number]))
-                    waiting.extendleft([attempt, *reversed(worker.queue)])
-                    worker.stop()
-                    self._pool[place] = self._fork()
+                if len(worker.queue) <= ahead:
+                    attempt = waiting.popleft()
+                    worker.ask(attempt, jobs[attempt[0]])
 
     def _hear(self, worker: _Worker, jobs: Sequence[Job], waiting: deque[Attempt]) -> dict[int, Outcome | Exception]:
         """A worker's answer, by the job's number; none if the job is to be tried again, by another in its place."""
         (number, attempt), *unbegun = worker.queue
         try:
-            answer = worker.answer()
+            return {number: worker.answer()}
         except EOFError:
-            code = self._replace(worker)
+            code = worker.stop()
+            self._pool[self._pool.index(worker)] = self._fork()
             self._deaths += 1
             self._tell(
                 f"A worker process died in round {jobs[number].round.number} ({_ending(code)}), at work for client "
@@ -145,18 +135,6 @@ class Workers:
                 waiting.appendleft((number, attempt + 1))
                 return {}
             return {number: _died(jobs[number], code)}
-        if isinstance(answer, int):  # its answer needs so many bytes
-            self._arena = 2 * answer
-            self._replace(worker)
-            waiting.extendleft(reversed([(number, attempt), *unbegun]))
-            return {}
-        return {number: answer}
-
-    def _replace(self, worker: _Worker) -> int | None:
-        """Put another in a worker's place; how that one ended."""
-        code = worker.stop()
-        self._pool[self._pool.index(worker)] = self._fork()
-        return code
 
     def serve(self, job: ServerJob) -> tuple[ServerState, dict[str, float]]:
         """Let the server work, in this process."""
@@ -233,22 +211,25 @@ class _Answer:
 
 
 class _Arena:
-    """Memory that two processes map, into which one writes tensors that the other reads."""
+    """A file in memory that two processes map, into which one writes tensors that the other reads; it grows."""
 
-    def __init__(self, size: int) -> None:
-        self._memory = mmap.mmap(-1, size)
-        self._size, self._used = size, 0
+    def __init__(self) -> None:
+        self._file = os.fdopen(os.memfd_create("fedshift"), "r+b", buffering=0)
+        self._memory: mmap.mmap | None = None
+        self._used = 0
+
+    def close(self) -> None:
+        """Close the file; tensors that lie there stay readable."""
+        self._file.close()
 
     def clear(self) -> None:
         """Begin a new message."""
         self._used = 0
 
-    def put(self, tensors: Mapping[str, Tensor]) -> Layout | None:
-        """Write tensors after those that are there; None if they do not fit."""
+    def put(self, tensors: Mapping[str, Tensor]) -> Layout:
+        """Write tensors after those that are there."""
         layout: Layout = []
         for name, tensor in tensors.items():
-            if self._used + tensor.nbytes > self._size:
-                return None
             place = (name, tensor.dtype, tuple(tensor.shape), self._used)
             self._at(place).copy_(tensor.detach())
             layout.append(place)
@@ -264,7 +245,16 @@ class _Arena:
         count = torch.Size(shape).numel()
         if not count:
             return torch.empty(shape, dtype=dtype)
-        return torch.frombuffer(self._memory, dtype=dtype, count=count, offset=offset).view(shape)
+        memory = self._mapped(offset + count * dtype.itemsize)
+        return torch.frombuffer(memory, dtype=dtype, count=count, offset=offset).view(shape)
+
+    def _mapped(self, size: int) -> mmap.mmap:
+        """At least so many bytes of the file, which is made longer where it is too short."""
+        if self._memory is None or len(self._memory) < size:
+            if os.fstat(self._file.fileno()).st_size < size:
+                self._file.truncate(2 * size)
+            self._memory = mmap.mmap(self._file.fileno(), 0)
+        return self._memory
 
 
 class _Worker:
@@ -275,9 +265,9 @@ class _Worker:
         queue: the jobs it was handed and has not answered, the one at work first.
     """
 
-    def __init__(self, arena: int, known: Mapping[int, object], kernels: Kernels, others: Sequence[Connection]) -> None:
+    def __init__(self, known: Mapping[int, object], kernels: Kernels, others: Sequence[Connection]) -> None:
         self.queue: deque[Attempt] = deque()
-        self._asked, self._answered = ([_Arena(arena) for _ in range(AHEAD + 1)] for _ in range(2))
+        self._asked, self._answered = ([_Arena() for _ in range(AHEAD + 1)] for _ in range(2))
         self._arenas = cycle(range(AHEAD + 1))
         self._heard = cycle(self._answered)
         context = multiprocessing.get_context("fork")
@@ -286,7 +276,7 @@ class _Worker:
         closing = [*others, self.connection]
         self._process = context.Process(
             target=_live,
-            args=(theirs, self._asked, self._answered, dict(known), kernels, closing, os.getpid()),
+            args=(theirs, self._asked, self._answered, dict(known), kernels, closing),
             daemon=True,
         )
         with warnings.catch_warnings():
@@ -295,22 +285,19 @@ class _Worker:
             self._process.start()
         theirs.close()
 
-    def ask(self, attempt: Attempt, job: Job) -> bool:
-        """Hand over a job; False if the worker's memory is too small. That it is dead shows when it should answer."""
+    def ask(self, attempt: Attempt, job: Job) -> None:
+        """Hand over a job. That the worker is dead shows when it should answer."""
         number = next(self._arenas)
         arena = self._asked[number]
         arena.clear()
         down, state = arena.put(job.down), arena.put(job.state.flat())
-        if down is None or state is None:
-            return False
         refers = tuple(id(thing) for thing in _refers(job))
         with suppress(BrokenPipeError, ConnectionResetError):
             self.connection.send(_Task(number, refers, job.round.number, job.client.id, down, state))
         self.queue.append(attempt)
-        return True
 
-    def answer(self) -> Outcome | Exception | int:
-        """What came of the first job in the queue; a number of bytes if the answer needs more memory.
+    def answer(self) -> Outcome | Exception:
+        """What came of the first job in the queue.
 
         Raises:
             EOFError: the worker died.
@@ -322,8 +309,8 @@ class _Worker:
         self.queue.popleft()
         arena = next(self._heard)
         if not isinstance(answer, _Answer):
-            held: Exception | int = pickle.loads(answer) if isinstance(answer, bytes) else answer
-            return held
+            wrong: Exception = pickle.loads(answer)
+            return wrong
         up = Up({name: tensor.clone() for name, tensor in arena.get(answer.up).items()})
         flat = {name: tensor.clone() for name, tensor in arena.get(answer.state).items()}
         return Outcome(client, up, ClientState.from_flat(flat), answer.terms, answer.steps)
@@ -337,6 +324,8 @@ class _Worker:
         self._process.join()
         code = self._process.exitcode
         self._process.close()
+        for arena in (*self._asked, *self._answered):
+            arena.close()
         return code
 
 
@@ -350,10 +339,8 @@ def _live(
     known: Mapping[int, object],
     kernels: Kernels,
     closing: Sequence[Connection],
-    parent: int,
 ) -> None:
     """A worker's life: one job after the other, until the pipe is closed."""
-    _die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other process hears of Ctrl-C and ends this one
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # whatever the other process does when it is asked to end
     for other in closing:
@@ -370,8 +357,8 @@ def _live(
 
 def _carry_out(
     task: _Task, engine: Sequential, asked: _Arena, answered: _Arena, known: Mapping[int, object]
-) -> _Answer | bytes | int:
-    """The answer to a task: where the outcome's tensors lie, what went wrong, or how many bytes are needed."""
+) -> _Answer | bytes:
+    """The answer to a task: where the outcome's tensors lie, or what went wrong."""
     setup, federation, exchange, stage = (known[key] for key in task.refers)
     state = ClientState.from_flat(asked.get(task.state))
     down = Down(asked.get(task.down))
@@ -382,13 +369,10 @@ def _carry_out(
     if not isinstance(outcome, Outcome):
         return _portable(outcome)
     answered.clear()
-    flat = outcome.state.flat()
     try:
-        up, kept = answered.put(outcome.up), answered.put(flat)
+        up, kept = answered.put(outcome.up), answered.put(outcome.state.flat())
     except Exception as error:  # a sparse tensor, say
         return _portable(error)
-    if up is None or kept is None:
-        return _size(outcome.up) + _size(flat)
     return _Answer(up, kept, outcome.terms, outcome.steps)
 
 
@@ -403,19 +387,3 @@ def _portable(error: Exception) -> bytes:
         plain.__notes__ = error.__notes__
         data = pickle.dumps(plain)
     return data
-
-
-def _die_with(parent: int) -> None:
-    """See to it that this process ends when the other one does, however that ends."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before it could be asked for
-        os._exit(1)
-
-
-def _bytes(job: Job) -> int:
-    return _size(job.down) + _size(job.state.flat())
-
-
-def _size(tensors: Mapping[str, Tensor]) -> int:
-    return sum(tensor.nbytes + ALIGNMENT for tensor in tensors.values())

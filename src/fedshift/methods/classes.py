@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from fedshift.page import *
 
-COUNTS = "class_counts.value"  # how many training samples of each class the client has, or all of a round's have
+COUNTS = "class_counts"  # how many training samples of each class the client has, or all of a round's have
 
 
 def check_unbalanced(train: Train, method: str, why: str) -> None:
@@ -19,6 +19,11 @@ def check_unbalanced(train: Train, method: str, why: str) -> None:
             f"train.{name} = {getattr(train, name)!r} is not for {method}: its {why} would count rare classes twice. "
             f"Set it to {Train.settings()[name].default!r}, or choose another method."
         )
+
+
+def no_counts(model: ModelBuilder) -> Part:
+    """The counts of no samples, which the server keeps and sends."""
+    return Part.state(torch.zeros(model.classes, dtype=torch.int64), "down")
 
 
 def one_hot(y: Tensor, classes: int, like: Tensor) -> Tensor:

@@ -37,15 +37,6 @@ from fedshift.page import *
 Floor = Annotated[float, Interval(ge=0, lt=1)]
 
 
-class Mixture(nn.Module):
-    """The weights lambda of all clients (N,), 1/N each at first, and the steps tau of the last round, ()."""
-
-    def __init__(self, clients: int) -> None:
-        super().__init__()
-        self.register_buffer("weights", torch.full((clients,), 1 / clients))
-        self.register_buffer("steps", torch.zeros(()))
-
-
 def on_simplex(point: Tensor, floor: float = 0.0) -> Tensor:
     """The nearest point (N,) whose numbers are at least ``floor`` and add up to 1.
 
@@ -83,7 +74,7 @@ class DRFA(FedAvg):
             )
 
     def parts(self, model: ModelBuilder) -> dict[str, Part]:
-        """FedAvg's parts, the model w' that is scored, and lambda.
+        """FedAvg's parts, the model w' that is scored, lambda (N,), 1/N each at first, and the steps tau.
 
         Raises:
             FedshiftError: the floor leaves nothing to distribute.
@@ -93,11 +84,11 @@ class DRFA(FedAvg):
                 f"method.floor = {self.floor:g} leaves {model.clients:,} clients nothing to differ in: set it below "
                 f"1 / {model.clients:,}, such as --set method.floor={0.1 / model.clients:.1g}."
             )
-        scored = nn.ModuleDict({name: part.module for name, part in super().parts(model).items()})
+        n, scored = model.clients, nn.ModuleDict({name: part.module for name, part in super().parts(model).items()})
         return {
             **super().parts(model),
             "scored": Part(scored.requires_grad_(False), "down", apart=True),
-            "mixture": Part(Mixture(model.clients), "server"),
+            "mixture": Part.state({"weights": torch.full((n,), 1 / n), "steps": torch.zeros(())}, "server"),
         }
 
     def stages(self, rounds: int) -> tuple[Stage, ...]:
@@ -130,10 +121,10 @@ class DRFA(FedAvg):
 
     def merge_counts(self, state: ServerState, replies: Replies) -> ServerState:
         """lambda_k = n_k / n; of N clients those who did not answer keep 1/N, as if they had the mean number."""
-        weights = state.server["mixture.weights"].clone()
+        weights = state.server.of("mixture")["weights"].clone()
         counts = weights.new_tensor(replies.weights)
         weights[replies.clients] = counts / counts.mean() / state.clients
-        return state.updated({"mixture.weights": on_simplex(weights, self.floor)})
+        return state.updated(Tensors({"weights": on_simplex(weights, self.floor)}).under("mixture"))
 
     # Training -----------------------------------------------------------------------------------
 
@@ -141,7 +132,7 @@ class DRFA(FedAvg):
         self, state: ServerState, clients: Sequence[int], count: int, generator: torch.Generator
     ) -> Sequence[int]:
         """``count`` draws by lambda, with replacement."""
-        weights = state.server["mixture.weights"].cpu()[list(clients)]
+        weights = state.server.of("mixture")["weights"].cpu()[list(clients)]
         drawn = torch.multinomial(weights, count, replacement=True, generator=generator)
         return [clients[place] for place in drawn.tolist()]
 
@@ -156,7 +147,7 @@ class DRFA(FedAvg):
     def after_mean(self, state: ServerState, replies: Replies) -> Tensors:
         """The mean model at the drawn step, and the mean number of steps."""
         steps = torch.tensor([float(up["steps"]) for up in replies.ups])
-        tau = {"mixture.steps": steps.mean().to(state.server["mixture.steps"])}
+        tau = Tensors({"steps": steps.mean().to(state.server.of("mixture")["weights"])}).under("mixture")
         caught = replies.mean().of("caught").under("scored")
         return caught | tau
 
@@ -179,8 +170,9 @@ class DRFA(FedAvg):
 
     def merge_scores(self, state: ServerState, replies: Replies) -> ServerState:
         """Lambda <- projection of lambda + gamma_t tau v."""
-        weights, tau = state.server["mixture.weights"], state.server["mixture.steps"]
+        mixture = state.server.of("mixture")
+        weights, tau = mixture["weights"], mixture["steps"]
         v = torch.zeros_like(weights)
         v[replies.clients] = torch.stack([up["risk"] for up in replies.ups]) * (state.clients / len(replies))
         gamma = self.gamma * self.decay ** (state.round - 1)
-        return state.updated({"mixture.weights": on_simplex(weights + gamma * tau * v, self.floor)})
+        return state.updated(Tensors({"weights": on_simplex(weights + gamma * tau * v, self.floor)}).under("mixture"))

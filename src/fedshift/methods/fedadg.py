@@ -131,13 +131,11 @@ class FedADG(FedAvg):
 
     def reference(self, net: Net, batch: Batch, context: Context) -> Tensor:
         """G(e, y) for the batch's labels, (B, d)."""
-        made: Tensor = net.generator(context.noise["noise"], batch.y, self.code)
-        return made
+        return net.generator(context.noise["noise"], batch.y, self.code)
 
     def judged(self, net: Net, z: Tensor, y: Tensor) -> Tensor:
         """D(y, z): how much representations z (B, d) of the classes y (B,) are like G's, (B, 1)."""
-        likeness: Tensor = net.discriminator(z, y, self.code)
-        return likeness
+        return net.discriminator(z, y, self.code)
 
     def discriminator_loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         """(1 - D(y, G(e, y)))^2 + D(y, F(x))^2."""

@@ -33,8 +33,7 @@ class FedAvg(Method):
 
     def features(self, net: Net, x: Tensor) -> Tensor:
         """The representation (B, d) of inputs x (B, ...) that the head reads."""
-        z: Tensor = net.encoder(x)
-        return z
+        return net.encoder(x)
 
     def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         """Cross-entropy, mean over the batch."""
@@ -42,5 +41,4 @@ class FedAvg(Method):
 
     def predict(self, net: Net, x: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
         """Log-softmax of the logits."""
-        logits: Tensor = net.head(self.features(net, x))
-        return logits.log_softmax(dim=1)
+        return net.head(self.features(net, x)).log_softmax(dim=1)

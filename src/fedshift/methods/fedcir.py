@@ -30,22 +30,6 @@ from fedshift.methods.generator import BatchNormSize, Conditional, logits_of_eac
 from fedshift.page import *
 
 
-class EstimatedGaussians(nn.Module):
-    """q(z|y) = N(mu_g(y), sigma_g(y)^2), one diagonal Gaussian a class, which only the server sets."""
-
-    mean: Tensor
-    sigma: Tensor
-
-    def __init__(self, classes: int, dim: int) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(classes, dim))
-        self.register_buffer("sigma", torch.ones(classes, dim))
-
-    def forward(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation, each (B, dim), of the classes y (B,)."""
-        return self.mean[y], self.sigma[y]
-
-
 def log_mixture(head: nn.Module, replies: Replies, z: Tensor) -> Tensor:
     """Log-probabilities (B, classes) of the mixture sum_k p(k) softmax(h_k(z)) of the replies' heads (Eq. 15).
 
@@ -114,7 +98,8 @@ class FedCiR(Probabilistic):
             scope: Scope = "down" if self.l_reg > 0 else "server"
             parts["generator"] = Part(model.initialised("generator", lambda: self.generator(model)), scope)
         if self.l_align > 0:
-            parts["gaussians"] = Part(EstimatedGaussians(model.classes, model.dim), "down")
+            shape = model.classes, model.dim
+            parts["gaussians"] = Part.state({"mean": torch.zeros(shape), "sigma": torch.ones(shape)}, "down")
         return parts
 
     def generator(self, model: ModelBuilder) -> Conditional:
@@ -149,7 +134,8 @@ class FedCiR(Probabilistic):
                 z = net.generator(context.noise["noise"], labels)
             terms["reg"] = self.l_reg * F.cross_entropy(net.head(z), labels)
         if self.l_align > 0 and batch.mean is not None and batch.sigma is not None:
-            terms["align"] = self.l_align * gaussian_kl(batch.mean, batch.sigma, *net.gaussians(batch.y))
+            q = net.of("gaussians").map(lambda rows: rows[batch.y])
+            terms["align"] = self.l_align * gaussian_kl(batch.mean, batch.sigma, q["mean"], q["sigma"])
         return terms
 
     # On the server ------------------------------------------------------------------------------
@@ -175,7 +161,7 @@ class FedCiR(Probabilistic):
         """Mean of -log sum_k p(k) softmax(h_k(G(y, eps)))_y over the uploaded heads (Eq. 15)."""
         labels = context.noise["labels"]
         z = net.generator(context.noise["noise"], labels)
-        return {"consensus": F.nll_loss(log_mixture(net.head, context.replies, z), labels)}
+        return {"consensus": F.nll_loss(log_mixture(net.parts["head"], context.replies, z), labels)}
 
     def estimate_draws(self, model: ModelBuilder, batch: int) -> Draws:
         """``mle_samples`` noise vectors for each class."""
@@ -194,7 +180,7 @@ class FedCiR(Probabilistic):
             means.append(z.mean(dim=0))
             sigmas.append(z.std(dim=0, correction=0).clamp(min=self.sigma_floor))
         sigma = torch.stack(sigmas)
-        return {"gaussians.mean": torch.stack(means), "gaussians.sigma": sigma, "sigma_g": sigma.mean()}
+        return Tensors({"mean": torch.stack(means), "sigma": sigma}).under("gaussians") | {"sigma_g": sigma.mean()}
 
     def after_mean(self, state: ServerState, replies: Replies) -> Tensors:
         """The class Gaussians that were estimated."""

@@ -42,8 +42,8 @@ class FedDyn(FedAvg):
     def parts(self, model: ModelBuilder) -> dict[str, Part]:
         """FedAvg's parts, each client's dual g_k, and the server's correction h, both 0 at first."""
         parts = super().parts(model)
-        modules = {name: part.module for name, part in parts.items()}
-        return {**parts, "dual": Part(mirror(modules), "client"), "correction": Part(mirror(modules), "server")}
+        h = Part.zeros_like(parts, "server")
+        return {**parts, "dual": Part.zeros_like(parts, "client"), "correction": h}
 
     def phases(self) -> Phases:
         """Local training of every part, with clipped gradients."""

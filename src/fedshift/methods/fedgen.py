@@ -29,10 +29,9 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from fedshift.methods.classes import COUNTS, newest_counts, of_each
+from fedshift.methods.classes import COUNTS, newest_counts, no_counts, of_each
 from fedshift.methods.fedavg import FedAvg
 from fedshift.methods.generator import BatchNormSize, labels_among, logits_of_each, make_generator
-from fedshift.methods.rows import Rows
 from fedshift.page import *
 
 
@@ -114,8 +113,8 @@ class FedGen(FedAvg):
         """FedAvg's parts, the generator, and how many samples of each class there are."""
         sizes = model.classes, self.generator_noise, self.generator_hidden, model.dim
         generator = model.initialised("generator", lambda: make_generator(*sizes))
-        counts = Rows(model.classes, dtype=torch.int64)
-        return {**super().parts(model), "generator": Part(generator, "down"), "class_counts": Part(counts, "down")}
+        own = {"generator": Part(generator, "down"), COUNTS: no_counts(model)}
+        return super().parts(model) | own
 
     # On a client --------------------------------------------------------------------------------
 
@@ -133,7 +132,7 @@ class FedGen(FedAvg):
         terms = {"cross_entropy": batch.cross_entropy(logits)}
         if context.round == 1:
             return terms
-        labels, fading = labels_among(net.class_counts(), context.noise["labels"]), self.decay**context.round
+        labels, fading = labels_among(net.value(COUNTS), context.noise["labels"]), self.decay**context.round
         with torch.no_grad():
             z = net.generator(context.noise["noise"], labels)
             predicted = net.head(net.generator(context.noise["noise_of_batch"], batch.y)).log_softmax(dim=1)
@@ -145,7 +144,7 @@ class FedGen(FedAvg):
 
     def stages(self, rounds: int) -> tuple[Stage, ...]:
         """Rounds of training, from which the counts of labels come as well."""
-        counts = Upload.like("class_counts", "class_counts", "count", bound="total")
+        counts = Upload.like(COUNTS, COUNTS, "count", bound="total")
         return (Stage("train", rounds, (self.exchange("train", uploads=(counts,), upload=self.label_counts),)),)
 
     def label_counts(self, work: LocalWork) -> Mapping[str, Tensor]:
@@ -174,7 +173,7 @@ class FedGen(FedAvg):
         y = labels_among(counts.sum(dim=0), context.noise["labels"])
         z = net.generator(noise, y)
         return {
-            "taught": taught(logits_of_each(net.head, context.replies, z), y, counts),
+            "taught": taught(logits_of_each(net.parts["head"], context.replies, z), y, counts),
             "diversity": self.eta * likeness(noise, z, self.distance),
         }
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from torch.func import functional_call, grad_and_value
+from torch.func import grad_and_value
 
 from fedshift.methods.fedavg import FedAvg
 from fedshift.page import *
@@ -31,9 +31,7 @@ from fedshift.page import *
 Memory = Annotated[float, Interval(ge=0, lt=1)]
 
 
-def head_gradients(
-    net: Net, batch: Batch, reduction: Literal["mean", "sum"] = "mean"
-) -> tuple[dict[str, Tensor], Tensor]:
+def head_gradients(net: Net, batch: Batch, reduction: Literal["mean", "sum"] = "mean") -> tuple[Tensors, Tensor]:
     """The gradient of the cross-entropy for each parameter of the head, and the cross-entropy itself.
 
     Both can be differentiated again. ``torch.func`` rather than ``torch.autograd``, so that clients can be stacked.
@@ -45,10 +43,10 @@ def head_gradients(
     """
 
     def risk(parameters: dict[str, Tensor]) -> Tensor:
-        return batch.cross_entropy(functional_call(net.head, parameters, (batch.z,)), reduction)
+        return batch.cross_entropy(net.call("head", Tensors(parameters), batch.z), reduction)
 
-    gradients, value = grad_and_value(risk)(dict(net.head.named_parameters()))
-    return gradients, value
+    gradients, value = grad_and_value(risk)(dict(net.parts["head"].named_parameters()))
+    return Tensors(gradients), value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +67,7 @@ class FedIIR(FedAvg):
     def parts(self, model: ModelBuilder) -> dict[str, Part]:
         """FedAvg's parts, and the mean gradient g of the head, which only the server changes."""
         parts = super().parts(model)
-        return {**parts, "invariant": Part(mirror({"head": parts["head"].module}), "down")}
+        return {**parts, "invariant": Part.zeros_like({"head": parts["head"]}, "down")}
 
     def stages(self, rounds: int) -> tuple[Stage, ...]:
         """Rounds of a probe and training."""
@@ -79,7 +77,7 @@ class FedIIR(FedAvg):
             self.merge_probe,
             sends=self.moves(),
             returns=(),
-            uploads=(Upload.like("gradient.head", "head"),),
+            uploads=(Upload.like("gradient", "invariant"),),
             upload=self.mean_gradient,
             counted=self.weighting == "samples",
         )
@@ -92,7 +90,7 @@ class FedIIR(FedAvg):
         with torch.no_grad():
             z = self.features(net, batch.x)
         gradients, _ = head_gradients(net, batch._replace(z=z), "sum")
-        return {f"gradient.head.{name}": gradient for name, gradient in gradients.items()}
+        return gradients.under("head").under("gradient")
 
     def mean_gradient(self, work: LocalWork) -> Tensors:
         """The mean gradient over the client's samples."""
@@ -109,5 +107,5 @@ class FedIIR(FedAvg):
     def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         """Cross-entropy + lam ||grad_head CE - g||^2, differentiable through the gradient."""
         gradients, risk = head_gradients(net, batch)
-        distance = Tensors(gradients) - context.received.of("invariant.head")
+        distance = gradients - context.received.of("invariant").of("head")
         return {"cross_entropy": risk, "invariance": self.lam * distance.squared_norm()}

@@ -31,26 +31,12 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from fedshift.methods.classes import COUNTS, class_sums, newest_counts, newest_means, of_each
+from fedshift.methods.classes import COUNTS, class_sums, newest_counts, newest_means, no_counts, of_each
 from fedshift.methods.fedavg import FedAvg
-from fedshift.methods.rows import Rows
 from fedshift.methods.simplex import non_negative_least_squares, simplex_minimum
 from fedshift.page import *
 
 SMALLEST = 1e-3  # weight of a head in a combination
-MEANS, BEFORE, AFTER, SQUARES = "class_means.value", "before.value", "after.value", "squares"
-
-
-class HeadOfEach(nn.Module):
-    """A head for every client, and whether one was combined for it: 0 until then."""
-
-    combined: Tensor
-
-    def __init__(self, head: nn.Module, clients: int) -> None:
-        super().__init__()
-        self.register_buffer("combined", torch.zeros(clients))
-        for name, parameter in head.named_parameters():
-            self.register_buffer(name, torch.zeros(clients, *parameter.shape))
 
 
 def combination(own: int, shares: Tensor, variances: Tensor) -> Tensor:
@@ -92,20 +78,22 @@ class FedPAC(FedAvg):
     def parts(self, model: ModelBuilder) -> dict[str, Part]:
         """FedAvg's parts, the class means and counts that clients are sent, and every client's head on the server."""
         parts = super().parts(model)
+        heads = {name: torch.zeros(model.clients, *one.shape) for name, one in parts["head"].module.named_parameters()}
+        combined = torch.zeros(model.clients)  # whether there is a head of a client: 0 until then
         return {
             **parts,
-            "class_means": Part(Rows(model.classes, model.dim), "down"),
-            "class_counts": Part(Rows(model.classes, dtype=torch.int64), "down"),
-            "heads": Part(HeadOfEach(parts["head"].module, model.clients), "server"),
+            "class_means": Part.state(torch.zeros(model.classes, model.dim), "down"),
+            COUNTS: no_counts(model),
+            "heads": Part.state({"combined": combined, **heads}, "server"),
         }
 
     def exchange(self, name: str, **changes: Any) -> Exchange:
         """FedAvg's exchange, with class sums and counts in replies and a head of its own for each client."""
         uploads = (
             Upload.like("before", "class_means", "statistic"),
-            Upload(SQUARES),
+            Upload("squares"),
             Upload.like("after", "class_means", "statistic"),
-            Upload.like("class_counts", "class_counts", "count", bound="total"),
+            Upload.like(COUNTS, COUNTS, "count", bound="total"),
         )
         return super().exchange(name, uploads=uploads, upload=self.statistics, send=self.own_head, **changes)
 
@@ -140,20 +128,20 @@ class FedPAC(FedAvg):
         terms = super().loss(net, batch, context)
         if context.round == 1:
             return terms
-        own = context.measured[BEFORE] / context.counts.clamp(min=1).unsqueeze(1)
-        means = torch.where(context.received[COUNTS].unsqueeze(1) > 0, context.received[MEANS], own)
+        own = context.measured["before"] / context.counts.clamp(min=1).unsqueeze(1)
+        means = torch.where(context.received[COUNTS].unsqueeze(1) > 0, context.received["class_means"], own)
         return terms | {"alignment": self.lam * F.mse_loss(batch.z, means[batch.y])}
 
     @torch.no_grad()
     def measured_before(self, net: Net, batch: Batch, context: Context) -> Mapping[str, Tensor]:
         """The sums of features by class, and of their squared norms."""
         z = self.features(net, batch.x)
-        return {BEFORE: class_sums(z, batch.y, len(context.counts)), SQUARES: z.square().sum()}
+        return {"before": class_sums(z, batch.y, len(context.counts)), "squares": z.square().sum()}
 
     @torch.no_grad()
     def measured_after(self, net: Net, batch: Batch, context: Context) -> Mapping[str, Tensor]:
         """The sums of features by class."""
-        return {AFTER: class_sums(self.features(net, batch.x), batch.y, len(context.counts))}
+        return {"after": class_sums(self.features(net, batch.x), batch.y, len(context.counts))}
 
     def statistics(self, work: LocalWork) -> Tensors:
         """What was measured, and the class counts."""
@@ -172,12 +160,15 @@ class FedPAC(FedAvg):
 
     def class_means(self, state: ServerState, replies: Replies) -> Tensors:
         """The mean feature of each class over the round's clients, and how many samples it is of."""
-        means, counts = newest_means(replies, AFTER, state.down[MEANS]), newest_counts(replies, state.down[COUNTS])
-        return Tensors({MEANS: means, COUNTS: counts})
+        means, counts = (
+            newest_means(replies, "after", state.down["class_means"]),
+            newest_counts(replies, state.down[COUNTS]),
+        )
+        return Tensors({"class_means": means, COUNTS: counts})
 
     def combined(self, state: ServerState, replies: Replies) -> Tensors:
         """The heads of all clients, with new ones for those of the round."""
-        sums, squares, counts = (of_each(replies, name).cpu().double() for name in (BEFORE, SQUARES, COUNTS))
+        sums, squares, counts = (of_each(replies, name).cpu().double() for name in ("before", "squares", COUNTS))
         samples = counts.sum(dim=1)
         shares = (sums / samples.view(-1, 1, 1)).flatten(1)
         variances = (squares / samples - shares.square().sum(dim=1)).clamp(min=0) / samples

@@ -168,10 +168,10 @@ class FedPIN(Personalised):
 
     def compared(self, net: Net, which: str, tensors: Tensors, x: Tensor) -> Tensor:
         """What the contrast sees of another model: the features (B, d) or the predictions (B, classes) of inputs x."""
-        z: Tensor = net.frozen(f"{which}encoder", tensors.of("encoder"), x)
+        z = net.frozen(f"{which}encoder", tensors.of("encoder"), x)
         if self.anchor == "features":
             return z
-        logits: Tensor = net.frozen(f"{which}head", tensors.of("head"), z)
+        logits = net.frozen(f"{which}head", tensors.of("head"), z)
         return logits.softmax(dim=1)
 
 

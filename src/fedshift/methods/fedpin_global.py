@@ -150,8 +150,7 @@ class GlobalModel(FedAvg):
     def auxiliary_logits(self, net: Net, z: Tensor, context: Context) -> Tensor:
         """omega_a(z, u), (B, classes), of z (B, d) at the client at work."""
         arguments = (z,) if self.auxiliary_head == "per_client" else (z, context.client)
-        logits: Tensor = net.auxiliary(*arguments)
-        return logits
+        return net.auxiliary(*arguments)
 
     def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         """R(omega_g(Phi_g)) + alpha * (what a head that knows u could gain), the global objective of client u."""
@@ -170,8 +169,8 @@ class GlobalModel(FedAvg):
         <omega_g, g> is the derivative of R at s = 1 when omega_g becomes s omega_g.
         """
         halves = [batch.part(slice(start, None, 2)) for start in (0, 1)]
-        one, other = (Tensors(head_gradients(net, half, "sum")[0]) for half in halves)
-        omega = dict(net.head.named_parameters())
+        one, other = (head_gradients(net, half, "sum")[0] for half in halves)
+        omega = net.of("head")
         products = (one * other).sum() + self.scalar_weight * (one * omega).sum() * (other * omega).sum()
         return products / max(1, len(halves[0].y) * len(halves[1].y))
 

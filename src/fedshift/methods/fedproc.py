@@ -27,13 +27,11 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from fedshift.methods.classes import COUNTS, class_sums, newest_counts, newest_means, one_hot
+from fedshift.methods.classes import COUNTS, class_sums, newest_counts, newest_means, no_counts, one_hot
 from fedshift.methods.projection import Projected
-from fedshift.methods.rows import Rows
 from fedshift.page import *
 
-PROTOTYPES = "prototypes.value"
-SUMS = "class_sums.value"  # in a reply: the sum of its representations of each class
+SUMS = "class_sums"  # in a reply: the sum of its representations of each class
 
 
 def prototypical(
@@ -71,9 +69,8 @@ class FedProc(Projected):
 
     def parts(self, model: ModelBuilder) -> dict[str, Part]:
         """The shared parts, the prototypes, and how many samples each stands for."""
-        prototypes = Rows(model.classes, self.width(model))
-        counts = Rows(model.classes, dtype=torch.int64)
-        return {**super().parts(model), "prototypes": Part(prototypes, "down"), "class_counts": Part(counts, "down")}
+        prototypes = Part.state(torch.zeros(model.classes, self.width(model)), "down")
+        return {**super().parts(model), "prototypes": prototypes, COUNTS: no_counts(model)}
 
     def features(self, net: Net, x: Tensor) -> Tensor:
         """The projected representation, of length 1 unless it is left as it is."""
@@ -82,10 +79,10 @@ class FedProc(Projected):
 
     def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         """(1 - a) CE + a L_proto with a = 1 - t/T, or a = 0 where the sample's class has no prototype."""
-        known = net.class_counts() > 0
+        known = net.value(COUNTS) > 0
         a = (1 - context.round / context.rounds) * known[batch.y].to(batch.z.dtype)
         risk = batch.cross_entropy(net.head(batch.z), "none")
-        contrast = prototypical(batch.z, batch.y, net.prototypes(), known, self.temperature, self.denominator)
+        contrast = prototypical(batch.z, batch.y, net.value("prototypes"), known, self.temperature, self.denominator)
         return {"cross_entropy": ((1 - a) * risk).mean(), "prototypical": (a * contrast).mean()}
 
     # The prototypes -----------------------------------------------------------------------------
@@ -100,8 +97,8 @@ class FedProc(Projected):
 
     def stages(self, rounds: int) -> tuple[Stage, ...]:
         """Rounds of training, from which sums and counts of each class come as well."""
-        counts = Upload.like("class_counts", "class_counts", "count", bound="total")
-        uploads = (Upload.like("class_sums", "prototypes", "statistic"), counts)
+        counts = Upload.like(COUNTS, COUNTS, "count", bound="total")
+        uploads = (Upload.like(SUMS, "prototypes", "statistic"), counts)
         return (Stage("train", rounds, (self.exchange("train", uploads=uploads, upload=self.of_classes),)),)
 
     def of_classes(self, work: LocalWork) -> Mapping[str, Tensor]:
@@ -110,5 +107,5 @@ class FedProc(Projected):
 
     def after_mean(self, state: ServerState, replies: Replies) -> Mapping[str, Tensor]:
         """The prototype of a class: the mean over the samples of all clients, and how many there are."""
-        prototypes = newest_means(replies, SUMS, state.down[PROTOTYPES])
-        return {PROTOTYPES: prototypes, COUNTS: newest_counts(replies, state.down[COUNTS])}
+        prototypes = newest_means(replies, SUMS, state.down["prototypes"])
+        return {"prototypes": prototypes, COUNTS: newest_counts(replies, state.down[COUNTS])}

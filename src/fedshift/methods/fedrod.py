@@ -74,5 +74,5 @@ class FedRoD(FedAvg):
     def predict(self, net: Net, x: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
         """Log-softmax of h_G(z) + h_P(z)."""
         z = self.features(net, x)
-        logits: Tensor = net.head(z) + net.personal_head(z)
+        logits = net.head(z) + net.personal_head(z)
         return logits.log_softmax(dim=1)

@@ -149,7 +149,7 @@ class FedSDR(PersonalModel):
 
     def environments(self, work: LocalWork) -> Tensors:
         """The part of the client's samples that is of each environment, (environments,)."""
-        like = work.trained["environment_head.of_each.bias"]
+        like, *_ = work.trained.of("environment_head").values()
         count = torch.bincount(work.train.environment, minlength=len(like) // len(work.counts))
         return Tensors({ENVIRONMENTS: count.to(like) / work.samples})
 

@@ -18,7 +18,7 @@ Choices, where the paper leaves something open or its public code does otherwise
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from fedshift.methods.gaussian import Probabilistic, gaussian_kl
 from fedshift.page import *
@@ -88,7 +88,7 @@ class FedSR(Probabilistic):
         """Cross-entropy + l2r * L2R + cmi * CMI (Eq. 9); a term whose weight is 0 is left out."""
         terms = super().loss(net, batch, context)
         if batch.mean is not None and batch.sigma is not None:
-            scale: Any = net.reference.scale if self.cmi_scale else 1.0
+            scale = net.of("reference")["scale"] if self.cmi_scale else 1.0
             terms["cmi"] = self.cmi * gaussian_kl(batch.mean * scale, batch.sigma * scale, *net.reference(batch.y))
         if self.l2r > 0:
             norm = batch.z.square().sum(dim=1) if self.l2r_form == "squared" else batch.z.norm(dim=1)

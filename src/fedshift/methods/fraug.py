@@ -254,7 +254,7 @@ class FRAug(FedAvg):
 
     def residuals(self, net: Net, z: Tensor, y: Tensor) -> Tensor:
         """m(g(z, y)), or g(z, y) without RTNet: (B, d)."""
-        made: Tensor = net.generator(z, y)
+        made = net.generator(z, y)
         return net.rtnet(made, y) if self.rtnet else made
 
     def synthesise(self, net: Net, u: Tensor, y: Tensor, context: Context, weight: float) -> Synthetic:

@@ -49,8 +49,7 @@ class Probabilistic(FedAvg):
         """The mean of z, or z itself where the encoder is deterministic."""
         if not self.probabilistic:
             return super().features(net, x)
-        mu: Tensor = net.encoder(x)[0]
-        return mu
+        return net.encoder(x)[0]
 
     def draws(self, model: ModelBuilder, batch: int) -> Draws:
         """One standard normal sample for each image."""
@@ -75,5 +74,5 @@ class Probabilistic(FedAvg):
             return super().predict(net, x, noise)
         mu, sigma = net.encoder(x)
         z = mu + sigma * noise["eps"] if self.test_samples else mu.unsqueeze(0)
-        log_probabilities: Tensor = net.head(z).log_softmax(dim=-1)
+        log_probabilities = net.head(z).log_softmax(dim=-1)
         return log_probabilities.logsumexp(dim=0) - math.log(len(z))

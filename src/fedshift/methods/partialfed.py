@@ -53,7 +53,7 @@ class Partial(FedAvg):
         sent = {name for name, scope in tensor_scopes(self, parts).items() if scope == "shared"}
         modules = {name: part.module for name, part in parts.items()}
         last = Tensors(dict(Net(modules).tensors())).only(self.may_be_own(modules) & sent)
-        return {**parts, "last": Part(holder(last | {"done": torch.zeros(())}), "client", unseen="initial")}
+        return {**parts, "last": Part.state(last | {"done": torch.zeros(())}, "client", unseen="initial")}
 
     def may_be_own(self, modules: Mapping[str, nn.Module]) -> set[str]:
         """The names of the tensors, of these parts, whose last values a client keeps."""
@@ -93,8 +93,7 @@ class Partial(FedAvg):
     def logits(self, net: Net, tensors: Tensors, x: Tensor) -> Tensor:
         """Logits (B, classes) for inputs x (B, ...), with some tensors in the place of those at work."""
         z = net.call("encoder", tensors.of("encoder"), x)
-        logits: Tensor = net.call("head", tensors.of("head"), z)
-        return logits
+        return net.call("head", tensors.of("head"), z)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +168,7 @@ class PartialFedAdaptive(Partial):
         """Of each tensor, whether the client has last values and has chosen them for its layer."""
         own = super().is_own(private)
         return Tensors(
-            {name: own[name] & (logit > 0) for name, logit in by_layer(own, private["choice.logit"]).items()}
+            {name: own[name] & (logit > 0) for name, logit in by_layer(own, private.of("choice")["logit"]).items()}
         )
 
     def phases(self) -> Phases:

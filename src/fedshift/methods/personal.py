@@ -33,13 +33,11 @@ class PersonalCopy:
 
     def features(self, net: Net, x: Tensor) -> Tensor:
         """Its representation (B, d) of inputs x (B, ...)."""
-        z: Tensor = getattr(net, self.names[0])(x)
-        return z
+        return net[self.names[0]](x)
 
     def logits(self, net: Net, x: Tensor) -> Tensor:
         """Its logits (B, classes) for inputs x (B, ...)."""
-        logits: Tensor = getattr(net, self.names[1])(self.features(net, x))
-        return logits
+        return net[self.names[1]](self.features(net, x))
 
     def named(self, tensors: Tensors) -> Tensors:
         """Tensors of the shared encoder and head under the names of the copy's."""
@@ -124,9 +122,8 @@ class FineTuning(FedAvg):
     def promote(self, work: LocalWork) -> Tensors:
         """The tuned model as the client's copy."""
         tuned = (work.private | work.trained).of_parts(COPIED)
-        return (tuned | {"done": torch.ones_like(work.private["tuned.done"])}).under("tuned")
+        return (tuned | {"done": torch.ones_like(work.private.of("tuned")["done"])}).under("tuned")
 
     def predict(self, net: Net, x: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
         """Log-softmax of the client's copy, or of the global model."""
-        logits: Tensor = net.tuned(x, net.head(self.features(net, x)))
-        return logits.log_softmax(dim=1)
+        return net.tuned(x, net.head(self.features(net, x))).log_softmax(dim=1)

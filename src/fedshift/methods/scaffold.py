@@ -68,8 +68,8 @@ class SCAFFOLD(FedAvg):
     def parts(self, model: ModelBuilder) -> dict[str, Part]:
         """FedAvg's parts, the server's control variate c, and each client's c_k, all 0 at first."""
         parts = super().parts(model)
-        modules = {name: part.module for name, part in parts.items()}
-        return {**parts, "variate": Part(mirror(modules), "down"), "own_variate": Part(mirror(modules), "client")}
+        own = Part.zeros_like(parts, "client")
+        return {**parts, "variate": Part.zeros_like(parts, "down"), "own_variate": own}
 
     def exchange(self, name: str, **changes: Any) -> Exchange:
         """FedAvg's, whose reply also says by how much c_k has changed."""

@@ -18,8 +18,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from annotated_types import Le
 import torch
+from annotated_types import Le
 from torch import Tensor, nn
 from torch.nn import functional as F
 

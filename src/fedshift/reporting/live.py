@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from statistics import mean
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from rich.console import Console, Group, RenderableType
-from rich.markup import escape
-from rich.progress import BarColumn, TaskID, TextColumn
+from rich.progress import BarColumn, ProgressColumn, TaskID, TextColumn
 from rich.progress import Progress as ProgressBars
-from rich.table import Column, Table
+from rich.table import Column
 from rich.text import Text
 
 from fedshift.core.metrics import ACCURACY
@@ -129,7 +128,7 @@ class LiveProgress(Progress):
         """Print that a run goes on no more."""
         status = self._runs[key]
         self._remove(status)
-        place = f"round {status.done} of {status.rounds}, {clock(status.seconds)}"
+        place = f"round {status.progress.position} of {status.rounds}, {clock(status.seconds)}"
         self._print(f"{status.title}  given up after {place}: {printable(reason)}")
 
     # Runs ---------------------------------------------------------------------------------------
@@ -160,7 +159,7 @@ class LiveProgress(Progress):
             self.fail(key, event.why)
         elif isinstance(event, EndEvent):
             self._remove(status)
-            took = f"done: {status.steps} steps in {clock(status.seconds)}"
+            took = f"done: {status.progress.steps} steps in {clock(status.seconds)}"
             self._print(f"{status.title}  {took}  {scores_text(status.record)}" if status.record else "")
         self._update(status)
 
@@ -171,14 +170,12 @@ class LiveProgress(Progress):
 
     def _update(self, status: RunStatus) -> None:
         if status.under_way:
-            self._bars.update(
-                status.bar,
-                completed=status.done + status.part,
-                total=status.rounds,
-                count=f"{status.done} of {status.rounds} rounds",
-                scores=status.scores,
-                left=_left(status.left),
-            )
+            done, rounds = status.progress.position, status.rounds
+            means = {role: mean_score(status.record, role) for role in ROLES} if status.record else {}
+            scores = " ".join(f"{role} {percent(score)}" for role, score in means.items() if score is not None)
+            count, left = f"{done} of {rounds} rounds", _left(status.left)
+            completed = done + status.part
+            self._bars.update(status.bar, completed=completed, total=rounds, count=count, scores=scores, left=left)
         self._draw("")
 
     @property
@@ -199,14 +196,15 @@ class LiveProgress(Progress):
             return [Text(LOADING)] if waiting else []
         lines: list[RenderableType] = [Text(runs[0].doing), Text(self._pace())]
         if len(runs) == 1 and runs[0].record:
-            lines.append(score_table(runs[0].record))
+            lines.append(Text(scores_text(runs[0].record)))
         return lines
 
     def _pace(self) -> str:
         """Steps a second and bytes of the runs under way, and the time that all runs take."""
         runs = self.under_way
-        speed = sum(status.speed for status in runs)
-        down, up = sum(status.sent[0] for status in runs), sum(status.sent[1] for status in runs)
+        speed = sum(status.progress.steps / status.seconds for status in runs if status.seconds)
+        down = sum(status.progress.bytes_down for status in runs)
+        up = sum(status.progress.bytes_up for status in runs)
         pace = f"{speed:.3g} steps a second, {bytes_text(down)} down, {bytes_text(up)} up"
         return f"{pace}, all {self.runs} runs: {_left(self.left)}" if self.runs > 1 else pace
 
@@ -214,10 +212,10 @@ class LiveProgress(Progress):
     def left(self) -> float | None:
         """About how many seconds all runs still take: those to come as long as the others so far."""
         runs = list(self._runs.values())
-        done = sum((status.work - status.work_before) / status.planned_work for status in runs)
+        done = sum(status.share_done for status in runs)
         if done <= 0:
             return None
-        to_come = sum(1 - status.work / status.planned_work for status in runs) + self.runs - self._reused - len(runs)
+        to_come = sum(status.share_to_come for status in runs) + self.runs - self._reused - len(runs)
         return (self._get_time() - min(status.began for status in runs)) * to_come / done
 
     def _print(self, line: str) -> None:
@@ -248,24 +246,17 @@ class LiveProgress(Progress):
         runs = self.under_way
         first = runs[0]
         title = first.title if len(runs) == 1 else f"{len(runs)} of {self.runs} runs together"
-        count = f"{sum(status.done for status in runs)} of {sum(status.rounds for status in runs)} rounds"
-        words = [title, count, first.doing, self._pace(), _left(first.left)]
+        done, rounds = sum(status.progress.position for status in runs), sum(status.rounds for status in runs)
+        words = [title, f"{done} of {rounds} rounds", first.doing, self._pace(), _left(first.left)]
         return "  ".join([*words, *([scores_text(first.record)] if first.record else [])])
 
 
 class _Bars(ProgressBars):
     """A line with a bar for each run, and lines below."""
 
-    def __init__(
-        self,
-        below: Callable[[], Iterable[RenderableType]],
-        *columns: TextColumn | BarColumn,
-        console: Console,
-        transient: bool,
-        disable: bool,
-    ) -> None:
+    def __init__(self, below: Callable[[], Iterable[RenderableType]], *columns: ProgressColumn, **options: Any) -> None:
         self._below = below
-        super().__init__(*columns, console=console, transient=transient, disable=disable)
+        super().__init__(*columns, **options)
 
     def get_renderables(self) -> Iterable[RenderableType]:
         """The bars, and what is below them."""
@@ -283,7 +274,7 @@ class RunStatus:
         bar: its bar.
         rounds: all its rounds.
         began: when it began or went on, in seconds since 1970.
-        progress: the newest event of progress; None before the first.
+        progress: the newest event of progress.
         record: the last evaluation; None before the first.
         under_way: whether it is neither finished nor given up.
     """
@@ -291,45 +282,22 @@ class RunStatus:
     def __init__(self, number: int, title: str, bar: TaskID, event: BeginEvent, get_time: Callable[[], float]) -> None:
         self.number, self.title, self.bar = number, title, bar
         self.rounds, self.began = event.rounds, event.seconds_since_1970
-        self.progress: ProgressEvent | None = None
+        self.progress = ProgressEvent(
+            when=event.when,
+            who=event.who,
+            position=event.done,
+            steps=0,
+            bytes_down=0,
+            bytes_up=0,
+            stage="",
+            round=0,
+            under_way=False,
+        )
         self.record: Record | None = None
         self.under_way = True
-        self._done_before, self._get_time = event.done, get_time
+        self._get_time = get_time
         self._stages = [(printable(each.name), each.rounds, each.steps) for each in event.stages]
-        self.work_before = self.work
-
-    @property
-    def done(self) -> int:
-        """Rounds that are done."""
-        return self.progress.position if self.progress else self._done_before
-
-    @property
-    def part(self) -> float:
-        """How much of the round under way is done, in 0..1."""
-        now = self.progress
-        if now is None or not now.under_way:
-            return 0.0
-        _, _, planned = self._stage(now.position)
-        task = now.task
-        if planned:
-            return min(max(now.of_round / planned, 0.0), 1.0)
-        if task and task.steps:
-            return min(max(task.done / task.steps, 0.0), 1.0)
-        return min(task.answered / task.clients, 1.0) if task and task.clients else 0.0
-
-    @property
-    def planned_work(self) -> float:
-        """The steps of all rounds as planned; a round of which nothing is known counts 1."""
-        return sum(rounds * (steps or 1) for _, rounds, steps in self._stages) or 1.0
-
-    @property
-    def work(self) -> float:
-        """The planned steps of all that is done."""
-        work, position = 0.0, self.done + self.part
-        for _, rounds, steps in self._stages:
-            work += min(max(position, 0.0), rounds) * (steps or 1)
-            position -= rounds
-        return work
+        self._work_before = self._work(event.done)
 
     @property
     def seconds(self) -> float:
@@ -337,39 +305,37 @@ class RunStatus:
         return max(self._get_time() - self.began, 0.0)
 
     @property
+    def part(self) -> float:
+        """How much of the round under way is done, in 0..1."""
+        now = self.progress
+        if not now.under_way:
+            return 0.0
+        _, _, planned = self._stage(now.position)
+        done, of = now.of_round, planned
+        if not planned and now.task:
+            done, of = now.task.answered, now.task.clients
+        return min(max(done / of, 0.0), 1.0) if of else 0.0
+
+    @property
+    def share_done(self) -> float:
+        """The share of all planned steps that were taken since it began or went on."""
+        return (self._work(self.progress.position + self.part) - self._work_before) / (self._work(self.rounds) or 1)
+
+    @property
+    def share_to_come(self) -> float:
+        """The share of all planned steps that are left."""
+        return 1 - self._work(self.progress.position + self.part) / (self._work(self.rounds) or 1)
+
+    @property
     def left(self) -> float | None:
         """About how many seconds it still takes, at its pace so far; None before anything is done."""
-        done = self.work - self.work_before
-        return self.seconds * (self.planned_work - self.work) / done if done > 0 else None
-
-    @property
-    def steps(self) -> int:
-        """Steps since it began or went on."""
-        return self.progress.steps if self.progress else 0
-
-    @property
-    def speed(self) -> float:
-        """Steps a second."""
-        return self.steps / self.seconds if self.seconds else 0.0
-
-    @property
-    def sent(self) -> tuple[int, int]:
-        """Bytes sent to clients and by clients."""
-        return (self.progress.bytes_down, self.progress.bytes_up) if self.progress else (0, 0)
-
-    @property
-    def scores(self) -> str:
-        """The mean score of each role."""
-        if self.record is None:
-            return ""
-        means = {role: mean_score(self.record, role) for role in ROLES}
-        return " ".join(f"{role} {percent(score)}" for role, score in means.items() if score is not None)
+        return self.seconds * self.share_to_come / self.share_done if self.share_done > 0 else None
 
     @property
     def doing(self) -> str:
         """Stage, round and exchange under way."""
         now = self.progress
-        if now is None or not now.stage:
+        if not now.stage:
             return "loading"
         name, rounds, _ = self._stage(now.position if now.under_way else now.position - 1)
         if not now.under_way:
@@ -384,12 +350,13 @@ class RunStatus:
 
     def end_stage(self, position: int) -> str:
         """Plan no more rounds of the stage that ended after so many rounds of the run; its name."""
+        before = 0
         for place, (name, rounds, steps) in enumerate(self._stages):
-            if position <= rounds:
-                self._stages[place] = (name, position, steps)
-                self.rounds -= rounds - position
+            if position <= before + rounds:
+                self._stages[place] = (name, position - before, steps)
+                self.rounds -= before + rounds - position
                 return name
-            position -= rounds
+            before += rounds
         return ""
 
     def _stage(self, position: int) -> tuple[str, int, float]:
@@ -399,6 +366,14 @@ class RunStatus:
                 return stage
             position -= stage[1]
         return self._stages[-1]
+
+    def _work(self, position: float) -> float:
+        """The planned steps of so many rounds; a round of which nothing is known counts 1."""
+        work = 0.0
+        for _, rounds, steps in self._stages:
+            work += min(max(position, 0.0), rounds) * (steps or 1)
+            position -= rounds
+        return work
 
 
 def site_line(event: SiteEvent) -> str:
@@ -437,16 +412,6 @@ class Shown(NamedTuple):
 def percent(score: float | None) -> str:
     """A score in %; a dash where it is undefined."""
     return "–" if score is None else f"{100 * score:.1f}"
-
-
-def score_table(record: Record) -> Table:
-    """The scores and losses of an evaluation."""
-    table = Table("environment", "scored for", "model", box=None, padding=(0, 2, 0, 0))
-    for column in (f"{selects(record).title} %", "loss"):
-        table.add_column(escape(column), justify="right", style="cyan")
-    for row in shown(record):
-        table.add_row(escape(printable(row.environment)), row.role, row.model, percent(row.score), f"{row.loss:.3f}")
-    return table
 
 
 def shown(record: Record) -> list[Shown]:

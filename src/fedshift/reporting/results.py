@@ -39,10 +39,14 @@ class MeanStd:
             return None
         return cls(mean(values), stdev(values) if len(values) > 1 else None)
 
+    def text(self, times: float = 1, decimals: int = 1) -> str:
+        """Both, multiplied by a number, with so many decimals."""
+        spread = f" ± {times * self.std:.{decimals}f}" if self.std is not None else ""
+        return f"{times * self.mean:.{decimals}f}{spread}"
+
     def percent(self) -> str:
         """As a percentage with one decimal."""
-        spread = f" ± {100 * self.std:.1f}" if self.std is not None else ""
-        return f"{100 * self.mean:.1f}{spread}"
+        return self.text(100)
 
 
 @dataclass(frozen=True)

@@ -154,17 +154,15 @@ class Events(RunProgress):
             return
         self._pending = False
         round, task = self._round, self._task
-        of_task = (
-            None
-            if task is None
-            else TaskEvent(
+        counts = None
+        if task is not None:
+            counts = TaskEvent(
                 exchange=task.exchange,
                 clients=task.clients,
                 steps=task.steps,
                 done=self._of_task,
                 answered=self._answers,
             )
-        )
         event = ProgressEvent(
             when=self._now(),
             who=self._name,
@@ -176,7 +174,7 @@ class Events(RunProgress):
             round=round.number if round else 0,
             under_way=self._under_way,
             of_round=self._of_round,
-            task=of_task,
+            task=counts,
         )
         self._emit(event)
 

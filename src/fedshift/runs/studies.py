@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedshift.errors import FedshiftError
 
-STUDY = "study.json"  # of a folder whose runs are trials of a search, and no results of their own
+STUDY = "study.journal"  # of a folder whose runs are trials of a search, and no results of their own
 
 
 def study_of(path: Path) -> Path | None:

@@ -36,7 +36,6 @@ from fedshift.settings.spec import (
     Rounds,
     Seed,
     Spec,
-    Nested,
     WholeNumber,
     check_names,
     setting,

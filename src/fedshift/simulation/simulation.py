@@ -244,7 +244,8 @@ def make_federation(experiment: Experiment, tell: Embedding = silent) -> Federat
     seed = experiment.seed_of_data
     experiment.model.check(experiment.data.inputs())
     network, streams = experiment.model.frozen_network(), Streams(seed)
-    data = load_data(experiment.data, network, seed, str(experiment.contents), tell)
+    drawn_by = seed if experiment.data.seeded else 0  # data without chance are read once for all seeds
+    data = load_data(experiment.data, network, drawn_by, str(experiment.contents), tell)
     with streams.as_global("global draws in federation"):
         federation = divided(experiment, data, streams).checked()
         noted = replace(federation, notes=(*data.notes, *federation.notes))

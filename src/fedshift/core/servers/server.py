@@ -15,7 +15,7 @@ from typing import ClassVar
 import torch
 
 from fedshift.core.contract import Part, ServerState
-from fedshift.core.net import Net, holder
+from fedshift.core.net import Net
 from fedshift.core.tensors import Tensors
 from fedshift.errors import FedshiftError
 from fedshift.settings.spec import Spec
@@ -52,7 +52,7 @@ class ServerOptimiser(Spec):
         for name, start in self.starts().items():
             if name in parts:
                 raise FedshiftError(f"The method has a part '{name}', which its server optimiser needs: rename it.")
-            kept[name] = Part(holder({key: torch.full_like(one, start) for key, one in trained.items()}), "server")
+            kept[name] = Part.state({key: torch.full_like(one, start) for key, one in trained.items()}, "server")
         return kept
 
     def kept(self, state: ServerState, name: str) -> Tensors:

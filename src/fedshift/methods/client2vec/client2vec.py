@@ -39,7 +39,6 @@ from fedshift.methods import METHODS
 from fedshift.methods.client2vec import INDICES
 from fedshift.methods.client2vec.index import COUNTS, FEATURE, LABEL, ClientIndex, notes_on, similarity
 from fedshift.methods.fedavg import FedAvg
-from fedshift.methods.rows import Rows
 from fedshift.page import *
 
 LOCAL_TERMS = ("orth", "dist")
@@ -51,7 +50,7 @@ REGULARISERS = {
     "fediir": "lam",
 }  # which setting weighs the base's term
 # A number for every client: past similarity, similarity to the last cohort, rounds since it took part.
-HISTORY, LAST, SINCE = "history.value", "last_cohort.value", "rounds_since.value"
+HISTORY, LAST, SINCE = "history", "last_cohort", "rounds_since"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +109,7 @@ class Client2Vec(Method):
     def parts(self, model: ModelBuilder) -> dict[str, Part]:
         """The base's parts, the index, the memory of past cohorts, and P with its head."""
         feature_scope: Scope = "down" if self.local_training else "server"
-        own = {name: Part(Rows(model.clients), "server") for name in ("history", "last_cohort", "rounds_since")}
+        own = {name: Part.state(torch.zeros(model.clients), "server") for name in (HISTORY, LAST, SINCE)}
         base = self.base.all_parts(model)
         if any(name not in base or base[name].scope != "shared" for name in ("encoder", "head")):
             raise FedshiftError(
@@ -119,7 +118,7 @@ class Client2Vec(Method):
             )
         index = self.index.parts(model, base, feature_scope)
         if self.local_training:
-            length = index["feature_index"].module.state_dict()["value"].shape[1]
+            length = index[FEATURE].module.state_dict()["value"].shape[1]
             features = base["head"].module.state_dict()["weight"].shape[1]
             projector = model.initialised("projector", lambda: nn.Linear(features, length, bias=False))
             head = model.initialised("projector_head", lambda: nn.Linear(length, model.classes))
@@ -179,7 +178,7 @@ class Client2Vec(Method):
         phases = tuple(self._with_local_training(phase) for phase in base.phases)
         if phases == base.phases:
             return replace(base, merge=merge)
-        sends = base.sends and (*base.sends, *PROJECTION, "feature_index")
+        sends = base.sends and (*base.sends, *PROJECTION, FEATURE)
         returns = base.returns and (*base.returns, *PROJECTION)
         return replace(base, phases=phases, sends=sends, returns=returns, merge=merge)
 
@@ -249,7 +248,7 @@ class Client2Vec(Method):
         projected = net.projector(z)
         kept, original = net.projector_head(projected).log_softmax(dim=1), net.head(z).log_softmax(dim=1)
         divergence = (original.exp() * (original - kept)).sum(dim=1).mean()
-        terms = {"orth": self._orth(projected, net.feature_index()), "dist": divergence}
+        terms = {"orth": self._orth(projected, net.value(FEATURE)), "dist": divergence}
         weight = self._weight()
         return {f"index_{name}": weight * term for name, term in terms.items() if self.local_loss in ("both", name)}
 

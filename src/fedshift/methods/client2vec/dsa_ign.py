@@ -183,7 +183,7 @@ class DSAIGN(ClientIndex):
     def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         """The unweighted sum of the losses that are on, for pairs [D, L] (B, 2, d)."""
         data, label = batch.x.unbind(dim=1)
-        z, u, reconstruction = getattr(net, NETWORK)(data)
+        z, u, reconstruction = net[NETWORK](data)
         terms: Terms = {}
         if self.sim:
             terms["sim"] = similarity_loss(z, label)
@@ -198,5 +198,5 @@ class DSAIGN(ClientIndex):
     def measure(self, net: Net, batch: Batch, context: Context) -> Mapping[str, Tensor]:
         """The sums of U and of L over a batch of pairs."""
         data, label = batch.x.unbind(dim=1)
-        _, u, _ = getattr(net, NETWORK)(data)
+        _, u, _ = net[NETWORK](data)
         return {"feature": u.sum(dim=0), "label": label.sum(dim=0)}

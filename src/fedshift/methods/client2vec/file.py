@@ -8,9 +8,8 @@ from typing import Any, Literal
 
 from fedshift import parquet
 from fedshift.methods.client2vec.encoder import Encoder
-from fedshift.methods.client2vec.index import ClientIndex
+from fedshift.methods.client2vec.index import COUNTS, FEATURE, LABEL, ClientIndex
 from fedshift.methods.client2vec.offline import Offline
-from fedshift.methods.rows import Rows
 from fedshift.page import *
 
 
@@ -48,9 +47,13 @@ class IndexFile(ClientIndex):
     def parts(self, model: ModelBuilder, base: Mapping[str, Part], feature_scope: Scope) -> dict[str, Part]:
         """The vectors as the file has them."""
         columns = self._columns()
-        scopes: dict[str, Scope] = {"feature": feature_scope, "label": "server"}
-        parts = {f"{name}_index": Part(_rows(columns[name]), scopes[name]) for name in scopes if name in columns}
-        return parts | {"sample_counts": Part(_rows(columns["samples"]), "server")}
+        scopes: dict[str, Scope] = {"feature": feature_scope, "label": "server", "samples": "server"}
+        names = {"feature": FEATURE, "label": LABEL, "samples": COUNTS}
+        return {
+            names[name]: Part.state(torch.tensor(columns[name], dtype=torch.float32), scope)
+            for name, scope in scopes.items()
+            if name in columns
+        }
 
     def stages(self, base: Method) -> tuple[Stage, ...]:
         """Nothing is left to do."""
@@ -67,10 +70,3 @@ class IndexFile(ClientIndex):
         if lacking:
             raise FedshiftError(f"'{self.path}' has no column {', '.join(lacking)}; give what `fedshift index` wrote.")
         return columns
-
-
-def _rows(values: Any) -> Rows:
-    rows = torch.tensor(values, dtype=torch.float32)
-    held = Rows(*rows.shape)
-    held.value.copy_(rows)
-    return held

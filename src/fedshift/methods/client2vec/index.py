@@ -9,10 +9,9 @@ from typing import Annotated, ClassVar
 
 from fedshift.methods.client2vec import ENCODERS
 from fedshift.methods.client2vec.encoder import Encoder, pairs
-from fedshift.methods.rows import Rows
 from fedshift.page import *
 
-FEATURE, LABEL, COUNTS = "feature_index.value", "label_index.value", "sample_counts.value"
+FEATURE, LABEL, COUNTS = "feature_index", "label_index", "sample_counts"
 NETWORK = "index_network"
 ALIKE = 0.99  # the cosine of two clients that an index hardly tells apart
 
@@ -45,11 +44,11 @@ class ClientIndex(Spec):
     def parts(self, model: ModelBuilder, base: Mapping[str, Part], feature_scope: Scope) -> dict[str, Part]:
         """The vectors of all clients, and what makes them; feature vectors may be sent to clients (``down``)."""
         parts = {
-            "feature_index": Part(Rows(model.clients, self.feature_dim(model, base)), feature_scope),
-            "sample_counts": Part(Rows(model.clients), "server"),
+            FEATURE: Part.state(torch.zeros(model.clients, self.feature_dim(model, base)), feature_scope),
+            COUNTS: Part.state(torch.zeros(model.clients), "server"),
         }
         if self.label_dim():
-            parts["label_index"] = Part(Rows(model.clients, self.label_dim()), "server")
+            parts[LABEL] = Part.state(torch.zeros(model.clients, self.label_dim()), "server")
         return parts
 
     def check(self, federation: Federation) -> None:
@@ -67,8 +66,8 @@ class ClientIndex(Spec):
     def vectors_exchange(self, phases: Phases, sends: tuple[str, ...] | None) -> Exchange:
         """An exchange after which the server has every client's vectors."""
         rows = [
-            Upload.row("feature", "feature_index", self.category),
-            *([Upload.row("label", "label_index")] if self.label_dim() else []),
+            Upload.row("feature", FEATURE, self.category),
+            *([Upload.row("label", LABEL)] if self.label_dim() else []),
         ]
         return Exchange(
             "vectors", phases, self.merge, sends, returns=(), uploads=tuple(rows), upload=self.vectors, counted=True

@@ -1,8 +1,8 @@
-"""What the inputs of each site look like: ranges, moments, what is missing, what never changes."""
+"""Ranges and moments of the inputs of each site, and how much is missing."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,12 +29,12 @@ def kind_of(data: DomainData, inputs: Inputs) -> Kind:
 
 
 def column_word(kind: Kind) -> str:
-    """What numbers of a sample that are measured together are called."""
+    """The name of the numbers of a sample that are measured together."""
     return {"images": "channel", "signals": "channel", "rows": "column"}.get(kind, "input")
 
 
 def column_names(data: DomainData, kind: Kind) -> tuple[str, ...]:
-    """What the columns of :class:`Values` are called: as columns or channels of the data are, or by number from 0."""
+    """The names of the columns of :class:`Values`: those of the data's columns or channels, or numbers from 0."""
     if data.columns:
         return tuple(column.name for column in data.columns)
     if data.channels:
@@ -44,123 +44,75 @@ def column_names(data: DomainData, kind: Kind) -> tuple[str, ...]:
 
 @dataclass(frozen=True, eq=False)
 class Values:
-    """The inputs of each site that are looked at, in sums over samples; S sites, C columns.
+    """The inputs of each site that are looked at; S sites, C columns.
 
     A column is one of a row of numbers, or a channel of images and signals; of all else everything is one column. What
-    is missing (NaN) is left out of every figure but :attr:`missing`. Of a column of categories, whose codes are no
-    numbers, :attr:`mean`, :attr:`std`, :attr:`low` and :attr:`high` are NaN.
+    is missing (NaN) is left out of every figure but :attr:`missing`. All figures are NaN where there is no number.
 
     Attributes:
         samples: how many samples of each site are looked at, (S,), int64.
-        count: how many numbers, (S, C), float64.
-        mean: their mean, (S, C), float64; NaN where there is none, as of the next three.
-        std: their standard deviation, (S, C), float64.
-        low: the least, (S, C), float64.
-        high: the greatest, (S, C), float64.
-        missing: what part of all is missing, (S, C), float64 in 0..1; NaN of a site without a sample.
-        level: the mean over a site's samples of a sample's own mean, (S,), float64.
-        spread: its standard deviation over the site's samples, (S,), float64.
-        constant: the samples of which every number is the same or missing, by number, for each site; only of several.
-        categories: by the place of each column of categories, how many samples of each site have each, (S, K), int64.
+        mean: (S, C), float64; NaN of categories, whose codes are no numbers, as is the deviation.
+        std: the standard deviation, (S, C), float64.
+        low: the least number or code, (S, C), float64.
+        high: the greatest number or code, (S, C), float64.
+        missing: the share that is missing, (S, C), float64 in 0..1.
     """
 
     samples: Tensor
-    count: Tensor
     mean: Tensor
     std: Tensor
     low: Tensor
     high: Tensor
     missing: Tensor
-    level: Tensor
-    spread: Tensor
-    constant: Sequence[tuple[int, ...]]
-    categories: Mapping[int, Tensor]
-
-    def unchanging(self, sites: Tensor) -> Tensor:
-        """Which columns are the same, or missing, in all samples of some sites, (C,), bool."""
-        low = self.low[sites].nan_to_num(torch.inf).amin(dim=0)
-        high = self.high[sites].nan_to_num(-torch.inf).amax(dim=0)
-        found = low >= high
-        for column, counts in self.categories.items():
-            found[column] = (counts[sites].sum(dim=0) > 0).sum() < 2
-        return found
 
 
 def measure(data: DomainData, looked: Tensor, kind: Kind, tell: Tell = silent) -> Values:
-    """Look at the inputs of some samples, a few at a time.
+    """Measure the inputs of some samples, a few at a time.
 
     Args:
         data: the samples.
         looked: which are looked at, (N,), bool.
         kind: what a sample is.
-        tell: hears how far the work is.
+        tell: takes the progress: what is done, samples done, samples in all.
     """
-    sites, columns = len(data.domains), len(column_names(data, kind))
-    zeros = torch.zeros(sites, columns, dtype=torch.float64)
-    count, total, squares, absent = (zeros.clone() for _ in range(4))
-    low, high = torch.full_like(zeros, torch.inf), torch.full_like(zeros, -torch.inf)
-    rows = looked.nonzero().flatten()
-    levels, same = torch.empty(len(rows), dtype=torch.float64), torch.empty(len(rows), dtype=torch.bool)
-    # Sums are of differences from a number that occurs at the site, as numbers may lie far from 0.
-    pivot = zeros.clone()
-    for site in torch.unique(data.domain[rows]).tolist():
-        one = data.x[rows[data.domain[rows] == site][0]]
-        pivot[site] = one.double().reshape(columns, -1)[:, 0].nan_to_num(0.0)
-    step = max(1, PIECE // data.x[0].numel())
-    for start in range(0, len(rows), step):
-        tell("Measuring inputs", start, len(rows))
-        some = rows[start : start + step]
-        kind_of_sum = torch.float32 if data.x.dtype == torch.uint8 else torch.float64  # 256 shades need no more
-        x = data.x[some].to(kind_of_sum).reshape(len(some), columns, -1)
-        there, site = ~x.isnan(), data.domain[some]
-        filled = (x - pivot[site].to(kind_of_sum).unsqueeze(2)).nan_to_num(0.0)
-        counted, summed = there.sum(dim=2).double(), filled.sum(dim=2).double()
-        for into, what in ((count, counted), (total, summed), (squares, filled.square().sum(dim=2).double())):
-            into.index_add_(0, site, what)
-        absent.index_add_(0, site, x.shape[2] - counted)
-        least, most = x.nan_to_num(torch.inf).amin(dim=2).double(), x.nan_to_num(-torch.inf).amax(dim=2).double()
-        place = site.unsqueeze(1).expand(-1, columns)
-        low.scatter_reduce_(0, place, least, "amin")
-        high.scatter_reduce_(0, place, most, "amax")
-        levels[start : start + step] = (summed + counted * pivot[site]).sum(dim=1) / counted.sum(dim=1)
-        same[start : start + step] = least.amin(dim=1) >= most.amax(dim=1)
-    tell("Measuring inputs", len(rows), len(rows))
+    columns, measured, sizes = len(column_names(data, kind)), [], []
+    for site in range(len(data.domains)):
+        tell("Measuring inputs", site, len(data.domains))
+        rows = (looked & (data.domain == site)).nonzero().flatten()
+        sizes.append(len(rows))
+        measured.append(_figures(_pieces(data.x, rows, columns), columns))
+    tell("Measuring inputs", len(data.domains), len(data.domains))
+    mean, std, low, high, missing = torch.stack(measured, dim=1)
+    codes = [place for place, column in enumerate(data.columns) if column.categories is not None]
+    mean[:, codes], std[:, codes] = torch.nan, torch.nan
+    return Values(torch.tensor(sizes), mean, std, low, high, missing)
+
+
+def _pieces(x: Tensor, rows: Tensor, columns: int) -> Iterator[Tensor]:
+    """Samples as (columns, numbers), a few at a time."""
+    for some in torch.split(rows, max(1, PIECE // x[0].numel())):
+        if len(some):
+            yield x[some].double().reshape(len(some), columns, -1).transpose(0, 1).flatten(1)
+
+
+def _figures(pieces: Iterable[Tensor], columns: int) -> Tensor:
+    """Mean, deviation, least, greatest and what is missing of each column, (5, columns)."""
+    count, numbers, total, squares = (torch.zeros(columns, dtype=torch.float64) for _ in range(4))
+    low, high = torch.full_like(count, torch.inf), torch.full_like(count, -torch.inf)
+    pivot = None  # sums are of differences from it, as numbers may lie far from 0
+    for piece in pieces:
+        if pivot is None:
+            pivot = piece.nanmean(dim=1, keepdim=True).nan_to_num(0.0)
+        moved = (piece - pivot).nan_to_num(0.0)
+        count += (~piece.isnan()).sum(dim=1)
+        numbers += piece.shape[1]
+        total += moved.sum(dim=1)
+        squares += moved.square().sum(dim=1)
+        low = torch.minimum(low, piece.nan_to_num(torch.inf).amin(dim=1))
+        high = torch.maximum(high, piece.nan_to_num(-torch.inf).amax(dim=1))
     mean = total / count
-    std = (squares / count - mean.square()).clamp_min(0).sqrt()
-    mean += pivot
-    std[low == high] = 0.0  # whatever rounding left
-    empty = count == 0
-    categories = {
-        column: _counts(data.x[rows, column], data.domain[rows], sites, len(each.categories))
-        for column, each in enumerate(data.columns)
-        if each.categories is not None
-    }
-    for column in categories:
-        empty[:, column] = True
-    of = [data.domain[rows] == number for number in range(sites)]
-    single = data.x[0].numel() == 1
-    return Values(
-        samples=torch.bincount(data.domain[rows], minlength=sites),
-        count=count,
-        mean=mean.masked_fill(empty, torch.nan),
-        std=std.masked_fill(empty, torch.nan),
-        low=low.masked_fill(empty, torch.nan),
-        high=high.masked_fill(empty, torch.nan),
-        missing=absent / (absent + count),
-        level=torch.stack([levels[each].nanmean() for each in of]),
-        spread=torch.stack([_std(levels[each]) for each in of]),
-        constant=[() if single else tuple(rows[each & same].tolist()) for each in of],
-        categories=categories,
-    )
-
-
-def _counts(codes: Tensor, site: Tensor, sites: int, categories: int) -> Tensor:
-    """How many samples of each site have each category, (sites, categories), int64."""
-    there = ~codes.isnan()
-    place = site[there] * categories + codes[there].long()
-    return torch.bincount(place, minlength=sites * categories).view(sites, categories)
-
-
-def _std(values: Tensor) -> Tensor:
-    known = values[~values.isnan()]
-    return known.std(correction=0) if len(known) else known.new_tensor(torch.nan)
+    std = (squares / count - mean.square()).clamp_min(0).sqrt().masked_fill(low == high, 0.0)  # whatever rounding left
+    if pivot is not None:
+        mean += pivot.squeeze(1)
+    figures = torch.stack([mean, std, low, high]).masked_fill(count == 0, torch.nan)
+    return torch.cat([figures, (1 - count / numbers).unsqueeze(0)])

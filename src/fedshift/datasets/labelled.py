@@ -1,0 +1,324 @@
+"""The table that all data of a user become: a row for each sample, with its input, label, domain and group.
+
+A reader of some kind of file makes one :class:`Labelled` of each file; :func:`joined` checks them and turns them into
+a :class:`DomainData`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar, overload
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedshift import memory
+from fedshift.datasets.listing import left_out
+from fedshift.errors import FedshiftError, Problems
+from fedshift.federation.domains import DomainData
+from fedshift.federation.names import check_names
+from fedshift.federation.preparation import Column
+
+PIECE = 1 << 22  # numbers checked together
+
+Array = np.ndarray[Any, Any]
+Value = str | int | float
+T = TypeVar("T")
+Item = TypeVar("Item")
+
+
+class Names(NamedTuple):
+    """The labels, domains or groups of a file's samples.
+
+    Attributes:
+        values: each value once, sorted.
+        rows: the row in which each value occurs first; empty where it stands in no row.
+        which: the place of each sample's value among them, (N,), int64.
+    """
+
+    values: Sequence[Value]
+    rows: Sequence[int]
+    which: Tensor
+
+    @classmethod
+    def all(cls, name: str, count: int) -> Names:
+        """One name for all samples of a file."""
+        return cls([name], [], torch.zeros(count, dtype=torch.int64))
+
+    def place(self, number: int, where: str) -> str:
+        """Where a value occurs first, for errors."""
+        return f"row {self.rows[number]} of {where}" if self.rows else where
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """The samples of one file.
+
+    Attributes:
+        where: the file, for errors.
+        x: inputs (N, ...), as :class:`DomainData` has them.
+        y: their classes.
+        domain: their domains.
+        group: what those made from one original share; None: every sample is an original.
+        rows: what each sample is called in the file; none: each is a row.
+    """
+
+    where: str
+    x: Tensor
+    y: Names
+    domain: Names
+    group: Names | None = None
+    rows: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Places(Sequence[str]):
+    """Where each sample was read from: files in order, each with its samples' names or numbers of rows."""
+
+    files: tuple[tuple[str, Sequence[str | int]], ...]
+
+    def __len__(self) -> int:
+        return sum(len(names) for _, names in self.files)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self[row] for row in range(len(self))[index]]
+        row = range(len(self))[index]
+        for file, names in self.files:
+            if row < len(names):
+                name = names[row]
+                return f"{f'row {name}' if isinstance(name, int) else name} of '{file}'"
+            row -= len(names)
+        raise IndexError(index)
+
+
+# Files ------------------------------------------------------------------------------------------------
+
+
+def files_in(given: str, suffixes: Sequence[str]) -> list[Path]:
+    """The file that ``data.path`` names, or the files in the folder that it names, by the files' names.
+
+    Args:
+        given: the path.
+        suffixes: what those in a folder end in, in small letters; hidden ones and those in folders below are left out.
+
+    Raises:
+        FedshiftError: there is none, they do not fit into memory, or two have one name but for the suffix.
+    """
+    path, kinds = Path(given).expanduser(), " or ".join(suffixes)
+    if not given or not path.exists():
+        raise FedshiftError(f"data.path = '{given}' does not exist; give a file that ends in {kinds}, or a folder.")
+    try:
+        below = [path] if path.is_file() else [*path.iterdir()]
+    except OSError as error:
+        raise FedshiftError(f"The folder '{path}' cannot be read ({error.strerror}). Allow reading it.") from error
+    files = [file for file in below if file == path or (file.suffix.lower() in suffixes and file.name[0] != ".")]
+    if not files:
+        raise FedshiftError(f"data.path = '{given}': no file in it ends in {kinds}.")
+    files.sort(key=lambda file: (file.stem, file.suffix))
+    for one, other in pairwise(files):
+        if one.stem == other.stem:
+            raise FedshiftError(f"'{one}' and '{other}' would be one domain, '{one.stem}'; rename or join them.")
+    memory.check(sum(file.stat().st_size for file in files), f"The data set '{given}'", "Give fewer rows.")
+    return files
+
+
+def beside(given: str, files: Iterable[Path]) -> tuple[str, ...]:
+    """A note on what lies in a folder beside the files that are read."""
+    path = Path(given).expanduser()
+    note = left_out(path, files) if path.is_dir() else ""
+    return (note,) if note else ()
+
+
+def each_read(read: Callable[[Item], T], items: Iterable[Item], what: str) -> list[T]:
+    """What is read of each item.
+
+    Args:
+        read: reads one.
+        items: files, say.
+        what: what several errors are, after their number, such as "images cannot be read".
+
+    Raises:
+        FedshiftError: some cannot be read; the message names the first ten.
+    """
+    found, problems = list[T](), Problems(what)
+    for item in items:
+        with problems.gathered():
+            found.append(read(item))
+    problems.check()
+    return found
+
+
+# Checks -----------------------------------------------------------------------------------------------
+
+
+def names_of(array: Array, where: str, *, whole: bool = False) -> Names:
+    """What an array (N,) of text or numbers calls its samples.
+
+    A whole number that is kept as a float, as pandas does, is that number: 1.0 is called "1".
+
+    Args:
+        array: the array.
+        where: what errors call it, with its file.
+        whole: whether numbers have to be whole, as those of classes do.
+
+    Raises:
+        FedshiftError: a value is neither, or a number is not finite or not whole; the message names the row.
+    """
+    if array.dtype.kind == "O":
+        for row, value in enumerate(array):
+            if not isinstance(value, str | bool):
+                raise FedshiftError(f"{where} holds {shown(value)} in row {row}; give text or numbers in every row.")
+        array = np.array([str(value) for value in array], object)
+    if array.dtype.kind not in "biufUO":
+        raise FedshiftError(f"{where} is of type {array.dtype}; give text or numbers (astype(str), say).")
+    if array.dtype.kind == "f":
+        check_each(array, lambda some: ~np.isfinite(some), where, "a finite number")
+        if whole:
+            check_each(array, lambda some: some != np.round(some), where, "a name or a whole number")
+    values, rows, which = np.unique(array, return_index=True, return_inverse=True)
+    items = [int(value) if isinstance(value, float) and value.is_integer() else value for value in values.tolist()]
+    items = [str(value) if isinstance(value, bool) else value for value in items]
+    empty = next((place for place, value in enumerate(items) if isinstance(value, str) and not value.strip()), None)
+    if empty is not None:
+        raise FedshiftError(f"{where} holds nothing in row {rows[empty]}; fill it in or remove the row.")
+    return Names(items, rows.tolist(), torch.from_numpy(which.reshape(-1)))
+
+
+def shown(cell: object) -> str:
+    """A cell as errors show it, with its type."""
+    return f"{str(cell)!r:.100} ({type(cell).__name__})"
+
+
+def check_each(array: Array, wrong: Callable[[Array], Array], where: str, needed: str) -> None:
+    """Refuse an array (N, ...) with a wrong number; the error names the first, and how many rows have one.
+
+    Args:
+        array: the numbers.
+        wrong: which of some rows' numbers are wrong, of the same shape.
+        where: what errors call the array, with its file.
+        needed: what each should be.
+
+    Raises:
+        FedshiftError: one is wrong.
+    """
+    step = max(1, PIECE // max(1, array[:1].size))
+    bad: list[int] = []
+    for start in range(0, len(array), step):
+        found = wrong(array[start : start + step])
+        bad += (start + np.flatnonzero(found.reshape(len(found), -1).any(axis=1))).tolist()
+    if not bad:
+        return
+    place = np.argwhere(wrong(array[bad[0] : bad[0] + 1])[0])[0].tolist()
+    more = f", and {len(bad) - 1} more rows are wrong" if len(bad) > 1 else ""
+    raise FedshiftError(
+        f"{where} holds {array[(bad[0], *place)]} in row {bad[0]}{f' at {place}' if place else ''}{more}; each should "
+        f"be {needed}. Correct such rows or leave them out."
+    )
+
+
+def sorted_names(kind: str, places: Sequence[tuple[str, Names]]) -> tuple[str, ...]:
+    """All values as names, by size if they are numbers, else by the alphabet.
+
+    Args:
+        kind: what they are names of.
+        places: files, for errors, and the names in each.
+
+    Raises:
+        FedshiftError: names cannot be used, or a class is a number in one file where classes of others are text.
+    """
+    found: dict[Value, str] = {}
+    for where, names in places:
+        for number, value in enumerate(names.values):
+            found.setdefault(value, names.place(number, where))
+    text = [value for value in found if isinstance(value, str)]
+    numbers = [value for value in found if not isinstance(value, str)]
+    alone = [value for value in numbers if str(value) not in found]
+    if text and alone and kind == "class":  # a CSV file of the classes 1 and 2 may go with one of 1, 2 and 2b
+        raise FedshiftError(
+            f"The {kind} is the number {alone[0]} in {found[alone[0]]}, and the text '{text[0]}' in {found[text[0]]}; "
+            "write all of them as numbers or all as text."
+        )
+    check_names(kind, {str(value): place for value, place in found.items()})
+    return tuple(sorted({*text, *map(str, numbers)}) if text else map(str, sorted(numbers)))
+
+
+# All files together -----------------------------------------------------------------------------------
+
+
+def joined(
+    parts: list[Labelled], classes: Sequence[str] = (), notes: tuple[str, ...] = (), columns: tuple[Column, ...] = ()
+) -> DomainData:
+    """All files as one data set.
+
+    Args:
+        parts: the files' samples; the list is emptied, since each is given up once it is copied.
+        classes: the classes' names in the order of their labels; by default those that occur, sorted.
+        notes: what a reader of the results must know.
+        columns: of a table, what its columns are.
+
+    Raises:
+        FedshiftError: names cannot be used, or the samples of two files differ in shape or type.
+    """
+    first = parts[0]
+    for part in parts[1:]:
+        if (part.x.dtype, part.x.shape[1:]) != (first.x.dtype, first.x.shape[1:]):
+            raise FedshiftError(
+                f"A sample of '{first.where}' is {first.x.dtype} of shape {list(first.x.shape[1:])}, one of "
+                f"'{part.where}' {part.x.dtype} of shape {list(part.x.shape[1:])}; make them alike."
+            )
+    domains, domain = _numbered("domain", [(part.where, part.domain) for part in parts])
+    named, y = _numbered("class", [(part.where, part.y) for part in parts], classes)
+    group, where = _groups(parts), Places(tuple((part.where, part.rows or range(len(part.x))) for part in parts))
+    return DomainData(_together(parts), y, domain, domains, named, group, notes=notes, where=where, columns=columns)
+
+
+def _numbered(
+    kind: str, places: Sequence[tuple[str, Names]], known: Sequence[str] = ()
+) -> tuple[tuple[str, ...], Tensor]:
+    """The names that samples of all files have, and the number of each sample's, (N,), int64."""
+    names = tuple(known) or sorted_names(kind, places)
+    number = {name: place for place, name in enumerate(names)}
+    return names, torch.cat(
+        [torch.tensor([number[str(value)] for value in own.values])[own.which] for _, own in places]
+    )
+
+
+def _groups(parts: Sequence[Labelled]) -> Tensor:
+    """The number of each sample's group, (N,), int64; one of the same name in two files is the same group."""
+    number: dict[str, int] = {}
+    count = 0
+    groups: list[Tensor] = []
+    for part in parts:
+        if part.group is None:
+            groups.append(torch.arange(count, count + len(part.x)))
+            count += len(part.x)
+            continue
+        names = [str(value) for value in part.group.values]
+        for name in names:
+            if name not in number:
+                number[name] = count
+                count += 1
+        groups.append(torch.tensor([number[name] for name in names])[part.group.which])
+    return torch.cat(groups)
+
+
+def _together(parts: list[Labelled]) -> Tensor:
+    """The inputs of all files, each of which is given up once it is copied."""
+    if len(parts) == 1:
+        return parts.pop().x
+    stop = sum(len(part.x) for part in parts)
+    x = torch.empty(stop, *parts[0].x.shape[1:], dtype=parts[0].x.dtype)
+    while parts:
+        own = parts.pop().x
+        x[stop - len(own) : stop] = own
+        stop -= len(own)
+    return x

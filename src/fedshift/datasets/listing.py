@@ -1,0 +1,108 @@
+"""What lies in a folder: images, DICOM, NIfTI, and what is not read."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from PIL import Image
+
+from fedshift.errors import FedshiftError
+
+
+def subfolders(folder: Path) -> list[Path]:
+    """The folders in a folder, sorted, but not the hidden ones.
+
+    Raises:
+        FedshiftError: the folder cannot be read.
+    """
+    with _listed(folder):
+        return sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+
+
+def files_below(folder: Path) -> list[Path]:
+    """Everything below a folder but folders, sorted; links to folders are not followed.
+
+    Raises:
+        FedshiftError: a folder cannot be read.
+    """
+
+    def refuse(error: OSError) -> None:
+        with _listed(Path(str(error.filename))):
+            raise error
+
+    return sorted(Path(above, name) for above, _, names in os.walk(folder, onerror=refuse) for name in names)
+
+
+@contextmanager
+def _listed(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise FedshiftError(
+            f"The folder '{folder}' cannot be read ({error.strerror or error}). Allow reading it, or move it elsewhere."
+        ) from error
+
+
+def image_files(folder: Path) -> list[Path]:
+    """The image files anywhere below a folder, sorted, but not the hidden ones."""
+    return [file for file in files_below(folder) if is_image(file)]
+
+
+def image_suffixes() -> tuple[str, ...]:
+    """What names of image files end in, in small letters, the usual ones first."""
+    return tuple(dict.fromkeys([".png", ".jpg", ".jpeg", ".tif", ".tiff", *Image.registered_extensions()]))
+
+
+def is_image(file: Path) -> bool:
+    """Whether a file's name is that of an image, and not a hidden one's."""
+    return not file.name.startswith(".") and file.suffix.lower() in Image.registered_extensions()
+
+
+def is_dicom(file: Path) -> bool:
+    """Whether a file's name is that of DICOM, or the file has none and begins as DICOM does."""
+    suffix = file.suffix.lower()
+    if file.name.startswith(".") or suffix in (".dcm", ".dicom"):
+        return not file.name.startswith(".")
+    if suffix and not suffix[1:].isdigit():  # names of DICOM files are often numbers between dots
+        return False
+    try:
+        with file.open("rb") as opened:
+            return opened.read(132)[128:] == b"DICM"
+    except OSError:  # it is not read anyway
+        return False
+
+
+def is_nifti(file: Path) -> bool:
+    """Whether a file's name is that of NIfTI, and not a hidden one's."""
+    return not file.name.startswith(".") and file.name.lower().endswith((".nii", ".nii.gz"))
+
+
+def left_out(root: Path, read: Iterable[Path] = (), reads: Callable[[Path], bool] = is_image) -> str:
+    """What lies below a folder beside the files that are read, counted by kind; empty if nothing does.
+
+    Args:
+        root: the folder.
+        read: the files that are read.
+        reads: whether a file is of the kind that is read; one that is none the less left out lies in the wrong place.
+    """
+    known = set(read)
+    kinds = Counter(
+        _kind(file, reads)
+        for file in files_below(root)
+        if file not in known and not any(part.startswith(".") for part in file.relative_to(root).parts)
+    )
+    words = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+    return f"Not read in '{root}': {words}." if words else ""
+
+
+def _kind(file: Path, reads: Callable[[Path], bool]) -> str:
+    suffix = file.suffix.lower()
+    if reads(file):
+        return f"{'DICOM' if is_dicom(file) else suffix} (images outside of a class's folder)"
+    if is_dicom(file) or is_nifti(file):
+        return f"{'DICOM' if is_dicom(file) else 'NIfTI'} (data.name = 'medical' reads it)"
+    return "without a suffix" if not suffix or suffix[1:].isdigit() else suffix

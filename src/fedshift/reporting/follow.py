@@ -1,0 +1,221 @@
+"""Watching runs from another process: their events, shown on the same display."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from fedshift import files
+from fedshift.errors import FedshiftError
+from fedshift.reporting.live import LiveProgress, scores_text
+from fedshift.reporting.units import printable
+from fedshift.runs.events import read_event
+from fedshift.runs.folder import EVENTS, RunFolder, find
+from fedshift.runs.grid_file import grid_files, read_grid
+from fedshift.runs.schema import AnyEvent, BeginEvent, EndEvent, EvaluatedEvent, FailedEvent, moment
+from fedshift.runs.studies import STUDY, carried_on_by, study_of
+
+SECONDS_BETWEEN_LOOKS = 0.2  # at files that are known
+SECONDS_BETWEEN_SEARCHES = 2.0  # for new ones
+STALLED = 60.0  # seconds in which nothing was under way, though runs are to come
+QUIET = 3.0  # seconds without an event after which a run's lock is looked at
+
+
+@dataclass
+class EventFile:
+    """A run's events.jsonl, read as it grows; lines that are no events are left out.
+
+    Attributes:
+        path: the file.
+    """
+
+    path: Path
+    _offset: int = 0
+    _inode: int = 0
+
+    def new(self) -> list[AnyEvent]:
+        """Events that were written since the last time; a file that was replaced is read anew."""
+        try:
+            with files.opened(self.path) as file:
+                about = self.path.stat()
+                if about.st_ino != self._inode or about.st_size < self._offset:
+                    self._inode, self._offset = about.st_ino, 0
+                file.seek(self._offset)
+                *whole, _not_yet = file.read().split(b"\n")
+        except OSError:  # it is not there yet, or just being replaced
+            return []
+        self._offset += sum(len(line) + 1 for line in whole)
+        return list(_events(whole))
+
+    @property
+    def grown(self) -> bool:
+        """Whether there is more than was read."""
+        return self.path.is_file() and self.path.stat().st_size > self._offset
+
+
+def _events(lines: Sequence[bytes]) -> Iterator[AnyEvent]:
+    for line in lines:
+        try:
+            yield read_event(line)
+        except ValueError:
+            continue
+
+
+@dataclass(eq=False)
+class WatchedRun:
+    """A run that is watched.
+
+    Attributes:
+        folder: the run's.
+        file: its events.
+        roles: the environments whose scores are shown: not those of the test while settings are being chosen.
+        newest: when its newest event was read.
+        under_way: whether it has begun, and is neither finished nor given up.
+        over: whether it is finished or given up.
+    """
+
+    folder: RunFolder
+    file: EventFile
+    roles: tuple[str, ...]
+    newest: float = 0.0
+    under_way: bool = False
+    over: bool = False
+
+    def new(self) -> list[AnyEvent]:
+        """Its new events; those before an interruption are left out."""
+        events = [self._allowed(event) for event in self.file.new()]
+        begins = [place for place, event in enumerate(events) if isinstance(event, BeginEvent)]
+        return events[begins[-1] :] if begins else events
+
+    def scores(self) -> str:
+        """The last scores of a finished run, from its records, which are checked."""
+        record = self.folder.records()[-1]
+        return scores_text({**record, "environments": self._rows(record["environments"])})
+
+    def _allowed(self, event: AnyEvent) -> AnyEvent:
+        if not isinstance(event, EvaluatedEvent):
+            return event
+        return event.model_copy(
+            update={"environments": [each for each in event.environments if each.role in self.roles]}
+        )
+
+    def _rows(self, rows: Sequence[dict[str, object]]) -> list[dict[str, object]]:
+        return [row for row in rows if row["role"] in self.roles]
+
+
+class RunWatch:
+    """The runs at or below a path, those that begin later as well, shown on a display.
+
+    Attributes:
+        runs: by folder.
+        expected: how many runs there are, with those that have not begun.
+    """
+
+    def __init__(self, path: Path, display: LiveProgress, get_time: Callable[[], float] = time.time) -> None:
+        """Raises FedshiftError if the path is a file."""
+        if path.exists() and not path.is_dir():
+            raise FedshiftError(f"'{path}' is a file. Give a run folder, or a folder of them.")
+        self._path, self._display, self._get_time = path, display, get_time
+        self.runs: dict[Path, WatchedRun] = {}
+        self.expected, self._next_search, self._last_activity = 0, 0.0, get_time()
+
+    def look(self) -> None:
+        """Show what is new."""
+        now = self._get_time()
+        if now >= self._next_search:
+            self._search()
+            self._next_search = now + SECONDS_BETWEEN_SEARCHES
+        for run in self.runs.values():
+            for event in run.new():
+                self._show(run, event)
+            if run.under_way and self._get_time() - run.newest > QUIET:
+                self._check_alive(run)
+        if any(run.under_way for run in self.runs.values()):
+            self._last_activity = now
+        elif self.expected and not self.over and now - self._last_activity >= STALLED:
+            self._display.note(
+                f"Runs in '{self._path}' are to come, but none is under way. If no process is about to carry them "
+                f"out, {carried_on_by(self._path)} does."
+            )
+
+    @property
+    def over(self) -> bool:
+        """Whether every run is finished or given up, and no process chooses the next trials here."""
+        over = bool(self.runs) and sum(run.over for run in self.runs.values()) >= self.expected
+        return over and not ((self._path / STUDY).is_file() and RunFolder(self._path).held)
+
+    def _search(self) -> None:
+        """Look for runs; of those that are finished already, the scores are shown."""
+        planned = {file.parent / run.folder for file in grid_files(self._path) for run in read_grid(file).runs}
+        found = find(self._path, least=0)
+        self.expected = len(planned | {folder.path for folder in found})
+        self._display.runs = self.expected
+        for folder in found:
+            if folder.path in self.runs:
+                continue
+            roles = ("validation",) if study_of(folder.path) else ("validation", "test")
+            run = WatchedRun(folder, EventFile(folder.path / EVENTS), roles)
+            self.runs[folder.path] = run
+            if folder.finished:
+                run.file.new()
+                self._finish(run)
+
+    def _finish(self, run: WatchedRun) -> None:
+        run.under_way, run.over = False, True
+        try:
+            scores = run.scores()
+        except FedshiftError as error:
+            scores = f"Scores are not shown: {error}"
+        self._display.reused(printable(run.folder.path.name), scores)
+
+    def _show(self, run: WatchedRun, event: AnyEvent) -> None:
+        run.newest = self._get_time()
+        if isinstance(event, BeginEvent):
+            run.under_way, run.over = True, False
+        elif isinstance(event, EndEvent | FailedEvent):
+            run.under_way, run.over = False, True
+        self._display.handle(str(run.folder.path), event)
+
+    def _check_alive(self, run: WatchedRun) -> None:
+        """Show that nobody carries out a run, if so."""
+        if run.folder.held or run.file.grown:  # in this order: it may end meanwhile
+            return
+        run.under_way, run.over = False, run.folder.finished
+        key, folder = str(run.folder.path), run.folder
+        if folder.finished:  # its last event could not be written
+            self._display.handle(key, EndEvent(when=moment(self._get_time()), who=folder.path.name))
+        else:
+            self._display.fail(key, f"No process carries it out any more; {folder.carried_on_by} does.")
+
+
+def follow(path: Path, console: Console, wait: bool = False, meanwhile: Callable[[], None] = lambda: None) -> None:
+    """Show runs as their own terminal does, until all are over.
+
+    Args:
+        path: a run folder, or a folder of them.
+        console: where they are shown.
+        wait: whether to wait for a run if there is none.
+        meanwhile: is called between looks at what is new; what it raises ends the watching.
+
+    Raises:
+        FedshiftError: there is no run, and it is not waited for.
+    """
+    display = LiveProgress(0, console)
+    watch = RunWatch(path, display)
+    watch.look()
+    if not watch.expected:
+        if not wait:
+            raise FedshiftError(
+                f"There is no run folder at or below '{path}'. Start the run first, or wait for it with --wait. "
+                "Trials of a search are watched in its own folder."
+            )
+        display.note(f"Waiting for a run in '{path}'...")
+    with display:
+        while not watch.over:
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+            meanwhile()
+            watch.look()

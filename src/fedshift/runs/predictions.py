@@ -1,0 +1,232 @@
+"""Predictions of a trained model for new files: the probability of each class for every sample."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedshift import files
+from fedshift.datasets import DATASETS
+from fedshift.datasets.dataset import Dataset
+from fedshift.datasets.listing import files_below
+from fedshift.errors import FedshiftError, Problems, needs
+from fedshift.federation.preparation import Column
+from fedshift.runs.run import Picked, Run
+from fedshift.runs.trained import Trained
+
+Done = Callable[[int, int], None]  # takes how many files are read, of how many
+NAMED = 8  # kinds of files that an error lists
+COLUMNS = ("file", "row", "predicted")
+
+
+def nobody(done: int, of: int) -> None:
+    """Shows no progress."""
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """The probability of each class for the samples of files.
+
+    Attributes:
+        classes: the classes' names.
+        files: each sample's file.
+        rows: its row there, from 0, or what it is called there; None where the file is one sample.
+        probabilities: (samples, classes), float64; each row's sum is 1.
+        problems: the files that could not be read, with the reasons.
+        notes: what a reader must know of how files were read.
+    """
+
+    classes: tuple[str, ...]
+    files: tuple[str, ...]
+    rows: tuple[int | str | None, ...]
+    probabilities: Tensor
+    problems: Problems
+    notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"Predictions({len(self.files)} samples, classes: {', '.join(self.classes)})"
+
+    @property
+    def predicted(self) -> list[str]:
+        """Each sample's most probable class, the first of equals."""
+        return [self.classes[number] for number in self.probabilities.argmax(dim=1).tolist()]
+
+    def table(self) -> list[dict[str, Any]]:
+        """For each sample its ``file``, ``row``, the ``predicted`` class, and as ``p_<class>`` each probability."""
+        return [
+            dict(zip(self._columns, (file, row, predicted, *probabilities), strict=True))
+            for file, row, predicted, probabilities in zip(
+                self.files, self.rows, self.predicted, self.probabilities.tolist(), strict=True
+            )
+        ]
+
+    def frame(self) -> Any:
+        """The :meth:`table` in pandas.
+
+        Raises:
+            FedshiftError: pandas is not installed.
+        """
+        with needs("pandas", "A pandas table (table() gives the same as a list)"):
+            import pandas as pd
+        return pd.DataFrame(self.table())
+
+    def csv(self) -> str:
+        """The :meth:`table` as CSV: nine digits of each probability, which tell any two of float32 apart."""
+        text = StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(self._columns)
+        for row in self.table():
+            writer.writerow(f"{value:.9g}" if isinstance(value, float) else value for value in row.values())
+        return text.getvalue()
+
+    @property
+    def _columns(self) -> tuple[str, ...]:
+        return (*COLUMNS, *(f"p_{name}" for name in self.classes))
+
+    def write(self, path: str | Path) -> Path:
+        """Write the :meth:`csv` at once, into a folder that is made if need be.
+
+        Raises:
+            FedshiftError: it cannot be written.
+        """
+        to = Path(path)
+        files.make_folder(to.parent)
+        files.write(to, self.csv())
+        return to
+
+    def check(self) -> None:
+        """Raise an error that names every file that could not be read, if there are any."""
+        self.problems.check()
+
+
+def predictions(
+    run: Run,
+    paths: Sequence[str | Path],
+    client: int | str | None = None,
+    round: Picked = "last",
+    tell: Done = nobody,
+) -> Predictions:
+    """Predict for files of the kind that a run was trained on; what can be read is predicted for.
+
+    Args:
+        run: a finished run.
+        paths: files, or folders, of which every such file below is taken.
+        client: whose model, by name or id; None: the global one.
+        round: the final model, or that of the round which validation picks.
+        tell: hears how many files are read.
+
+    Raises:
+        FedshiftError: there is no such model, no such file, or nothing could be read; the message names every file.
+    """
+    model, dataset = run.model(client, round), run.experiment.data
+    run.folder.check_readers(run.experiment)
+    front, batch, problems = dataset.front(), run.experiment.evaluate.batch, Problems("files cannot be predicted for")
+    places: list[tuple[str, int | str | None]] = []
+    notes: dict[str, None] = {}
+    # Images of any size are taken where stages of the network are frozen, but all of one size.
+    shape, kind = (model.blueprint.shape, model.blueprint.type) if model.front is None else (None, "")
+    prepared = model.blueprint.inputs.preparation
+    columns = tuple(map(Column, model.blueprint.columns)) if prepared is None else prepared.columns
+
+    def read() -> Iterator[Tensor]:
+        nonlocal shape
+        found = files_of(dataset, DATASETS.name_of(dataset), paths, problems)
+        for number, file in enumerate(found):
+            with problems.gathered():
+                samples = dataset.samples(file, columns)
+                with torch.no_grad():
+                    x = samples.x if front is None else front(samples.x)
+                if (given := str(x.dtype).removeprefix("torch.")) != (kind or given):
+                    raise FedshiftError(
+                        f"'{file}' has samples of type {given}; the model takes {kind}: give that, scaled as in "
+                        "training."
+                    )
+                own = tuple(x.shape[1:])
+                shape = own if shape is None else shape
+                if own != shape:
+                    raise FedshiftError(f"'{file}' has samples of shape {own}; the model takes {shape}.")
+                _check_tokens(file, x, model.blueprint.inputs.ids)
+                rows: Sequence[int | str | None] = samples.rows or [None]
+                places.extend((str(file), row) for row in rows)
+                notes.update(dict.fromkeys(samples.notes))
+                yield x
+            tell(number + 1, len(found))
+
+    found = list(probabilities(model, read(), batch))
+    if not found:
+        problems.check()
+        raise FedshiftError("There is no file to predict for; give files, or folders that hold some.")
+    names, rows = zip(*places, strict=True)
+    return Predictions(model.blueprint.classes, names, rows, torch.cat(found), problems, tuple(notes))
+
+
+def _check_tokens(file: Path, x: Tensor, ids: int) -> None:
+    """Raise an error if samples hold token ids from ``ids`` on, of which the model has learned nothing."""
+    beyond = (x >= ids).nonzero() if ids and not x.is_floating_point() else x.new_empty(0)
+    if len(beyond):
+        row, *_ = place = beyond[0].tolist()
+        raise FedshiftError(
+            f"'{file}' holds the token {int(x[tuple(place)])} in row {row}; the model knows those from 0 to {ids - 1}. "
+            "Make tokens as for training."
+        )
+
+
+def probabilities(model: Trained, pieces: Iterable[Tensor], batch: int) -> Iterator[Tensor]:
+    """The probabilities (B, classes), float64, of samples that come in pieces, so many at a time.
+
+    Where a model draws noise it is one at a time, so that a sample has the same wherever it stands.
+    """
+    waiting: list[Tensor] = []
+    batch = 1 if model.draws else batch
+    for piece in pieces:
+        waiting.append(piece)
+        if sum(map(len, waiting)) >= batch:
+            *full, rest = torch.split(torch.cat(waiting), batch)
+            waiting = [] if len(rest) == batch else [rest]
+            for x in full if waiting else [*full, rest]:
+                yield _probabilities(model, x)
+    if waiting:
+        yield _probabilities(model, torch.cat(waiting))
+
+
+def _probabilities(model: Trained, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        predicted: Tensor = model(x)
+    return predicted.double().softmax(dim=1)
+
+
+def files_of(dataset: Dataset, name: str, paths: Sequence[str | Path], problems: Problems) -> list[Path]:
+    """The files that paths mean, each once; what is wrong with a path is gathered.
+
+    Raises:
+        FedshiftError: such a data set predicts for no files.
+    """
+    suffixes = dataset.suffixes()
+    if not suffixes:
+        raise FedshiftError(
+            f"The data set '{name}' reads no files but its own, so there is no file to predict for; in Python a "
+            "sample is predicted for by run.model()."
+        )
+    kinds = ", ".join(suffixes[:NAMED]) + (", ..." if len(suffixes) > NAMED else "")
+    found: dict[Path, None] = {}
+    for path in map(Path, paths):
+        with problems.gathered():
+            if path.is_dir():
+                below = [file for file in files_below(path) if dataset.reads(file) and not file.name.startswith(".")]
+                if not below:
+                    raise FedshiftError(f"'{path}' holds no file that ends in {kinds}.")
+                found |= dict.fromkeys(below)
+            elif not path.exists():
+                raise FedshiftError(f"'{path}' does not exist.")
+            elif not dataset.reads(path):
+                raise FedshiftError(f"'{path}' is of no kind that '{name}' reads: give files that end in {kinds}.")
+            else:
+                found[path] = None
+    return list(found)

@@ -1,0 +1,182 @@
+"""The tables and figures of the papers, one TOML file each in ``data/papers/tables``.
+
+- ``paper``: the paper it is of; ``title``: its number there; ``what``: what it shows, in a sentence of ours.
+- ``kind``: "table"; "curve"; or "omitted", which is not reproduced, for the reason ``why``.
+- ``panels``: names of its scenarios; ``columns``: what is read off their runs, where not as a scenario says.
+- ``along``, of a curve: "round", "environment" (of the test), or tables of dotted settings by label, by scale or under
+  "all", which a table may have as well; ``axis`` is what such labels of a curve say.
+- ``settings``: dotted settings by scale, or under "all".
+- ``says``: what the paper's text says of it, where it prints no numbers.
+- ``[[row]]``: ``name`` as printed; ``method`` with dotted ``settings`` and those of single scenarios (``at``), or the
+  reason ``why`` there is none here; ``published``: by scenario the printed numbers in the order of the columns. Where a
+  row has any, its other cells are not carried out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Literal, NamedTuple
+
+from fedshift.errors import UnknownNameError
+from fedshift.settings.written import parse_toml
+from fedshift.study.scenarios import AS_PRINTED, Scale, Scenario, files_of, scenarios
+
+PAPERS = {
+    "fedsr": "Nguyen, Lim and Torr, FedSR, NeurIPS 2022",
+    "fedcir": "Li et al., FedCiR, IEEE TMC 2024",
+    "fraug": "Chen et al., FRAug, ICCV 2023",
+    "client2vec": "Guo et al., Client2Vec, 2024",
+    "fedpin": "Tang et al., FedPIN, ICML 2024",
+}
+NOT_PRINTED = "-"
+EVERY_SCALE = "all"
+
+
+class Printed(NamedTuple):
+    """A number of a paper, in the column's unit, its standard deviation where one is printed, and both as printed."""
+
+    mean: float
+    std: float | None
+    text: str
+
+    @classmethod
+    def of(cls, word: str) -> Printed:
+        """The number of a word such as "85.9±0.6"."""
+        mean, spread, std = word.partition("±")
+        return cls(float(mean), float(std) if spread else None, word.replace("±", " ± "))
+
+
+def printed(text: str) -> list[Printed | None]:
+    """The numbers of a text such as "85.9±0.6 - 94.5", where "-" stands for a number that is not printed."""
+    return [None if word == NOT_PRINTED else Printed.of(word) for word in text.split()]
+
+
+@dataclass(frozen=True)
+class PaperRow:
+    """A row of a table, or a line of a curve.
+
+    Attributes:
+        name: as it is printed.
+        method: by name; empty if it is not carried out here.
+        settings: dotted settings.
+        at: further ones of single scenarios, by name.
+        published: the printed numbers by scenario, in the order of the columns.
+        why: the reason why it is not carried out.
+    """
+
+    name: str
+    method: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    at: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    published: Mapping[str, Sequence[Printed | None]] = field(default_factory=dict)
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Exhibit:
+    """A table or figure of a paper.
+
+    Attributes:
+        name: the file's: the paper's method and the number.
+        paper: citation.
+        title: "Table 1".
+        what: what it shows.
+        kind: "table", "curve", or "omitted".
+        scenarios: its federations.
+        rows: its rows or lines.
+        columns: what is read off the runs; empty: as each scenario says.
+        along: what the columns are points of.
+        axis: what the labels of points along settings say.
+        settings: dotted settings by scale, or under "all".
+        says: what the paper's text says of it.
+        why: the reason why it is not reproduced.
+    """
+
+    name: str
+    paper: str
+    title: str
+    what: str
+    kind: Literal["table", "curve", "omitted"]
+    scenarios: tuple[Scenario, ...] = ()
+    rows: tuple[PaperRow, ...] = ()
+    columns: Mapping[str, str] = field(default_factory=dict)
+    along: str | Mapping[str, Mapping[str, Mapping[str, Any]]] = ""
+    axis: str = ""
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    says: Sequence[str] = ()
+    why: str = ""
+
+    @classmethod
+    def of(cls, name: str, text: str) -> Exhibit:
+        """The table or figure that a file describes."""
+        about = parse_toml(text, f"the table '{name}'")
+        rows = tuple(_row(**row) for row in about.pop("row", ()))
+        its = tuple(scenarios("papers")[name] for name in about.pop("panels", ()))
+        return cls(name=name, paper=PAPERS[about.pop("paper")], scenarios=its, rows=rows, **about)
+
+    @property
+    def carried_out(self) -> list[PaperRow]:
+        """The rows that have a method."""
+        return [row for row in self.rows if row.method]
+
+    def quantities(self, scenario: Scenario) -> Mapping[str, str]:
+        """What is read off a scenario's runs, by heading."""
+        return self.columns or scenario.columns
+
+    def scenarios_at(self, scale: Scale) -> tuple[Scenario, ...]:
+        """Its scenarios at a scale."""
+        return tuple(scenario for scenario in self.scenarios if scale.name in scenario.sizes)[: scale.scenarios]
+
+    def points(self, scale: str) -> Mapping[str, Mapping[str, Any]]:
+        """The settings of each point of a curve along settings, by label; otherwise a single one without any."""
+        return {"": {}} if isinstance(self.along, str) else self.along.get(scale) or self.along[EVERY_SCALE]
+
+    @property
+    def across(self) -> str:
+        """What the columns of a curve are."""
+        return self.along if isinstance(self.along, str) else self.axis
+
+    def number(self, scenario: Scenario, row: PaperRow, column: str) -> Printed | None:
+        """What is printed for a row in a column of a scenario."""
+        columns = self.quantities(scenario) if isinstance(self.along, str) else self.points(AS_PRINTED)
+        return dict(zip(columns, row.published.get(scenario.name, ()), strict=False)).get(column)
+
+    def asks_for(self, scenario: Scenario, row: PaperRow, point: str) -> bool:
+        """Whether a cell is carried out: of a row with printed numbers those cells that have one."""
+        if not row.published:
+            return True
+        return scenario.name in row.published and (not point or self.number(scenario, row, point) is not None)
+
+    def own(self, scale: str) -> dict[str, Any]:
+        """Its own settings at a scale."""
+        return {**self.settings.get(EVERY_SCALE, {}), **self.settings.get(scale, {})}
+
+
+def _row(published: Mapping[str, str] | None = None, **rest: Any) -> PaperRow:
+    return PaperRow(published={name: printed(text) for name, text in (published or {}).items()}, **rest)
+
+
+@cache
+def exhibits() -> Mapping[str, Exhibit]:
+    """Every table and figure by name, paper by paper."""
+    texts = files_of("papers/tables")
+    return {name: Exhibit.of(name, texts[name]) for name in sorted(texts, key=_order)}
+
+
+def _order(name: str) -> tuple[int, bool, int]:
+    """Papers as they are listed, of each its tables and then its figures by number."""
+    paper, _, what = name.partition("-")
+    return [*PAPERS].index(paper), what.startswith("fig"), int("".join(filter(str.isdigit, what)))
+
+
+def exhibit_of(name: str) -> Exhibit:
+    """The table or figure of a name.
+
+    Raises:
+        UnknownNameError: there is none.
+    """
+    if name not in exhibits():
+        raise UnknownNameError("table", name, exhibits(), "`fedshift reproduce --list` says what each shows.")
+    return exhibits()[name]

@@ -1,0 +1,120 @@
+"""What the columns of tables are, read off the records of runs, in the units that are printed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import mean
+
+from fedshift.core.metrics import ACCURACY
+from fedshift.errors import FedshiftError
+from fedshift.runs.records import Record
+from fedshift.runs.run import Run
+from fedshift.runs.selection import by_environment, last, mean_score, target_best
+
+PERCENT = 100.0
+A_MEGABYTE = 1e6
+Values = Callable[[Run, Sequence[Record]], Iterable[float]]
+Count = Callable[[Run, Record], float]
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A number for each seed of a cell.
+
+    Attributes:
+        unit: of it.
+        values: of a run and its records; of a seed all values of its runs count, one run a held-out domain.
+        of_seed: makes one number of a seed's values.
+    """
+
+    unit: str
+    values: Values
+    of_seed: Callable[[Sequence[float]], float] = mean
+
+
+def _accuracies(run: Run, records: Sequence[Record], role: str = "test") -> list[float]:
+    return [PERCENT * value for value in by_environment(last(records), role, ACCURACY).values()]
+
+
+def _on(environment: str, run: Run, records: Sequence[Record]) -> list[float]:
+    found = by_environment(last(records), "test", ACCURACY)
+    return [PERCENT * found[environment]] if environment in found else []
+
+
+def _mean(record: Record) -> list[float]:
+    """The mean accuracy over test environments, in %; nothing where there are none."""
+    score = mean_score(record, "test", ACCURACY)
+    return [] if score is None else [PERCENT * score]
+
+
+def _best(run: Run, records: Sequence[Record]) -> list[float]:
+    return _mean(target_best(records))
+
+
+def _risks(run: Run, records: Sequence[Record]) -> list[float]:
+    return [*by_environment(last(records), "test", "loss").values()]
+
+
+def _seconds(run: Run, records: Sequence[Record]) -> list[float]:
+    return [run.folder.times().training]
+
+
+def _reached(accuracy: float, count: Count, run: Run, records: Sequence[Record]) -> list[float]:
+    """What had been counted when the mean accuracy was first reached; nothing if it never was."""
+    there = (count(run, record) for record in records if max(_mean(record), default=0.0) >= accuracy)
+    return [*there][:1]
+
+
+def _position(run: Run, record: Record) -> float:
+    return float(record["position"])
+
+
+def _megabytes(record: Record) -> float:
+    return float(record["bytes_down"] + record["bytes_up"]) / A_MEGABYTE
+
+
+def _megabytes_a_client(run: Run, record: Record) -> float:
+    return _megabytes(record) / len(run.federation["clients"])
+
+
+def _sent(run: Run, records: Sequence[Record]) -> list[float]:
+    return [_megabytes(last(records))]
+
+
+QUANTITIES: Mapping[str, Quantity] = {
+    "mean": Quantity("%", _accuracies),
+    "worst": Quantity("%", _accuracies, min),
+    "validation": Quantity("%", partial(_accuracies, role="validation")),
+    "best round": Quantity("%", _best),
+    "risk": Quantity("nats", _risks),
+    "seconds": Quantity("s", _seconds),
+    "megabytes": Quantity("MB", _sent),
+}
+WITH_ARGUMENT: Mapping[str, Callable[[str], Quantity]] = {
+    "on": lambda name: Quantity("%", partial(_on, name)),
+    "rounds to": lambda accuracy: Quantity("rounds", partial(_reached, float(accuracy), _position)),
+    "megabytes a client to": lambda accuracy: Quantity("MB", partial(_reached, float(accuracy), _megabytes_a_client)),
+}
+
+
+def quantity(text: str) -> Quantity:
+    """The quantity of a column.
+
+    Args:
+        text: "mean" and "worst": accuracy over test environments at the last round; "on: NAME": on one of them;
+            "validation": over validation environments; "best round": the mean at the round that is best on the test;
+            "risk": the mean loss over test environments; "seconds" of training; "megabytes" in both directions;
+            "rounds to: A" and "megabytes a client to: A": when the mean accuracy was first A %.
+
+    Raises:
+        FedshiftError: it is none of these.
+    """
+    name, _, argument = map(str.strip, text.partition(":"))
+    if name in QUANTITIES and not argument:
+        return QUANTITIES[name]
+    if name in WITH_ARGUMENT and argument:
+        return WITH_ARGUMENT[name](argument)
+    known = [*QUANTITIES, *(f"{each}: ..." for each in WITH_ARGUMENT)]
+    raise FedshiftError(f"'{text}' is no score; give one of {', '.join(known)}.")

@@ -1,0 +1,185 @@
+"""Scenarios: federations of the benchmark or of a paper, and how large each scale makes them.
+
+A scenario's file is an experiment without a method, and a table ``[scenario]``: ``title``; and for every scale that has
+the scenario a table with ``settings`` (dotted), and perhaps ``experiment``, the name of a shipped experiment that
+replaces the file's, and a ``title`` of its own. Of a paper it has ``columns``, what is read off its runs, by heading,
+and ``open``, what the paper leaves open; of the benchmark ``score``, what its number is, ``worst``, whether the lowest
+environment stands beside the mean, and ``search``, where to look for settings beside what pages declare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from importlib.resources.abc import Traversable
+from typing import Any, Literal
+
+from fedshift.errors import FedshiftError, UnknownNameError
+from fedshift.settings.grid import read
+from fedshift.settings.written import parse_toml
+
+Collection = Literal["benchmark", "papers"]
+AS_PRINTED = "paper"  # the scale that is as the papers have it
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large a study is carried out.
+
+    Attributes:
+        name: "smoke", "short" or "paper".
+        about: what it is for.
+        seeds: of the results; none of them has been tuned on.
+        settings: dotted settings of every scenario.
+        methods: settings of single methods, by their names, which are not searched.
+        trials: of each search, where methods are tuned.
+        tuning_seeds: seeds of each trial.
+        compared: whether numbers can be compared with a paper's.
+        scenarios: how many of a table's scenarios it has, the first ones; None: all.
+    """
+
+    name: str
+    about: str
+    seeds: Sequence[int]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    trials: int = 0
+    tuning_seeds: Sequence[int] = ()
+    compared: bool = True
+    scenarios: int | None = None
+
+    def settings_of(self, method: str) -> dict[str, Any]:
+        """Its settings of a method, by dotted name."""
+        return {f"method.{name}": value for name, value in self.methods.get(method, {}).items()}
+
+
+@dataclass(frozen=True)
+class Size:
+    """A scenario at a scale.
+
+    Attributes:
+        experiment: the tables of the experiment that it begins with.
+        settings: dotted settings that differ from it.
+        title: what it is, where that is not as in the paper.
+    """
+
+    experiment: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    title: str = ""
+
+    @property
+    def data(self) -> str:
+        """The name of its data set."""
+        return str(self.settings.get("data.name", self.experiment["data"]["name"]))
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A federation of the benchmark, or of a paper.
+
+    Attributes:
+        name: the file's.
+        title: over its columns.
+        sizes: by the scale's name.
+        columns: what :func:`fedshift.study.quantities.quantity` reads off its runs, by heading.
+        open: what the paper leaves open, or is another thing here at any scale.
+        score: what the benchmark compares.
+        worst: whether the accuracy on the worst environment is shown beside the mean.
+        search: where to look for settings, by dotted name.
+    """
+
+    name: str
+    title: str
+    sizes: Mapping[str, Size]
+    columns: Mapping[str, str] = field(default_factory=dict)
+    open: str = ""
+    score: str = ""
+    worst: bool = False
+    search: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, name: str, text: str) -> Scenario:
+        """The scenario that a file describes."""
+        tables = parse_toml(text, f"the scenario '{name}'")
+        about = tables.pop("scenario")
+        named = {key: about.pop(key) for key in cls.__dataclass_fields__ if key in about}
+        return cls(name, sizes={scale: _size(tables, **size) for scale, size in about.items()}, **named)
+
+    def title_at(self, scale: str) -> str:
+        """The title at a scale, which names data that replace the paper's."""
+        size = self.sizes[scale]
+        if self.has_its_data(scale):
+            return size.title or self.title
+        return f"{size.title or size.data} in the place of {self.title}"
+
+    def has_its_data(self, scale: str) -> bool:
+        """Whether the data set of a scale is the paper's, so that numbers can be compared."""
+        return AS_PRINTED not in self.sizes or self.sizes[scale].data == self.sizes[AS_PRINTED].data
+
+
+def _size(tables: Mapping[str, Any], settings: Mapping[str, Any], experiment: str = "", title: str = "") -> Size:
+    return Size(read(experiment) if experiment else tables, settings, title)
+
+
+def files_of(folder: str) -> dict[str, str]:
+    """The texts of the TOML files in a folder of the package, by their names, sorted."""
+    found: Traversable = resources.files(__package__).joinpath("data", folder)
+    texts = {entry.name.removesuffix(".toml"): entry.read_text(encoding="utf-8") for entry in found.iterdir()}
+    return dict(sorted(texts.items()))
+
+
+def text_of(file: str) -> str:
+    """The text of a TOML file of the package."""
+    return resources.files(__package__).joinpath("data", f"{file}.toml").read_text(encoding="utf-8")
+
+
+@cache
+def scenarios(collection: Collection) -> Mapping[str, Scenario]:
+    """Every scenario by name."""
+    return {name: Scenario.of(name, text) for name, text in files_of(f"{collection}/scenarios").items()}
+
+
+@cache
+def scales(collection: Collection) -> Mapping[str, Scale]:
+    """Every scale by name, from small to large."""
+    tables = parse_toml(text_of(f"{collection}/scales"), "the scales")
+    return {name: Scale(name, **table) for name, table in tables.items()}
+
+
+def scale_of(collection: Collection, name: str) -> Scale:
+    """The scale of a name.
+
+    Raises:
+        UnknownNameError: there is none.
+    """
+    if name not in scales(collection):
+        raise UnknownNameError("scale", name, [*scales(collection)])
+    return scales(collection)[name]
+
+
+def choose(
+    kind: str, there: Mapping[str, Any], names: str | Sequence[str] | None, refused: Mapping[str, str]
+) -> list[Any]:
+    """Those that are named, in their order; all where no name is given.
+
+    Args:
+        kind: what messages call one.
+        there: all, by name.
+        names: some names, or one.
+        refused: why other names cannot be chosen.
+
+    Raises:
+        FedshiftError: a name is not known, or cannot be chosen, or there is none.
+    """
+    asked = [names] if isinstance(names, str) else names
+    quoted = [f"'{name}'" if "," in name else name for name in there]
+    if asked is not None and not asked:
+        raise FedshiftError(f"No {kind} is named: give some of {', '.join(quoted)}.")
+    for name in asked or ():
+        if name not in there and name in refused:
+            raise FedshiftError(f"{kind} '{name}': {refused[name]}")
+        if name not in there:
+            raise UnknownNameError(kind, name, quoted)
+    return [each for name, each in there.items() if asked is None or name in asked]

@@ -1,0 +1,178 @@
+"""How far every table and figure is at every scale, and what it needs that is not on this machine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from textwrap import shorten
+from typing import ClassVar
+
+from pydantic import TypeAdapter
+
+from fedshift import files
+from fedshift.errors import DamagedError, FedshiftError, UnknownNameError
+from fedshift.reporting.table import Table
+from fedshift.reporting.tabled import Tabled
+from fedshift.reporting.units import clock
+from fedshift.runs.folder import RunFolder
+from fedshift.study.execute import Count, naming_damage
+from fedshift.study.papers import exhibit_of, exhibits
+from fedshift.study.plan import Need, paths_by_name
+from fedshift.study.reproduce import OUT, TablePlan
+from fedshift.study.reproduction import RUNS_FILE
+from fedshift.study.scenarios import scale_of, scales, scenarios
+
+WORDS = 90  # columns of a table's name and of what it shows
+
+
+@dataclass(frozen=True)
+class State:
+    """How far a table is at a scale.
+
+    Attributes:
+        table: its name.
+        scale: the scale's.
+        count: how many runs are over; of none before it has begun.
+        damaged: what cannot be read of it, and how it is mended.
+        scenarios: how many it has at the scale.
+        needs: by scenario, what of it is not on this machine.
+        why: the reason why it is not carried out at all.
+    """
+
+    table: str
+    scale: str
+    count: Count = Count()
+    damaged: str = ""
+    scenarios: int = 0
+    needs: Mapping[str, Need] = field(default_factory=dict)
+    why: str = ""
+
+    def __str__(self) -> str:
+        if self.why or self.damaged or not self.scenarios:
+            return "not reproduced" if self.why else "damaged" if self.damaged else "-"
+        words = str(self.count) if self.count.runs else "not run"
+        if self.count.runs and self.count.complete:
+            diverged = f", {self.count.diverged} diverged" if self.count.diverged else ""
+            words = f"done, {clock(self.count.seconds)}{diverged}"
+        if not self.needs:
+            return words
+        names = ", ".join(dict.fromkeys(need.what for need in self.needs.values()))
+        part = "" if len(self.needs) == self.scenarios else f" for {len(self.needs)} of {self.scenarios}"
+        needs = f"needs {shorten(names, WORDS // 2, placeholder=' ...')}{part}"
+        return f"{words}; {needs}" if self.count.runs else needs
+
+
+@dataclass(frozen=True, repr=False)
+class States(Tabled):
+    """How far the tables are; prints as a table."""
+
+    WIDTH: ClassVar[int] = 200
+
+    states: Sequence[State]
+
+    def tables(self) -> list[Table]:
+        """One, with a line for each table of the papers and a column for each scale."""
+        by_table: dict[str, list[State]] = {}
+        for each in self.states:
+            by_table.setdefault(each.table, []).append(each)
+        shown = list(dict.fromkeys(each.scale for each in self.states))
+        rows = [
+            [shorten(f"{name}: {exhibit_of(name).what}", WORDS, placeholder="..."), *map(str, its)]
+            for name, its in by_table.items()
+        ]
+        return [Table("Tables and figures of the papers", ["table", *shown], rows)]
+
+    def notes(self) -> list[str]:
+        """How to get what is needed, once each; and why some are not reproduced."""
+        needs: dict[str, dict[str, None]] = {}
+        reasons: dict[str, dict[str, None]] = {}
+        for each in self.states:
+            for name, need in each.needs.items():
+                needs.setdefault(need.why, {})[scenarios("papers")[name].title_at(each.scale)] = None
+            if each.why:
+                reasons.setdefault(each.why, {})[each.table] = None
+        return [
+            *(f"Damaged, {each.table} at {each.scale}: {each.damaged}" for each in self.states if each.damaged),
+            *(f"Needed for {'; '.join(titles)}: {why}" for why, titles in needs.items()),
+            *(f"Not reproduced, {', '.join(names)}: {why}." for why, names in reasons.items()),
+        ]
+
+    def json(self) -> str:
+        """Everything as JSON, a list with an object for each table and scale."""
+        found = [
+            {**asdict(each), "needs": {name: need._asdict() for name, need in each.needs.items()}, "says": str(each)}
+            for each in self.states
+        ]
+        return json.dumps(found, indent=1)
+
+
+def states(
+    tables: Sequence[str] | None = None,
+    scale: str | None = None,
+    out: str | Path = OUT,
+    data: Mapping[str, str | Path] | None = None,
+) -> States:
+    """How far tables are.
+
+    Args:
+        tables: their names, or those of papers' methods; by default all.
+        scale: a single one; by default all.
+        out: the folder.
+        data: files that a user gives, by the data set's name, or by NAME.SETTING.
+
+    Raises:
+        FedshiftError: a name is not known, or data are of no table.
+    """
+    asked = [*exhibits()] if tables is None else [name for each in tables for name in _of_paper(each) or [each]]
+    names, given = [exhibit_of(name).name for name in asked], paths_by_name(data)
+    sizes = [*scales("papers")] if scale is None else [scale_of("papers", scale).name]
+    plans = {(name, size): plan for name in names for size in sizes if (plan := _plan(name, size, out))}
+    known = sorted({name for plan in plans.values() for name in plan.data_sets})
+    for name in given:
+        if name.partition(".")[0] not in known:
+            raise UnknownNameError("data set", name.partition(".")[0], known)
+    return States([_state(name, size, plans.get((name, size)), given) for name in names for size in sizes])
+
+
+def _of_paper(paper: str) -> list[str]:
+    """The tables of a paper, by the name of its method; none of what is no such name."""
+    return [name for name in exhibits() if name.partition("-")[0] == paper]
+
+
+def _plan(table: str, scale: str, out: str | Path) -> TablePlan | None:
+    """The plan of a table, if the scale has any of it."""
+    exhibit = exhibit_of(table)
+    there = not exhibit.why and exhibit.scenarios_at(scale_of("papers", scale))
+    return TablePlan.of(table, scale, out=out) if there else None
+
+
+def _state(table: str, scale: str, plan: TablePlan | None, data: Mapping[str, str]) -> State:
+    """How far a table is at a scale; nothing is written."""
+    if plan is None:
+        return State(table, scale, why=exhibit_of(table).why)
+    plan = replace(plan, data={name: path for name, path in data.items() if plan.takes(name)})
+    needs = {each.name: need for each in plan.scenarios if (need := plan.needs(each))}
+    state = State(table, scale, scenarios=len(plan.scenarios), needs=needs)
+    try:
+        with naming_damage():
+            return replace(state, count=Count.of(_folders(plan)))
+    except DamagedError as error:
+        return replace(state, damaged=str(error))
+
+
+def _folders(plan: TablePlan) -> list[list[RunFolder]]:
+    """The folders of the runs of each of a table's cells, as it last began.
+
+    Raises:
+        FedshiftError: the file with their names is damaged.
+    """
+    file = plan.folder / RUNS_FILE
+    if not file.exists():
+        return []
+    try:
+        cells = TypeAdapter(list[list[str]]).validate_json(files.read(file))
+    except (OSError, ValueError) as error:
+        raise FedshiftError(f"'{file}' is not what was written.") from error
+    return [[RunFolder(plan.out / name) for name in names] for names in cells]

@@ -1,0 +1,69 @@
+"""What a study measured, by scenario, row and column, and the files in which it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+from fedshift import files
+from fedshift.reporting.frames import as_csv
+from fedshift.reporting.results import MeanStd
+from fedshift.reporting.tabled import Measurements
+from fedshift.study.execute import Findings
+from fedshift.study.plan import StudyPlan
+
+
+@dataclass(frozen=True, repr=False)
+class StudyResults(Measurements):
+    """A study, as carried out; prints as its tables.
+
+    Attributes:
+        plan: what was asked for.
+        findings: what came of it.
+    """
+
+    WIDTH: ClassVar[int] = 200
+
+    plan: StudyPlan
+    findings: Findings
+
+    def by_seed(self, scenario: str, row: str, column: str) -> dict[int, float]:
+        """The numbers of a cell; empty where it has none."""
+        return self._by_cell.get((scenario, row, column), {})
+
+    def mean(self, scenario: str, row: str, column: str) -> MeanStd | None:
+        """Mean and standard deviation of a cell over seeds."""
+        return MeanStd.of([*self.by_seed(scenario, row, column).values()])
+
+    def measurements(self) -> list[dict[str, Any]]:
+        """Every number, as :class:`~fedshift.study.execute.Number` has it."""
+        return [asdict(each) for each in self.findings.numbers]
+
+    def json(self) -> str:
+        """Everything that the tables say."""
+        raise NotImplementedError
+
+    @property
+    def name(self) -> str:
+        """The stem of its files."""
+        raise NotImplementedError
+
+    def write_files(self, more: Mapping[str, bytes]) -> list[Path]:
+        """Write Markdown, CSV, JSON and ``more``, by their suffixes, into the plan's folder, replacing earlier ones."""
+        measured = self.measurements()
+        csv = as_csv(measured, [*measured[0]] if measured else [])
+        contents: dict[str, str | bytes] = {"md": self.table(), "csv": csv, "json": self.json(), **more}
+        files.make_folder(self.plan.folder)
+        for suffix, content in contents.items():
+            files.write(self.plan.folder / f"{self.name}.{suffix}", content)
+        return [self.plan.folder / f"{self.name}.{suffix}" for suffix in contents]
+
+    @cached_property
+    def _by_cell(self) -> dict[tuple[str, str, str], dict[int, float]]:
+        found: dict[tuple[str, str, str], dict[int, float]] = {}
+        for each in self.findings.numbers:
+            found.setdefault((each.scenario, each.row, each.column), {})[each.seed] = each.value
+        return found

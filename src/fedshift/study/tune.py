@@ -1,0 +1,333 @@
+"""Carrying out studies: batches of trials, whose runs advance together, until the budget is spent."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from statistics import mean
+from typing import Any, cast
+
+from fedshift import files
+from fedshift.core.metrics import Metric
+from fedshift.errors import (
+    DamagedError,
+    DiskError,
+    DivergedError,
+    FedshiftError,
+    FedshiftWarning,
+    LockedError,
+    UnknownNameError,
+)
+from fedshift.runs.folder import RunFolder
+from fedshift.runs.group import Judge, to_the_end
+from fedshift.runs.lock import locked
+from fedshift.runs.progress import Outlook, Progress, RunListeners, RunProgress
+from fedshift.runs.records import Record
+from fedshift.runs.runner import Asked, attempt, run_path
+from fedshift.runs.selection import last, mean_score
+from fedshift.settings.experiment import Experiment
+from fedshift.study.search import SAMPLERS, Curve, Sampler, Study, Trial
+from fedshift.study.space import Space, check_ranges, with_settings
+from fedshift.study.tuned import Found, Tuned
+from fedshift.study.tuning import Tuning
+
+ROLE = "validation"  # of the environments on which settings are chosen
+MOST_TRIALS = 10_000
+NO_TRIALS_FAULT = (DiskError, LockedError, DamagedError)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The budget and the ranges of studies, the same for all methods.
+
+    Attributes:
+        trials: of each study.
+        sampler: "tpe" or "random".
+        parallel: trials that are chosen, and carried out, side by side.
+        search: where to look, by the dotted names of settings, beside what pages declare: a
+            :class:`~fedshift.settings.spec.Range`, choices, or "0.001..0.1".
+        fixed: dotted names of settings that are not searched.
+        asked: names in ``search`` that the user asks for now, and expects to be searched; the others may be of methods
+            that are not tuned.
+    """
+
+    trials: int = 20
+    sampler: Sampler = "tpe"
+    parallel: int = 4
+    search: Mapping[str, Any] = field(default_factory=dict)
+    fixed: frozenset[str] = frozenset()
+    asked: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        if self.sampler not in SAMPLERS:
+            raise UnknownNameError("sampler", self.sampler, SAMPLERS)
+        for name in ("trials", "parallel"):
+            count = getattr(self, name)
+            if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MOST_TRIALS:
+                raise FedshiftError(f"{name} = {count!r}: give a whole number from 1 to {MOST_TRIALS:,}.")
+
+
+def plan_studies(experiments: Sequence[Experiment], budget: Budget) -> tuple[list[Study], list[FedshiftError]]:
+    """The studies of experiments, one for each method and held-out domain over all seeds; nothing is written.
+
+    Returns:
+        The studies, and why methods have none that refuse their settings.
+
+    Warns:
+        FedshiftWarning: a setting that was asked to be searched belongs to no method that is tuned.
+
+    Raises:
+        FedshiftError: a setting has several values, a range does not fit, nothing is searched, the protocol's
+            validation is a test, or every method refuses its settings.
+    """
+    for key in check_ranges(budget.search, experiments):
+        if key in budget.asked:
+            warnings.warn(
+                f"{key} is a setting of no method that is tuned, so it is not searched.", FedshiftWarning, stacklevel=2
+            )
+    groups: dict[tuple[str, str], list[Experiment]] = {}
+    refused: dict[str, FedshiftError] = {}
+    for each in experiments:
+        each.protocol.check_choosing()
+        try:
+            each.check()
+        except FedshiftError as error:
+            refused.setdefault(each.method_name, FedshiftError(f"{each.method_name}: {error}"))
+            continue
+        groups.setdefault((each.method_name, str(getattr(each.protocol, "hold_out", ""))), []).append(each)
+    if not groups:
+        raise next(iter(refused.values()))
+    studies = [_study(group, budget) for group in groups.values()]
+    if not any(study.space.searched for study in studies):
+        raise FedshiftError("There is nothing to search: give ranges (--search train.lr=0.001..0.1), or fix less.")
+    return studies, [*refused.values()]
+
+
+def _study(experiments: Sequence[Experiment], budget: Budget) -> Study:
+    first = experiments[0]
+    if len({each.series for each in experiments}) > 1 or len({each.seed for each in experiments}) < len(experiments):
+        raise FedshiftError(
+            f"{first.method_name}: a setting has a list of values, which make a grid; to search among them write "
+            "--search train.lr=0.1,0.01 in the place of --set train.lr=0.1,0.01."
+        )
+    space = Space.of(first, budget.search, budget.fixed)
+    decides = [[each.fingerprint for each in experiments], space.table(), budget.sampler, budget.parallel]
+    digest = files.digest_of(json.dumps(decides, sort_keys=True).encode())
+    words = first.run_name.rsplit("-seed", 1)[0]
+    path = run_path(first).parent / f"tune-{words}-{digest[:8]}"
+    return Study(path, experiments, space, budget.sampler, budget.parallel, digest)
+
+
+def search_all(experiments: Sequence[Experiment], budget: Budget, progress: Progress) -> Tuning:
+    """Carry out the studies of experiments, and write the best settings down; what is there already is not repeated.
+
+    A study that fails does not keep the others from theirs.
+
+    Warns:
+        FedshiftWarning: as :func:`plan_studies`; or the file of the best settings had other entries for these methods.
+
+    Raises:
+        FedshiftError: as :func:`plan_studies`; no study has a trial that was carried to its end; or runs cannot be
+            carried out for a reason that is not their method's, such as a full disk.
+    """
+    studies, failed = plan_studies(experiments, budget)
+    trials, folder = budget.trials, run_path(experiments[0]).parent
+    files.check_folder(folder)
+    for study in studies:
+        try:
+            carry_out_study(study, trials, cast(Progress, _ValidationProgress(progress)))
+        except NO_TRIALS_FAULT:
+            raise
+        except FedshiftError as error:
+            failed.append(FedshiftError(f"{study.label}: {error}"))
+            continue
+        if study.best(trials) is None:
+            reason = next((trial.reason for trial in study.trials[:trials] if trial.reason), "")
+            failed.append(DivergedError(f"No trial of {study.label} was carried to its end. {reason}"))
+    done = [study for study in studies if study.best(trials) is not None]
+    if not done:
+        raise failed[0]
+    searched = {key for study in studies for key in study.space.searched}
+    entries = [_found(study, trials) for study in done]
+    tuned = Tuned.of(experiments[0], chosen_on(experiments[0]), searched, entries)
+    path = tuned.write(folder)
+    return Tuning(path, Tuned.read(path), tuple(done), trials, tuple(map(str, failed)))
+
+
+def chosen_on(experiment: Experiment) -> str:
+    """On what data settings are chosen, for a reader."""
+    label = experiment.protocol.validation_label
+    words = ROLE if label == ROLE else f"{label} {ROLE}"
+    return (
+        f"{words} {Metric(experiment.evaluate.select).title} after the last round, the mean over environments and "
+        "seeds; no test environment is looked at"
+    )
+
+
+def _found(study: Study, trials: int) -> Found:
+    there = study.trials[:trials]
+    number = study.best(trials)
+    assert number is not None
+    chosen = there[number]
+    assert chosen.value is not None
+    return Found(
+        method=study.method,
+        hold_out=study.hold_out or None,
+        settings={key: value for key, value in chosen.settings.items() if value is not None},  # TOML has no None
+        value=chosen.value,
+        trial=number,
+        trials=trials,
+        pruned=sum(trial.state == "pruned" for trial in there),
+        failed=sum(trial.state == "failed" for trial in there),
+        repeated=sum(trial.repeats is not None for trial in there),
+        sampler=study.sampler,
+        seeds=[each.seed for each in study.experiments],
+        search=study.space.table(),
+        study=study.path.name,
+    )
+
+
+# One study ---------------------------------------------------------------------------------------
+
+
+def carry_out_study(study: Study, trials: int, progress: Progress) -> None:
+    """Carry out the first trials of a study, of which it may have some already.
+
+    Raises:
+        FedshiftError: another process is at work on it, or its runs cannot be carried out.
+    """
+    with locked(study.path):
+        study.read()
+        while numbers := study.ask(trials):
+            for number, outcome in _Batch(study, numbers, progress).outcomes().items():
+                study.tell(number, outcome)
+                progress.note(_line(study, number, trials))
+
+
+def _line(study: Study, number: int, trials: int) -> str:
+    """The outcome of a trial, and the best so far."""
+    trial, top = study.trials[number], study.best(number + 1)
+    outcome = f"{100 * trial.value:.1f} %" if trial.value is not None else trial.state
+    if trial.state == "pruned":
+        outcome = f"pruned after round {trial.curve[-1][0]}"
+    settings = ", ".join(f"{key}={value}" for key, value in trial.settings.items())
+    so_far = f"; best so far {100 * (study.trials[top].value or 0):.1f} %, trial {top + 1}" if top is not None else ""
+    return f"{study.label}: trial {number + 1} of {trials}: {outcome} ({settings}){so_far}"
+
+
+class _Batch:
+    """Trials of a study that are carried out side by side."""
+
+    def __init__(self, study: Study, numbers: Sequence[int], progress: Progress) -> None:
+        self._study, self._numbers, self._progress = study, numbers, progress
+        self._runs: dict[int, list[Experiment]] = {}  # one for each seed, of trials whose outcome is not known
+        self._rounds: dict[str, int] = {}  # all rounds of these runs, by the folder's name
+        self._pruned_at = study.pruner(numbers[0])
+        self._outcomes: dict[int, Trial] = {}
+
+    def outcomes(self) -> dict[int, Trial]:
+        """Carry them out; returns the outcome of each.
+
+        The first seed of all goes before the others, as it decides which trials are pruned: so that does not depend on
+        which runs an engine carries out together.
+        """
+        trials = self._study.trials
+        for number in self._numbers:
+            if trials[number].repeats is None:
+                self._prepare(number)
+        self._carry_out([runs[0] for runs in self._runs.values()], self._why_pruned)
+        for number, runs in list(self._runs.items()):
+            curve = _curve(self._folder(runs[0]))
+            if (end := self._pruned_at(curve, self._rounds[runs[0].run_name])) is not None:
+                self._end(number, state="pruned", curve=[scored for scored in curve if scored[0] <= end])
+        self._carry_out([run for runs in self._runs.values() for run in runs[1:]], to_the_end)
+        for number, runs in list(self._runs.items()):
+            values = [mean_score(last(self._folder(run).records()), ROLE) for run in runs]
+            there = [value for value in values if value is not None]
+            if len(there) < len(values):
+                metric = self._study.metric
+                reason = f"{metric.heading} is undefined on every {ROLE} environment: {metric.lacks}."
+                self._end(number, state="failed", reason=reason)
+                continue
+            self._end(number, state="complete", curve=_curve(self._folder(runs[0])), value=mean(there))
+        for number in self._numbers:
+            if (earlier := trials[number].repeats) is not None:
+                self._outcomes[number] = self._outcomes.get(earlier) or trials[earlier]
+        return dict(sorted(self._outcomes.items()))
+
+    def _prepare(self, number: int) -> None:
+        """Make a trial's experiments."""
+        settings = self._study.trials[number].settings
+        try:
+            runs = [with_settings(each, settings) for each in self._study.experiments]
+            for run in runs:
+                run.check()
+        except FedshiftError as error:  # these settings do not go together
+            self._end(number, state="failed", reason=str(error))
+            return
+        self._runs[number] = runs
+        rounds = sum(stage.rounds for stage in runs[0].method.stages(runs[0].train.rounds))
+        self._rounds |= dict.fromkeys((run.run_name for run in runs), rounds)
+
+    def _carry_out(self, runs: Sequence[Experiment], judge: Judge) -> None:
+        """Carry out runs, but for those that are known to be given up; a trial fails with any of its runs."""
+        asked = [
+            Asked(folder, partial(_given, run), run.fingerprint)
+            for run in runs
+            if not judge(folder := self._folder(run))
+        ]
+        failed = attempt(asked, self._progress, judge) if asked else {}
+        for number, of_trial in list(self._runs.items()):
+            errors = [failed[path] for run in of_trial if (path := self._folder(run).path) in failed]
+            if other := next((error for error in errors if isinstance(error, NO_TRIALS_FAULT)), None):
+                raise other
+            if errors:
+                self._end(number, state="failed", reason=str(errors[0]))
+
+    def _why_pruned(self, folder: RunFolder) -> str:
+        """Why a run is given up; empty if it goes on."""
+        try:
+            curve = _curve(folder) if folder.begun else []
+        except DamagedError:  # it is set aside and made again
+            return ""
+        end = self._pruned_at(curve, self._rounds[folder.path.name])
+        return "" if end is None else f"pruned, as after round {end} it is worse than the median of earlier trials"
+
+    def _folder(self, run: Experiment) -> RunFolder:
+        return RunFolder(self._study.path / run.run_name)
+
+    def _end(self, number: int, **outcome: Any) -> None:
+        """Note the outcome of a trial, which has no more to do."""
+        runs = [run.run_name for run in self._runs.pop(number, ())]
+        self._outcomes[number] = replace(self._study.trials[number], runs=runs, **outcome)
+
+
+def _curve(folder: RunFolder) -> Curve:
+    """A run's validation scores so far, by rounds done; none of rounds where the metric is undefined."""
+    scores = ((record["position"], mean_score(record, ROLE)) for record in folder.records())
+    return [(position, score) for position, score in scores if score is not None]
+
+
+class _ValidationProgress:
+    """Passes on the progress of trials without their test scores, which nobody should see while settings are chosen."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def begin(self, outlook: Outlook) -> RunProgress:
+        return _ValidationRun(self._progress.begin(outlook))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._progress, name)
+
+
+class _ValidationRun(RunListeners):
+    def evaluated(self, record: Record) -> None:
+        super().evaluated({**record, "environments": [row for row in record["environments"] if row["role"] == ROLE]})
+
+
+def _given(experiment: Experiment) -> Experiment:
+    return experiment

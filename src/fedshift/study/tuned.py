@@ -1,0 +1,241 @@
+"""The best settings that studies found, as a TOML file, and applying them to experiments."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+import warnings
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import tomli_w
+from annotated_types import Ge
+from pydantic import FiniteFloat
+
+from fedshift import files
+from fedshift.core.sealed import checked
+from fedshift.errors import FedshiftError, FedshiftWarning
+from fedshift.reporting.results import flat
+from fedshift.runs.schema import File
+from fedshift.settings.experiment import Experiment
+from fedshift.settings.spec import shown
+from fedshift.settings.written import LARGEST_TOML
+from fedshift.study.space import key_here, settings_of, with_settings
+
+ABOUT = """\
+# The best settings that `fedshift tune` found, which `fedshift compare --tuned` takes.
+
+"""
+NOT_OF_ALL = ("name", "seed", "plugins", "run", "method")  # what entries may differ in
+MOST_SHOWN = 4  # settings in which experiments differ
+Natural = Annotated[int, Ge(0)]
+
+
+class Found(File):
+    """What a study found.
+
+    Attributes:
+        method: the method's name.
+        hold_out: the domain that was held out, where one was.
+        settings: the best settings, by dotted name.
+        value: their validation score, in 0..1, by the metric that selects.
+        trial: the number of the best trial, from 0.
+        trials: the budget.
+        pruned: how many of them were given up early.
+        failed: how many failed.
+        repeated: how many had the settings of an earlier one, and cost nothing.
+        sampler: what chose settings.
+        seeds: of each trial.
+        search: what was searched, by dotted name.
+        study: the name of the study's folder.
+    """
+
+    method: str
+    hold_out: str | None = None
+    settings: dict[str, Any]
+    value: FiniteFloat
+    trial: Natural
+    trials: Natural
+    pruned: Natural
+    failed: Natural
+    repeated: Natural
+    sampler: str
+    seeds: list[int]
+    search: dict[str, Any]
+    study: str
+
+    @property
+    def case(self) -> tuple[str, str]:
+        """The method, and the held-out domain (empty where none is)."""
+        return self.method, self.hold_out or ""
+
+    @property
+    def budget(self) -> str:
+        """Trials, and ranges of settings that all methods have: the same for methods that are compared."""
+        ranges = {key: where for key, where in sorted(self.search.items()) if not key.startswith("method.")}
+        return f"{self.trials} trials ({self.sampler}) with {len(self.seeds)} seeds over {ranges or 'nothing'}"
+
+
+class Tuned(File):
+    """The best settings of methods on one experiment.
+
+    Attributes:
+        chosen_on: on what data they were chosen, for a reader.
+        digest: of the experiment without its method and what was searched.
+        experiment: the same, by dotted name.
+        tuned: an entry for each method and held-out domain.
+    """
+
+    format: Literal[2] = 2
+    chosen_on: str
+    digest: str
+    experiment: dict[str, Any]
+    tuned: list[Found]
+
+    @classmethod
+    def of(cls, experiment: Experiment, chosen_on: str, searched: Collection[str], entries: Iterable[Found]) -> Self:
+        """What was found on an experiment.
+
+        Args:
+            experiment: one of those that were tuned.
+            chosen_on: on what data, for a reader.
+            searched: dotted names of the settings that some study searched.
+            entries: what was found.
+        """
+        common = _common(experiment, searched)
+        return cls(chosen_on=chosen_on, digest=_digest(experiment, common), experiment=common, tuned=list(entries))
+
+    @classmethod
+    def read(cls, path: str | Path) -> Self:
+        """Read a file.
+
+        Raises:
+            FedshiftError: it cannot be read, or is no such file.
+        """
+        try:
+            return checked(tomllib.loads(files.read(Path(path), LARGEST_TOML).decode("utf-8")), cls)
+        except OSError as error:
+            raise FedshiftError(
+                f"'{path}' cannot be read ({error.strerror or error}); `fedshift tune` writes such a file."
+            ) from error
+        except ValueError as error:  # also what is no TOML, and no UTF-8
+            raise FedshiftError(
+                f"'{path}' holds no tuned settings ({error}); `fedshift tune` writes such a file."
+            ) from error
+
+    def write(self, folder: Path) -> Path:
+        """Write it into a folder, beside the entries for other methods and domains that its file has already.
+
+        Returns:
+            The file, whose name has the digest.
+
+        Warns:
+            FedshiftWarning: it replaces an entry that another search, or a longer one, found.
+
+        Raises:
+            FedshiftError: the file is there and cannot be read, or it cannot be written.
+        """
+        path = folder / f"tuned-{self.digest[:8]}.toml"
+        entries = {found.case: found for found in (type(self).read(path).tuned if path.exists() else ())}
+        for now in self.tuned:
+            before = entries.get(now.case, now)
+            if before.study != now.study or before.trials > now.trials:
+                warnings.warn(
+                    f"The entry for {_in_words(now.case)} in '{path}' is replaced: there were {before.budget}, now "
+                    f"{now.budget}.",
+                    FedshiftWarning,
+                    stacklevel=2,
+                )
+            entries[now.case] = now
+        whole = self.model_copy(update={"tuned": [entries[case] for case in sorted(entries)]})
+        files.make_folder(folder)
+        files.remove_abandoned(path)
+        files.write(path, ABOUT + tomli_w.dumps(whole.model_dump(exclude_none=True)))
+        return path
+
+    def apply(
+        self, experiments: Sequence[Experiment], given: Collection[str] = (), where: str = ""
+    ) -> list[Experiment]:
+        """Experiments with the settings that were found for their method and held-out domain.
+
+        Args:
+            experiments: any that have an entry.
+            given: dotted names of settings that keep their values.
+            where: the file's name in messages.
+
+        Warns:
+            FedshiftWarning: a setting keeps its value, budgets of the methods differ, or the experiments are not the
+                one on which settings were chosen.
+
+        Raises:
+            FedshiftError: a method or domain has no entry, or experiments become equal.
+        """
+        entries = {found.case: found for found in self.tuned}
+        cases = dict.fromkeys((each.method_name, str(getattr(each.protocol, "hold_out", ""))) for each in experiments)
+        if missing := [case for case in cases if case not in entries]:
+            raise FedshiftError(
+                f"'{where}' has no settings for {'; '.join(map(_in_words, missing))}. "
+                f"{_command(missing, self.tuned[0].trials if self.tuned else None)}"
+            )
+        budgets = {entries[case].budget: entries[case] for case in cases}
+        notes = [*self._differences(experiments)]
+        if len(budgets) > 1:
+            words = (f"{_in_words(found.case)} {budget}" for budget, found in budgets.items())
+            notes.append(f"The methods were not tuned with the same budget: {'; '.join(words)}.")
+        applied = []
+        for each in experiments:
+            entry = entries[each.method_name, str(getattr(each.protocol, "hold_out", ""))]
+            kept = {key_here(key, each) for key in given}
+            for key in sorted(kept & entry.settings.keys()):
+                value, tuned = shown(settings_of(each)[key].value), shown(entry.settings[key])
+                notes.append(f"{each.method_name}: {key} = {value} is given, and counts before the tuned {tuned}.")
+            applied.append(with_settings(each, {key: v for key, v in entry.settings.items() if key not in kept}))
+        for note in dict.fromkeys(notes):
+            warnings.warn(note, FedshiftWarning, stacklevel=2)
+        if len({each.fingerprint for each in applied}) < len(applied):
+            raise FedshiftError(
+                "With tuned settings, two of these runs are the same: give no list for a setting that was tuned, or "
+                "give it by --set, which counts before what was found."
+            )
+        return applied
+
+    def _differences(self, experiments: Sequence[Experiment]) -> Iterable[str]:
+        """In what experiments differ from the one on which settings were chosen."""
+        tuned = [key for found in self.tuned for key in found.settings]
+        for now in (_common(each, tuned) for each in experiments):
+            differing = [
+                f"{name} = {shown(self.experiment.get(name))} there and {shown(now.get(name))} here"
+                for name in sorted(self.experiment.keys() | now.keys())
+                if self.experiment.get(name) != now.get(name)
+            ]
+            more = [f"and {len(differing) - MOST_SHOWN} more"] if len(differing) > MOST_SHOWN else []
+            if differing:
+                yield f"Settings were tuned on another experiment: {', '.join(differing[:MOST_SHOWN] + more)}."
+
+
+def _command(missing: Sequence[tuple[str, str]], trials: int | None) -> str:
+    """The command that makes what is missing."""
+    methods = ",".join(dict.fromkeys(method for method, _ in missing))
+    domains = ",".join(dict.fromkeys(domain for _, domain in missing if domain))
+    budget = f" --trials {trials}" if trials else ""
+    held_out = f" --hold-out {domains}" if domains else ""
+    return f"`fedshift tune EXPERIMENT --method {methods}{held_out}{budget}`, with its other options, makes them."
+
+
+def _in_words(case: tuple[str, str]) -> str:
+    return f"{case[0]} with {case[1]} held out" if case[1] else case[0]
+
+
+def _common(experiment: Experiment, searched: Collection[str]) -> dict[str, Any]:
+    """What of an experiment is neither its method nor searched, by dotted name."""
+    table = {key: value for key, value in experiment.table().items() if key not in NOT_OF_ALL}
+    return {key: value for key, value in flat(table).items() if key not in searched and key != "protocol.hold_out"}
+
+
+def _digest(experiment: Experiment, common: Mapping[str, Any]) -> str:
+    """A digest in which a file of data or of a model counts by its content, and plugins do not count."""
+    paths = {".".join(names) for names, _ in experiment.paths() if names[0] != "method"}
+    contents = {what: content for what, content in experiment.contents.items() if what in paths}
+    there = {key: value for key, value in common.items() if key not in contents}
+    return files.digest_of(json.dumps([there, contents], sort_keys=True).encode())
