@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import MISSING, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ numbers = st.floats(0, 1e6, allow_nan=False)
 
 
 def made(entry: Entry[Any]) -> Any:
-    return entry(**{name: REQUIRED[name] for name, about in entry.settings().items() if about.default is MISSING})
+    return entry(**{name: REQUIRED[name] for name, about in entry.settings().items() if about.required})
 
 
 def through_toml(table: dict[str, Any]) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def test_every_entry_says_what_it_is(catalogue: Catalogue[Any], name: str):
     entry = catalogue.get(name)
     assert issubclass(entry.cls, catalogue.base())
     assert entry.help.splitlines()[0].endswith(".")
-    assert all(about.metadata["help"] for about in entry.settings().values())
+    assert all(about.help for about in entry.settings().values())
     if catalogue is METHODS and entry.built_in:
         assert entry.paper or name in {"centralised", "single", "fedavg", "head-retraining"}
 

@@ -150,7 +150,7 @@ def test_a_round_by_hand(on_quadratics: OnQuadratics):
     It leads to 0.1 or -0.4, so that w is the mean over two draws of these, and w' the same. Both clients are scored
     there: lambda + 0.1 * 1 * (F_1, F_2)(w'), projected, is half of 0.1 (F_1 - F_2) more for the first.
     """
-    data = Quadratics(samples=(40, 10))
+    data = Quadratics(counts=(40, 10))
     rounds = {"train.rounds": 1, "train.steps": 1, "train.lr": 0.1}
     simulation = Simulation(on_quadratics.experiment(DRFA(), rounds, data))
     go_on(simulation)

@@ -51,8 +51,6 @@ from refusal import refuses
         ({"method.weighting": "size"}, ["method.weighting = 'size'", "'uniform' or 'samples'"]),
         ({"protocol.hold_out": "bright"}, ["domain to hold out 'bright'", "dark, gray, light"]),
         ({"run.device": "tpu"}, ["run.device = 'tpu'"]),
-        ({"method": "fedsr"}, ["method = 'fedsr'", 'method = { name = "..." }']),
-        ({"data": "folder"}, ["data = 'folder'"]),
         ({"train": 5}, ["train = 5", "[train]"]),
         ({"method.fedsr": 3}, ["'fedsr'"]),
         ({"method": {"name": "fedsr", "preset": "pasc"}}, ["preset 'pasc'", "Did you mean 'pacs'?"]),

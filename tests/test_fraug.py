@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -341,7 +341,6 @@ def test_each_step_moves_its_own_parts_only(make: Make, base: type[FRAug]):
     """What changed between the losses of one step and the next, parameters and buffers, and who was in train mode."""
     seen = []
 
-    @dataclass(frozen=True, kw_only=True)
     class Watched(base):
         """FRAug that remembers every part before each of its objectives; the model's begins as it encodes."""
 
@@ -541,7 +540,7 @@ def test_the_public_code_weighs_by_samples_and_keeps_momentum_and_statistics():
 
 
 def test_the_search_covers_the_published_grids():
-    grids = {field.name: set(field.metadata["search"]) for field in fields(FRAug) if field.name in ("alpha", "beta")}
+    grids = {name: set(FRAug.settings()[name].search) for name in ("alpha", "beta")}
     assert {0, 0.75, 1.25, 1.5, 1, 10} <= grids["alpha"]
     assert {0, 0.75, 1.25, 1.5, 0.1, 1, 10} <= grids["beta"]
 

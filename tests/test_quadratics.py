@@ -23,7 +23,7 @@ from quadratics import OnQuadratics, Quadratics, W, at_rest, on_quadratics, quad
 __all__ = ["on_quadratics"]  # a fixture
 
 TWO = Quadratics()  # a = (1, 4), b = (1, -1)
-FOUR = Quadratics(slopes=(1.0, -2.0, 0.5, 1.5), labels=(1, 2, 1, 0), samples=(10, 10, 10, 10))
+FOUR = Quadratics(slopes=(1.0, -2.0, 0.5, 1.5), labels=(1, 2, 1, 0), counts=(10, 10, 10, 10))
 EXACT: dict[str, Method] = {
     "scaffold, option II": SCAFFOLD(),
     "scaffold, option I": SCAFFOLD(variate="gradient"),

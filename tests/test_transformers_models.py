@@ -7,7 +7,7 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -437,7 +437,7 @@ def test_samples_that_are_not_read(
 class Pictures(Dataset):
     """Twelve coloured images of each of three classes in each of three domains, or texts of as many."""
 
-    name = "vit"
+    name: ClassVar[str] = "vit"
 
     def domain_names(self):
         return ("dark", "gray", "light")
@@ -453,7 +453,7 @@ class Pictures(Dataset):
 
 
 class Texts(Pictures):
-    name = "bert"
+    name: ClassVar[str] = "bert"
 
     def inputs(self):
         return Inputs(tokens=WORDS, pad=PAD)

@@ -369,7 +369,7 @@ def _plugins(experiment: Experiment) -> tuple[list[str], Planned]:
 def _help_of_data(experiment: Experiment, table: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Where the data set's files are looked for: each setting, its value at a site, and what belongs there."""
     about = experiment.data.settings()
-    return [(name, table["data"][name], about[name].metadata["help"]) for name in own_files(experiment.data)]
+    return [(name, table["data"][name], about[name].help) for name in own_files(experiment.data)]
 
 
 # Texts -------------------------------------------------------------------------------------------
@@ -386,7 +386,7 @@ def commented(settings: Spec, head: str) -> str:
     for name, about in settings.settings().items():
         value = getattr(settings, name)
         written = f"{name} = {json.dumps(as_toml(value), ensure_ascii=False)}"
-        lines += ["", f"# {about.metadata['help']}", f"# {written}" if value == about.default else written]
+        lines += ["", f"# {about.help}", f"# {written}" if value == about.default else written]
     return "\n".join(lines) + "\n"
 
 

@@ -87,9 +87,9 @@ class Personalised(GlobalModel):
 
     def parts(self, model: ModelBuilder) -> dict[str, Part]:
         """The global parts, and Phi_u and omega_u."""
-        return {**super().parts(model), **self.copy(PERSONAL, model)}
+        return {**super().parts(model), **self.copied(PERSONAL, model)}
 
-    def copy(self, copy: PersonalCopy, model: ModelBuilder) -> dict[str, Part]:
+    def copied(self, copy: PersonalCopy, model: ModelBuilder) -> dict[str, Part]:
         """An encoder and a head that stay on the client, from the initial values that ``start`` says."""
         if self.start == "global":
             return copy.parts(model.encoder(), model.head())
@@ -139,7 +139,7 @@ class FedPIN(Personalised):
 
     def parts(self, model: ModelBuilder) -> dict[str, Part]:
         """The global and the personal parts, and Psi_u and omega_psi where the contrast weighs."""
-        return {**super().parts(model), **(self.copy(SHORTCUT, model) if self.lam > 0 else {})}
+        return {**super().parts(model), **(self.copied(SHORTCUT, model) if self.lam > 0 else {})}
 
     def phases(self) -> Phases:
         """Shortcut, personal, global."""

@@ -30,7 +30,7 @@ class Probabilistic(FedAvg):
 
     paper: ClassVar[str] = "Nguyen, Lim and Torr, NeurIPS 2022, Eq. 5"
 
-    test_samples: Annotated[WholeNumber, AtMost(10_000, "each is another prediction of all samples")] = setting(
+    test_samples: Annotated[WholeNumber, Le(10_000)] = setting(
         20, help="samples of z whose softmax is averaged in prediction; 0: z = mu", source="FedSR Eq. 5"
     )
 

@@ -23,7 +23,7 @@ from itertools import chain
 from typing import Annotated, Any, Literal
 
 import torch
-from annotated_types import Ge
+from annotated_types import Ge, Le
 from torch import Tensor, nn
 
 from fedshift.core.fixed import Fixing, copied
@@ -36,12 +36,12 @@ from fedshift.models.cut import Begins, Ends, Reached, layers_of, with_class
 from fedshift.models.opened import Kind, Opened, config_of, open_network
 from fedshift.models.staged import Freezing
 from fedshift.settings.content import digest
-from fedshift.settings.spec import AtMost, Positive, Width, setting
+from fedshift.settings.spec import Positive, Width, setting
 
 MISFITS = (RuntimeError, ValueError, IndexError, TypeError, AttributeError)  # what a library's network raises
 PROBE = 2  # samples with which a network is tried out
 SIDE = 64  # of its images in pixels, where it takes any
-Rank = Annotated[int, Ge(0), AtMost(4096, "an adapter of that rank is no smaller than the layer")]
+Rank = Annotated[int, Ge(0), Le(4096)]
 
 
 @dataclass(frozen=True, kw_only=True)
