@@ -8,7 +8,7 @@ method draws itself.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -41,7 +41,6 @@ class Slope(nn.Module):
         return self.w * x
 
 
-@dataclass(frozen=True, kw_only=True)
 class Plain(Model):
     """z = x."""
 
@@ -49,7 +48,6 @@ class Plain(Model):
         return nn.Flatten()
 
 
-@dataclass(frozen=True, kw_only=True)
 class Quadratics(Dataset):
     """A domain, and so a client, for each quadratic; its samples are equal."""
 
@@ -116,7 +114,7 @@ class OnQuadratics:
         plain = {"train.batch": 1000, "train.momentum": 0.0, "train.precision": "float64", "train.steps": 10}
         (protocol, model) = {"name": "in-domain"}, Plain(dim=1)
         experiment = self.make({**plain, "protocol": protocol, **changes})
-        return replace(experiment, data=data, model=model, method=method)
+        return experiment.replace(data=data, model=model, method=method)
 
     def run(
         self, method: Method, changes: Mapping[str, Any], data: Quadratics = DATA, engine: Engine | None = None

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import fedshift
 from conftest import TINY, Make, interrupt_after
-from fedshift import Client2Vec, Experiment, FedAvg, FedProx, FedSR, api, page
+from fedshift import Client2Vec, Experiment, FedAvg, FedProx, FedSR, api
 from fedshift.api import FIELDS, Options
 from fedshift.cli import app as cli
 from fedshift.cli import estimates
@@ -213,9 +213,7 @@ def test_a_bad_source_is_named(source: Any):
 
 
 def test_a_class_without_a_name_says_how_to_register_it():
-    from dataclasses import dataclass
 
-    @dataclass(frozen=True, kw_only=True)
     class Mine(FedAvg):
         """A method nobody registered."""
 

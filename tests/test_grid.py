@@ -116,7 +116,6 @@ from typing import ClassVar
 import fedshift
 
 @fedshift.METHODS.register("edited")
-@dataclass(frozen=True, kw_only=True)
 class Edited(fedshift.FedAvg):
     # A method of one line.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,6 @@ AS_TYPED = ["1e3", "007", "true", "2024-01-01", "nan", ".5", "O'Brien", 'x"y"', 
 
 
 @DATASETS.register("named")
-@dataclass(frozen=True, kw_only=True)
 class Named(Dataset):
     """Domains of any name; never loaded."""
 

@@ -44,7 +44,6 @@ Seconds = Annotated[float, Ge(1), Le(10**7)]
 Megabytes = Annotated[int, Ge(1), Le(2000)]
 
 
-@dataclass(frozen=True, kw_only=True)
 class FederationSettings(Spec):
     """federation.toml: who takes part, what a sample is, and how long is waited for whom."""
 
@@ -98,7 +97,6 @@ class FederationSettings(Spec):
         return tuple(name for name, *_ in self.columns)
 
 
-@dataclass(frozen=True, kw_only=True)
 class SiteSettings(Spec):
     """site.toml: what a site says of itself; its [data] stand over those of the experiment."""
 

@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
@@ -146,10 +145,10 @@ def for_institutions(experiment: Experiment, sample: Schema) -> Experiment:
     """
     data, train = experiment.data, experiment.train
     if isinstance(data, InputColumns) and not data.columns:
-        data = replace(data, columns=tuple(name for name, *_ in sample.columns) or data.input_columns())
+        data = data.replace(columns=tuple(name for name, *_ in sample.columns) or data.input_columns())
     if train.min_answers == "all":
-        train = replace(train, min_answers=MIN_ANSWERS)
-    return replace(experiment, data=data, train=train)
+        train = train.replace(min_answers=MIN_ANSWERS)
+    return experiment.replace(data=data, train=train)
 
 
 def planned(

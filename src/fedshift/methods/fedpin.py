@@ -67,7 +67,6 @@ def total_variance(z: Tensor) -> Tensor:
     return z.var(dim=0, correction=0).sum()
 
 
-@dataclass(frozen=True, kw_only=True)
 class Personalised(GlobalModel):
     """The global model, and beside it a personal model of each client, which predicts for that client."""
 
@@ -113,7 +112,6 @@ class Personalised(GlobalModel):
         return PERSONAL.logits(net, x).log_softmax(dim=1)
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedPIN(Personalised):
     """A personal model near the global invariant features and far from what the client's shortcut model sees."""
 
@@ -175,7 +173,6 @@ class FedPIN(Personalised):
         return logits.softmax(dim=1)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Anchored(Personalised):
     """GM-L2: a personal model kept near the global invariant model's parameters, without a shortcut model.
 

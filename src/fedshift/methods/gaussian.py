@@ -24,7 +24,6 @@ def gaussian_kl(mean: Tensor, sigma: Tensor, to_mean: Tensor, to_sigma: Tensor) 
     return kl.sum(dim=1).mean()
 
 
-@dataclass(frozen=True, kw_only=True)
 class Probabilistic(FedAvg):
     """FedAvg whose encoder gives a distribution of z; a method adds its regularisers."""
 

@@ -15,7 +15,6 @@ at 64x64 images.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
@@ -113,7 +112,6 @@ def sinusoids(tokens: int, width: int) -> Tensor:
     return torch.where(torch.arange(width) % 2 == 0, angle.sin(), angle.cos())
 
 
-@dataclass(frozen=True, kw_only=True)
 class CCT7(Model):
     """CCT-7/3x1 from scratch: a small transformer on tokens of a convolution (Hassani et al., 2021)."""
 

@@ -10,7 +10,6 @@ size of the vocabulary is a setting; tokens that never occur cost a row of the e
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 from annotated_types import Le
@@ -50,7 +49,6 @@ class LastState(nn.Module):
         return z
 
 
-@dataclass(frozen=True, kw_only=True)
 class LSTM(Model):
     """LEAF's stacked LSTM for next-character prediction."""
 

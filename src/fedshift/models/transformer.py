@@ -18,7 +18,6 @@ again by its place: that a cut network gives what the whole one gives is checked
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
 from itertools import chain
 from typing import Annotated, Any, Literal
 
@@ -44,7 +43,6 @@ SIDE = 64  # of its images in pixels, where it takes any
 Rank = Annotated[int, Ge(0), Le(4096)]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Transformer(Freezing):
     """A network of the transformers library, by folder or hub id (fedshift[images]; adapters: fedshift[adapters])."""
 

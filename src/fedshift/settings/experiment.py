@@ -201,9 +201,7 @@ NAMED: dict[str, Catalogue[Any]] = {
     name: nested.catalogue for name, nested in Experiment.nested().items() if isinstance(nested, From)
 }
 DEFAULT_NAMES: dict[str, str] = {name: str(Experiment.settings()[name].default) for name in NAMED}
-PLAIN: dict[str, type[Spec]] = {
-    name: nested.cls for name, nested in Experiment.nested().items() if name not in NAMED
-}
+PLAIN: dict[str, type[Spec]] = {name: nested.cls for name, nested in Experiment.nested().items() if name not in NAMED}
 
 
 def check_tables(table: Mapping[str, Any]) -> None:
