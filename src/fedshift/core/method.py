@@ -46,9 +46,11 @@ class Method(Spec):
     Attributes:
         presets: published settings, by the data set's name.
         paper: where the method comes from.
+        common: settings that stay as they are when another method is named.
     """
 
     section: ClassVar[str] = "method"
+    common: ClassVar[tuple[str, ...]] = ("weighting", "optimiser_state", "bn", "server")
     presets: ClassVar[dict[str, dict[str, object]]] = {}
     paper: ClassVar[str] = ""
 

@@ -201,7 +201,9 @@ def _change_entry(document: Document, where: Sequence[str], entry: Document) -> 
     if catalogue is not None and entry.keys() == {"name"}:
         names, old = _as_list(entry["name"]), _as_list(held.get("name", default))
         new = [catalogue.get(str(name)).settings() for name in names]
-        common = {name for name in catalogue.base().settings() if any(name in settings for settings in new)}
+        base = catalogue.base()
+        stays = getattr(base, "common", base.settings())
+        common = {name for name in stays if any(name in settings for settings in new)}
         common |= {*(_own_tables(document) if catalogue is METHODS else ())}
         again = all(name in old for name in names)
         kept = {name: value for name, value in held.items() if again or name in common}
