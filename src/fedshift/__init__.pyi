@@ -99,7 +99,7 @@ from .settings.experiment import Experiment as Experiment
 from .settings.spec import Spec as Spec
 from .settings.spec import setting as setting
 from .sklearn import FederatedClassifier as FederatedClassifier
-from .study.benchmark import Benchmark as Benchmark
+from .study.benchmark_results import Benchmark as Benchmark
 from .study.reproduction import Reproduction as Reproduction
 from .study.states import States as States
 
