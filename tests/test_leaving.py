@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache, partial
-from pathlib import Path
+from functools import cache
 from typing import Any, get_args
 
 import pytest
@@ -21,8 +20,7 @@ from fedshift.core.messages import Answer, Telemetry, Up
 from fedshift.core.setup import Setup
 from fedshift.deployment.agreement import FederationSettings
 from fedshift.deployment.leaving import CATEGORIES, Leaves, category, leaving, refusal, refused, what_leaves, without
-from fedshift.deployment.sent import SENT, Sent, read_sent
-from fedshift.deployment.wire import Done, Score, score_tensors
+from fedshift.deployment.wire import Done, Score
 from fedshift.settings.experiment import Experiment
 from fedshift.settings.grid import expand, override
 from reference import EVERY_METHOD, reference, small
@@ -131,27 +129,6 @@ def test_an_upload_in_the_place_of_a_returned_tensor_stays_what_it_is():
     assert category(one, more, "telemetry.steps") == "count"
 
 
-def test_a_score_has_the_numbers_that_are_listed():
-    score = Score("a", "test", "global", 1, 0.5, 1.0, 10)
-    listed = [each for each in leaving(setup("fedavg")) if each.kind == "scores"]
-    found = {name: (str(tensor.dtype)[6:], tuple(tensor.shape)) for name, tensor in score_tensors(score).items()}
-    assert found == {each.name: (each.dtype, each.shape) for each in listed}
-    assert category(setup("fedavg"), None, "scores.12.n") == "count"
-
-
-def test_a_message_of_scores_is_written_down(tmp_path: Path):
-    score = Score("a", "test", "global", 1, 0.5, None, 10)
-    data = Done("a", scores=(score, score)).to_bytes()
-    Sent(tmp_path / SENT).add(data, partial(category, setup("fedavg"), None), run="a run", what="score")
-    (message,) = read_sent(tmp_path / SENT)
-    assert {each.name: each.category for each in message.tensors} == {
-        "scores.0.accuracy": "statistic",
-        "scores.0.n": "count",
-        "scores.1.accuracy": "statistic",
-        "scores.1.n": "count",
-    }
-
-
 def test_how_often_and_how_much_by_hand():
     changes = {"train.rounds": 25, "evaluate.every": 10, "model": {"name": "mlp", "dim": 4, "hidden": [8]}}
     (one,) = expand(override(TINY, changes))
@@ -161,10 +138,6 @@ def test_how_often_and_how_much_by_hand():
     assert Leaves("train", "", 3, "scores", "loss", "float64", (), "statistic", 8, False) in listed
     pairs = next(each for each in leaving(setup("client2vec", GLOBAL)) if each.name == "pairs")
     assert (pairs.rounds, pairs.shape, pairs.bytes) == (1, (None, 2, 64), None)
-
-
-def test_where_telemetry_is_off_none_is_listed():
-    assert not by_name(setup("fedavg", {"evaluate.telemetry": False}), "telemetry")
 
 
 def test_what_is_not_declared_has_no_category():
@@ -191,26 +164,6 @@ def test_the_page_names_every_tensor_once_in_its_tables(name: str):
     never = page.partition("## What never leaves")[2].partition("##")[0]
     assert all(f"`{part}`" in never for part in private)
     assert "hospitals" in page and f"`{name}`" in page
-
-
-def test_the_page_by_hand():
-    page = what_leaves(setup("fedavg", {"train.rounds": 7, "method.bn": "local"}), FEDERATION)
-    assert "| `train` | `train` | 7 times | told beside it: 1 tensor | 8 B | count |" in page
-    assert "| `term.cross_entropy` | float64 | [] | 8 | statistic | no |" in page
-    assert "The batch norms of `encoder`, which are kept there too." in page
-    assert "| count | The site leaves out `samples`, `steps`, `n`; the run goes on without. |" in page
-    assert "| embedding | Nothing changes: nothing of the kind leaves in this run. |" in page
-    assert "embeddings of samples do leave" not in page
-    page = what_leaves(setup("client2vec", GLOBAL), FEDERATION)
-    assert "embeddings of samples do leave" in page
-    assert "| `pairs` | float32 | [any, 2, 64] | by its length | embedding | yes |" in page
-    assert "| `index` | `pairs` | once | the reply: 1 tensor | as long as it is, up to 1 GB | embedding |" in page
-    assert "| embedding | The method needs `pairs`: the run ends at its start" in page
-
-
-def test_a_name_cannot_break_a_table():
-    page = what_leaves(setup("fedavg"), replace(FEDERATION, name="a|b`c"))
-    assert "# What leaves a site of `a\\|b'c`\n" in page
 
 
 # What a site refuses ------------------------------------------------------------------------------
@@ -255,9 +208,3 @@ def test_the_error_names_site_category_exchange_tensor_and_the_fix():
         raise refusal(setup("fediir", {"method.weighting": "samples"}), "clinic", ["count"])
     with refuses("Choose another method", "'count'", "'model update'"):
         raise refusal(setup("fedavg", {"method.weighting": "samples"}), "clinic", ["count", "model update"])
-
-
-def test_uniform_weights_are_no_fix_where_counts_are_needed_anyway():
-    one = setup("client2vec", {"method.base.weighting": "samples"})
-    assert {each.exchange for each in refused(one, ["count"])} == {"vectors", "train"}
-    assert "weighting" not in str(refusal(one, "clinic", ["count"]))

@@ -34,14 +34,12 @@ from fedshift.deployment.rehearsal import rehearse
 from fedshift.engines.sequential import Sequential
 from fedshift.errors import AuditError
 from fedshift.federation.federation import Federation
-from fedshift.federation.preparation import UNSEEN, Column, Preparation, recoded
+from fedshift.federation.preparation import UNSEEN, Column, Preparation
 from fedshift.methods import METHODS
 from fedshift.methods.fedavg import FedAvg
 from fedshift.runs import runner
 from fedshift.runs.progress import Progress
 from fedshift.settings.experiment import Experiment
-from fedshift.simulation.dry_run import estimate
-from fedshift.simulation.rounds import advance
 from fedshift.simulation.simulation import Simulation, make_federation
 from refusal import refuses
 
@@ -192,20 +190,6 @@ def test_a_site_that_never_trained_is_given_the_mean_of_those_that_know_a_column
     }
 
 
-def test_before_there_are_statistics_inputs_are_numbers_all_the_same():
-    preparation = Preparation("pooled", columns=(Column("a"), Column("c", ("u",))))
-    x = torch.tensor([[5.0, float("nan")], [float("nan"), 0.0]])
-    assert preparation.inputs(x, preparation.of_nobody()).tolist() == [[0, 0], [0, 1]]
-
-
-def test_codes_of_other_columns():
-    own, other = (Column("c", ("a", "b", "x")), Column("n")), (Column("c", ("b", "a")), Column("n"))
-    x = torch.tensor([[0, 1], [1, 2], [2, 3], [float("nan"), 4]], dtype=torch.float64)
-    expected = torch.tensor([[1, 1], [0, 2], [UNSEEN, 3], [float("nan"), 4]], dtype=torch.float64)
-    assert torch.equal(recoded(x, own, other).nan_to_num(-9), expected.nan_to_num(-9))
-    assert x[0, 0] == 0
-
-
 # Training rows alone -----------------------------------------------------------------------------
 
 
@@ -269,23 +253,6 @@ def test_methods_and_engines(tmp_path: Path, method: dict[str, Any], statistics:
     assert any(name.startswith("preparation.") for name in crossed) == (statistics == "pooled")
 
 
-def test_workers_and_runs_that_advance_together(tmp_path: Path):
-    asked = experiment(tmp_path, table(), {"statistics": "pooled"})
-    alone = carried_out(asked)
-    workers = replace(asked.run, engine="workers", workers=2, out=str(tmp_path / "workers"))
-    same = carried_out(replace(asked, run=workers))
-    assert all(torch.equal(tensor, same.weights[name]) for name, tensor in alone.weights.items())
-    together = [
-        replace(asked, seed=seed, data_seed=0, run=replace(asked.run, engine="vectorised", out=str(tmp_path / "both")))
-        for seed in (0, 1)
-    ]
-    folders, failed = runner.run_all(together, Progress())
-    assert not failed
-    first = fedshift.Run(folders[0])
-    for name, tensor in alone.weights.items():
-        torch.testing.assert_close(first.weights[name], tensor, rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize("statistics", ["site", "pooled"])
 def test_a_run_that_is_killed_goes_on_to_the_same_bits(
     tmp_path: Path, statistics: str, monkeypatch: pytest.MonkeyPatch
@@ -332,19 +299,6 @@ def test_the_model_of_a_run_takes_rows_as_they_are_stored(tmp_path: Path, statis
             run.model()
 
 
-def test_rows_of_another_file_as_a_model_takes_them(tmp_path: Path):
-    asked = experiment(tmp_path, table(), {"statistics": "pooled"})
-    columns = make_federation(asked).inputs.preparation.columns
-    assert [(column.name, column.categories) for column in columns][2] == ("sex", ("f", "m"))
-    (tmp_path / "new.csv").write_text("sex,region,marker,time,dose\nm,south,,5,1\n,west,2,1e9,0\n")
-    rows = asked.data.rows(tmp_path / "new.csv", columns)
-    nan = float("nan")
-    assert (
-        rows.nan_to_num(-99).tolist()
-        == torch.tensor([[5, nan, 1, -1, 1], [1e9, 2, nan, 2, 0]]).double().nan_to_num(-99).tolist()
-    )
-
-
 @pytest.mark.parametrize("method", ["fedavg", "fedpin"])
 def test_a_held_out_site_has_the_mean_of_the_others_and_the_record_says_so(tmp_path: Path, method: str):
     held_out = {"name": "leave-one-domain-out", "hold_out": "Rome"}
@@ -369,18 +323,6 @@ def test_a_client_that_was_not_sampled_yet_has_its_own_statistics(tmp_path: Path
     run = carried_out(personal)
     assert {row["model"] for row in run.records[-1]["environments"]} == {"own", "unseen"}
     assert "only_in_simulation" not in run.records[-1]
-
-
-def test_nobody_answered_where_statistics_are_needed(tmp_path: Path):
-    train = {"rounds": 1, "steps": 1, "batch": 8, "absent": 0.999}
-    with refuses("0 of 3 clients", "'preparation'", "train.min_answers"):
-        carried_out(experiment(tmp_path, table(), {"statistics": "pooled"}, train=train))
-
-
-def test_a_dry_run_counts_the_exchange(tmp_path: Path):
-    asked = experiment(tmp_path, table(), {"statistics": "pooled"})
-    told = estimate(asked)
-    assert [stage.name for stage in told.stages] == ["preparation", "train"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -455,12 +397,6 @@ def test_what_leaves_says_the_statistics_and_a_policy_refuses_them(tmp_path: Pat
         coordinate(folder / "coordinator", Local(folder), Progress())
 
 
-def test_statistics_of_a_site_alone_never_leave_it(tmp_path: Path):
-    found = inspect(institutions(tmp_path, "site") / "sites" / "Oslo")
-    assert not [each for each in found.leaves if PREPARATION in (each.stage, each.name)]
-    assert "Private parts of the model: `preparation`" in found.page
-
-
 def test_a_site_with_other_columns_is_named(tmp_path: Path):
     folder = institutions(tmp_path, "pooled")
     path = folder / "sites" / "Oslo" / "mine.csv"
@@ -488,16 +424,6 @@ def test_a_site_with_other_columns_is_named(tmp_path: Path):
     assert first.columns == again.columns
 
 
-def test_columns_that_are_not_agreed_on_are_asked_for(tmp_path: Path):
-    folder = institutions(tmp_path, "pooled")
-    path = folder / "coordinator" / "federation.toml"
-    path.write_text(path.read_text().replace("columns = ", "deadline = 5.0\nother = "), encoding="utf-8")
-    text = path.read_text()
-    path.write_text(text[: text.index("other = ")], encoding="utf-8")
-    with refuses("data.statistics = 'pooled'", "federation.toml", "columns = "):
-        Agreement.read(folder / "coordinator")
-
-
 def test_the_columns_of_a_federation_are_found_in_the_data_or_said(tmp_path: Path):
     asked = experiment(tmp_path, table(), {"statistics": "pooled"})
     found = schema(asked)
@@ -518,17 +444,3 @@ def test_a_held_out_institution_has_no_statistics_of_its_own(tmp_path: Path):
     folder = institutions(tmp_path / "site", "site", protocol=held_out)
     with refuses("preparation", "'Rome'", "data.statistics = 'pooled'"):
         coordinate(folder / "coordinator", Local(folder), Progress())
-
-
-def test_rounds_of_a_simulation_by_hand(tmp_path: Path):
-    """The first round is the exchange of statistics, which every later Down brings."""
-    simulation = Simulation(experiment(tmp_path, table(), {"statistics": "pooled"}))
-    coordinator = simulation.coordinator
-    assert coordinator.next_round.stage.name == PREPARATION
-    assert not coordinator.state.down[f"{PREPARATION}.rows"]
-    assert not advance([simulation], Sequential())
-    assert int(coordinator.state.down[f"{PREPARATION}.rows"]) == len(training_rows(simulation.federation))
-    train = coordinator.next_round.stage.training
-    assert {name for name in coordinator.down(train, 0) if name.startswith(PREPARATION)} == {
-        f"{PREPARATION}.{name}" for name in ("rows", "fill", "center", "scale")
-    }

@@ -20,7 +20,7 @@ from fedshift.datasets.dataset import Dataset
 from fedshift.deployment.agreement import Agreement, read_site
 from fedshift.deployment.coordinate import coordinate
 from fedshift.deployment.folders import schema
-from fedshift.deployment.local import prepared, site_data
+from fedshift.deployment.local import site_data
 from fedshift.deployment.model import site_model
 from fedshift.deployment.rehearsal import rehearse
 from fedshift.federation.domains import DomainData
@@ -35,7 +35,7 @@ from fedshift.runs.progress import Progress
 from fedshift.runs.run import Run
 from fedshift.settings.experiment import Experiment
 from fedshift.settings.spec import setting
-from fedshift.simulation.simulation import Simulation, load_data
+from fedshift.simulation.simulation import load_data
 from fedshift.streams import Streams
 from refusal import refuses
 from test_coordinate import alike
@@ -142,12 +142,6 @@ def test_what_is_frozen_is_computed_once(cache: Path, monkeypatch: pytest.Monkey
     assert len(list(cache.iterdir())) == 2
 
 
-def test_other_weights_are_other_features(cache: Path):
-    """The shift is in the weights alone, and no setting of a model is in what names features in the cache."""
-    one, other = (embedding(Small(freeze_until=1, shift=shift), pictures()).x for shift in (0.3, 0.4))
-    assert not torch.equal(one, other)
-
-
 def test_what_cannot_be_frozen_is_refused():
     with refuses("model.freeze_until = 4", "3 stages", "2 stage2"):
         embedding(Small(freeze_until=4), pictures())
@@ -180,13 +174,6 @@ def test_messages_carry_only_what_is_trained(make: Make):
     start, end = simulation.site.initial, simulation.coordinator.state.shared
     assert not torch.equal(end["encoder.stages.stage2.1.running_mean"], torch.zeros(5))
     assert not any("stage1" in name for name in (*start, *end))
-
-
-def test_batch_norm_that_is_trained_stays_home_under_fedbn(make: Make):
-    simulation = simulate(experiment_of(make, Small(dim=2, freeze_until=1), {"method.name": "fedbn"}))
-    sent = names_sent(simulation, "train", "up")
-    assert "encoder.stages.stage2.0.weight" in sent
-    assert not any(name.startswith("encoder.stages.stage2.1.") for name in sent)
 
 
 def test_weights_that_come_in_evaluation_mode_are_trained_in_training_mode(make: Make):
@@ -242,25 +229,6 @@ def test_sites_freeze_as_a_simulation_does(make: Make, tmp_path: Path):
     alike(run, rehearse(folder, Progress()))
     images = pictures().x
     assert torch.equal(site_model(folder / "sites" / "dark")(images), Run(run).model()(images))
-
-
-def test_samples_are_prepared_again_for_other_frozen_stages(make: Make, tmp_path: Path):
-    place = federation_of(make, tmp_path / "trial", Small(dim=2, freeze_until=1)) / "sites" / "dark"
-    agreement, (settings, own) = Agreement.read(place), read_site(place)
-    made = prepared(agreement, settings, own, place).x
-    assert torch.equal(prepared(agreement, settings, own, place).x, made)
-    other = replace(agreement, table={**agreement.table, "model": {**agreement.table["model"], "shift": 0.9}})
-    assert not torch.equal(prepared(other, settings, own, place).x, made)
-
-
-def test_images_that_are_normalised_are_refused_here_and_at_sites(make: Make, tmp_path: Path):
-    model, said = Small(dim=2, freeze_until=1), "--set data.normalise=false"
-    with refuses(said):
-        Simulation(replace(experiment_of(make, model), data=Pictures(normalise=True)))
-    place = federation_of(make, tmp_path / "trial", model, normalise=True) / "sites" / "dark"
-    agreement, (settings, own) = Agreement.read(place), read_site(place)
-    with refuses(said):
-        site_data(agreement, settings, own)
 
 
 def test_a_site_whose_images_have_another_size_is_told_so(make: Make, tmp_path: Path):
@@ -359,10 +327,3 @@ def test_efficientnet_is_trained(make: Make):
     assert not told
     sent = names_sent(one, "train", "up")
     assert {name.split(".")[2] for name in sent if ".stages." in name} == {"stage9"}
-
-
-def test_efficientnet_refuses_what_it_does_itself():
-    with refuses("--set data.normalise=false"):
-        EfficientNetLite0().check(Inputs(normalise=True))
-    with refuses("--set data.channels=3"):
-        built(EfficientNetLite0(), (1, 64, 64))

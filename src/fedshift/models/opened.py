@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -60,7 +59,7 @@ def open_network(source: str, commit: str | None, content: str, part: str) -> Op
             setattr(config, name, 0.0)
     config.use_cache = False
     # In memory, whatever is asked for around; a library's own draws are nobody's.
-    with reading(source, "model.path"), torch.device("cpu"), torch.random.fork_rng(devices=[]), _silent(transformers):
+    with reading(source, "model.path"), torch.device("cpu"), torch.random.fork_rng(devices=[]):
         whole, about = transformers.AutoModel.from_pretrained(
             source, config=config, revision=commit or "main", attn_implementation="eager", output_loading_info=True
         )
@@ -113,19 +112,6 @@ def config_of(source: str, commit: str | None) -> Any:
     transformers = _library()
     with reading(source, "model.path"):
         return transformers.AutoConfig.from_pretrained(source, revision=commit or "main")
-
-
-@contextmanager
-def _silent(transformers: Any) -> Iterator[None]:
-    """Shows no bar while weights are read."""
-    logging = transformers.utils.logging
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
 
 
 def _library() -> Any:
