@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
-from time import sleep
 from zipfile import ZipFile
 
 from flwr.app import Error, Message
@@ -120,13 +119,11 @@ class MemoryGrid(Grid):
     Attributes:
         nodes: those that are registered.
         came: all that came from nodes, by name.
-        foreign: a reply that nobody asked for comes with every pull.
         full: messages are too large for the SuperLink.
     """
 
     nodes: list[SuperNode]
     came: list[tuple[str, bytes]] = field(default_factory=list)
-    foreign: bool = False
     full: bool = False
     _waiting: dict[str, tuple[int | None, Crossing]] = field(default_factory=dict)
 
@@ -186,7 +183,7 @@ class MemoryGrid(Grid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """The replies that are there; an error in the place of one to an unknown message."""
-        replies = [self._stranger()] if self.foreign else []
+        replies: list[Message] = []
         for number in message_ids:
             if number not in self._waiting:
                 unknown = create_message_error_unavailable_ins_message(number, RUN)
@@ -199,19 +196,9 @@ class MemoryGrid(Grid):
                 self._waiting[number] = (None if pulls is None else pulls - 1, reply)
         return replies
 
-    def _stranger(self) -> Message:
-        return Crossing.of(create_message_error_unavailable_ins_message("0" * 64, RUN)).message()
-
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Push messages and pull until every reply is there."""
-        numbers = set(self.push_messages(messages))
-        replies: list[Message] = []
-        while numbers:
-            came = list(self.pull_messages(numbers))
-            replies += came
-            numbers -= {each.metadata.reply_to_message_id for each in came}
-            sleep(0.01)
-        return replies
+        """Not needed here."""
+        raise NotImplementedError
 
 
 def registered(folder: Path) -> MemoryGrid:

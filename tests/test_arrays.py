@@ -12,7 +12,6 @@ import torch
 from PIL import Image
 
 import fedshift
-from conftest import Make, simulate
 from fedshift import memory
 from fedshift.datasets.arrays import Arrays
 from fedshift.datasets.dataset import Dataset
@@ -79,18 +78,6 @@ def test_images_are_those_of_a_folder(tmp_path: Path, channels: int):
     several = Arrays(path=str(many))
     assert several.domain_names() == folder.domain_names()
     assert equal(several.load(Streams(0)), expected)
-
-
-@pytest.mark.parametrize(
-    "protocol",
-    [{"name": "leave-one-domain-out", "hold_out": "b"}, {"name": "in-domain"}, {"name": "all-clients"}],
-    ids=lambda protocol: str(protocol["name"]),
-)
-def test_every_protocol_takes_them(tmp_path: Path, make: Make, protocol: dict[str, Any]):
-    y, domain = np.tile([0, 1], 30), np.repeat(["a", "b", "c"], 20)
-    save(tmp_path / "x.npz", x=np.random.default_rng(0).normal(size=(60, 5)), y=y, domain=domain)
-    data = {"name": "arrays", "path": str(tmp_path / "x.npz")}
-    assert simulate(make({"data": data, "protocol": protocol})).coordinator.position == 2
 
 
 def test_float64_is_rounded_and_other_byte_orders_are_read(tmp_path: Path):

@@ -29,7 +29,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from conftest import Make
 from federated import SITES
-from fedshift.deployment import commands
+from fedshift.deployment import shell
 from fedshift.deployment.executor import ACQUIRE
 from fedshift.deployment.orphan import with_parent
 from fedshift.deployment.supervisor import end, listens, start
@@ -134,7 +134,7 @@ def an_outsider_is_refused(federation: Loopback, app: Path, home: Path) -> None:
     ):
         done = subprocess.run(
             [str(Path(sys.executable).parent / "flwr"), *words],
-            env={**os.environ, "FLWR_HOME": str(home), **commands.QUIET},
+            env={**os.environ, "FLWR_HOME": str(home), **shell.QUIET},
             capture_output=True,
             text=True,
             check=False,
@@ -169,13 +169,13 @@ def who_lacks_the_secret_gets_no_task(federation: Loopback) -> None:
     (command,) = federation.programs("gray", SUPERNODE).values()
     words = command.split()
     port = words[words.index("--port") + 1]
-    for secret in (b"guessed", (federation.folder / "sites/dark" / commands.SECRET).read_bytes()):
+    for secret in (b"guessed", (federation.folder / "sites/dark" / shell.SECRET).read_bytes()):
         version = RuntimeVersionHttpInterceptor(component_name="SuperExec")
         signed = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={ACQUIRE})
         client = RuntimeHttpClient.from_server_address(f"127.0.0.1:{port}", True, None, [version, signed])
         with closing(client), pytest.raises(httpx.HTTPStatusError, match="401"):
             client.AcquireTask(AcquireTaskRequest(supported_task_types=["flwr-clientapp"]))
-    file = federation.folder / "sites/gray" / commands.SECRET
+    file = federation.folder / "sites/gray" / shell.SECRET
     assert file.stat().st_mode & 0o777 == 0o600
 
 
@@ -213,14 +213,14 @@ def online(federation: Loopback) -> int:
 def dishonest(federation: Loopback) -> Iterator[None]:
     """A coordinator's SuperLink that starts apps itself, behind the coordinator's gate."""
     port, coordinator = federation.processes.control_port, federation.processes.coordinator
-    address = commands.host_and_port(federation.processes.agreement.federation.address)
+    address = shell.host_and_port(federation.processes.agreement.federation.address)
     free: Callable[[], bool] = lambda: not listens("127.0.0.1", port) and not listens(*address)  # noqa: E731
     federation.wait_for(free)
-    command = commands.superlink(port)
+    command = shell.superlink(port)
     at = command.index("--isolation")
     started = [
         start(with_parent(each), coordinator, coordinator / "flower/dishonest.log")
-        for each in ([*command[:at], *command[at + 4 :]], commands.gate(port))
+        for each in ([*command[:at], *command[at + 4 :]], shell.gate(port))
     ]
     try:
         federation.wait_for(lambda: listens("127.0.0.1", port) and listens(*address))

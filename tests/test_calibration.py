@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from conftest import CNN_WITH_BN, Make, go_on, interrupt_after, resume, simulate
 from fedshift.core.contract import Batch, Context, Terms
 from fedshift.core.net import Net
 from fedshift.engines import calibration
-from fedshift.engines.calibration import calibrate, choose
+from fedshift.engines.calibration import Timing, calibrate, choose, fastest
 from fedshift.engines.choice import Choice, open_engine
 from fedshift.engines.engine import Job
 from fedshift.engines.kernels import Kernels
@@ -28,6 +29,7 @@ from fedshift.engines.onednn import onednn_available
 from fedshift.engines.sequential import Sequential
 from fedshift.engines.vectorised import Vectorised
 from fedshift.engines.workers import Workers, can_fork
+from fedshift.errors import DivergedError
 from fedshift.methods.fedavg import FedAvg
 from fedshift.runs import runner
 from fedshift.runs.folder import RunFolder
@@ -113,6 +115,12 @@ def test_what_slows_all_candidates_for_a_while_changes_nothing(make: Make, machi
     made.milliseconds = lambda choice: (10 if made.now % 1 < 0.3 else 1) * (4 if choice.engine == "vectorised" else 5)
     jobs = example(make, {"train.precision": "float64", "train.rounds": 10_000})
     assert choose(jobs, RunOptions(workers=1), nobody).engine == "vectorised"
+
+
+def test_a_candidate_that_left_early_is_not_compared_with_later_turns():
+    quick = Timing(Choice("sequential", 1, 1, Kernels()), (9.0,), 1)
+    steady = Timing(Choice("workers", 2, 1, Kernels()), (3.0, 30.0, 30.0), 1)
+    assert fastest([quick, steady]) is steady
 
 
 @pytest.mark.skipif(not onednn_available(), reason="this build of PyTorch has no oneDNN")
@@ -287,8 +295,8 @@ def test_a_run_goes_on_with_the_engine_it_had(make: Make, machine: Callable[...,
 
 
 def test_a_run_that_diverges_while_it_is_measured_is_left_to_say_so_itself(make: Make, monkeypatch: pytest.MonkeyPatch):
-    jobs = Simulation(make({"train.lr": 1000.0, "train.steps": 40})).example()
-    assert choose(jobs, AUTO, nobody).engine == "sequential"
+    monkeypatch.setattr(calibration, "_seconds", Mock(side_effect=DivergedError("not finite", "a smaller rate")))
+    assert choose(example(make), AUTO, nobody).engine == "sequential"
 
 
 @pytest.fixture

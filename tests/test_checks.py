@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,9 +16,8 @@ from fedshift.coordinator.coordinator import Asking, Received
 from fedshift.core.contract import ServerState
 from fedshift.core.messages import Answer, Missing, Order, Telemetry, Up
 from fedshift.core.tensors import Tensors
-from fedshift.engines.engine import Job, Outcome, ServerJob
+from fedshift.engines.engine import Job, Outcome
 from fedshift.errors import DivergedError, FedshiftError
-from fedshift.methods.fedavg import FedAvg
 from fedshift.simulation.simulation import Simulation, no_steps
 from refusal import refuses
 from test_errors import with_inputs
@@ -27,7 +26,6 @@ from test_methods import small
 Harm = Callable[[Up], Tensors]
 
 THREE = {"protocol": {"name": "in-domain"}}  # dark, gray and light
-FOUR = {**THREE, "data.domains": 4}
 HALF = {"train.min_answers": 0.5}
 
 
@@ -234,26 +232,6 @@ def test_a_client_whose_training_fails_is_missing_too(make: Make):
     assert 1 not in simulation.site.store, "a client that failed keeps what it had"
 
 
-def test_an_error_that_was_not_foreseen_is_recorded_with_its_kind(make: Make):
-    """The text of a KeyError is only the key; the others' answers are merged all the same."""
-
-    @dataclass(frozen=True, kw_only=True)
-    class Faulty(FedAvg):
-        """Looks for something on one client that is not there."""
-
-        def keep(self, work):
-            if not torch.equal(work.train.x[0], others):
-                return {}
-            raise KeyError("colour")
-
-    simulation = Simulation(make({**THREE, **HALF}))
-    others = simulation.federation.clients[1].train.x[0]
-    simulation = Simulation(replace(simulation.experiment, method=Faulty()))
-    go_on(simulation)
-    (missing,) = simulation.coordinator.missing
-    assert (missing["client"], missing["why"]) == ("gray", "KeyError: 'colour'")
-
-
 # Too few answers ----------------------------------------------------------------------------------
 
 
@@ -304,22 +282,3 @@ def test_too_few_answers_end_the_round_without_a_merge(make: Make):
     go_on(simulation)
     assert coordinator.position == 2
     assert not is_as_it_was(coordinator.state, before)
-
-
-@pytest.mark.parametrize("late", [[0], [0, 3]], ids=["two answers", "one answer"])
-def test_who_is_late_and_who_fails_count_alike(make: Make, late: list[int]):
-    """Of four, one sends what it should not: with one late, two are a half; with two late, the error is the round's."""
-    simulation = Simulation(make({**FOUR, **HALF}))
-    asking, _, received = begun(simulation)
-    assert isinstance(received[1], Answer)
-    received[1] = replace(received[1], up=Up(with_another("extra")(received[1].up)))
-    for client in late:
-        received[client] = Missing(client, "late")
-    if len(late) == 2:
-        with refuses("'gray'", "holds 'extra'"):
-            asking.send(received)
-        return
-    job = asking.send(received)
-    assert isinstance(job, ServerJob)
-    assert job.replies.clients == [2, 3]
-    assert [entry["client"] for entry in simulation.coordinator.missing] == ["dark", "gray"]

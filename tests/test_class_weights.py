@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from conftest import Make, engine_of, go_on, simulate
-from fedshift.core.contract import Batch, Context, Phase, Terms
+from fedshift.core.contract import Batch, Context, Terms
 from fedshift.core.net import Net
 from fedshift.core.tensors import Tensors
 from fedshift.core.training import Train
@@ -182,17 +182,6 @@ def test_batches_are_even_and_found_from_their_number(labels: list[int], size: i
     assert max(totals) - min(totals) <= 1
 
 
-def test_a_site_that_lacks_a_class_goes_on_without_it(make: Make, tmp_path: Path):
-    simulation = simulate(make({**rare(tmp_path), "train.batches": "balanced", "train.batch": 4}))
-    lane = lane_of(simulation, 1)
-    (phase,) = (phase for phase in lane.phases if isinstance(phase, Phase))
-    order = lane.order(phase, lane.samples)
-    assert order is not None
-    assert lane.samples is not None
-    for rows in islice(order.from_number(0), 10):
-        assert torch.bincount(lane.samples.y[rows], minlength=3).tolist() == [2, 2, 0]
-
-
 # Engines, resuming, refusals ----------------------------------------------------------------------
 
 BALANCING = [{"train.class_weights": "balanced"}, {"train.class_weights": [1, 3, 9]}, {"train.batches": "balanced"}]
@@ -209,16 +198,6 @@ def test_engines_agree(make: Make, tmp_path: Path, name: str, changes: dict[str,
             other = simulate(experiment, engine=engine)
         for tensor_name, tensor in one.coordinator.state.tensors.items():
             torch.testing.assert_close(tensor, other.coordinator.state.tensors[tensor_name], rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("changes", BALANCING, ids=str)
-def test_a_run_goes_on_to_the_same_bits(make: Make, tmp_path: Path, changes: dict[str, Any]):
-    experiment = make({**rare(tmp_path), **changes, "train.rounds": 5, "train.batch": 5})
-    whole, half = simulate(experiment), simulate(experiment, rounds=2, folder=tmp_path / "run")
-    assert half.coordinator.position == 2
-    later = simulate(experiment, folder=tmp_path / "run")
-    for name, tensor in whole.coordinator.state.tensors.items():
-        assert torch.equal(tensor, later.coordinator.state.tensors[name])
 
 
 @dataclass(frozen=True, kw_only=True)

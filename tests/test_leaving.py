@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
 from typing import Any, get_args
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from conftest import TINY
-from fedshift.core.contract import Category, Exchange, Upload
+from fedshift.core.contract import Category, Exchange
 from fedshift.core.messages import Answer, Telemetry, Up
 from fedshift.core.setup import Setup
 from fedshift.deployment.agreement import FederationSettings
 from fedshift.deployment.leaving import CATEGORIES, Leaves, category, leaving, refusal, refused, what_leaves, without
-from fedshift.deployment.wire import Done, Score
+from fedshift.deployment.wire import Done, SiteScore
 from fedshift.settings.experiment import Experiment
 from fedshift.settings.grid import expand, override
 from reference import EVERY_METHOD, reference, small
@@ -114,21 +112,6 @@ def test_categories_by_hand():
     assert by_name(setup("fedavg"), "scores") == {"accuracy": "statistic", "loss": "statistic", "n": "count"}
 
 
-def test_an_upload_in_the_place_of_a_returned_tensor_stays_what_it_is():
-    """A model update, unless it is declared as something else; nothing of what surrounds it changes."""
-    one = setup("fedavg")
-    exchange = replace(next(exchanges(one)), upload=lambda work: {"head.bias": torch.zeros(3)})
-    assert category(one, exchange, "up.head.bias") == "model update"
-    means = replace(exchange, uploads=(Upload("head.bias", (3,), category="statistic"),))
-    assert category(one, means, "up.head.bias") == "statistic"
-    assert one.categories(means) == one.categories(exchange) | {"head.bias": "statistic"}
-    assert one.declared(means) == one.declared(exchange)
-    more = replace(exchange, uploads=(Upload("steps", (None,), category="embedding"),))
-    assert one.categories(more)["steps"] == "embedding"
-    assert category(one, more, "up.steps") == "embedding"
-    assert category(one, more, "telemetry.steps") == "count"
-
-
 def test_how_often_and_how_much_by_hand():
     changes = {"train.rounds": 25, "evaluate.every": 10, "model": {"name": "mlp", "dim": 4, "hidden": [8]}}
     (one,) = expand(override(TINY, changes))
@@ -189,7 +172,7 @@ def test_a_policy_refuses_what_is_needed_of_its_categories(refuse: set[Category]
 @given(st.sets(st.sampled_from(CATEGORIES)))
 def test_what_is_optional_is_left_out(refuse: set[Category]):
     told = Telemetry.from_numbers({"cross_entropy": 1.0, "norm": 2.0}, 3)
-    score = Score("a", "test", "global", 1, 0.5, 1.0, 10, {"f1": 0.5})
+    score = SiteScore("a", "test", "global", 1, 0.5, 1.0, 10, {"f1": 0.5})
     left = without(Done("a", Answer("r", "s", 1, "x", 0, Up(), told), (score,)), refuse)
     assert left.answer is not None
     assert ("steps" in left.answer.telemetry) == ("count" not in refuse)

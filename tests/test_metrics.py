@@ -31,7 +31,7 @@ from fedshift.deployment.coordinate import coordinate
 from fedshift.deployment.leaving import what_leaves
 from fedshift.deployment.rehearsal import rehearse
 from fedshift.deployment.scoring import Scoring
-from fedshift.deployment.wire import Done, Score
+from fedshift.deployment.wire import Done, SiteScore
 from fedshift.engines.kernels import Kernels
 from fedshift.engines.sequential import Sequential
 from fedshift.engines.vectorised import Vectorised
@@ -210,13 +210,13 @@ def test_several_models_are_averaged_over_those_that_define_a_metric():
     ("changes", "said"),
     [
         ({"metrics": ["aurok"]}, "Unknown metric 'aurok'. Did you mean 'auroc'?"),
-        ({"metrics": ["accuracy"]}, "It is always measured"),
+        ({"metrics": ["accuracy"]}, "always measured"),
         ({"metrics": ["auroc", "auroc"]}, "names 'auroc' twice"),
-        ({"metrics": ["sensitivity-at-specificity-1.5"]}, "a number between 0 and 1"),
-        ({"metrics": ["calibration-error-0"]}, "a whole one from 1 to 1,000"),
+        ({"metrics": ["sensitivity-at-specificity-1.5"]}, "between 0 and 1"),
+        ({"metrics": ["calibration-error-0"]}, "bins are from 1 to 1,000"),
         ({"select": "auroc"}, "set evaluate.metrics = ['auroc']"),
         ({"select": "auroc of ill"}, "set evaluate.metrics = ['class-auroc']"),
-        ({"metrics": ["class-auroc"], "select": "class-auroc"}, "Known: accuracy, auroc of CLASS"),
+        ({"metrics": ["class-auroc"], "select": "class-auroc"}, "as in 'auroc of CLASS'"),
     ],
     ids=str,
 )
@@ -459,7 +459,7 @@ def test_a_score_with_other_metrics_is_not_recorded():
 
 def sent(**metrics: float | None) -> Done:
     """What arrives of a score."""
-    done = Done("a", scores=(Score("a", "test", "global", 1, 0.5, 1.0, 10, metrics),))
+    done = Done("a", scores=(SiteScore("a", "test", "global", 1, 0.5, 1.0, 10, metrics),))
     back = reply_of(done.to_bytes())
     assert isinstance(back, Done)
     return back

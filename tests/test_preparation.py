@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,10 +26,9 @@ from fedshift.core.contract import Upload
 from fedshift.core.preparation import PREPARATION
 from fedshift.deployment.agreement import Agreement
 from fedshift.deployment.coordinate import coordinate
-from fedshift.deployment.folders import schema
 from fedshift.deployment.inspection import inspect
-from fedshift.deployment.local import prepared, site_data
 from fedshift.deployment.rehearsal import rehearse
+from fedshift.deployment.site_data import prepared, site_data
 from fedshift.engines.sequential import Sequential
 from fedshift.errors import AuditError
 from fedshift.federation.federation import Federation
@@ -223,9 +221,7 @@ OTHER_METHODS = [
     {"name": "fedsr"},
     {"name": "fedpin", "alpha": 1.0, "global_steps": 2, "personal_steps": 2},
     {"name": "fediir"},
-    {"name": "fedpac"},
     {"name": "fedbn"},
-    {"name": "head-retraining"},
     {"name": "centralised"},
     {"name": "client2vec", "index": {"name": "feature-average", "encoder": {"name": "offline", "size": 8}}},
 ]
@@ -422,25 +418,3 @@ def test_a_site_with_other_columns_is_named(tmp_path: Path):
     (first, again) = (prepared(agreement, settings, data, site) for _ in range(2))
     assert torch.equal(first.x.nan_to_num(-9), again.x.nan_to_num(-9))
     assert first.columns == again.columns
-
-
-def test_the_columns_of_a_federation_are_found_in_the_data_or_said(tmp_path: Path):
-    asked = experiment(tmp_path, table(), {"statistics": "pooled"})
-    found = schema(asked)
-    assert (found.shape, found.columns) == ((5,), tuple(map(tuple, AGREED)))
-    said = schema(asked, ["ill", "well"], columns=[["age"], ["sex", "f", "m"]])
-    assert (said.shape, said.columns, said.domains) == ((2,), (("age",), ("sex", "f", "m")), ())
-    elsewhere = replace(asked, data=replace(asked.data, path="at the sites"))
-    with refuses("data.path = 'at the sites'", "--columns 'age,sex=f|m'"):
-        schema(elsewhere, ["ill", "well"])
-
-
-def test_a_held_out_institution_has_no_statistics_of_its_own(tmp_path: Path):
-    held_out = {"name": "leave-one-domain-out", "hold_out": "Rome"}
-    (tmp_path / "pooled").mkdir()
-    folder = institutions(tmp_path / "pooled", "pooled", protocol=held_out)
-    run = coordinate(folder / "coordinator", Local(folder), Progress())
-    assert "Rome" in json.dumps(run.records()[-1]["environments"])
-    folder = institutions(tmp_path / "site", "site", protocol=held_out)
-    with refuses("preparation", "'Rome'", "data.statistics = 'pooled'"):
-        coordinate(folder / "coordinator", Local(folder), Progress())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,9 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import fedshift
 from conftest import Make, evaluated, models_of, simulate, states
-from fedshift.datasets.dataset import Dataset
 from fedshift.federation.clients import Client
 from fedshift.federation.domains import DomainData
 from fedshift.federation.environments import Environment
@@ -261,25 +259,6 @@ def test_a_domain_that_nobody_can_score_and_a_client_that_cannot_train_are_refus
     assert whole.checked() is whole
 
 
-@fedshift.DATASETS.register("tiny-shifted")
-@dataclass(frozen=True, kw_only=True)
-class TinyShifted(Dataset):
-    """Two classes of 1x4x4 images; brightness says the class in training, the other one in p=0, little in p=0.1."""
-
-    def domain_names(self) -> tuple[str, ...]:
-        return ("one", "two")
-
-    def load(self, streams: Streams) -> DomainData:
-        names = ("train", "p=0", "p=0.1")
-        y = torch.arange(2).repeat(2 * len(names) * 12)
-        domain = torch.arange(2).repeat_interleave(len(names) * 24)
-        environment = torch.arange(len(names)).repeat_interleave(24).repeat(2)
-        sign = torch.tensor([1.0, -1.0, 0.1])[environment] * (2 * y - 1)
-        x = sign.view(-1, 1, 1, 1) + 0.1 * torch.randn(len(y), 1, 4, 4, generator=streams.generator("noise of images"))
-        group = torch.arange(len(y))
-        return DomainData(x, y, domain, ("one", "two"), ("c0", "c1"), group, environment, names)
-
-
 @pytest.mark.parametrize("protocol", [{"name": "in-domain"}, {"name": "all-clients"}])
 @pytest.mark.parametrize("method", ["fedavg", "centralised", "single"])
 def test_a_partition_runs_with_clients_smaller_than_a_batch(make: Make, protocol: dict[str, Any], method: str):
@@ -313,11 +292,3 @@ def test_a_client_that_has_not_trained_is_scored_as_an_unseen_one(make: Make):
     other = next(e for e in simulation.federation.environments if e.client != trained)
     (model,) = models_of(simulation, other)
     assert torch.equal(model["personal_head.weight"], simulation.coordinator.state.shared["head.weight"])
-
-
-@pytest.mark.parametrize("name", ["feddyn", "fedpin-gm"])
-def test_a_method_that_predicts_with_the_global_model_says_so(make: Make, name: str):
-    changes = {"method.name": name} | ({"method.alpha": 1e-3} if name == "fedpin-gm" else {})
-    simulation = simulate(make(changes))
-    rows = evaluated(simulation, simulation.coordinator.schedule[-1])["environments"]
-    assert {row["model"] for row in rows} == {"global"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -17,9 +16,9 @@ import pytest
 from typer.testing import CliRunner
 
 from fedshift.cli.app import app
-from fedshift.deployment import commands, serving, supervisor
+from fedshift.deployment import serving, shell, supervisor
 from fedshift.deployment.serving import Registry, inner_port, join, parts_of_coordinator, run, serve
-from fedshift.deployment.supervisor import Part, end, free_port, listens, supervise
+from fedshift.deployment.supervisor import ChildProcess, free_port, listens, supervise
 from fedshift.errors import FedshiftError
 from refusal import refuses
 
@@ -61,13 +60,13 @@ def until(there: Callable[[], bool]) -> Callable[[], None]:
     return look
 
 
-def sleeping(name: str, after: Part | None = None) -> Part:
-    return Part(name, ["-c", "import time; time.sleep(600)"], after=after)
+def sleeping(name: str, after: ChildProcess | None = None) -> ChildProcess:
+    return ChildProcess(name, ["-c", "import time; time.sleep(600)"], after=after)
 
 
 def test_what_needs_another_waits_until_that_listens_and_starts_again_with_it(plain: None, tmp_path: Path):
     port, lines, seen = free_port(), list[str](), list[int]()
-    first = Part("SuperLink", ["-c", LISTENING.format(port=port)], port=port)
+    first = ChildProcess("SuperLink", ["-c", LISTENING.format(port=port)], port=port)
     second = sleeping("executor", after=first)
 
     def both_twice() -> bool:
@@ -90,7 +89,7 @@ def test_what_needs_another_waits_until_that_listens_and_starts_again_with_it(pl
 
 
 def test_what_ends_again_and_again_is_started_again(plain: None, tmp_path: Path):
-    part, lines = Part("SuperNode", ["-c", "exit(3)"]), list[str]()
+    part, lines = ChildProcess("SuperNode", ["-c", "exit(3)"]), list[str]()
     with pytest.raises(EnoughError):
         supervise(tmp_path, [part], lines.append, until(lambda: len(lines) >= 6))
     ended = [line for line in lines if "ended" in line]
@@ -99,7 +98,7 @@ def test_what_ends_again_and_again_is_started_again(plain: None, tmp_path: Path)
 
 
 def test_the_secret_is_private_new_and_removed(plain: None, tmp_path: Path):
-    found, path = list[bytes](), tmp_path / commands.SECRET
+    found, path = list[bytes](), tmp_path / shell.SECRET
 
     def read() -> bool:
         assert path.stat().st_mode & 0o777 == 0o600
@@ -118,7 +117,7 @@ def test_a_member_is_started_once(plain: None, tmp_path: Path):
     def again() -> bool:
         with refuses(str(tmp_path), "end them there first"):
             supervise(tmp_path, [], list[str]().append)
-        return (tmp_path / commands.SECRET).exists()
+        return (tmp_path / shell.SECRET).exists()
 
     with pytest.raises(EnoughError):
         supervise(tmp_path, [], list[str]().append, until(again))
@@ -128,7 +127,7 @@ def test_children_end_with_a_supervisor_that_is_killed(tmp_path: Path):
     """Also those whose main thread never runs again."""
     code = (
         "from pathlib import Path; from fedshift.deployment.supervisor import *; "
-        f"supervise(Path({str(tmp_path)!r}), [Part('SuperNode', ['-m', 'stubborn'])], print)"
+        f"supervise(Path({str(tmp_path)!r}), [ChildProcess('SuperNode', ['-m', 'stubborn'])], print)"
     )
     (tmp_path / "stubborn.py").write_text("import threading\nprint('up', flush=True)\nthreading.Event().wait()\n")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
@@ -149,18 +148,6 @@ def children(pid: int) -> list[int]:
     listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
     rows = [[int(word) for word in line.split()] for line in listed.splitlines()]
     return [child for child, parent in rows if parent == pid]
-
-
-def test_what_does_not_end_by_itself_is_ended(tmp_path: Path):
-    code = (
-        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"up\n"
-    end([process], 0.2)
-    assert process.returncode == -signal.SIGKILL
-    process.stdout.close()
 
 
 # A member's folder --------------------------------------------------------------------------------
@@ -190,7 +177,7 @@ def test_dry_runs_show_commands_of_flower_that_leave_apps_alone(trial: Path):
     joined = printed("join", str(trial / "sites/a"), "--dry-run")
     for lines in (served, joined):
         flower = next(line for line in lines.splitlines() if "--port" in line)
-        assert f"--isolation process --superexec-auth-secret-file {commands.SECRET}" in flower
+        assert f"--isolation process --superexec-auth-secret-file {shell.SECRET}" in flower
     assert "--host 127.0.0.1 --port 9000" in served
     assert "python -m fedshift.deployment.gate . 9000" in served
     assert "--enable-supernode-auth" in served

@@ -30,18 +30,6 @@ def test_an_image_is_made_smaller_by_means_that_are_rounded():
 # Where the images come from -----------------------------------------------------------------------
 
 
-def test_training_and_test_files_are_joined(tmp_path: Path):
-    write_idx(tmp_path, np.full((3, 28, 28), 1), np.array([0, 1, 2]))
-    for kind in ("images-idx3", "labels-idx1"):
-        (tmp_path / f"train-{kind}-ubyte").rename(tmp_path / f"t10k-{kind}-ubyte")
-    assert read_mnist(str(tmp_path))[1].tolist() == [0, 1, 2]
-    write_idx(tmp_path, np.full((2, 28, 28), 7), np.array([8, 9]))
-    assert read_mnist(str(tmp_path))[1].tolist() == [8, 9]
-    images, labels = read_mnist(str(tmp_path), which="all")
-    assert labels.tolist() == [8, 9, 0, 1, 2]
-    assert images[:, 0, 0].tolist() == [7, 7, 1, 1, 1]
-
-
 def test_a_source_of_the_other_set_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with refuses("data.path = 'shipped'", "fashion_mnist", "'debian'"):
         ColoredFashionMNIST(path="shipped").load(Streams(0))
@@ -178,22 +166,6 @@ def test_a_seed_decides_all_and_a_test_environment_is_the_same_alone(tmp_path: P
     assert torch.equal(alone.x[alone.environment == 1], first.x[inside])
 
 
-@pytest.mark.parametrize(
-    ("settings", "problem"),
-    [
-        ({"test_p": ()}, ("data.test_p = []",)),
-        ({"test_p": (0.1, 0.1)}, ("data.test_p = [0.1, 0.1]", "each once")),
-        ({"train_p": ()}, ("data.train_p = []",)),
-        ({"train_p": (1.5,)}, ("data.train_p = [1.5]", "equal to 1")),
-        ({"label_noise": -0.1}, ("data.label_noise = -0.1", "equal to 0")),
-        ({"size": 10}, ("data.size = 10", "28, 14 or 7")),
-    ],
-)
-def test_probabilities_that_are_none(settings: dict[str, object], problem: tuple[str, ...]):
-    with refuses(*problem):
-        ColoredMNIST(**settings).load(Streams(0))
-
-
 # WaterBird ----------------------------------------------------------------------------------------
 
 
@@ -283,13 +255,3 @@ def test_the_oracles_birds_stand_before_black_and_need_no_photographs(tmp_path: 
     assert data.x[:, 0, :4].max() == 239  # the last of 6 * 40 birds
     with refuses("none/land'", "data.backgrounds", "0 images"):
         WaterBird(**settings).load(Streams(0))
-
-
-def test_birds_that_lack_masks_species_or_a_folder(tmp_path: Path):
-    settings = birds(tmp_path, 10)
-    with refuses("data.landbird_window = [4, 1]", "3 such species"):
-        WaterBird(**settings | {"landbird_window": (4, 1)}).load(Streams(0))
-    with refuses("data.path = ", "nowhere'", "CUB-200-2011"):
-        WaterBird(**settings | {"path": str(tmp_path / "nowhere")}).load(Streams(0))
-    with refuses("no mask", "nowhere", "data.masks"):
-        WaterBird(**settings | {"masks": str(tmp_path / "nowhere")}).load(Streams(0))

@@ -25,8 +25,8 @@ from fedshift.cli.app import app
 from fedshift.deployment.agreement import EXPERIMENT, Agreement
 from fedshift.deployment.coordinate import coordinate
 from fedshift.deployment.inspection import inspect
-from fedshift.deployment.model import site_model
 from fedshift.deployment.rehearsal import rehearse
+from fedshift.deployment.site_model import site_model
 from fedshift.runs.progress import Progress
 from fedshift.settings.written import parse_toml
 from test_coordinate import alike
@@ -160,8 +160,8 @@ def test_every_kind_of_data_is_set_up_checked_and_carried_out(tmp_path: Path, ki
     for site in SITES:
         found = inspect(folder / "sites" / site)
         found.check()
-        assert found.held is not None
-        assert found.held.samples in (20, 24)
+        assert found.samples is not None
+        assert found.samples.samples in (20, 24)
     run = coordinate(folder / "coordinator", Local(folder), Progress())
     other = rehearse(folder, Progress())
     alike(run, other, records=False)  # a simulation scores several sites' samples in one batch
@@ -196,7 +196,7 @@ def test_columns_are_read_in_one_order_at_every_site(tmp_path: Path):
 
 def samples(site: Path) -> torch.Tensor:
     from fedshift.deployment.agreement import read_site
-    from fedshift.deployment.local import site_data
+    from fedshift.deployment.site_data import site_data
 
     return site_data(Agreement.read(site), *read_site(site)).x
 

@@ -132,15 +132,11 @@ TABLE = pd.DataFrame({"a": [0.0, 1.0], "b": [1.0, 0.0]})
         ({"north": 3}, "'north' has a int; give"),
         (
             {"north": (np.zeros((2, 2)), [0, 1]), "south": (np.zeros((2, 3)), [0, 1])},
-            r"'south' has samples of shape \(3,\).* the first site of \(2,\)",
+            r"'south' has samples of the shape, type and columns \(\(3,\).* the first site \(\(2,\)",
         ),
         ({"north": (np.zeros((2, 2)), [1, 1])}, "All 2 samples are of 1 class"),
-        ({"north": (TABLE, [0, 1]), "south": (TABLE[["b", "a"]], [0, 1])}, r"'south' has the columns \['b', 'a'\]"),
-        (
-            {"north": (TABLE, [0, 1]), "south": (TABLE, ["0", "1"])},
-            "'south' has classes like '0', the first site like 0",
-        ),
-        ({"north": (TABLE, [0, 1]), "south": (TABLE[:0], [])}, "'south' holds no sample"),
+        ({"north": (TABLE, [0, 1]), "south": (TABLE[["b", "a"]], [0, 1])}, r"'south' .*\['b', 'a'\]"),
+        ({"north": (TABLE, [0, 1]), "south": (TABLE[:0], [])}, "'south': Found array with 0 sample"),
     ],
 )
 def test_what_is_wrong_with_a_site_is_said(given: Any, message: str):

@@ -12,17 +12,14 @@ from torch import nn
 
 from conftest import Make, names_sent, simulate
 from federated import Local, members
-from fedshift.core.frozen import embedded, frozen_network, lite0, lite0_file
+from fedshift.core.frozen import embedded, frozen_network, lite0
 from fedshift.core.model import Model, ModelBuilder
 from fedshift.core.net import batch_norms
 from fedshift.datasets import DATASETS
 from fedshift.datasets.dataset import Dataset
-from fedshift.deployment.agreement import Agreement, read_site
 from fedshift.deployment.coordinate import coordinate
-from fedshift.deployment.folders import schema
-from fedshift.deployment.local import site_data
-from fedshift.deployment.model import site_model
 from fedshift.deployment.rehearsal import rehearse
+from fedshift.deployment.site_model import site_model
 from fedshift.federation.domains import DomainData
 from fedshift.federation.inputs import IMAGENET_MEAN, IMAGENET_STD, Inputs
 from fedshift.files import cache_folder
@@ -132,16 +129,6 @@ def test_the_cut_changes_nothing_that_is_predicted(frozen: int):
     torch.testing.assert_close(z, whole(x), rtol=1e-4, atol=1e-5)
 
 
-def test_what_is_frozen_is_computed_once(cache: Path, monkeypatch: pytest.MonkeyPatch):
-    first = embedding(Small(freeze_until=1), pictures()).x
-    assert len(list(cache.iterdir())) == 1
-    with monkeypatch.context() as patched:
-        patched.setattr(nn.Conv2d, "forward", None)
-        assert torch.equal(embedding(Small(freeze_until=1), pictures()).x, first)
-    embedding(Small(freeze_until=2), pictures())
-    assert len(list(cache.iterdir())) == 2
-
-
 def test_what_cannot_be_frozen_is_refused():
     with refuses("model.freeze_until = 4", "3 stages", "2 stage2"):
         embedding(Small(freeze_until=4), pictures())
@@ -231,13 +218,6 @@ def test_sites_freeze_as_a_simulation_does(make: Make, tmp_path: Path):
     assert torch.equal(site_model(folder / "sites" / "dark")(images), Run(run).model()(images))
 
 
-def test_a_site_whose_images_have_another_size_is_told_so(make: Make, tmp_path: Path):
-    place = federation_of(make, tmp_path / "trial", Small(dim=2, freeze_until=1)) / "sites" / "dark"
-    agreement, (settings, _) = Agreement.read(place), read_site(place)
-    with refuses("[4, 14, 14]", "[4, 6, 6]", "site.toml"):
-        site_data(agreement, settings, {"side": 16})
-
-
 def test_data_are_loaded_once_for_models_that_freeze_alike(monkeypatch: pytest.MonkeyPatch):
     loads: list[int] = []
     load = Pictures.load
@@ -253,11 +233,6 @@ def test_data_are_loaded_once_for_models_that_freeze_alike(monkeypatch: pytest.M
     for model in (Small(dim=2, freeze_until=1), Small(dim=3, freeze_until=1)):
         assert load_data(Pictures(), model.frozen_network(), 5, "").x.shape[1:] == (4, 6, 6)
     assert len(loads) == 2
-
-
-def test_institutions_agree_on_what_the_encoder_reads(make: Make):
-    assert schema(experiment_of(make, Small(freeze_until=1))).shape == (4, 6, 6)
-    assert schema(experiment_of(make, Small())).shape == (3, 8, 8)
 
 
 # Published networks -------------------------------------------------------------------------------
@@ -298,7 +273,7 @@ def test_efficientnet_has_the_stages_of_its_table():
     assert shapes == [*((channels, side, side) for channels, side in sizes), (1280,)]
     layers = [layer for stage in EfficientNetLite0().stages(3).values() for _, layer in batch_norms(stage)]
     assert {layer.momentum for layer in layers} == {0.1}  # PyTorch's default, not the network's own 0.01
-    whole = lite0(lite0_file()).eval()
+    whole = lite0().eval()
     torch.testing.assert_close(
         x, whole.extract_features((255 * pixels - 127) / 128).mean(dim=(2, 3)), rtol=1e-4, atol=1e-4
     )

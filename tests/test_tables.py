@@ -321,7 +321,7 @@ def test_a_folder_of_tables(tmp_path: Path):
         ({"categories": ["a"], "statistics": "none"}, ("data.statistics = 'none'", "data.categories")),
         ({"columns": ["a"], "categories": ["b"]}, ("data.categories", "'b'")),
         ({"domain": "label"}, ("data.label", "each column once")),
-        ({"columns": ["a", "a"]}, ("data.columns", "each column once")),
+        ({"columns": ["a", "a"]}, ("'a', 'a'", "each column once")),
     ],
 )
 def test_settings_that_contradict_each_other(tmp_path: Path, given: dict[str, Any], words: tuple[str, ...]):

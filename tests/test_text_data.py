@@ -252,18 +252,6 @@ def test_methods_run_on_texts_unchanged(make: Make, tmp_path: Path, kind: str, m
     assert any(name.startswith(("encoder.", "head.")) for name in names_sent(simulation, "train", "down"))
 
 
-def test_texts_are_learnt(make: Make, tmp_path: Path):
-    """The class is a word of the text, so a few steps tell it."""
-    for kind in ("hashing", "tokens"):
-        given = changes(tmp_path, kind, "fedavg")
-        given |= {"train.rounds": 8, "train.steps": 15, "train.lr": 0.05, "train.momentum": 0.9}
-        run = Run(runner.start(make(given), Progress()))
-        tested = [row["accuracy"] for row in run.records[-1]["environments"] if row["role"] == "test"]
-        assert len(tested) == 3
-        assert min(tested) > 0.7, kind
-        assert sum(tested) > 2.7, kind
-
-
 def test_a_model_of_texts_is_put_together_again(make: Make, tmp_path: Path):
     """From ids, as the data set stores them; federation.json says that they are ids."""
     given = changes(tmp_path, "tokens", "fedavg")
@@ -295,18 +283,6 @@ def test_an_encoder_of_another_tokenizer(make: Make, tmp_path: Path, encoder: di
 
 
 # Who else reads token ids -------------------------------------------------------------------------
-
-
-def test_a_model_of_token_ids_that_are_arrays_is_put_together_again(make: Make, tmp_path: Path):
-    """Nothing says that they are ids but their type."""
-    x = np.random.default_rng(0).integers(1, 9, (60, 6))
-    sites = np.repeat(["a", "b", "c"], 20)
-    np.savez(tmp_path / "t.npz", x=x, y=np.arange(60) % 2, domain=sites)
-    data = {"name": "arrays", "path": str(tmp_path / "t.npz")}
-    model = {"name": "lstm", "dim": 4, "hidden": 4}
-    run = Run(runner.start(make({"data": data, "model": model, "protocol": {"name": "in-domain"}}), Progress()))
-    assert run.federation["inputs"]["tokens"] == x.max() + 1
-    assert run.model()(torch.from_numpy(x)).shape == (60, 2)
 
 
 # The documentation --------------------------------------------------------------------------------

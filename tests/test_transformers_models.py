@@ -26,8 +26,8 @@ from fedshift.core.frozen import embed
 from fedshift.core.model import ModelBuilder
 from fedshift.datasets.dataset import Dataset
 from fedshift.deployment.coordinate import coordinate
-from fedshift.deployment.model import site_model
 from fedshift.deployment.rehearsal import rehearse
+from fedshift.deployment.site_model import site_model
 from fedshift.engines.banks import Stacked
 from fedshift.federation.domains import DomainData
 from fedshift.federation.inputs import IMAGENET_MEAN, IMAGENET_STD, Inputs
@@ -481,16 +481,6 @@ def test_a_model_is_put_together_again_from_the_same_network(folders: dict[str, 
         Run(run.folder).model()
 
 
-@pytest.mark.parametrize("name", ["bert", "vit"])
-def test_what_is_frozen_is_in_front_of_a_model(folders: dict[str, Path], make: Make, name: str):
-    model = a_model(folders, name, freeze_until=2)
-    run = Run(runner.start(of(make, name, model), Progress()))
-    x = samples(name)
-    assert not any("embed" in each or ".layer.0." in each or ".layers.0." in each for each in run.weights)
-    assert torch.equal(run.model()(x), run.model()(given(model, x)))
-    assert not torch.equal(run.model()(x)[0], run.model()(x)[1])
-
-
 @pytest.mark.parametrize("name", ["bert", "gpt2", "vit", "resnet"])
 @pytest.mark.parametrize("settings", [{}, {"freeze_until": 2}, {"adapter_rank": 2}])
 def test_engines_agree(folders: dict[str, Path], make: Make, name: str, settings: dict[str, Any]):
@@ -528,17 +518,6 @@ def test_methods_run_on_adapters_unchanged(folders: dict[str, Path], make: Make,
             sent = names_sent(simulation, exchange, direction)
             network = [each for each in sent if ".network." in each]
             assert all(".lora_A." in each or ".lora_B." in each for each in network), sent
-
-
-def test_reestimation_leaves_fixed_batch_norms_alone(folders: dict[str, Path], make: Make):
-    pytest.importorskip("peft", reason="the extra 'adapters' is not installed")
-    model = a_model(folders, "resnet", adapter_rank=1, adapter_targets=("convolution",))
-    experiment = of_images(make, model, {"method.bn": "reestimate", "train.rounds": 1})
-    fixed = [tensor.clone() for tensor in built(model, (3, SIDE, SIDE)).fixed()]
-    run = Run(runner.start(experiment, Progress()))
-    assert torch.isfinite(run.model()(samples("resnet"))).all()
-    now = built(model, (3, SIDE, SIDE)).fixed()
-    assert all(torch.equal(one, other) for one, other in zip(fixed, now, strict=True))
 
 
 @pytest.mark.parametrize(

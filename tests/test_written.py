@@ -24,7 +24,7 @@ from fedshift.runs.folder import RunFolder
 from fedshift.settings.grid import expand, override, parse_assignments, read
 from fedshift.settings.spec import Fraction, NonNegative, Seed, setting
 from fedshift.settings.written import LARGEST_TOML, Written, parse_toml
-from fedshift.study.tuned import Tuned
+from fedshift.study.tuned import TunedSettings
 from refusal import refuses
 
 AS_TYPED = [
@@ -250,7 +250,7 @@ def test_a_toml_file_that_is_too_large_is_refused_unread(tmp_path: Path):
     with refuses("large.toml", size, f"{LARGEST_TOML:,}"):
         read(file)
     with refuses("large.toml", size, f"{LARGEST_TOML:,}"):
-        Tuned.read(file)
+        TunedSettings.read(file)
     with refuses("the text", size, f"{LARGEST_TOML:,}"):
         parse_toml(file.read_text(), "the text")
     (experiment,) = expand(override(TINY, {"run.out": str(tmp_path)}))

@@ -29,7 +29,7 @@ from .datasets import DATASETS as DATASETS
 from .datasets.dataset import Dataset as Dataset
 from .datasets.dataset import ImageDataset as ImageDataset
 from .datasets.in_memory import in_memory as in_memory
-from .deployment.model import site_model as site_model
+from .deployment.site_model import site_model as site_model
 from .errors import FedshiftError as FedshiftError
 from .errors import FedshiftWarning as FedshiftWarning
 from .federation import PARTITIONS as PARTITIONS
@@ -99,7 +99,7 @@ from .settings.experiment import Experiment as Experiment
 from .settings.spec import Spec as Spec
 from .settings.spec import setting as setting
 from .sklearn import FederatedClassifier as FederatedClassifier
-from .study.benchmark import Benchmark as Benchmark
+from .study.benchmark_results import Benchmark as Benchmark
 from .study.reproduction import Reproduction as Reproduction
 from .study.states import States as States
 

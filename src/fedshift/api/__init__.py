@@ -5,13 +5,13 @@ of an experiment that comes with fedshift, a table like such a file's, an :class
 options change it and are those of :class:`Options`.
 """
 
-from fedshift.api.before import Forecast, bench, estimate, index, inspect_data
+from fedshift.api.before import bench, estimate, index, inspect_data
 from fedshift.api.comparison import Comparison
 from fedshift.api.experiments import experiment, grid, only
 from fedshift.api.options import FIELDS, Options
-from fedshift.api.published import benchmark, reproduce, reproductions
 from fedshift.api.runs import compare, load, predict, resume, run
-from fedshift.api.tuning import search_budget, tune
+from fedshift.api.studies import benchmark, reproduce, reproductions, search_budget, tune
+from fedshift.study.study_plan import Forecast
 
 __all__ = [
     "FIELDS",

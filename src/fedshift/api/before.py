@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Unpack
 
 from fedshift.api.display import display
@@ -11,40 +10,16 @@ from fedshift.api.experiments import experiment, grid
 from fedshift.api.options import DEFAULT, Options, Source
 from fedshift.errors import FedshiftError
 from fedshift.reporting.results import described, label
-from fedshift.reporting.units import clock
 from fedshift.runs.progress import Progress
 from fedshift.settings.experiment import NAMED, Experiment
 from fedshift.simulation import dry_run
 from fedshift.simulation.simulation import refused_by_method
+from fedshift.study.study_plan import Forecast
 
 if TYPE_CHECKING:
     from fedshift.engines.calibration import Calibration
     from fedshift.methods.client2vec.vectors import Index
     from fedshift.reporting.data_report.report import DataReport
-
-
-@dataclass(frozen=True)
-class Forecast:
-    """What some runs would cost that differ only in their seed and held-out domain.
-
-    Attributes:
-        label: what tells them from others.
-        runs: how many they are.
-        cost: that of each; None if they cannot run.
-        problem: why there is no cost.
-    """
-
-    label: str
-    runs: int
-    cost: dry_run.Estimate | None
-    problem: str = ""
-
-    def __repr__(self) -> str:
-        if self.cost is None:
-            return f"Forecast({self.label!r}, runs: {self.runs}, problem: {self.problem})"
-        about = "" if self.cost.seconds is None else f", about {clock(self.cost.seconds)}"
-        each = f"each {self.cost.rounds} rounds, {self.cost.steps} steps{about}"
-        return f"Forecast({self.label!r}, runs: {self.runs}, {each})"
 
 
 def estimate(source: Source | Sequence[Source] = DEFAULT, **options: Unpack[Options]) -> list[Forecast]:

@@ -56,9 +56,9 @@ def grid(source: Source | Sequence[Source] = DEFAULT, **options: Unpack[Options]
         raise FedshiftError("The grid holds the same run twice; give every experiment and every method once.")
     if tuned is None:
         return found
-    from fedshift.study.tuned import Tuned
+    from fedshift.study.tuned import TunedSettings
 
-    return Tuned.read(tuned).apply(found, settings, str(tuned))
+    return TunedSettings.read(tuned).apply(found, settings, str(tuned))
 
 
 def experiment(source: Source = DEFAULT, **options: Unpack[Options]) -> Experiment:

@@ -6,13 +6,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Unpack
 
+from fedshift import files
 from fedshift.api.comparison import Comparison
 from fedshift.api.display import display
 from fedshift.api.experiments import experiment, grid
 from fedshift.api.options import DEFAULT, Options, Source
-from fedshift.errors import FedshiftError
-from fedshift.reporting.results import Results
+from fedshift.errors import DiskError, FedshiftError, LockedError
+from fedshift.reporting.results import REFUSED, Results
 from fedshift.runs import runner
+from fedshift.runs.folder import RunFolder
 from fedshift.runs.predictions import Predictions, nobody, predictions
 from fedshift.runs.progress import Progress
 from fedshift.runs.run import Picked, Run
@@ -50,6 +52,10 @@ def compare(
     experiments = grid(source, **options)
     with display(progress, len(experiments)) as shown:
         folders, failed = runner.run_all(experiments, shown)
+    for path, error in failed.items():
+        if not (RunFolder(path).begun or isinstance(error, DiskError | LockedError)):
+            files.make_folder(path)
+            files.write(path / REFUSED, str(error).removeprefix(f"{path.name}: "))
     return Comparison.of(folders, failed, len(experiments), experiments)
 
 

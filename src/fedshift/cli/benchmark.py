@@ -9,32 +9,20 @@ from typing import Annotated
 import typer
 
 from fedshift.cli.ending import interruptible
-from fedshift.cli.options import PluginOption, listed, names_of, paths_of
+from fedshift.cli.options import PluginOption, listed, names_known_to, names_of, paths_of
 
-
-def _scales(incomplete: str) -> list[str]:
-    from fedshift.study.scenarios import scales
-
-    return [name for name in scales("benchmark") if name.startswith(incomplete)]
-
-
-def _federations(incomplete: str) -> list[str]:
-    from fedshift.study.benchmark_plan import ORDER
-
-    before, comma, word = incomplete.rpartition(",")
-    return [f"{before}{comma}{name}" for name in ORDER if name.startswith(word)]
-
-
-def _data(incomplete: str) -> list[str]:
-    from fedshift.study.scenarios import scenarios
-
-    names = {f"{size.data}=" for scenario in scenarios("benchmark").values() for size in scenario.sizes.values()}
-    return [name for name in sorted(names) if name.startswith(incomplete)]
+SCALES = names_known_to("fedshift.study.scenarios", "scales", "benchmark")
+FEDERATIONS = names_known_to("fedshift.study.scenarios", "scenarios", "benchmark")
 
 
 def benchmark(
     scale: Annotated[
-        str, typer.Option("--scale", help="smoke, short or paper: how large.", autocompletion=_scales)
+        str,
+        typer.Option(
+            "--scale",
+            help="smoke, short or paper: how large.",
+            autocompletion=SCALES,
+        ),
     ] = "smoke",
     method: Annotated[
         str,
@@ -42,13 +30,15 @@ def benchmark(
     ] = "all",
     federation: Annotated[
         str | None,
-        typer.Option("--federation", help="Columns; by default all of the scale.", autocompletion=_federations),
+        typer.Option(
+            "--federation",
+            help="Columns; by default all of the scale.",
+            autocompletion=FEDERATIONS,
+        ),
     ] = None,
     data: Annotated[
         list[str] | None,
-        typer.Option(
-            "--data", help="Data that are not there or made: pacs=FILE, shakespeare=FILE.", autocompletion=_data
-        ),
+        typer.Option("--data", help="Data that are not there or made: pacs=FILE, shakespeare=FILE."),
     ] = None,
     plugin: PluginOption = None,
     out: Annotated[str | None, typer.Option("--out", help="The folder; by default runs/benchmark.")] = None,
@@ -59,7 +49,7 @@ def benchmark(
     """Carry out the benchmark, or say what it would cost."""
     from fedshift import api
     from fedshift.cli.console import open_console, print_tables
-    from fedshift.cli.estimates import print_costs
+    from fedshift.cli.estimates import print_study
     from fedshift.study.benchmark_plan import OUT, BenchmarkPlan
 
     methods, columns = listed(method), listed(federation) if federation is not None else None
@@ -67,7 +57,7 @@ def benchmark(
     plan = BenchmarkPlan.of(scale, methods, columns, folder, paths, plugins)
     if dry_run:
         with interruptible("."):
-            print_costs(plan)
+            print_study(plan)
         return
     again = shlex.join(["fedshift", *sys.argv[1:]])
     with interruptible(f". The same command carries on: {again}"):

@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from fedshift import api
 from fedshift.cli.console import open_console, print_tables
 from fedshift.reporting.table import Table
 from fedshift.reporting.units import bytes_text, clock
 from fedshift.settings.experiment import Experiment
-from fedshift.study.execute import LACKING
-from fedshift.study.plan import StudyPlan
+from fedshift.study.study_plan import Forecast, StudyPlan
 
 WIDTH = 120
 
 
 def print_estimates(experiments: Sequence[Experiment]) -> None:
-    """One line for each method (or other setting); seeds and held-out domains cost the same."""
+    """Print what experiments would cost, a line for each method (or other setting)."""
+    print_forecasts(api.estimate(experiments))
+
+
+def print_study(plan: StudyPlan) -> None:
+    """Print what the cells of a study would cost, and why scenarios are left out."""
+    print_forecasts([each for scenario in plan.available for each in plan.forecasts(scenario)], plan.left_out.values())
+
+
+def print_forecasts(forecasts: Sequence[Forecast], more: Iterable[str] = ()) -> None:
+    """Print a line for each forecast, with ``more`` notes; seeds and held-out domains cost the same."""
     columns = ["method", "runs", "clients", "rounds", "steps", "evaluations", "down a round", "up a round"]
     columns += ["memory", "training"]
     rows: list[list[str]] = []
-    forecasts, notes = api.estimate(experiments), dict[str, None]()
+    notes = dict[str, None]()
     count = sum(forecast.runs for forecast in forecasts if forecast.cost is not None)
     title = f"{count} {'run' if count == 1 else 'runs'} would be carried out"
     for forecast in forecasts:
         name, runs, cost = forecast.label, str(forecast.runs), forecast.cost
         if cost is None:
-            rows.append([name, runs, *["-"] * 7, "cannot run"])
-            notes[f"{name}: {forecast.problem}"] = None
+            rows.append([name, runs, *["-"] * 7, "cannot run" if forecast.problem else "finished"])
+            notes |= {f"{name}: {forecast.problem}": None} if forecast.problem else {}
             continue
         notes |= dict.fromkeys(f"{name}: {note}" if note.startswith("Engine") else note for note in cost.notes)
         clients, cohort = cost.clients
@@ -40,9 +49,7 @@ def print_estimates(experiments: Sequence[Experiment]) -> None:
             sent = [bytes_text(stage.bytes_down), bytes_text(stage.bytes_up)]
             rows.append([f"  stage {stage.name}", "", "", *counts, *sent, "", _time(stage.seconds)])
     console = open_console(least=WIDTH)
-    console.print(Table(title, columns, rows).rich())
-    for note in notes:
-        console.print(f"Note: {note}", highlight=False, markup=False)
+    print_tables(console, [Table(title, columns, rows)], [*notes, *more])
     console.print(
         "All figures are for one run. Memory is this process's peak so far and a round's messages; a batch needs more "
         "while it is trained on.",
@@ -60,32 +67,3 @@ def print_estimates(experiments: Sequence[Experiment]) -> None:
 
 def _time(seconds: float | None) -> str:
     return "-" if seconds is None else clock(seconds)
-
-
-def print_costs(plan: StudyPlan) -> None:
-    """Print what the cells of a study would cost, by its scenarios' titles, and why some are left out."""
-    console = open_console(least=WIDTH)
-    costs = {plan.title(scenario): plan.costs(scenario) for scenario in plan.available}
-    everything = [cost for cells in costs.values() for cost in cells]
-    by_scenario = []
-    for title, cells in costs.items():
-        there = [cost.total for cost in cells if cost.seconds is not None]
-        by_scenario.append([title, str(sum(cost.runs for cost in cells)), _time(sum(there) if there else None)])
-    names = list(dict.fromkeys(cost.row for cost in everything))
-    title = f"{sum(cost.runs for cost in everything)} runs of {len(names)} rows would be carried out"
-    seconds = {(cost.column, cost.row): f"{cost.seconds:.1f}" for cost in everything if cost.seconds is not None}
-    by_row = [[name, *(seconds.get((title, name), "-") for title in costs)] for name in names]
-    notes = [
-        f"{cost.column}, {cost.row}: {LACKING[cost.lacking.kind]}. {cost.lacking.reason}"
-        for cost in everything
-        if cost.lacking
-    ]
-    tables = [
-        Table(title, ["federation", "runs", "time"], by_scenario),
-        Table("Seconds of one run", ["row", *costs], by_row),
-    ]
-    print_tables(console, tables, [*notes, *plan.left_out.values()])
-    if known := sum(cost.runs for cost in everything if cost.seconds is not None):
-        total = clock(sum(cost.total for cost in everything))
-        console.print(f"Training takes about {total} in {known} of the runs, one after the other.", highlight=False)
-    console.print("Nothing was written.")

@@ -11,7 +11,7 @@ from fedshift import api
 from fedshift.cli.console import open_console
 from fedshift.cli.ending import interruptible, print_report
 from fedshift.cli.federation_serve import say
-from fedshift.deployment import commands
+from fedshift.deployment import shell
 from fedshift.deployment.demo import IMAGES_PER_CLASS, carry_out, experiment, members, planned_demo
 from fedshift.deployment.folders import COORDINATOR, SITES, make
 from fedshift.deployment.rehearsal import carried_out, difference
@@ -114,9 +114,9 @@ def _plan(folder: Path, chosen: Experiment, sites: Mapping[str, float]) -> list[
     """What would be done."""
     train = chosen.train
     who = [f"{site} (turned by {angle:g} degrees)" for site, angle in sites.items()]
-    started = [[*commands.SERVE, str(folder / COORDINATOR)]]
-    started += [[*commands.JOIN, str(folder / SITES / site)] for site in sites]
-    started += [[*commands.RUN, str(folder / COORDINATOR)]]
+    started = [[*shell.SERVE, str(folder / COORDINATOR)]]
+    started += [[*shell.JOIN, str(folder / SITES / site)] for site in sites]
+    started += [[*shell.RUN, str(folder / COORDINATOR)]]
     return [
         f"'{folder}' would be made, for a coordinator and {len(sites)} sites.",
         f"Sites, with {10 * IMAGES_PER_CLASS} digits of its own each: {', '.join(who)}.",

@@ -11,7 +11,7 @@ from typing import Any
 from fedshift import api
 from fedshift.cli.federation_serve import say
 from fedshift.cli.options import listed, warnings_as_notes
-from fedshift.deployment import commands
+from fedshift.deployment import shell
 from fedshift.deployment.agreement import FederationSettings
 from fedshift.deployment.folders import COORDINATOR, SITES, check_new, for_institutions, make, planned, schema
 from fedshift.errors import FedshiftError, FedshiftWarning
@@ -74,7 +74,7 @@ def init(
         return
     coordinator, site = str(folder / COORDINATOR), str(folder / SITES / named[0])
     say("\nNext:")
-    for command in (["fedshift", "federation", "check", site], [*commands.SERVE, coordinator], [*commands.JOIN, site]):
+    for command in (["fedshift", "federation", "check", site], [*shell.SERVE, coordinator], [*shell.JOIN, site]):
         say(f"  {join(command)}")
     say(f"All commands, in order: {folder / 'README.md'}")
 

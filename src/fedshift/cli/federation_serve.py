@@ -10,10 +10,10 @@ import typer
 
 from fedshift.cli.console import open_console
 from fedshift.cli.ending import interruptible
-from fedshift.deployment import commands, serving
+from fedshift.deployment import serving, shell
 from fedshift.deployment.flower import APP
 from fedshift.deployment.serving import AUTHORITY, OF_COORDINATOR, OF_SITE, Member
-from fedshift.deployment.supervisor import Part, free_port
+from fedshift.deployment.supervisor import ChildProcess, free_port
 
 
 def serve(folder: Path, port: int | None, dry_run: bool) -> None:
@@ -66,7 +66,7 @@ def run(folder: Path, dry_run: bool) -> None:
     if dry_run:
         member = Member.read(folder, (AUTHORITY,))
         say(f"This command would be started in '{member.folder}', with what `fedshift federation serve` writes there:")
-        say(f"  {typed(commands.start_run(str(APP), member.federation))}")
+        say(f"  {typed(shell.start_run(str(APP), member.federation))}")
         return
     with interruptible("; the run goes on. The same command shows it again, and `flwr stop` ends it."):
         code = serving.run(folder)
@@ -97,7 +97,7 @@ def _go_on(start: Callable[[], None]) -> None:
         start()
 
 
-def _print_parts(member: Member, parts: list[Part]) -> None:
+def _print_parts(member: Member, parts: list[ChildProcess]) -> None:
     """What would be started in a member's folder."""
     say(f"These commands would be started in '{member.folder}', and started again when one ends:")
     for part in parts:

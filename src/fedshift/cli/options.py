@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -64,6 +65,17 @@ def listed(text: str) -> list[str]:
 
     names = Written(text).names()
     return names if isinstance(names, list) else [names]
+
+
+def names_known_to(module: str, function: str, *given: str) -> Callable[[str], list[str]]:
+    """Tab completion of the names that a function gives, after the last comma; its module is imported when needed."""
+
+    def complete(incomplete: str) -> list[str]:
+        before, comma, word = incomplete.rpartition(",")
+        known = getattr(import_module(module), function)(*given)
+        return [f"{before}{comma}{name}" for name in known if name.startswith(word)]
+
+    return complete
 
 
 def paths_of(texts: Sequence[str]) -> dict[str, str]:

@@ -9,36 +9,15 @@ from typing import Annotated, Any
 import typer
 
 from fedshift.cli.ending import interruptible
-from fedshift.cli.options import DryRunOption, paths_of
+from fedshift.cli.options import DryRunOption, names_known_to, paths_of
 
 NAME_ONE = (
     "`fedshift reproduce fedsr --list`, of one paper, or of one table, says what is needed and how to get it, and why "
     "some are not reproduced."
 )
-
-
-def _tables(incomplete: str) -> list[str]:
-    from fedshift.study.papers import exhibits
-
-    return [name for name in exhibits() if name.startswith(incomplete)]
-
-
-def _scales(incomplete: str) -> list[str]:
-    from fedshift.study.scenarios import scales
-
-    return [name for name in scales("papers") if name.startswith(incomplete)]
-
-
-def _panels(incomplete: str) -> list[str]:
-    from fedshift.study.scenarios import scenarios
-
-    return [name for name in scenarios("papers") if name.startswith(incomplete)]
-
-
-def _data(incomplete: str) -> list[str]:
-    from fedshift.datasets import DATASETS
-
-    return [f"{name}=" for name in DATASETS if name.startswith(incomplete)]
+TABLES = names_known_to("fedshift.study.papers", "exhibits")
+SCALES = names_known_to("fedshift.study.scenarios", "scales", "papers")
+PANELS = names_known_to("fedshift.study.scenarios", "scenarios", "papers")
 
 
 def reproduce(
@@ -46,12 +25,16 @@ def reproduce(
         str | None,
         typer.Argument(
             help="A table or curve, such as fedsr-table1; with --list also a paper's, as in fedsr.",
-            autocompletion=_tables,
+            autocompletion=TABLES,
         ),
     ] = None,
     scale: Annotated[
         str | None,
-        typer.Option("--scale", help="smoke (the default), short or paper: how large.", autocompletion=_scales),
+        typer.Option(
+            "--scale",
+            help="smoke (the default), short or paper: how large.",
+            autocompletion=SCALES,
+        ),
     ] = None,
     list_: Annotated[
         bool, typer.Option("--list", help="Say how far all tables are, and what they need that is not here.")
@@ -59,7 +42,9 @@ def reproduce(
     panel: Annotated[
         list[str] | None,
         typer.Option(
-            "--panel", help="Of its federations only this, or several: once for each.", autocompletion=_panels
+            "--panel",
+            help="Of its federations only this, or several: once for each.",
+            autocompletion=PANELS,
         ),
     ] = None,
     row: Annotated[
@@ -68,7 +53,7 @@ def reproduce(
     ] = None,
     data: Annotated[
         list[str] | None,
-        typer.Option("--data", help="Data: pacs=FILE, or another setting: digits.usps=FILE.", autocompletion=_data),
+        typer.Option("--data", help="Data: pacs=FILE, or another setting: digits.usps=FILE."),
     ] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help=r"A setting of \[run], which decides no result: run.threads=2.")
@@ -80,11 +65,11 @@ def reproduce(
     """Carry out a table, say what it would cost, or say how far all are."""
     from fedshift import api
     from fedshift.cli.console import open_console, print_tables
-    from fedshift.cli.estimates import print_costs
+    from fedshift.cli.estimates import print_study
     from fedshift.errors import FedshiftError
     from fedshift.reporting.units import printable
     from fedshift.settings.grid import parse_assignments
-    from fedshift.study.reproduce import OUT, TablePlan
+    from fedshift.study.table_plan import OUT, TablePlan
 
     paths, folder = paths_of(data or []), out or OUT
     if list_:
@@ -105,7 +90,7 @@ def reproduce(
     plan = TablePlan.of(table, scale or "smoke", panel or None, row or None, folder, paths, run)
     if dry_run:
         with interruptible("."):
-            print_costs(plan)
+            print_study(plan)
         return
     again = shlex.join(["fedshift", *sys.argv[1:]])
     with interruptible(f". The same command carries on: {again}"):

@@ -249,9 +249,13 @@ class Coordinator:
 
     def _leave_out(self, limits: Limits, exchange: Exchange, round: Round, client: int, why: str) -> None:
         """Write down that an answer that is as declared is not merged."""
+        limits.tell(self.names[client], why, self._miss(exchange, round, client, why))
+
+    def _miss(self, exchange: Exchange, round: Round, client: int, why: str) -> dict[str, Any]:
+        """Write down that nothing of a client is merged, and return where that was."""
         about = {"stage": round.stage.name, "round": round.number, "exchange": exchange.name}
         self.missing.append(about | {"client": self.names[client], "why": why})
-        limits.tell(self.names[client], why, about)
+        return about
 
     def _select(self, round: Round) -> list[int]:
         """The ids of a round's cohort, in order."""
@@ -325,8 +329,7 @@ class Coordinator:
                 continue
             errors += [problem] if isinstance(problem, Exception) else []
             why = problem.why if isinstance(problem, Missing) else _in_words(problem)
-            about = {"stage": round.stage.name, "round": round.number, "exchange": exchange.name}
-            self.missing.append(about | {"client": self.names[order.client], "why": why})
+            self._miss(exchange, round, order.client, why)
         if self.limits is not None:
             self._without_outliers(self.limits, exchange, round, orders, answers)
         if errors and (self.setup.train.min_answers == "all" or not enough(self.setup, len(orders), len(answers))):

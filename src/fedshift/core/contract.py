@@ -513,7 +513,6 @@ class Stage:
         view: the federation as this stage sees it, where clients work on something else than their samples.
         scored: whether models are evaluated.
         keeps: whether clients keep what the stage does to their own tensors and optimiser state.
-        length: the settings that make it longer or shorter, for a message.
         needed: whether the run cannot go on without it: a round that merges nothing ends the run.
     """
 
@@ -524,7 +523,6 @@ class Stage:
     view: Callable[[Federation, Streams], Federation] | None = None
     scored: bool = True
     keeps: bool = True
-    length: str = "train.rounds or train.steps"
     needed: bool = False
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,34 +78,24 @@ class Arrays(Dataset):
 
     def _part(self, file: Path, classes: Sequence[str]) -> Labelled:
         """The samples of a file."""
-        with _opened(file) as arrays:
-            x, y = arrays["x"], arrays["y"]
-            group = arrays.get("group")
-        inputs = inputs_of(x, f"x of '{file}'")
-        problems = Problems(f"arrays of '{file}' cannot be used")
-        with problems.gathered():
-            check_length(y, x, f"y of '{file}'")
-            labels = labels_of(y, classes, f"y of '{file}'")
-        with problems.gathered():
-            domain = self._domains(file, x)
-        with problems.gathered():
-            called = f"group of '{file}'"
-            groups = None if group is None else names_of(check_length(group, x, called), called)
-        problems.check()
-        return Labelled(str(file), inputs, labels, domain, groups)
+        with _opened(file) as found:
+            arrays = {name: found[name] for name in found.files if name not in ("classes", "notes")}
+        self._check_alone(file, arrays)
+        return labelled(arrays, classes, str(file), f"'{file}'", file.stem)
 
-    def _domains(self, file: Path, x: Array | None = None) -> Names:
-        """What the domains of a file's samples are called; as many as there are inputs, where these are known."""
-        with _opened(file) as arrays:
-            domain = arrays.get("domain")
-        if domain is None:
-            return Names.all(file.stem, 0 if x is None else len(x))
-        if not Path(self.path).expanduser().is_file():
+    def _domains(self, file: Path) -> Names:
+        """What the domains of a file's samples are called, without reading the samples."""
+        with _opened(file) as found:
+            arrays = {"domain": found["domain"]} if "domain" in found else {}
+        self._check_alone(file, arrays)
+        return names_of(arrays["domain"], f"domain of '{file}'") if arrays else Names.all(file.stem, 0)
+
+    def _check_alone(self, file: Path, arrays: Mapping[str, Array]) -> None:
+        if "domain" in arrays and not Path(self.path).expanduser().is_file():
             raise FedshiftError(
                 f"'{file}' holds an array domain, but in a folder each file is a domain, named like the file; "
                 "leave it out, put all domains into one file, or name this file itself as data.path."
             )
-        return names_of(domain if x is None else check_length(domain, x, f"domain of '{file}'"), f"domain of '{file}'")
 
 
 @contextmanager
@@ -154,15 +144,34 @@ def _words(file: Path, name: str) -> tuple[str, ...]:
     return tuple(array.tolist())
 
 
-def check_length(array: Array, x: Array, called: str) -> Array:
-    """An array, if it has a value for each of the inputs x (N, ...).
+def labelled(arrays: Mapping[str, Array], classes: Sequence[str], where: str, called: str, domain: str) -> Labelled:
+    """Arrays as a table.
+
+    Args:
+        arrays: ``x``, ``y``, and perhaps ``domain`` and ``group``.
+        classes: the names of the numbers 0, 1, ... in ``y``; none: a class is called what it is called there.
+        where: the table's name.
+        called: what errors call whose arrays these are.
+        domain: the domain of all samples, where there is no array of domains.
 
     Raises:
-        FedshiftError: it has not.
+        FedshiftError: an array cannot be used; the message names it, the row and the value.
     """
-    if array.shape != x.shape[:1]:
-        raise FedshiftError(f"{called} has the shape {array.shape}; x has {len(x)} rows, so give ({len(x)},).")
-    return array
+    x = inputs_of(arrays["x"], f"x of {called}")
+    names: dict[str, Names] = {}
+    problems = Problems(f"arrays of {called} cannot be used")
+    for key in ("y", "domain", "group"):
+        if key in arrays:
+            with problems.gathered():
+                shape = arrays[key].shape
+                if shape != (len(x),):
+                    raise FedshiftError(
+                        f"{key} of {called} has the shape {shape}; x has {len(x)} rows, so give ({len(x)},)."
+                    )
+                names[key] = names_of(arrays[key], f"{key} of {called}", whole=key == "y")
+    problems.check()
+    y = _of_classes(names["y"], classes, f"y of {called}") if classes else names["y"]
+    return Labelled(where, x, y, names.get("domain", Names.all(domain, len(x))), names.get("group"))
 
 
 def inputs_of(x: Array, called: str) -> Tensor:
@@ -195,20 +204,12 @@ def inputs_of(x: Array, called: str) -> Tensor:
     return torch.from_numpy(np.require(x, as_kept, ["C", "W"]))  # as torch asks for
 
 
-def labels_of(y: Array, classes: Sequence[str], called: str) -> Names:
-    """The classes of samples, by name where numbers have names.
-
-    Args:
-        y: a number or name for each sample, (N,).
-        classes: the names of the numbers 0, 1, ...; none: a class is called what it is called in ``y``.
-        called: what errors call the array.
+def _of_classes(labels: Names, classes: Sequence[str], called: str) -> Names:
+    """Labels by the names of their numbers.
 
     Raises:
-        FedshiftError: a value is no class; the message names the row.
+        FedshiftError: a label is no class; the message names the row.
     """
-    labels = names_of(y, called, whole=True)
-    if not classes:
-        return labels
     named = []
     for number, value in enumerate(labels.values):
         if isinstance(value, str) and value not in classes:

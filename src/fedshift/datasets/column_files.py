@@ -40,6 +40,19 @@ class ColumnFiles(Dataset):
     label: str = setting("label", help="the column of the class")
     domain: str = setting("", help="the column of the domain (site); empty: a file is one domain, named like the file")
 
+    def __post_init__(self) -> None:
+        """Check the settings.
+
+        Raises:
+            FedshiftError: one is wrong, or a column has two uses.
+        """
+        super().__post_init__()
+        if not all(self.uses) or len({*self.uses}) < len(self.uses):
+            raise FedshiftError(
+                f"data.label = '{self.label}', and [data] names the columns {self.uses}: name the label's column, and "
+                "each column once."
+            )
+
     def domain_names(self) -> tuple[str, ...]:
         """The values of the domain's column, or the files' names."""
         found = []
@@ -58,6 +71,11 @@ class ColumnFiles(Dataset):
     def suffixes(self) -> tuple[str, ...]:
         """CSV and Parquet."""
         return SUFFIXES
+
+    @property
+    def uses(self) -> list[str]:
+        """The columns that are named, each of which has one use."""
+        return [self.label, *([self.domain] if self.domain else [])]
 
     @property
     def as_written(self) -> list[str]:
@@ -81,6 +99,11 @@ class InputColumns(ColumnFiles):
     kind: ClassVar[str] = "inputs"  # what these columns are, for messages
 
     columns: tuple[str, ...] = setting((), help="the columns of the inputs, in order; none: all others")
+
+    @property
+    def uses(self) -> list[str]:
+        """The columns that are named, inputs too."""
+        return [*self.columns, *super().uses]
 
     def input_columns(self) -> tuple[str, ...]:
         """The columns of the inputs: those that are named, or all others of the first file."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,11 +19,6 @@ from fedshift import memory
 from fedshift.datasets.labelled import Labelled, each_read, joined, names_of
 from fedshift.errors import FedshiftError
 from fedshift.federation.domains import DomainData
-
-# What Pillow itself warns of, since a small file may claim any size: 268 MB in RGB, about 1.4 GB while it is prepared.
-MOST_PIXELS = 89_478_485
-BYTES_PER_PIXEL = 16  # an image of four channels, and the copies of it while transparency is made white
-LARGE = 2**24  # pixels from which the memory is looked at before decoding; that takes as long as decoding a small image
 
 Encoded = bytes | Path | None
 Row = tuple[str, Encoded, str, str]
@@ -142,9 +138,9 @@ def picture(where: str, image: Encoded) -> Image.Image:
     """
     if image is None:
         raise FedshiftError(f"The image {where} holds no bytes. Write the encoded image into its column.")
-    with _readable(where):
-        with _opened(BytesIO(image) if isinstance(image, bytes) else image) as opened:
-            _check_pixels(where, *opened.size)
+    with _readable(where), warnings.catch_warnings():
+        warnings.simplefilter("error", Image.DecompressionBombWarning)  # since a small file may claim any size
+        with Image.open(BytesIO(image) if isinstance(image, bytes) else image) as opened:
             upright = _eight_bits(where, ImageOps.exif_transpose(opened))
         if not upright.has_transparency_data:
             return upright
@@ -163,29 +159,6 @@ def _readable(where: str) -> Iterator[None]:
         unknown = isinstance(error, UnidentifiedImageError)  # which names an object in memory by its address
         reason = "it is in no known format" if unknown else str(error) or type(error).__name__
         raise FedshiftError(f"The image {where} cannot be read ({reason}). Replace or remove it.") from error
-
-
-def _opened(file: BytesIO | Path) -> Image.Image:
-    """An image of which only the size is read yet, whatever it is: Pillow would refuse a large one without its size."""
-    limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
-    try:
-        return Image.open(file)
-    finally:
-        Image.MAX_IMAGE_PIXELS = limit
-
-
-def _check_pixels(where: str, width: int, height: int) -> None:
-    if width * height > MOST_PIXELS:
-        raise FedshiftError(
-            f"The image {where} has {width} x {height} pixels, more than {MOST_PIXELS:,}: decoded, it may fill the "
-            "memory. Scale it down or remove it."
-        )
-    if width * height > LARGE:
-        memory.check(
-            width * height * BYTES_PER_PIXEL,
-            f"Reading the image {where} of {width} x {height} pixels",
-            "Scale it down or remove it.",
-        )
 
 
 def _eight_bits(where: str, image: Image.Image) -> Image.Image:

@@ -17,8 +17,8 @@ import numpy as np
 from torch import Tensor
 
 from fedshift import files
-from fedshift.datasets.arrays import Arrays, check_length, inputs_of, labels_of
-from fedshift.datasets.labelled import Array, Labelled, Names, joined, names_of
+from fedshift.datasets.arrays import Arrays, labelled
+from fedshift.datasets.labelled import Array, Labelled, joined
 from fedshift.errors import DiskError, FedshiftError, Problems, UnknownNameError
 
 FOLDER = "runs/data"
@@ -34,7 +34,7 @@ def in_memory(sites: Mapping[Any, Any], classes: Sequence[str] | None = None, fo
 
     * images: uint8, (N, channels, height, width), (N, height, width) or (N, height, width, channels);
     * vectors, signals (N, channels, time) and whatever else: float32, (N, ...); float64 and float16 become float32;
-    * sequences of tokens: int64, (N, length).
+    * sequences of tokens: int64, (N, length), as lists of whole numbers are.
 
     ``y`` holds a class a row, as a whole number or text. Samples of one ``group`` (one patient, say), at several sites
     too, stay on one side of every split. What is converted is said in the notes of a run.
@@ -75,10 +75,12 @@ def _arrays(sites: Any, classes: Sequence[str]) -> dict[str, Array]:
             if hasattr(given["x"], "columns"):
                 columns[name] = [*map(str, given["x"].columns)]
                 _check_columns(columns, name)
-            x, own = _converted(_array(given["x"], f"x of the site '{name}'"))
-            parts.append(_part(given, x, classes, str(name)))
+            _check_index(given["x"], given["y"], name)
+            arrays = {key: _array(value, f"{key} of the site '{name}'") for key, value in given.items()}
+            arrays["x"], own = _converted(arrays["x"])
+            parts.append(labelled(arrays, classes, f"site {name}", f"the site '{name}'", str(name)))
             notes |= dict.fromkeys(own)
-            names.append(np.repeat(np.array([name]), len(x)))
+            names.append(np.repeat(np.array([name]), len(parts[-1].x)))
     problems.check()
     data = joined(parts, classes, tuple(notes))
     arrays = {"x": data.x.numpy(), "y": data.y.numpy(), "domain": np.concatenate(names)}
@@ -99,23 +101,15 @@ def _check_columns(columns: Mapping[Any, Sequence[str]], name: Any) -> None:
         )
 
 
-def _part(given: Mapping[str, Any], x: Array, classes: Sequence[str], name: str) -> Labelled:
-    """The samples of a site, checked."""
-    indices: list[Any] = [getattr(given[key], "index", None) for key in ("x", "y")]
-    if all(hasattr(index, "sort_values") for index in indices):  # of pandas
-        one, other = indices
-        if not one.equals(other) and one.sort_values().equals(other.sort_values()):
-            raise FedshiftError(
-                f"x and y of the site '{name}' have the same index in another order, and rows count here, not the "
-                "index: give y.loc[x.index], or reset_index(drop=True) of both."
-            )
-    called = {key: f"{key} of the site '{name}'" for key in KEYS}
-    inputs = inputs_of(x, called["x"])
-    labels = labels_of(check_length(_array(given["y"], called["y"]), x, called["y"]), classes, called["y"])
-    groups = None
-    if "group" in given:
-        groups = names_of(check_length(_array(given["group"], called["group"]), x, called["group"]), called["group"])
-    return Labelled(f"site {name}", inputs, labels, Names.all(name, len(x)), groups)
+def _check_index(x: Any, y: Any, name: str) -> None:
+    """Raise an error if tables of pandas have the same rows in another order."""
+    if not (hasattr(x, "sort_index") and hasattr(y, "sort_index")) or x.index.equals(y.index):
+        return
+    if x.index.sort_values().equals(y.index.sort_values()):
+        raise FedshiftError(
+            f"x and y of the site '{name}' have the same index in another order, and rows count here, not the index: "
+            "give y.loc[x.index], or reset_index(drop=True) of both."
+        )
 
 
 # What is given ----------------------------------------------------------------------------------------
@@ -168,6 +162,8 @@ def _array(given: Any, called: str) -> Array:
     """
     if isinstance(given, list) and given and isinstance(given[0], Tensor):
         given = [value.item() if value.ndim == 0 else value for value in given]
+    if isinstance(given, list | tuple) and any(isinstance(value, str) for value in given):
+        given = np.array(given, object)  # in which NaN is no text
     try:
         return np.asarray(given.detach().cpu() if isinstance(given, Tensor) else given)
     except (TypeError, ValueError, RuntimeError) as error:

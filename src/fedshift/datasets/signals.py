@@ -59,25 +59,9 @@ class Signals(InputColumns, WindowedDataset):
         "neighbours in the recording, the nearest at its ends",
     )
 
-    def __post_init__(self) -> None:
-        """Check the settings.
-
-        Raises:
-            FedshiftError: one is wrong, or a column has two uses.
-        """
-        super().__post_init__()
-        channels = Counter(self.columns)
-        used = [name for name in self.columns if channels[name] > 1 or name in self.named_apart]
-        if not self.label or used or len(set(self.recording)) < len(self.recording):
-            raise FedshiftError(
-                f"data.label = '{self.label}', data.recording = {list(self.recording)}, data.columns = "
-                f"{list(self.columns)}: name the label's column, and each channel and each column of the recording "
-                f"once{f'; {used[0]} has two uses' if used else ''}."
-            )
-
     def load(self, streams: Streams) -> DomainData:
         """Read every recording and cut it into windows; ``x`` is (N, channels, window), float32."""
-        files, channels, counts = self.files(), self.input_columns(), _Counts()
+        files, channels, counts = self.files(), self.input_columns(), Counter[str]()
         parts = each_read(
             lambda file: self._part(file, channels, counts), files, f"things are wrong with the signals '{self.path}'"
         )
@@ -88,7 +72,7 @@ class Signals(InputColumns, WindowedDataset):
         without = f"No window is left of the sites {', '.join(empty)}."
         return replace(data, notes=(*notes, without)) if empty else data
 
-    def described(self, counts: _Counts) -> tuple[str, ...]:
+    def described(self, counts: Counter[str]) -> tuple[str, ...]:
         """What was left out, decided or filled in, in sentences."""
         found = [*self.notes(counts)]
         if counts[FILLED]:
@@ -97,12 +81,6 @@ class Signals(InputColumns, WindowedDataset):
             found.append(
                 f"{counts[GAPS]} steps of the column '{self.time}' are more than {WIDE} times as long as is usual in "
                 "their recording; windows go across them."
-            )
-        shortest, longest = min(counts.steps, default=0.0), max(counts.steps, default=0.0)
-        if longest > WIDE * shortest:
-            found.append(
-                f"The usual step of the column '{self.time}' is from {shortest:.4g} to {longest:.4g}, by recording; "
-                "windows of as many steps last differently long."
             )
         return tuple(found)
 
@@ -114,13 +92,13 @@ class Signals(InputColumns, WindowedDataset):
         channels = self.input_columns()
         used = {name: use for name, use in self.named_apart.items() if name in (*self.recording, self.time)}
         check_present(file, column_names(file), used | dict.fromkeys(channels, ""), self.kind)
-        counts = _Counts()
+        counts = Counter[str]()
         found = self._read(file, channels, list(used), counts)
         windows = self.cut([found.recording(place) for place in range(len(found.rows))], counts)
         notes = (f"{note.removesuffix('.')} (of '{file}')." for note in self.described(counts))
         return Unlabelled(windows.x, found.names(windows), (*not_looked_at(file, (*channels, *used)), *notes))
 
-    def _part(self, file: Path, channels: Sequence[str], counts: _Counts) -> Labelled:
+    def _part(self, file: Path, channels: Sequence[str], counts: Counter[str]) -> Labelled:
         """The windows of a file."""
         self.check_columns(file, channels)
         found = self._read(file, channels, list(self.named_apart), counts)
@@ -141,7 +119,7 @@ class Signals(InputColumns, WindowedDataset):
         y, site = label._replace(which=windows.y), domain._replace(which=domain.which[first])
         return Labelled(str(file), windows.x, y, site, kept, found.names(windows))
 
-    def _read(self, file: Path, channels: Sequence[str], others: list[str], counts: _Counts) -> _Recorded:
+    def _read(self, file: Path, channels: Sequence[str], others: list[str], counts: Counter[str]) -> _Recorded:
         """The recordings of a file, with what is missing filled in.
 
         Args:
@@ -180,7 +158,7 @@ class Signals(InputColumns, WindowedDataset):
             cells.check_whole("fill it in, or have it filled in between its neighbours: --set data.impute=interpolate")
         return cells.checked()
 
-    def _check_time(self, cells: Any, time: Array, rows: Array, file: Path, counts: _Counts) -> None:
+    def _check_time(self, cells: Any, time: Array, rows: Array, file: Path, counts: Counter[str]) -> None:
         """The time rises in a recording."""
         steps = np.diff(time[rows])
         wrong = np.flatnonzero(~(steps > 0))
@@ -193,10 +171,9 @@ class Signals(InputColumns, WindowedDataset):
             )
         usual = float(np.median(steps))
         counts[GAPS] += int((steps > WIDE * usual).sum())
-        counts.steps.append(usual)
 
     def _fill(
-        self, values: Array, time: Array | None, rows: Array, where: str, channels: Sequence[str], counts: _Counts
+        self, values: Array, time: Array | None, rows: Array, where: str, channels: Sequence[str], counts: Counter[str]
     ) -> None:
         """Numbers in the place of missing ones of a recording."""
         for number, name in enumerate(channels):
@@ -215,19 +192,16 @@ class Signals(InputColumns, WindowedDataset):
         return list(dict.fromkeys([*super().as_written, *self.recording, *([self.group] if self.group else [])]))
 
     @property
+    def uses(self) -> list[str]:
+        """The columns that are named, each of which has one use, but that those of the recording may have another."""
+        return [self.label, *self.columns, *(name for name in self.named_apart if name != self.label)]
+
+    @property
     def named_apart(self) -> dict[str, str]:
         """The columns that are no channels, and the setting that names each."""
         named = dict.fromkeys(self.recording, "data.recording")
         single = {"label": self.label, "domain": self.domain, "group": self.group, "time": self.time}
         return named | {name: f"data.{use}" for use, name in single.items() if name}
-
-
-class _Counts(Counter[str]):
-    """What is counted while recordings are read, and the usual length of a step of time in each."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.steps: list[float] = []
 
 
 class _Recorded(NamedTuple):

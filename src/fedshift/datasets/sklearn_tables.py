@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from fedshift.datasets.labelled import Array
-from fedshift.datasets.table import TableDataset
+from fedshift.datasets.table_file import TableDataset
 from fedshift.errors import needs
 from fedshift.federation.domains import DomainData
 from fedshift.federation.preparation import Column

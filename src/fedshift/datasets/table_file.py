@@ -1,4 +1,4 @@
-"""A user's own table, as CSV or Parquet: one sample a row."""
+"""Tables: one sample a row, whose columns may be prepared; and a user's own, as CSV or Parquet."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -23,11 +24,12 @@ from fedshift.datasets.column_files import (
     not_looked_at,
     read_columns,
 )
+from fedshift.datasets.dataset import Dataset
 from fedshift.datasets.labelled import Array, Labelled, Names, beside, each_read, joined, names_of, shown, sorted_names
-from fedshift.datasets.table import TableDataset
 from fedshift.errors import FedshiftError, Problems, UnknownNameError
 from fedshift.federation.domains import DomainData, Unlabelled
-from fedshift.federation.preparation import UNSEEN, Column
+from fedshift.federation.inputs import Inputs
+from fedshift.federation.preparation import UNSEEN, Column, Preparation
 from fedshift.settings.spec import setting
 from fedshift.streams import Streams
 
@@ -40,6 +42,44 @@ MOST_CATEGORIES = 1000  # of a column; one of more names its rows
 NO_CATEGORY = re.compile(
     r"[-+]?[\d.,' \u00a0\u202f]*\d[.,]?\s*%?|\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}([T ].*)?|\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?"
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableDataset(Dataset):
+    """Rows, of which missing cells may be filled in, numbers standardised, and categories be one-hot."""
+
+    seeded: ClassVar[bool] = False
+
+    statistics: Literal["none", "site", "pooled"] = setting(
+        "none",
+        help="what prepares rows: nothing, which takes numbers as they are; statistics of training rows, of each site "
+        "alone; or of all sites together, from sums that each sends once",
+    )
+    impute: Literal["mean", "median"] = setting(
+        "mean", help="what stands for a missing number; for a missing category it is the most frequent one"
+    )
+
+    def __post_init__(self) -> None:
+        """Check the settings.
+
+        Raises:
+            FedshiftError: one is wrong, or they contradict each other.
+        """
+        super().__post_init__()
+        if self.impute == "median" and self.statistics == "pooled":
+            raise FedshiftError(
+                "data.impute = 'median': the median of all sites' rows does not follow from what each can send of its "
+                "own. Take the mean (--set data.impute=mean), or each site's own (--set data.statistics=site)."
+            )
+
+    @property
+    def prepared(self) -> bool:
+        """Whether rows are prepared."""
+        return self.statistics != "none"
+
+    def inputs(self) -> Inputs:
+        """Rows as they are, or as they are prepared; the columns are known when the rows are read and divided."""
+        return Inputs(preparation=Preparation(self.statistics, self.impute) if self.statistics != "none" else None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,12 +102,6 @@ class TableFile(InputColumns, TableDataset):
             FedshiftError: one is wrong, or a column has two uses.
         """
         super().__post_init__()
-        used = [self.label, *self.columns, *([self.domain] if self.domain else [])]
-        if not self.label or len(set(used)) < len(used):
-            raise FedshiftError(
-                f"data.label = '{self.label}', data.domain = '{self.domain}', data.columns = {list(self.columns)}: "
-                "name the label's column, and each column once."
-            )
         for name in self.categories if self.columns else ():
             if name not in self.columns:
                 raise UnknownNameError("column in data.categories", name, self.columns)

@@ -63,19 +63,10 @@ class TextFile(ColumnFiles):
     width: Width = setting(1024, help="numbers of a vector, with hashing")
     length: Width = setting(128, help="tokens of a text, with a tokenizer; longer texts are cut")
 
-    def __post_init__(self) -> None:
-        """Check the settings.
-
-        Raises:
-            FedshiftError: one is wrong, or a column has two uses.
-        """
-        super().__post_init__()
-        used = [self.text, self.label, *([self.domain] if self.domain else [])]
-        if not all((self.text, self.label)) or len(set(used)) < len(used):
-            raise FedshiftError(
-                f"data.text = '{self.text}', data.label = '{self.label}', data.domain = '{self.domain}': name the "
-                "columns of the text and the label, and each column once."
-            )
+    @property
+    def uses(self) -> list[str]:
+        """The columns that are named, the text's too."""
+        return [self.text, *super().uses]
 
     def check_here(self) -> None:
         """Whether there are the files, and the tokenizer or the hub that has it."""

@@ -23,7 +23,7 @@ from fedshift.core.preparation import preparation_part
 from fedshift.core.setup import Setup
 from fedshift.datasets.column_files import InputColumns
 from fedshift.datasets.dataset import Dataset
-from fedshift.deployment.commands import check_address
+from fedshift.deployment.shell import check_address
 from fedshift.errors import FedshiftError
 from fedshift.federation.inputs import Inputs
 from fedshift.federation.names import check_names as check_spelling
@@ -134,9 +134,9 @@ class Agreement:
         Raises:
             FedshiftError: a file is missing or wrong.
         """
-        return cls(
-            folder, FederationSettings(**_settings(folder, FEDERATION, FederationSettings)), _toml(folder / EXPERIMENT)
-        )
+        path = folder / FEDERATION
+        federation = FederationSettings(**_settings(path, _toml(path), FederationSettings))
+        return cls(folder, federation, _toml(folder / EXPERIMENT))
 
     def __post_init__(self) -> None:
         """Check that institutions can carry the experiment out.
@@ -312,23 +312,19 @@ def read_site(folder: Path) -> tuple[SiteSettings, dict[str, Any]]:
     data = table.pop("data", {})
     if not isinstance(data, dict):
         raise FedshiftError(f"'{folder / SITE}': data = {data!r} is a value where a table belongs; write [data]")
-    check_names(table, SiteSettings.settings(), SITE)
-    if "name" not in table:
-        raise FedshiftError(f"'{folder / SITE}' lacks name: which of the federation's sites this is.")
-    return SiteSettings(**table), data
+    return SiteSettings(**_settings(folder / SITE, table, SiteSettings)), data
 
 
-def _settings(folder: Path, file: str, cls: type[Spec]) -> dict[str, Any]:
-    """The settings in a file of a folder.
+def _settings(path: Path, table: dict[str, Any], cls: type[Spec]) -> dict[str, Any]:
+    """The settings in a file.
 
     Raises:
-        FedshiftError: there is no such file, it lacks one, or has another.
+        FedshiftError: it lacks one, or has another.
     """
-    table = _toml(folder / file)
-    check_names(table, cls.settings(), file)
+    check_names(table, cls.settings(), path.name)
     missing = [name for name, about in cls.settings().items() if about.default is MISSING and name not in table]
     if missing:
-        raise FedshiftError(f"'{folder / file}' lacks {', '.join(missing)}.")
+        raise FedshiftError(f"'{path}' lacks {', '.join(missing)}.")
     return table
 
 

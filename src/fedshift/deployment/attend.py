@@ -29,15 +29,15 @@ from fedshift.core.tensors import Tensors
 from fedshift.deployment.agreement import Agreement, SiteSettings, read_site
 from fedshift.deployment.leaving import category, models_scored, refusal, refused, without
 from fedshift.deployment.limits import of_requests
-from fedshift.deployment.local import prepared, site_federation
-from fedshift.deployment.model import keep_model
-from fedshift.deployment.sent import SENT, Sent
-from fedshift.deployment.turns import TakenError, Turn, Turns
+from fedshift.deployment.sent import SENT, SentLog
+from fedshift.deployment.site_data import prepared, site_federation
+from fedshift.deployment.site_model import keep_model
+from fedshift.deployment.turns import Turn, Turns
 from fedshift.deployment.wire import (
     DECIMALS,
     MOST_LOSS,
-    MOST_NAMED,
     NOBODY,
+    CannotError,
     Done,
     Failed,
     Join,
@@ -45,7 +45,7 @@ from fedshift.deployment.wire import (
     Reason,
     Reply,
     Request,
-    Score,
+    SiteScore,
     Unscored,
     Work,
     digest,
@@ -69,16 +69,7 @@ _WORDS: tuple[tuple[type[Exception], Reason], ...] = (
     (DivergedError, "diverged"),
     (AuditError, "audit"),
     (DamagedError, "state"),
-    (TakenError, "order"),
 )
-
-
-class _CannotError(FedshiftError):
-    """Why a site does not do what it is asked, in words that may leave."""
-
-    def __init__(self, reason: Reason, text: str, what: tuple[str, ...] = ()) -> None:
-        super().__init__(text)
-        self.reason, self.what = reason, what
 
 
 class Attendant:
@@ -133,14 +124,14 @@ class Attendant:
     def _reply(self, request: Request) -> Reply:
         session = request.session
         if request.site != self.settings.name:
-            raise _CannotError("order", f"This site is '{self.settings.name}'; the request is for '{request.site}'.")
+            raise CannotError("order", f"This site is '{self.settings.name}'; the request is for '{request.site}'.")
         if isinstance(request, Join) and (different := self.agreement.differences(request.agreed)):
             known = tuple(name for name in different if name in request.agreed)  # others are this site's business
-            raise _CannotError("experiment", f"The coordinator has other settings: {', '.join(different)}", known)
+            raise CannotError("experiment", f"The coordinator has other settings: {', '.join(different)}", known)
         if session.run != self.setup.run:
-            raise _CannotError("order", f"The run {session.run} is not this site's, {self.setup.run}.")
+            raise CannotError("order", f"The run {session.run} is not this site's, {self.setup.run}.")
         if session.agreed != self.agreement.digest:
-            raise _CannotError("experiment", "The coordinator has other settings.")
+            raise CannotError("experiment", "The coordinator has other settings.")
         return self._join() if isinstance(request, Join) else self._work(request)
 
     def _join(self) -> Joined:
@@ -157,14 +148,12 @@ class Attendant:
         )
 
     def _work(self, work: Work) -> Done:
-        """Score a model, then carry out an order."""
+        """SiteScore a model, then carry out an order."""
         turns, order, model, scored = self.turns(), work.order, work.score, work.position - (work.order is not None)
         if work.session.number != turns.session:
-            raise _CannotError("session", f"The session {work.session.number} is not the newest, {turns.session}.")
+            raise CannotError("session", f"The session {work.session.number} is not the newest, {turns.session}.")
         if work.saved > scored:
-            raise _CannotError(
-                "order", f"A checkpoint of {work.saved} rounds has more than the {scored} that are done."
-            )
+            raise CannotError("order", f"A checkpoint of {work.saved} rounds has more than the {scored} that are done.")
         turn = Turn("order", work.position, 0 if order is None else self._check_order(work, order))
         before = Turn("score", scored)
         if model is not None:
@@ -208,7 +197,7 @@ class Attendant:
         return Done(self.settings.name, answer)
 
     def _scored(self, site: Site, order: Order, turns: Turns, turn: Turn) -> Done:
-        """Score what an order brings on every environment whose model can be made here."""
+        """SiteScore what an order brings on every environment whose model can be made here."""
         _check_kept(site, order, turns, turn)
         client, stage = self.agreement.client(self.settings.name), self.setup.find(order.stage, order.exchange)[0]
         if self._ends_with(order):
@@ -245,10 +234,10 @@ class Attendant:
         declared, most = models_scored(self.setup), self.settings.max_models
         if most and declared > most:
             why = f"The run scores {declared} models; max_models = {most} in site.toml."
-            raise _CannotError("models", why, (str(most),))
+            raise CannotError("models", why, (str(most),))
         if self.agreement.client(self.settings.name) is not None and refused(self.setup, self.settings.refuse):
             error = refusal(self.setup, self.settings.name, self.settings.refuse)
-            raise _CannotError("policy", str(error), self.settings.refuse)
+            raise CannotError("policy", str(error), self.settings.refuse)
 
     # What this site has ---------------------------------------------------------------------------
 
@@ -283,7 +272,7 @@ class Attendant:
             with self._timed("data"):
                 return self._federation
         except FedshiftError as error:
-            raise _CannotError("data", str(error)) from error
+            raise CannotError("data", str(error)) from error
 
     @cached_property
     def _federation(self) -> Federation:
@@ -301,7 +290,7 @@ class Attendant:
         round = self._round(order, work.position)
         place = next((n for n, each in enumerate(round.stage.exchanges) if each.name == order.exchange), None)
         if place is None:
-            raise _CannotError("order", f"The stage '{order.stage}' has no exchange '{order.exchange}'.")
+            raise CannotError("order", f"The stage '{order.stage}' has no exchange '{order.exchange}'.")
         check_order(self.setup, order, round.stage.exchanges[place])
         return place
 
@@ -314,14 +303,14 @@ class Attendant:
         client = self.agreement.client(self.settings.name)
         self._check_trip(score, NOBODY if client is None else client)
         if not self.setup.scored(self._round(score, scored)):
-            raise _CannotError("order", f"The model of round {score.round} is not to be scored.")
+            raise CannotError("order", f"The model of round {score.round} is not to be scored.")
         if client is not None:  # the target is sent more than any client is
             check_order(self.setup, score, self.setup.find(score.stage, score.exchange)[1])
 
     def _check_trip(self, order: Order, client: int | None) -> None:
         """Refuse what is not for this site's client."""
         if (order.run, order.client) != (self.setup.run, client):
-            raise _CannotError("order", f"This is client {order.client} of the run {order.run}, not this site's.")
+            raise CannotError("order", f"This is client {order.client} of the run {order.run}, not this site's.")
 
     def _round(self, order: Order, position: int) -> Round:
         """The round of an order, which must be that after which so many are done, or fewer where stages end early."""
@@ -330,16 +319,16 @@ class Attendant:
             planned = Schedule(self.setup.stages).start(stage) + order.round
             if position == planned or (self.setup.train.patience != "off" and order.round <= position < planned):
                 return Round(stage, order.round)
-        raise _CannotError("order", f"Round {order.round} of the stage '{order.stage}' is not the {position}th.")
+        raise CannotError("order", f"Round {order.round} of the stage '{order.stage}' is not the {position}th.")
 
     # What is written down -------------------------------------------------------------------------
 
     def _failure(self, error: Exception) -> Failed:
         """What is said of an error; all of it goes to the log."""
         site = self._name()
-        if isinstance(error, _CannotError):
+        if isinstance(error, CannotError):
             self.log("refused", str(error))
-            return Failed(site, error.reason, error.what[:MOST_NAMED])
+            return Failed(site, error.reason, error.what)
         if isinstance(error, FedshiftError):
             self.log("failed", str(error))
         else:
@@ -356,22 +345,17 @@ class Attendant:
     def _write_down(self, request: Request | None, reply: Reply, data: bytes) -> None:
         """A line in the list of all that left, and one in the log."""
         order = request.order if isinstance(request, Work) else None
-        trip: dict[str, Any] = {}
-        if order is not None:
-            trip = {"stage": order.stage, "round": order.round, "exchange": order.exchange}
         what = {Joined: "join", Done: "score" if order is None else "answer", Failed: "failure"}[type(reply)]
         run = "" if request is None else request.session.run
-        about = _nothing if isinstance(reply, Failed) else self._category_of(order)
+        about: Callable[[str], Category] = _nothing
+        if not isinstance(reply, Failed):
+            about = partial(category, self.setup, self.setup.find(order.stage, order.exchange)[1] if order else None)
         with self._timed("sent.jsonl"):
-            Sent(self.folder / SENT).add(data, about, run=run, what=what, **trip)
+            SentLog(self.folder / SENT).add(data, about, run=run, what=what, trip=order)
         if not isinstance(reply, Failed):
             whole = round(time.perf_counter() - self._began, 3)
+            trip = {} if order is None else {name: getattr(order, name) for name in ("stage", "round", "exchange")}
             self.log(what, bytes=len(data), **trip, seconds={**self._seconds, "all": whole})
-
-    def _category_of(self, order: Order | None) -> Callable[[str], Category]:
-        """What tensors of a reply say, by name."""
-        exchange = None if order is None else self.setup.find(order.stage, order.exchange)[1]
-        return partial(category, self.setup, exchange)
 
     def log(self, what: str, why: str = "", **more: Any) -> None:
         """Write a line of the site's log."""
@@ -394,7 +378,7 @@ def _nothing(name: str) -> Category:
 def _check_kept(site: Site, order: Order, turns: Turns, turn: Turn) -> None:
     """Raise an error where a client has worked before a turn, and its state of then was removed since."""
     if order.client not in site.store and any(each < turn for each in turns.answered("order")):
-        raise _CannotError("state", f"What the client kept before round {order.round} is no longer here.")
+        raise CannotError("state", f"What the client kept before round {order.round} is no longer here.")
 
 
 def _check_finite(state: ClientState | None) -> None:
@@ -403,7 +387,7 @@ def _check_finite(state: ClientState | None) -> None:
         raise DivergedError(f"'{name}', which the client keeps, is not finite.")
 
 
-def _score(row: Mapping[str, Any]) -> Score:
+def _score(row: Mapping[str, Any]) -> SiteScore:
     """A row of a record, with no more decimals than a table has: all of them would tell much about the samples.
 
     Raises:
@@ -417,4 +401,4 @@ def _score(row: Mapping[str, Any]) -> Score:
     }
     told = {name: row[name] for name in ("environment", "role", "model", "models", "n")}
     numbers = {"accuracy": round(row["accuracy"], DECIMALS), "loss": round(max(loss, 0.0), DECIMALS)}
-    return Score(**told, **numbers, metrics=metrics)
+    return SiteScore(**told, **numbers, metrics=metrics)

@@ -26,10 +26,9 @@ from fedshift.deployment.doubts import Doubts
 from fedshift.deployment.journal import Journal
 from fedshift.deployment.leaving import CATEGORIES, refusal, refused
 from fedshift.deployment.link import Away, Link
-from fedshift.deployment.members import Came, Members, refuses
-from fedshift.deployment.model import parts_of_model
-from fedshift.deployment.roster import ROSTER, Roster
+from fedshift.deployment.members import ROSTER, Came, Members, Roster, refuses
 from fedshift.deployment.scoring import Scoring
+from fedshift.deployment.site_model import parts_of_model
 from fedshift.deployment.wire import Done, Failed, Joined, Work
 from fedshift.engines.calibration import asked_for
 from fedshift.engines.choice import open_engine

@@ -25,7 +25,7 @@ from fedshift.core.frozen import Front
 from fedshift.datasets import DATASETS
 from fedshift.datasets.column_files import InputColumns
 from fedshift.datasets.dataset import ImageDataset
-from fedshift.deployment import commands
+from fedshift.deployment import shell
 from fedshift.deployment.agreement import (
     EXPERIMENT,
     FEDERATION,
@@ -38,8 +38,8 @@ from fedshift.deployment.agreement import (
 )
 from fedshift.deployment.keys import Authority, site_pair
 from fedshift.deployment.leaving import what_leaves
-from fedshift.deployment.model import parts_of_model
 from fedshift.deployment.pages import render
+from fedshift.deployment.site_model import parts_of_model
 from fedshift.errors import DiskError, FedshiftError
 from fedshift.federation.protocols import PersonalUnderShift
 from fedshift.files import make_folder, write
@@ -98,19 +98,20 @@ def schema(
     said = tuple(map(tuple, columns))
     unnamed = isinstance(experiment.data, InputColumns) and not (experiment.data.columns or said)
     shape = tuple(shape) or _shape_of_images(experiment) or ((len(said),) if said else ())
-    if classes and shape and (said or not prepared) and not unnamed and (environments or not shifted):
+    asked = {
+        "--classes cat,dog": not classes,
+        "--columns 'age,sex=f|m'": prepared and not said,
+        "--shape 3,64,64": not prepared and not shape,
+        "--set data.columns=age,marker": not prepared and unnamed,
+        "--environments p=0.1,p=0.9": shifted and not environments,
+    }
+    lacking = [option for option, lacks in asked.items() if lacks]
+    if not lacking:
         return Schema(tuple(classes), shape, said, environments=tuple(environments))
     network = experiment.model.frozen_network()
     try:
         data = load_data(experiment.data, network, experiment.seed_of_data, str(experiment.contents))
     except FedshiftError as error:
-        lacking = [*([] if classes else ["--classes cat,dog"])]
-        if prepared:
-            lacking += [] if said else ["--columns 'age,sex=f|m'"]
-        else:
-            lacking += [] if shape else ["--shape 3,64,64"]
-            lacking += ["--set data.columns=age,marker"] if unnamed else []
-        lacking += ["--environments p=0.1,p=0.9"] if shifted and not environments else []
         raise FedshiftError(
             f"{error}\nThe data would tell what a sample is. Where they are at the sites only, say it: "
             f"{' '.join(lacking)}"
@@ -178,7 +179,7 @@ def planned(
     setup = agreement.setup(torch.device("cpu"))
     parts_of_model(agreement, setup)  # which the site that is held out must have
     own = _own_domains(experiment, federation.sites, domains)
-    host, port = commands.host_and_port(federation.address)
+    host, port = shell.host_and_port(federation.address)
     me = f"{os.getuid()}:{os.getgid()}" if hasattr(os, "getuid") else UNPRIVILEGED  # as Docker takes them
     user = UNPRIVILEGED if me.startswith("0:") else me
     authority = Authority.make(federation.name)
@@ -194,13 +195,13 @@ def planned(
         about_data=DATASETS.entry_of(experiment.data).help.splitlines()[0],
         data_help=_help_of_data(experiment, table),
         own=own,
-        local=host in commands.LOOPBACK,
+        local=host in shell.LOOPBACK,
         method=experiment.method_name,
         categories=get_args(Category),
         here=Path("$PWD"),
         in_compose=IN_COMPOSE,
         inside=f"{IN_COMPOSE}:{port}",
-        gate_address=commands.GATE_ADDRESS,
+        gate_address=shell.GATE_ADDRESS,
         port=port,
         user=user,
         unprivileged=UNPRIVILEGED,
@@ -216,7 +217,7 @@ def planned(
     coordinator: Planned = {
         "README.md": page("coordinator.md"),
         **common,
-        commands.ENVIRONMENT: page("flower.env"),
+        shell.ENVIRONMENT: page("flower.env"),
         "certificates/superlink.crt": server.public,
         "certificates/superlink.key": server.private,
         **{f"keys/{site}.pub": pair.public for site, pair in pairs.items()},
@@ -306,7 +307,7 @@ def _check_names(federation: FederationSettings) -> None:
             )
     if federation.name in TAKEN:
         raise FedshiftError(f"'{federation.name}' means something else to Flower; give the federation another name.")
-    host, _ = commands.host_and_port(federation.address)
+    host, _ = shell.host_and_port(federation.address)
     if not HOST.fullmatch(host) or host == "0.0.0.0":
         raise FedshiftError(
             f"address = '{federation.address}': sites must reach the coordinator there: give a host's name or its "

@@ -24,9 +24,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from fedshift.deployment.commands import GATE_ADDRESS, LOOPBACK, host_and_port
 from fedshift.deployment.flower import sites_by_key
 from fedshift.deployment.serving import KEYS, OF_COORDINATOR, Member
+from fedshift.deployment.shell import GATE_ADDRESS, LOOPBACK, host_and_port
 from fedshift.errors import FedshiftError, needs
 
 with needs("flower", "The gate of a federation"):

@@ -17,7 +17,7 @@ import torch
 from fedshift.datasets.listing import files_below
 from fedshift.deployment.agreement import SITE, Agreement, SiteSettings, read_site
 from fedshift.deployment.leaving import Leaves, leaving, refusal, refused, what_leaves
-from fedshift.deployment.local import site_data, site_federation
+from fedshift.deployment.site_data import site_data, site_federation
 from fedshift.errors import FedshiftError, Problems, UnknownNameError, needs
 from fedshift.reporting.data_report.duplicates import find_duplicates
 from fedshift.reporting.data_report.findings import crossing

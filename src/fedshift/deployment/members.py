@@ -1,21 +1,24 @@
 """The sites as the coordinator sees them: who is connected, who they are, and what comes of requests.
 
-Everything that happens to a site is an event, with the reason.
+Everything that happens to a site is an event, with the reason. A site's key says who it is. Who has stolen the key
+cannot say what the site replied before, so a site that fails to prove it is in quarantine: it is sent nothing and
+nothing of it is merged, until the coordinator's operator confirms it.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fedshift import files
+from fedshift.core.sealed import checked
 from fedshift.core.setup import Setup
 from fedshift.deployment.agreement import Agreement
 from fedshift.deployment.limits import of_replies
 from fedshift.deployment.link import Away, Link
-from fedshift.deployment.roster import ROSTER, Roster
 from fedshift.deployment.wire import (
     Done,
     Failed,
@@ -30,13 +33,81 @@ from fedshift.deployment.wire import (
     is_proof,
     read_reply,
 )
-from fedshift.errors import FedshiftError, UnknownNameError
+from fedshift.errors import DamagedError, FedshiftError, UnknownNameError
 from fedshift.runs.progress import RunProgress
-from fedshift.runs.schema import SiteEvent, moment
+from fedshift.runs.schema import File, SiteEvent, moment, parsed
 
+ROSTER = "roster"  # the folder of a coordinator, with a folder for each run
 SECONDS_BETWEEN_LOOKS = 0.5  # at who is connected
 Came = Reply | Away | FedshiftError
 """What came of a request: a reply, that there is none, or what is wrong with it."""
+
+
+class RosterEntry(File):
+    """What is kept of a site.
+
+    Attributes:
+        last: the digest of its last reply; empty: the site has still to send its first, or is confirmed.
+        quarantine: why it is in quarantine; empty if it is not.
+    """
+
+    last: str = ""
+    quarantine: str = ""
+
+
+@dataclass(frozen=True)
+class Roster:
+    """The sites of a run; every change is on the disk at once, and another process may make one.
+
+    Attributes:
+        folder: of the files, one for each site.
+    """
+
+    folder: Path
+
+    def entry(self, site: str) -> RosterEntry:
+        """What is kept of a site.
+
+        Raises:
+            DamagedError: its file cannot be read.
+        """
+        path = self._path(site)
+        try:
+            return checked(parsed(path.read_bytes()), RosterEntry) if path.exists() else RosterEntry()
+        except (OSError, ValueError) as error:
+            raise DamagedError(
+                f"'{path}' is not what was written ({error}). Remove it if you know that '{site}' is who it says: its "
+                "next reply is then taken without a proof."
+            ) from error
+
+    def replied(self, site: str, digest: str) -> None:
+        """Keep the digest of a site's last reply."""
+        self._write(site, RosterEntry(last=digest))
+
+    def quarantine(self, site: str, why: str) -> None:
+        """Put a site in quarantine."""
+        self._write(site, RosterEntry(last=self.entry(site).last, quarantine=why))
+
+    def confirm(self, site: str) -> str:
+        """Take a site out of quarantine: its next reply is taken without a proof.
+
+        Returns:
+            Why it was there.
+
+        Raises:
+            FedshiftError: it is not in quarantine.
+        """
+        if not (why := self.entry(site).quarantine):
+            raise FedshiftError(f"'{site}' is not in quarantine, so there is nothing to confirm.")
+        self._write(site, RosterEntry())
+        return why
+
+    def _path(self, site: str) -> Path:
+        return self.folder / f"{site}.json"
+
+    def _write(self, site: str, entry: RosterEntry) -> None:
+        files.make_folder(self.folder)
+        files.write(self._path(site), entry.model_dump_json(), private=True)
 
 
 class Members:

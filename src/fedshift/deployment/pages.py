@@ -10,7 +10,7 @@ from typing import Any
 
 import jinja2
 
-from fedshift.deployment import commands
+from fedshift.deployment import shell
 
 WIDEST = 100  # columns of a command before it is written on several lines
 
@@ -22,7 +22,7 @@ def render(template: str, **values: Any) -> str:
         template: its file in the folder ``templates``, without the suffix.
         values: what the template names.
     """
-    return _templates().get_template(f"{template}.jinja").render(commands=commands, **values)
+    return _templates().get_template(f"{template}.jinja").render(shell=shell, **values)
 
 
 @cache  # each template is compiled once for all members
@@ -41,7 +41,7 @@ def _templates() -> jinja2.Environment:
     return environment
 
 
-def _typed(command: commands.Command) -> str:
+def _typed(command: shell.Command) -> str:
     """A command as it is typed; a long one on several lines, a line for each option."""
     line = join(command)
     return line if len(line) <= WIDEST else line.replace(" --", " \\\n    --")

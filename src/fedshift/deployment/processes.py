@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Self
 
-from fedshift.deployment import commands
+from fedshift.deployment import shell
 from fedshift.deployment.agreement import Agreement
 from fedshift.deployment.folders import COORDINATOR, SITES
 from fedshift.deployment.orphan import with_parent
@@ -47,8 +47,8 @@ class Processes:
         Raises:
             FedshiftError: they cannot; the message says where its log is.
         """
-        public = commands.host_and_port(self.agreement.federation.address)
-        command = [*commands.SERVE, "--control-port", str(self.control_port)]
+        public = shell.host_and_port(self.agreement.federation.address)
+        command = [*shell.SERVE, "--control-port", str(self.control_port)]
         self._start(COORDINATOR, command, self.coordinator)
         until = time.monotonic() + SECONDS_TO_START
         while not (listens(*public) and listens("127.0.0.1", self.control_port)):
@@ -61,11 +61,11 @@ class Processes:
 
     def start_site(self, site: str) -> None:
         """Start a site's `fedshift federation join`."""
-        self._start(site, commands.JOIN, self.folder / SITES / site)
+        self._start(site, shell.JOIN, self.folder / SITES / site)
 
     def start_run(self) -> subprocess.Popen[bytes]:
         """Start `fedshift federation run`; the process ends with the run."""
-        return self._start(RUN, commands.RUN, self.coordinator)
+        return self._start(RUN, shell.RUN, self.coordinator)
 
     def process(self, name: str) -> subprocess.Popen[bytes]:
         """A process that was started."""
@@ -74,8 +74,8 @@ class Processes:
     def log(self, name: str) -> Path:
         """Where a process writes what it prints."""
         if name in (COORDINATOR, RUN):
-            return self.coordinator / commands.FLOWER / f"{name}.log"
-        return self.folder / SITES / name / commands.FLOWER / "site.log"
+            return self.coordinator / shell.FLOWER / f"{name}.log"
+        return self.folder / SITES / name / shell.FLOWER / "site.log"
 
     def check(self) -> None:
         """Look whether all that should go on does.
@@ -107,6 +107,6 @@ class Processes:
         finally:
             self._running.clear()
 
-    def _start(self, name: str, command: commands.Command, folder: Path) -> subprocess.Popen[bytes]:
+    def _start(self, name: str, command: shell.Command, folder: Path) -> subprocess.Popen[bytes]:
         self._running[name] = start(with_parent(["-m", *command]), folder, self.log(name))
         return self._running[name]

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from fedshift import files
 from fedshift.core.contract import Category
+from fedshift.core.messages import Trip
 from fedshift.core.sealed import checked
 from fedshift.errors import DamagedError
 from fedshift.runs.schema import File, Size, parsed
@@ -32,7 +33,7 @@ _BLOCK = 1 << 16  # bytes at the end of the file that are read first
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
-class SentTensor(File):
+class LoggedTensor(File):
     """A tensor of a message; ``sha256`` is that of its bytes, as they are in the message."""
 
     name: str
@@ -66,11 +67,11 @@ class SentMessage(File):
     exchange: str
     bytes: Size
     sha256: Sha256
-    tensors: list[SentTensor]
+    tensors: list[LoggedTensor]
 
 
 @dataclass(frozen=True)
-class Sent:
+class SentLog:
     """The record of what leaves a site; only one process at a time may write it.
 
     Attributes:
@@ -80,15 +81,7 @@ class Sent:
     path: Path
 
     def add(
-        self,
-        data: bytes,
-        category: Callable[[str], Category],
-        *,
-        run: str,
-        what: str,
-        stage: str = "",
-        round: int = 0,
-        exchange: str = "",
+        self, data: bytes, category: Callable[[str], Category], *, run: str, what: str, trip: Trip | None = None
     ) -> None:
         """Write down a message, and see it to the disk; call it before the message is handed over.
 
@@ -97,26 +90,18 @@ class Sent:
             category: what a tensor of it says, by the tensor's name; it raises where that may not leave.
             run: what the members call the run.
             what: the kind of message, such as "answer".
-            stage: the stage of the order that it answers.
-            round: the round of the stage, from 1.
-            exchange: the exchange.
+            trip: the exchange that it answers, if it answers an order.
 
         Raises:
             DamagedError: the end of the file is not what was written.
             DiskError: it could not be written.
         """
-        message = SentMessage(
-            time=datetime.now(UTC).isoformat(timespec="milliseconds"),
-            run=run,
-            what=what,
-            stage=stage,
-            round=round,
-            exchange=exchange,
-            bytes=len(data),
-            sha256=sha256(data).hexdigest(),
-            tensors=[_describe(name, tensor, category(name)) for name, tensor in sorted(load(data).items())],
-        ).model_dump()
-        files.append(self.path, dumps(message | {"chain": _link(self._end(), message)}))
+        tensors = [_describe(name, tensor, category(name)) for name, tensor in sorted(load(data).items())]
+        now, size = datetime.now(UTC).isoformat(timespec="milliseconds"), len(data)
+        stage, round, exchange = ("", 0, "") if trip is None else (trip.stage, trip.round, trip.exchange)
+        about = {"time": now, "run": run, "what": what, "stage": stage, "round": round, "exchange": exchange}
+        line = {**about, "bytes": size, "sha256": sha256(data).hexdigest(), "tensors": tensors}
+        files.append(self.path, dumps(line | {"chain": _link(self._end(), line)}))
 
     def _end(self) -> str:
         """The end of the chain; what a crash cut off after it is dropped, as its message was not handed over."""
@@ -153,16 +138,16 @@ def _unreadable(path: Path, error: OSError) -> DamagedError:
     return DamagedError(f"'{path}' cannot be read ({error.strerror or error}).")
 
 
-def _describe(name: str, tensor: Tensor, category: Category) -> SentTensor:
+def _describe(name: str, tensor: Tensor, category: Category) -> dict[str, Any]:
     data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-    return SentTensor(
-        name=name,
-        type=str(tensor.dtype).removeprefix("torch."),
-        shape=list(tensor.shape),
-        bytes=tensor.nbytes,
-        sha256=sha256(data).hexdigest(),
-        category=category,
-    )
+    return {
+        "name": name,
+        "type": str(tensor.dtype).removeprefix("torch."),
+        "shape": list(tensor.shape),
+        "bytes": tensor.nbytes,
+        "sha256": sha256(data).hexdigest(),
+        "category": category,
+    }
 
 
 def _link(chain: str, record: dict[str, Any]) -> str:

@@ -12,18 +12,18 @@ from typing import Any, NamedTuple
 
 import tomli_w
 
-from fedshift.deployment import commands
+from fedshift.deployment import shell
 from fedshift.deployment.flower import APP
 from fedshift.deployment.keys import read_public_key
 from fedshift.deployment.orphan import with_parent
-from fedshift.deployment.supervisor import Part, environment, free_port, listens, supervise
+from fedshift.deployment.supervisor import ChildProcess, environment, free_port, listens, supervise
 from fedshift.errors import FedshiftError, needs
 from fedshift.files import make_folder, write
 from fedshift.settings.grid import text_of
 from fedshift.settings.written import parse_toml
 
 FEDERATION = "federation.toml"
-CONNECTION = f"{commands.FLOWER}/config.toml"  # where Flower's commands find the SuperLink
+CONNECTION = f"{shell.FLOWER}/config.toml"  # where Flower's commands find the SuperLink
 AUTHORITY = "certificates/ca.crt"
 KEYS = "keys"
 OF_COORDINATOR = (AUTHORITY, "certificates/superlink.crt", "certificates/superlink.key")
@@ -63,7 +63,7 @@ class Member(NamedTuple):
             name, address, sites = str(table["name"]), str(table["address"]), tuple(map(str, table["sites"]))
         except (KeyError, TypeError) as error:
             raise FedshiftError(f"'{path}' lacks {error}.") from error
-        commands.check_address(address, f"'{path}': address")
+        shell.check_address(address, f"'{path}': address")
         for file in required:
             if not (path.parent / file).is_file():
                 raise FedshiftError(f"'{path.parent / file}' does not exist. Is this the folder of the right member?")
@@ -80,13 +80,13 @@ def advice_to_root() -> str:
 # The coordinator --------------------------------------------------------------------------------------
 
 
-def parts_of_coordinator(port: int) -> list[Part]:
+def parts_of_coordinator(port: int) -> list[ChildProcess]:
     """The coordinator's processes, of which the SuperLink listens at a port of this machine only."""
-    superlink = Part("SuperLink", commands.superlink(port), port=port)
+    superlink = ChildProcess("SuperLink", shell.superlink(port), port=port)
     return [
         superlink,
-        Part("gate", commands.gate(port)),
-        Part("executor", commands.executor("coordinator", port), after=superlink),
+        ChildProcess("gate", shell.gate(port)),
+        ChildProcess("executor", shell.executor("coordinator", port), after=superlink),
     ]
 
 
@@ -96,9 +96,9 @@ def inner_port(address: str, chosen: int | None = None) -> int:
     Raises:
         FedshiftError: it would be the public one, or there is none after it.
     """
-    public = commands.host_and_port(address)[1]
+    public = shell.host_and_port(address)[1]
     port = public + 1 if chosen is None else chosen
-    if port == public or port > commands.LAST_PORT:
+    if port == public or port > shell.LAST_PORT:
         raise FedshiftError(
             f"The SuperLink cannot have port {port}: sites connect to port {public}, and the SuperLink needs another "
             "one on this machine: --control-port 9000, say."
@@ -119,14 +119,14 @@ def serve(folder: Path, port: int | None, say: Callable[[str], None]) -> None:
     """
     member = Member.read(folder, OF_COORDINATOR)
     inner = inner_port(member.address, port)
-    for number in (commands.host_and_port(member.address)[1], inner):
+    for number in (shell.host_and_port(member.address)[1], inner):
         if listens("127.0.0.1", number):
             raise FedshiftError(
                 f"Something listens at port {number} of this machine already: end it, or choose other ports (address "
                 "in every member's federation.toml, --control-port)."
             )
     connection = {"address": f"127.0.0.1:{inner}", "root-certificates": str(member.folder / AUTHORITY)}
-    make_folder(member.folder / commands.FLOWER)
+    make_folder(member.folder / shell.FLOWER)
     write(member.folder / CONNECTION, tomli_w.dumps({"superlink": {member.federation: connection}}))
     parts = superlink, gate, _ = parts_of_coordinator(inner)
     registry = Registry(member.folder, inner, say)
@@ -230,7 +230,7 @@ def run(folder: Path) -> int:
     from fedshift.runs.folder import RunFolder
 
     of_run = RunFolder(member.folder / RUNS / Agreement.read(member.folder).run)
-    command = commands.start_run(str(APP), member.federation)
+    command = shell.start_run(str(APP), member.federation)
     if of_run.held:
         with control(port, member.folder / AUTHORITY) as client:
             from flwr.proto.control_pb2 import ListRunsRequest
@@ -238,7 +238,7 @@ def run(folder: Path) -> int:
             runs = client.ListRuns(ListRunsRequest(limit=20)).run_dict.values()
         if under_way := [run for run in runs if run.status.status in RUNNING]:
             newest = max(under_way, key=lambda run: run.running_at)
-            command = commands.follow_run(newest.run_id, member.federation)
+            command = shell.follow_run(newest.run_id, member.federation)
     code = subprocess.run(
         with_parent(command), cwd=member.folder, env=environment(member.folder), check=False
     ).returncode
@@ -251,16 +251,16 @@ def port_of_superlink(folder: Path) -> int | None:
     if not path.is_file():
         return None
     connections = parse_toml(text_of(path), f"'{path}'").get("superlink", {})
-    return next((commands.host_and_port(each["address"])[1] for each in connections.values()), None)
+    return next((shell.host_and_port(each["address"])[1] for each in connections.values()), None)
 
 
 # A site -----------------------------------------------------------------------------------------------
 
 
-def parts_of_site(address: str, port: int) -> list[Part]:
+def parts_of_site(address: str, port: int) -> list[ChildProcess]:
     """A site's processes."""
-    supernode = Part("SuperNode", commands.supernode(address, port), port=port)
-    return [supernode, Part("executor", commands.executor("site", port), after=supernode)]
+    supernode = ChildProcess("SuperNode", shell.supernode(address, port), port=port)
+    return [supernode, ChildProcess("executor", shell.executor("site", port), after=supernode)]
 
 
 def join(folder: Path, address: str | None, say: Callable[[str], None]) -> None:
@@ -276,7 +276,7 @@ def join(folder: Path, address: str | None, say: Callable[[str], None]) -> None:
     """
     member = Member.read(folder, (*OF_SITE, "site.toml"))
     if address is not None:
-        commands.check_address(address, "--address")
+        shell.check_address(address, "--address")
     reached = address or member.address
     say(f"This site takes part in '{member.federation}'; the coordinator is at {reached}.")
     supervise(member.folder, parts_of_site(reached, free_port()), say)

@@ -17,7 +17,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from fedshift import files
-from fedshift.deployment import commands
+from fedshift.deployment import shell
 from fedshift.deployment.orphan import with_parent
 from fedshift.errors import FedshiftError
 
@@ -27,7 +27,7 @@ PAUSE = 3.0  # seconds before a process that has ended is started again
 
 
 @dataclass
-class Part:
+class ChildProcess:
     """A process that goes on until it is ended.
 
     Attributes:
@@ -39,8 +39,8 @@ class Part:
     """
 
     name: str
-    command: commands.Command
-    after: Part | None = None
+    command: shell.Command
+    after: ChildProcess | None = None
     port: int | None = None
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
     _due: float = field(default=0.0, init=False)
@@ -48,7 +48,7 @@ class Part:
     @property
     def log(self) -> Path:
         """Where it writes what it prints, in the member's folder."""
-        return Path(commands.FLOWER) / f"{self.name.lower()}.log"
+        return Path(shell.FLOWER) / f"{self.name.lower()}.log"
 
     @property
     def listens(self) -> bool:
@@ -79,7 +79,10 @@ class Part:
 
 
 def supervise(
-    folder: Path, parts: Sequence[Part], say: Callable[[str], None], meanwhile: Callable[[], None] = lambda: None
+    folder: Path,
+    parts: Sequence[ChildProcess],
+    say: Callable[[str], None],
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> None:
     """Keep processes of a member running until this process is interrupted; then end them all.
 
@@ -102,7 +105,7 @@ def supervise(
             end([part.process for part in reversed(parts) if part.process is not None])
 
 
-def _look_after(folder: Path, parts: Sequence[Part], say: Callable[[str], None]) -> None:
+def _look_after(folder: Path, parts: Sequence[ChildProcess], say: Callable[[str], None]) -> None:
     """Start what is not running."""
     for part in parts:
         if how := part.find_end():
@@ -117,7 +120,7 @@ def _look_after(folder: Path, parts: Sequence[Part], say: Callable[[str], None])
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """Keep others from starting the same member's processes, which know each other by a new secret."""
-    secret = folder / commands.SECRET
+    secret = folder / shell.SECRET
     files.make_folder(secret.parent)
     try:
         with FileLock(secret.with_name(".lock"), timeout=0):
@@ -183,7 +186,7 @@ def end(running: Sequence[subprocess.Popen[bytes]], seconds: float = SECONDS_TO_
 def environment(folder: Path) -> Mapping[str, str]:
     """The environment of a member's processes; Flower finds its own commands beside this Python."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    return {**os.environ, "PATH": path, **commands.environment(folder)}
+    return {**os.environ, "PATH": path, **shell.environment(folder)}
 
 
 def free_port() -> int:

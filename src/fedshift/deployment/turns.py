@@ -18,7 +18,7 @@ from fedshift import files
 from fedshift.core.messages import Order
 from fedshift.core.sealed import checked
 from fedshift.deployment.limits import MessageLimits
-from fedshift.deployment.wire import Done, commitment, digest, read_reply
+from fedshift.deployment.wire import CannotError, Done, commitment, digest, read_reply
 from fedshift.errors import DamagedError, FedshiftError
 from fedshift.runs.schema import File, Size, parsed
 
@@ -28,10 +28,6 @@ REPLIES_KNOWN = 100  # the coordinator has one of the last few
 Kind = Literal["order", "score"]
 _WHAT: Mapping[str, str] = {"order": "order", "score": "model to be scored"}
 _OWN = MessageLimits(2**40, 2**30)  # the site has written it itself
-
-
-class TakenError(FedshiftError):
-    """Something else was asked for before."""
 
 
 class Turn(NamedTuple):
@@ -147,7 +143,7 @@ class Turns:
         """Take a request, which is on record before anything is computed for it.
 
         Raises:
-            TakenError: something else was asked for before, the round came at another position, or a later order was
+            CannotError: something else was asked for before, the round came at another position, or a later order was
                 answered.
         """
         taken, replaced, what = self._now.taken, self._now.replaced, f"The {_WHAT[turn.kind]}"
@@ -155,25 +151,28 @@ class Turns:
             other = Turn.read(name)
             same = (other.kind, other.place, each.round) == (turn.kind, turn.place, round)
             if same and each.state != "failed" and other != turn:
-                raise TakenError(f"{what} of round {round} came at position {other.position} before.")
+                raise CannotError("order", f"{what} of round {round} came at position {other.position} before.")
         before = taken.get(str(turn))
         if before is not None and before.digest == digest:
             return
         if before is not None:
             if before.state != "failed":
-                raise TakenError(
+                raise CannotError(
+                    "order",
                     f"{what} of position {turn.position} is another than before; one of each is answered. Where the "
                     "coordinator has good reasons to begin the run once more, move "
-                    f"'{self._path.parent}' away, which lets it."
+                    f"'{self._path.parent}' away, which lets it.",
                 )
             if replaced >= MOST_REPLACED:
-                raise TakenError(f"{what} would be the run's {replaced + 1}th that replaces one which failed.")
+                raise CannotError(
+                    "order", f"{what} would be the run's {replaced + 1}th that replaces one which failed."
+                )
             replaced += 1
         elif any(
             each.position > turn.position + 1 or (turn.kind == "order" and each > turn)
             for each in self.answered("order")
         ):
-            raise TakenError(f"{what} of position {turn.position} came after a later order.")
+            raise CannotError("order", f"{what} of position {turn.position} came after a later order.")
         self._write(replaced=replaced, taken={**taken, str(turn): TakenTurn(digest=digest, round=round)})
 
     def end(self, turn: Turn, state: Literal["answered", "failed"]) -> None:

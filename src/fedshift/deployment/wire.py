@@ -199,7 +199,7 @@ Request = Join | Work
 
 
 @dataclass(frozen=True)
-class Score:
+class SiteScore:
     """A model's score on an environment of a site; what the site's policy withholds is None.
 
     Attributes:
@@ -225,7 +225,7 @@ class Score:
     metrics: Mapping[Name, Share | None] = field(default_factory=dict)
 
 
-def score_tensors(score: Score) -> dict[str, Tensor]:
+def score_tensors(score: SiteScore) -> dict[str, Tensor]:
     """The numbers of a score, as they leave a site; an undefined metric is nan."""
     given = {"accuracy": score.accuracy, "loss": score.loss}
     numbers = {name: value for name, value in given.items() if value is not None}
@@ -234,25 +234,27 @@ def score_tensors(score: Score) -> dict[str, Tensor]:
     return tensors | ({} if score.n is None else {"n": torch.tensor(score.n)})
 
 
-def _read_scores(headers: list[dict[str, Any]], info: ValidationInfo) -> tuple[Score, ...]:
+def _read_scores(headers: list[dict[str, Any]], info: ValidationInfo) -> tuple[SiteScore, ...]:
     """Scores from their headers, and their numbers, which came as tensors."""
-    tensors = _tensors(info)
-    whole = [{**header, **_numbers(tensors.of(f"scores.{place}"))} for place, header in enumerate(headers)]
-    return _SCORES.validate_json(json.dumps(whole))
+    if len(headers) > MOST_SCORES:
+        raise ValueError(f"{len(headers)} scores, of {MOST_SCORES} at most")
+    whole: dict[str, dict[str, Any]] = {str(place): {**header, "metrics": {}} for place, header in enumerate(headers)}
+    for name, tensor in _tensors(info).of("scores").items():
+        place, _, number = name.partition(".")
+        value = tensor.item()
+        if number.startswith(METRIC):
+            whole[place]["metrics"][number.removeprefix(METRIC)] = None if isnan(value) else value
+        else:
+            whole[place][number] = value
+    return _SCORES.validate_json(json.dumps(list(whole.values())))
 
 
-def _numbers(tensors: Tensors) -> dict[str, Any]:
-    metrics = {name: tensor.item() for name, tensor in tensors.of(METRIC.removesuffix(".")).items()}
-    numbers = {name: tensor.item() for name, tensor in tensors.items() if not name.startswith(METRIC)}
-    return {**numbers, "metrics": {name: None if isnan(value) else value for name, value in metrics.items()}}
-
-
-def _headers(scores: tuple[Score, ...]) -> list[dict[str, Any]]:
+def _headers(scores: tuple[SiteScore, ...]) -> list[dict[str, Any]]:
     return [{name: getattr(score, name) for name in _IN_HEADER} for score in scores]
 
 
 _IN_HEADER = ("environment", "role", "model", "models")
-_SCORES = TypeAdapter(Annotated[tuple[Score, ...], Field(max_length=MOST_SCORES)])
+_SCORES = TypeAdapter(tuple[SiteScore, ...])
 
 
 def _sent_samples(value: object, info: ValidationInfo) -> object:
@@ -300,7 +302,7 @@ class Done(Packet):
 
     site: Name
     answer: SentAnswer | None = None
-    scores: Annotated[tuple[Score, ...], PlainValidator(_read_scores), PlainSerializer(_headers)] = ()
+    scores: Annotated[tuple[SiteScore, ...], PlainValidator(_read_scores), PlainSerializer(_headers)] = ()
     unscored: Annotated[Mapping[Name, Unscored], Field(max_length=MOST_SCORES)] = field(default_factory=dict)
     proof: Name = field(default="", compare=False)
 
@@ -396,6 +398,14 @@ def _read(data: bytes, *words: str) -> Any:
 
 def _kinds(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     return {name: f"{list(tensor.shape)} of {tensor.dtype}" for name, tensor in tensors.items()}
+
+
+class CannotError(FedshiftError):
+    """Why a site does not do what it is asked, in words that may leave."""
+
+    def __init__(self, reason: Reason, text: str, what: tuple[str, ...] = ()) -> None:
+        super().__init__(text)
+        self.reason, self.what = reason, what[:MOST_NAMED]
 
 
 # Digests ------------------------------------------------------------------------------------------

@@ -36,8 +36,8 @@ SHARE = 0.1  # of a run's time that is spent on measuring for it, at most
 SHORT_RUN = 30.0  # seconds; a run that is shorter is not worth measuring for
 FEW = 2  # steps of each phase that show how long a step is
 TURN = 0.25  # seconds of a turn on one thread, at most
-LAPS = 3  # turns that each candidate takes at least
-BEHIND = 1.5  # a candidate leaves the race when it takes so many times as long as the fastest
+LAPS = 3  # turns after which the race may end
+BEHIND = 1.5  # a candidate leaves when it takes so many times as long as the fastest; before, twice as many times
 Notify = Callable[[str], None]
 
 
@@ -89,8 +89,10 @@ class Calibration:
 
 
 def fastest(timings: Sequence[Timing]) -> Timing:
-    """The candidate whose median turn is the shortest."""
-    return min((timing for timing in timings if not timing.note), key=lambda timing: timing.milliseconds)
+    """The candidate whose median turn is the shortest, of those that were in the race to its end."""
+    possible = [timing for timing in timings if not timing.note]
+    laps = max(len(timing.turns) for timing in possible)
+    return min((timing for timing in possible if len(timing.turns) == laps), key=lambda timing: timing.milliseconds)
 
 
 def choose(jobs: Sequence[Job], options: RunOptions, tell: Notify) -> Choice:
@@ -156,8 +158,9 @@ def calibrate(
     threads = 1 if setup.device.type == "cpu" else options.threads or cores()
     alone = [Choice("sequential", 1, threads, kernels) for kernels in _kernels(setup)]
     turn = min(TURN, seconds / 40)
-    some = _in_part(jobs, seconds_a_step(jobs, alone[0]), workers, turn)
-    by_kernels = _race(alone, some, 0.3 * seconds, tell) if len(alone) > 1 else ()
+    step = seconds_a_step(jobs, alone[0])
+    by_kernels = _race(alone, _in_part(jobs, step, 1, turn), 0.3 * seconds, tell) if len(alone) > 1 else ()
+    some = _in_part(jobs, step, workers, turn)
     kernels = fastest(by_kernels).choice.kernels if by_kernels else alone[0].kernels
     return Calibration(by_kernels, _race(_engines(setup, options, kernels, len(some)), some, 0.6 * seconds, tell))
 
@@ -184,9 +187,9 @@ def _race(choices: Sequence[Choice], jobs: Sequence[Job], seconds: float, tell: 
             first = lap % len(racing)
             for number in (*racing[first:], *racing[:first]):
                 turns[number].append(take_turn(number))
-            if lap + 1 >= LAPS:
-                limit = BEHIND * min(median(turns[number]) for number in racing)
-                racing = [number for number in racing if median(turns[number]) <= limit]
+            behind = BEHIND if lap + 1 >= LAPS else 2 * BEHIND
+            limit = behind * min(median(turns[number]) for number in racing)
+            racing = [number for number in racing if median(turns[number]) <= limit]
     steps = sum(map(steps_of, jobs))
     return tuple(
         Timing(choice, tuple(turns[number]), steps, next(iter(notes[number]), ""))

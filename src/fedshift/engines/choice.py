@@ -39,21 +39,13 @@ class Choice:
         """How many runs of a table advance together if nobody says: as many as there is gain from."""
         return {"sequential": 1, "workers": self.workers, "vectorised": 16}[self.engine]
 
-    @property
-    def short(self) -> str:
-        """The engine and its processes or threads."""
-        who = (
-            f"{self.workers} worker{'s' if self.workers > 1 else ''} of"
-            if self.engine == "workers"
-            else f"{self.engine} on"
-        )
-        return f"{who} {self.threads} thread{'s' if self.threads > 1 else ''}"
-
     def __str__(self) -> str:
         """In a few words, for people."""
+        workers = f"{self.workers} worker{'s' if self.workers > 1 else ''} of"
+        who = workers if self.engine == "workers" else f"{self.engine} on"
         layout = ", channels last" if self.kernels.channels_last else ""
         linear = ", oneDNN for linear layers" if self.kernels.linear == "onednn" else ""
-        return f"{self.short}{layout}{linear}"
+        return f"{who} {self.threads} thread{'s' if self.threads > 1 else ''}{layout}{linear}"
 
     def table(self) -> dict[str, Any]:
         """As JSON can hold it."""

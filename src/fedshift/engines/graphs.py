@@ -14,7 +14,7 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor
 
-Recorder = Callable[[Callable[[], list[Tensor]]], "Recording"]
+Recorder = Callable[[Callable[[], list[Tensor]]], "RecordedWork"]
 
 
 class Replayable(Protocol):
@@ -31,7 +31,7 @@ class Replayable(Protocol):
 Step = Callable[[Any], list[Tensor]]
 
 
-class Recording(Protocol):
+class RecordedWork(Protocol):
     """Work on tensors that can be done again."""
 
     output: list[Tensor]
@@ -61,7 +61,7 @@ def replayed(step: Step, record: Recorder = CudaRecording) -> Step:
         step: a function of what is given, which writes to tensors that stay where they are.
         record: how work is recorded.
     """
-    recording: Recording | None = None
+    recording: RecordedWork | None = None
     mine: Replayable | None = None
 
     def run(given: Replayable) -> list[Tensor]:

@@ -39,64 +39,26 @@ class Varying:
         """An operation of torch sees the tensor."""
         return function(*map(_plain, args), **{name: _plain(value) for name, value in (kwargs or {}).items()})
 
-    def _agreed(self, compare: Callable[[Any, Any], bool], other: Any) -> bool:
-        answers = {compare(value, other) for value in self.values}
-        if len(answers) > 1:
-            raise TypeError("runs that are stacked take different ways here, so they cannot be")
-        return answers.pop()
-
-    def __lt__(self, other: Any) -> bool:
-        return self._agreed(operator.lt, other)
-
-    def __le__(self, other: Any) -> bool:
-        return self._agreed(operator.le, other)
-
-    def __gt__(self, other: Any) -> bool:
-        return self._agreed(operator.gt, other)
-
-    def __ge__(self, other: Any) -> bool:
-        return self._agreed(operator.ge, other)
-
-    def __eq__(self, other: Any) -> bool:
-        return self._agreed(operator.eq, other)
-
-    def __bool__(self) -> bool:
-        return self._agreed(operator.ne, 0)
-
     __hash__ = None  # type: ignore[assignment]  # what compares by value and changes has no hash
 
     def __neg__(self) -> Any:
         return -_plain(self)
 
-    def __add__(self, other: Any) -> Any:
-        return _plain(self) + other
+    def __bool__(self) -> bool:
+        return self._agreed("__ne__", 0)
 
-    def __radd__(self, other: Any) -> Any:
-        return other + _plain(self)
+    def _agreed(self, comparison: str, other: Any) -> bool:
+        answers = {getattr(operator, comparison)(value, other) for value in self.values}
+        if len(answers) > 1:
+            raise TypeError("runs that are stacked take different ways here, so they cannot be")
+        return bool(answers.pop())
 
-    def __sub__(self, other: Any) -> Any:
-        return _plain(self) - other
 
-    def __rsub__(self, other: Any) -> Any:
-        return other - _plain(self)
-
-    def __mul__(self, other: Any) -> Any:
-        return _plain(self) * other
-
-    def __rmul__(self, other: Any) -> Any:
-        return other * _plain(self)
-
-    def __truediv__(self, other: Any) -> Any:
-        return _plain(self) / other
-
-    def __rtruediv__(self, other: Any) -> Any:
-        return other / _plain(self)
-
-    def __pow__(self, other: Any) -> Any:
-        return _plain(self) ** other
-
-    def __rpow__(self, other: Any) -> Any:
-        return other ** _plain(self)
+for _name in ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__"):
+    setattr(Varying, _name, lambda self, other, name=_name: self._agreed(name, other))
+for _name in ("add", "sub", "mul", "truediv", "pow"):
+    for _method in (f"__{_name}__", f"__r{_name}__"):
+        setattr(Varying, _method, lambda self, other, name=_method: getattr(_plain(self), name)(other))
 
 
 def _plain(value: Any) -> Any:

@@ -145,23 +145,16 @@ def _check_numbers(name: str, numbers: object, samples: int, names: tuple[str, .
     if not isinstance(numbers, Tensor):
         raise FedshiftError(f"{name} is of type {type(numbers).__name__}; give an int64 tensor ({samples},).")
     if numbers.dtype != torch.int64:
-        wrong = (numbers != numbers.round()).nonzero() if numbers.is_floating_point() else numbers.new_zeros(0)
-        first = f", and sample {_place(wrong[0])} is {numbers[tuple(wrong[0])].item():g}" if len(wrong) else ""
-        raise FedshiftError(f"{name} is {numbers.dtype}{first}; give int64.")
+        raise FedshiftError(f"{name} is {numbers.dtype}; give int64.")
     if tuple(numbers.shape) != (samples,):
         raise FedshiftError(
             f"{name} has the shape {tuple(numbers.shape)}; x holds {samples} samples, so give ({samples},)."
         )
     if names is None:
         return
-    wrong = ((numbers < 0) | (numbers >= len(names))).nonzero()
-    if len(wrong):
-        more = f", as {len(wrong) - 1} more are out of range" if len(wrong) > 1 else ""
+    wrong = ((numbers < 0) | (numbers >= len(names))).nonzero().flatten().tolist()
+    if wrong:
         raise FedshiftError(
-            f"{name} is {numbers[wrong[0, 0]].item()} of sample {_place(wrong[0])}{more}, but there are {len(names)} "
-            f"names, so it should be from 0 to {len(names) - 1}."
+            f"{name} is {numbers[wrong[0]].item()} of sample {wrong[0]}, and wrong of {len(wrong)} in all: there are "
+            f"{len(names)} names, so it should be from 0 to {len(names) - 1}."
         )
-
-
-def _place(index: Tensor) -> str:
-    return ", ".join(map(str, index.tolist()))

@@ -33,7 +33,6 @@ from fedshift.errors import FedshiftError
 from fedshift.settings.content import KEPT, digest, ran_here, remember_code
 
 SUFFIX = ".kept"
-HEAP_TYPE = 1 << 9  # of a class that Python code made
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 NOT_OF_A_CLASS = {
     *("__dict__", "__weakref__", "__module__", "__doc__", "__firstlineno__", "__static_attributes__"),
@@ -145,10 +144,7 @@ def _is_yours(module: str | None) -> bool:
 
 def _is_known(value: type | FunctionType) -> bool:
     """Whether a class or function is of a module that is not the user's, where it is found by its name."""
-    if isinstance(value, type) and not value.__flags__ & HEAP_TYPE:
-        return True
-    made_up = value.__module__ == "builtins" or "<locals>" in value.__qualname__
-    return not made_up and not _is_yours(value.__module__)
+    return "<locals>" not in value.__qualname__ and not _is_yours(value.__module__)
 
 
 @cache

@@ -17,7 +17,7 @@ from fedshift.runs.events import read_event
 from fedshift.runs.folder import EVENTS, RunFolder, find
 from fedshift.runs.grid_file import grid_files, read_grid
 from fedshift.runs.schema import AnyEvent, BeginEvent, EndEvent, EvaluatedEvent, FailedEvent, moment
-from fedshift.runs.studies import STUDY, carried_on_by, study_of
+from fedshift.runs.trials import STUDY, carried_on_by, study_of
 
 SECONDS_BETWEEN_LOOKS = 0.2  # at files that are known
 SECONDS_BETWEEN_SEARCHES = 2.0  # for new ones

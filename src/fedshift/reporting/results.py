@@ -17,10 +17,11 @@ from fedshift.runs.grid_file import grid_files, read_grid
 from fedshift.runs.patience import endings
 from fedshift.runs.run import Run
 from fedshift.runs.selection import RULES, by_environment, mean_score, selects, value_of
-from fedshift.runs.studies import check_no_study
+from fedshift.runs.trials import check_no_study
 from fedshift.settings.experiment import NAMED, OF_ONE_RUN, PLAIN
 
 NOT_A_ROW = frozenset({"name", "plugins", *(".".join(names) for names in OF_ONE_RUN)})
+REFUSED = "refused.txt"  # in the folder of a run that could not begin: why
 MOST_NAMED = 4  # environments, or metrics, that a note names
 MOST_ENVIRONMENTS = 48  # environments of a role that are shown one by one
 
@@ -323,8 +324,12 @@ def _not_begun(path: Path) -> Iterator[str]:
         except FedshiftError as error:
             yield str(error)
             continue
-        names = [run.folder for run in runs if not RunFolder(file.parent / run.folder).begun]
-        if names:
+        waiting = [file.parent / run.folder for run in runs if not RunFolder(file.parent / run.folder).begun]
+        refused = [folder for folder in waiting if (folder / REFUSED).is_file()]
+        for folder in refused:
+            reason = (folder / REFUSED).read_text(encoding="utf-8")
+            yield f"{folder.name} could not run: {reason} `fedshift resume {path}` tries again."
+        if names := [folder.name for folder in waiting if folder not in refused]:
             yield (
                 f"{len(names)} of the {len(runs)} runs of a comparison have not begun ({', '.join(names[:4])}"
                 f"{', ...' if len(names) > 4 else ''}); `fedshift resume {path}` begins them."

@@ -28,7 +28,7 @@ from fedshift.runs.records import Record, Records, read
 from fedshift.runs.schema import Federated, Identity, Machine, Messages, Resolved, Summary, Timed
 from fedshift.runs.seals import seal_of, sealed_json, unsealed_json
 from fedshift.runs.selection import summary
-from fedshift.runs.studies import STUDY, carried_on_by, study_of
+from fedshift.runs.trials import STUDY, carried_on_by, study_of
 from fedshift.runs.trust import check_code, check_digests, check_plugins, remember_plugins
 from fedshift.runs.weights import NEXT_SELECTED, SELECTED
 from fedshift.settings.content import digest

@@ -22,7 +22,7 @@ from fedshift.runs.folder import RunFolder, find
 from fedshift.runs.grid_file import experiment_of, grid_files, read_grid, write_grid
 from fedshift.runs.group import Judge, carry_out, common_position, to_the_end
 from fedshift.runs.progress import Progress
-from fedshift.runs.studies import check_no_study
+from fedshift.runs.trials import check_no_study
 from fedshift.runs.trust import check_plugins
 from fedshift.settings.experiment import Experiment
 from fedshift.simulation.checkpoint import Execution, saved

@@ -11,10 +11,10 @@ from typing import Self
 from fedshift.errors import FedshiftError
 from fedshift.methods import METHODS
 from fedshift.settings.experiment import Experiment, load_plugins
-from fedshift.study.execute import cost_of
-from fedshift.study.plan import Cost, StudyPlan, paths_by_name
+from fedshift.study.execute import forecast_cell
 from fedshift.study.scenarios import Scenario, choose, scale_of, scenarios
 from fedshift.study.statistics import t_quantile
+from fedshift.study.study_plan import Forecast, StudyPlan, paths_by_name
 from fedshift.study.tune import Budget
 
 OUT = "runs/benchmark"
@@ -138,12 +138,11 @@ class BenchmarkPlan(StudyPlan):
         each = self.scale.trials * len(self.scale.tuning_seeds) + len(self.scale.seeds)
         return each * len(self.scenarios) * len(self.methods)
 
-    def costs(self, scenario: Scenario) -> list[Cost]:
+    def forecasts(self, scenario: Scenario) -> list[Forecast]:
         """The cost of each method on a scenario, with the settings that it begins with."""
         return [
-            cost_of(
-                self.title(scenario),
-                method,
+            forecast_cell(
+                f"{self.title(scenario)}, {method}",
                 partial(self.row, scenario, method, self.scale.seeds),
                 self._count,
             )

@@ -8,8 +8,7 @@ from fedshift.reporting.table import Table
 from fedshift.settings.spec import shown
 from fedshift.study.benchmark_plan import BASE
 from fedshift.study.execute import LACKING
-from fedshift.study.papers import Printed
-from fedshift.study.published import published
+from fedshift.study.papers import Printed, published
 from fedshift.study.ranking import Ranking
 from fedshift.study.scenarios import Scenario
 from fedshift.study.statistics import Interval

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedshift.reporting.results import MeanStd, flat
 from fedshift.settings.spec import shown
 from fedshift.study.papers import PaperRow, Printed
 from fedshift.study.quantities import quantity
-from fedshift.study.reproduce import TablePlan
 from fedshift.study.scenarios import AS_PRINTED, Scenario, scale_of
 from fedshift.study.study_results import StudyResults
+from fedshift.study.table_plan import TablePlan
 
 NONE = "-"
 SPREADS = 2  # standard deviations beyond which a paper's number is marked
@@ -45,22 +45,6 @@ class Beside:
         if self.difference is None or self.ours is None or self.ours.std is None:
             return False
         return abs(self.difference) > SPREADS * self.ours.std
-
-
-class Differs(NamedTuple):
-    """A setting in which a scale differs from the paper's.
-
-    Attributes:
-        setting: by its dotted name.
-        here: its value, as it is written.
-        paper: the paper's.
-        rows: where it does; empty: in all rows, as it is the federation's.
-    """
-
-    setting: str
-    here: str
-    paper: str
-    rows: tuple[str, ...]
 
 
 @dataclass(frozen=True, repr=False)
@@ -116,22 +100,26 @@ def place(column: str) -> float:
     return float(column.rpartition("=")[2])
 
 
-def differences_from_paper(plan: TablePlan, scenario: Scenario) -> list[Differs]:
-    """The settings in which the runs of a scenario differ from those at the paper's scale."""
+def differences_from_paper(plan: TablePlan, scenario: Scenario) -> dict[str, list[str]]:
+    """The settings in which a scale differs from the paper's, such as "train.rounds 2 (600)".
+
+    Returns:
+        For each of them the rows that it is of.
+    """
     exhibit = plan.exhibit
     if plan.scale.name == AS_PRINTED or AS_PRINTED not in scenario.sizes:
-        return []
+        return {}
     ours, theirs = (
         replace(plan, scale=scale, data={}, settings={}) for scale in (plan.scale, scale_of("papers", AS_PRINTED))
     )
-    rows = [row for row in exhibit.carried_out if exhibit.asks_for(scenario, row, "")]
-    found: dict[tuple[str, str, str], list[str]] = {}
-    for row in rows:
+    found: dict[str, list[str]] = {}
+    for row in (row for row in exhibit.carried_out if exhibit.asks_for(scenario, row, "")):
         here, paper = (_settings(each, scenario, row) for each in (ours, theirs))
         for name in sorted(here.keys() | paper.keys()):
-            if (pair := (here.get(name, NONE), paper.get(name, NONE))) and pair[0] != pair[1]:
-                found.setdefault((name, *pair), []).append(row.name)
-    return [Differs(*key, () if len(where) == len(rows) else tuple(where)) for key, where in found.items()]
+            if here.get(name) != paper.get(name):
+                words = f"{name} {here.get(name, NONE)} ({paper.get(name, NONE)})"
+                found.setdefault(words, []).append(row.name)
+    return found
 
 
 def _settings(plan: TablePlan, scenario: Scenario, row: PaperRow) -> dict[str, str]:

@@ -10,10 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field
 from functools import partial
-from typing import Literal
 
 from fedshift import files
-from fedshift.core.sealed import checked
 from fedshift.errors import DamagedError, DiskError, DivergedError, FedshiftError, LockedError
 from fedshift.methods import METHODS
 from fedshift.reporting.results import Row
@@ -21,15 +19,13 @@ from fedshift.runs import runner
 from fedshift.runs.folder import RunFolder
 from fedshift.runs.progress import Progress
 from fedshift.runs.run import Run
-from fedshift.runs.schema import File
-from fedshift.runs.seals import unsealed_json
 from fedshift.settings.experiment import Experiment
 from fedshift.simulation.dry_run import estimate
 from fedshift.simulation.simulation import Simulation
-from fedshift.study.plan import Cell, Cost, Key, Lacking
 from fedshift.study.quantities import Quantity, Values
+from fedshift.study.study_plan import Cell, Forecast, Key, Lacking
 
-DIVERGED = "diverged.json"  # in the folder of a run
+DIVERGED = "diverged.txt"  # in the folder of a run: why it has no end
 LACKING = {"diverged": "diverged", "refused": "cannot run", "failed": "failed"}  # the cell of a table without a number
 Columns = Callable[[Cell, Sequence[Run]], Mapping[str, tuple[Quantity, Values]]]
 
@@ -144,7 +140,7 @@ def _carry_out(experiments: Sequence[Experiment], progress: Progress) -> None:
     if diverged:
         reason = diverged[0].what  # settings are not the user's here, so what helps elsewhere is left out
         for folder in (each for each in there if not each.finished):
-            folder.write_json(DIVERGED, Divergence(reason=reason).model_dump())
+            files.write(folder.path / DIVERGED, reason)
         raise DivergedError(reason)
 
 
@@ -182,30 +178,10 @@ def why_lacking(error: Exception, experiments: Callable[[], Sequence[Experiment]
     return Lacking(f"{name}{error}", "failed")
 
 
-class Divergence(File):
-    """diverged.json: why a run has no end.
-
-    Attributes:
-        reason: in words.
-    """
-
-    format: Literal[1] = 1
-    reason: str
-
-
-def why_diverged(folders: Sequence[RunFolder]) -> str:
-    """Why the first of some runs diverged that did; empty if none did, or what says so is damaged."""
-    return next(filter(None, map(_divergence, folders)), "")
-
-
-def _divergence(folder: RunFolder) -> str:
-    if folder.finished or not (folder.path / DIVERGED).exists():
-        return ""
-    try:
-        data = files.read(folder.path / DIVERGED)
-        return checked(unsealed_json(data, folder.identity.fingerprint), Divergence).reason
-    except (OSError, ValueError):
-        return ""
+def why_diverged(folders: Iterable[RunFolder]) -> str:
+    """Why the first of some runs diverged that did; empty if none did."""
+    notes = (folder.path / DIVERGED for folder in folders if not folder.finished)
+    return next((note.read_text(encoding="utf-8") for note in notes if note.is_file()), "")
 
 
 # Reading ---------------------------------------------------------------------------------------------
@@ -265,19 +241,19 @@ def _values(values: Values, run: Run) -> Iterable[float]:
     return values(run, run.records)
 
 
-# Costs -----------------------------------------------------------------------------------------------
+# Forecasts -------------------------------------------------------------------------------------------
 
 
-def cost_of(
-    column: str, row: str, experiments: Callable[[], Sequence[Experiment]], count: Callable[[Sequence[Experiment]], int]
-) -> Cost:
-    """What a cell would cost; ``count`` is how many runs it has of these experiments."""
+def forecast_cell(
+    label: str, experiments: Callable[[], Sequence[Experiment]], count: Callable[[Sequence[Experiment]], int]
+) -> Forecast:
+    """What a cell would cost; ``count`` is how many runs it has for these experiments."""
     try:
         asked = experiments()
         left = count(asked)
-        return Cost(column, row, left, estimate(asked[0]).seconds if left else None)
+        return Forecast(label, left, estimate(asked[0]) if left else None)
     except Exception as error:
         why = why_lacking(error, experiments)
         if why is None:
             raise
-        return Cost(column, row, 0, None, why)
+        return Forecast(label, 0, None, why.reason)

@@ -10,8 +10,8 @@ from fedshift.study.beside import NONE, Beside, PaperNumbers, differences_from_p
 from fedshift.study.execute import LACKING
 from fedshift.study.papers import PaperRow
 from fedshift.study.quantities import quantity
-from fedshift.study.reproduce import TablePlan
 from fedshift.study.scenarios import Scenario
+from fedshift.study.table_plan import TablePlan
 
 IN_THE_PAPER = "  the paper"
 MOST_POINTS = 12  # of a curve in its table; the other files have all
@@ -99,19 +99,16 @@ def _over(plan: TablePlan) -> str:
 
 def _changes(plan: TablePlan, scenario: Scenario) -> list[str]:
     """The settings that differ from the paper's in words, together where they are of the same rows."""
+    every = [row for row in plan.exhibit.carried_out if plan.exhibit.asks_for(scenario, row, "")]
     by_rows: dict[tuple[str, ...], list[str]] = {}
-    for each in differences_from_paper(plan, scenario):
-        by_rows.setdefault(each.rows, []).append(f"{each.setting} {each.here} ({each.paper})")
-    return [
-        f"{', '.join(filter(None, [plan.title(scenario), _of_rows(plan, scenario, rows)]))}, other than in the paper: "
-        f"{', '.join(changes)}."
-        for rows, changes in by_rows.items()
-    ]
-
-
-def _of_rows(plan: TablePlan, scenario: Scenario, names: tuple[str, ...]) -> str:
-    """Rows by their methods, where they are all of a scenario that have these."""
-    rows = [row for row in plan.exhibit.carried_out if plan.exhibit.asks_for(scenario, row, "")]
-    methods = dict.fromkeys(row.method for row in rows if row.name in names)
-    whole = [row.name for row in rows if row.method in methods]
-    return ", ".join(f"rows of {method}" for method in methods) if {*whole} == {*names} else "; ".join(names)
+    for change, rows in differences_from_paper(plan, scenario).items():
+        by_rows.setdefault(tuple(rows), []).append(change)
+    found = []
+    for names, changes in by_rows.items():
+        methods = dict.fromkeys(row.method for row in every if row.name in names)
+        whole = {row.name for row in every if row.method in methods} == {*names}
+        of_methods = ", ".join(f"rows of {method}" for method in methods)
+        where = "" if len(names) == len(every) else of_methods if whole else "; ".join(names)
+        title = ", ".join(filter(None, [plan.title(scenario), where]))
+        found.append(f"{title}, other than in the paper: {', '.join(changes)}.")
+    return found

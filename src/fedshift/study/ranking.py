@@ -8,9 +8,9 @@ from functools import cached_property
 from statistics import mean
 
 from fedshift.study.benchmark_plan import BASE, BenchmarkPlan
-from fedshift.study.plan import Lacking
 from fedshift.study.scenarios import Scenario
 from fedshift.study.statistics import Interval, paired, ranks
+from fedshift.study.study_plan import Lacking
 from fedshift.study.study_results import StudyResults
 from fedshift.study.tuned import Found
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from fedshift import files
 from fedshift.reporting.table import Table
@@ -17,12 +16,12 @@ from fedshift.runs.records import Record
 from fedshift.runs.run import Run
 from fedshift.runs.runner import run_path
 from fedshift.runs.selection import by_environment, last
-from fedshift.study.beside import Beside, PaperNumbers, differences_from_paper
+from fedshift.study.beside import PaperNumbers
 from fedshift.study.execute import carry_out_cells, read_findings
 from fedshift.study.paper_tables import notes, tables
-from fedshift.study.plan import Cell, Key, Lacking
 from fedshift.study.quantities import Quantity, Values, quantity
-from fedshift.study.reproduce import TablePlan
+from fedshift.study.study_plan import Cell, Key, Lacking
+from fedshift.study.table_plan import TablePlan
 
 RUNS_FILE = "runs.json"  # in a table's folder: the folders of the runs of each of its cells
 WAIT = 600.0  # seconds for another process that reads and writes the same table
@@ -56,52 +55,9 @@ class Reproduction(PaperNumbers):
         """
         if self.plan.exhibit.kind != "curve" or not self.findings.numbers:
             return self.write_files({})
-        from fedshift.study.curve_figure import draw_curve  # with matplotlib
+        from fedshift.study.figures import draw_curve  # with matplotlib
 
         return self.write_files({"png": draw_curve(self)})
-
-    def json(self) -> str:
-        """Everything that the tables say."""
-        plan, findings = self.plan, self.findings
-        whole = {
-            "table": plan.exhibit.name,
-            "paper": plan.exhibit.paper,
-            "scale": plan.scale.name,
-            "seeds": list(plan.scale.seeds),
-            "command": plan.command,
-            **asdict(findings.count),
-            "cells": [
-                {
-                    "scenario": scenario.name,
-                    "row": row.name,
-                    "column": column,
-                    "unit": self.unit(scenario, column),
-                    **_cell(self.beside(scenario, row, column)),
-                }
-                for scenario in plan.known
-                for row in plan.exhibit.rows
-                for column in self.columns(scenario)
-            ],
-            "lacking": [
-                {"scenario": scenario, "row": row, "point": point, **asdict(why)}
-                for (scenario, row, point), why in findings.lacking.items()
-            ],
-            "differs": {
-                scenario.name: [each._asdict() for each in differences_from_paper(plan, scenario)]
-                for scenario in plan.known
-            },
-            "notes": self.notes(),
-        }
-        return json.dumps(whole, indent=1) + "\n"
-
-
-def _cell(found: Beside) -> dict[str, Any]:
-    return {
-        "ours": None if found.ours is None else asdict(found.ours),
-        "paper": None if found.paper is None else found.paper._asdict(),
-        "difference": found.difference,
-        "outside": found.outside,
-    }
 
 
 def reproduce_table(plan: TablePlan, progress: Progress) -> Reproduction:

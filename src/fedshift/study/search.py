@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 from fedshift import files
 from fedshift.core.metrics import Metric
 from fedshift.errors import FedshiftError, needs
-from fedshift.runs.studies import STUDY
+from fedshift.runs.trials import STUDY
 from fedshift.settings.experiment import Experiment
 from fedshift.settings.spec import Range
 from fedshift.study.space import Space, labelled
@@ -193,6 +193,7 @@ class Study:
         self.optuna_study.sampler = self._sampler(number)
         trial = self._trial(number)
         for key, search in self.space.searched.items():
+            self.optuna_study.sampler = self._sampler(number, key)
             if not isinstance(search, Range):
                 trial.suggest_categorical(key, [labelled(choice) for choice in search])
             elif key in self.space.whole:
@@ -200,10 +201,10 @@ class Study:
             else:
                 trial.suggest_float(key, search.low, search.high, log=search.log)
 
-    def _sampler(self, number: int) -> optuna.samplers.BaseSampler:
-        """The sampler of a trial, which has a seed of its own."""
+    def _sampler(self, number: int, key: str = "") -> optuna.samplers.BaseSampler:
+        """The sampler of a trial, or of a parameter that is sampled alone; each has a seed of its own."""
         samplers = import_optuna().samplers
-        seed = int(files.digest_of(f"{self.digest} {number}".encode())[:8], 16)
+        seed = int(files.digest_of(f"{self.digest} {number} {key}".encode())[:8], 16)
         sampler: optuna.samplers.BaseSampler = (
             samplers.RandomSampler(seed)
             if self.sampler == "random"

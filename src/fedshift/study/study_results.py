@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -11,9 +12,10 @@ from typing import Any, ClassVar
 from fedshift import files
 from fedshift.reporting.frames import as_csv
 from fedshift.reporting.results import MeanStd
+from fedshift.reporting.table import Table, markdown
 from fedshift.reporting.tabled import Measurements
 from fedshift.study.execute import Findings
-from fedshift.study.plan import StudyPlan
+from fedshift.study.study_plan import StudyPlan
 
 
 @dataclass(frozen=True, repr=False)
@@ -42,9 +44,25 @@ class StudyResults(Measurements):
         """Every number, as :class:`~fedshift.study.execute.Number` has it."""
         return [asdict(each) for each in self.findings.numbers]
 
+    def more_tables(self) -> list[Table]:
+        """Tables that stand in the files alone."""
+        return []
+
+    def table(self) -> str:
+        """The tables and notes as Markdown."""
+        return markdown([*self.tables(), *self.more_tables()], self.notes())
+
     def json(self) -> str:
-        """Everything that the tables say."""
-        raise NotImplementedError
+        """Everything that the tables say, and every number."""
+        whole = {
+            "scale": self.plan.scale.name,
+            **asdict(self.findings.count),
+            "measurements": self.measurements(),
+            "lacking": [{"cell": key, **asdict(why)} for key, why in self.findings.lacking.items()],
+            "tables": [asdict(table) for table in (*self.tables(), *self.more_tables())],
+            "notes": self.notes(),
+        }
+        return json.dumps(whole, indent=1) + "\n"
 
     @property
     def name(self) -> str:

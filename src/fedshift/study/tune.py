@@ -30,9 +30,9 @@ from fedshift.runs.runner import Asked, attempt, run_path
 from fedshift.runs.selection import last, mean_score
 from fedshift.settings.experiment import Experiment
 from fedshift.study.search import SAMPLERS, Curve, Sampler, Study, Trial
+from fedshift.study.search_results import Tuning
 from fedshift.study.space import Space, check_ranges, with_settings
-from fedshift.study.tuned import Found, Tuned
-from fedshift.study.tuning import Tuning
+from fedshift.study.tuned import Found, TunedSettings
 
 ROLE = "validation"  # of the environments on which settings are chosen
 MOST_TRIALS = 10_000
@@ -152,9 +152,9 @@ def search_all(experiments: Sequence[Experiment], budget: Budget, progress: Prog
         raise failed[0]
     searched = {key for study in studies for key in study.space.searched}
     entries = [_found(study, trials) for study in done]
-    tuned = Tuned.of(experiments[0], chosen_on(experiments[0]), searched, entries)
+    tuned = TunedSettings.of(experiments[0], chosen_on(experiments[0]), searched, entries)
     path = tuned.write(folder)
-    return Tuning(path, Tuned.read(path), tuple(done), trials, tuple(map(str, failed)))
+    return Tuning(path, TunedSettings.read(path), tuple(done), trials, tuple(map(str, failed)))
 
 
 def chosen_on(experiment: Experiment) -> str:

@@ -77,7 +77,7 @@ class Found(File):
         return f"{self.trials} trials ({self.sampler}) with {len(self.seeds)} seeds over {ranges or 'nothing'}"
 
 
-class Tuned(File):
+class TunedSettings(File):
     """The best settings of methods on one experiment.
 
     Attributes:

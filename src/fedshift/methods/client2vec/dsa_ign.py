@@ -33,8 +33,6 @@ from typing import Literal
 from fedshift.methods.client2vec.index import NETWORK, ClientIndex
 from fedshift.page import *
 
-LENGTH = "method.index.epochs"  # what the training of the network takes longer by
-
 
 class Decomposition(nn.Module):
     """Splits embeddings D (B, d) into Z and U, each (B, d), and reconstructs D from them (App. D.2)."""
@@ -155,7 +153,7 @@ class DSAIGN(ClientIndex):
             upload=self.upload_pairs,
             server=(replace(self._training(self.epochs), samples=uploaded_pairs),),
         )
-        return Stage("index", 1, (pairs,), 1.0, self.pairs, scored=False, keeps=False, length=LENGTH)
+        return Stage("index", 1, (pairs,), 1.0, self.pairs, scored=False, keeps=False)
 
     def upload_pairs(self, work: LocalWork) -> Tensors:
         """One batch of pairs [D, L] (upload, 2, d), or all that a smaller client has."""
@@ -167,7 +165,7 @@ class DSAIGN(ClientIndex):
         exchange = Exchange("index", (self._training(self.local_epochs),), self.merge_network, (NETWORK,))
         rounds = -(-self.epochs // self.local_epochs)
         participation = self.participation
-        return Stage("index", rounds, (exchange,), participation, self.pairs, scored=False, keeps=False, length=LENGTH)
+        return Stage("index", rounds, (exchange,), participation, self.pairs, scored=False, keeps=False)
 
     def merge_network(self, state: ServerState, replies: Replies) -> ServerState:
         """The mean network."""

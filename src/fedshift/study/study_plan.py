@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from fedshift.errors import FedshiftError, UnknownNameError
+from fedshift.reporting.units import clock
 from fedshift.settings.experiment import Experiment
 from fedshift.settings.grid import expand, override
 from fedshift.settings.spec import Spec, shown
+from fedshift.simulation.dry_run import Estimate
 from fedshift.study.scenarios import Scale, Scenario
 
 Key = tuple[str, str, str]  # a scenario's name, a row's, and a point of a curve or ""
@@ -65,27 +67,27 @@ class Lacking:
 
 
 @dataclass(frozen=True)
-class Cost:
-    """What a cell would cost.
+class Forecast:
+    """What some runs would cost that differ only in their seed and held-out domain.
 
     Attributes:
-        column: the scenario's title.
-        row: the row's name.
-        runs: of the cell; 0 if it cannot be carried out.
-        seconds: of one run; None if that is not known.
-        lacking: why it is not.
+        label: what tells them from others.
+        runs: how many they are.
+        cost: that of each; None if they cannot run, or none is left.
+        problem: why they cannot.
     """
 
-    column: str
-    row: str
+    label: str
     runs: int
-    seconds: float | None
-    lacking: Lacking | None = None
+    cost: Estimate | None
+    problem: str = ""
 
-    @property
-    def total(self) -> float:
-        """Seconds of all runs, as far as they are known."""
-        return self.runs * (self.seconds or 0.0)
+    def __repr__(self) -> str:
+        if self.cost is None:
+            return f"Forecast({self.label!r}, runs: {self.runs}, problem: {self.problem})"
+        about = "" if self.cost.seconds is None else f", about {clock(self.cost.seconds)}"
+        each = f"each {self.cost.rounds} rounds, {self.cost.steps} steps{about}"
+        return f"Forecast({self.label!r}, runs: {self.runs}, {each})"
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,7 @@ class StudyPlan:
         """A run on a scenario, which needs the data and the model that all need."""
         raise NotImplementedError
 
-    def costs(self, scenario: Scenario) -> list[Cost]:
+    def forecasts(self, scenario: Scenario) -> list[Forecast]:
         """What the cells of a scenario would cost."""
         raise NotImplementedError
 

@@ -16,7 +16,7 @@ from fedshift.core import sealed
 from fedshift.core.frozen import Embedding, embedded, silent
 from fedshift.deployment.agreement import Agreement, SiteSettings
 from fedshift.errors import DamagedError, FedshiftError, Problems, UnknownNameError
-from fedshift.federation.checks import check_samples
+from fedshift.federation.checks import check_data
 from fedshift.federation.domains import DomainData
 from fedshift.federation.federation import Federation
 from fedshift.federation.inputs import Inputs
@@ -46,7 +46,7 @@ def site_data(
     dataset, streams = experiment.data, Streams(experiment.seed_of_data)
     with streams.as_global("global draws in data"):
         loaded = dataset.load(streams)
-    check_samples(loaded, dataset.inputs())
+    check_data(loaded, dataset.inputs(), one_class=True)
     with streams.as_global("global draws in federation"):
         mine = dataset.embedded(_of_domains(loaded, settings.domains), tell)
         mine = embedded(mine, experiment.model.frozen_network(), tell=tell)

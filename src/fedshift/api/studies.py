@@ -1,18 +1,25 @@
-"""What is published: the benchmark, and the tables and curves of the five papers."""
+"""Studies: a search of settings, the benchmark, and the tables and curves of the five papers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from fedshift.api.display import display
+from fedshift.api.experiments import grid, sources
+from fedshift.api.options import DEFAULT, Options, Source
+from fedshift.errors import FedshiftError
 from fedshift.runs.progress import Progress
+from fedshift.settings.grid import SEARCH, read
 
 if TYPE_CHECKING:
-    from fedshift.study.benchmark import Benchmark
+    from fedshift.study.benchmark_results import Benchmark
     from fedshift.study.reproduction import Reproduction
+    from fedshift.study.search import Sampler
+    from fedshift.study.search_results import Tuning
     from fedshift.study.states import States
+    from fedshift.study.tune import Budget
 
 
 def benchmark(
@@ -44,8 +51,8 @@ def benchmark(
         FedshiftError: a name is not known, no column has its data, or runs cannot be carried out for a reason that is
             not their method's, such as a full disk; what is finished is kept, and no table is written.
     """
-    from fedshift.study.benchmark import carry_out_benchmark
     from fedshift.study.benchmark_plan import OUT, BenchmarkPlan
+    from fedshift.study.benchmark_results import carry_out_benchmark
 
     plan = BenchmarkPlan.of(scale, methods, federations, out or OUT, data, plugins)
     with display(progress, plan.most_runs) as shown:
@@ -85,8 +92,8 @@ def reproduce(
         FedshiftError: a name is not known, nothing that the table needs is here, or runs cannot be carried out for a
             reason that is not their method's, such as a full disk; what is finished is kept.
     """
-    from fedshift.study.reproduce import OUT, TablePlan
     from fedshift.study.reproduction import reproduce_table
+    from fedshift.study.table_plan import OUT, TablePlan
 
     plan = TablePlan.of(table, scale, panels, rows, out or OUT, data, settings)
     with display(progress, sum(len(cell.experiments) for cell in plan.cells)) as shown:
@@ -111,7 +118,83 @@ def reproductions(
     Raises:
         FedshiftError: a name is not known.
     """
-    from fedshift.study.reproduce import OUT
     from fedshift.study.states import states
+    from fedshift.study.table_plan import OUT
 
     return states(tables, scale, out or OUT, data)
+
+
+def tune(
+    source: Source | Sequence[Source] = DEFAULT,
+    *,
+    trials: int = 20,
+    sampler: Sampler = "tpe",
+    parallel: int = 4,
+    search: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+    **options: Unpack[Options],
+) -> Tuning:
+    """Search the settings of every method that a source describes, on validation data and with one budget for all.
+
+    What is searched is what the methods' pages and [train] declare, the source's table [search], and ``search``; not
+    what ``settings`` give. Called again, it goes on where it was, with more trials if more are asked for.
+
+    Args:
+        source: what to tune; each method and held-out domain is a study of its own, over all seeds.
+        trials: how many choices each study tries.
+        sampler: "tpe" (Optuna's tree-structured Parzen estimator) or "random".
+        parallel: how many trials are chosen, and carried out, side by side; it decides what is tried.
+        search: where to look, by dotted setting: ``{"train.lr": "0.001..0.1", "method.mu": [0.1, 0.5]}``.
+        progress: callback for the progress; by default a live display.
+        options: what differs from the source, see :class:`Options`.
+
+    Returns:
+        The best settings and all trials; its ``path`` is what the option ``tuned`` takes.
+
+    Warns:
+        FedshiftWarning: a setting in ``search`` is of no method that is tuned, or what another search of the same
+            experiment found is replaced.
+
+    Raises:
+        FedshiftError: something in it is wrong, validation looks at the test, or no study has a trial that was carried
+            to its end; the message names it and the fix.
+    """
+    from fedshift.study.tune import search_all
+
+    budget = search_budget(source, trials, sampler, parallel, search, options.get("settings"))
+    experiments = grid(source, **options)
+    with display(progress, trials * len(experiments)) as shown:
+        return search_all(experiments, budget, shown)
+
+
+def search_budget(
+    source: Source | Sequence[Source],
+    trials: int,
+    sampler: Sampler,
+    parallel: int,
+    search: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> Budget:
+    """The budget and the ranges of :func:`tune`.
+
+    Raises:
+        FedshiftError: something in it is wrong.
+    """
+    from fedshift.study.space import flat_ranges
+    from fedshift.study.tune import Budget
+
+    settings = settings or {}
+    if search is not None and not isinstance(search, Mapping):
+        raise FedshiftError(f'search = {search!r}: give ranges by setting, as in {{"train.lr": "0.001..0.1"}}.')
+    for key in search or {}:
+        if key in settings:
+            raise FedshiftError(f"{key} is searched and given a value; give it once.")
+    ranges: dict[str, Any] = {}
+    for item in sources(source):
+        document = item if isinstance(item, Mapping) else read(item) if isinstance(item, str) else {}
+        table = document.get(SEARCH, {})
+        if not isinstance(table, Mapping):
+            raise FedshiftError(f'search = {table!r} is a value where a table belongs; write [search] "train.lr" = ...')
+        ranges |= flat_ranges(table)
+    asked = dict(search or {})
+    return Budget(trials, sampler, parallel, ranges | asked, frozenset(settings), frozenset(asked))

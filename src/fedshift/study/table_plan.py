@@ -14,10 +14,10 @@ from fedshift.runs import runner
 from fedshift.runs.folder import RunFolder
 from fedshift.settings.experiment import Experiment
 from fedshift.settings.spec import shown
-from fedshift.study.execute import cost_of
+from fedshift.study.execute import forecast_cell
 from fedshift.study.papers import Exhibit, PaperRow, exhibit_of
-from fedshift.study.plan import Cell, Cost, Need, StudyPlan, paths_by_name
 from fedshift.study.scenarios import Scenario, choose, scale_of
+from fedshift.study.study_plan import Cell, Forecast, Need, StudyPlan, paths_by_name
 
 OUT = "runs/reproduce"
 
@@ -155,12 +155,11 @@ class TablePlan(StudyPlan):
         rows = {row.method: row for row in self.rows if self.exhibit.asks_for(scenario, row, "")}
         return self.lacking(scenario, (self.first_of(scenario, row) for row in rows.values()))
 
-    def costs(self, scenario: Scenario) -> list[Cost]:
+    def forecasts(self, scenario: Scenario) -> list[Forecast]:
         """The cost of each cell of a scenario, of the runs that are not finished."""
         return [
-            cost_of(
-                self.title(scenario),
-                f"{cell.row}, {cell.point}" if cell.point else cell.row,
+            forecast_cell(
+                ", ".join(filter(None, (self.title(scenario), cell.row, cell.point))),
                 partial(list, cell.experiments),
                 _count_unfinished,
             )

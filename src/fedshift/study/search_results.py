@@ -13,7 +13,7 @@ from fedshift.runs.folder import RunFolder
 from fedshift.runs.terms import shares
 from fedshift.study.search import Study, Trial
 from fedshift.study.space import in_words
-from fedshift.study.tuned import Tuned
+from fedshift.study.tuned import TunedSettings
 
 STATES = ("complete", "pruned", "failed")
 
@@ -31,7 +31,7 @@ class Tuning(Tabled):
     """
 
     path: Path
-    tuned: Tuned
+    tuned: TunedSettings
     studies: tuple[Study, ...]
     trials: int
     failed: tuple[str, ...] = ()
@@ -80,7 +80,7 @@ class Tuning(Tabled):
             FedshiftError: a file cannot be written.
         """
         from fedshift.reporting.page import render, write_page_to
-        from fedshift.study.figures import draw_search
+        from fedshift.study.search_figures import draw_search
 
         sections = []
         for study in self.studies:

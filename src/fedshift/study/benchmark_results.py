@@ -5,29 +5,26 @@ Folders of runs and of searches are not repeated, so the same plan, asked for ag
 
 from __future__ import annotations
 
-import json
 import warnings
+from base64 import b64encode
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from fedshift import files
 from fedshift.errors import DivergedError, FedshiftWarning
-from fedshift.reporting.results import MeanStd
-from fedshift.reporting.table import Table, markdown
+from fedshift.reporting.table import Table
 from fedshift.runs.progress import Progress
 from fedshift.runs.run import Run
 from fedshift.settings.experiment import Experiment
-from fedshift.study.benchmark_plan import BenchmarkPlan
+from fedshift.study.benchmark_plan import BASE, BenchmarkPlan
 from fedshift.study.benchmark_tables import chosen_settings, notes, tables
 from fedshift.study.execute import carry_out_cells, noting, read_findings
-from fedshift.study.plan import Cell, Key, Lacking
 from fedshift.study.quantities import Quantity, Values, quantity
 from fedshift.study.ranking import Ranking
 from fedshift.study.scenarios import Scenario
-from fedshift.study.statistics import Interval
+from fedshift.study.study_plan import Cell, Key, Lacking
 from fedshift.study.tune import search_all
 from fedshift.study.tuned import Found
 
@@ -52,9 +49,9 @@ class Benchmark(Ranking):
         """How it was measured, and what has no number."""
         return notes(self)
 
-    def table(self) -> str:
-        """The tables and notes as Markdown, with the settings that were chosen."""
-        return markdown([*self.tables(), *chosen_settings(self)], self.notes())
+    def more_tables(self) -> list[Table]:
+        """The settings that were chosen, which is longer than the other tables."""
+        return chosen_settings(self)
 
     def write(self) -> list[Path]:
         """Write Markdown, CSV, JSON, the figure and the page into the plan's folder, replacing earlier ones.
@@ -65,49 +62,19 @@ class Benchmark(Ranking):
         Raises:
             FedshiftError: one cannot be written.
         """
-        from fedshift.study.benchmark_figure import draw_benchmark, write_page  # with matplotlib
+        from fedshift.reporting.page import render, write_page_to  # with matplotlib
+        from fedshift.study.figures import draw_benchmark
 
         png = draw_benchmark(self)
-        return [*self.write_files({"png": png}), write_page(self, png)]
-
-    def json(self) -> str:
-        """Everything that the tables say."""
-        cells = [
-            {
-                "scenario": scenario.name,
-                "method": method,
-                "accuracy": _table(self.mean(scenario.name, method, "accuracy")),
-                "worst": _table(self.mean(scenario.name, method, "worst")),
-                "rank": self._ranks[scenario.name].get(method),
-                "difference": _table(self.difference(scenario.name, method)),
-                "lacking": _table(self.lacking(scenario.name, method)),
-            }
-            for scenario in self.columns
-            for method in self.plan.methods
-        ]
-        whole = {
-            "scale": self.plan.scale.name,
-            "methods": [
-                {"method": name, "mean_rank": self.mean_rank(name), "overall": _table(self.overall(name))}
-                for name in self.plan.methods
-            ],
-            "cells": cells,
-            "measurements": self.measurements(),
-            "chosen": [
-                {"scenario": scenario, **found.model_dump()}
-                for (scenario, _), each in self.chosen.items()
-                for found in each
-            ],
-            "notes": self.notes(),
-        }
-        return json.dumps(whole, indent=1) + "\n"
-
-
-def _table(value: MeanStd | Interval | Lacking | None) -> dict[str, Any] | None:
-    return None if value is None else asdict(value)
-
-
-# Carrying out ----------------------------------------------------------------------------------------
+        page = render(
+            "benchmark.html.jinja",
+            title=f"Benchmark, scale {self.plan.scale.name}",
+            tables=[*self.tables(), *self.more_tables()],
+            notes=self.notes(),
+            figure=b64encode(png).decode(),
+            base=BASE,
+        )
+        return [*self.write_files({"png": png}), write_page_to(self.plan.folder, "benchmark.html", page)]
 
 
 def carry_out_benchmark(plan: BenchmarkPlan, progress: Progress) -> Benchmark:
