@@ -81,19 +81,12 @@ def test_a_view_is_indexing_and_its_batches_are_indexing_twice(case: tuple[list[
 class Squares:
     """A table that remembers what was asked of it."""
 
-    def __init__(self, length: int) -> None:
-        self.length = length
+    def __init__(self) -> None:
         self.asked: list[int] = []
-
-    def __len__(self) -> int:
-        return self.length
 
     def __getitem__(self, number: int) -> int:
         self.asked.append(number)
         return number**2
-
-    def moved(self, move: Any) -> Squares:
-        return self
 
 
 maybe = st.none() | st.integers(-9, 9)
@@ -106,7 +99,7 @@ maybe = st.none() | st.integers(-9, 9)
 )
 @settings(deadline=None)
 def test_a_lazy_sequence_behaves_as_a_tuple(length: int, slices: list[Any], index: int):
-    lazy: Sequence[int] = Lazy.over(Squares(length))
+    lazy: Sequence[int] = Lazy(Squares().__getitem__, range(length))
     held = tuple(number**2 for number in range(length))
     for start, stop, step in slices:
         lazy, held = lazy[start:stop:step], held[start:stop:step]
@@ -123,8 +116,8 @@ def test_a_lazy_sequence_behaves_as_a_tuple(length: int, slices: list[Any], inde
 
 
 def test_nothing_is_made_before_it_is_asked_for_and_then_alone():
-    table = Squares(10)
-    lazy = Lazy.over(table)
+    table = Squares()
+    lazy = Lazy(table.__getitem__, range(10))
     assert len(lazy[::-1][2:]) == 8
     assert len(lazy.among([3, 5])) == 2
     assert table.asked == []
