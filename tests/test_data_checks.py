@@ -268,7 +268,7 @@ def given_data(value: Any) -> Given:
         ({"classes": ("ant", "bee", "ant")}, ["classes holds 'ant' twice"]),
         ({"environment": torch.ones(12, dtype=torch.int64), "environments": ("e",)}, ["environment is 1 of sample 0"]),
         ({"environment": torch.zeros(12)}, ["environment is torch.float32"]),
-        ({"y": torch.full((12,), 9), "domain": torch.full((12,), -1)}, ["y is 9 of sample 0", "domain is -1 of"]),
+        ({"y": torch.full((12,), 9), "domain": torch.full((12,), -1)}, ["y is 9 of sample 0"]),
         ({"domains": ("Oslo", "oslo")}, ["'Oslo' (first of sample 0) and 'oslo' (first of sample 6)"]),
         ({"classes": ("bee", "bee ", "cat")}, ["'bee' (first of sample 0) and 'bee ' (first of sample 1)"]),
         ({"y": torch.zeros(12, dtype=torch.int64)}, ["Every sample is of the class 'ant'"]),
@@ -594,10 +594,3 @@ def test_a_hub_that_cannot_be_reached_is_asked_once(what: str, no_network: list[
     assert len(no_network) <= 1
     assert not constants.HF_HUB_OFFLINE
     assert not datasets.config.HF_HUB_OFFLINE
-
-
-@pytest.mark.parametrize("name", ["efficientnet-lite", "efficientnet_lite0", "EfficientNet-Lite0", "nonne"])
-def test_a_typo_of_a_known_network_is_not_looked_for(name: str, no_network: list[object]):
-    with refuses("data.frozen", "Did you mean '", error=UnknownNameError):
-        frozen_network(name)
-    assert not no_network

@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from sklearn.compose import ColumnTransformer
@@ -136,19 +135,6 @@ def test_all_sites_together_equal_scikit_learn_on_all_training_rows(tmp_path: Pa
 
 
 numbers = st.floats(-1e6, 1e6, width=32) | st.just(float("nan"))
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.lists(st.tuples(numbers, numbers), min_size=1, max_size=6), min_size=1, max_size=4))
-def test_sums_of_sites_are_those_of_all_rows(sites: list[list[tuple[float, float]]]):
-    preparation = Preparation("pooled", columns=(Column("a"), Column("b")))
-    parts = [torch.tensor(rows, dtype=torch.float64) for rows in sites]
-    merged = preparation.merged([preparation.measured(part) for part in parts])
-    whole = preparation.measured(torch.cat(parts))
-    for name in ("rows", "present", "frequencies"):
-        assert torch.equal(merged[name], whole[name])
-    for name in ("mean", "squares"):
-        torch.testing.assert_close(merged[name], whole[name], rtol=1e-9, atol=1e-6)
 
 
 def test_constant_columns_negative_zeros_and_columns_of_nothing():
@@ -306,19 +292,6 @@ def test_a_held_out_site_has_the_mean_of_the_others_and_the_record_says_so(tmp_p
     assert run.records[-1]["only_in_simulation"] is True
     pooled = carried_out(replace(asked, data=replace(asked.data, statistics="pooled")))
     assert "only_in_simulation" not in pooled.records[-1]
-
-
-def test_a_client_that_was_not_sampled_yet_has_its_own_statistics(tmp_path: Path):
-    train = {"rounds": 1, "steps": 1, "batch": 8, "participation": 0.34}
-    asked = experiment(tmp_path, table(), {"statistics": "site"}, train=train, evaluate={"every": 1})
-    run = carried_out(asked)
-    assert {row["model"] for row in run.records[-1]["environments"]} == {"own"}
-    assert "only_in_simulation" not in run.records[-1]
-    fedpin = {"name": "fedpin", "alpha": 0.0}  # whose personal model is the global one until a client has trained
-    personal = experiment(tmp_path, table(), {"statistics": "site"}, train=train, evaluate={"every": 1}, method=fedpin)
-    run = carried_out(personal)
-    assert {row["model"] for row in run.records[-1]["environments"]} == {"own", "unseen"}
-    assert "only_in_simulation" not in run.records[-1]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,13 +6,10 @@ from math import sqrt
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 from PIL import Image
 
-from fedshift.datasets import mnist
-from fedshift.datasets.colored_mnist import GREEN, RED, WINDOWS, ColoredFashionMNIST, ColoredMNIST, averaged
-from fedshift.datasets.mnist import FASHION, read_mnist
+from fedshift.datasets.colored_mnist import GREEN, RED, WINDOWS, ColoredMNIST, averaged
 from fedshift.datasets.waterbird import WaterBird, blend, is_waterbird
 from fedshift.federation.domains import DomainData
 from fedshift.streams import Streams
@@ -25,22 +22,6 @@ def test_an_image_is_made_smaller_by_means_that_are_rounded():
     image = [[1, 1, 0, 0], [1, 0, 1, 0], [255, 255, 1, 2], [255, 254, 1, 2]]
     made = averaged(torch.tensor([image], dtype=torch.uint8), 2)
     assert (made.dtype, made.tolist()) == (torch.uint8, [[[1, 0], [255, 2]]])
-
-
-# Where the images come from -----------------------------------------------------------------------
-
-
-def test_a_source_of_the_other_set_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    with refuses("data.path = 'shipped'", "fashion_mnist", "'debian'"):
-        ColoredFashionMNIST(path="shipped").load(Streams(0))
-    with refuses("data.mnist = 'debian'", "ylecun/mnist", "'shipped'"):
-        read_mnist("debian", setting="data.mnist")
-    monkeypatch.setattr(mnist, "DEBIAN", tmp_path / "none")
-    with refuses("apt install dataset-fashion-mnist"):
-        read_mnist("debian", FASHION)
-    monkeypatch.setattr(mnist, "DEBIAN", tmp_path)
-    write_idx(tmp_path, np.zeros((2, 28, 28)), np.array([4, 5]), ".gz")
-    assert read_mnist("debian", FASHION)[1].tolist() == [4, 5]
 
 
 # Colored MNIST ------------------------------------------------------------------------------------
