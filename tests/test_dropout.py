@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +116,6 @@ def test_another_kind_of_dropout_is_refused():
 # In a run -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
 class Dropping(Model):
     """Two layers, each with dropout before it."""
 
@@ -147,8 +145,8 @@ class Twice(FedAvg):
 
 def experiment_of(make: Make, method: FedAvg | None = None, p: float = 0.4, **changes: Any) -> Experiment:
     document = {"train.precision": "float64", "train.rounds": 3, "method.optimiser_state": "kept", **changes}
-    experiment = replace(make(document), model=Dropping(dim=4, p=p))
-    return experiment if method is None else replace(experiment, method=method)
+    experiment = make(document).replace(model=Dropping(dim=4, p=p))
+    return experiment if method is None else experiment.replace(method=method)
 
 
 @pytest.mark.parametrize("method", [None, Twice()], ids=["fedavg", "two passes"])

@@ -51,8 +51,6 @@ from refusal import refuses
         ({"method.weighting": "size"}, ["method.weighting = 'size'", "'uniform' or 'samples'"]),
         ({"protocol.hold_out": "bright"}, ["domain to hold out 'bright'", "dark, gray, light"]),
         ({"run.device": "tpu"}, ["run.device = 'tpu'"]),
-        ({"method": "fedsr"}, ["method = 'fedsr'", 'method = { name = "..." }']),
-        ({"data": "folder"}, ["data = 'folder'"]),
         ({"train": 5}, ["train = 5", "[train]"]),
         ({"method.fedsr": 3}, ["'fedsr'"]),
         ({"method": {"name": "fedsr", "preset": "pasc"}}, ["preset 'pasc'", "Did you mean 'pacs'?"]),
@@ -168,20 +166,22 @@ class Noted(Progress):
 @pytest.mark.parametrize("keep", [0, 7, 200, -1])
 def test_a_run_whose_checkpoint_is_damaged_is_made_again(make: Make, keep: int):
     folder = unfinished(make(CNN_WITH_BN))
-    before, damaged = results(folder), folder.checkpoint_file.read_bytes()[:keep]
-    folder.checkpoint_file.write_bytes(damaged)
+    (file,) = folder.path.glob("checkpoint@*")
+    before, damaged = results(folder), file.read_bytes()[:keep]
+    file.write_bytes(damaged)
     noted = Noted()
     resume(folder, noted)
     (note,) = noted.notes
-    assert re.search(r"made again from its first round, alone: .*checkpoint.safetensors' is damaged or truncated", note)
-    assert (folder.path / "damaged-1" / "checkpoint.safetensors").read_bytes() == damaged
+    assert re.search(r"made again from its first round, alone: .*checkpoint@2.safetensors' is damaged", note)
+    assert (folder.path / "damaged-1" / file.name).read_bytes() == damaged
     assert results(folder) == before
 
 
 def test_a_checkpoint_of_another_experiment(make: Make):
     folder, other = unfinished(make()), unfinished(make({"train.lr": 0.05}))
     before = results(folder)
-    folder.checkpoint_file.write_bytes(other.checkpoint_file.read_bytes())
+    for file in other.path.glob("*-2.json"):
+        (folder.path / file.name).write_bytes(file.read_bytes())
     resume(folder)
     assert results(folder) == before
 
@@ -196,7 +196,7 @@ def with_inputs(federation: Federation, client: int, change: Callable[[Tensor], 
 
 def unfinished(experiment) -> RunFolder:
     folder = runner.start(experiment, Progress())
-    (folder.path / "summary.json").unlink()
+    (folder.path / "manifest.json").unlink()
     return folder
 
 
@@ -303,11 +303,9 @@ def test_run_refuses_a_grid(tmp_path: Path, tiny_document: dict[str, Any], monke
 
 
 def test_an_error_in_a_loss_says_where_it_happened(make: Make):
-    from dataclasses import dataclass, replace
 
     from fedshift.methods.fedavg import FedAvg
 
-    @dataclass(frozen=True, kw_only=True)
     class Broken(FedAvg):
         """Divides by zero."""
 
@@ -317,7 +315,7 @@ def test_an_error_in_a_loss_says_where_it_happened(make: Make):
     from conftest import simulate
 
     with pytest.raises(ZeroDivisionError) as caught:
-        simulate(replace(make(), method=Broken()))
+        simulate(make().replace(method=Broken()))
     assert caught.value.__notes__ == [
         "This happened at client 'dark', round 1, phase 'train', step 1, objective 'train'."
     ]
@@ -342,7 +340,7 @@ def test_records_that_are_not_those_that_were_made(make: Make, cut: str, finishe
     folder = runner.start(make({"train.rounds": 4}), Progress())
     before, file = results(folder), folder.path / "records.jsonl"
     if not finished:
-        (folder.path / "summary.json").unlink()
+        (folder.path / "manifest.json").unlink()
     file.write_text("".join(CUTS[cut](file.read_text().splitlines(keepends=True))))
     folder = RunFolder.open(folder.path)
     with refuses("records.jsonl", "`fedshift resume"):
@@ -356,21 +354,10 @@ def test_records_that_are_not_those_that_were_made(make: Make, cut: str, finishe
 
 def test_records_of_another_run_are_not_taken(make: Make):
     folder, other = (runner.start(make({"seed": seed}), Progress()) for seed in (0, 1))
-    for name in ("records.jsonl", "summary.json"):
+    for name in ("records.jsonl", "manifest.json"):
         (folder.path / name).write_bytes((other.path / name).read_bytes())
-    with refuses("is not what", "fedshift resume"):
+    with refuses("another run", "fedshift resume"):
         load(folder.path)
-
-
-def test_a_flipped_byte_in_a_checkpoint(make: Make):
-    folder = unfinished(make())
-    before, data = results(folder), bytearray(folder.checkpoint_file.read_bytes())
-    data[-1] ^= 1
-    folder.checkpoint_file.write_bytes(data)
-    noted = Noted()
-    resume(folder, noted)
-    assert "checksum is wrong" in noted.notes[0]
-    assert results(folder) == before
 
 
 @pytest.mark.parametrize("finished", [True, False])
@@ -414,13 +401,11 @@ def test_a_blow_up_in_the_last_step_is_seen(make: Make):
 
 
 def test_a_term_that_is_no_scalar(make: Make):
-    from dataclasses import dataclass
 
     from torch.nn import functional as F
 
     from fedshift.methods.fedavg import FedAvg
 
-    @dataclass(frozen=True, kw_only=True)
     class Vector(FedAvg):
         """Forgets the mean."""
 
@@ -428,7 +413,7 @@ def test_a_term_that_is_no_scalar(make: Make):
             return {"cross_entropy": F.cross_entropy(net.head(net.encoder(batch.x)), batch.y, reduction="none")}
 
     with refuses("'cross_entropy'", "'train'", "shape (4,)", "scalar"):
-        _first_round(replace(make(), method=Vector()))
+        _first_round(make().replace(method=Vector()))
 
 
 def _first_round(experiment) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import re
@@ -11,7 +12,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FunctionType
@@ -31,13 +31,13 @@ from fedshift import api, files
 from fedshift.cli.app import app
 from fedshift.core.model import ModelBuilder
 from fedshift.errors import FedshiftError
+from fedshift.manifest import digested_json
 from fedshift.models.kept import Meaning, read
 from fedshift.models.own import Own, Widened
 from fedshift.runs import runner
 from fedshift.runs.folder import RUN, RunFolder
 from fedshift.runs.progress import Progress
 from fedshift.runs.run import Run
-from fedshift.runs.seals import sealed_json, unsealed_json
 from fedshift.runs.trust import UntrustedError
 from fedshift.settings.content import digest
 from fedshift.streams import Streams
@@ -155,7 +155,7 @@ def test_every_engine_gives_the_same(make: Make, method: str):
     """In float64 to 1e-9 where it is stacked, and the same bits by workers."""
     changes = {"method.name": method, "train.precision": "float64", "train.rounds": 3, "data.fewer": 2}
     changes |= {"train.lr": 0.02, "train.momentum": 0.0}
-    experiment = replace(make(changes), model=fedshift.own_model(seeded(), head="classify"))
+    experiment = make(changes).replace(model=fedshift.own_model(seeded(), head="classify"))
     one = simulate(experiment)
     told: list[str] = []
     with engine_named("vectorised", told) as engine:
@@ -381,7 +381,7 @@ def test_what_of_a_python_file_is_no_module(tmp_path: Path):
 def from_elsewhere(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     """An interrupted run whose module this machine never ran."""
     experiment = make({"train.rounds": 3, "run.checkpoint_every": 1})
-    experiment = replace(experiment, model=fedshift.own_model(Net, head="classify"))
+    experiment = experiment.replace(model=fedshift.own_model(Net, head="classify"))
     with pytest.raises(KeyboardInterrupt):
         runner.start(experiment, interrupt_after(2))
     monkeypatch.setenv("FEDSHIFT_CACHE", str(tmp_path / "another cache"))
@@ -400,7 +400,7 @@ def test_a_module_from_elsewhere_needs_trust(from_elsewhere: RunFolder):
 @pytest.mark.parametrize("where", ["runs", "run"])
 def test_runs_and_models_are_moved_together(make: Make, tmp_path: Path, where: str):
     """With the folder around both; or a run alone, into which a copy of the model is put."""
-    experiment = replace(make({"run.out": "runs"}), model=fedshift.own_model(Net, head="classify"))
+    experiment = make({"run.out": "runs"}).replace(model=fedshift.own_model(Net, head="classify"))
     run = Run(runner.start(experiment, Progress()))
     x = torch.ones(2, 1, 10, 10)
     expected, path = run.model()(x), run.path
@@ -437,12 +437,13 @@ def test_who_says_that_a_file_means_what_is_known_is_not_believed(from_elsewhere
 
 
 def test_code_that_is_hidden_from_the_question_is_not_opened(from_elsewhere: RunFolder, tmp_path: Path):
-    """Seals are no signatures: whoever made the files can leave the module out of what is asked about."""
+    """Digests are no signatures: whoever made the files can leave the module out of what is asked about."""
     file = from_elsewhere.path / RUN
-    table = unsealed_json(file.read_bytes())
+    table = json.loads(file.read_bytes())
+    del table["digest"]
     kept = next(path for path in table["plugins"] if path.endswith(".kept"))
     del table["plugins"][kept]
-    file.write_text(sealed_json(table))
+    file.write_text(digested_json(table))
 
     class Touch:
         def __reduce__(self) -> tuple[Any, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -220,7 +220,7 @@ def test_methods_and_engines(tmp_path: Path, method: dict[str, Any], statistics:
     tables = {"method": method, "train": {"rounds": 2, "steps": 2, "batch": 8, "lr": 0.001, "precision": "float64"}}
     asked = experiment(tmp_path, table(), {"statistics": statistics}, **tables)
     run = carried_out(asked)
-    other = carried_out(replace(asked, run=replace(asked.run, engine="vectorised", out=str(tmp_path / "stacked"))))
+    other = carried_out(asked.replace(run=asked.run.replace(engine="vectorised", out=str(tmp_path / "stacked"))))
     assert run.weights.keys() == other.weights.keys()
     for name, tensor in run.weights.items():
         torch.testing.assert_close(tensor, other.weights[name], rtol=1e-7, atol=1e-9)
@@ -241,7 +241,7 @@ def test_a_run_that_is_killed_goes_on_to_the_same_bits(
 ):
     run_table = {"out": str(tmp_path / "runs"), "engine": "sequential", "threads": 1, "checkpoint_every": 1}
     asked = experiment(tmp_path, table(), {"statistics": statistics}, run=run_table)
-    whole = carried_out(replace(asked, run=replace(asked.run, out=str(tmp_path / "whole"))))
+    whole = carried_out(asked.replace(run=asked.run.replace(out=str(tmp_path / "whole"))))
     work, calls = Sequential._work, []
 
     def killed(self: Sequential, job: Any) -> Any:
@@ -290,11 +290,10 @@ def test_a_held_out_site_has_the_mean_of_the_others_and_the_record_says_so(tmp_p
     (rome,) = [row for row in run.records[-1]["environments"] if row["environment"] == "Rome"]
     assert rome["model"] == "unseen"
     assert run.records[-1]["only_in_simulation"] is True
-    pooled = carried_out(replace(asked, data=replace(asked.data, statistics="pooled")))
+    pooled = carried_out(asked.replace(data=asked.data.replace(statistics="pooled")))
     assert "only_in_simulation" not in pooled.records[-1]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Leaking(FedAvg):
     """FedAvg that uploads a client's own means."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,6 @@ from test_coordinate import alike
 from test_engines import assert_agree, engine_named
 
 
-@dataclass(frozen=True, kw_only=True)
 class Small(Staged):
     """Three stages with fixed weights: two convolutions with batch norm, and the mean with dropout."""
 
@@ -58,7 +57,6 @@ class Small(Staged):
         return {"stage1": first, "stage2": second, "stage3": last}
 
 
-@dataclass(frozen=True, kw_only=True)
 class Pictures(Dataset):
     """Twelve coloured images of each of three classes in each of three domains."""
 
@@ -110,7 +108,7 @@ def large(side: int) -> DomainData:
 
 
 def experiment_of(make: Make, model: Model, changes: dict[str, Any] | None = None) -> Experiment:
-    return replace(make({"train.lr": 0.02, "train.rounds": 2, **(changes or {})}), data=Pictures(), model=model)
+    return make({"train.lr": 0.02, "train.rounds": 2, **(changes or {})}).replace(data=Pictures(), model=model)
 
 
 # Cutting ------------------------------------------------------------------------------------------
@@ -206,7 +204,7 @@ def test_a_trained_model_predicts_from_images(make: Make, bn: str):
 
 def federation_of(make: Make, folder: Path, model: Model, **data: Any) -> Path:
     experiment = experiment_of(make, model, {"protocol": {"name": "in-domain"}, "evaluate.batch": 3})
-    experiment = replace(experiment, data=Pictures(**data))
+    experiment = experiment.replace(data=Pictures(**data))
     return members(folder, experiment, federation={"shape": [4, 6, 6], "classes": ["a", "b", "c"]})
 
 

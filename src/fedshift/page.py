@@ -10,6 +10,7 @@ from dataclasses import replace as replace
 
 import torch as torch
 from annotated_types import Interval as Interval
+from annotated_types import Le as Le
 from torch import Tensor as Tensor
 from torch import nn as nn
 
@@ -34,6 +35,7 @@ from fedshift.core.contract import Upload as Upload
 from fedshift.core.contract import leave as leave
 from fedshift.core.messages import Down as Down
 from fedshift.core.messages import Up as Up
+from fedshift.core.method import Averaging as Averaging
 from fedshift.core.method import Method as Method
 from fedshift.core.model import ModelBuilder as ModelBuilder
 from fedshift.core.net import Net as Net
@@ -48,7 +50,6 @@ from fedshift.errors import needs as needs
 from fedshift.federation.federation import Federation as Federation
 from fedshift.federation.samples import Samples as Samples
 from fedshift.settings.catalogue import From as From
-from fedshift.settings.spec import AtMost as AtMost
 from fedshift.settings.spec import BatchSize as BatchSize
 from fedshift.settings.spec import Count as Count
 from fedshift.settings.spec import Fraction as Fraction

@@ -27,7 +27,6 @@ SAMPLES = {1: "tokens (length,)", 2: "signals (channels, time)", 3: "images (cha
 FITTING = {1: "'mlp' (vectors) or 'lstm' (tokens)", 2: "'cnn1d' (signals)", 3: "'cnn' (images)"}
 
 
-@dataclass(frozen=True, kw_only=True)
 class Model(Spec):
     """A representation network; ``dim`` is the size of z.
 

@@ -18,9 +18,9 @@ from fedshift.engines.calibration import asked_for
 from fedshift.errors import FedshiftError
 from fedshift.federation.federation import Federation
 from fedshift.runs.folder import RunFolder
-from fedshift.runs.group import carry_out
 from fedshift.runs.progress import Progress
 from fedshift.runs.run import Run
+from fedshift.runs.together import carry_out
 from fedshift.simulation.simulation import Simulation
 
 
@@ -40,7 +40,7 @@ def rehearse(folder: Path, progress: Progress) -> RunFolder:
     if run.finished:
         progress.reused(run.path.name)
         return run
-    choice = asked_for(simulation.setup, replace(agreement.experiment.run, engine="sequential"))
+    choice = asked_for(simulation.setup, agreement.experiment.run.replace(engine="sequential"))
     for error in carry_out([(simulation, run)], choice, progress).values():
         raise error
     return run

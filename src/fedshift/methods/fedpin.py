@@ -10,7 +10,7 @@ With R the cross-entropy, Phi an encoder and omega a head, a round at client u i
 2. ``personal``, K steps: Phi_u, omega_u minimise R(omega_u(Phi_u)) + lam * L_con + gamma * Var(Phi_u(x)), where
    L_con = -log(e^{s(Phi_u(x), Phi_g(x))} / (e^{s(Phi_u(x), Phi_g(x))} + sum_{x' in B} e^{s(Phi_u(x), Psi_u(x'))})),
    s = cosine / temperature, Phi_g as received and Psi_u fixed;
-3. ``global``, R steps of (1 + alpha) R(omega_g(Phi_g)) - alpha R(omega_a(Phi_g, u)).
+3. ``global``, R steps of R(omega_g(Phi_g)) + alpha (R(omega_g(Phi_g)) - min over omega_a of R(omega_a(Phi_g, u))).
 
 Phi_g and omega_g are averaged, all that is u's own stays, and u predicts with omega_u(Phi_u).
 
@@ -27,7 +27,7 @@ Choices, where the paper leaves something open:
 - ``start``: Phi_u and Psi_u start from the values that Phi_g starts from, or from a draw for each of the two, equal
   for all clients. It is Phi_g of round 1 whenever the client first takes part.
 - A client that never trained is predicted for with the global model, and the mean is uniform.
-- A term whose weight is 0 is left out with all that only it needs: with alpha = 0 there is no omega_a, with
+- A term whose weight is 0 is left out with all that only it needs: with
   lam = 0 neither Psi_u nor the shortcut phase. With alpha = lam = gamma = 0 it is FedAvg beside local training.
 - Everything private of an absent client stands still, while Phi_g moves on.
 
@@ -67,7 +67,6 @@ def total_variance(z: Tensor) -> Tensor:
     return z.var(dim=0, correction=0).sum()
 
 
-@dataclass(frozen=True, kw_only=True)
 class Personalised(GlobalModel):
     """The global model, and beside it a personal model of each client, which predicts for that client."""
 
@@ -87,9 +86,9 @@ class Personalised(GlobalModel):
 
     def parts(self, model: ModelBuilder) -> dict[str, Part]:
         """The global parts, and Phi_u and omega_u."""
-        return {**super().parts(model), **self.copy(PERSONAL, model)}
+        return {**super().parts(model), **self.copied(PERSONAL, model)}
 
-    def copy(self, copy: PersonalCopy, model: ModelBuilder) -> dict[str, Part]:
+    def copied(self, copy: PersonalCopy, model: ModelBuilder) -> dict[str, Part]:
         """An encoder and a head that stay on the client, from the initial values that ``start`` says."""
         if self.start == "global":
             return copy.parts(model.encoder(), model.head())
@@ -113,7 +112,6 @@ class Personalised(GlobalModel):
         return PERSONAL.logits(net, x).log_softmax(dim=1)
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedPIN(Personalised):
     """A personal model near the global invariant features and far from what the client's shortcut model sees."""
 
@@ -139,7 +137,7 @@ class FedPIN(Personalised):
 
     def parts(self, model: ModelBuilder) -> dict[str, Part]:
         """The global and the personal parts, and Psi_u and omega_psi where the contrast weighs."""
-        return {**super().parts(model), **(self.copy(SHORTCUT, model) if self.lam > 0 else {})}
+        return {**super().parts(model), **(self.copied(SHORTCUT, model) if self.lam > 0 else {})}
 
     def phases(self) -> Phases:
         """Shortcut, personal, global."""
@@ -175,7 +173,6 @@ class FedPIN(Personalised):
         return logits.softmax(dim=1)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Anchored(Personalised):
     """GM-L2: a personal model kept near the global invariant model's parameters, without a shortcut model.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import nn
@@ -12,7 +11,6 @@ from fedshift.errors import FedshiftError
 from fedshift.settings.spec import OptionalPixels, Width, setting
 
 
-@dataclass(frozen=True, kw_only=True)
 class CNN(Model):
     """Two 3x3 convolutions (ReLU, 2x2 max-pool each) and a fully connected layer (FedSR, Sec. 4.2).
 
@@ -44,7 +42,6 @@ class CNN(Model):
         return nn.Sequential(*layers)
 
 
-@dataclass(frozen=True, kw_only=True)
 class DigitsCNN(Model):
     """The six-layer network of FRAug's Digits experiment (Chen et al., ICCV 2023, Sec. 4.1 and appendix).
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import nn
@@ -11,7 +10,6 @@ from fedshift.core.model import Model, Shape
 from fedshift.settings.spec import Count, Width, setting
 
 
-@dataclass(frozen=True, kw_only=True)
 class CNN1d(Model):
     """Convolutions over time (ReLU; a max-pool of 2 between them), their mean over time, and a linear layer to z.
 

@@ -9,7 +9,6 @@ layer to z follows the pooling, as with every backbone here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor, nn
@@ -44,7 +43,6 @@ class Block(nn.Module):
         return F.relu(self.body(x) + self.shortcut(x))
 
 
-@dataclass(frozen=True, kw_only=True)
 class ResNet10(Model):
     """ResNet-10 from scratch, narrow by default: 0.3 million weights (He et al., CVPR 2016)."""
 

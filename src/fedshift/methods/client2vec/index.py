@@ -16,7 +16,6 @@ NETWORK = "index_network"
 ALIKE = 0.99  # the cosine of two clients that an index hardly tells apart
 
 
-@dataclass(frozen=True, kw_only=True)
 class ClientIndex(Spec):
     """Describes every client by a feature vector and, where :meth:`label_dim` is not 0, a label vector.
 
@@ -54,7 +53,7 @@ class ClientIndex(Spec):
     def check(self, federation: Federation) -> None:
         """Raise an error if the index cannot be one of these clients."""
 
-    def stages(self, base: Method) -> tuple[Stage, ...]:
+    def stages(self, base: Averaging) -> tuple[Stage, ...]:
         """By default one round in which every client measures its vectors and uploads them."""
         return (self.vectors_stage(),)
 
