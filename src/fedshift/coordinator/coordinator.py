@@ -20,7 +20,7 @@ from fedshift.coordinator.checks import (
 )
 from fedshift.coordinator.ledger import Ledger
 from fedshift.coordinator.outliers import Excess, Limits, excesses, explosion
-from fedshift.coordinator.schedule import Schedule
+from fedshift.coordinator.schedule import schedule_of
 from fedshift.core.contract import Exchange, Round, Select, ServerState, Stage, send_nothing_else, term_names
 from fedshift.core.messages import Answer, Down, Missing, Order
 from fedshift.core.metrics import ACCURACY
@@ -95,9 +95,9 @@ class Coordinator:
     # The plan -----------------------------------------------------------------------------------
 
     @property
-    def schedule(self) -> Schedule:
+    def schedule(self) -> Sequence[Round]:
         """Every round of the run, in order."""
-        return Schedule(self.setup.stages, self.ended)
+        return schedule_of(self.setup.stages, self.ended)
 
     @property
     def next_round(self) -> Round:
