@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -123,7 +123,7 @@ def with_hooks(hook: str) -> FedAvg:
         "stages": stages,
     }
     plain = {name: drawn_in(name) for name in HOOKS if hasattr(FedAvg, name) and name not in special}
-    return dataclass(frozen=True, kw_only=True)(type("Drawing", (FedAvg,), {**plain, **special}))()
+    return type("Drawing", (FedAvg,), {**plain, **special})()
 
 
 def other_generators(seed: int) -> None:
