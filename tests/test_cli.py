@@ -181,7 +181,7 @@ def test_help_does_not_wait_for_torch():
 def test_what_answers_at_once_imports_little(words: list[str]):
     """In an interpreter of its own, as imports are the claim; pages import torch, so that a list does as well."""
     heavy = {"matplotlib", "pandas", "scipy", "sklearn", "transformers", "datasets", "optuna", "flwr", "torch._dynamo"}
-    heavy |= {"fedshift.study.tune", "fedshift.study.study_plan"}
+    heavy |= {"fedshift.study.tune", "fedshift.study.plan"}
     heavy |= {"torch"} if words == ["--help"] else set()
     code = f"""
 import sys

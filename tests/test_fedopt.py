@@ -20,7 +20,7 @@ from fedshift.methods.client2vec.client2vec import Client2Vec
 from fedshift.methods.fedavg import FedAvg
 from fedshift.methods.fedavgm import FedAvgM
 from fedshift.methods.fedopt import FedAdagrad, FedAdam, FedYogi
-from fedshift.study.benchmark_plan import SINCE, rows
+from fedshift.study.benchmark import SINCE, rows
 from quadratics import OnQuadratics, Quadratics, at_rest, on_quadratics, quadratics
 from reference import EVERY_METHOD, reference, reference_experiment, small
 from refusal import refuses

@@ -36,8 +36,8 @@ from fedshift.settings.grid import expand, override
 from fedshift.settings.spec import Range
 from fedshift.simulation import simulation as simulating
 from fedshift.study import tune as tuning
+from fedshift.study.figures import draw_search
 from fedshift.study.search import Study, quiet
-from fedshift.study.search_figures import draw_search
 from fedshift.study.search_results import Tuning
 from fedshift.study.space import Space, settings_of, with_settings
 from fedshift.study.tune import Budget, plan_studies, search_all

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Unpack
 
-from fedshift.api.display import display
-from fedshift.api.experiments import experiment, grid
-from fedshift.api.options import DEFAULT, Options, Source
+from fedshift.api.experiments import DEFAULT, Options, Source, experiment, grid
 from fedshift.errors import FedshiftError
+from fedshift.reporting.live import display
 from fedshift.reporting.results import described, label
 from fedshift.runs.progress import Progress
 from fedshift.settings.experiment import NAMED, Experiment
 from fedshift.simulation import dry_run
 from fedshift.simulation.simulation import refused_by_method
-from fedshift.study.study_plan import Forecast
+from fedshift.study.plan import Forecast
 
 if TYPE_CHECKING:
     from fedshift.engines.calibration import Calibration

@@ -47,21 +47,21 @@ def benchmark(
     ] = False,
 ) -> None:
     """Carry out the benchmark, or say what it would cost."""
-    from fedshift import api
     from fedshift.cli.console import open_console, print_tables
     from fedshift.cli.estimates import print_study
-    from fedshift.study.benchmark_plan import OUT, BenchmarkPlan
+    from fedshift.study.benchmark import carry_out_benchmark, plan_benchmark
 
-    methods, columns = listed(method), listed(federation) if federation is not None else None
-    paths, plugins, folder = paths_of(data or []), plugin or [], out or OUT
-    plan = BenchmarkPlan.of(scale, methods, columns, folder, paths, plugins)
+    columns = listed(federation) if federation is not None else None
+    plan = plan_benchmark(
+        scale, listed(method), columns, data=paths_of(data or []), plugins=plugin or [], out=out or None
+    )
     if dry_run:
         with interruptible("."):
             print_study(plan)
         return
     again = shlex.join(["fedshift", *sys.argv[1:]])
     with interruptible(f". The same command carries on: {again}"):
-        done = api.benchmark(scale, methods, columns, data=paths, plugins=plugins, out=folder)
+        done = carry_out_benchmark(plan)
     console = open_console(least=done.WIDTH)
     print_tables(console, done.tables(), done.notes())
     console.print(f"Written: {plan.folder}/benchmark.md, .csv, .json, .png and .html", highlight=False, soft_wrap=True)

@@ -9,7 +9,8 @@ from fedshift.cli.console import open_console, print_tables
 from fedshift.reporting.table import Table
 from fedshift.reporting.units import bytes_text, clock
 from fedshift.settings.experiment import Experiment
-from fedshift.study.study_plan import Forecast, StudyPlan
+from fedshift.study.execute import forecast_cells
+from fedshift.study.plan import Forecast, StudyPlan
 
 WIDTH = 120
 
@@ -21,7 +22,8 @@ def print_estimates(experiments: Sequence[Experiment]) -> None:
 
 def print_study(plan: StudyPlan) -> None:
     """Print what the cells of a study would cost, and why scenarios are left out."""
-    print_forecasts([each for scenario in plan.available for each in plan.forecasts(scenario)], plan.left_out.values())
+    forecasts = [each for scenario in plan.available for each in forecast_cells(plan, scenario)]
+    print_forecasts(forecasts, plan.left_out.values())
 
 
 def print_forecasts(forecasts: Sequence[Forecast], more: Iterable[str] = ()) -> None:

@@ -63,20 +63,20 @@ def reproduce(
     json_: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False,
 ) -> None:
     """Carry out a table, say what it would cost, or say how far all are."""
-    from fedshift import api
     from fedshift.cli.console import open_console, print_tables
     from fedshift.cli.estimates import print_study
     from fedshift.errors import FedshiftError
     from fedshift.reporting.units import printable
     from fedshift.settings.grid import parse_assignments
-    from fedshift.study.table_plan import OUT, TablePlan
+    from fedshift.study.reproduction import plan_table, reproduce_table
+    from fedshift.study.states import reproductions
 
-    paths, folder = paths_of(data or []), out or OUT
+    paths = paths_of(data or [])
     if list_:
         ignored = {"--panel": panel, "--row": row, "--set": set_, "--dry-run": dry_run}
         if given := [name for name, value in ignored.items() if value]:
             raise FedshiftError(f"--list says how far whole tables are: leave out {', '.join(given)}.")
-        found = api.reproductions(None if table is None else [table], scale, data=paths, out=folder)
+        found = reproductions(None if table is None else [table], scale, data=paths, out=out)
         if json_:
             typer.echo(found.json())
         else:
@@ -87,16 +87,16 @@ def reproduce(
     if table is None:
         raise FedshiftError("No table is named; `fedshift reproduce --list` lists them.")
     run = {name: value.read(Any) for name, value in parse_assignments(set_ or []).items()}
-    plan = TablePlan.of(table, scale or "smoke", panel or None, row or None, folder, paths, run)
+    plan = plan_table(
+        table, scale or "smoke", panels=panel or None, rows=row or None, data=paths, settings=run, out=out
+    )
     if dry_run:
         with interruptible("."):
             print_study(plan)
         return
     again = shlex.join(["fedshift", *sys.argv[1:]])
     with interruptible(f". The same command carries on: {again}"):
-        done = api.reproduce(
-            table, plan.scale.name, panels=panel or None, rows=row or None, data=paths, settings=run, out=folder
-        )
+        done = reproduce_table(plan)
     console = open_console(least=done.WIDTH)
     print_tables(console, done.tables(), done.notes())
     console.print(f"Written: {printable(str(plan.folder))}", highlight=False, markup=False, soft_wrap=True)
