@@ -22,11 +22,10 @@ from fedshift.settings.experiment import load_plugins
 from fedshift.study import benchmark as benchmarking
 from fedshift.study import execute
 from fedshift.study.benchmark import (
-    ABLATIONS,
     BASE,
-    ORDER,
     Benchmark,
     carry_out_benchmark,
+    contents,
     exhibit_of_methods,
     plan_benchmark,
     rows,
@@ -82,7 +81,7 @@ def test_a_paired_difference_is_of_the_seeds_that_both_have_and_reduces_to_the_p
 
 
 def test_every_scale_has_scenarios_and_keeps_the_seeds_it_tunes_on_apart():
-    assert {*scenarios("benchmark")} == {*ORDER}
+    assert {*scenarios("benchmark")} == {*contents()["federations"]}
     for name, scale in scales("benchmark").items():
         assert any(name in scenario.sizes for scenario in scenarios("benchmark").values())
         assert not {*scale.seeds} & {*scale.tuning_seeds}
@@ -108,8 +107,8 @@ def test_every_method_has_its_experiments_on_every_scenario(
 
 def test_rows_are_what_is_published_and_a_plugin_is_a_row_by_its_name():
     found = rows()
-    assert {*ABLATIONS} <= {*METHODS}
-    assert not {*found} & {*ABLATIONS}
+    assert {*contents()["left_out"]} <= {*METHODS}
+    assert not {*found} & {*contents()["left_out"]}
     assert {"single", "centralised", BASE} <= {*found}
     assert "slow-fedsr" not in found  # of a plugin that the tests import
     assert rows(["all", "slow-fedsr"]) == [*found, "slow-fedsr"]
@@ -508,7 +507,7 @@ def test_a_plugin_that_fails_is_noted_and_the_others_go_on_to_exit_code_1(
     on_tiny_data: StudyPlan, plugin: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, body: str, reason: str
 ):
     monkeypatch.setattr(benchmarking, "scale_of", lambda *given: on_tiny_data.scale)
-    monkeypatch.setattr(benchmarking, "ORDER", ["tiny-sgd"])
+    monkeypatch.setattr(benchmarking, "contents", lambda: {**contents(), "federations": ["tiny-sgd"]})
     monkeypatch.setattr(benchmarking, "scenarios", lambda *given: {each.name: each for each in on_tiny_data.scenarios})
     call = ["benchmark", "--scale", "small", "--method", "mine-here,fedavg", "--out", str(on_tiny_data.folder.parent)]
     call += ["--plugin", plugin(body)]
@@ -539,7 +538,7 @@ def test_the_command_and_the_function_do_the_same(
     on_tiny_data: StudyPlan, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     monkeypatch.setattr(benchmarking, "scale_of", lambda *given: on_tiny_data.scale)
-    monkeypatch.setattr(benchmarking, "ORDER", ["tiny-sgd"])
+    monkeypatch.setattr(benchmarking, "contents", lambda: {**contents(), "federations": ["tiny-sgd"]})
     monkeypatch.setattr(benchmarking, "scenarios", lambda *given: {each.name: each for each in on_tiny_data.scenarios})
     call = ["benchmark", "--scale", "small", "--method", "fedavg,fedprox", "--out", str(tmp_path)]
     dry = CliRunner().invoke(app, [*call, "--dry-run"])

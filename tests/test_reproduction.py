@@ -34,7 +34,6 @@ from fedshift.study.reproduction import (
     RUNS_FILE,
     Beside,
     Reproduction,
-    command_of,
     differences_from_paper,
     plan_table,
     read_table,
@@ -174,20 +173,6 @@ def test_names_that_are_not_known_are_named():
         plan_table("fedsr-table1", "smoke", settings={"train.lr": 0.1})
 
 
-TWO = {"run.threads": 2}
-
-
-def test_the_command_says_how_it_was_made():
-    plan = plan_table(
-        "fedpin-table2", "short", panels="fedpin-cfmnist", data={"colored-fashion-mnist": "a folder"}, settings=TWO
-    )
-    assert command_of(plan) == (
-        "fedshift reproduce fedpin-table2 --scale short --panel fedpin-cfmnist "
-        "--data 'colored-fashion-mnist=a folder' --set run.threads=2"
-    )
-    assert {each.data.path for cell in plan.cells for each in cell.experiments} == {"a folder"}  # type: ignore[attr-defined]
-
-
 def test_cells_that_are_printed_in_several_tables_are_the_same_runs(tmp_path: Path):
     """Client2Vec's Tables 1, 2, 5, 6 and 7 have cells in common; so have Figure 5's plain rows."""
 
@@ -275,7 +260,6 @@ def test_a_table_is_carried_out_once_and_stands_beside_the_papers(tmp_path: Path
     first, second = Heard(), Heard()
     part = fedshift.reproduce("fedpin-table2", out=tmp_path, progress=first, rows=["GM"])
     assert (part.findings.count.finished, part.findings.count.runs, part.complete) == (1, 7, False)
-    assert "Made by: fedshift reproduce fedpin-table2 --scale smoke --row GM --out" in part.table()
     done = fedshift.reproduce("fedpin-table2", out=tmp_path, progress=second)
     assert len(first.begun) == 1
     assert len(second.begun) == 6
@@ -301,7 +285,6 @@ def test_a_table_is_carried_out_once_and_stands_beside_the_papers(tmp_path: Path
     assert whole["measurements"] == done.measurements()
     assert any("train.rounds 2 (600)" in note for note in whole["notes"])
     assert whole["notes"][1].startswith("Scale smoke")
-    assert f"Made by: fedshift reproduce fedpin-table2 --scale smoke --out {tmp_path}" in whole["notes"]
     assert "PM (gamma = 0)" in str(done)
     assert "<table" in done._repr_html_()
 

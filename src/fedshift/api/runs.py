@@ -6,18 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
-from fedshift import files
 from fedshift.api.comparison import Comparison
 from fedshift.api.experiments import DEFAULT, Options, Source, experiment, grid, sources
-from fedshift.errors import DiskError, FedshiftError, LockedError
+from fedshift.errors import FedshiftError
 from fedshift.reporting.live import display
-from fedshift.reporting.results import REFUSED, Results
+from fedshift.reporting.results import Results
 from fedshift.runs import runner
-from fedshift.runs.folder import RunFolder
 from fedshift.runs.predictions import Predictions, nobody, predictions
 from fedshift.runs.progress import Progress
 from fedshift.runs.run import Picked, Run
 from fedshift.settings.grid import SEARCH, read
+from fedshift.study.execute import carry_out_runs
 from fedshift.study.search import Sampler
 from fedshift.study.search_results import Tuning
 from fedshift.study.space import flat_ranges
@@ -55,11 +54,7 @@ def compare(
     """
     experiments = grid(source, **options)
     with display(progress, len(experiments)) as shown:
-        folders, failed = runner.run_all(experiments, shown)
-    for path, error in failed.items():
-        if not (RunFolder(path).begun or isinstance(error, DiskError | LockedError)):
-            files.make_folder(path)
-            files.write(path / REFUSED, str(error).removeprefix(f"{path.name}: "))
+        folders, failed = carry_out_runs(experiments, shown)
     return Comparison.of(folders, failed, len(experiments), experiments)
 
 

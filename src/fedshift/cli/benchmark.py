@@ -17,12 +17,7 @@ FEDERATIONS = names_known_to("fedshift.study.scenarios", "scenarios", "benchmark
 
 def benchmark(
     scale: Annotated[
-        str,
-        typer.Option(
-            "--scale",
-            help="smoke, short or paper: how large.",
-            autocompletion=SCALES,
-        ),
+        str, typer.Option("--scale", help="smoke, short or paper: how large.", autocompletion=SCALES)
     ] = "smoke",
     method: Annotated[
         str,
@@ -30,15 +25,10 @@ def benchmark(
     ] = "all",
     federation: Annotated[
         str | None,
-        typer.Option(
-            "--federation",
-            help="Columns; by default all of the scale.",
-            autocompletion=FEDERATIONS,
-        ),
+        typer.Option("--federation", help="Columns; by default all of the scale.", autocompletion=FEDERATIONS),
     ] = None,
     data: Annotated[
-        list[str] | None,
-        typer.Option("--data", help="Data that are not there or made: pacs=FILE, shakespeare=FILE."),
+        list[str] | None, typer.Option("--data", help="Data that are not there or made: pacs=FILE, shakespeare=FILE.")
     ] = None,
     plugin: PluginOption = None,
     out: Annotated[str | None, typer.Option("--out", help="The folder; by default runs/benchmark.")] = None,

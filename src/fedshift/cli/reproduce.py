@@ -30,30 +30,21 @@ def reproduce(
     ] = None,
     scale: Annotated[
         str | None,
-        typer.Option(
-            "--scale",
-            help="smoke (the default), short or paper: how large.",
-            autocompletion=SCALES,
-        ),
+        typer.Option("--scale", help="smoke (the default), short or paper: how large.", autocompletion=SCALES),
     ] = None,
     list_: Annotated[
         bool, typer.Option("--list", help="Say how far all tables are, and what they need that is not here.")
     ] = False,
     panel: Annotated[
         list[str] | None,
-        typer.Option(
-            "--panel",
-            help="Of its federations only this, or several: once for each.",
-            autocompletion=PANELS,
-        ),
+        typer.Option("--panel", help="Of its federations only this, or several: once for each.", autocompletion=PANELS),
     ] = None,
     row: Annotated[
         list[str] | None,
         typer.Option("--row", help="Of its rows only this, as it is printed, or several: once for each."),
     ] = None,
     data: Annotated[
-        list[str] | None,
-        typer.Option("--data", help="Data: pacs=FILE, or another setting: digits.usps=FILE."),
+        list[str] | None, typer.Option("--data", help="Data: pacs=FILE, or another setting: digits.usps=FILE.")
     ] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help=r"A setting of \[run], which decides no result: run.threads=2.")

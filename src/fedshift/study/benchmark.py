@@ -5,9 +5,10 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 from fedshift.errors import FedshiftError
 from fedshift.methods import METHODS
@@ -17,10 +18,11 @@ from fedshift.reporting.table import Table
 from fedshift.runs.progress import Progress
 from fedshift.settings.experiment import load_plugins
 from fedshift.settings.spec import shown
+from fedshift.settings.written import parse_toml
 from fedshift.study.execute import LACKING, carry_out, read_findings
 from fedshift.study.papers import Exhibit, ExhibitRow, Printed, published
 from fedshift.study.plan import Lacking, StudyPlan
-from fedshift.study.scenarios import Scenario, scale_of, scenarios
+from fedshift.study.scenarios import Scenario, scale_of, scenarios, text_of
 from fedshift.study.statistics import Interval, paired, ranks, t_quantile
 from fedshift.study.study_tables import StudyResults
 
@@ -29,33 +31,16 @@ BASE = "fedavg"  # with which rows are compared
 ALL = "all"
 NONE = "-"
 LAST = float("-inf")  # the accuracy by which what diverged is ranked
-COLUMNS = {name: name for name in ("accuracy", "worst", "validation", "seconds", "megabytes")} | {"accuracy": "mean"}
-ORDER = (
-    "rotated-mnist-0",
-    "rotated-mnist-75",
-    "colored-fashion-mnist",
-    "pacs-in-domain",
-    "pacs-leave-one-out",
-    "shakespeare",
-)
-ABLATIONS = {
-    "fedl2r": "FedSR without CMI",
-    "fedcmi": "FedSR without the norm",
-    "fedreg": "FedCiR without the alignment",
-    "fedalign": "FedCiR without generated representations",
-    "fraug-code": "FRAug as its public code has it",
-    "head-retraining": "the study that motivates FRAug, no federation",
-    "fedpin-lambda-0": "FedPIN with lambda 0",
-    "fedpin-gamma-0": "FedPIN with gamma 0",
-    "fedpin-gm": "FedPIN's global model",
-    "fedpin-gm-ft": "FedPIN's global model, fine-tuned",
-    "fedpin-gm-l2": "FedPIN's global model as an anchor",
-}
-SINCE = ("fedadagrad", "fedadam", "fedyogi")  # the tables were published; name them to have them as rows
+
+
+@cache
+def contents() -> dict[str, Any]:
+    """What the benchmark's file says: its federations, columns, and the methods that are left out unless named."""
+    return parse_toml(text_of("benchmark/benchmark"), "the benchmark")
 
 
 def rows(names: Sequence[str] | None = None) -> list[str]:
-    """The methods of the benchmark: the catalogue's, but no ablation and none that came later.
+    """The methods of the benchmark: the catalogue's, but none that its file leaves out.
 
     "all" among the names, as no names at all, stands for these.
 
@@ -64,7 +49,7 @@ def rows(names: Sequence[str] | None = None) -> list[str]:
     """
     if names is not None and not names:
         raise FedshiftError(f"No method is named: give some, such as {BASE}, or '{ALL}' for the published ones.")
-    left_out = {*ABLATIONS, *SINCE}
+    left_out = contents()["left_out"]
     published = [name for name in METHODS if name not in left_out and METHODS.get(name).built_in]
     found = [each for name in (names or [ALL]) for each in (published if name == ALL else [name])]
     for name in found:
@@ -86,7 +71,7 @@ def exhibit_of_methods(methods: Sequence[str], plugins: Sequence[str], known: Se
         kind="table",
         scenarios=tuple(known),
         rows=tuple(ExhibitRow(name, name, {"plugins": plugins}) for name, plugins in its),
-        columns=COLUMNS,
+        columns=contents()["columns"],
         panel="federation",
         plain=ExhibitRow(BASE, BASE, {"plugins": []}),
     )
@@ -112,7 +97,7 @@ def plan_benchmark(
     code = [str(Path(path).expanduser().absolute()) for path in given]
     load_plugins(code)
     names = rows([methods] if isinstance(methods, str) else methods)
-    exhibit = exhibit_of_methods(names, code, [scenarios("benchmark")[name] for name in ORDER])
+    exhibit = exhibit_of_methods(names, code, [scenarios("benchmark")[name] for name in contents()["federations"]])
     size, folder = scale_of("benchmark", scale), Path(out or OUT) / scale
     return StudyPlan.of(exhibit, size, folder=folder, runs=folder, scenarios=federations, data=data)
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 
 from fedshift import files
 from fedshift.errors import DamagedError, DiskError, DivergedError, FedshiftError, FedshiftWarning, LockedError
 from fedshift.methods import METHODS
-from fedshift.reporting.results import Row
+from fedshift.reporting.results import REFUSED, Row
 from fedshift.runs import runner
 from fedshift.runs.folder import RunFolder
 from fedshift.runs.progress import Progress
@@ -81,15 +81,15 @@ class Count:
         Raises:
             FedshiftError: one cannot be read.
         """
-        counts = [cls._of_cell(folders) for folders in cells]
-        return cls(*(sum(each) for each in zip(*map(astuple, counts), strict=True))) if counts else cls()
-
-    @classmethod
-    def _of_cell(cls, folders: Sequence[RunFolder]) -> Count:
-        over = [folder for folder in folders if folder.finished]
-        diverged = len(folders) - len(over) if why_diverged(folders) else 0
-        times = [folder.times() for folder in over]
-        return cls(len(folders), len(over), diverged, sum(each.training + each.evaluation for each in times))
+        runs = finished = diverged = 0
+        seconds = 0.0
+        for folders in cells:
+            times = [folder.times() for folder in folders if folder.finished]
+            runs += len(folders)
+            finished += len(times)
+            diverged += len(folders) - len(times) if why_diverged(folders) else 0
+            seconds += sum(each.training + each.evaluation for each in times)
+        return cls(runs, finished, diverged, seconds)
 
     @property
     def complete(self) -> bool:
@@ -197,19 +197,36 @@ def _carry_out_cells(
                 _carry_out(asked, progress)
 
 
+def carry_out_runs(experiments: Sequence[Experiment], progress: Progress) -> tuple[list[RunFolder], runner.Failures]:
+    """Carry out runs; why one could not begin is written into its folder.
+
+    Returns:
+        The folders of those that were carried out, and what went wrong with the others.
+
+    Raises:
+        FedshiftError: as :func:`fedshift.runs.runner.run_all`.
+    """
+    folders, failed = runner.run_all(experiments, progress)
+    for path, error in failed.items():
+        if not (RunFolder(path).begun or isinstance(error, DiskError | LockedError)):
+            files.make_folder(path)
+            files.write(path / REFUSED, str(error).removeprefix(f"{path.name}: "))
+    return folders, failed
+
+
 def _carry_out(experiments: Sequence[Experiment], progress: Progress) -> None:
+    """Carry out the runs of a cell that have a seed."""
     there = [RunFolder(runner.run_path(each)) for each in experiments]
     if before := why_diverged(there):
         raise DivergedError(before)
-    _, failed = runner.run_all(experiments, progress)
+    _, failed = carry_out_runs(experiments, progress)
     diverged = [error for error in failed.values() if isinstance(error, DivergedError)]
     if other := next((error for error in failed.values() if error not in diverged), None):
         raise other
-    if diverged:
-        reason = diverged[0].what  # settings are not the user's here, so what helps elsewhere is left out
+    for error in diverged[:1]:
         for folder in (each for each in there if not each.finished):
-            files.write(folder.path / DIVERGED, reason)
-        raise DivergedError(reason)
+            files.write(folder.path / DIVERGED, error.what)  # without advice, as settings are not the user's here
+        raise DivergedError(error.what)
 
 
 @contextmanager
@@ -321,14 +338,12 @@ def forecast_cells(plan: StudyPlan, scenario: Scenario) -> Iterator[Forecast]:
     for row, point in plan.asked(scenario):
         label = ", ".join(filter(None, (plan.title(scenario), row.name, point)))
         asked = partial(plan.experiments, scenario, row, point, plan.scale.seeds)
-        try:
+        found: dict[Key, Lacking] = {}
+        with noting(found, (label, "", ""), asked):
             experiments = asked()
             left = _count_left(plan.scale, experiments)
             yield Forecast(label, left, estimate(experiments[0]) if left else None)
-        except Exception as error:
-            why = why_lacking(error, asked)
-            if why is None:
-                raise
+        for why in found.values():
             yield Forecast(label, 0, None, why.reason)
 
 

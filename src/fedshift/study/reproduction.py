@@ -6,9 +6,8 @@ Under each row of ours stands the paper's.
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -138,20 +137,6 @@ def run_folders(plan: StudyPlan) -> list[list[str]]:
     return [[str(run_path(each).relative_to(out)) for each in cell.experiments] for cell in plan.whole.cells]
 
 
-def command_of(plan: StudyPlan) -> str:
-    """The command that makes a table."""
-    words = ["fedshift", "reproduce", plan.exhibit.name, "--scale", plan.scale.name]
-    options: list[tuple[str, str]] = []
-    if plan.scenarios != plan.whole.scenarios:
-        options += [("--panel", scenario.name) for scenario in plan.scenarios]
-    if plan.rows != plan.whole.rows:
-        options += [("--row", row.name) for row in plan.rows]
-    options += [("--data", f"{name}={path}") for name, path in plan.data.items()]
-    options += [("--set", f"{name}={shown(value)}") for name, value in plan.settings.items()]
-    options += [("--out", str(plan.folder.parent))] if str(plan.folder.parent) != OUT else []
-    return shlex.join([*words, *(word for option in options for word in option)])
-
-
 @dataclass(frozen=True)
 class Beside:
     """A number of ours beside the paper's, both in the column's unit.
@@ -212,17 +197,6 @@ class Reproduction(StudyResults):
         """The unit of a column, or of the points of a curve."""
         quantities = self.plan.exhibit.quantities(scenario)
         return quantity(quantities.get(column) or next(iter(quantities.values()))).unit
-
-    def measurements(self) -> list[dict[str, Any]]:
-        """Every number, as :class:`~fedshift.study.execute.Number` has it, with the scale and the paper's."""
-        scenarios = {scenario.name: scenario for scenario in self.plan.known}
-        rows = {row.name: row for row in self.plan.exhibit.rows}
-        found = []
-        for each in self.findings.numbers:
-            theirs = self.plan.exhibit.number(scenarios[each.scenario], rows[each.row], each.column)
-            paper = None if theirs is None else theirs.mean
-            found.append({**asdict(each), "paper": paper, "scale": self.plan.scale.name})
-        return found
 
     @property
     def complete(self) -> bool:
@@ -339,7 +313,6 @@ def _notes(done: Reproduction) -> list[str]:
         plan.exhibit.what,
         f"Scale {plan.scale.name}: {plan.scale.about}. {_over(plan)}",
         f"{findings.count}; they took {clock(findings.count.seconds)} on this machine.",
-        f"Made by: {command_of(plan)}",
         *plan.exhibit.says,
     ]
     if not any(row.published for row in plan.exhibit.rows):

@@ -125,20 +125,18 @@ def reproductions(
     Raises:
         FedshiftError: a name is not known, or data are of no table.
     """
-    asked = [*exhibits()] if tables is None else [name for each in tables for name in _of_paper(each) or [each]]
-    names, given = [exhibit_of(name).name for name in asked], paths_by_name(data)
+    names = [name for name in exhibits() if tables is None or {name, name.partition("-")[0]} & {*tables}]
+    for each in tables or ():
+        if not any(each in (name, name.partition("-")[0]) for name in names):
+            exhibit_of(each)  # which names those that are there
     sizes = [*scales("papers")] if scale is None else [scale_of("papers", scale).name]
-    plans = {(name, size): plan for name in names for size in sizes if (plan := _plan(name, size, out))}
-    known = sorted({name for plan in plans.values() for name in plan.data_sets})
+    plans = {(name, size): _plan(name, size, out) for name in names for size in sizes}
+    known = sorted({name for plan in plans.values() if plan for name in plan.data_sets})
+    given = paths_by_name(data)
     for name in given:
         if name.partition(".")[0] not in known:
             raise UnknownNameError("data set", name.partition(".")[0], known)
-    return States([_state(name, size, plans.get((name, size)), given) for name in names for size in sizes])
-
-
-def _of_paper(paper: str) -> list[str]:
-    """The tables of a paper, by the name of its method; none of what is no such name."""
-    return [name for name in exhibits() if name.partition("-")[0] == paper]
+    return States([_state(name, size, plan, given) for (name, size), plan in plans.items()])
 
 
 def _plan(table: str, scale: str, out: str | Path | None) -> StudyPlan | None:

@@ -41,8 +41,14 @@ class StudyResults(Measurements):
         return MeanStd.of([*self.by_seed(scenario, row, column).values()])
 
     def measurements(self) -> list[dict[str, Any]]:
-        """Every number, as :class:`~fedshift.study.execute.Number` has it."""
-        return [asdict(each) for each in self.findings.numbers]
+        """Every number, as :class:`~fedshift.study.execute.Number` has it, with the scale and the paper's."""
+        known = {scenario.name: scenario for scenario in self.plan.known}
+        rows = {row.name: row for row in self.plan.exhibit.rows}
+        found = []
+        for each in self.findings.numbers:
+            theirs = self.plan.exhibit.number(known[each.scenario], rows[each.row], each.column)
+            found.append({**asdict(each), "paper": theirs and theirs.mean, "scale": self.plan.scale.name})
+        return found
 
     def what_is_lacking(self) -> list[str]:
         """Why cells have no number, and scenarios are left out."""
