@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -58,7 +58,7 @@ def reproduce(
     from fedshift.cli.estimates import print_study
     from fedshift.errors import FedshiftError
     from fedshift.reporting.units import printable
-    from fedshift.settings.grid import parse_assignments
+    from fedshift.settings.written import parse_assignments
     from fedshift.study.reproduction import plan_table, reproduce_table
     from fedshift.study.states import reproductions
 
@@ -77,7 +77,7 @@ def reproduce(
         raise FedshiftError("--json is of --list; a table's folder has TABLE.json.")
     if table is None:
         raise FedshiftError("No table is named; `fedshift reproduce --list` lists them.")
-    run = {name: value.read(Any) for name, value in parse_assignments(set_ or []).items()}
+    run = parse_assignments(set_ or [])
     plan = plan_table(
         table, scale or "smoke", panels=panel or None, rows=row or None, data=paths, settings=run, out=out
     )
