@@ -24,7 +24,7 @@ from fedshift.runs.progress import Progress
 from fedshift.settings.experiment import Experiment
 from fedshift.settings.grid import Document, expand
 from fedshift.settings.grid import read as read_document
-from fedshift.study import plan as planning
+from fedshift.study import study_plan as planning
 from fedshift.study.execute import DIVERGED, Count, Findings, Number
 from fedshift.study.figures import draw_panel
 from fedshift.study.papers import PAPERS, Printed, exhibit_of, exhibits

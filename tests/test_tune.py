@@ -681,7 +681,7 @@ def test_the_command_and_python_do_the_same(tmp_path: Path):
     assert "fedprox (light held out): method.mu=" in str(found)
     assert repr(found) == str(found)
     page = found.path.with_suffix(".html").read_text()
-    assert page.count("data:image/png;base64,") == 6
+    assert page.count("data:image/png;base64,") == sum(len(draw_search(study, 6)) for study in found.studies)
     assert "cdn" not in re.sub(r"base64,[^\"]*", "", page)
     compared = CliRunner().invoke(app, ["compare", *words[1:4], "--tuned", str(found.path)], catch_exceptions=False)
     assert compared.exit_code == 0, compared.output

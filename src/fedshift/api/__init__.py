@@ -9,7 +9,7 @@ from fedshift.api.before import bench, estimate, index, inspect_data
 from fedshift.api.comparison import Comparison
 from fedshift.api.experiments import FIELDS, Options, experiment, grid, only
 from fedshift.api.runs import compare, load, predict, resume, run, search_budget, tune
-from fedshift.study.plan import Forecast
+from fedshift.study.study_plan import Forecast
 
 __all__ = [
     "FIELDS",

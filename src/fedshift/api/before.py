@@ -13,7 +13,7 @@ from fedshift.runs.progress import Progress
 from fedshift.settings.experiment import NAMED, Experiment
 from fedshift.simulation import dry_run
 from fedshift.simulation.simulation import refused_by_method
-from fedshift.study.plan import Forecast
+from fedshift.study.study_plan import Forecast
 
 if TYPE_CHECKING:
     from fedshift.engines.calibration import Calibration

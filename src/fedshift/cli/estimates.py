@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from fedshift import api
 from fedshift.cli.console import open_console, print_tables
@@ -10,7 +11,8 @@ from fedshift.reporting.table import Table
 from fedshift.reporting.units import bytes_text, clock
 from fedshift.settings.experiment import Experiment
 from fedshift.study.execute import forecast_cells
-from fedshift.study.plan import Forecast, StudyPlan
+from fedshift.study.study_plan import Forecast, StudyPlan
+from fedshift.study.tune import Budget, chosen_on, plan_studies
 
 WIDTH = 120
 
@@ -18,6 +20,20 @@ WIDTH = 120
 def print_estimates(experiments: Sequence[Experiment]) -> None:
     """Print what experiments would cost, a line for each method (or other setting)."""
     print_forecasts(api.estimate(experiments))
+
+
+def print_searches(experiments: Sequence[Experiment], budget: Budget) -> None:
+    """Print what would be searched, on which data, and about how long it would take; nothing is written."""
+    studies, refused = plan_studies(experiments, budget)
+    forecasts = []
+    for study in studies:
+        (forecast,) = api.estimate(list(study.experiments))
+        forecasts.append(replace(forecast, label=study.label, runs=budget.trials * len(study.experiments)))
+    notes = [*(f"{study.label} searches {study.space}." for study in studies), *map(str, refused)]
+    notes.append(f"Chosen on {chosen_on(experiments[0])}.")
+    print_forecasts(
+        forecasts, [*notes, "Trials that fall behind are given up early, and repeated choices cost nothing."]
+    )
 
 
 def print_study(plan: StudyPlan) -> None:

@@ -26,9 +26,9 @@ from fedshift.settings.experiment import Experiment
 from fedshift.simulation.dry_run import estimate
 from fedshift.simulation.simulation import Simulation
 from fedshift.study.papers import Exhibit, ExhibitRow
-from fedshift.study.plan import Cell, Forecast, Key, Lacking, StudyPlan
 from fedshift.study.quantities import Quantity, quantity
 from fedshift.study.scenarios import Scale, Scenario
+from fedshift.study.study_plan import Cell, Forecast, Key, Lacking, StudyPlan
 from fedshift.study.tune import Budget, search_all
 from fedshift.study.tuned import Found
 

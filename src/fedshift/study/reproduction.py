@@ -23,10 +23,10 @@ from fedshift.runs.runner import run_path
 from fedshift.settings.spec import shown
 from fedshift.study.execute import LACKING, carry_out, read_findings
 from fedshift.study.papers import ExhibitRow, Printed, exhibit_of
-from fedshift.study.plan import Key, Lacking, StudyPlan
 from fedshift.study.quantities import quantity
 from fedshift.study.scenarios import AS_PRINTED, Scenario, scale_of
 from fedshift.study.statistics import CurvePanel
+from fedshift.study.study_plan import Key, Lacking, StudyPlan
 from fedshift.study.study_tables import StudyResults
 
 OUT = "runs/reproduce"

@@ -19,9 +19,9 @@ from fedshift.reporting.units import clock
 from fedshift.runs.folder import RunFolder
 from fedshift.study.execute import Count, naming_damage
 from fedshift.study.papers import exhibit_of, exhibits
-from fedshift.study.plan import Need, StudyPlan, paths_by_name
 from fedshift.study.reproduction import RUNS_FILE, plan_table
 from fedshift.study.scenarios import scale_of, scales, scenarios
+from fedshift.study.study_plan import Need, StudyPlan, paths_by_name
 
 WORDS = 90  # columns of a table's name and of what it shows
 

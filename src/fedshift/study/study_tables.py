@@ -15,7 +15,7 @@ from fedshift.reporting.results import MeanStd
 from fedshift.reporting.table import Table, markdown
 from fedshift.reporting.tabled import Measurements
 from fedshift.study.execute import LACKING, Findings
-from fedshift.study.plan import StudyPlan
+from fedshift.study.study_plan import StudyPlan
 
 
 @dataclass(frozen=True, repr=False)

@@ -1,15 +1,22 @@
-"""What ``fedshift reproduce`` does and prints."""
+"""The commands ``fedshift benchmark`` and ``fedshift reproduce``."""
 
 from __future__ import annotations
 
 import shlex
 import sys
-from typing import Annotated
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from fedshift.cli.ending import interruptible
-from fedshift.cli.options import DryRunOption, names_known_to, paths_of
+from fedshift.cli.options import DryRunOption, PluginOption, listed, names_known_to, names_of, paths_of
+
+if TYPE_CHECKING:
+    from fedshift.study.study_plan import StudyPlan
+    from fedshift.study.study_tables import StudyResults
+
+R = TypeVar("R", bound="StudyResults")
 
 NAME_ONE = (
     "`fedshift reproduce fedsr --list`, of one paper, or of one table, says what is needed and how to get it, and why "
@@ -18,6 +25,39 @@ NAME_ONE = (
 TABLES = names_known_to("fedshift.study.papers", "exhibits")
 SCALES = names_known_to("fedshift.study.scenarios", "scales", "papers")
 PANELS = names_known_to("fedshift.study.scenarios", "scenarios", "papers")
+BENCHMARK_SCALES = names_known_to("fedshift.study.scenarios", "scales", "benchmark")
+FEDERATIONS = names_known_to("fedshift.study.scenarios", "scenarios", "benchmark")
+
+
+def benchmark(
+    scale: Annotated[
+        str, typer.Option("--scale", help="smoke, short or paper: how large.", autocompletion=BENCHMARK_SCALES)
+    ] = "smoke",
+    method: Annotated[
+        str,
+        typer.Option("--method", "-m", help="Rows; all: every published method.", autocompletion=names_of("METHODS")),
+    ] = "all",
+    federation: Annotated[
+        str | None,
+        typer.Option("--federation", help="Columns; by default all of the scale.", autocompletion=FEDERATIONS),
+    ] = None,
+    data: Annotated[
+        list[str] | None, typer.Option("--data", help="Data that are not there or made: pacs=FILE, shakespeare=FILE.")
+    ] = None,
+    plugin: PluginOption = None,
+    out: Annotated[str | None, typer.Option("--out", help="The folder; by default runs/benchmark.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say how many runs there are and how long they take; write nothing.")
+    ] = False,
+) -> None:
+    """Carry out the benchmark, or say what it would cost."""
+    from fedshift.study.benchmark import carry_out_benchmark, plan_benchmark
+
+    columns = listed(federation) if federation is not None else None
+    plan = plan_benchmark(scale, listed(method), columns, data=paths_of(data or []), plugins=plugin or [], out=out)
+    done = _carry_out_or_estimate(plan, carry_out_benchmark, dry_run)
+    if done and done.failed:
+        raise typer.Exit(1)
 
 
 def reproduce(
@@ -55,9 +95,7 @@ def reproduce(
 ) -> None:
     """Carry out a table, say what it would cost, or say how far all are."""
     from fedshift.cli.console import open_console, print_tables
-    from fedshift.cli.estimates import print_study
     from fedshift.errors import FedshiftError
-    from fedshift.reporting.units import printable
     from fedshift.settings.written import parse_assignments
     from fedshift.study.reproduction import plan_table, reproduce_table
     from fedshift.study.states import reproductions
@@ -81,13 +119,23 @@ def reproduce(
     plan = plan_table(
         table, scale or "smoke", panels=panel or None, rows=row or None, data=paths, settings=run, out=out
     )
+    _carry_out_or_estimate(plan, reproduce_table, dry_run)
+
+
+def _carry_out_or_estimate(plan: StudyPlan, carry_out: Callable[[StudyPlan], R], dry_run: bool) -> R | None:
+    """Carry out a study and print its tables, or print what it would cost."""
+    from fedshift.cli.console import open_console, print_tables
+    from fedshift.cli.estimates import print_study
+    from fedshift.reporting.units import printable
+
     if dry_run:
         with interruptible("."):
             print_study(plan)
-        return
+        return None
     again = shlex.join(["fedshift", *sys.argv[1:]])
     with interruptible(f". The same command carries on: {again}"):
-        done = reproduce_table(plan)
+        done = carry_out(plan)
     console = open_console(least=done.WIDTH)
     print_tables(console, done.tables(), done.notes())
     console.print(f"Written: {printable(str(plan.folder))}", highlight=False, markup=False, soft_wrap=True)
+    return done
