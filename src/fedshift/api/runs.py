@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from fedshift.api.comparison import Comparison
 from fedshift.api.experiments import DEFAULT, Options, Source, experiment, grid, sources
@@ -16,11 +16,11 @@ from fedshift.runs.predictions import Predictions, nobody, predictions
 from fedshift.runs.progress import Progress
 from fedshift.runs.run import Picked, Run
 from fedshift.settings.grid import SEARCH, read
-from fedshift.study.execute import carry_out_runs
-from fedshift.study.search import Sampler
-from fedshift.study.search_results import Tuning
-from fedshift.study.space import flat_ranges
-from fedshift.study.tune import Budget, search_all
+
+if TYPE_CHECKING:
+    from fedshift.study.search import Sampler
+    from fedshift.study.search_results import Tuning
+    from fedshift.study.tune import Budget
 
 
 def run(source: Source = DEFAULT, *, progress: Progress | None = None, **options: Unpack[Options]) -> Run:
@@ -52,6 +52,8 @@ def compare(
     Raises:
         FedshiftError: something in the experiments is wrong, or every run failed; the message names it and the fix.
     """
+    from fedshift.study.execute import carry_out_runs
+
     experiments = grid(source, **options)
     with display(progress, len(experiments)) as shown:
         folders, failed = carry_out_runs(experiments, shown)
@@ -163,6 +165,8 @@ def tune(
         FedshiftError: something in it is wrong, validation looks at the test, or no study has a trial that was carried
             to its end; the message names it and the fix.
     """
+    from fedshift.study.tune import search_all
+
     budget = search_budget(source, trials, sampler, parallel, search, options.get("settings"))
     experiments = grid(source, **options)
     with display(progress, trials * len(experiments)) as shown:
@@ -182,6 +186,9 @@ def search_budget(
     Raises:
         FedshiftError: something in it is wrong.
     """
+    from fedshift.study.space import flat_ranges
+    from fedshift.study.tune import Budget
+
     settings = settings or {}
     if search is not None and not isinstance(search, Mapping):
         raise FedshiftError(f'search = {search!r}: give ranges by setting, as in {{"train.lr": "0.001..0.1"}}.')
