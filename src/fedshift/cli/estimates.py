@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from fedshift import api
 from fedshift.cli.console import open_console, print_tables
 from fedshift.reporting.table import Table
 from fedshift.reporting.units import bytes_text, clock
 from fedshift.settings.experiment import Experiment
-from fedshift.study.execute import forecast_cells
 from fedshift.study.study_plan import Forecast, StudyPlan
-from fedshift.study.tune import Budget, chosen_on, plan_studies
+
+if TYPE_CHECKING:
+    from fedshift.study.tune import Budget
 
 WIDTH = 120
 
@@ -24,6 +26,8 @@ def print_estimates(experiments: Sequence[Experiment]) -> None:
 
 def print_searches(experiments: Sequence[Experiment], budget: Budget) -> None:
     """Print what would be searched, on which data, and about how long it would take; nothing is written."""
+    from fedshift.study.tune import chosen_on, plan_studies
+
     studies, refused = plan_studies(experiments, budget)
     forecasts = []
     for study in studies:
@@ -38,6 +42,8 @@ def print_searches(experiments: Sequence[Experiment], budget: Budget) -> None:
 
 def print_study(plan: StudyPlan) -> None:
     """Print what the cells of a study would cost, and why scenarios are left out."""
+    from fedshift.study.execute import forecast_cells
+
     forecasts = [each for scenario in plan.available for each in forecast_cells(plan, scenario)]
     print_forecasts(forecasts, plan.left_out.values())
 
