@@ -118,7 +118,7 @@ class Descent:
 
     def _go(self, given: Given) -> list[Tensor]:
         """The step itself, all of it work on tensors; each term, by lane."""
-        terms = given.evaluate(self._loss)
+        terms = given(self._loss)
         moved = self._moved_tensors
         for tensor in moved:
             tensor.grad = None
