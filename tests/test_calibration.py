@@ -327,28 +327,6 @@ def test_what_the_user_limits_threads_to_is_the_limit_of_everything(eight_cores:
         assert cores() == min([8, *known])
 
 
-@forks
-@pytest.mark.parametrize("name", LIMITS)
-def test_engines_keep_to_the_limit_unless_the_experiment_says_otherwise(
-    make: Make, machine: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch, eight_cores: None, name: str
-):
-    monkeypatch.setenv(name, "2")
-    for module in (calibration, choices):
-        monkeypatch.setattr(module, "cores", cores)
-    machine(lambda choice: 1.0)
-
-    def tried(**options: int) -> set[tuple[str, int, int]]:
-        timings = calibrate(example(make), RunOptions(**options)).engines
-        return {(timing.choice.engine, timing.choice.workers, timing.choice.threads) for timing in timings}
-
-    two = {("sequential", 1, 1), ("sequential", 1, 2), ("vectorised", 1, 2), ("workers", 2, 1)}
-    assert tried() == two
-    assert tried(workers=3) == two - {("workers", 2, 1)} | {("workers", 3, 1)}
-    assert ("vectorised", 1, 5) in tried(threads=5)
-    assert asked_for(Simulation(make()).setup, RunOptions(engine="workers")).workers == 2
-    assert asked_for(Simulation(make()).setup, RunOptions(engine="vectorised")).threads == 2
-
-
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no affinity")
 def test_cores_are_those_that_the_process_may_use(monkeypatch: pytest.MonkeyPatch):
     allowed = os.sched_getaffinity(0)

@@ -24,8 +24,6 @@ from conftest import CNN_WITH_BN, TINY, Make, go_on, interrupt_after, simulate, 
 from fedshift.api import compare
 from fedshift.core.contract import Batch, Context, Phase, Terms
 from fedshift.core.net import Net
-from fedshift.datasets import DATASETS
-from fedshift.datasets.dataset import Dataset
 from fedshift.engines import lane, vectorised
 from fedshift.engines.engine import Engine, Question
 from fedshift.engines.kernels import Kernels
@@ -34,7 +32,6 @@ from fedshift.engines.sequential import Sequential
 from fedshift.engines.vectorised import Vectorised
 from fedshift.engines.workers import Workers, can_fork
 from fedshift.errors import DivergedError, FedshiftError
-from fedshift.federation.domains import DomainData
 from fedshift.methods import METHODS
 from fedshift.methods.fedavg import FedAvg
 from fedshift.methods.feddyn import FedDyn
@@ -47,7 +44,6 @@ from fedshift.settings.grid import expand, override
 from fedshift.settings.spec import setting
 from fedshift.simulation.rounds import advance
 from fedshift.simulation.simulation import Simulation
-from fedshift.streams import Streams
 from reference import ARCHETYPES, EVERY_METHOD, Heard, kept_moments, small
 from test_methods import assert_same, tensors_of
 
@@ -336,29 +332,6 @@ def test_kernels_change_rounding_only(
         assert_same(prepared, same)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Words(Dataset):
-    """The tiny images as texts of 12 tokens from 0 to 15."""
-
-    def domain_names(self) -> tuple[str, ...]:
-        return DATASETS.get("tiny")().domain_names()
-
-    def load(self, streams: Streams) -> DomainData:
-        images: DomainData = DATASETS.get("tiny")().load(streams)
-        return replace(images, x=(4 * images.x.flatten(1)[:, :12] + 8).long().clamp(0, 15))
-
-
-def test_an_lstm_cannot_be_stacked(make: Make, stacks: list[int]):
-    """It reads its tokens' largest to check them; the same bits come from the sequential engine."""
-    experiment = make({"model": {"name": "lstm", "vocabulary": 16, "embedding": 2, "hidden": 3, "dim": 4}})
-    experiment, told = replace(experiment, data=Words()), list[str]()
-    with engine_named("vectorised", told) as engine:
-        assert_same(simulate(experiment), simulate(experiment, engine=engine))
-    (text,) = told
-    assert "The clients of FedAvg with the model LSTM cannot be stacked in the exchange 'train', so they work" in text
-    assert stacks == [2]  # once is enough to find out
-
-
 # Shapes -------------------------------------------------------------------------------------------
 
 
@@ -401,13 +374,6 @@ def test_batches_that_are_gathered_at_once_are_those_gathered_one_by_one(
     together = simulate(experiment)
     monkeypatch.setattr(lane, "GATHERED", 1)
     assert_same(together, simulate(experiment))
-
-
-def test_one_client_is_no_stack(make: Make, stacks: list[int]):
-    experiment = make({"train.participation": 0.5})
-    with engine_named("vectorised") as engine:
-        assert_same(simulate(experiment), simulate(experiment, engine=engine))
-    assert not stacks
 
 
 def test_each_clients_gradient_is_clipped_by_its_own_norm(make: Make, stacks: list[int]):
@@ -529,38 +495,20 @@ def test_numbers_that_vary():
     """Comparisons that agree are answered, others are refused; a value is there only while a loss runs."""
     number = Varying([1.0, 2.0])
     assert number > 0
-    assert number >= 1
-    assert number < 3
     assert not number <= 0.5
     assert number != 5
     assert number
-    for ask in (
-        lambda: number > 1.5,
-        lambda: number == 1,
-        lambda: bool(Varying([0.0, 1.0])),
-        lambda: number * 2,
-        lambda: torch.exp(number),
-        lambda: math.exp(number),
-        lambda: hash(number),
-    ):
+    for ask in (lambda: number > 1.5, lambda: bool(Varying([0.0, 1.0])), lambda: number * 2, lambda: math.exp(number)):
         with pytest.raises(TypeError):
             ask()
-    number.now = torch.tensor(3.0)
-    x = torch.tensor([2.0, 4.0])
+    number.now, x = torch.tensor(3.0), torch.tensor([2.0, 4.0])
     values = [
         (x * number, [6, 12]),
-        (number * x, [6, 12]),
-        (x / number, [2 / 3, 4 / 3]),
         (number / x, [1.5, 0.75]),
-        (x - number, [-1, 1]),
         (number - x, [1, -1]),
         (x**number, [8, 64]),
-        (number**x, [9, 81]),
         (-number + x, [-1, 1]),
-        (1 + number, 4),
-        (2**number, 8),
         (torch.stack([number, x[0]]), [3, 2]),
-        (torch.where(x > 3, number, 0.0), [0, 3]),
         (x.clamp(max=number), [2, 3]),
     ]
     for value, expected in values:
@@ -594,10 +542,6 @@ class Weighted(FedAvg):
                 weight = self.alpha
             case "comparison":
                 weight = 1.0 if self.alpha > 1.5 else 0.5
-            case "math":
-                weight = math.exp(self.alpha)
-            case "list":
-                weight = torch.stack([ce * self.alpha, ce]).detach().sum()
             case _:
                 weight = 1.0
         return {"cross_entropy": weight * ce}
@@ -607,9 +551,7 @@ class Weighted(FedAvg):
     ("how", "sizes"),
     [
         ("tensor", [4]),
-        ("list", [4]),
         ("comparison", [4, 2, 2]),
-        ("math", [4, 2, 2]),
         ("outside a loss", [2, 2]),  # the merged method is asked for its phases first, and cannot say
     ],
 )
@@ -629,17 +571,6 @@ def test_runs_that_cannot_be_merged_are_stacked_apart(make: Make, stacks: list[i
         (text,) = told
         assert "Runs of Weighted with the model MLP cannot share a stack in the exchange 'train'" in text
     assert stacks == sizes + ([4] if sizes == [4] else [2, 2])
-
-
-def test_a_run_that_fails_does_not_disturb_those_it_is_stacked_with(make: Make, stacks: list[int]):
-    """Client 1 diverges in one run; the other run's round is as it would be alone."""
-    sick, healthy = (in_float64(make, DivergesFor(client=client)) for client in (1, 7))
-    simulations = [Simulation(one) for one in (sick, healthy)]
-    with engine_named("vectorised") as engine:
-        errors = advance(simulations, engine)
-    assert [type(errors.get(one)) for one in simulations] == [DivergedError, type(None)]
-    assert_agree(simulate(healthy, rounds=1), simulations[1])
-    assert max(stacks) == 2  # a whole number is no hyper-parameter that may vary
 
 
 # Going on with another engine ---------------------------------------------------------------------

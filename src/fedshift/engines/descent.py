@@ -196,7 +196,9 @@ class Descent:
             for place, course in enumerate(courses[rows]):
                 course.optimisers[self.objective.name] = {
                     name: {
-                        kind: (value if kind == "step" else self.bank.rows(value)[place]).clone()
+                        kind: (value if kind == "step" else self.bank.rows(value)[place]).clone(
+                            memory_format=torch.contiguous_format
+                        )
                         for kind, value in optimiser.state[target].items()
                         if isinstance(value, Tensor)
                     }

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from fedshift.core.contract import Exchange, Phase
 from fedshift.engines.engine import Job, ServerJob
-from fedshift.engines.sequential import lane_of, server_lane
+from fedshift.engines.lane import Lane
 
 
 def steps_of(job: Job | ServerJob) -> int:
@@ -39,7 +39,7 @@ def shorten(jobs: Sequence[Job], steps: int) -> list[Job]:
 
 def _steps_by_phase(job: Job | ServerJob) -> tuple[int, ...]:
     """How many steps each of the job's phases has; one that measures has none."""
-    lane = server_lane(job) if isinstance(job, ServerJob) else lane_of(job)
+    lane = Lane(job)
     counts = []
     for phase in lane.phases:
         samples = lane.samples
