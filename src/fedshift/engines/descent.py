@@ -166,14 +166,11 @@ class Descent:
                 f'(*FedAvg.terms, "{undeclared[0]}"), or to terms= of the objective.'
             )
         for name, term in terms.items():
-            if not isinstance(term, Tensor):
+            if not isinstance(term, Tensor) or term.ndim:
+                found = f"of the shape {tuple(term.shape)}" if isinstance(term, Tensor) else _kind(term)
                 raise FedshiftError(
-                    f"The term '{name}' of the objective '{objective.name}' is {_kind(term)}; a term is a tensor."
-                )
-            if term.ndim:
-                raise FedshiftError(
-                    f"The term '{name}' of the objective '{objective.name}' has the shape {tuple(term.shape)}; "
-                    "a term is a scalar, such as the mean over the batch."
+                    f"The term '{name}' of the objective '{objective.name}' is {found}; a term is a scalar tensor, "
+                    "such as the mean over the batch."
                 )
 
     def table(self) -> Tensor:
