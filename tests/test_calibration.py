@@ -203,7 +203,6 @@ def test_measuring_leaves_no_trace_in_the_run(make: Make, name: str):
     assert_same(simulate(experiment), simulation)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Branching(FedAvg):
     """Its loss asks a tensor which way to go, so it does not stack."""
 
@@ -214,7 +213,7 @@ class Branching(FedAvg):
 
 def test_a_real_method_that_does_not_stack(make: Make, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(calibration, "can_fork", lambda: False)
-    measured = calibrate(Simulation(replace(make(), method=Branching())).example(), RunOptions(threads=1), seconds=0.1)
+    measured = calibrate(Simulation(make().replace(method=Branching())).example(), RunOptions(threads=1), seconds=0.1)
     notes = {timing.choice.engine: timing.note for timing in measured.engines}
     assert "cannot be stacked" in notes["vectorised"]
     assert not notes["sequential"]
@@ -244,9 +243,9 @@ def test_a_small_model_trains_on_one_thread(make: Make):
     assert multiply_adds(setup) == 4 * numbers
     options = RunOptions(engine="sequential")
     assert asked_for(setup, options).threads == 1
-    large = replace(setup, train=replace(setup.train, batch=SMALL // numbers + 1))
+    large = replace(setup, train=setup.train.replace(batch=SMALL // numbers + 1))
     assert asked_for(large, options).threads == 4
-    assert asked_for(large, replace(options, engine="auto")) == asked_for(large, options)
+    assert asked_for(large, options.replace(engine="auto")) == asked_for(large, options)
 
 
 def test_a_convolution_counts_at_each_pixel(make: Make):
