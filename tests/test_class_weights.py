@@ -56,10 +56,9 @@ def rare(folder: Path, sites: dict[str, Sequence[int]] | None = None) -> dict[st
 
 def lane_of(simulation: Simulation, client: int) -> Lane:
     """A client at work on its training samples."""
-    phases = simulation.setup.stages[-1].training.phases
-    train = simulation.federation.clients[client].train
     when = simulation.coordinator.schedule[0]
-    return Lane(simulation.setup, when, f"client {client}", client, phases, train)
+    (order,) = simulation.coordinator.orders(when.stage.exchanges[0], when, [client])
+    return Lane(simulation.site.job(order))
 
 
 # Weights ------------------------------------------------------------------------------------------

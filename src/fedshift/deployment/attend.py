@@ -51,8 +51,7 @@ from fedshift.deployment.wire import (
     make_proof,
     read_request,
 )
-from fedshift.engines.calibration import asked_for
-from fedshift.engines.choice import Choice, open_engine
+from fedshift.engines.choice import Choice, asked_for, open_engine
 from fedshift.errors import AuditError, DamagedError, DivergedError, FedshiftError
 from fedshift.evaluation.evaluation import Evaluation
 from fedshift.federation.federation import Federation
