@@ -223,6 +223,7 @@ SHUFFLED = pd.DataFrame(X, index=[2, 0, 1, 3])
         ({"south": _Listed([])}, ["'south' has no sample"]),
         ({}, ["no site"]),
         ({"north": ("x.csv", Y)}, ["x of the site 'north'"]),
+        ({"north": (np.ma.masked_greater(X, 10), Y)}, ["x of the site 'north' has masked values", "filled(value)"]),
         ({"north": (X.astype(object), Y)}, ["x of the site 'north' is object", "astype"]),
         ({"north": (SHUFFLED, pd.Series(Y))}, ["the same index in another order", "y.loc[x.index]"]),
         (

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import fedshift
+from fedshift import memory, parquet
 from fedshift.datasets import DATASETS
 from fedshift.datasets.sklearn_tables import MEDIAN_PROGRESSION, BreastCancer, Diabetes
 from fedshift.datasets.table_file import TableFile
@@ -400,3 +401,33 @@ def test_the_examples_of_the_page_run(marker: str, tmp_path: Path, monkeypatch: 
     names: dict[str, Any] = {}
     exec(compile(code, "tables.md", "exec"), names)  # the point of the test
     assert names["run"].finished
+
+
+# What is too large ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_file_of_too_many_columns_is_refused_by_its_first_line(tmp_path: Path, monkeypatch: Any, kind: str):
+    monkeypatch.setattr(parquet, "MOST_COLUMNS", 3)
+    file = tmp_path / f"wide.{kind}"
+    if kind == "csv":
+        file.write_text("a,b,c,label\n1,2\n")
+    else:
+        pq.write_table(pa.table({name: [1] for name in ("a", "b", "c", "label")}), file)
+    with refuses(f"wide.{kind}", "4 columns", "at most 3"):
+        read(TableFile(path=str(file)))
+
+
+@pytest.mark.parametrize("column", [np.zeros(200_000), ["x" * 200] * 10_000, [[0.0] * 50] * 10_000], ids=range(3))
+def test_parquet_that_decodes_beyond_the_memory_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, column: Any
+):
+    """A few kilobytes on the disk, some megabytes in memory."""
+    file = tmp_path / "bomb.parquet"
+    pq.write_table(pa.table({"a": column, "label": ["x"] * len(column)}), file)
+    assert file.stat().st_size < 100_000
+    monkeypatch.setattr(memory, "available", lambda: 3_000_000)
+    with refuses("bomb.parquet", f"{len(column):,} rows", "MB", "fewer rows"):
+        read(TableFile(path=str(file)))
+    monkeypatch.setattr(memory, "available", lambda: 30_000_000)
+    assert parquet.read(file, ["a"]).num_rows == len(column)

@@ -157,6 +157,7 @@ def column_names(file: Path) -> list[str]:
         else:
             with file.open(encoding=ENCODING, newline="") as opened:
                 names = next(csv.reader(opened), [])
+            parquet.check_width(file, len(names))
     if not names:
         raise FedshiftError(f"'{file}' is empty; its first line should name the columns.")
     if len({*names}) < len(names):

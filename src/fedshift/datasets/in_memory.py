@@ -158,8 +158,10 @@ def _array(given: Any, called: str) -> Array:
     """What was given as an array.
 
     Raises:
-        FedshiftError: it is none; the message says why.
+        FedshiftError: it is none, or has masked values; the message says why.
     """
+    if any(np.ma.is_masked(each) for each in (given, *(given if isinstance(given, list | tuple) else ()))):
+        raise FedshiftError(f"{called} has masked values: fill them in (filled(value)), or leave such rows out.")
     if isinstance(given, list) and given and isinstance(given[0], Tensor):
         given = [value.item() if value.ndim == 0 else value for value in given]
     if isinstance(given, list | tuple) and any(isinstance(value, str) for value in given):
