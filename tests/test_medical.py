@@ -254,9 +254,7 @@ def test_files_of_both_kinds_and_of_any_name(tmp_path: Path):
     data = load(tmp_path)
     assert (data.domains, data.domain.tolist()) == (("oslo", "rome"), [0, 0, 1, 1, 1])
     assert (data.classes, data.y.tolist()) == (("ill", "well"), [0, 1, 0, 0, 0])
-    assert data.notes[0] == (
-        f"Not read in '{tmp_path}': 1 .json, 1 .png, 1 DICOM (images outside of a class's folder), 1 without a suffix."
-    )
+    assert data.notes[0] == f"Not read in '{tmp_path}': 1 .dcm, 1 .json, 1 .png, 1 without a suffix."
 
 
 # What is refused ---------------------------------------------------------------------------------

@@ -231,7 +231,7 @@ def test_a_missing_number_is_an_error_or_is_interpolated(tmp_path: Path):
     for suffix in (".csv", ".parquet"):
         file = tmp_path / f"x{suffix}"
         message = refusal(save(file, gap, time="t"))
-        assert f"The column 'a' of '{file}' holds nothing in row 1, and in 1 more; fill it in" in message
+        assert f"The column 'a' of '{file}' holds nothing in row 1; fill it in" in message
         assert "--set data.impute=interpolate" in message
         data = load(save(file, gap, ends, columns=["a"], impute="interpolate"))
         assert data.x.flatten().tolist() == [5, 5, 7, 7, 1, 2, 3, 4]

@@ -18,7 +18,6 @@ from fedshift.datasets.images import Encoded, ImageRows
 from fedshift.datasets.labelled import each_read, shown
 from fedshift.datasets.listing import files_below, left_out
 from fedshift.errors import FedshiftError, needs
-from fedshift.federation.names import check_names
 from fedshift.hub import answers, hub
 
 BATCH = 256
@@ -89,18 +88,15 @@ class ImageTable(NamedTuple):
                     yield f"in row {row} of {self.where}", value
                     row += 1
 
-    def names(self, column: str, whole: bool, places: dict[str, str]) -> list[str]:
-        """The names in a column; to ``places`` is added where each occurs first."""
+    def names(self, column: str, *, whole: bool) -> list[str]:
+        """The names in a column."""
         if not column:
             return [""] * self.rows
         known = self.known(column)
-
-        def read(cell: tuple[str, Any]) -> str:
-            name = _name(*cell, column, known, whole=whole)
-            places.setdefault(name, cell[0])
-            return name
-
-        return each_read(read, self.cells(column), "cells hold no name that can be used")
+        cells = self.cells(column)
+        return each_read(
+            lambda cell: _name(*cell, column, known, whole=whole), cells, "cells hold no name that can be used"
+        )
 
 
 def parquet_images(path: str, columns: Columns = COLUMNS) -> ImageRows:
@@ -114,8 +110,8 @@ def parquet_images(path: str, columns: Columns = COLUMNS) -> ImageRows:
     if not files:
         what = "no file below it ends in .parquet" if root.exists() else "it does not exist"
         raise FedshiftError(f"data.path = '{path}': {what}; give a Parquet file or a folder of them.")
-    note = left_out(root, files) if root.is_dir() else ""
-    return _images([_table_of(file) for file in files], columns, path, (note,) if note else ())
+    notes = left_out(root, files) if root.is_dir() else ()
+    return _images([_table_of(file) for file in files], columns, path, notes)
 
 
 def hub_images(
@@ -164,13 +160,10 @@ def check_hub(images: Callable[[], ImageRows]) -> None:
 def _images(tables: Sequence[ImageTable], columns: Columns, path: str, notes: tuple[str, ...] = ()) -> ImageRows:
     """The images of tables, whose columns of names are read."""
     found = [columns.image_among(list(table.features), path) for table in tables]
-    domains, labels = list[str](), list[str]()
-    for kind, column, read_names in (("domain", columns.domain, domains), ("class", columns.label, labels)):
-        known = tables[0].known(column) or ()
-        places = dict.fromkeys(known, f"a name of the column '{column}' of {path}")
-        for table in tables:
-            read_names.extend(table.names(column, kind == "class", places))
-        check_names(kind, places)
+    domains, labels = (
+        [name for table in tables for name in table.names(column, whole=column == columns.label)]
+        for column in (columns.domain, columns.label)
+    )
 
     def read() -> Iterator[tuple[str, Encoded]]:
         for table, image in zip(tables, found, strict=True):
