@@ -69,11 +69,7 @@ CASES["client2vec federated"] += ["method.index.local_epochs=1"]
 for index in ("feature-average", "class-prototypes", "model-weights"):
     CASES[f"client2vec {index}"] = [f"method.index.name={index}"]
 CASES["fedsr official"] = ["method.reference_scope=client", "method.cmi_scale=true", "method.l2r_form=norm"]
-CASES["fedpin own start"] = ["method.alpha=0.1", "method.start=own", "method.auxiliary=minimise"]
 CASES["fedpin features"] = ["method.alpha=0.001", "method.anchor=features", "method.personal_unit=epochs"]
-CASES["fedpin-gm literal"] = ["method.alpha=0.1", "method.auxiliary=literal", "method.bn=local"]
-CASES["fraug scaled"] = ["method.stage2=scaled", "method.prototype_ramp=3", "method.prototype_rate=0.3"]
-CASES["fedpin-gm per client"] = ["method.alpha=0.1", "method.auxiliary=minimise", "method.auxiliary_head=per_client"]
 CASES["fedavg in-domain kept"] = ["protocol.name=in-domain", "method.optimiser_state=kept", "method.bn=reestimate"]
 CASES["moon plain in-domain"] = ["protocol.name=in-domain", "method.projection=none", "method.bn=local"]
 

@@ -8,6 +8,7 @@ import os
 os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 
 import gc
+import json
 import signal
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -25,12 +26,12 @@ import torch
 from torch import Tensor
 
 import fresh
+from fedshift import files
 from fedshift.coordinator.ledger import Direction, Ledger
 from fedshift.core.contract import Context, Exchange, Round
 from fedshift.core.messages import Message, Up
 from fedshift.core.method import Method
 from fedshift.core.net import Net
-from fedshift.core.sealed import unsealed
 from fedshift.core.state import ClientState
 from fedshift.core.tensors import Replies, Tensors
 from fedshift.engines.banks import Resident
@@ -38,13 +39,17 @@ from fedshift.engines.engine import Engine, Outcome, Question, Score
 from fedshift.engines.sequential import Sequential
 from fedshift.federation.clients import Client
 from fedshift.federation.environments import Environment
+from fedshift.manifest import Manifest, write_file
 from fedshift.runs import runner
+from fedshift.runs.checkpoint import Execution
 from fedshift.runs.folder import RunFolder
+from fedshift.runs.machine import environment
 from fedshift.runs.progress import Outlook, Progress, RunProgress
+from fedshift.runs.recorder import Recorder
 from fedshift.runs.records import Record
+from fedshift.runs.selection import summary
 from fedshift.settings.experiment import Experiment, load_plugins
 from fedshift.settings.grid import expand, override
-from fedshift.simulation.checkpoint import About, Execution
 from fedshift.simulation.listener import Listener
 from fedshift.simulation.rounds import advance
 from fedshift.simulation.simulation import Simulation
@@ -266,19 +271,28 @@ def simulate(
 ) -> Simulation:
     """Carry out a run's rounds in memory; with a folder, from the checkpoint there to one of its last round."""
     simulation = Simulation(experiment)
-    if folder is not None:
-        simulation.attach(folder)
+    recorder = None if folder is None else attach(simulation, folder)
     for _ in simulation.coordinator.schedule[simulation.coordinator.position : rounds]:
         go_on(simulation, engine)
-    if folder is not None:
-        save(simulation)
+    if recorder is not None:
+        save(recorder)
     return simulation
 
 
-def save(simulation: Simulation) -> None:
-    """A checkpoint in the folder that is attached, of a run that records nothing."""
-    simulation.save("", Execution({}, ()))
-    simulation.commit()
+def attach(simulation: Simulation, path: Path) -> Recorder:
+    """Keep client states and checkpoints in a folder, and go on from the newest one there."""
+    folder = RunFolder(path)
+    if not folder.begun:
+        RunFolder.create(simulation.experiment, path)
+    recorder = Recorder(folder, simulation.coordinator, simulation.evaluation.read, simulation.site)
+    recorder.begin({})
+    return recorder
+
+
+def save(recorder: Recorder) -> None:
+    """A checkpoint of a run that records nothing."""
+    recorder.save(Execution({}, ()))
+    recorder.keep_only(recorder.position)
 
 
 def resume(folder: RunFolder, progress: Progress | None = None) -> None:
@@ -290,11 +304,13 @@ def resume(folder: RunFolder, progress: Progress | None = None) -> None:
 
 def results(folder: RunFolder) -> tuple[Any, ...]:
     """What must be equal of runs that are: records, messages, weights, and all state of the last checkpoint."""
-    tensors, about = unsealed(folder.checkpoint_file, folder.identity.fingerprint, "checkpoint", About)
-    state = {name: tensor.tolist() for name, tensor in tensors.items()}
-    told = about.model_dump(exclude={"engine", "together"})  # which decide nothing but the last bits
+    checkpoint = folder.checkpoint
+    assert checkpoint is not None
+    unequal = ("timings.jsonl", "environment.json")  # what a run took, and where
+    named = {name: each.digest for name, each in checkpoint.files.items() if name not in unequal}
+    counted = checkpoint.model_dump(exclude={"engine", "together", "files"})  # which decide nothing but the last bits
     names = ("records.jsonl", "messages.json", "weights.safetensors")
-    return *((folder.path / name).read_bytes() for name in names), state, told
+    return *((folder.path / name).read_bytes() for name in names), named, counted
 
 
 def a_row(environment: str, role: str, accuracy: float, **changes: Any) -> dict[str, Any]:
@@ -310,15 +326,24 @@ def a_record(position: int, rows: Sequence[dict[str, Any]], **changes: Any) -> d
     return record | {"environments": list(rows)} | changes
 
 
+def add_record(folder: RunFolder, record: dict[str, Any]) -> None:
+    """Record something in the folder of a run that is not finished."""
+    files.append(folder.path / "records.jsonl", json.dumps(record))
+
+
 def a_folder(path: Path, experiment: Experiment, records: Sequence[dict[str, Any]]) -> RunFolder:
     """A finished run with made-up records."""
     folder = RunFolder.create(experiment, path)
-    folder.write_json("messages.json", {})
     inputs = {"augment": False, "normalise": False, "vocabulary": []}
     nobody: dict[str, Any] = {"clients": {}, "domains": {}, "samples": {}}
-    folder.write_json("federation.json", {"shape": [], "classes": [], "inputs": inputs, **nobody})
-    log = folder.recording()
-    for record in records:
-        log.append(record)
-    folder.write_summary([])
+    texts = {
+        "environment.json": json.dumps(environment()),
+        "federation.json": json.dumps({"shape": [], "classes": [], "inputs": inputs, **nobody}),
+        "messages.json": "{}",
+        "records.jsonl": "".join(json.dumps(record) + "\n" for record in records),
+        "timings.jsonl": "",
+        "summary.json": json.dumps({"selected": summary(records) if records else {}, "notes": []}),
+    }
+    named = {name: write_file(path / name, text.encode()) for name, text in texts.items()}
+    Manifest(run=folder.identity.fingerprint, files=named).write(path / "manifest.json")
     return folder

@@ -98,7 +98,7 @@ def test_resume_and_report(experiment_file: Path, tmp_path: Path):
     ok("run", str(experiment_file))
     (folder,) = (tmp_path / "runs" / "tiny").iterdir()
     before = (folder / "records.jsonl").read_bytes()
-    (folder / "summary.json").unlink()
+    (folder / "manifest.json").unlink()
     assert "goes on from round 2" in ok("resume", str(tmp_path / "runs"))
     assert (folder / "records.jsonl").read_bytes() == before
     assert "fedavg" in ok("report", str(tmp_path / "runs"), "--to", str(tmp_path / "all.html"))

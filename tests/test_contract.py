@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fedshift
-from conftest import Make, evaluated, first_messages, go_on, names_sent, net_of, simulate, states
+from conftest import Make, attach, evaluated, first_messages, go_on, names_sent, net_of, simulate, states
 from fedshift.core.contract import Exchange, LocalWork, Measure, Optimiser, Part, Phase, ServerState, Stage, Upload
 from fedshift.core.model import ModelBuilder
 from fedshift.core.tensors import Replies, Tensors
@@ -254,7 +254,7 @@ def test_the_servers_hooks_know_the_round(make: Make, tmp_path: Path):
     HEARD.clear()
     simulate(experiment, 3, folder=tmp_path)
     again = Simulation(experiment)
-    again.attach(tmp_path)
+    attach(again, tmp_path)
     assert again.coordinator.state.round == 1
     go_on(again)
     assert expected == HEARD

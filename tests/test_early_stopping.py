@@ -26,6 +26,7 @@ from fedshift.runs.events import read_event
 from fedshift.runs.folder import EVENTS, RunFolder
 from fedshift.runs.patience import best_of, end_early
 from fedshift.runs.progress import Progress
+from fedshift.runs.recorder import Recorder
 from fedshift.settings.experiment import Experiment
 from fedshift.settings.grid import expand, override
 from fedshift.simulation.simulation import Simulation, make_federation
@@ -146,7 +147,7 @@ def test_a_run_ends_early_and_says_where_and_why(early: RunFolder):
     number = records[-1]["round"]
     assert f"after round {number} of 14: no better validation score than " in records[-1]["ended"]
     assert early.summary.ended == {"train": records[-1]["ended"]}
-    assert early.summary.selected["last"].position == number
+    assert early.summary.selected["last"]["position"] == number
     assert early.damage() == ""
     assert f"The stage 'train' ended early {records[-1]['ended']}." in load(early.path).results.notes
 
@@ -178,11 +179,11 @@ def test_killed_before_the_summary_it_ends_as_it_would(
 ):
     (experiment,) = expand(override(TINY, {**EARLY, "run.out": str(tmp_path)}))
 
-    def killed(self: RunFolder, notes: list[str]) -> None:
+    def killed(self: Recorder, notes: list[str]) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(RunFolder, "write_summary", killed)
+        patch.setattr(Recorder, "finish", killed)
         runner.start(experiment, Progress())
     folder = RunFolder(runner.run_path(experiment))
     runner.resume(runner.below(folder.path), Progress())
@@ -249,21 +250,21 @@ def test_a_stack_that_some_have_left_is_resumed_to_the_same_bits(
     assert not [note for note in noted if "last digits" in note]
 
 
-@pytest.mark.parametrize("stops", ["save", "commit"])
+@pytest.mark.parametrize("stops", ["save", "keep_only"])
 @pytest.mark.parametrize("after", [3, 4, 5, 6, 7, 8])
 def test_killed_while_a_run_leaves_all_go_back_to_one_position(
     tmp_path: Path, whole_group: list[RunFolder], monkeypatch: pytest.MonkeyPatch, stops: str, after: int
 ):
-    plain, left = getattr(Simulation, stops), [after]
+    plain, left = getattr(Recorder, stops), [after]
 
-    def stopping(self: Simulation, *arguments: Any) -> None:
+    def stopping(self: Recorder, *arguments: Any) -> None:
         if not left[0]:
             raise KeyboardInterrupt
         left[0] -= 1
         plain(self, *arguments)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Simulation, stops, stopping)
+        patch.setattr(Recorder, stops, stopping)
         runner.run_all(group_in(tmp_path), Progress())
     folders, _ = runner.resume(runner.below(tmp_path), Progress())
     assert [results(folder) for folder in folders] == [results(folder) for folder in whole_group]

@@ -9,7 +9,7 @@ import torch
 
 from conftest import CNN_WITH_BN, Make, net_of, simulate
 from fedshift.core.contract import ServerState
-from fedshift.core.method import Method
+from fedshift.core.method import Averaging
 from fedshift.core.tensors import Replies, Tensors
 from fedshift.methods.fedavgm import FedAvgM
 
@@ -76,14 +76,14 @@ def test_a_run_follows_the_equations(make: Make, monkeypatch: pytest.MonkeyPatch
     """Three rounds with batch norm, computed again in float64 from the replies, in the paper's form w - v."""
     rounds = []
 
-    merge = Method.merge
+    merge = Averaging.merge
 
     def recorded(self, state, replies):
         merged = merge(self, state, replies)
         rounds.append((state, replies.ups, merged))
         return merged
 
-    monkeypatch.setattr(Method, "merge", recorded)
+    monkeypatch.setattr(Averaging, "merge", recorded)
     experiment = make({"train.rounds": 3} | CNN_WITH_BN)
     simulation = simulate(dataclasses.replace(experiment, method=FedAvgM(server={"beta": 0.5})))
     state, parameters = simulation.coordinator.state, {name for name, _ in net_of(simulation).parameters()}

@@ -12,10 +12,10 @@ from torch import nn
 from torch.distributions import Normal, kl_divergence
 from torch.nn import functional as F
 
-from conftest import CNN_WITH_BN, Make, at, evaluated, exchanged, go_on, names_sent, net_of, resident, simulate
+from conftest import CNN_WITH_BN, Make, at, attach, evaluated, exchanged, go_on, names_sent, net_of, resident, simulate
 from fedshift.core.contract import Batch, Objective, Part, Phase, ServerState
 from fedshift.core.messages import Up
-from fedshift.core.method import Method
+from fedshift.core.method import Averaging
 from fedshift.core.net import Net, holder
 from fedshift.core.tensors import Replies, Tensors, part_of
 from fedshift.methods import METHODS
@@ -415,7 +415,7 @@ def test_the_generator_is_frozen_on_clients(make: Make):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ByHand(Method):
+class ByHand(Averaging):
     """FedAvg with a probabilistic encoder, written without any of the library's methods."""
 
     def parts(self, spec):
@@ -476,7 +476,7 @@ def test_a_restored_run_goes_on_as_if_never_stopped(make: Make, name: str, tmp_p
     ends = []
     for forget in (False, True):
         resumed = Simulation(experiment)
-        resumed.attach(tmp_path)
+        attach(resumed, tmp_path)
         moments = resumed.coordinator.state.optimisers["generator.consensus"]
         assert all(kinds["step"].item() == 10 for kinds in moments.values())  # five a round
         if forget:

@@ -12,7 +12,7 @@ import torch
 import fedshift
 from conftest import CNN_WITH_BN, Make, names_sent, simulate
 from fedshift.core.contract import ServerState
-from fedshift.core.method import Method
+from fedshift.core.method import Averaging, Method
 from fedshift.core.servers import SERVERS
 from fedshift.core.tensors import Replies, Tensors
 from fedshift.methods import METHODS
@@ -28,8 +28,9 @@ from refusal import refuses
 __all__ = ["on_quadratics"]  # a fixture
 
 M, V, W = "first_moment.encoder.w", "second_moment.encoder.w", "encoder.w"
-BY_MEAN = [name for name in EVERY_METHOD if name in METHODS and METHODS.get(name).cls.merge is Method.merge]
-NOT_BY_MEAN = [name for name in EVERY_METHOD if name not in BY_MEAN]
+AVERAGING = [name for name in EVERY_METHOD if issubclass(METHODS.get(name).cls, Averaging)]
+BY_MEAN = [name for name in AVERAGING if METHODS.get(name).cls.merge is Averaging.merge]
+NOT_BY_MEAN = [name for name in AVERAGING if name not in BY_MEAN]
 ADAPTIVE = {"fedadagrad": FedAdagrad, "fedadam": FedAdam, "fedyogi": FedYogi}
 
 
@@ -164,9 +165,9 @@ def test_a_first_step_on_quadratics(on_quadratics: OnQuadratics, name: str):
 
 
 def takes_a_server_optimiser(name: str) -> bool:
-    """Whether a method is given one: Client2Vec takes its base's, and FedAvgM and its like have their own."""
+    """Whether a method is given one; FedAvgM and its like have their own."""
     cls = METHODS.get(name).cls
-    return name != "client2vec" and not (issubclass(cls, FedAvg) and "server" in vars(cls))
+    return not (issubclass(cls, FedAvg) and "server" in vars(cls))
 
 
 @pytest.mark.parametrize("name", [*filter(takes_a_server_optimiser, BY_MEAN)])
@@ -187,8 +188,7 @@ def test_a_method_whose_merge_is_no_mean_is_refused_with_the_reason(make: Make, 
 
 
 def test_the_methods_that_are_refused():
-    fedpin = {name for name in EVERY_METHOD if name.startswith("fedpin")}
-    assert set(NOT_BY_MEAN) == {"feddyn", "pfedme", "fedsdr", "single", "head-retraining", *fedpin}
+    assert set(NOT_BY_MEAN) == {"feddyn", "pfedme", "fedsdr", "single", "head-retraining"}
 
 
 def test_a_page_with_a_merge_of_its_own_takes_no_server_optimiser():
@@ -210,14 +210,14 @@ def test_fedadam_on_fedsr(make: Make, monkeypatch: pytest.MonkeyPatch):
     rounds = []
     changes = {"method": {"name": "fedsr", "server": {"name": "adam", "lr": 0.1}}, "train.precision": "float64"}
     experiment = make({"train.rounds": 3} | CNN_WITH_BN | changes)
-    merge = Method.merge
+    merge = Averaging.merge
 
     def recorded(self, state, replies):
         after = merge(self, state, replies)
         rounds.append((state, replies.mean(), after))
         return after
 
-    monkeypatch.setattr(Method, "merge", recorded)
+    monkeypatch.setattr(Averaging, "merge", recorded)
     simulation = simulate(experiment)
     kept = simulation.coordinator.state.server
     m, v = {}, {}

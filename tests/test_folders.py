@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,25 +17,26 @@ import fedshift
 from conftest import TINY, Make, a_folder, a_record, a_row, interrupt_after, resume
 from fedshift import api
 from fedshift.cli.app import app
-from fedshift.core import plugins, sealed
-from fedshift.errors import FedshiftError
+from fedshift.core import plugins
+from fedshift.manifest import digested_json
 from fedshift.reporting.results import Results
 from fedshift.runs import folder as folder_module
 from fedshift.runs import runner
-from fedshift.runs.folder import EXPERIMENT, RECORDS, RESULTS, RUN, TIMINGS, RunFolder, find
+from fedshift.runs.folder import EXPERIMENT, RECORDS, RUN, TIMINGS, RunFolder, find
 from fedshift.runs.progress import Progress
-from fedshift.runs.records import read
 from fedshift.runs.run import Run
-from fedshift.runs.schema import Grid, GridRun, Timed
-from fedshift.runs.seals import sealed_json, unsealed_json
+from fedshift.runs.schema import Grid, GridRun
 from fedshift.runs.trust import UntrustedError
 from fedshift.settings import experiment as experiment_module
 from fedshift.settings.content import code_digest, digest
 from fedshift.settings.experiment import Experiment
 from fedshift.settings.grid import expand, override
-from fedshift.simulation.checkpoint import CURRENT, NEXT, commit
 from refusal import refuses
 
+FILES = [
+    *(RUN, EXPERIMENT, RECORDS, TIMINGS, "manifest.json", "summary.json", "messages.json", "federation.json"),
+    *("environment.json", "weights.safetensors"),
+]
 PLUGIN = '''
 import fedshift
 from dataclasses import dataclass
@@ -216,12 +216,7 @@ def reading(folder: RunFolder) -> list[Any]:
     return [*asked, {name: tensor.tolist() for name, tensor in run.weights.items()}, run.model()]
 
 
-JSON_VALUES = st.one_of(
-    st.none(), st.booleans(), st.integers(-3, 2**70), st.floats(), st.text(max_size=5), st.just([]), st.just({})
-)
-
-
-@pytest.mark.parametrize("name", [*RESULTS, TIMINGS, "summary.json", "run.json", "experiment.toml"])
+@pytest.mark.parametrize("name", sorted({*FILES} - {"environment.json"}))
 @given(data=st.data())
 def test_a_change_to_any_byte_of_any_file_is_noticed(finished: RunFolder, name: str, data: Any):
     """A flipped bit, a cut, or random bytes: whoever reads all of the run is told, with the file's name."""
@@ -250,99 +245,35 @@ def test_a_change_to_any_byte_of_any_file_is_noticed(finished: RunFolder, name: 
         (finished.path / name).write_bytes(whole)
 
 
-@pytest.mark.parametrize("change", ["doubled", "50 times", "first removed", "last removed", "all but the last removed"])
+@pytest.mark.parametrize("change", ["doubled", "first removed", "last removed"])
 def test_lines_of_times_that_were_added_or_removed_are_noticed(folder: RunFolder, change: str):
     lines = (folder.path / TIMINGS).read_bytes().splitlines(keepends=True)
-    changed = {
-        "doubled": [lines[0], *lines],
-        "50 times": lines * 50,
-        "first removed": lines[1:],
-        "last removed": lines[:-1],
-        "all but the last removed": lines[-1:],
-    }
+    changed = {"doubled": [lines[0], *lines], "first removed": lines[1:], "last removed": lines[:-1]}
     (folder.path / TIMINGS).write_bytes(b"".join(changed[change]))
     assert TIMINGS in folder.damage()
     with refuses(TIMINGS, "fedshift resume"):
         folder.times()
-    with refuses(TIMINGS):
-        api.load(folder.path)
     runner.resume(runner.below(folder.path), Progress())
     assert RunFolder(folder.path).damage() == ""
     assert (folder.path / "damaged-1" / TIMINGS).exists()
 
 
-def test_a_run_that_is_killed_before_its_summary_closes_its_times_again(make: Make):
-    """With a line that a crash cut short, too; a run that was made when times were not closed is read as it is."""
+@pytest.mark.parametrize("finished", [True, False])
+@pytest.mark.parametrize("name", [EXPERIMENT, RUN])
+def test_what_was_asked_for_cannot_be_made_again(make: Make, name: str, finished: bool):
     folder = runner.start(make(), Progress())
-    (folder.path / "summary.json").unlink()
-    with (folder.path / TIMINGS).open("ab") as file:
-        file.write(b'{"start": 1, "st')
-    runner.resume(runner.below(folder.path), Progress())
-    again = RunFolder(folder.path)
-    assert again.damage() == ""
-    assert again.times().training > 0
-    table = unsealed_json((folder.path / "summary.json").read_bytes(), folder.identity.fingerprint)
-    folder.write_json("summary.json", {name: value for name, value in table.items() if name != "timings_closed"})
-    (folder.path / TIMINGS).unlink()
-    older = RunFolder(folder.path)
-    assert older.damage() == ""
-    assert older.times().engines == ()
+    if not finished:
+        (folder.path / "manifest.json").unlink()
+    (folder.path / name).unlink()
+    for carry_on in (
+        lambda: runner.resume(runner.below(folder.path), Progress()),
+        lambda: runner.run_all([make()], Progress()),
+    ):
+        with refuses(name):
+            carry_on()
 
 
-class Noting(Progress):
-    """Keeps notes."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-
-@pytest.mark.parametrize("unfinished", [False, True])
-@pytest.mark.parametrize(
-    ("name", "damage"),
-    [
-        (RUN, Path.unlink),
-        (RUN, lambda file: file.write_bytes(bytes(100))),
-        (EXPERIMENT, Path.unlink),
-        (EXPERIMENT, lambda file: file.write_bytes(bytes(100))),
-        (EXPERIMENT, lambda file: file.write_text(file.read_text().replace("seed = 0", "seed = 1"))),
-    ],
-)
-def test_a_comparison_restores_what_was_asked_for(
-    make: Make, name: str, damage: Callable[[Path], Any], unfinished: bool
-):
-    experiment = make()
-    folder = runner.start(experiment, Progress())
-    files = {file: file.read_bytes() for file in folder.path.iterdir() if file.is_file()}
-    if unfinished:
-        (folder.path / "summary.json").unlink()
-    damage(folder.path / name)
-    progress = Noting()
-    (done,), failed = runner.run_all([experiment], progress)
-    assert not failed
-    assert done.damage() == ""
-    assert any("written again" in note for note in progress.notes)
-    assert not list(folder.path.glob("damaged-*"))
-    assert all(file.read_bytes() == data for file, data in files.items() if file.name in (*RESULTS, RUN, EXPERIMENT))
-
-
-def test_where_nothing_can_be_restored_the_error_is_one(folder: RunFolder, make: Make):
-    (folder.path / EXPERIMENT).unlink()
-    ended = CliRunner().invoke(app, ["resume", str(folder.path)])
-    assert isinstance(ended.exception, FedshiftError)
-    with refuses(EXPERIMENT, "fedshift compare"):
-        runner.resume(runner.below(folder.path), Progress())
-    for name in (RUN, "environment.json", "summary.json", "federation.json", "messages.json"):
-        (folder.path / name).unlink()
-    with refuses(RUN, "fedshift compare"):
-        RunFolder(folder.path).restore(make())
-    with refuses("another run"):
-        runner.start(make(), Progress()).restore(make({"seed": 7}))
-
-
-@pytest.mark.parametrize("name", sorted({*RESULTS, TIMINGS, "summary.json", RUN, EXPERIMENT, "environment.json"}))
+@pytest.mark.parametrize("name", FILES)
 def test_a_pipe_in_the_place_of_a_file_is_an_error_at_once(folder: RunFolder, name: str):
     """In a process of its own, since whoever opens a pipe waits for somebody who writes."""
     (folder.path / name).unlink()
@@ -370,33 +301,6 @@ def _decides(text: bytes) -> Any:
         return None
 
 
-@given(data=st.data())
-def test_a_summary_that_was_sealed_again_is_still_checked(finished: RunFolder, data: Any):
-    """Whoever changes what it says and seals it again is refused: it must fit the records and the other files."""
-    path = finished.path / "summary.json"
-    whole = path.read_bytes()
-    table = unsealed_json(whole, finished.identity.fingerprint)
-    key = data.draw(st.sampled_from(["selected", "files"]))
-    if data.draw(st.booleans()):
-        del table[key]
-    else:
-        table[key] = data.draw(JSON_VALUES)
-    try:
-        path.write_text(sealed_json(table, finished.identity.fingerprint))
-        with pytest.raises(FedshiftError):
-            reading(RunFolder(finished.path))
-    finally:
-        path.write_bytes(whole)
-
-
-def test_a_sealed_table_with_numbers_for_keys_is_read_back():
-    """JSON has texts for keys, and sorts "10" before "2": a federation of more than ten clients."""
-    table = {"samples": dict.fromkeys(range(11), 1)}
-    assert unsealed_json(sealed_json(table, "run").encode(), "run") == {"samples": {str(c): 1 for c in range(11)}}
-    with pytest.raises(ValueError, match="seal"):
-        unsealed_json(sealed_json(table, "run").encode(), "another")
-
-
 def test_a_damaged_run_is_left_out_of_a_report_and_named(folder: RunFolder, make: Make, tmp_path: Path):
     other = runner.start(make({"seed": 5, "run.out": str(tmp_path / "more")}), Progress())
     (folder.path / "records.jsonl").write_text("")
@@ -413,30 +317,6 @@ def test_a_damaged_run_is_made_again_by_a_comparison_too(make: Make):
     runner.run_all([experiment], Progress())
     assert (folder.path / "records.jsonl").read_bytes() == before
     assert (folder.path / "damaged-1" / "records.jsonl").read_bytes() == before[:-40]
-
-
-@given(
-    accuracies=st.lists(st.floats(0, 1), min_size=1, max_size=6),
-    data=st.data(),
-)
-def test_a_chain_of_records_breaks_wherever_it_is_cut(tmp_path_factory: Any, accuracies: list[float], data: Any):
-    """Any line removed but the last ones, moved or doubled: no reading gives records that were not made."""
-    path = tmp_path_factory.mktemp("chain") / "records.jsonl"
-    from fedshift.runs.records import Records
-
-    log = Records(path, "a fingerprint")
-    made = [judged("e", value) | {"position": place} for place, value in enumerate(accuracies, 1)]
-    for record in made:
-        log.append(record)
-    assert read(path, "a fingerprint", [log.chain]) == made
-    lines = path.read_bytes().splitlines(keepends=True)
-    mixed = data.draw(st.lists(st.sampled_from(lines), max_size=7))
-    path.write_bytes(b"".join(mixed))
-    try:
-        found = read(path, "a fingerprint")
-    except FedshiftError:
-        return
-    assert found == made[: len(found)]
 
 
 # Who may run --------------------------------------------------------------------------------------
@@ -537,17 +417,17 @@ def test_a_cache_that_cannot_be_written_remembers_no_plugin(from_elsewhere: Any,
 
 @pytest.mark.parametrize("begun", [True, False])
 def test_a_plugin_that_is_hidden_from_the_question_is_not_imported(from_elsewhere: tuple[RunFolder, Path], begun: bool):
-    """Seals are no signatures: whoever made the files can leave the plugin out of what is asked about."""
+    """Digests are no signatures: whoever made the files can leave the plugin out of what is asked about."""
     folder, there = from_elsewhere
     plugin = there / "mine.py"
     plugin.write_text("raise SystemExit('imported')")
     if begun:
-        table = unsealed_json((folder.path / RUN).read_bytes())
-        (folder.path / RUN).write_text(sealed_json({**table, "plugins": {}}))
+        identity = folder.identity.model_copy(update={"plugins": {}})
+        (folder.path / RUN).write_text(digested_json(identity.model_dump()))
     else:
         run = GridRun(folder="a run", fingerprint="f", plugins={}, experiment=folder.table())
         (there / "plan").mkdir()
-        (there / "plan/grid-00000000.json").write_text(sealed_json(Grid(runs=[run]).model_dump()))
+        (there / "plan/grid-00000000.json").write_text(digested_json(Grid(runs=[run]).model_dump()))
     with refuses("mine.py'", "digest", "Restore"):
         api.resume(folder.path if begun else there / "plan", Progress())
 
@@ -582,7 +462,7 @@ def test_links_to_trials_are_no_results(folder: RunFolder, tmp_path: Path):
     study, runs = tmp_path / "study", tmp_path / "runs"
     study.mkdir()
     runs.mkdir()
-    (study / "study.json").write_text("{}")
+    (study / "study.journal").write_text("{}")
     folder.path.rename(study / "trial")
     (runs / "trial").symlink_to(study / "trial")
     (runs / "study").symlink_to(study)
@@ -604,44 +484,27 @@ def test_what_is_set_aside_replaces_nothing(make: Make):
     assert (folder.path / "damaged-2" / RECORDS).read_text() == "damaged 2"
 
 
-def test_a_line_after_one_that_was_cut_short_is_whole(make: Make):
-    folder = RunFolder.create(make(), runner.run_path(make()))
-    timing = Timed(start=0, stop=1, seconds=2.0, evaluation=0.0, together=1, engine="sequential")
-    folder.timing(timing)
-    with (folder.path / TIMINGS).open("ab") as file:
-        file.write(b'{"start": 1, "st')
-    folder.timing(timing)
-    assert folder.times().training == 4.0
-
-
 # Reading while a run goes on ----------------------------------------------------------------------
 
 
-def test_a_checkpoint_that_is_committed_while_it_is_read_is_no_damage(make: Make, monkeypatch: pytest.MonkeyPatch):
+def test_a_checkpoint_that_is_replaced_while_it_is_read_is_no_damage(make: Make, monkeypatch: pytest.MonkeyPatch):
     experiment = make({"train.rounds": 4, "run.checkpoint_every": 1})
     with pytest.raises(KeyboardInterrupt):
         runner.start(experiment, interrupt_after(2))
     folder = RunFolder(runner.run_path(experiment))
-    shutil.copy(folder.path / CURRENT, folder.path / NEXT)
-    plain = sealed.said
+    (newest,) = folder.path.glob("manifest-*.json")
+    plain, gone = folder_module.read_checkpoint, folder.path / "manifest-0.json"
+    gone.write_bytes(newest.read_bytes())
+    newest = newest.rename(folder.path / "kept")
 
-    def meanwhile(path: Path, *arguments: Any) -> Any:
-        if path.name == NEXT:
-            commit(folder.path)
-        return plain(path, *arguments)
+    def meanwhile(*arguments: Any) -> Any:
+        if gone.exists():
+            gone.unlink()
+            newest.rename(folder.path / "manifest-1.json")
+        return plain(*arguments)
 
-    monkeypatch.setattr(sealed, "said", meanwhile)
+    monkeypatch.setattr(folder_module, "read_checkpoint", meanwhile)
     assert folder.records()
-
-
-def test_a_run_that_ends_while_it_is_read_is_no_damage(make: Make, monkeypatch: pytest.MonkeyPatch):
-    """The records were read before the last of them was written, and the summary after."""
-    folder = runner.start(make(), Progress())
-    whole = folder.records()
-    finished = iter([False])
-    monkeypatch.setattr(RunFolder, "finished", property(lambda self: next(finished, True)))
-    monkeypatch.setattr(folder_module, "read", lambda *arguments: whole[:1])
-    assert folder.records() == whole[:1]
 
 
 # What a report says -------------------------------------------------------------------------------

@@ -20,7 +20,6 @@ from fedshift import files
 from fedshift.core.contract import Exchange, LocalWork, ServerState, Upload
 from fedshift.core.messages import Answer, Telemetry, Up
 from fedshift.core.tensors import Replies
-from fedshift.deployment import doubts
 from fedshift.deployment.coordinate import coordinate
 from fedshift.deployment.link import Away
 from fedshift.deployment.wire import Done, Failed, Join, Work
@@ -30,7 +29,6 @@ from fedshift.methods.fedavg import FedAvg
 from fedshift.runs.folder import RunFolder
 from fedshift.runs.progress import Progress
 from fedshift.settings.grid import expand, override
-from fedshift.simulation.checkpoint import CURRENT
 from reference import small
 from refusal import refuses
 from test_coordinate import IN_DOMAIN, alike, altered
@@ -281,8 +279,7 @@ def check_taken_back(run: RunFolder, without: RunFolder) -> None:
     ((client, round, _, why),) = missing(run)
     assert (client, round) == ("dark", 2)
     assert "most sites could not work with the model" in why
-    assert not (run.path / doubts.PREVIOUS).exists()
-    assert not (run.path / doubts.DOUBTS).exists()
+    assert len(list(run.path.glob("manifest-*.json"))) == 1
 
 
 def test_a_model_with_which_nobody_can_work_is_taken_back(tmp_path: Path, without_dark: RunFolder):
@@ -318,7 +315,7 @@ def test_the_first_round_is_taken_back_to_the_start(tmp_path: Path, monkeypatch:
     remove, killed = files.remove, list[Path]()
 
     def removing(path: Path) -> None:
-        if path.name == CURRENT and not killed:
+        if path.name == "manifest-1.json" and not killed:
             killed.append(path)
             raise KeyboardInterrupt
         remove(path)
@@ -417,27 +414,26 @@ def test_a_kill_while_it_goes_back_changes_nothing(
 ):
     """It is killed before each change of a file from the decision on, and started again."""
     left, begun = [place], [False]
-    write, rename = files.write, files.rename
+    write, remove = files.write, files.remove
 
-    def count(path: Path) -> None:
-        begun[0] |= path.name == doubts.DOUBTS and b'"back": 1' in (path.read_bytes() if path.exists() else b"")
+    def count() -> None:
         if begun[0]:
             left[0] -= 1
             if left[0] == -1:
                 raise KeyboardInterrupt
 
     def writing(path: Path, data: Any, **more: Any) -> None:
-        decides = path.name == doubts.DOUBTS and '"back": 1' in str(data)
-        begun[0] |= decides
-        count(path)
+        tried = path.name == "manifest-1.json" and json.loads(data)["host"]["doubts"]["tried"]
+        begun[0] |= bool(tried)
+        count()
         write(path, data, **more)
 
-    def renaming(path: Path, to: Path) -> None:
-        count(to)
-        rename(path, to)
+    def removing(path: Path) -> None:
+        count()
+        remove(path)
 
     monkeypatch.setattr(files, "write", writing)
-    monkeypatch.setattr(files, "rename", renaming)
+    monkeypatch.setattr(files, "remove", removing)
     with pytest.raises(KeyboardInterrupt):
         carry_out(tmp_path, liar(huge), **ANY)
     run = carry_out(tmp_path, liar(huge), **ANY)
@@ -460,7 +456,7 @@ def test_a_kill_between_answers_changes_nothing(tmp_path: Path, without_dark: Ru
     check_taken_back(carry_out(tmp_path, change, **ANY), without_dark)
 
 
-def test_a_damaged_file_of_doubts_names_itself_and_the_fix(tmp_path: Path):
+def test_a_damaged_manifest_names_itself_and_the_fix(tmp_path: Path):
     def change(site: str, request: bytes, reply: bytes) -> bytes:
         if orders(request, 3, "train"):
             raise KeyboardInterrupt
@@ -468,7 +464,7 @@ def test_a_damaged_file_of_doubts_names_itself_and_the_fix(tmp_path: Path):
 
     with pytest.raises(KeyboardInterrupt):
         carry_out(tmp_path, change, **ANY)
-    (path,) = (tmp_path / "coordinator" / "runs").glob(f"*/{doubts.DOUBTS}")
+    (path,) = (tmp_path / "coordinator" / "runs").glob("*/manifest-2.json")
     path.write_text(path.read_text().replace('"sound": 1', '"sound": 2'))
-    with refuses(doubts.DOUBTS, "Remove", error=DamagedError):
+    with refuses("manifest-2.json", "Move it away", error=DamagedError):
         carry_out(tmp_path, **ANY)

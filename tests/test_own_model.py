@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import re
@@ -32,13 +33,13 @@ from fedshift.cli.app import app
 from fedshift.core.method import make_parts
 from fedshift.core.model import ModelBuilder
 from fedshift.errors import FedshiftError
+from fedshift.manifest import digested_json
 from fedshift.models.kept import Meaning, read
 from fedshift.models.own import Own, Widened
 from fedshift.runs import runner
 from fedshift.runs.folder import RUN, RunFolder
 from fedshift.runs.progress import Progress
 from fedshift.runs.run import Run
-from fedshift.runs.seals import sealed_json, unsealed_json
 from fedshift.runs.trust import UntrustedError
 from fedshift.settings.content import digest
 from fedshift.streams import Streams
@@ -498,12 +499,13 @@ def test_who_says_that_a_file_means_what_is_known_is_not_believed(from_elsewhere
 
 
 def test_code_that_is_hidden_from_the_question_is_not_opened(from_elsewhere: RunFolder, tmp_path: Path):
-    """Seals are no signatures: whoever made the files can leave the module out of what is asked about."""
+    """Digests are no signatures: whoever made the files can leave the module out of what is asked about."""
     file = from_elsewhere.path / RUN
-    table = unsealed_json(file.read_bytes())
+    table = json.loads(file.read_bytes())
+    del table["digest"]
     kept = next(path for path in table["plugins"] if path.endswith(".kept"))
     del table["plugins"][kept]
-    file.write_text(sealed_json(table))
+    file.write_text(digested_json(table))
 
     class Touch:
         def __reduce__(self) -> tuple[Any, ...]:

@@ -101,9 +101,9 @@ def test_items_stay_items():
 
 def test_what_can_only_be_left_out_is_no_value():
     """TOML has no word for None, so none is offered."""
-    for arguments in (["show", "fedpin-gm"], ["schema"], ["schema", "--format", "markdown"]):
+    for arguments in (["show", "fedpac"], ["schema"], ["schema", "--format", "markdown"]):
         text = " ".join(printed(*arguments).split())
-        start = text.index("auxiliary_lr")
+        start = text.index("head_lr")
         assert "(not set)" in text[start : start + 40]
         assert "none" not in text[start : start + 160].lower()
 

@@ -24,6 +24,7 @@ from fedshift.runs.progress import Progress
 from fedshift.settings.change import Table
 from fedshift.settings.experiment import Experiment
 from fedshift.settings.grid import expand
+from fedshift.settings.grid import read as read_document
 from fedshift.study import study_plan as planning
 from fedshift.study.beside import Beside, differences_from_paper
 from fedshift.study.execute import DIVERGED, Count, Findings, Number
@@ -221,6 +222,17 @@ def test_settings_of_methods_that_a_scale_changes_are_said(tmp_path: Path):
     assert changed["method.lr_rtnet"] == ["FRAug"]
 
 
+def test_a_method_keeps_the_weights_of_the_shipped_experiment_at_short(tmp_path: Path):
+    """What the experiment file says of FedPIN holds in its tables, of its row as printed as well."""
+    shipped = {each.method_name: each for each in expand(read_document("colored-fashion-mnist"))}["fedpin"]
+    plan = TablePlan.of("fedpin-table2", "short", "fedpin-cfmnist", ["PM", "PM, contrast as printed"], tmp_path)
+    ours, printed_form = (cell.experiments[0].table()["method"] for cell in plan.cells)
+    assert ours == shipped.table()["method"]
+    different = {name for name in ours if ours[name] != printed_form[name]}
+    assert different == {"anchor"}
+    assert printed_form["anchor"] == "features"
+
+
 def test_other_data_are_named_and_not_compared(tmp_path: Path):
     """PACS at short in the place of DomainNet, and small digits at smoke."""
     plan = TablePlan.of("client2vec-table3", "short", out=tmp_path)
@@ -275,7 +287,7 @@ def test_a_table_is_carried_out_once_and_stands_beside_the_papers(tmp_path: Path
         ("53.6", "smoke"),
         ("55.4", "smoke"),
     ]
-    assert {each["paper"] for each in lines if each["row"] == "PM, as printed"} == {""}
+    assert {each["paper"] for each in lines if each["row"] == "PM, contrast as printed"} == {""}
     whole = json.loads((folder / "fedpin-table2.json").read_text())
     assert whole["measurements"] == done.measurements()
     assert any("train.rounds 2 (600)" in note for note in whole["notes"])
@@ -291,7 +303,7 @@ def test_a_command_that_is_killed_goes_on_and_repeats_nothing(tmp_path: Path):
     child = fresh.start(fresh.fedshift, *words)
     fresh.until(lambda: sum(folder.finished for folder in find(tmp_path, least=0)) >= 2, child)
     child.kill()
-    written = [folder.path / "summary.json" for folder in find(tmp_path) if folder.finished]
+    written = [folder.path / "manifest.json" for folder in find(tmp_path) if folder.finished]
     before = {path: path.stat().st_mtime_ns for path in written}
     listed = CliRunner().invoke(app, ["reproduce", "fedpin-table2", "--list", "--out", str(tmp_path)])
     assert f"{len(before)} of 7 runs" in listed.output

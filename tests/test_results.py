@@ -11,6 +11,7 @@ import pytest
 from conftest import TINY, Make, a_folder, a_record, a_row
 from fedshift.api import Comparison, compare, load
 from fedshift.errors import FedshiftError
+from fedshift.manifest import Manifest, write_file
 from fedshift.methods import METHODS
 from fedshift.reporting.curves import by_place
 from fedshift.reporting.results import MeanStd, Results
@@ -307,7 +308,7 @@ def test_a_comparison_as_markdown_has_the_cells_of_its_tables(comparison: Compar
 
 def test_an_unfinished_run_is_shown_as_such(make: Make, tmp_path: Path):
     folder = written(tmp_path, "fedavg", 0, "dark", 0.5, make)
-    (folder.path / "summary.json").unlink()
+    (folder.path / "manifest.json").unlink()
     note = "is not finished: it was last scored after round 2 of its stage 'train' (train.rounds = 2)"
     assert note in str(Comparison(Results.read([folder])))
 
@@ -317,11 +318,11 @@ def test_the_report_shows_training_and_evaluation_apart(make: Make, tmp_path: Pa
     shared = Timed(start=0, stop=1, seconds=122.0, evaluation=24.0, together=2, engine="vectorised")
     alone = Timed(start=1, stop=2, seconds=1.0, evaluation=0.0, together=1, engine="sequential")
     first, second, third = (written(tmp_path, "fedavg", seed, "light", 0.5, make) for seed in range(3))
-    first.timing(shared)
-    second.timing(shared)
-    second.timing(alone)
-    for folder in (first, second):
-        folder.write_summary([])
+    for folder, timings in ((first, [shared]), (second, [shared, alone])):
+        text = "".join(timing.model_dump_json() + "\n" for timing in timings)
+        manifest = Manifest.read(folder.path / "manifest.json", folder.identity.fingerprint)
+        manifest.files["timings.jsonl"] = write_file(folder.path / "timings.jsonl", text.encode())
+        manifest.write(folder.path / "manifest.json")
     page = Comparison(Results.read([first, second, third])).report(tmp_path / "report.html").read_text()
     cells = {
         name: re.search(rf">{name}</th>.*</tr>", page)[0] for name in (f.path.name for f in (first, second, third))

@@ -15,16 +15,14 @@ import pytest
 from filelock import FileLock
 
 from conftest import CNN_WITH_BN, TINY, AfterRound, Make, interrupt_after, results, resume, simulate
-from fedshift.core import sealed
 from fedshift.errors import FedshiftError
 from fedshift.runs import runner
 from fedshift.runs.folder import RunFolder
 from fedshift.runs.grid_file import write_grid
 from fedshift.runs.progress import Progress
+from fedshift.runs.recorder import Recorder
 from fedshift.settings.experiment import Experiment
 from fedshift.settings.grid import expand, override
-from fedshift.simulation.checkpoint import Execution, saved
-from fedshift.simulation.simulation import Simulation
 
 # Every kind of state: shared, client (batch norm, r(z|y)), moments of both, batches drawn, a sampled cohort.
 EVERYTHING = CNN_WITH_BN | {
@@ -159,27 +157,18 @@ def test_an_interrupted_grid_is_resumed_as_the_grid_that_it_was(
     assert [results(folder) for folder in folders] == whole_grid
 
 
-def test_a_run_of_a_stack_takes_the_others_along(whole_grid: list[tuple[Any, ...]], tmp_path: Path):
-    """Resumed by its own folder, or asked for alone, it goes on in the stack that it was in."""
-    with pytest.raises(KeyboardInterrupt):
-        runner.run_all(grid_in(tmp_path), interrupt_after_all(7))
-    first, second = (RunFolder(runner.run_path(experiment)) for experiment in grid_in(tmp_path)[:2])
-    resume(first)
-    assert [results(first), results(second)] == whole_grid[:2]
-
-
 @pytest.mark.parametrize("written", [1, 2])
 @pytest.mark.parametrize("committed", [0, 1])
 def test_a_stack_goes_back_to_a_position_that_all_runs_have(
     whole_grid: list[tuple[Any, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: int, committed: int
 ):
     """It stops when some runs have written, or committed, the checkpoint of round 4, and others have not."""
-    left = {"save": 2 + written, "commit": 2 + committed}
+    left = {"save": 2 + written, "keep_only": 2 + committed}
 
-    def stops(name: str) -> Callable[[Simulation, Any], None]:
-        plain = getattr(Simulation, name)
+    def stops(name: str) -> Callable[..., None]:
+        plain = getattr(Recorder, name)
 
-        def stopping(self: Simulation, *arguments: Any) -> None:
+        def stopping(self: Recorder, *arguments: Any) -> None:
             if not left[name]:
                 raise KeyboardInterrupt
             left[name] -= 1
@@ -189,7 +178,7 @@ def test_a_stack_goes_back_to_a_position_that_all_runs_have(
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         for name in left:
-            patch.setattr(Simulation, name, stops(name))
+            patch.setattr(Recorder, name, stops(name))
         runner.run_all(grid_in(tmp_path), Progress())
     folders, failed = runner.resume(runner.below(tmp_path), Progress())
     assert not failed
@@ -209,47 +198,14 @@ def test_a_run_whose_stack_is_gone_says_so(tmp_path: Path):
     assert re.search(r"was stacked with 1 runs? .* last digits may differ", "\n".join(noted))
 
 
-def test_a_run_that_went_on_without_the_others_is_not_taken_along(whole_grid: list[tuple[Any, ...]], tmp_path: Path):
-    """Its checkpoint says that it goes on alone; it was not asked for."""
-    with pytest.raises(KeyboardInterrupt):
-        runner.run_all(grid_in(tmp_path, {"run.checkpoint_every": 1}), interrupt_after_all(3))
-    first, second = (RunFolder(runner.run_path(experiment)) for experiment in grid_in(tmp_path)[:2])
-    alone = Simulation(second.experiment())
-    alone.attach(second.path)
-    (_, about), *_ = saved(second.path).values()
-    alone.save(about.records, Execution(about.engine, (second.path.name,)))
-    alone.commit()
-    before = second.checkpoint_file.read_bytes()
-    resume(first)
-    assert first.finished
-    assert second.checkpoint_file.read_bytes() == before
-
-
-def test_checkpoints_of_a_group_are_read_once_or_twice_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """And not once for every other run of the group."""
-    changes = {"seed": list(range(8)), "run.together": 8, "run.checkpoint_every": 1}
-    with pytest.raises(KeyboardInterrupt):
-        runner.run_all(grid_in(tmp_path, changes), interrupt_after_all(8 * 2 + 1))
-    said, plain = [], sealed.said
-
-    def counted(path: Path, *arguments: Any) -> Any:
-        said.append(path)
-        return plain(path, *arguments)
-
-    monkeypatch.setattr(sealed, "said", counted)
-    monkeypatch.setattr(runner, "carry_out", lambda *arguments: {})
-    runner.resume(runner.below(tmp_path), Progress())
-    assert len(set(said)) == 8
-    assert len(said) <= 3 * len(set(said))
-
-
 def test_a_damaged_run_that_another_process_carries_out_stops_no_other(tmp_path: Path):
     changes = {"run.engine": "sequential", "seed": [0, 1, 2]}
     runner.run_all(grid_in(tmp_path, changes), Progress())
     with pytest.raises(KeyboardInterrupt):
         runner.run_all(grid_in(tmp_path, {**changes, "seed": [3, 4]}), interrupt_after_all(6))
-    (cut,) = (RunFolder(path.parent) for path in tmp_path.rglob("*seed3*/checkpoint.safetensors"))
-    cut.checkpoint_file.write_bytes(b"cut")
+    (manifest,) = tmp_path.rglob("*seed3*/manifest-*.json")
+    cut = RunFolder(manifest.parent)
+    manifest.write_bytes(b"cut")
     lock = FileLock(cut.path / ".lock")
     with lock:
         found, failed = runner.resume(runner.below(tmp_path), Progress())
@@ -258,7 +214,7 @@ def test_a_damaged_run_that_another_process_carries_out_stops_no_other(tmp_path:
     ]
     assert len(found) == 4
     assert all(folder.finished for folder in found)
-    assert cut.checkpoint_file.read_bytes() == b"cut"
+    assert manifest.read_bytes() == b"cut"
 
 
 def test_a_copy_under_another_name_goes_on_by_itself(tmp_path: Path):

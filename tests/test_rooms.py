@@ -22,7 +22,7 @@ ROOT = Path(fedshift.__file__).parent
 LAYERS: list[set[str]] = [
     {"errors"},
     {"files", "hub", "memory", "streams"},
-    {"parquet"},
+    {"parquet", "manifest"},
     {"settings", "settings.spec", "settings.content"},
     {"settings.catalogue", "settings.written"},
     {"federation"},

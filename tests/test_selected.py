@@ -14,9 +14,8 @@ from safetensors.torch import load_file
 
 import fedshift
 import fresh
-from conftest import CNN_WITH_BN, TINY, Make, interrupt_after, results, resume
+from conftest import CNN_WITH_BN, TINY, Make, a_folder, interrupt_after, results, resume
 from federated import Local, as_sent, kill_after, members
-from fedshift.core import sealed
 from fedshift.deployment.coordinate import coordinate
 from fedshift.deployment.rehearsal import rehearse
 from fedshift.errors import DamagedError, FedshiftError
@@ -25,10 +24,11 @@ from fedshift.runs.folder import RunFolder
 from fedshift.runs.progress import Progress
 from fedshift.runs.run import Run
 from fedshift.runs.selection import source_validation
-from fedshift.runs.weights import NEXT_SELECTED, SELECTED, selected_position
+from fedshift.runs.weights import selected_name
 from fedshift.settings.experiment import Experiment
 from fedshift.settings.grid import expand, override
 from reference import small
+from refusal import refuses
 
 # A rate at which validation goes up and down, and is best before the last round.
 ROUGH = {"train.rounds": 12, "train.lr": 0.3, "train.steps": 1, "train.momentum": 0.0}
@@ -78,7 +78,7 @@ def test_only_what_a_prediction_reads_is_kept(make: Make):
     run = carried_out(make, {**ROUGH, "method.name": "scaffold"})
     assert any(name.startswith("client.") for name in run.weights)
     assert {name.split(".")[0] for name in run.selected} == {"encoder", "head"}
-    assert run.folder.selected_file.stat().st_size < run.folder.weights_file.stat().st_size / 2
+    assert run.folder.selected_weights().stat().st_size < run.folder.weights_file.stat().st_size / 2
 
 
 def test_which_model_is_asked_for_is_checked(make: Make):
@@ -102,27 +102,23 @@ def test_an_unfinished_run_has_none_yet(make: Make):
         Run.open(runner.run_path(make(ROUGH))).model(round="selected")
 
 
-def test_a_run_that_kept_none_says_so(make: Make):
-    run = carried_out(make, {})
-    run.folder.selected_file.unlink()
-    run.folder.write_summary([])
+def test_a_run_that_kept_none_says_so(make: Make, tmp_path: Path):
+    folder = a_folder(tmp_path / "made-up", make(), [])
     with pytest.raises(FedshiftError, match="keeps no weights of the round that validation picks"):
-        Run.open(run.path).model(round="selected")
-    assert not run.folder.damage()
+        folder.selected_weights()
 
 
 @pytest.mark.parametrize("place", [0.01, 0.5, 0.99])
 def test_damage_is_noticed(make: Make, place: float):
     """A finished run's is; one that goes on notices as well, and is made again."""
     run = carried_out(make, {})
-    data = bytearray(run.folder.selected_file.read_bytes())
+    file = run.folder.selected_weights()
+    data = bytearray(file.read_bytes())
     data[int(place * len(data))] ^= 4
-    run.folder.selected_file.write_bytes(data)
-    with pytest.raises(DamagedError, match=r"selected\.safetensors"):
+    file.write_bytes(data)
+    with refuses(file.name, "is damaged", error=DamagedError):
         Run.open(run.path).model(round="selected")
-    assert SELECTED in run.folder.damage()
-    with pytest.raises(DamagedError, match=r"selected\.safetensors"):
-        sealed.check_sealed(run.folder.selected_file, "file")
+    assert file.name in run.folder.damage()
 
 
 def test_what_goes_on_with_a_damaged_file_is_made_again(make: Make, tmp_path: Path):
@@ -130,31 +126,35 @@ def test_what_goes_on_with_a_damaged_file_is_made_again(make: Make, tmp_path: Pa
     with pytest.raises(KeyboardInterrupt):
         runner.start(make({**ROUGH, "run.checkpoint_every": 1}), interrupt_after(9))
     folder = RunFolder(runner.run_path(make(ROUGH)))
-    folder.selected_file.write_bytes(folder.selected_file.read_bytes()[:-1])
+    (file,) = folder.path.glob("selected@*.safetensors")
+    file.write_bytes(file.read_bytes()[:-1])
     resume(folder)
-    assert (folder.path / "damaged-1" / SELECTED).is_file()
-    assert folder.selected_file.read_bytes() == whole.folder.selected_file.read_bytes()
+    assert (folder.path / "damaged-1" / file.name).is_file()
+    assert folder.selected_weights().read_bytes() == whole.folder.selected_weights().read_bytes()
 
 
 # A run that is killed -----------------------------------------------------------------------------
 
 
-def killed_with_new_weights(times: int, where: str, file: str) -> None:
-    """Carry a run out, and kill this process before a step that new weights wait for, the first or a later time."""
+def killed_with_new_weights(times: int, step: str, file: str) -> None:
+    """Carry a run out, and kill this process before a step after new weights, the first or a later time."""
+    from fedshift.runs.recorder import Recorder
     from fedshift.runs.weights import Selection
-    from fedshift.simulation.simulation import Simulation
 
-    steps = {"checkpoint": (Simulation, "save"), "commit": (Simulation, "commit"), "rename": (Selection, "commit")}
-    cls, name = steps[where]
-    act, left = getattr(cls, name), [times]
+    considers, act, new = Selection.consider, getattr(Recorder, step), [0]
+
+    def considering(self: Any, *args: Any) -> None:
+        before = self.files
+        considers(self, *args)
+        new[0] += self.files != before
 
     def dying(self: Any, *args: Any, **options: Any) -> Any:
-        left[0] -= (self._folder / NEXT_SELECTED).exists()
-        if left[0] == 0:
+        if new[0] >= times:
             os.kill(os.getpid(), signal.SIGKILL)
         return act(self, *args, **options)
 
-    setattr(cls, name, dying)
+    Selection.consider = considering  # type: ignore[method-assign]  # in this child only
+    setattr(Recorder, step, dying)
     fresh.fedshift("run", file)
 
 
@@ -183,24 +183,23 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> dict[int, RunFolder]
 
 
 @pytest.mark.parametrize("every", [1, 3])
-@pytest.mark.parametrize("where", ["checkpoint", "commit", "rename"])
+@pytest.mark.parametrize("step", ["save", "keep_only"])
 @pytest.mark.parametrize("times", [1, 2])
 def test_killed_with_new_weights_and_resumed_it_has_the_same(
-    references: dict[int, RunFolder], tmp_path: Path, where: str, times: int, every: int
+    references: dict[int, RunFolder], tmp_path: Path, step: str, times: int, every: int
 ):
-    """Killed between the selected weights and the checkpoint, between its two steps, and before the weights' second."""
+    """Killed between the selected weights and the checkpoint, and before the one before goes."""
     reference, killed = references[every], everything(tmp_path / "killed", every)
     file = tmp_path / "experiment.toml"
     file.write_text(tomli_w.dumps(killed.table()))
-    child = fresh.start(killed_with_new_weights, times, where, str(file))
+    child = fresh.start(killed_with_new_weights, times, step, str(file))
     assert child.wait() == -signal.SIGKILL, child
     folder = RunFolder.open(runner.run_path(killed))
-    assert (folder.path / NEXT_SELECTED).exists()
     resume(folder)
     assert results(folder) == results(reference)
-    assert folder.selected_file.read_bytes() == reference.selected_file.read_bytes()
-    assert not (folder.path / NEXT_SELECTED).exists()
-    assert selected_position(folder.selected_file) == picked(Run(folder))
+    (kept,) = folder.path.glob("selected@*.safetensors")
+    assert kept.name == selected_name(picked(Run(folder)))
+    assert kept.read_bytes() == reference.selected_weights().read_bytes()
 
 
 def test_runs_that_advance_together_keep_their_own(make: Make, tmp_path: Path):
@@ -211,12 +210,12 @@ def test_runs_that_advance_together_keep_their_own(make: Make, tmp_path: Path):
         runner.run_all(asked, interrupt_after(7))
     for folder in runner.resume(runner.below(runner.run_path(asked[0]).parent), Progress())[0]:
         run = Run(folder)
-        assert selected_position(folder.selected_file) == picked(run)
+        assert folder.selected_weights().name == selected_name(picked(run))
         run.model(round="selected")
     whole = [make({**changes, "seed": seed, "run.out": str(tmp_path / "whole")}) for seed in (0, 1, 2)]
     for one, other in zip(asked, runner.run_all(whole, Progress())[0], strict=True):
         again = RunFolder(runner.run_path(one))
-        assert again.selected_file.read_bytes() == other.selected_file.read_bytes()
+        assert again.selected_weights().read_bytes() == other.selected_weights().read_bytes()
 
 
 # A federation across sites ------------------------------------------------------------------------
@@ -261,33 +260,32 @@ def test_a_coordinator_that_is_killed_has_the_same(whole: RunFolder, tmp_path: P
     kill_after(answers, folder)
     run = coordinate(folder / "coordinator", Local(folder), Progress())
     assert run.records() == whole.records()
-    ours, theirs = load_file(run.selected_file), load_file(whole.selected_file)
+    ours, theirs = load_file(run.selected_weights()), load_file(whole.selected_weights())
     assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
     assert ours.keys() == theirs.keys()
 
 
-@pytest.mark.parametrize("before", ["append", "commit"])
-def test_a_coordinator_that_stops_between_weights_and_record(
+@pytest.mark.parametrize("before", ["append", "amend"])
+def test_a_coordinator_that_stops_between_weights_and_checkpoint(
     whole: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str
 ):
-    """Between the weights and the record, and between the record and the weights' second step."""
-    from fedshift.runs.records import Records
-    from fedshift.runs.weights import Selection
+    """Before a record is added, and before a checkpoint knows of it."""
+    from fedshift.manifest import GrowingFile
+    from fedshift.runs.recorder import Recorder
 
     folder = members(tmp_path, fedavg(tmp_path))
-    cls = {"append": Records, "commit": Selection}[before]
-    act, left = getattr(cls, before), [2]
+    cls = {"append": GrowingFile, "amend": Recorder}[before]
+    act, left = getattr(cls, before), [4]
 
-    def stopping(self: Any, *args: Any) -> None:
-        left[0] -= any(folder.rglob(NEXT_SELECTED))
+    def stopping(self: Any, *args: Any, **options: Any) -> None:
+        left[0] -= 1
         if not left[0]:
             raise KeyboardInterrupt
-        act(self, *args)
+        act(self, *args, **options)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(cls, before, stopping)
         coordinate(folder / "coordinator", Local(folder), Progress())
-    assert next(folder.rglob(NEXT_SELECTED))
     run = coordinate(folder / "coordinator", Local(folder), Progress())
     assert run.records() == whole.records()
-    assert run.selected_file.read_bytes() == whole.selected_file.read_bytes()
+    assert run.selected_weights().read_bytes() == whole.selected_weights().read_bytes()

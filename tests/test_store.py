@@ -9,9 +9,8 @@ import signal
 import tempfile
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,7 +24,9 @@ from fedshift import files
 from fedshift.core.contract import ServerState
 from fedshift.core.state import ClientState
 from fedshift.core.tensors import Tensors
-from fedshift.simulation.checkpoint import Checkpoint, Execution
+from fedshift.errors import DamagedError
+from fedshift.manifest import Manifest
+from fedshift.runs.checkpoint import pack_server, unpack_server
 from fedshift.site.memory import ClientStore, MemoryStore
 from fedshift.site.store import DiskStore
 from refusal import refuses
@@ -48,46 +49,39 @@ def bits(state: ClientState) -> dict[str, tuple[torch.dtype, tuple[int, ...], by
     }
 
 
-def opened(run: Path, keep: int = 2, experiment: str = "x") -> DiskStore:
-    return DiskStore(run / "clients", experiment, keep, CPU)
+def opened(run: Path, keep: int = 2) -> DiskStore:
+    return DiskStore(run / "clients", keep, CPU)
 
 
 def files_in(run: Path) -> list[str]:
     return sorted(path.name for path in (run / "clients").iterdir())
 
 
-def a_checkpoint(position: int, server: ServerState, clients: Mapping[int, int]) -> Checkpoint:
-    """Of a run whose counts are told apart."""
-    return Checkpoint(
-        experiment="x",
-        position=position,
-        missing=[{"round": 3, "client": "gray", "why": "late"}],
-        ended={"train": 3},
-        records="a chain",
-        execution=Execution({"engine": "sequential"}, ("this", "other")),
-        ledger=[{"exchange": "train", "direction": "up", "messages": 1}],
-        server=server,
-        clients=clients,
-    )
+class Position(Manifest):
+    """A checkpoint of nothing but client states."""
+
+    position: int
 
 
 def checkpoint(store: DiskStore, run: Path, position: int) -> None:
     """What a run does every so many rounds."""
-    store.flush()
-    server = ServerState(Tensors({"w": torch.tensor(float(position))}))
-    a_checkpoint(position, server, store.versions()).save(run / "checkpoint")
-    store.prune(position)
+    before = Position.read(run / "manifest", "x").files if (run / "manifest").is_file() else {}
+    now = Position(run="x", files=store.flush(), position=position)
+    now.write(run / "manifest")
+    for name in before.keys() - now.files.keys():
+        files.remove(run / "clients" / name)
 
 
 def resumed(run: Path, keep: int = 2) -> tuple[DiskStore, int]:
     """What a run does when it begins, and when it goes on."""
     store = opened(run, keep)
-    position, versions = 0, {}
-    if (run / "checkpoint").is_file():
-        saved = Checkpoint.load(run / "checkpoint", "x", CPU)
-        position, versions = saved.position, dict(saved.clients)
-    store.rewind(position, versions)
-    return store, position
+    there = Position(run="x", files={}, position=0)
+    if (run / "manifest").is_file():
+        there = Position.read(run / "manifest", "x")
+    for name in {*files_in(run)} - there.files.keys():
+        files.remove(run / "clients" / name)
+    store.rewind(there.position, there.files)
+    return store, there.position
 
 
 def trained(run: Path, clients: int, keep: int = 2) -> DiskStore:
@@ -244,13 +238,6 @@ class Run(RuleBasedStateMachine):
             self.sealed = self.position
             assert len(files_in(self.run)) == len(self.now)
 
-    @precondition(lambda self: self.position > self.sealed)
-    @rule()
-    def flush_without_a_checkpoint(self) -> None:
-        """The checkpoint could not be written, say, and the run goes on all the same."""
-        self.store.flush()
-        self.begin()
-
     @rule(again=st.none() | st.integers(0, 5))
     def cut(self, again: int | None) -> None:
         self.come_back(again)
@@ -284,35 +271,17 @@ def test_what_the_checkpoint_names_outlives_what_comes_after(tmp_path: Path):
     assert files_in(tmp_path) == ["0@10.safetensors"]
 
 
-def test_pruning_goes_no_further_than_the_checkpoint_that_stands(tmp_path: Path):
-    """States of rounds 2 and 4 were flushed; while only checkpoint 2 stands, the state of round 2 stays."""
-    store, _ = resumed(tmp_path)
-    for position in (1, 2, 4):
-        store.begin(position)
-        store.put(0, the_state(0, position))
-        store.flush()
-    store.prune(3)
-    assert files_in(tmp_path) == ["0@2.safetensors", "0@4.safetensors"]
-    store.prune(4)
-    assert files_in(tmp_path) == ["0@4.safetensors"]
-
-
 def test_a_store_that_was_used_goes_back_too(tmp_path: Path):
     store = trained(tmp_path, clients=3)
-    versions = store.versions()
+    named = store.flush()
     for position in (2, 3):
         store.begin(position)
         for client in range(4):
             store.put(client, the_state(client, position))
-    store.rewind(1, versions)
+    store.rewind(1, named)
     assert {client: bits(state) for client, state in store.items()} == {
         client: bits(the_state(client, 1)) for client in range(3)
     }
-    assert all(bits(store.get(client)) == bits(the_state(client, 1)) for client in range(3))
-    store.begin(2)
-    store.put(2, the_state(2, 2))
-    checkpoint(store, tmp_path, 2)
-    assert files_in(tmp_path) == ["0@1.safetensors", "1@1.safetensors", "2@2.safetensors"]
 
 
 def test_a_state_that_a_checkpoint_names_cannot_be_put_again(tmp_path: Path):
@@ -416,7 +385,7 @@ def test_a_round_does_nothing_that_grows_with_the_clients(tmp_path: Path, monkey
     written, read = [], []
     write, opens = files.write_soon, Path.open
 
-    def writing(path: Path, data: bytes) -> None:
+    def writing(path: Path, data: Iterable[bytes]) -> None:
         written.append(path.name)
         write(path, data)
 
@@ -446,7 +415,6 @@ def test_a_round_does_nothing_that_grows_with_the_clients(tmp_path: Path, monkey
         few.get(client)
         few.put(client, the_state(client, 2))
     few.flush()
-    few.prune(2)
     assert read == ["1@1.safetensors", "4@1.safetensors"]
     assert written == ["1@2.safetensors", "4@2.safetensors"]
 
@@ -462,14 +430,6 @@ def test_files_stay_as_many_as_clients(tmp_path: Path):
         if position % 4 == 0:
             checkpoint(store, tmp_path, position)
             assert files_in(tmp_path) == [f"{client}@{position}.safetensors" for client in range(6)]
-
-
-def test_going_back_leaves_other_files_alone(tmp_path: Path):
-    trained(tmp_path, clients=2)
-    for name in (".0@1.safetensors.77.new", "9@9.safetensors", "notes.txt", "1@1.safetensors.bak"):
-        (tmp_path / "clients" / name).write_bytes(b"half")
-    resumed(tmp_path)
-    assert files_in(tmp_path) == ["0@1.safetensors", "1@1.safetensors", "1@1.safetensors.bak", "notes.txt"]
 
 
 @pytest.mark.parametrize("make", [MemoryStore, lambda: None], ids=["memory", "disk"])
@@ -529,34 +489,24 @@ def test_a_state_survives_bit_for_bit(tmp_path: Path, trained: bool):
 def test_what_lay_on_the_cpu_beside_a_device_does_so_again(tmp_path: Path):
     """Adam counts its steps on the CPU. The device without memory stands in for an accelerator."""
     folder, elsewhere = tmp_path / "clients", torch.device("meta")
-    store = DiskStore(folder, "x", 0, elsewhere)
+    store = DiskStore(folder, 0, elsewhere)
     store.put(0, ClientState({}, {"train": {"w": {"step": torch.tensor(7.0)}}}))
     step = store.get(0).optimisers["train"]["w"]["step"]
     assert (step.device, step.item()) == (CPU, 7)
-    on_the_cpu = DiskStore(folder, "x", 0, CPU)  # a run that was begun on the CPU and goes on elsewhere
+    on_the_cpu = DiskStore(folder, 0, CPU)  # a run that was begun on the CPU and goes on elsewhere
     on_the_cpu.put(1, ClientState({"w": torch.ones(2)}))
-    store.rewind(0, {1: 0})
+    store.rewind(0, on_the_cpu.flush())
     assert store.get(1).tensors["w"].device == elsewhere
 
 
-def test_a_checkpoint_survives_bit_for_bit(tmp_path: Path):
+def test_a_servers_tensors_survive_bit_for_bit():
     server = ServerState(
         Tensors(TENSORS), Tensors({"d": torch.ones(2)}), Tensors({"s": torch.zeros(())}), optimisers=OPTIMISERS
     )
-    before = a_checkpoint(12, server, {7: 3, 2: 9, 10_000: 12})
-    before.save(tmp_path / "checkpoint")
-    back = Checkpoint.load(tmp_path / "checkpoint", "x", CPU)
-    assert replace(back, server=server) == before
+    back = unpack_server(pack_server(server), CPU)
     for scope in ("shared", "down", "server"):
-        assert bits(ClientState(getattr(back.server, scope))) == bits(ClientState(getattr(server, scope)))
-    assert bits(ClientState({}, back.server.optimisers)) == bits(ClientState({}, OPTIMISERS))
-
-
-def test_a_checkpoint_is_the_same_bytes_whatever_the_order(tmp_path: Path):
-    for name, order in (("one", (1, 2, 3)), ("other", (3, 1, 2))):
-        server = ServerState(Tensors({str(key): torch.tensor(key) for key in order}))
-        a_checkpoint(1, server, dict.fromkeys(order, 1)).save(tmp_path / name)
-    assert (tmp_path / "one").read_bytes() == (tmp_path / "other").read_bytes()
+        assert bits(ClientState(getattr(back, scope))) == bits(ClientState(getattr(server, scope)))
+    assert bits(ClientState({}, back.optimisers)) == bits(ClientState({}, OPTIMISERS))
 
 
 # Damage ----------------------------------------------------------------------------------------
@@ -568,7 +518,7 @@ def damaged(data: bytes) -> Iterator[bytes]:
         yield data[:index] + bytes([data[index] ^ 1]) + data[index + 1 :]
         if index % 7 == 0:
             yield data[:index]
-    yield data + b" "
+    yield data + b"x"
 
 
 def test_damage_to_any_byte_is_noticed(tmp_path: Path):
@@ -576,58 +526,38 @@ def test_damage_to_any_byte_is_noticed(tmp_path: Path):
     store.begin(1)
     store.put(0, ClientState({"w": torch.ones(1)}))
     checkpoint(store, tmp_path, 1)
-    file, named = tmp_path / "clients" / "0@1.safetensors", tmp_path / "checkpoint"
+    file, named = tmp_path / "clients" / "0@1.safetensors", tmp_path / "manifest"
     data = file.read_bytes()
     for harmed in damaged(data):
         file.write_bytes(harmed)
-        with refuses("client state", "0@1.safetensors'", "is damaged"):
+        with refuses("0@1.safetensors'", "is damaged", error=DamagedError):
             store.get(0)
     file.write_bytes(data)
     assert store.get(0) is not None
-    for harmed in damaged(named.read_bytes()):
+    for harmed in damaged(named.read_bytes().rstrip()):
         named.write_bytes(harmed)
-        with refuses("checkpoint '", "is damaged"):
-            Checkpoint.load(named, "x", CPU)
+        with refuses("manifest'", "is not what was written", error=DamagedError):
+            Position.read(named, "x")
 
 
 def test_a_missing_state_is_no_new_client(tmp_path: Path):
-    """Nothing is removed then, so that putting the file back is enough."""
     trained(tmp_path, clients=3)
-    moved = (tmp_path / "clients" / "1@1.safetensors").rename(tmp_path / "kept")
-    (tmp_path / "clients" / "2@2.safetensors").write_bytes(b"of a lost round")
-    before = files_in(tmp_path)
-    with refuses("1@1.safetensors'", "is missing", "round 1"):
-        resumed(tmp_path)
-    assert files_in(tmp_path) == before
-    (tmp_path / "clients" / "2@1.safetensors").unlink()
-    with refuses("1 more", "is missing"):
-        resumed(tmp_path)
-    (tmp_path / "clients" / "2@1.safetensors").write_bytes(b"")
-    moved.rename(tmp_path / "clients" / "1@1.safetensors")
     store, _ = resumed(tmp_path)
+    moved = (tmp_path / "clients" / "1@1.safetensors").rename(tmp_path / "kept")
+    with refuses("1@1.safetensors'", "is missing", error=DamagedError):
+        store.get(1)
+    moved.rename(tmp_path / "clients" / "1@1.safetensors")
     assert bits(store.get(1)) == bits(the_state(1, 1))
 
 
-def test_a_state_that_goes_missing_in_a_run_is_noticed(tmp_path: Path):
-    trained(tmp_path, clients=2)
-    store, _ = resumed(tmp_path)
-    (tmp_path / "clients" / "1@1.safetensors").unlink()
-    with refuses("1@1.safetensors'", "is damaged", "No such file"):
-        store.get(1)
-
-
-def test_a_state_of_another_client_or_experiment_is_refused(tmp_path: Path):
+def test_a_state_of_another_client_or_run_is_refused(tmp_path: Path):
     trained(tmp_path, clients=2)
     store, _ = resumed(tmp_path)
     shutil.copy(tmp_path / "clients" / "0@1.safetensors", tmp_path / "clients" / "1@1.safetensors")
-    with refuses("1@1.safetensors'", "client 0", "round 1"):
+    with refuses("1@1.safetensors'", "is damaged", error=DamagedError):
         store.get(1)
-    other = opened(tmp_path, experiment="y")
-    other.rewind(1, {0: 1})
-    with refuses("another experiment", "x is not y"):
-        other.get(0)
-    with refuses("another experiment", "x is not y"):
-        Checkpoint.load(tmp_path / "checkpoint", "y", CPU)
+    with refuses("another run", "x is not y", error=DamagedError):
+        Position.read(tmp_path / "manifest", "y")
 
 
 @pytest.mark.parametrize("operation", ["write", "fsync"])

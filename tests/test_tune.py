@@ -18,7 +18,7 @@ import torch
 from typer.testing import CliRunner
 
 import fedshift
-from conftest import TINY, a_record, a_row
+from conftest import TINY, a_record, a_row, add_record
 from fedshift.api import search_budget
 from fedshift.cli.app import app
 from fedshift.errors import DiskError, DivergedError, FedshiftError, FedshiftWarning
@@ -350,17 +350,17 @@ class Known:
                 continue
             self.carried_out.append(folder.path.name)
             RunFolder.create(experiment, folder.path)
-            log, curve = folder.recording(), self._curve(experiment)
+            curve = self._curve(experiment)
             for position, value in enumerate(curve, start=1):
                 if math.isnan(value):
                     failed[folder.path] = DivergedError(f"{folder.path.name}: The loss is not finite.")
                     break
                 rows = [a_row("dark", "validation", value), a_row("light", "test", 1 - value)]
-                log.append(a_record(position, rows))
+                add_record(folder, a_record(position, rows))
                 if position < len(curve) and judge(folder):
                     break
             else:
-                (folder.path / "summary.json").write_text("{}")
+                (folder.path / "manifest.json").write_text("{}")
         return failed
 
 
@@ -368,11 +368,12 @@ class Known:
 def readable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Made-up runs have no weights, so their records are read without a summary."""
     from fedshift.runs import folder
-    from fedshift.runs.records import read
+    from fedshift.runs.records import read_records
 
-    monkeypatch.setattr(
-        folder.RunFolder, "records", lambda self: read(self.path / "records.jsonl", self.identity.fingerprint, [])
-    )
+    def records(self: folder.RunFolder) -> list[dict[str, Any]]:
+        return read_records((self.path / "records.jsonl").read_bytes())
+
+    monkeypatch.setattr(folder.RunFolder, "records", records)
 
 
 def mu(experiment: Experiment) -> float:

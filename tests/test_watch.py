@@ -262,7 +262,7 @@ def test_a_finished_run_whose_end_could_not_be_written_is_over(tmp_path: Path):
     log = EventLog(folder / EVENTS, outlook(10, 6.0), RunProgress(), clock)
     log.evaluated(RECORD)
     watch, shown = watching(folder, clock)
-    (folder / "summary.json").write_text("{}")
+    (folder / "manifest.json").write_text("{}")
     clock.now += 60
     watch.look()
     assert watch.over

@@ -7,7 +7,7 @@ import glob
 import logging
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
@@ -20,21 +20,13 @@ from typing import BinaryIO
 from fedshift.errors import DiskError, FedshiftError
 
 
-def write(
-    path: Path,
-    data: bytes | str | Iterable[bytes],
-    *,
-    private: bool = False,
-    patch: Callable[[], tuple[int, bytes]] | None = None,
-) -> None:
+def write(path: Path, data: bytes | str | Iterable[bytes], *, private: bool = False) -> None:
     """Replace a file at once and see it to the disk: after a crash it holds either the old content or the new.
 
     Args:
         path: the file.
         data: its content; pieces are written as they come, so that they need not be in memory together.
         private: nobody but its owner may read it, at no time.
-        patch: asked once all is written, such as for a digest of it: where to put which bytes in the place of those
-            that are there.
 
     Raises:
         DiskError: it could not be written; what was there before is untouched.
@@ -42,18 +34,13 @@ def write(
     with _readable(path):
         with _replaced(path, private) as file:
             whole = data.encode() if isinstance(data, str) else data
-            for piece in [whole] if isinstance(whole, bytes) else whole:
-                file.write(piece)
-            if patch is not None:
-                place, what = patch()
-                file.seek(place)
-                file.write(what)
+            file.writelines([whole] if isinstance(whole, bytes) else whole)
             file.flush()
             os.fsync(file.fileno())
         _sync_folder(path.parent)
 
 
-def write_soon(path: Path, data: bytes) -> None:
+def write_soon(path: Path, data: Iterable[bytes]) -> None:
     """Replace a file at once and leave it to the system when that reaches the disk, or to :func:`sync`.
 
     After the process is killed it holds either the old content or the new; after a power cut perhaps neither.
@@ -62,7 +49,7 @@ def write_soon(path: Path, data: bytes) -> None:
         DiskError: it could not be written; what was there before is untouched.
     """
     with _readable(path), _replaced(path) as file:
-        file.write(data)
+        file.writelines(data)
 
 
 def sync(folder: Path, names: Iterable[str]) -> None:

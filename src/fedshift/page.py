@@ -34,6 +34,7 @@ from fedshift.core.contract import Upload as Upload
 from fedshift.core.contract import leave as leave
 from fedshift.core.messages import Down as Down
 from fedshift.core.messages import Up as Up
+from fedshift.core.method import Averaging as Averaging
 from fedshift.core.method import Method as Method
 from fedshift.core.model import ModelBuilder as ModelBuilder
 from fedshift.core.net import Net as Net

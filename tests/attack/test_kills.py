@@ -61,7 +61,7 @@ def moments(reference: Reference) -> list[int]:
     def after(operation: str, number: int = 0) -> int:
         return [at for at, done in enumerate(reference.operations, 1) if done.startswith(operation)][number] + 1
 
-    saved = "replace checkpoint.next.safetensors"
+    saved = "replace .manifest-"
     found = {
         "it has only begun": after("replace .experiment.toml"),
         "there are records but no checkpoint": after("write records.jsonl"),
@@ -135,7 +135,7 @@ def test_killed_while_it_is_made_again(
     def damaged(to: Path) -> Path:
         folder = copied(victim.folder, to)
         (run,) = run_folders(folder)
-        file = run / ("records.jsonl" if victim.finished else "checkpoint.safetensors")
+        file = run / "records.jsonl"
         file.write_bytes(file.read_bytes()[40:])
         return folder
 

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from fedshift.cli.console import open_console
 from fedshift.core.contract import term_names
-from fedshift.core.method import Method
+from fedshift.core.method import Averaging, Method
 from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.experiments import shipped, shipped_text
 from fedshift.methods import METHODS
@@ -97,7 +97,7 @@ def _print_entry(console: Console, name: str, prefix: str, entry: Entry[Any]) ->
         page = fitted(plain(page.strip()), console.width)
         console.print(f"{page}\n", highlight=False, markup=False, soft_wrap=True)
     console.print(f"Settings, with defaults (--set {prefix}.NAME=VALUE):\n", highlight=False)
-    inherited = Method.settings() if issubclass(entry.cls, Method) else {}
+    inherited = Averaging.settings() if issubclass(entry.cls, Method) else {}
     for setting in sorted(entry.settings(), key=lambda setting: setting in inherited):
         _print_setting(console, entry.cls, setting)
     if entry.presets:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -42,18 +42,83 @@ from fedshift.streams import Draws
 
 @dataclass(frozen=True, kw_only=True)
 class Method(Spec):
-    """A federated method. Its fields are its hyper-parameters; a page overrides what its paper changes.
+    """What a run asks of a method. One that wraps another answers what it changes, and its :attr:`core` the rest.
 
     Attributes:
         presets: published settings, by the data set's name.
         paper: where the method comes from.
-        terms: the names of the terms that its loss returns.
     """
 
     section: ClassVar[str] = "method"
     presets: ClassVar[dict[str, dict[str, object]]] = {}
     paper: ClassVar[str] = ""
+
+    @property
+    def core(self) -> Averaging:
+        """The method that trains, beneath what wraps it."""
+        raise NotImplementedError
+
+    @property
+    def label(self) -> str:
+        """What notes call it: a variant's name, or the class's."""
+        return self.listed_as or type(self).__name__
+
+    def all_parts(self, model: ModelBuilder) -> dict[str, Part]:
+        """The named parts, fresh from their initial values, with what the server's optimiser keeps."""
+        raise NotImplementedError
+
+    def stages(self, rounds: int) -> tuple[Stage, ...]:
+        """The plan of a run of ``rounds`` rounds."""
+        raise NotImplementedError
+
+    def select(
+        self, state: ServerState, clients: Sequence[int], count: int, generator: torch.Generator
+    ) -> Sequence[int]:
+        """The cohort of a round: ``count`` of the client ids.
+
+        An id may be given more than once by methods that sample with replacement: it works once, and its
+        reply is merged as often.
+        """
+        return self.core.select(state, clients, count, generator)
+
+    def predict(self, net: Net, x: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
+        """Log-probabilities (B, classes) for inputs x (B, ...)."""
+        return self.core.predict(net, x, noise)
+
+    def prediction_draws(self, model: ModelBuilder, batch: int) -> Draws:
+        """The noise that :meth:`predict` uses for a batch."""
+        return self.core.prediction_draws(model, batch)
+
+    def check(self, train: Train) -> None:
+        """Raise an error if local training is not what the method can work with."""
+        self.core.check(train)
+
+    def federation(self, federation: Federation) -> Federation:
+        """The federation it trains on; only references such as pooled training change it."""
+        return self.core.federation(federation)
+
+    def reestimates(self, unseen: bool) -> bool:
+        """Whether batch-norm statistics are measured again on the inputs that are predicted for."""
+        return self.core.reestimates(unseen)
+
+    def notes(self, state: ServerState) -> tuple[str, ...]:
+        """What a reader of the results must know of the server's final state, such as that an index says nothing."""
+        return self.core.notes(state)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Averaging(Method):
+    """A method whose server averages what clients trained. Its fields are its hyper-parameters.
+
+    A page overrides what its paper changes.
+
+    Attributes:
+        terms: the names of the terms that its loss returns.
+        regulariser: the setting that weighs what it adds to the risk, if one does.
+    """
+
     terms: ClassVar[tuple[str, ...]] = ()
+    regulariser: ClassVar[str] = ""
 
     weighting: Literal["uniform", "samples"] = setting(
         "uniform", help="how clients weigh in the average", source="methods differ; all five papers: uniform"
@@ -76,16 +141,16 @@ class Method(Spec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if type(self).merge is not Method.merge and not isinstance(self.server, Mean):
+        if type(self).merge is not Averaging.merge and not isinstance(self.server, Mean):
             raise FedshiftError(
                 f"method.server = '{SERVERS.name_of(self.server)}' is not for {self.label}, whose merge is no mean: "
                 "leave it at 'mean'. A page that only adds to the mean overrides after_mean."
             )
 
     @property
-    def label(self) -> str:
-        """What notes call it: a variant's name, or the class's."""
-        return self.listed_as or type(self).__name__
+    def core(self) -> Self:
+        """Itself."""
+        return self
 
     # What it is made of -------------------------------------------------------------------------
 
@@ -153,7 +218,7 @@ class Method(Spec):
 
     def exchange(self, name: str, **changes: Any) -> Exchange:
         """The exchange made of this method's own hooks, with changes to it; what is not merged needs no weights."""
-        own_keep = type(self).keep is not Method.keep
+        own_keep = type(self).keep is not Averaging.keep
         hooks: dict[str, Any] = {"keep": self.keep if own_keep else keep_nothing, "server": self.server_phases()}
         hooks |= {"phases": self.phases(), "merge": self.merge} | changes
         return Exchange(name, **{"counted": self.weighting == "samples" and hooks["merge"] is not leave, **hooks})
@@ -194,7 +259,7 @@ class Method(Spec):
         return self.bn == "reestimate"
 
     def notes(self, state: ServerState) -> tuple[str, ...]:
-        """What a reader of the results must know of the server's final state, such as that an index says nothing."""
+        """Nothing."""
         return ()
 
 
@@ -215,9 +280,9 @@ def tensor_scopes(method: Method, parts: Mapping[str, Part]) -> dict[str, Scope]
     scopes: dict[str, Scope] = {}
     for part_name, part in parts.items():
         local: frozenset[str] = frozenset()
-        if method.bn in ("local", "statistics") and part.scope == "shared" and part.follows_bn:
+        if method.core.bn in ("local", "statistics") and part.scope == "shared" and part.follows_bn:
             local = batch_norm_tensors(part.module)
-            if method.bn == "statistics":
+            if method.core.bn == "statistics":
                 local -= dict(part.module.named_parameters()).keys()
         for name in part.module.state_dict():
             scopes[f"{part_name}.{name}"] = "client" if name in local else part.scope

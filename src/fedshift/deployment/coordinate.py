@@ -15,8 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedshift import files
-from fedshift.coordinator.coordinator import Coordinator, Received, Request
+from fedshift.coordinator.coordinator import Coordinator, Received, Request, Suspect
 from fedshift.coordinator.outliers import Limits
 from fedshift.core.contract import Round, ServerState
 from fedshift.core.messages import Missing, Order
@@ -34,21 +33,18 @@ from fedshift.engines.calibration import asked_for
 from fedshift.engines.choice import open_engine
 from fedshift.engines.engine import Engine, ServerJob
 from fedshift.errors import DivergedError, FedshiftError, Problems
+from fedshift.runs.checkpoint import Execution
 from fedshift.runs.events import EventLog
-from fedshift.runs.folder import EVENTS, FEDERATION, MESSAGES, RunFolder
-from fedshift.runs.patience import end_early
+from fedshift.runs.folder import EVENTS, RunFolder
 from fedshift.runs.progress import Outlook, Progress, RunProgress
-from fedshift.runs.records import Records
-from fedshift.runs.schema import Timed
-from fedshift.runs.seals import sealed_json, unsealed_json
+from fedshift.runs.recorder import Recorder
 from fedshift.runs.trained import Blueprint
-from fedshift.runs.weights import Selection, final_weights, read_weights
-from fedshift.simulation.checkpoint import NEXT, Checkpoint, Execution, saved
+from fedshift.runs.weights import Weights, read_weights
 from fedshift.simulation.listener import Task
 from fedshift.simulation.plan import PlannedStage
 from fedshift.simulation.simulation import choose_device
 
-RUNS, PENDING = "runs", "pending.json"
+RUNS = "runs"
 
 
 def coordinate(folder: Path, link: Link, progress: Progress) -> RunFolder:
@@ -100,14 +96,14 @@ class _Run:
         samples = dict[int, int]()  # of the clients that have joined
         limits = Limits(agreement.federation.norm_factor, samples, self._tell_left_out)
         self.coordinator = Coordinator(self.setup, agreement.clients, limits)
-        self.doubts = Doubts(folder.path, folder.identity.fingerprint)
-        self.selection = Selection(folder.path, folder.identity.fingerprint)
-        self.records, self.scoring = self._go_back(), self._pending()
-        self.scored = read_weights(self.coordinator, self.read)  # the model that waits for scores, if one does
+        self.recorder = Recorder(folder, self.coordinator, self.read)
+        self.doubts = Doubts()
+        self.scoring: Scoring | None = None  # of the model that waits for scores, if one does
+        self.scored: Weights | None = None  # that model's
+        self._go_back()
         self.display = display or self._begin_display(progress)
         roster = Roster(agreement.folder / ROSTER / agreement.run)
         self.members = Members(agreement, setup, link, roster, self.display, samples)
-        self.since, self.seconds = self.position, 0.0
         self.refusing = set[str]()  # who refused the last order
 
     @property
@@ -189,13 +185,11 @@ class _Run:
                 orders, received = request, journal.read(place, request) or self._order(round, request)
                 request, place = asking.send(received), place + 1
         self.display.round(self.position, self.coordinator.bytes_down, self.coordinator.bytes_up)
-        self.seconds += time.perf_counter() - started
+        self.recorder.count(time.perf_counter() - started, "")
         if self.setup.scored(round):
             self._write_times()
             self.scoring = Scoring.after(round, self.coordinator, self.agreement)
             self.scored = read_weights(self.coordinator, self.read)
-            record = sealed_json(self.scoring.record, self.folder.identity.fingerprint)
-            files.write(self.folder.path / PENDING, record)
             if self.setup.train.patience != "off":  # which decides whether there is a next round
                 if orders:  # what is merged must not change once a site has seen the model
                     journal.add(place - 1, orders, received)
@@ -253,11 +247,19 @@ class _Run:
                 )
                 self.members.tell("coordinator", "goes back", why)
                 Journal(self.folder.path, self.position).remove_all()
-                self.doubts.go_back(suspect)
+                self._take_back(suspect)
                 raise _GoesBackError
         # Later exchanges of a round are sent a model that no checkpoint has yet.
         if worked and (not exchange or exchange == self.coordinator.next_round.stage.exchanges[0].name):
             self.doubts.works(self.position)
+
+    def _take_back(self, without: Suspect) -> None:
+        """Make the checkpoint of the newest model with which a site could work the newest."""
+        sound = self.doubts.sound
+        self.doubts.go_back(without)
+        host = self.recorder.saved[sound].host | {"doubts": self.doubts.model_dump()}
+        self.recorder.amend(sound, host)
+        self.recorder.keep_only(sound)
 
     def _check_refusals(self, came: Mapping[str, Came]) -> None:
         """Raise an error where most sites refuse their orders, as they would refuse all that follow.
@@ -291,84 +293,62 @@ class _Run:
             return
         record = scoring.completed(came)
         if {row["role"] for row in record["environments"]} == {"validation", "test"}:
-            if self.setup.train.patience != "off" and (
-                ended := end_early(self.coordinator, [*self.folder.records(), record])
-            ):
-                record["ended"] = ended
-            # The weights first, since the record of a checkpoint's round is not made again.
-            self.selection.consider(record, self.scored)
-            self.records.append(record)
-            self.selection.commit()
+            self.recorder.record(record, self.scored)
             self.display.evaluated(record)
         else:
             why = f"after round {record['round']}: nobody has scored validation and test environments"
             self.members.tell("coordinator", "not scored", why)
             self.coordinator.missing[:0] = record.get("missing", [])  # which the next record has then
-        files.remove(self.folder.path / PENDING)
+        if self.position in self.recorder.saved:
+            self.recorder.amend(self.position, self._host(), recorded=True)
 
     # Going on later -------------------------------------------------------------------------------
 
-    def _pending(self) -> Scoring | None:
-        """What was to be scored when the coordinator was stopped, if its record is not written yet."""
-        path = self.folder.path / PENDING
-        if not path.exists() or not self.position:
-            return None
-        record = unsealed_json(path.read_bytes(), self.folder.identity.fingerprint)
-        recorded = [each["position"] for each in self.folder.records()]
-        if record["position"] != self.position or self.position in recorded:
-            return None
-        return Scoring.of(record, self.coordinator, self.agreement)
-
-    def _go_back(self) -> Records:
-        """Go back to the checkpoint, if there is one; the records that go on from there."""
-        self.folder.clear()
-        there, records = saved(self.folder.path), self.folder.recording()
-        position = max(there, default=0)
-        records.go_back(position, there[position][1].records if position else "")
-        if position:
-            path, _ = there[position]
-            checkpoint = Checkpoint.load(path, self.agreement.experiment.fingerprint, self.setup.device)
-            checkpoint.restore(self.coordinator)
-            if path.name == NEXT:
-                self.doubts.commit()
+    def _go_back(self) -> None:
+        """Go back to the newest checkpoint; before the first round one is written, to which a run can go back."""
+        checkpoint = self.folder.checkpoint
+        host = checkpoint.host if checkpoint else {}
+        self.doubts = Doubts.model_validate(host.get("doubts", {}))
+        self._saved = self.doubts.sound
+        self.recorder.begin(self._federation(), keep=[self.doubts.sound])
         self.coordinator.suspects = self.doubts.suspects
         if suspect := self.doubts.left_out:
             why = "with its answer, the largest of its cohort, most sites could not work with the model"
             self.coordinator.left_out = {(suspect.position, suspect.exchange): {suspect.client: why}}
-        self.selection.go_back(
-            self.folder.records(), read_weights(self.coordinator, self.read).likes if position else {}
-        )
-        self._saved = self.doubts.sound
         Journal(self.folder.path, self.position).remove_others()
+        pending = host.get("pending")
+        self.scoring = Scoring.of(pending, self.coordinator, self.agreement) if pending else None
+        self.scored = read_weights(self.coordinator, self.read) if self.position else None
+        if checkpoint is None:
+            self._save()
+
+    def _federation(self) -> dict[str, Any]:
         federation = self.agreement.federation
         inputs, clients = self.agreement.inputs, self.agreement.clients
         environments, columns = tuple(clients.values()), federation.names_of_columns
         blueprint = Blueprint(federation.shape, federation.classes, clients, inputs, environments, "", columns)
         sizes = {"domains": clients, "samples": {}}  # how many is the sites' to know
-        limits = {"norm_factor": federation.norm_factor}
-        self.folder.write_json(FEDERATION, blueprint.table() | sizes | limits)
-        return records
+        return blueprint.table() | sizes | {"norm_factor": federation.norm_factor}
+
+    def _host(self) -> dict[str, Any]:
+        """What a checkpoint has beside the coordinator's own state."""
+        pending = self.scoring.record if self.scoring else None
+        return {"doubts": self.doubts.model_dump(), "pending": pending}
 
     def _save(self) -> None:
-        """Write a checkpoint, and what crossed the wire so far."""
-        self.folder.write_json(MESSAGES, self.coordinator.ledger.declaration())
-        execution = Execution({"engine": "federation"}, (self.folder.path.name,))
-        fingerprint = self.agreement.experiment.fingerprint
-        self.doubts.save(self.coordinator.suspects)
+        """Write a checkpoint, beside that of the newest model with which a site could work."""
+        self.doubts.renew(self.coordinator.suspects)
         self.coordinator.suspects = self.doubts.suspects
-        Checkpoint.of(fingerprint, self.coordinator, {}, self.records.chain, execution).save(self.folder.path / NEXT)
-        self.doubts.commit()
+        self.recorder.save(Execution({"engine": "federation"}, (self.folder.path.name,)), self._host())
+        self.recorder.keep_only(self.position, self.doubts.sound)
         self._saved = self.doubts.sound
         Journal(self.folder.path, self.position).remove_others()
 
     def _finish(self) -> None:
-        """Write the final tensors and the summary."""
+        """Write what a finished run has."""
         self._write_times()
-        coordinator = self.coordinator
-        self.folder.write_weights(*final_weights(coordinator, self.read))
-        self.folder.write_json(MESSAGES, coordinator.ledger.declaration())
-        self.doubts.forget()
-        self.folder.write_summary(self._notes())
+        self.recorder.finish(self._notes())
+        self.recorder.keep_only(self.position)
         self.display.end()
 
     def _notes(self) -> list[str]:
@@ -403,19 +383,8 @@ class _Run:
         return EventLog(self.folder.path / EVENTS, outlook, progress.begin(outlook))
 
     def _write_times(self) -> None:
-        """Write down what the rounds since the last line took."""
-        if self.position > self.since:
-            self.folder.timing(
-                Timed(
-                    start=self.since,
-                    stop=self.position,
-                    seconds=round(self.seconds, 3),
-                    evaluation=0.0,  # a part of the next rounds
-                    together=1,
-                    engine=f"Flower with {len(self.sites)} sites",
-                )
-            )
-        self.since, self.seconds = self.position, 0.0
+        """Write what the rounds since the last line took; scoring is a part of the next rounds."""
+        self.recorder.write_times(f"Flower with {len(self.sites)} sites")
 
 
 def _received(order: Order, site: str, came: Came) -> Received:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from fedshift import files
-from fedshift.core.sealed import checked
 from fedshift.core.setup import Setup
 from fedshift.deployment.agreement import Agreement
 from fedshift.deployment.limits import of_replies
@@ -34,8 +33,9 @@ from fedshift.deployment.wire import (
     read_reply,
 )
 from fedshift.errors import DamagedError, FedshiftError, UnknownNameError
+from fedshift.manifest import checked, parsed
 from fedshift.runs.progress import RunProgress
-from fedshift.runs.schema import File, SiteEvent, moment, parsed
+from fedshift.runs.schema import File, SiteEvent, moment
 
 ROSTER = "roster"  # the folder of a coordinator, with a folder for each run
 SECONDS_BETWEEN_LOOKS = 0.5  # at who is connected

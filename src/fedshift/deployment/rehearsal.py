@@ -18,9 +18,9 @@ from fedshift.engines.calibration import asked_for
 from fedshift.errors import FedshiftError
 from fedshift.federation.federation import Federation
 from fedshift.runs.folder import RunFolder
-from fedshift.runs.group import carry_out
 from fedshift.runs.progress import Progress
 from fedshift.runs.run import Run
+from fedshift.runs.together import carry_out
 from fedshift.simulation.simulation import Simulation
 
 

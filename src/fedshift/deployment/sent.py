@@ -23,9 +23,9 @@ from torch import Tensor
 from fedshift import files
 from fedshift.core.contract import Category
 from fedshift.core.messages import Trip
-from fedshift.core.sealed import checked
 from fedshift.errors import DamagedError
-from fedshift.runs.schema import File, Size, parsed
+from fedshift.manifest import checked, parsed
+from fedshift.runs.schema import File, Size
 
 SENT = "sent.jsonl"
 START = ""  # of the chain

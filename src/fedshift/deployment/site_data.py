@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import fields, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load
 
 from fedshift import files
-from fedshift.core import sealed
 from fedshift.core.frozen import Embedding, embedded, silent
+from fedshift.core.messages import pack
 from fedshift.deployment.agreement import Agreement, SiteSettings
 from fedshift.errors import DamagedError, FedshiftError, Problems, UnknownNameError
 from fedshift.federation.checks import check_samples
@@ -21,10 +23,11 @@ from fedshift.federation.domains import DomainData
 from fedshift.federation.federation import Federation
 from fedshift.federation.inputs import Inputs
 from fedshift.federation.preparation import recoded
+from fedshift.manifest import Manifest, read_file, write_file
 from fedshift.settings.experiment import Experiment
 from fedshift.streams import Streams
 
-PREPARED = "prepared.safetensors"
+PREPARED, MANIFEST_OF_PREPARED = "prepared.safetensors", "prepared.json"
 
 
 def site_data(
@@ -182,8 +185,8 @@ def _check_inputs(agreement: Agreement, experiment: Experiment) -> None:
 # Kept from message to message ---------------------------------------------------------------------
 
 
-class _About(sealed.About):
-    """What a file of prepared samples says beside their tensors; ``experiment`` is the key of what they are made of."""
+class PreparedSamples(Manifest):
+    """The manifest of prepared samples; ``run`` is the key of what they are made of."""
 
     environments: list[str]
     notes: list[str]
@@ -199,18 +202,16 @@ def prepared(agreement: Agreement, settings: SiteSettings, data: Mapping[str, An
     """
     experiment = agreement.with_data(data)
     _check_inputs(agreement, experiment)
-    path, key = folder / PREPARED, _key(agreement, settings, experiment)
-    try:
-        if path.exists() and sealed.said(path, "file of prepared samples", _About).experiment == key:
-            return _read(path, key, agreement, settings)
-    except DamagedError:
-        pass  # it is made again
+    key = _key(agreement, settings, experiment)
+    with suppress(DamagedError):  # they are prepared again
+        return _read(folder, PreparedSamples.read(folder / MANIFEST_OF_PREPARED, key), agreement, settings)
     made = site_data(agreement, settings, data)
     tensors = {"x": made.x, "y": made.y, "group": made.group}
     if made.environment is not None:
         tensors["environment"] = made.environment
-    about = _About(experiment=key, environments=list(made.environments), notes=list(made.notes))
-    files.write(path, sealed.sealed(tensors, about), private=True)
+    named = {PREPARED: write_file(folder / PREPARED, pack(tensors), private=True)}
+    about = {"environments": list(made.environments), "notes": list(made.notes)}
+    PreparedSamples(run=key, files=named, **about).write(folder / MANIFEST_OF_PREPARED)
     return made
 
 
@@ -232,8 +233,8 @@ def _key(agreement: Agreement, settings: SiteSettings, experiment: Experiment) -
     return files.digest_of(json.dumps(decides, sort_keys=True).encode())
 
 
-def _read(path: Path, key: str, agreement: Agreement, settings: SiteSettings) -> DomainData:
-    tensors, about = sealed.unsealed(path, key, "file of prepared samples", _About)
+def _read(folder: Path, about: PreparedSamples, agreement: Agreement, settings: SiteSettings) -> DomainData:
+    tensors = load(read_file(folder / PREPARED, about.files.get(PREPARED)))
     sites = agreement.federation.sites
     return DomainData(
         x=tensors["x"],

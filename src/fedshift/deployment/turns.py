@@ -16,11 +16,11 @@ from pydantic import Field
 
 from fedshift import files
 from fedshift.core.messages import Order
-from fedshift.core.sealed import checked
 from fedshift.deployment.limits import MessageLimits
 from fedshift.deployment.wire import CannotError, Done, commitment, digest, read_reply
 from fedshift.errors import DamagedError, FedshiftError
-from fedshift.runs.schema import File, Size, parsed
+from fedshift.manifest import checked, parsed
+from fedshift.runs.schema import File, Size
 
 TURNS, REPLIES = "turns.json", "replies"
 MOST_REPLACED = 10

@@ -147,7 +147,7 @@ class Descent:
         else:  # the first step shows whether weights are read
             with Weighing(self.setup, self.objective.name, batch.y):
                 terms = self.objective.evaluate(net, noting(batch, self.read), context)
-        if not (isinstance(terms, dict) and self.names == list(terms)):
+        if not (isinstance(terms, dict) and terms and self.names == list(terms)):
             self._check(terms)
         return terms
 

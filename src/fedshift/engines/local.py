@@ -124,7 +124,7 @@ def _finish(phase: Phase, course: Course, names: Mapping[str, list[str]], tables
             )
         for name, mean in zip(names[objective.name], table.mean(dim=0).tolist(), strict=True):
             lane.means[called[phase.name, objective.name, name]] = mean
-    if lane.key == SERVER or lane.setup.method.optimiser_state == "kept":
+    if lane.key == SERVER or lane.setup.method.core.optimiser_state == "kept":
         for objective_name, of_objective in course.optimisers.items():
             lane.optimisers[f"{phase.name}.{objective_name}"] = of_objective
     lane.steps += course.steps

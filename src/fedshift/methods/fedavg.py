@@ -17,7 +17,7 @@ from fedshift.page import *
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAvg(Method):
+class FedAvg(Averaging):
     """Each client minimises its own cross-entropy; the server averages the models."""
 
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017, Algorithm 1"

@@ -14,8 +14,8 @@ Choices:
 - The first sum is of each head's own cross-entropy: neither that of their mixture (FedCiR's) nor of the averaged head.
 - a and b are alpha and beta times 0.98^t in round t (public code, which counts rounds from 0). It takes plain SGD
   steps at 0.01; with weights of 10, steps that FedAvg can take (0.05 with momentum 0.9) diverge.
-- ``distance``: the diversity term takes means over dimensions (public code). With the norms as they are printed,
-  "sum", it is about e^-130 for a fresh G with d = 64, which leaves no gradient.
+- The diversity term takes means over dimensions (public code). With the norms as they are printed it is about e^-130
+  for a fresh G with d = 64, which leaves no gradient.
 - n_{k,c} counts all of a client's training samples; the public code counts those of a round's batches, and one more.
 - Labels y of the server are uniform over the classes that the round's clients have, labels y~ of a client over those
   that any client was seen to have (public code). There are as many y~ as the batch has samples.
@@ -27,7 +27,7 @@ Choices:
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from fedshift.methods.classes import COUNTS, newest_counts, no_counts, of_each
 from fedshift.methods.fedavg import FedAvg
@@ -48,17 +48,14 @@ def taught(logits: Tensor, y: Tensor, counts: Tensor) -> Tensor:
     return (shares.to(risks)[:, y] * risks).sum(dim=0).mean()
 
 
-def likeness(noise: Tensor, z: Tensor, distance: str) -> Tensor:
-    """exp(mean_{ij} -||e_i - e_j||^2 ||z_i - z_j||_1) of noise e (B, k) and what was made of it z (B, d), in (0, 1].
+def likeness(noise: Tensor, z: Tensor) -> Tensor:
+    """exp(mean_{ij} -||e_i - e_j||^2 ||z_i - z_j||_1), with means over dimensions, in (0, 1].
 
     Args:
-        noise: e.
-        z: representations.
-        distance: "mean" or "sum", over dimensions, of squares and absolute values.
+        noise: e, (B, k).
+        z: what was made of it, (B, d).
     """
     apart, made_apart = (rows.unsqueeze(0) - rows.unsqueeze(1) for rows in (noise, z))
-    if distance == "sum":
-        return (-apart.square().sum(dim=2) * made_apart.abs().sum(dim=2)).mean().exp()
     return (-apart.square().mean(dim=2) * made_apart.abs().mean(dim=2)).mean().exp()
 
 
@@ -92,9 +89,6 @@ class FedGen(FedAvg):
         0.98, help="what alpha and beta are multiplied by after every round", source="public code"
     )
     eta: NonNegative = setting(1.0, help="weight of the generator's diversity term", source="public code")
-    distance: Literal["mean", "sum"] = setting(
-        "mean", help="over dimensions, in the diversity term", source="mean: public code"
-    )
     generator_steps: Steps = setting(50, help="server steps on the generator a round", source="public code")
     generator_batch: BatchNormSize = setting(32, help="labels and noise vectors a server step", source="public code")
     generator_lr: LearningRate = setting(
@@ -174,7 +168,7 @@ class FedGen(FedAvg):
         z = net.generator(noise, y)
         return {
             "taught": taught(logits_of_each(net.parts["head"], context.replies, z), y, counts),
-            "diversity": self.eta * likeness(noise, z, self.distance),
+            "diversity": self.eta * likeness(noise, z),
         }
 
     def after_mean(self, state: ServerState, replies: Replies) -> Mapping[str, Tensor]:

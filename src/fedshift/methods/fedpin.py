@@ -10,7 +10,7 @@ With R the cross-entropy, Phi an encoder and omega a head, a round at client u i
 2. ``personal``, K steps: Phi_u, omega_u minimise R(omega_u(Phi_u)) + lam * L_con + gamma * Var(Phi_u(x)), where
    L_con = -log(e^{s(Phi_u(x), Phi_g(x))} / (e^{s(Phi_u(x), Phi_g(x))} + sum_{x' in B} e^{s(Phi_u(x), Psi_u(x'))})),
    s = cosine / temperature, Phi_g as received and Psi_u fixed;
-3. ``global``, R steps of (1 + alpha) R(omega_g(Phi_g)) - alpha R(omega_a(Phi_g, u)).
+3. ``global``, R steps of R(omega_g(Phi_g)) + alpha (R(omega_g(Phi_g)) - min over omega_a of R(omega_a(Phi_g, u))).
 
 Phi_g and omega_g are averaged, all that is u's own stays, and u predicts with omega_u(Phi_u).
 
@@ -27,7 +27,7 @@ Choices, where the paper leaves something open:
 - ``start``: Phi_u and Psi_u start from the values that Phi_g starts from, or from a draw for each of the two, equal
   for all clients. It is Phi_g of round 1 whenever the client first takes part.
 - A client that never trained is predicted for with the global model, and the mean is uniform.
-- A term whose weight is 0 is left out with all that only it needs: with alpha = 0 there is no omega_a, with
+- A term whose weight is 0 is left out with all that only it needs: with
   lam = 0 neither Psi_u nor the shortcut phase. With alpha = lam = gamma = 0 it is FedAvg beside local training.
 - Everything private of an absent client stands still, while Phi_g moves on.
 

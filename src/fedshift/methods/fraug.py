@@ -15,8 +15,8 @@ Choices, where the paper leaves something open or its public code does otherwise
   batch keeps its own, and a class never seen takes no part in any sum. The mean is over the class's samples
   themselves, without an epsilon. The batch at work counts in the prototypes that it is used with.
 - Eq. 5 and 6 with Eq. 3's u^ would multiply the residual by l_syn, which is small in early rounds, so that g and m
-  barely learn: ``stage2``. As in the public code the encoder and the head are in evaluation mode there, and whichever
-  of g and m does not move as well; g learns before m does.
+  barely learn: it is whole there. As in the public code the encoder and the head are in evaluation mode there, and
+  whichever of g and m does not move as well; g learns before m does.
 - MMD is squared and biased, with five Gaussian kernels around the mean squared distance of both batches, which
   is not differentiated. A single representation's MMD with its prototype uses the bandwidth of the batch.
 - In m's own step the batch and the C class vectors go through m together, so its batch-norm statistics are of both;
@@ -175,9 +175,6 @@ class FRAug(FedAvg):
     prototype_ramp: WholeNumber = setting(
         80, help="rounds in which l_c rises as exp(-5 (1 - t/R)^2); 0: none", source="Sec. 3.3.2 and its reference 21"
     )
-    stage2: Literal["full", "scaled"] = setting(
-        "full", help="residuals in the steps of generator and RTNet: whole, or times l_syn (Eq. 3)", source="Eq. 5-6"
-    )
     rtnet: bool = setting(True, help="transform what the generator makes for each client", source="Table 3")
     ema_term: bool = setting(True, help="synthetic representations around class prototypes", source="Table 3")
     batch_term: bool = setting(True, help="synthetic representations around those of the batch", source="Table 3")
@@ -246,10 +243,6 @@ class FRAug(FedAvg):
             return self.prototype_rate
         return self.prototype_rate * math.exp(-5 * (1 - context.round / self.prototype_ramp) ** 2)
 
-    def stage2_weight(self, context: Context) -> float:
-        """The weight of the residual in the losses of generator and RTNet."""
-        return self.l_syn(context) if self.stage2 == "scaled" else 1.0
-
     # The three losses ---------------------------------------------------------------------------
 
     def residuals(self, net: Net, z: Tensor, y: Tensor) -> Tensor:
@@ -293,7 +286,7 @@ class FRAug(FedAvg):
     def generator_loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         """CE(h(u^), y) - alpha MMD(u^, u) (Eq. 5)."""
         u = self.fixed_features(net, batch.x)
-        synthetic = u + self.stage2_weight(context) * self.residuals(net, context.noise["z"], batch.y)
+        synthetic = u + self.residuals(net, context.noise["z"], batch.y)
         return {
             "generator_cross_entropy": batch.cross_entropy(net.head(synthetic)),
             "generator_mmd": -self.alpha * mmd(synthetic, u),
@@ -302,7 +295,7 @@ class FRAug(FedAvg):
     def rtnet_loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         """-(H(h(u^)) + sum_c H(h(u^_c))) + beta (MMD(u^, u) + sum_c MMD(u^_c, u_c)) (Eq. 6)."""
         u = self.fixed_features(net, batch.x)
-        synthetic = self.synthesise(net, u, batch.y, context, self.stage2_weight(context))
+        synthetic = self.synthesise(net, u, batch.y, context, 1.0)
         terms: Terms = {}
         if self.batch_term:
             terms["rtnet_entropy"] = -entropy(net.head(synthetic.batch)).mean()

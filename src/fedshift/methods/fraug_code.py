@@ -53,7 +53,6 @@ class FRAugCode(FRAug):
     bn: Literal["local", "statistics"] = setting(
         "statistics", help="what of batch norm stays on the client: all, or its statistics"
     )
-    stage2: Literal["full"] = setting("full", help="residuals in RTNet's step are whole")
     prototype_rate: Fraction = setting(0.3, help="how far a batch moves the prototypes, in (0, 1]")
     prototype_ramp: WholeNumber = setting(0, help="rounds in which that rises; 0: none")
     generator_distance: Distance = setting(

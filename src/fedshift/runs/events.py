@@ -14,8 +14,8 @@ from pathlib import Path
 from fedshift import files
 from fedshift.core.contract import Round
 from fedshift.core.metrics import ACCURACY
-from fedshift.core.sealed import checked
 from fedshift.errors import DiskError
+from fedshift.manifest import checked, parsed
 from fedshift.runs.progress import Outlook, RunListeners, RunProgress
 from fedshift.runs.records import Record
 from fedshift.runs.schema import (
@@ -32,7 +32,6 @@ from fedshift.runs.schema import (
     TaskEvent,
     Told,
     moment,
-    parsed,
 )
 from fedshift.runs.selection import over_clients
 from fedshift.simulation.listener import Task

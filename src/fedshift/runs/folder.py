@@ -4,48 +4,38 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import tomli_w
 from filelock import FileLock, Timeout
-from pydantic import BaseModel
-from torch import Tensor
 
 from fedshift import files
-from fedshift.core.messages import pack_in_pieces
-from fedshift.core.sealed import checked
 from fedshift.errors import DamagedError, FedshiftError
+from fedshift.manifest import Manifest, check_file, digested_json, read_file, read_json
+from fedshift.runs.checkpoint import Checkpoint, read_checkpoint, saved_positions
 from fedshift.runs.lock import LOCK, locked
-from fedshift.runs.machine import environment
-from fedshift.runs.patience import endings
-from fedshift.runs.records import Record, Records, read
-from fedshift.runs.schema import Federated, Identity, Machine, Messages, Resolved, Summary, Timed
-from fedshift.runs.seals import seal_of, sealed_json, unsealed_json
-from fedshift.runs.selection import summary
+from fedshift.runs.records import Record, read_records, whole_records
+from fedshift.runs.schema import Identity, Summary, Timed
 from fedshift.runs.trials import STUDY, carried_on_by, study_of
 from fedshift.runs.trust import check_code, check_digests, check_plugins, remember_plugins
-from fedshift.runs.weights import NEXT_SELECTED, SELECTED
 from fedshift.settings.content import digest
 from fedshift.settings.experiment import Experiment, check_tables
 from fedshift.settings.written import LARGEST_TOML
-from fedshift.simulation.checkpoint import CURRENT, NEXT, saved
 
-T = TypeVar("T")
-
-RUN, EXPERIMENT, SUMMARY, WEIGHTS = "run.json", "experiment.toml", "summary.json", "weights.safetensors"
-ENVIRONMENT, FEDERATION, MESSAGES = "environment.json", "federation.json", "messages.json"
+RUN, EXPERIMENT, MANIFEST = "run.json", "experiment.toml", "manifest.json"
+SUMMARY, WEIGHTS, MESSAGES = "summary.json", "weights.safetensors", "messages.json"
+ENVIRONMENT, FEDERATION = "environment.json", "federation.json"
 RECORDS, TIMINGS, EVENTS, CLIENTS = "records.jsonl", "timings.jsonl", "events.jsonl", "clients"
-RESULTS = (FEDERATION, MESSAGES, RECORDS, WEIGHTS)  # equal in equal runs; the summary has their digests
-# What carrying out makes, the summary first, since a run without it is not finished.
+# What carrying out makes, manifests first: without them it begins anew.
 MADE = (
-    *(SUMMARY, CURRENT, NEXT, CLIENTS, RECORDS, MESSAGES, FEDERATION, TIMINGS, EVENTS, WEIGHTS),
-    *(SELECTED, NEXT_SELECTED),
+    *(MANIFEST, "manifest-*.json", SUMMARY, WEIGHTS, "checkpoint@*.safetensors", "selected@*.safetensors", CLIENTS),
+    *(RECORDS, TIMINGS, EVENTS, MESSAGES, FEDERATION, ENVIRONMENT),
 )
 NOT_OF_MODELS = ("data.", "method.index.")  # how settings begin whose files a trained model is not made from
 ASIDE = "damaged-"
@@ -55,7 +45,7 @@ SOME = 4  # run folders that an error lists
 
 @dataclass(frozen=True)
 class Times:
-    """What a run took, repeated rounds after a crash included.
+    """What a run took.
 
     Attributes:
         training: seconds of rounds.
@@ -70,13 +60,11 @@ class Times:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The files of one run.
+    """The files of one run, for readers; :class:`fedshift.runs.recorder.Recorder` writes them.
 
-    run.json says which run it is, experiment.toml what was asked for. records.jsonl has a line for each evaluation and
-    never a time, so that equal runs have equal records; timings.jsonl has the times; messages.json says what crossed
-    the wire; federation.json what modules are made from; events.jsonl what its display was told. summary.json is
-    written last, with digests of the others. Every JSON file ends with a ``seal``, a digest of the rest of it and of
-    the run's fingerprint.
+    run.json says which run it is, experiment.toml what was asked for. Every other file is in the manifest of the newest
+    checkpoint or, once the run is finished, in manifest.json, with its size and digest. A reader gets what the manifest
+    says, or an error.
     """
 
     path: Path
@@ -87,29 +75,19 @@ class RunFolder:
         return self.path / EXPERIMENT
 
     @property
-    def checkpoint_file(self) -> Path:
-        """The newest checkpoint."""
-        return self.path / CURRENT
-
-    @property
     def weights_file(self) -> Path:
         """The final tensors: what is sent by name, each client's under ``client.<id>.``."""
         return self.path / WEIGHTS
 
     @property
-    def selected_file(self) -> Path:
-        """The tensors of the round that source validation picks, named as the final ones."""
-        return self.path / SELECTED
-
-    @property
     def finished(self) -> bool:
         """Whether the run was carried to its end."""
-        return (self.path / SUMMARY).exists()
+        return (self.path / MANIFEST).exists()
 
     @property
     def begun(self) -> bool:
         """Whether a run is in it; experiment.toml is written last, so what a kill leaves before that is no run."""
-        return any((self.path / name).exists() for name in (EXPERIMENT, *MADE))
+        return any((self.path / name).exists() for name in (EXPERIMENT, MANIFEST, RECORDS, CLIENTS))
 
     @property
     def unfinished(self) -> bool:
@@ -118,7 +96,7 @@ class RunFolder:
 
     @property
     def readable(self) -> bool:
-        """Whether it can be told which run it is."""
+        """Whether run.json can be read."""
         try:
             return bool(self.identity)
         except FedshiftError:
@@ -136,81 +114,19 @@ class RunFolder:
         folder = cls(path)
         folder.check_new()
         files.make_folder(path)
-        text = folder._write_identity(experiment, host)
-        folder.write_environment()
+        text = tomli_w.dumps(experiment.table())
+        identity = Identity(
+            fingerprint=experiment.fingerprint,
+            series=experiment.series,
+            table=_table_digest(tomllib.loads(text)),
+            contents=experiment.contents,
+            plugins=experiment.code,
+            host=host,
+        )
+        files.write(path / RUN, digested_json(identity.model_dump()))
         files.write(folder.experiment_file, text)
         remember_plugins(experiment.code)
         return folder
-
-    def check_new(self) -> None:
-        """Raise an error if a run has begun here."""
-        if self.begun:
-            state = "is finished" if self.finished else "has begun"
-            fix = "fedshift report" if self.finished else "fedshift resume"
-            raise FedshiftError(
-                f"The run folder '{self.path}' exists and is not overwritten; its run {state}. "
-                f"Use `{fix} {self.path}`, or another --set name=... or run.out=..."
-            )
-
-    @property
-    def carried_on_by(self) -> str:
-        """What carries the run on."""
-        if self.readable and self.identity.host == "federation":
-            return "`fedshift federation run` in the coordinator's folder"
-        return carried_on_by(self.path)
-
-    def check_host(self) -> None:
-        """Raise an error unless a simulation carries the run out."""
-        if self.identity.host == "federation":
-            raise FedshiftError(
-                f"'{self.path}' is a federation's run, which its coordinator alone can carry on: {self.carried_on_by}."
-            )
-
-    def check_is(self, fingerprint: str) -> None:
-        """Raise an error if another run has begun here."""
-        if self.begun and self.identity.fingerprint != fingerprint:
-            raise FedshiftError(f"The run folder '{self.path}' holds another run; choose another --set name=...")
-
-    def restore(self, experiment: Experiment) -> bool:
-        """Write run.json and experiment.toml again if one of them is missing or damaged; nothing if no run has begun.
-
-        Args:
-            experiment: what the run was asked for.
-
-        Returns:
-            Whether they were written.
-
-        Raises:
-            FedshiftError: the folder holds another run, or no other file shows that it holds this one.
-        """
-        if not self.begun:
-            return False
-        if not (self.readable or self._sealed_for(experiment.fingerprint)):
-            self.identity  # noqa: B018  # raises the error
-        if self.readable:
-            self.check_is(experiment.fingerprint)
-            if self._has_table:
-                return False
-        text = self._write_identity(experiment, self.identity.host if self.readable else "simulation")
-        files.write(self.experiment_file, text)
-        return True
-
-    def _sealed_for(self, fingerprint: str) -> bool:
-        """Whether a file beside run.json shows that the run has a fingerprint."""
-        for name in (ENVIRONMENT, SUMMARY, FEDERATION, MESSAGES):
-            try:
-                unsealed_json(self._bytes(name), fingerprint)
-            except (OSError, ValueError):
-                continue
-            return True
-        return False
-
-    @property
-    def _has_table(self) -> bool:
-        try:
-            return bool(self.table())
-        except FedshiftError:
-            return False
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
@@ -226,22 +142,36 @@ class RunFolder:
             raise FedshiftError(f"'{path}' is no run folder: it has no {RUN}.{fix}")
         return folder
 
-    # What was asked for -------------------------------------------------------------------------
+    def check_new(self) -> None:
+        """Raise an error if a run has begun here."""
+        if self.begun:
+            state = "is finished" if self.finished else "has begun"
+            fix = "fedshift report" if self.finished else "fedshift resume"
+            raise FedshiftError(
+                f"The run folder '{self.path}' exists and is not overwritten; its run {state}. "
+                f"Use `{fix} {self.path}`, or another --set name=... or run.out=..."
+            )
 
-    def _write_identity(self, experiment: Experiment, host: Literal["simulation", "federation"]) -> str:
-        """Write run.json, and give the text that belongs into experiment.toml."""
-        text = tomli_w.dumps(experiment.table())
-        identity = Identity(
-            fingerprint=experiment.fingerprint,
-            series=experiment.series,
-            table=_table_digest(tomllib.loads(text)),
-            contents=experiment.contents,
-            plugins=experiment.code,
-            host=host,
-        )
-        files.write(self.path / RUN, sealed_json(identity.model_dump()))
-        self.__dict__.pop("identity", None)
-        return text
+    def check_is(self, fingerprint: str) -> None:
+        """Raise an error if another run has begun here."""
+        if self.begun and self.identity.fingerprint != fingerprint:
+            raise FedshiftError(f"The run folder '{self.path}' holds another run; choose another --set name=...")
+
+    def check_host(self) -> None:
+        """Raise an error unless a simulation carries the run out."""
+        if self.identity.host == "federation":
+            raise FedshiftError(
+                f"'{self.path}' is a federation's run, which its coordinator alone can carry on: {self.carried_on_by}."
+            )
+
+    @property
+    def carried_on_by(self) -> str:
+        """What carries the run on."""
+        if self.readable and self.identity.host == "federation":
+            return "`fedshift federation run` in the coordinator's folder"
+        return carried_on_by(self.path)
+
+    # What was asked for -------------------------------------------------------------------------
 
     @cached_property
     def identity(self) -> Identity:
@@ -250,11 +180,11 @@ class RunFolder:
         Raises:
             FedshiftError: run.json is damaged.
         """
-        fix = (
-            "Restore it (`fedshift compare` of the same experiment does), or carry out "
-            f"'{self.experiment_file}' again in another folder (--set run.out=...)."
-        )
-        return self._intact(RUN, lambda: checked(unsealed_json(self._bytes(RUN)), Identity), FedshiftError, fix)
+        fix = f"Restore it, or carry out '{self.experiment_file}' again in another folder (--set run.out=...)."
+        try:
+            return read_json(self.path / RUN, Identity)
+        except DamagedError as error:
+            raise FedshiftError(f"{error} {fix}") from error
 
     def table(self) -> dict[str, Any]:
         """The resolved experiment as a table.
@@ -262,18 +192,18 @@ class RunFolder:
         Raises:
             FedshiftError: it is not what the folder was made for; [run] alone may be changed.
         """
-        fix = (
-            "Undo the change (`fedshift compare` of the same experiment restores the file); give another experiment in "
-            "a file of its own."
-        )
-        return self._intact(EXPERIMENT, self._table, FedshiftError, fix)
-
-    def _table(self) -> dict[str, Any]:
-        table = tomllib.loads(files.read(self.experiment_file, LARGEST_TOML).decode("utf-8"))
+        fix = "Undo the change; give another experiment in a file of its own."
+        try:
+            table = tomllib.loads(files.read(self.experiment_file, LARGEST_TOML).decode("utf-8"))
+        except FileNotFoundError as error:
+            raise FedshiftError(f"'{self.experiment_file}' is missing. {fix}") from error
+        except (OSError, ValueError, RecursionError) as error:
+            raise FedshiftError(f"'{self.experiment_file}' cannot be read ({error}). {fix}") from error
         if _table_digest(table) != self.identity.table:
-            raise ValueError("it says another experiment than the one that was begun")
+            raise FedshiftError(
+                f"'{self.experiment_file}' describes another experiment than the one that was begun. {fix}"
+            )
         check_tables(table)
-        checked(table, Resolved)
         return table
 
     def experiment(self, trust: bool = False) -> Experiment:
@@ -370,47 +300,71 @@ class RunFolder:
 
     # What happened ------------------------------------------------------------------------------
 
+    @cached_property
+    def _final(self) -> Manifest:
+        return Manifest.read(self.path / MANIFEST, self.identity.fingerprint)
+
+    @property
+    def checkpoint(self) -> Checkpoint | None:
+        """The newest checkpoint; None before the first.
+
+        Raises:
+            DamagedError: it is damaged.
+        """
+        with self._fix():
+            return self._newest()
+
+    def _newest(self) -> Checkpoint | None:
+        while positions := saved_positions(self.path):
+            try:
+                return read_checkpoint(self.path, self.identity.fingerprint, max(positions))
+            except DamagedError:
+                if saved_positions(self.path) == positions:
+                    raise
+        return None
+
+    def _manifest(self) -> Manifest | None:
+        return self._final if self.finished else self._newest()
+
+    def _json(self, name: str) -> dict[str, Any]:
+        """A JSON file that carrying out wrote; empty before the first checkpoint."""
+        with self._fix():
+            manifest = self._manifest()
+            if manifest is None:
+                return {}
+            table: dict[str, Any] = json.loads(read_file(self.path / name, manifest.files.get(name)))
+            return table
+
     def records(self) -> list[Record]:
         """Every whole record; the last line of an unfinished run may have been cut off by a crash.
 
         Raises:
             DamagedError: a line was cut, changed or moved.
         """
-        finished = self.finished  # it may end meanwhile
-        if finished:
-            self._bytes_as_summed(RECORDS)
-        try:
-            through = [] if finished else [about.records for _, about in saved(self.path).values()]
-            records = read(self.path / RECORDS, self.identity.fingerprint, through)
-        except DamagedError as error:
-            raise DamagedError(f"{error} {self._made_again}") from error
-        selected = {name: picked.model_dump() for name, picked in self.summary.selected.items()} if finished else {}
-        if finished and (summary(records) if records else {}) != selected:
-            raise DamagedError(f"'{self.path / SUMMARY}' says another result than the records. {self._made_again}")
-        return records
-
-    def recording(self) -> Records:
-        """Where a run that goes on writes its records."""
-        return Records(self.path / RECORDS, self.identity.fingerprint)
-
-    def timing(self, timing: Timed) -> None:
-        """Add what a stretch of rounds took."""
-        table = timing.model_dump()
-        files.append(self.path / TIMINGS, json.dumps({**table, "seal": seal_of(table, self.identity.fingerprint)}))
+        path = self.path / RECORDS
+        with self._fix():
+            manifest = self._manifest()
+            going_on = manifest is None or isinstance(manifest, Checkpoint)
+            kept = read_file(path, manifest.files.get(RECORDS), growing=going_on) if manifest else b""
+            if not going_on or not path.exists():
+                return read_records(kept)
+            try:
+                rest = files.read(path)[len(kept) :]
+            except OSError as error:
+                raise DamagedError(f"'{path}' cannot be read ({error.strerror or error}).") from error
+            return read_records(kept) + whole_records(rest)
 
     def times(self) -> Times:
         """What its rounds and evaluations took; the time that several runs share is divided equally among them.
 
-        Of an unfinished run, a line that a crash cut short, or that was changed, is left out.
-
         Raises:
-            DamagedError: the run is finished, and its lines are not those that were written.
+            DamagedError: its lines are not those that were written.
         """
-        if self.finished and self.summary.timings_closed:
-            lines = self._intact(TIMINGS, self._closed_timings, DamagedError, self._made_again)
-        else:
-            lines = self._bytes(TIMINGS).split(b"\n") if (self.path / TIMINGS).is_file() else []
-        timed = list(self._whole_timings(lines))
+        with self._fix():
+            manifest = self._manifest()
+            going_on = isinstance(manifest, Checkpoint)
+            data = read_file(self.path / TIMINGS, manifest.files.get(TIMINGS), growing=going_on) if manifest else b""
+        timed = [Timed.model_validate_json(line) for line in data.splitlines()]
         return Times(
             training=sum(timing.seconds / timing.together for timing in timed),
             evaluation=sum(timing.evaluation / timing.together for timing in timed),
@@ -419,54 +373,56 @@ class RunFolder:
 
     @property
     def messages(self) -> dict[str, Any]:
-        """What crossed the wire, by exchange; empty before a message did."""
-        if not (self.finished or (self.path / MESSAGES).exists()):
-            return {}
-        return self._result(MESSAGES, Messages)
+        """What crossed the wire until the newest checkpoint, by exchange."""
+        if self.finished:
+            return self._json(MESSAGES)
+        checkpoint = self.checkpoint
+        return checkpoint.messages if checkpoint else {}
 
     @property
     def federation(self) -> dict[str, Any]:
         """What modules are made from besides the experiment, and how many samples clients have; empty at first."""
-        if not (self.finished or (self.path / FEDERATION).exists()):
-            return {}
-        return self._result(FEDERATION, Federated)
+        return self._json(FEDERATION)
 
     @property
-    def environment(self) -> Machine:
-        """The versions and the machine that the run was made with."""
-        return self._intact(
-            ENVIRONMENT,
-            lambda: checked(self._unsealed(ENVIRONMENT), Machine),
-            DamagedError,
-            self._made_again,
-        )
+    def environment(self) -> dict[str, Any]:
+        """The versions and the machine that the run was made with; empty at first."""
+        return self._json(ENVIRONMENT)
 
     @cached_property
     def summary(self) -> Summary:
-        """What each selection rule picks, and digests of the other files.
+        """What each selection rule picks, of a run that is finished.
 
         Raises:
             DamagedError: it is damaged.
         """
-        return self._intact(SUMMARY, lambda: checked(self._unsealed(SUMMARY), Summary), DamagedError, self._made_again)
+        return Summary.model_validate(self._json(SUMMARY))
 
-    def check_weights(self) -> None:
-        """Raise a DamagedError unless the final tensors are those that were written."""
-        self._bytes_as_summed(WEIGHTS)
+    def intact(self, name: str) -> Path:
+        """A file of a finished run, which is as it was written.
 
-    def check_selected(self) -> None:
-        """Raise an error unless the tensors of the round that source validation picks are there as they were written.
+        Raises:
+            DamagedError: it is not.
+        """
+        with self._fix():
+            check_file(self.path / name, self._final.files.get(name))
+        return self.path / name
+
+    def selected_weights(self) -> Path:
+        """The tensors of the round that source validation picks, named as the final ones.
 
         Raises:
             FedshiftError: the run keeps none.
             DamagedError: they are damaged.
         """
-        if SELECTED not in self.summary.files:
+        with self._fix():
+            name = next((name for name in self._final.files if name.startswith("selected@")), None)
+        if name is None:
             raise FedshiftError(
-                f"'{self.path}' keeps no weights of the round that validation picks: nothing was scored, or the run "
-                'began before they were kept. Its final model is there: round="last".'
+                f"'{self.path}' keeps no weights of the round that validation picks: nothing was scored. Its final "
+                'model is there: round="last".'
             )
-        self._bytes_as_summed(SELECTED)
+        return self.intact(name)
 
     def damage(self) -> str:
         """What of a finished run is not as it was written; empty if all is.
@@ -476,46 +432,13 @@ class RunFolder:
         """
         self.table()
         try:
-            for name in dict.fromkeys((*RESULTS, *self.summary.files)):
-                self._bytes_as_summed(name)
-            self.records()
-            self.environment  # noqa: B018  # reads it
-            self.times()
+            for name, entry in self._final.files.items():
+                check_file(self.path / name, entry)
         except DamagedError as error:
-            return str(error).removesuffix(self._made_again).strip()
+            return str(error)
         return ""
 
-    # Writing ------------------------------------------------------------------------------------
-
-    def write_json(self, name: str, table: Mapping[str, Any]) -> None:
-        """Write a JSON file, sealed."""
-        files.write(self.path / name, sealed_json(table, self.identity.fingerprint))
-
-    def write_environment(self) -> None:
-        """Write down the versions and the machine, unless that was done."""
-        if not (self.path / ENVIRONMENT).exists():
-            self.write_json(ENVIRONMENT, environment())
-
-    def write_weights(self, likes: Mapping[str, Tensor], tensors: Iterable[Tensor]) -> None:
-        """Write the final tensors one by one; ``likes`` has their names, types and shapes."""
-        files.write(self.weights_file, pack_in_pieces(likes, tensors))
-
-    def write_summary(self, notes: list[str]) -> None:
-        """Close timings.jsonl, and write the last file: what rules pick, and digests of the others."""
-        self._close_timings()
-        records = self.records()
-        selected = summary(records) if records else {}  # a federation may have scored nothing
-        kept = [SELECTED] if self.selected_file.exists() else []
-        digests = {name: files.digest(self.path / name) for name in (*RESULTS, *kept)}
-        early = {"ended": ended} if (ended := endings(records)) else {}
-        table = {"selected": selected, "notes": notes, **early, "files": digests, "timings_closed": True}
-        self.write_json(SUMMARY, table)
-        self.__dict__.pop("summary", None)
-
-    def clear(self) -> None:
-        """Remove what a kill in the middle of a write left behind."""
-        for leftover in self.path.glob(".*.new"):
-            files.remove(leftover)
+    # Its place on the disk ----------------------------------------------------------------------
 
     def set_aside(self) -> Path:
         """Move all that carrying out made into a folder of its own, so that the run can be made again.
@@ -525,10 +448,10 @@ class RunFolder:
         """
         aside = next(path for n in count(1) if not (path := self.path / f"{ASIDE}{n}").exists())
         files.make_folder(aside)
-        for name in (*MADE, ENVIRONMENT):
-            if (self.path / name).exists():
-                files.rename(self.path / name, aside / name)
-        self.__dict__.pop("summary", None)
+        for path in [path for name in MADE for path in sorted(self.path.glob(name))]:
+            files.rename(path, aside / path.name)
+        for name in ("_final", "summary"):
+            self.__dict__.pop(name, None)
         return aside
 
     @contextmanager
@@ -552,88 +475,14 @@ class RunFolder:
         except (Timeout, OSError):
             return True
 
-    # Reading ------------------------------------------------------------------------------------
-
-    @property
-    def _made_again(self) -> str:
-        if self.readable and self.identity.host == "federation":
-            return f"Move it away, and {self.carried_on_by} makes it again."
-        return f"{self.carried_on_by} makes it again."
-
-    def _result(self, name: str, kind: type[BaseModel]) -> dict[str, Any]:
-        """A JSON file that carrying out made; of a finished run it must be the one that the summary knows."""
-
-        def table() -> dict[str, Any]:
-            found = self._unsealed(name)
-            checked(found, kind)
-            return found
-
-        if self.finished:
-            self._bytes_as_summed(name)
-        return self._intact(name, table, DamagedError, self._made_again)
-
-    def _unsealed(self, name: str) -> dict[str, Any]:
-        return unsealed_json(self._bytes(name), self.identity.fingerprint)
-
-    def _close_timings(self) -> None:
-        """Add the last line of times, with a digest of the others, which equal runs do not share, unlike a summary.
-
-        A run that is killed after it goes on, adds more lines, and closes them again.
-        """
-        path = self.path / TIMINGS
-        before = self._bytes(TIMINGS) if path.exists() else b""
-        whole = before if before.endswith(b"\n") or not before else before + b"\n"  # as files.append does
-        table = {"digest": files.digest_of(whole)}
-        files.append(path, json.dumps({**table, "seal": seal_of(table, self.identity.fingerprint)}))
-
-    def _closed_timings(self) -> list[bytes]:
-        """The lines of times of a finished run, without the last one, which has their digest.
-
-        Raises:
-            OSError: the file cannot be read.
-            ValueError: a line was changed, removed or added.
-        """
-        data = self._bytes(TIMINGS)
-        before, newline, last = data[:-1].rpartition(b"\n")
-        if not data.endswith(b"\n"):
-            raise ValueError("its end is missing")
-        if unsealed_json(last, self.identity.fingerprint).get("digest") != files.digest_of(before + newline):
-            raise ValueError("lines were changed, removed or added")
-        return before.split(b"\n")
-
-    def _whole_timings(self, lines: Iterable[bytes]) -> Iterator[Timed]:
-        """The lines of times that nothing has cut or changed."""
-        for line in lines:
-            try:
-                yield checked(unsealed_json(line, self.identity.fingerprint), Timed)
-            except ValueError:
-                continue
-
-    def _bytes(self, name: str) -> bytes:
-        return files.read(self.path / name)
-
-    def _bytes_as_summed(self, name: str) -> None:
-        """Raise a DamagedError unless a file is the one whose digest the summary has."""
-
-        def check() -> None:
-            recorded = self.summary.files.get(name)
-            if recorded and not (self.path / name).exists():
-                raise FileNotFoundError
-            if files.digest(self.path / name) != recorded:
-                raise ValueError("its digest is another")
-
-        self._intact(name, check, DamagedError, self._made_again)
-
-    def _intact(self, name: str, get: Callable[[], T], kind: type[FedshiftError], fix: str) -> T:
-        """What a reader gives, whose errors become a single one that names the file and the fix."""
+    @contextmanager
+    def _fix(self) -> Iterator[None]:
+        """Say what makes again what is damaged."""
         try:
-            return get()
-        except OSError as error:
-            missing = isinstance(error, FileNotFoundError)
-            reason = "is missing" if missing else f"cannot be read ({error.strerror or error})"
-            raise kind(f"'{self.path / name}' {reason}. {fix}") from error
-        except (ValueError, RecursionError) as error:
-            raise kind(f"'{self.path / name}' is not what was written ({error}). {fix}") from error
+            yield
+        except DamagedError as error:
+            first = "Move it away, and " if "federation" in self.carried_on_by else ""
+            raise DamagedError(f"{error} {first}{self.carried_on_by} makes it again.") from error
 
 
 def _with_paths(value: Any, moved: Mapping[str, str]) -> Any:
@@ -669,7 +518,7 @@ def find(path: Path, least: int = 1) -> list[RunFolder]:
     """
     below = list(files.walk(path)) if path.is_dir() else []
     studies = {folder for folder, names in below if STUDY in names} - {path}
-    found_in = {folder for folder, names in below if not {RUN, SUMMARY, RECORDS}.isdisjoint(names)}
+    found_in = {folder for folder, names in below if not {RUN, MANIFEST, RECORDS}.isdisjoint(names)}
     paths = sorted(
         folder
         for folder in found_in

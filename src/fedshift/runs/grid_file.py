@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedshift import files
-from fedshift.core.sealed import checked
-from fedshift.errors import FedshiftError
+from fedshift.errors import DamagedError, FedshiftError
+from fedshift.manifest import digested_json, read_json
 from fedshift.runs.schema import Grid, GridRun
-from fedshift.runs.seals import sealed_json, unsealed_json
 from fedshift.runs.trust import check_code, check_digests, check_plugins
 from fedshift.settings.experiment import Experiment, check_tables
 
@@ -35,7 +34,7 @@ def write_grid(experiments: Sequence[Experiment], folder: Path) -> None:
     if not path.is_file():
         files.make_folder(folder)
         files.remove_abandoned(path)
-        files.write(path, sealed_json(Grid(runs=runs).model_dump()))
+        files.write(path, digested_json(Grid(runs=runs).model_dump()))
 
 
 def grid_files(path: Path) -> list[Path]:
@@ -51,11 +50,9 @@ def read_grid(path: Path) -> Grid:
         FedshiftError: the file is damaged.
     """
     try:
-        return checked(unsealed_json(files.read(path)), Grid)
-    except (OSError, ValueError) as error:
-        raise FedshiftError(
-            f"'{path}' is not what was written ({error}). Remove it: runs that have begun can be resumed without it."
-        ) from error
+        return read_json(path, Grid)
+    except DamagedError as error:
+        raise FedshiftError(f"{error} Remove it: runs that have begun can be resumed without it.") from error
 
 
 def experiment_of(run: GridRun, path: Path, trust: bool) -> Experiment:

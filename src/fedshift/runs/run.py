@@ -8,12 +8,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from fedshift.errors import DamagedError, FedshiftError, UnknownNameError
-from fedshift.runs.folder import RunFolder
+from fedshift.errors import FedshiftError, UnknownNameError
+from fedshift.runs.folder import WEIGHTS, RunFolder
 from fedshift.runs.records import Record
 from fedshift.runs.selection import summary
 from fedshift.runs.terms import shares
-from fedshift.runs.weights import selected_position
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -112,7 +111,7 @@ class Run:
     @cached_property
     def environment(self) -> dict[str, Any]:
         """The versions and the machine that it was made with."""
-        return self.folder.environment.model_dump()
+        return self.folder.environment
 
     @cached_property
     def weights(self) -> Mapping[str, Tensor]:
@@ -122,8 +121,7 @@ class Run:
             FedshiftError: the run is not finished.
         """
         self._check_finished("weights")
-        self.folder.check_weights()
-        return _Weights(self.folder.weights_file)
+        return _Weights(self.folder.intact(WEIGHTS))
 
     @cached_property
     def selected(self) -> Mapping[str, Tensor]:
@@ -133,11 +131,7 @@ class Run:
             FedshiftError: the run is not finished, or keeps none.
         """
         self._check_finished("selected weights")
-        self.folder.check_selected()
-        picked, kept = self.summary["source_validation"]["position"], selected_position(self.folder.selected_file)
-        if kept != picked:
-            raise DamagedError(f"'{self.folder.selected_file}' is of round {kept}, but validation picks {picked}.")
-        return _Weights(self.folder.selected_file)
+        return _Weights(self.folder.selected_weights())
 
     def check(self) -> None:
         """Read all that a report shows.

@@ -6,26 +6,26 @@ advanced together go on together. What of a run is damaged is set aside, and the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from fedshift import files
 from fedshift.engines.choice import Choice
 from fedshift.engines.merging import kind
 from fedshift.engines.workers import can_fork
 from fedshift.errors import DamagedError, DiskError, DivergedError, FedshiftError, LockedError, StoppedError
+from fedshift.runs.checkpoint import Execution, common_position, saved_positions
 from fedshift.runs.folder import RunFolder, find
 from fedshift.runs.grid_file import experiment_of, grid_files, read_grid, write_grid
-from fedshift.runs.group import Judge, carry_out, common_position, to_the_end
 from fedshift.runs.progress import Progress
+from fedshift.runs.together import Judge, carry_out, to_the_end
 from fedshift.runs.trials import check_no_study
 from fedshift.runs.trust import check_plugins
 from fedshift.settings.experiment import Experiment
-from fedshift.simulation.checkpoint import Execution, saved
 from fedshift.simulation.simulation import Simulation, refused_by_method
 
 Failures = dict[Path, FedshiftError]  # what went wrong with runs, by their folders
@@ -100,7 +100,7 @@ def resume(asked: Sequence[Asked], progress: Progress) -> tuple[list[RunFolder],
 
 
 def attempt(asked: Sequence[Asked], progress: Progress, judge: Judge) -> Failures:
-    """Carry out runs, of which ``judge`` may give some up; see :func:`fedshift.runs.group.carry_out`.
+    """Carry out runs, of which ``judge`` may give some up; see :func:`fedshift.runs.together.carry_out`.
 
     Returns:
         What went wrong. A run that was given up is not among it: it is left unfinished.
@@ -187,10 +187,9 @@ class _Grid:
         """Whether a run is finished, or to be left out for now: a damaged one is made again after the others."""
         folder = asked.folder
         try:
-            if asked.fingerprint is not None and folder.begun and folder.restore(asked.experiment()):
-                self._progress.note(
-                    f"{folder.path.name}: run.json or experiment.toml was missing or damaged; both were written again."
-                )
+            if asked.fingerprint is not None and folder.begun:
+                folder.check_is(asked.fingerprint)
+                folder.table()  # or an error: what was asked for must be as it was
             if not folder.finished:
                 return False
             if damage := folder.damage():
@@ -205,36 +204,25 @@ class _Grid:
 
     def _go_on_with_groups(self, unfinished: Sequence[Asked]) -> list[Asked]:
         """Carry on the runs that have a checkpoint, with those they went on with; gives back the others."""
-        asked = {each.folder.path: each for each in unfinished}
-        executions: dict[Path, Execution] = {}
         fresh: list[Asked] = []
-        for path, each in asked.items():
+        groups: dict[tuple[Path, tuple[str, ...]], tuple[Execution, list[Asked]]] = {}
+        for asked in unfinished:
+            folder = asked.folder.path
             try:
-                execution = _execution(each.folder)
-            except DamagedError as error:
-                self._set_aside(each, str(error))
+                checkpoint = asked.folder.checkpoint
+            except FedshiftError as error:
+                self._set_aside(asked, error)
                 continue
-            if execution is None or _begins_again(each.folder, execution):
-                fresh.append(each)
-            else:
-                executions[path] = execution
-        groups: list[tuple[Execution, list[Asked]]] = []
-        grouped: set[Path] = set()
-        for path, execution in executions.items():
-            if path in grouped:
+            if checkpoint is None:
+                fresh.append(asked)
                 continue
-            folders = [RunFolder(path.parent / name) for name in execution.together]
-            members = [
-                asked.get(folder.path) or _along(folder, asked[path].folder)  # also who was not asked for
-                for folder in folders
-                if _goes_on_with(execution, folder, executions)
-            ]
-            # A folder that was given another name is not among them.
-            if asked[path] not in members or not common_position([member.folder for member in members]):
-                members = [asked[path]]
-            grouped |= {member.folder.path for member in members}
-            groups.append((execution, members))
-        for execution, members in groups:
+            mates = [RunFolder(folder.parent / name) for name in checkpoint.together]
+            if all(saved_positions(mate.path) for mate in mates if mate.unfinished):
+                execution = checkpoint.execution
+                groups.setdefault((folder.parent, execution.together), (execution, []))[1].append(asked)
+            else:  # it begins again with its group, of which not all have written their first checkpoint
+                fresh.append(asked)
+        for execution, members in groups.values():
             self._go_on(execution, members)
         return fresh
 
@@ -244,19 +232,14 @@ class _Grid:
         if not ready:
             return
         first, simulation = ready[0]
-        try:
-            choice = _choice(execution, simulation, self._progress)
-        except DamagedError as error:
-            for asked, _ in ready:
-                self._set_aside(asked, str(error))
-            return
-        position = common_position([asked.folder for asked, _ in ready])
+        position = common_position([asked.folder.path for asked, _ in ready])
+        choice = _choice(execution, simulation, self._progress)
         gone = {*execution.together} - {asked.folder.path.name for asked, _ in ready}
         missing = sum(not _had_ended(RunFolder(first.folder.path.parent / name), position) for name in gone)
         if missing and position < simulation.rounds and choice.engine == "vectorised":
             self._progress.note(
-                f"{first.folder.path.name} was stacked with {missing} runs that are finished, gone or damaged: its "
-                "last digits may differ from those of a run that was never interrupted."
+                f"{first.folder.path.name} was stacked with {missing} runs that do not go on with it: its last digits "
+                "may differ from those of a run that was never interrupted."
             )
         self._carry_out(ready, choice)
 
@@ -308,14 +291,14 @@ class _Grid:
         for simulation, error in failed.items():
             asked = by_simulation[simulation]
             if isinstance(error, DamagedError):
-                self._set_aside(asked, str(error))
+                self._set_aside(asked, error)
             elif isinstance(error, FedshiftError):
                 if not isinstance(error, StoppedError):
                     self._note_failure(asked, error)
             else:
                 raise error
 
-    def _set_aside(self, asked: Asked, reason: str) -> None:
+    def _set_aside(self, asked: Asked, reason: object) -> None:
         """Make room for a damaged run, which is made again after the others."""
         try:
             with asked.folder.locked():
@@ -346,42 +329,6 @@ class _Grid:
             self.failed[asked.folder.path] = kind(f"{name}: {error}")
 
 
-def _execution(folder: RunFolder) -> Execution | None:
-    """How a run was carried out; None where it has no checkpoint.
-
-    Raises:
-        DamagedError: a checkpoint cannot be read.
-    """
-    about = saved(folder.path)
-    return about[max(about)][1].execution if about else None
-
-
-def _begins_again(folder: RunFolder, execution: Execution) -> bool:
-    """Whether a run begins again with its group, of which not all had written their first checkpoint."""
-    if folder.checkpoint_file.exists():
-        return False
-    try:
-        return not common_position([RunFolder(folder.path.parent / name) for name in execution.together])
-    except DamagedError:
-        return True
-
-
-def _along(folder: RunFolder, asked: RunFolder) -> Asked:
-    """A run that goes on with one that was asked for; plugins that both have are trusted already."""
-    trust = set(folder.identity.plugins.items()) <= set(asked.identity.plugins.items())
-    return Asked(folder, partial(folder.experiment, trust=trust))
-
-
-def _goes_on_with(execution: Execution, folder: RunFolder, known: Mapping[Path, Execution]) -> bool:
-    """Whether a run is of a group; ``known`` has the executions of those that were asked for."""
-    if folder.path in known:
-        return known[folder.path] == execution
-    try:
-        return folder.unfinished and folder.readable and _execution(folder) == execution
-    except DamagedError:  # it was not asked for, so it stays as it is
-        return False
-
-
 def _alike(current: Simulation, other: Simulation) -> bool:
     """Whether two runs may advance together: what shares a stack, carried out in the same way."""
     return kind(current.setup) == kind(other.setup) and current.experiment.run == other.experiment.run
@@ -396,15 +343,8 @@ def _had_ended(folder: RunFolder, position: int) -> bool:
 
 
 def _choice(execution: Execution, simulation: Simulation, progress: Progress) -> Choice:
-    """The engine of a run that goes on: the one it had, unless another is asked for or it cannot be had here.
-
-    Raises:
-        DamagedError: the checkpoint names none.
-    """
-    try:
-        before = _CHOICES.validate_python(dict(execution.engine))
-    except ValidationError as error:
-        raise DamagedError(f"The checkpoint names no engine ({error.errors()[0]['msg']}).") from error
+    """The engine of a run that goes on: the one it had, unless another is asked for or it cannot be had here."""
+    before = _CHOICES.validate_python(dict(execution.engine))
     options = simulation.experiment.run
     if options.engine == "auto" and _still_right(before, simulation):
         return before

@@ -1,8 +1,7 @@
-"""What the files of a run folder hold, and the reader of them all: what is not as described is a single error."""
+"""The content of a run folder's JSON files and lines."""
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, Self
 
@@ -49,110 +48,13 @@ class Identity(File):
         host: what carries it out, which alone can go on with it.
     """
 
-    format: Literal[2] = 2  # raised whenever a file changes its meaning
+    format: Literal[3] = 3  # raised whenever a file changes its meaning
     fingerprint: str
     series: str
     table: str
     contents: dict[str, str]
     plugins: dict[str, str]
     host: Literal["simulation", "federation"] = "simulation"
-
-
-class Named(File):
-    """A table of an experiment that names an entry of a catalogue; its other settings are the entry's."""
-
-    name: str
-    hold_out: str = ""
-
-
-class Rounds(File):
-    """[train] of an experiment, as far as reports read it."""
-
-    rounds: PositiveInt
-
-
-class Resolved(File):
-    """experiment.toml, as far as it is read without its plugins: every run has these settings."""
-
-    name: str
-    seed: int
-    plugins: list[str]
-    data: Named
-    partition: Named
-    protocol: Named
-    model: Named
-    method: Named
-    train: Rounds
-
-
-class NamedColumn(File):
-    """A column of a table; see :class:`Column`."""
-
-    name: str
-    categories: list[str] | None
-
-
-class PreparedRows(File):
-    """How rows of a table become inputs; see :class:`Preparation`."""
-
-    statistics: Literal["site", "pooled"]
-    impute: Literal["mean", "median"]
-    columns: list[NamedColumn]
-
-
-class Prepared(File):
-    """How samples become inputs; see :class:`Inputs`."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    augment: bool
-    normalise: bool
-    vocabulary: list[str]
-    tokens: int = 0
-    pad: int = 0
-    preparation: PreparedRows | None = None
-
-
-class Federated(File):
-    """federation.json: what modules are made from, and each client's domain and number of training samples, by id."""
-
-    shape: list[Size]
-    classes: list[str]
-    clients: dict[Id, str]
-    inputs: Prepared
-    environments: list[str] = []  # of runs that were made before they were written, unknown
-    type: str = ""  # likewise
-    columns: list[str] = []  # likewise
-    domains: dict[Id, str]
-    samples: dict[Id, Size]
-
-
-class Sent(File):
-    """How many messages, of which clients, in which rounds; the latter two as ranges."""
-
-    messages: Size
-    clients: str
-    rounds: str
-
-
-class SentTensor(Sent):
-    """A tensor of them: its type and its largest shape."""
-
-    type: str
-    shape: list[Size]
-    varies: bool = False
-
-
-class SentOneWay(Sent):
-    """All messages of an exchange in one direction: their bytes, and those of the largest."""
-
-    bytes: Size
-    largest: Size
-    tensors: dict[str, SentTensor]
-
-
-class Messages(RootModel[dict[str, dict[Literal["down", "up", "telemetry"], SentOneWay]]]):
-    """messages.json: what crossed the wire, by exchange and direction."""
 
 
 class Scored(File):
@@ -231,41 +133,18 @@ class Timed(File):
     notes: list[str] = []
 
 
-class Picked(File):
-    """What a selection rule picks: a round and its means; None where the metric is undefined on every environment."""
-
-    position: NonNegativeInt
-    test: Share | None
-    validation: Share | None
-    oracle: bool
-
-
 class Summary(File):
-    """summary.json: what each selection rule picks, notes for readers, and digests of the run's other files.
-
-    Where stages ended early, ``ended`` has where and why, by the stage's name.
+    """summary.json, for readers: what each selection rule picks, and notes.
 
     Attributes:
-        timings_closed: whether timings.jsonl ends with a line that has a digest of the others; older runs lack it.
+        selected: by rule: the round, its means over test and validation, and whether it looks at the test data.
+        notes: what a reader of the results must know.
+        ended: where stages ended early and why, by the stage's name.
     """
 
-    selected: dict[str, Picked]
+    selected: dict[str, dict[str, Any]]
     notes: list[str]
     ended: dict[str, str] = {}
-    files: dict[str, str]
-    timings_closed: bool = False
-
-
-class Machine(File):
-    """environment.json: the versions and the machine that a run was made with."""
-
-    python: str
-    platform: str
-    processor: str
-    accelerator: str | None
-    cores: PositiveInt | None
-    threads: PositiveInt
-    packages: dict[str, str]
 
 
 class GridRun(File):
@@ -459,19 +338,3 @@ AnyEvent = BeginEvent | ProgressEvent | EvaluatedEvent | NoteEvent | EndEvent | 
 
 class Told(RootModel[Annotated[AnyEvent, Field(discriminator="kind")]]):
     """A line of events.jsonl, of any kind."""
-
-
-def parsed(text: bytes) -> Any:
-    """What JSON in UTF-8 says.
-
-    Raises:
-        ValueError: it is none; the message says why.
-    """
-    try:
-        return json.loads(text.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"it is not text in UTF-8, at byte {error.start}") from error
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
-    except json.JSONDecodeError as error:
-        raise ValueError(f"it is no JSON: {error}") from error

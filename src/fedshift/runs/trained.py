@@ -22,8 +22,8 @@ from fedshift.errors import FedshiftError
 from fedshift.evaluation.evaluation import parts_predicted
 from fedshift.federation.federation import Federation
 from fedshift.federation.inputs import Inputs
+from fedshift.runs.checkpoint import check_alike
 from fedshift.settings.experiment import Experiment
-from fedshift.simulation.checkpoint import check_alike
 from fedshift.streams import Streams, sample_draws
 
 MOST_NAMED = 20  # clients that an error lists

@@ -1,9 +1,7 @@
 """The tensors of a run's models: the final ones, and those of the round that source validation picks.
 
 The selected ones are written as the run goes, whenever validation improves, and only what a prediction reads of them.
-They are written beside those of the pick before, as the *next*, and take their place once the checkpoint is there
-that knows of the round. A file says its round, and the records which round is picked, so after a crash at any moment
-the file of that round is there.
+The next checkpoint names their file; the one before then goes.
 """
 
 from __future__ import annotations
@@ -13,21 +11,15 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from pydantic import PositiveInt
 from torch import Tensor
 
-from fedshift import files
 from fedshift.coordinator.coordinator import Coordinator
-from fedshift.core import sealed
+from fedshift.core.messages import pack_in_pieces
 from fedshift.core.tensors import part_of
-from fedshift.errors import DamagedError
+from fedshift.manifest import FileDigest, check_file, write_file
 from fedshift.runs.records import Record
 from fedshift.runs.selection import source_validation
-from fedshift.simulation.checkpoint import check_alike
 from fedshift.site.site import Site
-
-SELECTED, NEXT_SELECTED = "selected.safetensors", "selected.next.safetensors"
-_WHAT = "file of selected weights"
 
 
 class Weights(NamedTuple):
@@ -86,78 +78,41 @@ def _weights(
     return Weights(likes | individual, chain(sent.values(), kept, individual.values()))
 
 
-class About(sealed.About):
-    """What a file of selected weights says beside its tensors.
+class Selection:
+    """Keeps the weights of the round that source validation picks, in a run's folder.
 
     Attributes:
-        position: after how many rounds they were so.
+        files: the file with them, for a manifest; none before anything is scored.
     """
 
-    position: PositiveInt
-
-
-class Selection:
-    """Keeps the weights of the round that source validation picks, in a run's folder."""
-
-    def __init__(self, folder: Path, fingerprint: str) -> None:
-        self._folder, self._fingerprint = folder, fingerprint
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self._picked: Record | None = None
+        self.files: dict[str, FileDigest] = {}
 
-    def go_back(self, records: Sequence[Record], likes: Mapping[str, Tensor]) -> None:
-        """Go on from these records: only the weights of the round that they pick remain.
-
-        Args:
-            records: up to the checkpoint.
-            likes: of what prediction reads there, by name, tensors of the same type and shape; all that are no
-                client's are among the weights that remain.
+    def go_back(self, records: Sequence[Record], named: Mapping[str, FileDigest]) -> None:
+        """Go on from the records up to a checkpoint, and the files that it names.
 
         Raises:
-            DamagedError: they are missing, damaged, or another run's.
+            DamagedError: the weights of the round that the records pick are missing or damaged.
         """
         self._picked = source_validation(records) if records else None
-        coming, there = self._folder / NEXT_SELECTED, self._folder / SELECTED
-        if coming.exists():
-            if self._picked and selected_position(coming) == self._picked["position"]:
-                self.commit()
-            else:
-                files.remove(coming)
+        self.files = {}
         if self._picked:
-            self._check(there, self._picked["position"], likes)
-        elif there.exists():
-            files.remove(there)
-
-    def _check(self, path: Path, position: int, likes: Mapping[str, Tensor]) -> None:
-        about = sealed.said(path, _WHAT, About)
-        if (about.experiment, about.position) != (self._fingerprint, position):
-            raise DamagedError(
-                f"The {_WHAT} '{path}' is of round {about.position} of the run {about.experiment}, not of round "
-                f"{position} of {self._fingerprint}."
-            )
-        sealed.check_sealed(path, _WHAT)
-        found = sealed.tensors(path, _WHAT)
-        # A client may have trained since, or be sent its own since, and so have more tensors now.
-        wanted = {name: like for name, like in likes.items() if name in found or not name.startswith("client.")}
-        check_alike(wanted, found, f"{_WHAT} '{path}'")
+            name = selected_name(self._picked["position"])
+            check_file(self._folder / name, named.get(name))
+            self.files = {name: named[name]}
 
     def consider(self, record: Record, weights: Weights) -> None:
-        """Write the weights as the next, if validation picks the round of this record, the newest."""
+        """Write the weights if validation picks the round of this record, the newest."""
         # Of all records before only the one that they pick can still be picked.
         if source_validation([*filter(None, [self._picked]), record]) is not record:
             return
         self._picked = record
-        about = About(experiment=self._fingerprint, position=record["position"])
-        sealed.write_sealed(self._folder / NEXT_SELECTED, *weights, about)
-
-    def commit(self) -> None:
-        """Put the next weights, if there are any, in the place of those before."""
-        if (self._folder / NEXT_SELECTED).exists():
-            files.rename(self._folder / NEXT_SELECTED, self._folder / SELECTED)
+        name = selected_name(record["position"])
+        self.files = {name: write_file(self._folder / name, pack_in_pieces(*weights))}
 
 
-def selected_position(path: Path) -> int:
-    """After how many rounds the weights of a file of selected ones were so.
-
-    Raises:
-        DamagedError: it is none.
-    """
-    return sealed.said(path, _WHAT, About).position
+def selected_name(position: int) -> str:
+    """The file of the weights after so many rounds, where source validation picks them."""
+    return f"selected@{position}.safetensors"

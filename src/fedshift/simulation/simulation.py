@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import islice
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,9 +35,7 @@ from fedshift.methods.fedavg import FedAvg
 from fedshift.models import MODELS
 from fedshift.models.own import Widened
 from fedshift.settings.experiment import Experiment
-from fedshift.simulation.checkpoint import NEXT, Checkpoint, Execution, check_alike, commit, saved
 from fedshift.site.site import Site
-from fedshift.site.store import DiskStore
 from fedshift.streams import Streams
 
 INPUT = 4  # bytes of a number of a network's inputs
@@ -88,7 +85,6 @@ class Simulation:
             *_notes_on_widths(self.setup),
             *self.setup.notes_on_rates,
         ]
-        self._folder: Path | None = None
 
     @property
     def federation(self) -> Federation:
@@ -164,66 +160,6 @@ class Simulation:
             **({"only_in_simulation": True} if self.evaluation.simulated else {}),
             "environments": rows,
         }
-
-    # Going on later -----------------------------------------------------------------------------
-
-    def attach(self, folder: Path, position: int | None = None) -> None:
-        """Keep client states and checkpoints in a run's folder, and go on from its checkpoint of a position.
-
-        Memory then holds the states of one cohort; the others are read when they are sampled.
-
-        Args:
-            folder: the run's.
-            position: that of one of the :func:`checkpoints <saved>` there; 0: from the start; None: of the newest.
-
-        Raises:
-            DamagedError: the checkpoint, or a client's state, is damaged, missing or of another experiment.
-        """
-        device, fingerprint = self.setup.device, self.experiment.fingerprint
-        keep = max(1, round(self.experiment.train.participation * len(self.federation.clients)))
-        self._folder = folder
-        store = self.site.store = DiskStore(folder / "clients", fingerprint, keep, device)
-        there = saved(folder)
-        if position is None:
-            position = max(there, default=0)
-        if not position:
-            store.rewind(0, {})
-            return
-        path, _ = there[position]
-        checkpoint = Checkpoint.load(path, fingerprint, device)
-        checkpoint.restore(self.coordinator)
-        if path.name == NEXT:
-            commit(folder)
-        store.rewind(checkpoint.position, checkpoint.clients)
-        for client, state in store.items():
-            check_alike(self.site.initial, state.tensors, f"state of client '{self.coordinator.names[client]}'")
-
-    def save(self, records: str, execution: Execution) -> None:
-        """Write the next checkpoint, of everything that changes over time, into the folder that is attached.
-
-        Args:
-            records: a digest of all records so far.
-            execution: how the run is carried out.
-
-        Raises:
-            FedshiftError: the disk is full, say; the checkpoint before is kept.
-        """
-        store, fingerprint = self.site.store, self.experiment.fingerprint
-        assert self._folder is not None
-        assert isinstance(store, DiskStore)
-        store.flush()
-        Checkpoint.of(fingerprint, self.coordinator, store.versions(), records, execution).save(self._folder / NEXT)
-
-    def commit(self) -> None:
-        """Put the next checkpoint in the place of the one before, and remove what only that one named.
-
-        Raises:
-            FedshiftError: it could not be done; the run can go on from either.
-        """
-        assert self._folder is not None
-        assert isinstance(self.site.store, DiskStore)
-        commit(self._folder)
-        self.site.store.prune(self.coordinator.position)
 
 
 def refused_by_method(experiment: Experiment, tell: Embedding = silent) -> bool:
@@ -326,12 +262,12 @@ def _check_patience(experiment: Experiment, federation: Federation) -> None:
 def _notes_on_batch_norm(setup: Setup) -> list[str]:
     name, method = setup.method.label, setup.method
     modules = [part.module for part in setup.parts.values() if part.scope != "server"]
-    if method.bn != "shared" and not any(True for module in modules for _ in batch_norms(module)):
+    if method.core.bn != "shared" and not any(True for module in modules for _ in batch_norms(module)):
         model = setup.model.model
         off = getattr(model, "batch_norm", None) is False
         fix = "--set model.batch_norm=true adds it" if off else "choose a model that has some, or another method"
         without = f"{name}: the model '{MODELS.name_of(model)}' has no batch norm"
-        return [f"{without}, so bn = '{method.bn}' changes nothing; {fix}"]
+        return [f"{without}, so bn = '{method.core.bn}' changes nothing; {fix}"]
     if method.reestimates(unseen=True):
         whose = "every" if method.reestimates(unseen=False) else "an unseen"
         return [

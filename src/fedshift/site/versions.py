@@ -3,7 +3,7 @@
 A coordinator that was killed goes on from its last checkpoint, and asks again for rounds that the site has already
 worked in; and a process at the site that was killed at work is started again with the same order. So a site keeps, of
 every client, the newest state that such a checkpoint may know and all after it, and begins each order with what was
-there before it.
+there before it. The folder's manifest is renewed with each state, and knows of no other file.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ import torch
 
 from fedshift import files
 from fedshift.core.state import ClientState
+from fedshift.manifest import FileDigest, Manifest
 from fedshift.site.memory import ClientStore
-from fedshift.site.store import packed, unpacked
+from fedshift.site.store import pack_state, read_state
 
+MANIFEST = "manifest.json"
+ASIDE = "aside"  # has states that others have taken the place of; nothing removes them
 _FILE = re.compile(r"(\d+)@(\d+)-(\d+)\.safetensors")
-ASIDE = "aside"  # holds states that others have taken the place of; nothing removes them
 Version = tuple[int, int]
 """How many rounds are done after the one that left a state, and the place of its exchange in that round."""
 
@@ -29,36 +31,43 @@ Version = tuple[int, int]
 class Versions(ClientStore):
     """Client states in a folder, by what left them; every one is on the disk at once."""
 
-    def __init__(self, folder: Path, experiment: str, device: torch.device) -> None:
-        """Look at what the folder holds; it is made if there is none.
+    def __init__(self, folder: Path, run: str, device: torch.device) -> None:
+        """Read the folder's manifest; the folder is made if there is none.
 
         Args:
             folder: where the files lie.
-            experiment: what the files belong to.
+            run: what the files belong to.
             device: where the tensors of states that are read belong.
 
         Raises:
             DiskError: the folder cannot be made.
+            DamagedError: the manifest is damaged, or another run's.
         """
         files.make_folder(folder)
-        self._folder, self._experiment, self._device = folder, experiment, device
+        self._folder, self._device = folder, device
+        there = (folder / MANIFEST).exists()
+        self._manifest = Manifest.read(folder / MANIFEST, run) if there else Manifest(run=run, files={})
         self._version: Version = (0, 0)
 
     def versions(self) -> dict[int, list[Version]]:
         """What left each client's states, sorted."""
         found: dict[int, list[Version]] = defaultdict(list)
-        for path in self._folder.iterdir():
-            if match := _FILE.fullmatch(path.name):
-                found[int(match[1])].append((int(match[2]), int(match[3])))
+        for match in filter(None, map(_FILE.fullmatch, self._manifest.files)):
+            found[int(match[1])].append((int(match[2]), int(match[3])))
         return {client: sorted(versions) for client, versions in sorted(found.items())}
 
     def prune(self, position: int) -> None:
         """Remove what no checkpoint of a position, or of a later one, can need."""
-        for client, versions in self.versions().items():
-            newest = _newest(versions, position)
-            for version in versions:
-                if version < newest:
-                    files.remove(self._path(client, version))
+        needless = [
+            _name(client, version)
+            for client, versions in self.versions().items()
+            for version in versions
+            if version < _newest(versions, position)
+        ]
+        if needless:
+            self._renew({name: each for name, each in self._manifest.files.items() if name not in needless})
+            for name in needless:
+                files.remove(self._folder / name)
 
     def at(self, position: int, place: int) -> None:
         """An exchange begins: states are those from before it, and what it leaves takes the place of an earlier try.
@@ -82,7 +91,7 @@ class Versions(ClientStore):
             DamagedError: its file is damaged.
         """
         before = self._before(client)
-        return self._read(client, before[-1]) if before else None
+        return self._read(_name(client, before[-1])) if before else None
 
     def left(self, client: int) -> ClientState | None:
         """The state of one client as the exchange has left it, if it has.
@@ -90,10 +99,8 @@ class Versions(ClientStore):
         Raises:
             DamagedError: its file is damaged.
         """
-        return self._read(client, self._version) if self._path(client, self._version).exists() else None
-
-    def _read(self, client: int, version: Version) -> ClientState:
-        return unpacked(self._path(client, version), self._experiment, client, version[0], self._device)
+        name = _name(client, self._version)
+        return self._read(name) if name in self._manifest.files else None
 
     def put(self, client: int, state: ClientState) -> None:
         """Keep the state of one client as the exchange leaves it; what earlier ones left stays.
@@ -103,19 +110,21 @@ class Versions(ClientStore):
         Raises:
             DiskError: it could not be written.
         """
-        data = packed(state, self._experiment, client, self._version[0], self._device)
-        path = self._path(client, self._version)
-        if path.exists() and path.read_bytes() != data:
-            self._move_aside(path)
-        files.write(path, data)
+        name, data = _name(client, self._version), pack_state(state, self._device)
+        written = FileDigest.of(data)
+        if self._manifest.files.get(name) == written:
+            return
+        self.set_aside(client)
+        files.write(self._folder / name, data)
+        self._renew({**self._manifest.files, name: written})
 
     def set_aside(self, client: int) -> None:
         """Move the state that the exchange has left to the folder :data:`ASIDE`, so that nothing begins with it."""
-        if (path := self._path(client, self._version)).exists():
-            self._move_aside(path)
-
-    def _move_aside(self, path: Path) -> None:
-        aside = self._folder / ASIDE
+        name = _name(client, self._version)
+        if name not in self._manifest.files:
+            return
+        self._renew({other: each for other, each in self._manifest.files.items() if other != name})
+        aside, path = self._folder / ASIDE, self._folder / name
         files.make_folder(aside)
         path.rename(aside / f"{path.stem}.{sum(1 for _ in aside.iterdir())}{path.suffix}")
 
@@ -130,8 +139,16 @@ class Versions(ClientStore):
     def _before(self, client: int) -> list[Version]:
         return [version for version in self.versions().get(client, []) if version < self._version]
 
-    def _path(self, client: int, version: Version) -> Path:
-        return self._folder / f"{client}@{version[0]}-{version[1]}.safetensors"
+    def _read(self, name: str) -> ClientState:
+        return read_state(self._folder / name, self._manifest.files[name], self._device)
+
+    def _renew(self, named: dict[str, FileDigest]) -> None:
+        self._manifest = self._manifest.model_copy(update={"files": named})
+        self._manifest.write(self._folder / MANIFEST)
+
+
+def _name(client: int, version: Version) -> str:
+    return f"{client}@{version[0]}-{version[1]}.safetensors"
 
 
 def _newest(versions: Sequence[Version], position: int) -> Version:

@@ -14,8 +14,8 @@ from annotated_types import Ge
 from pydantic import FiniteFloat
 
 from fedshift import files
-from fedshift.core.sealed import checked
 from fedshift.errors import FedshiftError, FedshiftWarning
+from fedshift.manifest import checked
 from fedshift.reporting.results import flat
 from fedshift.runs.schema import File
 from fedshift.settings.experiment import Experiment

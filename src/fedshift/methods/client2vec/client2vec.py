@@ -31,10 +31,8 @@ Choices, where the paper leaves something open:
 
 from __future__ import annotations
 
-from dataclasses import field
 from typing import Annotated, ClassVar, Literal
 
-from fedshift.core.servers.server import ServerOptimiser
 from fedshift.methods import METHODS
 from fedshift.methods.client2vec import INDICES
 from fedshift.methods.client2vec.index import COUNTS, FEATURE, LABEL, ClientIndex, notes_on, similarity
@@ -43,12 +41,6 @@ from fedshift.page import *
 
 LOCAL_TERMS = ("orth", "dist")
 PROJECTION = ("projector", "projector_head")  # P and h_P
-REGULARISERS = {
-    "fedprox": "mu",
-    "moon": "mu",
-    "feddyn": "alpha",
-    "fediir": "lam",
-}  # which setting weighs the base's term
 # A number for every client: past similarity, similarity to the last cohort, rounds since it took part.
 HISTORY, LAST, SINCE = "history", "last_cohort", "rounds_since"
 
@@ -80,11 +72,6 @@ class Client2Vec(Method):
         "both", help="which parts of the index similarity compares", source="Table 2"
     )
 
-    weighting: Literal["uniform", "samples"] = field(default="uniform", init=False)
-    optimiser_state: Literal["fresh", "kept"] = field(default="fresh", init=False)
-    bn: Literal["shared", "local", "statistics", "reestimate"] = field(default="shared", init=False)
-    server: ServerOptimiser = field(init=False)
-
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.base, FedAvg):
@@ -92,7 +79,7 @@ class Client2Vec(Method):
                 f"method.base = '{METHODS.name_of(self.base)}': Client2Vec needs a method that trains an encoder "
                 "and a head, such as 'fedavg'."
             )
-        if type(self.base).federation is not Method.federation:
+        if type(self.base).federation is not Averaging.federation:
             raise FedshiftError(
                 f"method.base = '{METHODS.name_of(self.base)}': it pools the clients, so there is none to sample."
             )
@@ -101,12 +88,15 @@ class Client2Vec(Method):
                 f"method.compared = 'label', but the index '{INDICES.name_of(self.index)}' has no label vectors: "
                 "set method.compared = 'feature', or method.index = 'dsa-ign'."
             )
-        for name in ("weighting", "optimiser_state", "bn", "server"):
-            object.__setattr__(self, name, getattr(self.base, name))
 
     # What it is made of -------------------------------------------------------------------------
 
-    def parts(self, model: ModelBuilder) -> dict[str, Part]:
+    @property
+    def core(self) -> FedAvg:
+        """The base."""
+        return self.base
+
+    def all_parts(self, model: ModelBuilder) -> dict[str, Part]:
         """The base's parts, the index, the memory of past cohorts, and P with its head."""
         feature_scope: Scope = "down" if self.local_training else "server"
         own = {name: Part.state(torch.zeros(model.clients), "server") for name in (HISTORY, LAST, SINCE)}
@@ -125,35 +115,15 @@ class Client2Vec(Method):
             own |= {"projector": Part(projector), "projector_head": Part(head)}
         return base | index | own
 
-    def all_parts(self, model: ModelBuilder) -> dict[str, Part]:
-        """The parts, among which is what the server's optimiser keeps of the base's."""
-        return self.parts(model)
-
-    def predict(self, net: Net, x: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
-        """As the base."""
-        return self.base.predict(net, x, noise)
-
-    def prediction_draws(self, model: ModelBuilder, batch: int) -> Draws:
-        """As the base."""
-        return self.base.prediction_draws(model, batch)
-
-    def check(self, train: Train) -> None:
-        """As the base."""
-        self.base.check(train)
-
     def federation(self, federation: Federation) -> Federation:
-        """As the base; an index that was made before is checked to be of these clients."""
-        seen = self.base.federation(federation)
+        """An index that was made before is checked to be of these clients."""
+        seen = super().federation(federation)
         self.index.check(seen)
         return seen
 
-    def reestimates(self, unseen: bool) -> bool:
-        """As the base."""
-        return self.base.reestimates(unseen)
-
     def notes(self, state: ServerState) -> tuple[str, ...]:
         """The base's, and that the index does not separate the clients, if so."""
-        return (*self.base.notes(state), *notes_on(state.tensors[FEATURE]))
+        return (*super().notes(state), *notes_on(state.tensors[FEATURE]))
 
     # How it federates ---------------------------------------------------------------------------
 
@@ -198,7 +168,7 @@ class Client2Vec(Method):
     ) -> Sequence[int]:
         """Eq. 1: p_i ~ exp(S_i / tau), without replacement; 0 for clients of the last M / (2 count) rounds."""
         if not self.sampling:
-            return self.base.select(state, clients, count, generator)
+            return super().select(state, clients, count, generator)
         present = torch.tensor(clients)
         scores = state.server[LAST].cpu()[present].double() / self.tau
         recent = state.server[SINCE].cpu()[present]
@@ -262,8 +232,7 @@ class Client2Vec(Method):
         if self.local_weight == "strategy":
             return 5.0 if getattr(self.index, "strategy", "") == "global" else 1.0
         if self.local_weight == "base":
-            regulariser = REGULARISERS.get(METHODS.name_of(self.base))
-            return float(getattr(self.base, regulariser)) if regulariser else 1.0
+            return float(getattr(self.base, self.base.regulariser)) if self.base.regulariser else 1.0
         return self.local_weight
 
 

@@ -55,7 +55,7 @@ class IndexFile(ClientIndex):
             if name in columns
         }
 
-    def stages(self, base: Method) -> tuple[Stage, ...]:
+    def stages(self, base: Averaging) -> tuple[Stage, ...]:
         """Nothing is left to do."""
         return ()
 

@@ -54,7 +54,7 @@ class ClientIndex(Spec):
     def check(self, federation: Federation) -> None:
         """Raise an error if the index cannot be one of these clients."""
 
-    def stages(self, base: Method) -> tuple[Stage, ...]:
+    def stages(self, base: Averaging) -> tuple[Stage, ...]:
         """By default one round in which every client measures its vectors and uploads them."""
         return (self.vectors_stage(),)
 

@@ -60,7 +60,7 @@ class ModelWeights(ClientIndex):
         """All weights of the head."""
         return sum(tensor.numel() for tensor in base["head"].module.state_dict().values())
 
-    def stages(self, base: Method) -> tuple[Stage, ...]:
+    def stages(self, base: Averaging) -> tuple[Stage, ...]:
         """One round of the base method's local training, from which the weights are uploaded, not averaged."""
         vectors = self.vectors_exchange(base.phases(), sends=None)
         return (Stage("vectors", 1, (vectors,), participation=1.0, scored=False, keeps=False),)

@@ -1,0 +1,176 @@
+"""What a run is between two rounds: a manifest, the server's tensors beside it, and the files that it names.
+
+``manifest-<position>.json`` is written last, so it stands for a whole checkpoint. Runs that advance together, and a
+coordinator that may go back, keep an older one as well, until nobody can need it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from copy import copy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import Field, NonNegativeInt
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import Tensor
+
+from fedshift.coordinator.coordinator import Coordinator
+from fedshift.coordinator.ledger import Ledger
+from fedshift.coordinator.schedule import Schedule
+from fedshift.core.contract import ServerState
+from fedshift.core.messages import pack
+from fedshift.core.state import flat_optimisers, optimisers_from_flat
+from fedshift.core.tensors import Tensors
+from fedshift.errors import DamagedError
+from fedshift.manifest import Manifest
+from fedshift.settings.spec import RunName
+
+COUNTED = ("position", "missing", "ended")
+_SCOPES = ("shared", "down", "server")
+_NAME = re.compile(r"manifest-(\d+)\.json")
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How a run is carried out, which decides its last bits; a run that goes on is carried out in the same way.
+
+    Attributes:
+        engine: which engine, as a table.
+        together: the runs that advance together, this one among them, in order.
+    """
+
+    engine: Mapping[str, Any]
+    together: tuple[str, ...]
+
+
+class Checkpoint(Manifest):
+    """A run between two rounds.
+
+    Attributes:
+        position: how many rounds are done, over all stages.
+        missing: who did not answer since the last record.
+        ended: the last rounds of stages that ended early, by name.
+        ledger: every kind of message that crossed the wire so far; see :meth:`Ledger.table`.
+        engine: how the run is carried out; see :class:`Execution`.
+        together: likewise.
+        host: what else the run's host needs to go on.
+    """
+
+    position: NonNegativeInt
+    missing: list[dict[str, Any]]
+    ended: dict[str, NonNegativeInt]
+    ledger: list[dict[str, Any]]
+    engine: dict[str, Any]
+    together: list[RunName]
+    host: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def execution(self) -> Execution:
+        """How the run was carried out."""
+        return Execution(self.engine, tuple(self.together))
+
+    @property
+    def messages(self) -> dict[str, Any]:
+        """What crossed the wire so far, by exchange."""
+        return self._ledger().declaration()
+
+    def restore(self, coordinator: Coordinator, server: ServerState) -> None:
+        """Make a coordinator what it was.
+
+        Raises:
+            DamagedError: it is no checkpoint of such a coordinator.
+        """
+        schedule = Schedule(coordinator.setup.stages, self.ended)
+        if self.position > len(schedule):
+            raise DamagedError(f"The checkpoint is of round {self.position}, but the run has {len(schedule)} rounds.")
+        for scope in _SCOPES:
+            check_alike(getattr(coordinator.state, scope), getattr(server, scope), "checkpoint")
+        for name in COUNTED:
+            setattr(coordinator, name, copy(getattr(self, name)))
+        coordinator.ledger = self._ledger()
+        last = schedule[self.position - 1].number if self.position else 0
+        coordinator.state = replace(server, clients=coordinator.state.clients, round=last)
+
+    def _ledger(self) -> Ledger:
+        try:
+            return Ledger.from_table(self.ledger)
+        except (LookupError, ValueError, TypeError, AttributeError) as error:
+            raise DamagedError(f"The checkpoint's ledger of messages is none ({error}).") from error
+
+
+def manifest_name(position: int) -> str:
+    """The file of the checkpoint of a position."""
+    return f"manifest-{position}.json"
+
+
+def tensors_name(position: int) -> str:
+    """The file with the server's tensors of a checkpoint."""
+    return f"checkpoint@{position}.safetensors"
+
+
+def saved_positions(folder: Path) -> set[int]:
+    """The positions of which a run folder has a checkpoint."""
+    matches = map(_NAME.fullmatch, (path.name for path in folder.glob("manifest-*.json")))
+    return {int(match[1]) for match in matches if match}
+
+
+def read_checkpoint(folder: Path, run: str, position: int) -> Checkpoint:
+    """The checkpoint of a position.
+
+    Raises:
+        DamagedError: it cannot be read.
+    """
+    path = folder / manifest_name(position)
+    found = Checkpoint.read(path, run)
+    if found.position != position:
+        raise DamagedError(f"'{path}' is the checkpoint of round {found.position} under another name.")
+    return found
+
+
+def common_position(folders: list[Path]) -> int:
+    """The newest position that all runs have a checkpoint of; 0, where all can begin, if there is none."""
+    return max(set[int].intersection(*({0, *saved_positions(folder)} for folder in folders)), default=0)
+
+
+def pack_server(state: ServerState) -> bytes:
+    """The server's tensors as a file; :func:`unpack_server` reads them back, bit for bit."""
+    tensors: dict[str, Tensor] = {}
+    for scope in _SCOPES:
+        tensors |= {f"{scope}//{name}": tensor for name, tensor in getattr(state, scope).items()}
+    return pack(tensors | {f"optimisers//{name}": each for name, each in flat_optimisers(state.optimisers).items()})
+
+
+def unpack_server(data: bytes, device: torch.device) -> ServerState:
+    """The inverse of :func:`pack_server`, onto a device.
+
+    Raises:
+        DamagedError: it is none.
+    """
+    scopes: dict[str, dict[str, Tensor]] = {scope: {} for scope in (*_SCOPES, "optimisers")}
+    try:
+        for key, tensor in load(data).items():
+            scope, _, name = key.partition("//")
+            scopes[scope][name] = tensor.to(device)
+        optimisers = optimisers_from_flat(scopes.pop("optimisers"))
+    except (LookupError, ValueError, SafetensorError) as error:
+        raise DamagedError(f"The checkpoint lacks a tensor, or has one that is none of it ({error}).") from error
+    shared, down, server = (Tensors(scopes[name]) for name in _SCOPES)
+    return ServerState(shared, down, server, optimisers)
+
+
+def check_alike(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], what: str) -> None:
+    """Raise a DamagedError unless tensors have the names, types and shapes of others."""
+    if different := sorted(wanted.keys() ^ found.keys()):
+        problem = "lacks" if different[0] in wanted else "holds"
+        raise DamagedError(f"The {what} {problem} the tensor '{different[0]}'.")
+    for name, tensor in wanted.items():
+        if (tensor.dtype, tensor.shape) != (found[name].dtype, found[name].shape):
+            raise DamagedError(
+                f"The {what} has '{name}' as {found[name].dtype} {list(found[name].shape)} in the place of "
+                f"{tensor.dtype} {list(tensor.shape)}."
+            )

@@ -1,0 +1,282 @@
+"""Writes the folder of a run, whoever carries it out: records, selected weights, times, checkpoints, completion."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from fedshift import files
+from fedshift.coordinator.coordinator import Coordinator
+from fedshift.core.messages import pack_in_pieces
+from fedshift.manifest import FileDigest, GrowingFile, Manifest, check_file, read_file, write_file
+from fedshift.runs.checkpoint import (
+    COUNTED,
+    Checkpoint,
+    Execution,
+    check_alike,
+    manifest_name,
+    pack_server,
+    read_checkpoint,
+    saved_positions,
+    tensors_name,
+    unpack_server,
+)
+from fedshift.runs.folder import (
+    CLIENTS,
+    ENVIRONMENT,
+    FEDERATION,
+    MANIFEST,
+    MESSAGES,
+    RECORDS,
+    SUMMARY,
+    TIMINGS,
+    WEIGHTS,
+    RunFolder,
+)
+from fedshift.runs.machine import environment
+from fedshift.runs.patience import end_early, endings
+from fedshift.runs.records import Record, read_records
+from fedshift.runs.schema import Timed
+from fedshift.runs.selection import summary
+from fedshift.runs.weights import Selection, Weights, final_weights, read_weights
+from fedshift.site.site import Site
+from fedshift.site.store import DiskStore
+
+# What belongs to a checkpoint, or was left by a kill in a write; manifests first, so that none lacks what it names.
+OF_CHECKPOINTS = (
+    *("manifest-*.json", "checkpoint@*.safetensors", "selected@*.safetensors", f"{CLIENTS}/*@*.safetensors"),
+    *(".*.new", f"{CLIENTS}/.*.new"),
+)
+
+
+class Recorder:
+    """Writes one run's folder as its host carries the run forward.
+
+    Attributes:
+        folder: the run's.
+        coordinator: the run's.
+        records: what was recorded so far.
+        saved: the checkpoints on the disk, by position.
+        notes: what a reader of the next line of times must know.
+    """
+
+    def __init__(
+        self, folder: RunFolder, coordinator: Coordinator, read: Collection[str], site: Site | None = None
+    ) -> None:
+        """Prepare; nothing is read or written before :meth:`begin`.
+
+        Args:
+            folder: the run's.
+            coordinator: the run's, which has just been made.
+            read: the parts that a prediction reads.
+            site: has all clients, whose states then lie in the folder; None: what clients keep stays at their sites.
+        """
+        self.folder, self.coordinator = folder, coordinator
+        self._run, self._read, self._site = folder.identity.fingerprint, read, site
+        self._store: DiskStore | None = None
+        if site is not None:
+            keep = max(1, round(coordinator.setup.train.participation * len(coordinator.names)))
+            site.store = self._store = DiskStore(folder.path / CLIENTS, keep, coordinator.setup.device)
+        self.records: list[Record] = []
+        self._log, self._times = GrowingFile(folder.path / RECORDS), GrowingFile(folder.path / TIMINGS)
+        self._selection = Selection(folder.path)
+        self._begun: dict[str, FileDigest] = {}  # files that are written once
+        self.saved: dict[int, Checkpoint] = {}  # those on the disk
+        self.notes: list[str] = []
+        self._since, self._seconds, self._together = 0, 0.0, 1
+
+    @property
+    def position(self) -> int:
+        """How many rounds are done."""
+        return self.coordinator.position
+
+    # Going back -----------------------------------------------------------------------------------
+
+    def begin(self, federation: Mapping[str, Any], position: int | None = None, keep: Iterable[int] = ()) -> None:
+        """Go back to a checkpoint, or begin.
+
+        Args:
+            federation: what modules are made from besides the experiment, for federation.json.
+            position: the checkpoint's; 0: begin; None: the newest, if there is one.
+            keep: positions whose checkpoints stay beside it.
+
+        Raises:
+            DamagedError: a file that the checkpoint names is damaged, missing or another run's.
+        """
+        path = self.folder.path
+        position = max(saved_positions(path), default=0) if position is None else position
+        wanted = {position, *keep} - ({0} - saved_positions(path))
+        kept = {each: read_checkpoint(path, self._run, each) for each in wanted}
+        self._remove_all_but(kept)
+        saved = kept.get(position)
+        named = saved.files if saved else {}
+        if saved:
+            name = tensors_name(position)
+            server = unpack_server(read_file(path / name, named.get(name)), self.coordinator.setup.device)
+            saved.restore(self.coordinator, server)
+        self.records = read_records(self._log.go_back(named.get(RECORDS)))
+        self._times.go_back(named.get(TIMINGS))
+        self._selection.go_back(self.records, named)
+        if saved:
+            self._begun = {name: named[name] for name in (ENVIRONMENT, FEDERATION) if name in named}
+            for name, entry in self._begun.items():
+                check_file(path / name, entry)
+        else:
+            self._begun = {ENVIRONMENT: self._write(ENVIRONMENT, environment())}
+            self._begun[FEDERATION] = self._write(FEDERATION, federation)
+        self._rewind_store(position, named)
+        self._since = position
+
+    def _rewind_store(self, position: int, named: Mapping[str, FileDigest]) -> None:
+        if self._store is None or self._site is None:
+            return
+        below = f"{CLIENTS}/"
+        self._store.rewind(
+            position, {name.removeprefix(below): each for name, each in named.items() if name.startswith(below)}
+        )
+        for client, state in self._store.items():
+            check_alike(self._site.initial, state.tensors, f"state of client '{self.coordinator.names[client]}'")
+
+    def _remove_all_but(self, kept: Mapping[int, Checkpoint]) -> None:
+        """Remove every file of a checkpoint that these do not name, and what a kill in a write left behind."""
+        path = self.folder.path
+        named = {name for saved in kept.values() for name in saved.files} | set(map(manifest_name, kept))
+        for pattern in OF_CHECKPOINTS:
+            for file in sorted(path.glob(pattern)):
+                if file.relative_to(path).as_posix() not in named:
+                    files.remove(file)
+        self.saved = dict(kept)
+
+    # Rounds ---------------------------------------------------------------------------------------
+
+    def count(self, seconds: float, engine: str, together: int = 1) -> None:
+        """Add the time of a round that is done.
+
+        Args:
+            seconds: on the clock.
+            engine: in words.
+            together: how many runs went on in that time.
+        """
+        if together != self._together:
+            self.write_times(engine, before=1)
+            self._together = together
+        self._seconds += seconds
+
+    def write_times(self, engine: str, evaluation: float = 0.0, before: int = 0) -> None:
+        """Write what the rounds since the last line took, but for the last ``before``."""
+        position = self.position - before
+        if position > self._since:
+            timed = Timed(
+                start=self._since,
+                stop=position,
+                seconds=max(0.0, round(self._seconds, 3)),  # a clock may jump back
+                evaluation=max(0.0, round(evaluation * self._together, 3)),  # which nobody shares
+                together=self._together,
+                engine=engine,
+                notes=self.notes,
+            )
+            self._times.append(timed.model_dump_json())
+            self.notes = []
+        self._since, self._seconds = position, 0.0
+
+    def record(self, record: Record, weights: Weights | None = None) -> None:
+        """Add a record, of the round that was done last; it may end its stage, and its weights may be selected.
+
+        Args:
+            record: the scores.
+            weights: what was scored; None: the run's as they are now.
+        """
+        patient = self.coordinator.setup.train.patience != "off"
+        if patient and (ended := end_early(self.coordinator, [*self.records, record])):
+            record["ended"] = ended
+        self._log.append(json.dumps(record))
+        self.records.append(record)
+        before = self._selection.files
+        self._selection.consider(record, weights or read_weights(self.coordinator, self._read, self._site))
+        self._remove(before.keys() - self._selection.files.keys())
+
+    # Checkpoints ----------------------------------------------------------------------------------
+
+    def save(self, execution: Execution, host: Mapping[str, Any] | None = None) -> None:
+        """Write a checkpoint; those before stay until :meth:`keep_only`.
+
+        Args:
+            execution: how the run is carried out.
+            host: what else the host needs to go on, as JSON can hold it.
+
+        Raises:
+            DiskError: the disk is full, say; the checkpoint before is kept.
+        """
+        path, position = self.folder.path, self.position
+        tensors = tensors_name(position)
+        named = {tensors: write_file(path / tensors, pack_server(self.coordinator.state))}
+        if self._store is not None:
+            named |= {f"{CLIENTS}/{name}": entry for name, entry in self._store.flush().items()}
+        self.saved[position] = Checkpoint(
+            run=self._run,
+            files=named | self._files(),
+            **{name: getattr(self.coordinator, name) for name in COUNTED},
+            ledger=self.coordinator.ledger.table(),
+            engine=dict(execution.engine),
+            together=list(execution.together),
+            host=dict(host or {}),
+        )
+        self.saved[position].write(path / manifest_name(position))
+
+    def amend(self, position: int, host: Mapping[str, Any], recorded: bool = False) -> None:
+        """Replace what the host needs to go on from a checkpoint.
+
+        Args:
+            position: the checkpoint's.
+            host: as in :meth:`save`.
+            recorded: whether what was recorded since belongs to it, and the weights that were selected.
+
+        Raises:
+            DiskError: it could not be written; the checkpoint is as it was.
+        """
+        before = self.saved[position]
+        named = before.files
+        if recorded:
+            named = {name: entry for name, entry in named.items() if not name.startswith("selected@")} | self._files()
+        self.saved[position] = before.model_copy(update={"host": dict(host), "files": named})
+        self.saved[position].write(self.folder.path / manifest_name(position))
+        self._remove(before.files)
+
+    def keep_only(self, *positions: int) -> None:
+        """Remove the checkpoints of other positions, and what only they name.
+
+        Raises:
+            DiskError: it could not be done; the run can go on from any that is left.
+        """
+        gone = {position: self.saved.pop(position) for position in self.saved.keys() - set(positions)}
+        for position in sorted(gone):
+            files.remove(self.folder.path / manifest_name(position))
+        for saved in gone.values():
+            self._remove(saved.files)
+
+    def _remove(self, names: Iterable[str]) -> None:
+        """Remove those files that no checkpoint names any more."""
+        named = {name for saved in self.saved.values() for name in saved.files}
+        for name in sorted({*names} - named):
+            files.remove(self.folder.path / name)
+
+    def finish(self, notes: list[str]) -> None:
+        """Write the final tensors, what crossed the wire and the summary, and last the manifest of a finished run."""
+        coordinator, path = self.coordinator, self.folder.path
+        selected = summary(self.records) if self.records else {}  # a federation may have scored nothing
+        early = {"ended": ended} if (ended := endings(self.records)) else {}
+        weights = final_weights(coordinator, self._read, self._site)
+        named = {
+            WEIGHTS: write_file(path / WEIGHTS, pack_in_pieces(*weights)),
+            MESSAGES: self._write(MESSAGES, coordinator.ledger.declaration()),
+            SUMMARY: self._write(SUMMARY, {"selected": selected, "notes": notes, **early}),
+        }
+        Manifest(run=self._run, files=named | self._files()).write(path / MANIFEST)
+
+    def _files(self) -> dict[str, FileDigest]:
+        """What every manifest names."""
+        return {**self._begun, RECORDS: self._log.entry, TIMINGS: self._times.entry, **self._selection.files}
+
+    def _write(self, name: str, table: Mapping[str, Any]) -> FileDigest:
+        return write_file(self.folder.path / name, (json.dumps(table, indent=2) + "\n").encode())

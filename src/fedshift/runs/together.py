@@ -1,0 +1,189 @@
+"""Runs that advance together, each with its own folder, until all are at their ends.
+
+A stack of runs decides the last bits of each, so a checkpoint says which runs advanced together, and none removes its
+checkpoint before all have written the next: after a crash they go on as the group that they were.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+from fedshift.engines.choice import Choice, open_engine
+from fedshift.engines.engine import Engine
+from fedshift.errors import DiskError, FedshiftError, LockedError, StoppedError
+from fedshift.runs.checkpoint import Execution, common_position
+from fedshift.runs.events import EventLog
+from fedshift.runs.folder import EVENTS, RunFolder
+from fedshift.runs.progress import Outlook, Progress, RunProgress
+from fedshift.runs.recorder import Recorder
+from fedshift.runs.trained import Blueprint
+from fedshift.simulation.plan import planned_stages
+from fedshift.simulation.rounds import advance
+from fedshift.simulation.simulation import Simulation
+
+Failed = dict[Simulation, Exception]
+Judge = Callable[[RunFolder], str]  # why a run is to be given up, by what it has recorded; empty: it goes on
+
+
+def to_the_end(folder: RunFolder) -> str:
+    """Gives no run up."""
+    return ""
+
+
+@dataclass(eq=False)
+class _Run:
+    """A run under way."""
+
+    simulation: Simulation
+    recorder: Recorder
+    display: EventLog
+    engine: str
+    judge: Judge = to_the_end
+    finished: bool = False
+
+    @property
+    def open(self) -> bool:
+        """Whether there are rounds left."""
+        return self.recorder.position < self.simulation.rounds
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time for a checkpoint."""
+        every = self.simulation.experiment.run.checkpoint_every
+        return self.recorder.position % every == 0 or self.simulation.coordinator.stage_over
+
+    def note(self, text: str) -> None:
+        """Keep what the engine reports."""
+        self.recorder.notes.append(text)
+        self.display.note(text)
+
+    def after_round(self, seconds: float, together: int, engine: Engine) -> None:
+        """Show, score and record what is due after a round."""
+        coordinator, recorder = self.simulation.coordinator, self.recorder
+        recorder.count(seconds, self.engine, together)
+        self.display.round(recorder.position, coordinator.bytes_down, coordinator.bytes_up)
+        if self.simulation.scored(recorder.position):
+            started = time.perf_counter()
+            record = self.simulation.record(coordinator.schedule[recorder.position - 1], engine)
+            recorder.record(record)
+            self.display.evaluated(record)
+            recorder.write_times(self.engine, time.perf_counter() - started)
+            if self.open and (reason := self.judge(recorder.folder)):
+                raise StoppedError(reason)
+
+    def save(self, execution: Execution) -> None:
+        """Write a checkpoint."""
+        self.recorder.save(execution)
+
+    def commit(self) -> None:
+        """Remove the one before."""
+        self.recorder.keep_only(self.recorder.position)
+
+    def finish(self) -> None:
+        """Write what a finished run has."""
+        state, method = self.simulation.coordinator.state, self.simulation.setup.method
+        self.recorder.finish([*self.simulation.notes, *method.notes(state)])
+        self.display.end()
+        self.finished = True
+
+
+def carry_out(
+    runs: Sequence[tuple[Simulation, RunFolder]], choice: Choice, progress: Progress, judge: Judge = to_the_end
+) -> Failed:
+    """Carry runs to their ends together, from the newest position that all of them have a checkpoint of.
+
+    Folders that are not there yet are made. A run that ends before the others leaves them to go on, from a checkpoint
+    that all of them have. A run that diverges does so as well, as it would each time, and so does one that ``judge``
+    gives up. It is asked after every record but the last, and must answer the same for the same records: a group that
+    is resumed carries the run out once more as far as that. A disk that is full ends all runs, so that they can be
+    resumed as the group that they were.
+
+    Returns:
+        What went wrong, by run; such a run can be resumed from its last checkpoint.
+    """
+    failed: Failed = {}
+    group: list[_Run] = []
+
+    def note(text: str) -> None:
+        progress.note(text)
+        for run in group:
+            run.note(text)
+
+    with ExitStack() as stack:
+        engine = stack.enter_context(open_engine(choice, note))
+        try:
+            for simulation, folder in runs:
+                stack.enter_context(folder.locked())
+                if not folder.begun:
+                    RunFolder.create(simulation.experiment, folder.path)
+                folder.check_is(simulation.experiment.fingerprint)
+            position = common_position([folder.path for _, folder in runs])
+        except (DiskError, LockedError) as error:  # all or none, so that two processes do not share a group
+            return dict.fromkeys((simulation for simulation, _ in runs), error)
+        except FedshiftError as error:
+            return dict.fromkeys((simulation for simulation, _ in runs), FedshiftError(str(error)))
+        for simulation, folder in runs:
+            with _noting(failed, simulation):
+                group.append(_begin(simulation, folder, position, str(choice), progress, judge))
+        _go_on(group, engine, choice, failed)
+    return failed
+
+
+def _begin(
+    simulation: Simulation, folder: RunFolder, position: int, engine: str, progress: Progress, judge: Judge
+) -> _Run:
+    """Go back to a checkpoint of a run and begin to show it."""
+    recorder = Recorder(folder, simulation.coordinator, simulation.evaluation.read, simulation.site)
+    recorder.begin(Blueprint.of(simulation.federation).table() | simulation.federation.sizes(), position)
+    outlook = Outlook(folder.path.name, simulation.rounds, position, planned_stages(simulation))
+    display = EventLog(folder.path / EVENTS, outlook, progress.begin(outlook))
+    return _Run(simulation, recorder, display, engine, judge)
+
+
+def _go_on(group: Sequence[_Run], engine: Engine, choice: Choice, failed: Failed) -> None:
+    """Round after round, until every run is at its end or has failed."""
+    while going := [run for run in group if not run.finished and run.simulation not in failed]:
+        if disk := next((error for error in failed.values() if isinstance(error, DiskError)), None):
+            for run in going:
+                failed[run.simulation] = disk
+                run.display.failed(str(disk))
+            return
+        if at_their_ends := [run for run in going if not run.open]:
+            _each(at_their_ends, failed, _Run.finish)
+            continue
+        started = time.perf_counter()
+        errors = advance([run.simulation for run in going], engine, {run.simulation: run.display for run in going})
+        seconds = time.perf_counter() - started
+        for run in going:
+            with _noting(failed, run.simulation, run.display):
+                if error := errors.get(run.simulation):
+                    raise error
+                run.after_round(seconds, len(going), engine)
+        if any(run.due for run in going):
+            execution = Execution(choice.table(), tuple(run.recorder.folder.path.name for run in going))
+            _each(going, failed, partial(_Run.save, execution=execution))
+            if failed.keys().isdisjoint(run.simulation for run in going):  # or no position would be common to all
+                _each(going, failed, _Run.commit)
+
+
+def _each(runs: Sequence[_Run], failed: Failed, act: Callable[[_Run], None]) -> None:
+    """Do something with every run that has not failed."""
+    for run in runs:
+        if run.simulation not in failed:
+            with _noting(failed, run.simulation, run.display):
+                act(run)
+
+
+@contextmanager
+def _noting(failed: Failed, simulation: Simulation, display: RunProgress | None = None) -> Iterator[None]:
+    """Note what goes wrong with one run; the others go on."""
+    try:
+        yield
+    except Exception as error:
+        failed[simulation] = error
+        if display is not None:
+            display.failed(str(error))
