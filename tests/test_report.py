@@ -28,12 +28,12 @@ from conftest import TINY
 from fedshift.api import Comparison, compare
 from fedshift.cli.app import app
 from fedshift.errors import FedshiftError
+from fedshift.methods.client2vec.heat_maps import MOST_LETTERS, drawable, heat_maps
 from fedshift.methods.client2vec.vectors import Index
 from fedshift.reporting.curves import MOST_PANELS, by_round, colours, figures
 from fedshift.reporting.page import page
 from fedshift.reporting.results import Results, flat
 from fedshift.reporting.settings import merged
-from fedshift.reporting.similarity import MOST_LETTERS, drawable, heat_maps
 from fedshift.reporting.stages import in_words, spans, unscored_before
 from fedshift.reporting.table import tables
 from fedshift.reporting.table import text as plain_text
