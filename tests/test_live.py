@@ -17,7 +17,7 @@ from fedshift.core.contract import Round, Stage
 from fedshift.reporting.live import LOADING, LiveProgress, scores_text
 from fedshift.runs.events import Events
 from fedshift.runs.folder import RunFolder, Times
-from fedshift.runs.progress import Outlook, Progress
+from fedshift.runs.progress import Outlook
 from fedshift.runs.schema import Timed
 from fedshift.simulation.listener import Task
 from fedshift.simulation.plan import PlannedStage
@@ -130,15 +130,6 @@ def test_runs_that_advance_together(clock: Clock):
     again.end()
 
 
-@pytest.mark.parametrize(("width", "height"), [(120, 40), (80, 10), (60, 10), (20, 5), (1, 1)])
-def test_any_terminal_is_large_enough(clock: Clock, width: int, height: int):
-    progress = display(3, clock, width, height)
-    for name in ("a" * 99, "b"):
-        progress.begin(outlook(name)).evaluated(scores(0.5, 0.25))
-        assert seen(progress)
-        assert max(map(len, seen(progress))) <= width
-
-
 def test_a_terminal_shows_runs_and_keeps_lines(tiny_document: dict[str, Any]):
     """The whole way, from a run to what a terminal is sent."""
     terminal = Console(file=io.StringIO(), force_terminal=True, width=160)
@@ -229,20 +220,6 @@ def test_messages_beside_runs(clock: Clock):
     assert has(finished, "1/3 a", "finished before")
     assert has(embedding, "means", "64 of 130")
     assert has(goes_on, "2/3 b", "round 5")
-
-
-def test_all_are_silent_by_default(capsys: pytest.CaptureFixture[str]):
-    progress = Progress()
-    progress.embedded("means", 0, 1)
-    progress.note("A word.")
-    progress.reused("a")
-    run = progress.begin(outlook("b", 2))
-    run.steps(1)
-    run.round(1, 1, 1)
-    run.evaluated(scores(0.5))
-    run.end()
-    run.failed("no")
-    assert capsys.readouterr() == ("", "")
 
 
 def test_means_over_clients_and_of_many_environments_the_worst():

@@ -119,21 +119,6 @@ def test_numbers_dates_and_times_of_another_notation_are_no_categories(tmp_path:
     assert data.columns[0].categories == tuple(sorted(values))
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["marker 01", "marker 02"],
-        ["20-30", "30-40"],
-        ["1:40", "1:80", "1:160"],
-        ["2020-01-31", "unknown", "never"],
-    ],
-    ids=str,
-)
-def test_words_that_resemble_dates_are_categories(tmp_path: Path, words: list[str]):
-    text = "a,label\n" + "".join(f'"{word}",{label}\n' for word, label in zip(words, "xyx", strict=False))
-    assert read(table(tmp_path / "x.csv", text)).columns[0].categories == tuple(sorted(words))
-
-
 def sites_of(tmp_path: Path, *files: str) -> list[tuple[str, ...]]:
     """The names of sites, and the site of each row, of CSV files with the column ``site``."""
     for number, sites in enumerate(files):
