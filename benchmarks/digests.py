@@ -55,6 +55,10 @@ METHODS = [
     *("fedalign", "fraug", "head-retraining", "client2vec", "fedpin", "fedpin-lambda-0", "fedpin-gamma-0"),
     *("fedpin-gm", "fedpin-gm-ft", "fedpin-gm-l2", "fedavgm", "feddyn", "moon", "fedlc", "fediir", "ditto"),
 ]
+ALONE = [  # carried out once
+    *("scaffold", "drfa", "fedgen", "fedproc", "fedpac", "fedrep", "fedrod", "fedsdr", "ftfa", "pfedavg", "pfedme"),
+    *("partialfed", "partialfed-adaptive", "fedadg", "fedadagrad", "fedadam", "fedyogi", "fraug-code"),
+]
 for method in METHODS:
     own = [f"method.{value}" for value in INDEX] if method == "client2vec" else []
     own += ["method.alpha=0.001"] if method.startswith("fedpin") else []
@@ -62,6 +66,8 @@ for method in METHODS:
     CASES[f"{method} weighted half"] = [*own, "train.participation=0.5"] + (
         ["method.base.weighting=samples"] if method == "client2vec" else ["method.weighting=samples"]
     )
+for method in ALONE:
+    CASES[method] = ["train.lr=0.01", *(["train.optimiser=sgd", "train.momentum=0"] if method == "scaffold" else [])]
 for base in BASES:
     CASES[f"client2vec on {base}"] = [*(f"method.{value}" for value in INDEX), f"method.base.name={base}"]
 CASES["client2vec federated"] = [*(f"method.{value}" for value in INDEX), "method.index.strategy=federated"]

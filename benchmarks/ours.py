@@ -30,7 +30,6 @@ ENDLESS = 10**4  # rounds; no benchmark gets there
 
 
 @fedshift.DATASETS.register("benchmark")
-@dataclass(frozen=True, kw_only=True)
 class Made(Dataset):
     """A workload's data: each client a domain, all of its samples for training; one more of each is there to score."""
 
@@ -68,7 +67,6 @@ class Made(Dataset):
 
 
 @fedshift.DATASETS.register("benchmark-many")
-@dataclass(frozen=True, kw_only=True)
 class Many(Dataset):
     """One domain of small images, enough for many clients: class patterns under noise."""
 

@@ -12,7 +12,6 @@ import argparse
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from statistics import median
 
 import torch
@@ -54,7 +53,7 @@ def main() -> None:
     for name in options.workload or ["table"]:
         asked = experiment(WORKLOADS[name], "float32", "vectorised", cores(), device=options.device)
         runs = [
-            Simulation(replace(asked, seed=seed, train=replace(asked.train, lr=LR * (1 + seed / 10))))
+            Simulation(asked.replace(seed=seed, train=asked.train.replace(lr=LR * (1 + seed / 10))))
             for seed in range(options.runs)
         ]
         one_by_one = [[run] for run in runs]

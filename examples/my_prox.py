@@ -4,7 +4,6 @@ from fedshift.page import *
 
 
 @fedshift.METHODS.register("my-prox")
-@dataclass(frozen=True, kw_only=True)
 class MyProx(FedAvg):
     """FedAvg that stays near the global model (Li et al., MLSys 2020, Eq. 2)."""
 

@@ -11,7 +11,6 @@ from fedshift.page import *
 
 
 @fedshift.METHODS.register("my-scaffold")
-@dataclass(frozen=True, kw_only=True)
 class MyScaffold(FedAvg):
     """FedAvg whose local steps are corrected by control variates."""
 

@@ -47,7 +47,6 @@ def test_with_zero_variates_it_is_fedavg(tmp_path: Path) -> None:
 
 
 @fedshift.METHODS.register("quadratic")
-@dataclass(frozen=True, kw_only=True)
 class Quadratic(FedAvg):
     """Client k has (k + 1)/2 * |b - k|^2, where b is the head's bias."""
 
@@ -59,7 +58,6 @@ class Quadratic(FedAvg):
 
 
 @fedshift.METHODS.register("quadratic-scaffold")
-@dataclass(frozen=True, kw_only=True)
 class QuadraticScaffold(MyScaffold, Quadratic):
     """SCAFFOLD on the same objectives."""
 

@@ -8,7 +8,7 @@ method draws itself.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -23,6 +23,7 @@ from fedshift.datasets.dataset import Dataset
 from fedshift.engines.engine import Engine
 from fedshift.federation.domains import DomainData
 from fedshift.settings.experiment import Experiment
+from fedshift.settings.spec import setting
 from fedshift.simulation.simulation import Simulation
 from fedshift.streams import Streams
 
@@ -40,7 +41,6 @@ class Slope(nn.Module):
         return self.w * x
 
 
-@dataclass(frozen=True, kw_only=True)
 class Plain(Model):
     """z = x."""
 
@@ -48,19 +48,18 @@ class Plain(Model):
         return nn.Flatten()
 
 
-@dataclass(frozen=True, kw_only=True)
 class Quadratics(Dataset):
     """A domain, and so a client, for each quadratic; its samples are equal."""
 
-    slopes: tuple[float, ...] = (1.0, -2.0)
-    labels: tuple[int, ...] = (1, 2)
-    samples: tuple[int, ...] = (10, 10)
+    slopes: tuple[float, ...] = setting((1.0, -2.0), help="x of each client")
+    labels: tuple[int, ...] = setting((1, 2), help="y of each client")
+    counts: tuple[int, ...] = setting((10, 10), help="samples of each client")
 
     def domain_names(self) -> tuple[str, ...]:
         return tuple(f"client {number}" for number in range(len(self.slopes)))
 
     def load(self, streams: Streams) -> DomainData:
-        domain = torch.arange(len(self.slopes)).repeat_interleave(torch.tensor(self.samples))
+        domain = torch.arange(len(self.slopes)).repeat_interleave(torch.tensor(self.counts))
         x, y = torch.tensor(self.slopes)[domain, None], torch.tensor(self.labels)[domain]
         classes = tuple(f"class {number}" for number in range(max(self.labels) + 1))
         return DomainData(x, y, domain, self.domain_names(), classes, torch.arange(len(y)))
@@ -101,21 +100,24 @@ def squared(x: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
     return losses.mean() if reduction == "mean" else losses.sum()
 
 
+DATA = Quadratics()
+
+
 @dataclass(frozen=True)
 class OnQuadratics:
     """Runs methods on quadratics; see the fixture ``on_quadratics``."""
 
     make: Make
 
-    def experiment(self, method: Method, changes: Mapping[str, Any], data: Quadratics = Quadratics()) -> Experiment:
+    def experiment(self, method: Method, changes: Mapping[str, Any], data: Quadratics = DATA) -> Experiment:
         """Full batches by plain SGD in float64; every client takes part, unless changes say otherwise."""
         plain = {"train.batch": 1000, "train.momentum": 0.0, "train.precision": "float64", "train.steps": 10}
         (protocol, model) = {"name": "in-domain"}, Plain(dim=1)
         experiment = self.make({**plain, "protocol": protocol, **changes})
-        return replace(experiment, data=data, model=model, method=method)
+        return experiment.replace(data=data, model=model, method=method)
 
     def run(
-        self, method: Method, changes: Mapping[str, Any], data: Quadratics = Quadratics(), engine: Engine | None = None
+        self, method: Method, changes: Mapping[str, Any], data: Quadratics = DATA, engine: Engine | None = None
     ) -> Simulation:
         """All rounds of such an experiment."""
         return simulate(self.experiment(method, changes, data), engine=engine)

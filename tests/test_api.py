@@ -129,9 +129,9 @@ def test_an_experiment_can_be_changed(make: Make):
     one = make({"method.name": "fedprox", "method.mu": 0.7})
     assert fedshift.experiment(one, rounds=9).train.rounds == 9
     assert fedshift.experiment(one, rounds=9).method == one.method
-    with pytest.warns(fedshift.FedshiftWarning, match=r"method\.mu = 0\.7 .*'fedsr'"):
+    with pytest.warns(fedshift.FedshiftWarning, match=r"\[method\].* not used: mu"):
         assert fedshift.experiment(one, method="fedsr").method == FedSR()
-    with pytest.warns(fedshift.FedshiftWarning, match=r"model\.hidden = \[8\] .*'cnn'"):
+    with pytest.warns(fedshift.FedshiftWarning, match=r"\[model\].* not used: hidden"):
         assert fedshift.experiment(one, model="cnn").model.dim == one.model.dim == 4
     assert [e.seed for e in fedshift.grid([one], seed=[3, 4], hold_out="dark")] == [3, 4]
 
@@ -158,17 +158,11 @@ def test_choices_may_be_instances_and_tables(tiny_document: dict[str, Any]):
 def test_an_instance_is_what_runs(tiny_document: dict[str, Any]):
     """It takes the place of the file's settings and of presets; dotted settings still change it."""
     document = override(tiny_document, {"method.weighting": "samples", "protocol.hold_out": "all"})
-    left_out = r'method\.weighting = "samples" is left out'
-    with pytest.warns(fedshift.FedshiftWarning, match=left_out) as caught:
-        assert fedshift.experiment(document, method=FedAvg(), hold_out="dark").method.weighting == "uniform"
-    assert caught[0].filename == __file__
+    assert fedshift.experiment(document, method=FedAvg(), hold_out="dark").method.weighting == "uniform"
     preset = fedshift.METHODS.get("fediir")()
-    with pytest.warns(fedshift.FedshiftWarning, match=r"method\.optimiser_state = \"kept\""):
-        chosen = fedshift.experiment("rotated-mnist", method=preset)
-    assert chosen.method == preset
+    assert fedshift.experiment("rotated-mnist", method=preset).method == preset
     assert fedshift.experiment("rotated-mnist", method="fediir").method != preset
-    with pytest.warns(fedshift.FedshiftWarning, match=left_out):
-        changed = fedshift.experiment(document, method=FedSR(), hold_out="dark", settings={"method.l2r": 0.2})
+    changed = fedshift.experiment(document, method=FedSR(), hold_out="dark", settings={"method.l2r": 0.2})
     assert changed.method == FedSR(l2r=0.2)
 
 
@@ -193,10 +187,10 @@ def test_other_data_are_another_experiment():
         ({"method": "fedrs"}, ["'fedrs'", "Did you mean 'fedsr'"]),
         ({"method": FedSR}, ["FedSR", "give the name of a method", "an instance"]),
         ({"method": MLP()}, ["MLP", "give the name of a method"]),
-        ({"method": []}, ["method is an empty list"]),
+        ({"method": []}, ["method = []", "give the name of a method"]),
         ({"method": ["fedavg", FedAvg()]}, ["same run twice"]),
         ({"method": {"l2r": 0.1}}, ["a table with a name"]),
-        ({"model": ["mlp", "cnn"]}, ["give the name of a model", "only method"]),
+        ({"model": ["mlp", "cnn"]}, ["give the name of a model"]),
         ({"data": FedSR()}, ["give the name of a data set"]),
         ({"rounds": "ten"}, ["train.rounds = 'ten'", "integer"]),
         ({"seed": "x"}, ["seed = 'x'"]),
@@ -219,9 +213,7 @@ def test_a_bad_source_is_named(source: Any):
 
 
 def test_a_class_without_a_name_says_how_to_register_it():
-    from dataclasses import dataclass
 
-    @dataclass(frozen=True, kw_only=True)
     class Mine(FedAvg):
         """A method nobody registered."""
 

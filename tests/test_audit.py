@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -46,7 +45,6 @@ def test_small_steps_do_not_alarm_it(make: Make, name: str, lr: float):
 
 @pytest.mark.parametrize(("told", "carried", "refused"), [("own_a", "own_a", False), ("own_a", "own_b", True)])
 def test_an_upload_may_hold_only_the_private_part_that_it_reveals(make: Make, told: str, carried: str, refused: bool):
-    @dataclass(frozen=True, kw_only=True)
     class Telling(FedAvg):
         """Keeps two rows of numbers, and uploads one that it kept."""
 
@@ -66,7 +64,7 @@ def test_an_upload_may_hold_only_the_private_part_that_it_reveals(make: Make, to
             carries = lambda work: {"told": work.private[f"{carried}.value"]}  # noqa: E731
             return super().exchange(name, uploads=(upload,), upload=carries)
 
-    experiment = replace(make({**AUDIT, "train.rounds": 2}), method=Telling())
+    experiment = make({**AUDIT, "train.rounds": 2}).replace(method=Telling())
     if not refused:
         simulate(experiment)
         return
@@ -130,7 +128,6 @@ def test_weights_are_no_samples(dtype: torch.dtype):
 # Within a run -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
 class Leaking(FedAvg):
     """Client 1 sends something else from round 2 on, under a harmless name or within the encoder."""
 
@@ -179,7 +176,7 @@ SETTINGS = {"data.per_class": 16, "protocol": {"name": "in-domain"}, "train.roun
 
 @pytest.mark.parametrize(("what", "where", "words"), LEAKS)
 def test_what_one_client_sends_from_round_two_on_is_refused(make: Make, what: str, where: str, words: str):
-    simulation = Simulation(replace(make({**SETTINGS, **AUDIT}), method=Leaking(what=what, where=where)))
+    simulation = Simulation(make({**SETTINGS, **AUDIT}).replace(method=Leaking(what=what, where=where)))
     go_on(simulation)
     kept = dict(simulation.site.store.items())
     with pytest.raises(FedshiftError) as caught:
@@ -187,12 +184,12 @@ def test_what_one_client_sends_from_round_two_on_is_refused(make: Make, what: st
     for word in ("client 'light', round 2", "exchange 'train'", words):
         assert word in str(caught.value)
     assert simulation.site.store.get(2) is kept[2], "a client that is refused keeps what it had"
-    simulate(replace(make(SETTINGS), method=Leaking(what=what, where=where)))  # nothing is looked at
+    simulate(make(SETTINGS).replace(method=Leaking(what=what, where=where)))  # nothing is looked at
 
 
 def test_it_is_silent_where_nothing_leaks_and_a_refused_client_is_missing(make: Make):
-    simulate(replace(make({**SETTINGS, **AUDIT}), method=Leaking(what="nothing")))
+    simulate(make({**SETTINGS, **AUDIT}).replace(method=Leaking(what="nothing")))
     some = {**SETTINGS, **AUDIT, "train.min_answers": 0.5}
-    simulation = simulate(replace(make(some), method=Leaking()))
+    simulation = simulate(make(some).replace(method=Leaking()))
     missing = [(entry["round"], entry["client"]) for entry in simulation.coordinator.missing]
     assert missing == [(2, "light"), (3, "light")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -73,7 +72,7 @@ def test_no_message_names_what_stays(make: Make, name: str):
 def test_it_trains_under_client2vec(make: Make, name: str):
     """All three uses at once; what the method holds is in use there too."""
     index = {"name": "dsa-ign", "epochs": 1, "feedforward": 16, "encoder": {"name": "offline", "size": 64}}
-    experiment = dataclasses.replace(make(CNN_WITH_BN), method=Client2Vec(base=name, index=index))
+    experiment = make(CNN_WITH_BN).replace(method=Client2Vec(base=name, index=index))
     simulation = simulate(experiment)
     terms = evaluated(simulation, simulation.coordinator.schedule[-1])["terms"]["dark"]
     assert {"cross_entropy", "index_orth", "index_dist"} <= terms.keys()

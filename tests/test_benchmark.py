@@ -434,7 +434,6 @@ import fedshift
 from fedshift.methods.fedprox import FedProx
 
 @fedshift.METHODS.register("mine-here")
-@dataclass(frozen=True, kw_only=True)
 class Mine(FedProx):
     \"\"\"FedProx, or what goes wrong.\"\"\"
 

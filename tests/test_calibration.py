@@ -209,7 +209,6 @@ def test_measuring_leaves_no_trace_in_the_run(make: Make, monkeypatch: pytest.Mo
     assert_same(simulate(experiment), simulation)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Branching(FedAvg):
     """Its loss asks a tensor which way to go, so it does not stack."""
 
@@ -220,7 +219,7 @@ class Branching(FedAvg):
 
 def test_a_real_method_that_does_not_stack(make: Make, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(calibration, "can_fork", lambda: False)
-    measured = calibrate(Simulation(replace(make(), method=Branching())).example(), RunOptions(threads=1), seconds=0.1)
+    measured = calibrate(Simulation(make().replace(method=Branching())).example(), RunOptions(threads=1), seconds=0.1)
     notes = {timing.choice.engine: timing.note for timing in measured.engines}
     assert "cannot be stacked" in notes["vectorised"]
     assert not notes["sequential"]

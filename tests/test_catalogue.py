@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import MISSING, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +50,7 @@ numbers = st.floats(0, 1e6, allow_nan=False)
 
 
 def made(entry: Entry[Any]) -> Any:
-    return entry(**{name: REQUIRED[name] for name, about in entry.settings().items() if about.default is MISSING})
+    return entry(**{name: REQUIRED[name] for name, about in entry.settings().items() if about.required})
 
 
 def through_toml(table: dict[str, Any]) -> dict[str, Any]:
@@ -76,7 +75,7 @@ def test_every_entry_says_what_it_is(catalogue: Catalogue[Any], name: str):
     entry = catalogue.get(name)
     assert issubclass(entry.cls, catalogue.base())
     assert entry.help.splitlines()[0].endswith(".")
-    assert all(about.metadata["help"] for about in entry.settings().values())
+    assert all(about.help for about in entry.settings().values())
     if catalogue is METHODS and entry.built_in:
         assert entry.paper or name in {"centralised", "single", "fedavg", "head-retraining"}
 
@@ -126,7 +125,6 @@ def test_an_error_names_the_table_the_setting_and_the_value(make_it: Any, messag
 
 
 def test_an_error_says_how_a_class_gets_a_name():
-    @dataclass(frozen=True, kw_only=True)
     class Nameless(FedAvg):
         """No method of the catalogue."""
 
@@ -160,7 +158,7 @@ def test_a_variant_is_its_class_with_settings_that_cannot_be_set(name: str):
     plain = METHODS.get(entry.variant.of)
     method = entry()
     assert type(method) is plain.cls
-    assert replace(method, listed_as="") == plain(**entry.fixed())
+    assert method.replace(listed_as="") == plain(**entry.fixed())
     assert entry.fixed().keys() | entry.settings().keys() == plain.settings().keys()
     assert not entry.fixed().keys() & entry.settings().keys()
     for setting_name in entry.fixed():
@@ -181,7 +179,7 @@ def test_a_run_of_a_variant_keeps_its_name(make: Make, name: str, tmp_path: Path
     assert again == experiment
     assert again.run_name == experiment.run_name
     assert experiment.with_absolute_paths().method_name == name
-    assert replace(experiment, seed=3).method_name == name
+    assert experiment.replace(seed=3).method_name == name
 
 
 def test_a_variant_and_its_class_with_the_same_values_are_two_rows(tiny_document: dict[str, Any]):
@@ -205,8 +203,8 @@ def test_a_fixed_setting_in_an_experiment_is_an_unknown_field(tiny_document: dic
 
 def test_a_variant_whose_fixed_setting_is_changed_goes_by_its_classs_name():
     variant = METHODS.get("fedreg")(l_reg=0.3)
-    changed = replace(variant, l_align=0.1)
-    assert METHODS.name_of(variant) == METHODS.name_of(replace(variant, l_reg=0.4)) == "fedreg"
+    changed = variant.replace(l_align=0.1)
+    assert METHODS.name_of(variant) == METHODS.name_of(variant.replace(l_reg=0.4)) == "fedreg"
     assert METHODS.name_of(changed) == "fedcir"
     assert METHODS.table_of(changed)["l_align"] == 0.1
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -251,7 +251,6 @@ def test_a_client_whose_training_fails_is_missing_too(make: Make):
 def test_an_error_that_was_not_foreseen_is_recorded_with_its_kind(make: Make):
     """The text of a KeyError is only the key; the others' answers are merged all the same."""
 
-    @dataclass(frozen=True, kw_only=True)
     class Faulty(FedAvg):
         """Looks for something on one client that is not there."""
 
@@ -262,7 +261,7 @@ def test_an_error_that_was_not_foreseen_is_recorded_with_its_kind(make: Make):
 
     simulation = Simulation(make({**THREE, **HALF}))
     others = simulation.federation.clients[1].train.x[0]
-    simulation = Simulation(replace(simulation.experiment, method=Faulty()))
+    simulation = Simulation(simulation.experiment.replace(method=Faulty()))
     go_on(simulation)
     (missing,) = simulation.coordinator.missing
     assert (missing["client"], missing["why"]) == ("gray", "KeyError: 'colour'")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -252,7 +251,6 @@ def test_a_run_goes_on_to_the_same_bits(make: Make, tmp_path: Path, changes: dic
         assert torch.equal(tensor, later.coordinator.state.tensors[name])
 
 
-@dataclass(frozen=True, kw_only=True)
 class Plain(FedAvg):
     """A page that was written without class weights in mind, and writes out its loss."""
 
@@ -260,7 +258,6 @@ class Plain(FedAvg):
         return {"cross_entropy": -net.head(batch.z).log_softmax(1).gather(1, batch.y[:, None]).mean()}
 
 
-@dataclass(frozen=True, kw_only=True)
 class Unlabelled(FedAvg):
     """A page whose loss reads no label, so there is no risk to weigh."""
 
@@ -275,9 +272,9 @@ def test_a_page_that_reads_labels_and_no_weights_is_refused(
     """It would train as if there were none; without the setting it goes on as ever."""
     experiment = make({**rare(tmp_path), "train.class_weights": "balanced", "train.rounds": 1})
     with pytest.raises(FedshiftError, match=r"'balanced' reaches no loss of Plain.*batch\.cross_entropy\(logits\)"):
-        simulate(replace(experiment, method=Plain()), engine=made(Kernels()))
-    simulate(replace(experiment, method=Unlabelled()), engine=made(Kernels()))
-    simulate(replace(make({**rare(tmp_path), "train.rounds": 1}), method=Plain()), engine=made(Kernels()))
+        simulate(experiment.replace(method=Plain()), engine=made(Kernels()))
+    simulate(experiment.replace(method=Unlabelled()), engine=made(Kernels()))
+    simulate(make({**rare(tmp_path), "train.rounds": 1}).replace(method=Plain()), engine=made(Kernels()))
 
 
 BESIDE: dict[str, Callable[[Net, Batch], Tensor]] = {  # losses beside FedAvg's weighted one
@@ -299,7 +296,6 @@ OTHERS: dict[str, Callable[[Net, Batch], Tensor]] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
 class Beside(FedAvg):
     """FedAvg's weighted risk, and another loss beside it."""
 
@@ -319,9 +315,9 @@ def test_a_cross_entropy_beside_the_weighted_one_is_refused(
     experiment = make({**rare(tmp_path), "train.class_weights": "balanced", "train.rounds": 1})
     said = r"'balanced' does not reach every loss of Beside: its objective 'train' calls F\.(cross_entropy|nll_loss)"
     with pytest.raises(FedshiftError, match=said):
-        simulate(replace(experiment, method=Beside(which=which)), engine=made(Kernels()))
+        simulate(experiment.replace(method=Beside(which=which)), engine=made(Kernels()))
     plain = make({**rare(tmp_path), "train.rounds": 1})
-    simulate(replace(plain, method=Beside(which=which)), engine=made(Kernels()))
+    simulate(plain.replace(method=Beside(which=which)), engine=made(Kernels()))
 
 
 @pytest.mark.parametrize("made", [Sequential, Vectorised], ids=["sequential", "vectorised"])
@@ -330,7 +326,7 @@ def test_a_loss_that_is_no_plain_risk_on_labels_goes_on(
     make: Make, tmp_path: Path, made: Callable[[Kernels], Engine], which: str
 ):
     experiment = make({**rare(tmp_path), "train.class_weights": "balanced", "train.rounds": 1})
-    simulate(replace(experiment, method=Beside(which=which)), engine=made(Kernels()))
+    simulate(experiment.replace(method=Beside(which=which)), engine=made(Kernels()))
 
 
 @pytest.mark.parametrize("name", REFUSING)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -48,7 +47,7 @@ SMALL = {"name": "dsa-ign", "epochs": 2, "feedforward": 16, "encoder": {"name": 
 
 def wrapped(make: Make, changes=None, **settings) -> Simulation:
     method = Client2Vec(**{"index": SMALL, **settings})
-    return Simulation(dataclasses.replace(make(changes), method=method))
+    return Simulation(make(changes).replace(method=method))
 
 
 def run(simulation: Simulation, rounds: int | None = None) -> Simulation:
@@ -384,7 +383,6 @@ def test_the_stages_of_the_index_leave_clients_as_they_were(make: Make):
 
 
 @fedshift.DATASETS.register("known-means")
-@dataclass(frozen=True, kw_only=True)
 class KnownMeans(Dataset):
     """Twelve clients: three domain means (a, b, c), two skews of labels (x, y), two clients of each."""
 
@@ -462,7 +460,7 @@ def test_the_notes_are_the_bases_and_the_indexs(make: Make):
         def notes(self, state):
             return ("what the base says",)
 
-    method = dataclasses.replace(wrapped(make).experiment.method, base=Noting())
+    method = wrapped(make).experiment.method.replace(base=Noting())
     assert method.notes(state_of(**THREE)) == ("what the base says",)
     alike = {"feature": [[1.0, 0.0], [3.0, 0.0]], "label": [[1.0, 0.0]] * 2, "samples": [1.0, 1.0]}
     first, second = method.notes(state_of(**alike))

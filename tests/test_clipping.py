@@ -60,7 +60,7 @@ def test_every_repeat_is_a_step_that_is_clipped(on_quadratics: OnQuadratics):
     Both clients have their optimum above w = 0. At a rate of 0.1 theta goes 1e-4 three times; the gradient of w, with
     lam = 1, is then w - theta = -3e-4, below the limit, so w goes eta times as far: 0.1 * 3e-4.
     """
-    above = Quadratics(slopes=(1.0, 0.5), labels=(1, 2), samples=(10, 10))
+    above = Quadratics(slopes=(1.0, 0.5), labels=(1, 2), counts=(10, 10))
     method = PFedMe(lam=1.0, personal_steps=3, eta=0.1, beta=1.0)
     simulation = on_quadratics.run(method, {**ONE, "train.clip": 1e-3}, above)
     assert at_rest(simulation) == pytest.approx(0.1 * 3e-4, rel=1e-3)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,7 +28,6 @@ from test_methods import assert_same
 PLAIN = {"train.momentum": 0.0, "train.steps": 3, "train.lr": 0.05, "train.precision": "float64"}
 
 
-@dataclass(frozen=True, kw_only=True)
 class Told(FedAvg):
     """Keeps what its clients know of their work."""
 
@@ -41,7 +40,7 @@ class Told(FedAvg):
 
 
 def test_a_client_knows_its_steps_and_its_rate(make: Make):
-    reply = first_messages(replace(make({**PLAIN, "train.rounds": 1}), method=Told()))["train", "up"]
+    reply = first_messages(make({**PLAIN, "train.rounds": 1}).replace(method=Told()))["train", "up"]
     assert (reply["steps"].item(), reply["lr"].item()) == (3, 0.05)
 
 
@@ -59,12 +58,11 @@ def test_the_rate_that_a_client_knows_is_that_of_the_round(make: Make):
     changes = {**PLAIN, "train.rounds": 2, "train.schedule": "cosine"}
     for engine in (None, Vectorised()):
         rates.clear()
-        simulate(replace(make(changes), method=Heard()), engine=engine)
+        simulate(make(changes).replace(method=Heard()), engine=engine)
         half = len(rates) // 2
         assert rates == pytest.approx([0.05] * half + [0.025] * half)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Robust(FedAvg):
     """A snapshot at a common drawn step, and an exchange with the last client alone."""
 
@@ -100,7 +98,7 @@ class Robust(FedAvg):
 
 def test_a_snapshot_is_the_model_after_a_drawn_step(make: Make):
     """With one step only the drawn step is the last, so that the snapshot is the model that is sent."""
-    simulation = simulate(replace(make({**PLAIN, "train.steps": 1, "train.rounds": 1}), method=Robust()))
+    simulation = simulate(make({**PLAIN, "train.steps": 1, "train.rounds": 1}).replace(method=Robust()))
     state = simulation.coordinator.state
     for name, tensor in state.down.of("snapshot").items():
         assert torch.equal(tensor, state.shared[name])
@@ -111,7 +109,7 @@ def test_the_drawn_step_is_the_same_for_all_and_changes_from_round_to_round(make
     drawn = []
     for seed in range(6):
         changes = {**PLAIN, "seed": seed, "train.rounds": 1}
-        robust = simulate(replace(make({**changes, "train.steps": 6}), method=Robust()))
+        robust = simulate(make({**changes, "train.steps": 6}).replace(method=Robust()))
         snapshot = robust.coordinator.state.down.of("snapshot")
         ends = [simulate(make({**changes, "train.steps": s})).coordinator.state.shared for s in range(1, 7)]
         after = [s for s, end in enumerate(ends, 1) if all(torch.equal(t, end[name]) for name, t in snapshot.items())]
@@ -121,7 +119,7 @@ def test_the_drawn_step_is_the_same_for_all_and_changes_from_round_to_round(make
 
 
 def test_an_exchange_may_have_a_cohort_of_its_own(make: Make):
-    simulation = Simulation(replace(make({**PLAIN, "train.rounds": 1}), method=Robust()))
+    simulation = Simulation(make({**PLAIN, "train.rounds": 1}).replace(method=Robust()))
     go_on(simulation)
     assert simulation.coordinator.state.server["asked.value"].tolist() == [0, 27]
     assert_agree(simulation, simulate(simulation.experiment, engine=Vectorised()))
@@ -129,7 +127,7 @@ def test_an_exchange_may_have_a_cohort_of_its_own(make: Make):
 
 def test_a_reply_of_nothing_else_says_the_number_of_samples(make: Make):
     """And one of which nothing is merged does not, whatever weighs the others."""
-    simulation = simulate(replace(make(PLAIN), method=Robust()))
+    simulation = simulate(make(PLAIN).replace(method=Robust()))
     assert names_sent(simulation, "score", "up") == {"samples"}
     assert simulation.setup.categories(simulation.setup.stages[0].exchanges[1]) == {"samples": "count"}
     single = simulate(make({"method": {"name": "single", "weighting": "samples"}}))
@@ -137,13 +135,12 @@ def test_a_reply_of_nothing_else_says_the_number_of_samples(make: Make):
 
 
 def test_models_are_made_of_what_the_last_training_sends(make: Make):
-    (stage,) = replace(make(PLAIN), method=Robust()).method.stages(1)
+    (stage,) = make(PLAIN).replace(method=Robust()).method.stages(1)
     assert [exchange.name for exchange in stage.exchanges] == ["train", "score"]
     assert stage.training.name == "train"
     assert replace(stage, exchanges=stage.exchanges[1:]).training.name == "score"
 
 
-@dataclass(frozen=True, kw_only=True)
 class Sampled(FedAvg):
     """Measures how many samples there are of each kind before it trains, on some batches and on all."""
 
@@ -172,7 +169,7 @@ class Sampled(FedAvg):
 @pytest.mark.parametrize(("batches", "size", "seen"), [(1, None, 4), (2, 5, 10), (3, 100, 81), (9, None, 36)])
 def test_a_measure_may_be_of_some_batches(make: Make, batches: int, size: int | None, seen: int):
     """Of 27 samples whole batches are seen, each of 4 or what the measure says, and at most once before all were."""
-    experiment = replace(make({**PLAIN, "train.rounds": 1}), method=Sampled(batches=batches, size=size))
+    experiment = make({**PLAIN, "train.rounds": 1}).replace(method=Sampled(batches=batches, size=size))
     reply = first_messages(experiment)["train", "up"]
     assert reply["n"].item() == seen
     torch.testing.assert_close(reply["mean"], reply["sum"] / seen)
@@ -183,7 +180,7 @@ def test_a_measure_may_be_of_some_batches(make: Make, batches: int, size: int | 
 
 def test_measured_batches_are_drawn_for_the_round_and_leave_those_of_training_alone(make: Make):
     """Rounds differ, a round repeats, and training, its steps and its batches are those of FedAvg, to the bit."""
-    experiment = replace(make({**PLAIN, "train.rounds": 3}), method=Sampled())
+    experiment = make({**PLAIN, "train.rounds": 3}).replace(method=Sampled())
     sums = []
 
     class Noting(Sampled):
@@ -193,7 +190,7 @@ def test_measured_batches_are_drawn_for_the_round_and_leave_those_of_training_al
             sums.append([up["sum"].item() for up in replies.ups])
             return super().merge(state, replies)
 
-    noted = simulate(replace(experiment, method=Noting()))
+    noted = simulate(experiment.replace(method=Noting()))
     assert len({each[0] for each in sums}) == 3
     assert first_messages(experiment)["train", "up"]["sum"].item() == sums[0][0]
     plain = simulate(make({**PLAIN, "train.rounds": 3}))
@@ -205,7 +202,7 @@ def test_measured_batches_are_drawn_for_the_round_and_leave_those_of_training_al
 def test_engines_agree_on_some_batches(make: Make):
     """Clients of 36, 27 and 18 samples, and batches of 20, which the last does not fill."""
     unequal = {"data.domains": 4, "data.per_class": 13, "data.fewer": 3, "train.rounds": 2}
-    experiment = replace(make({**PLAIN, **unequal}), method=Sampled(batches=3, size=20))
+    experiment = make({**PLAIN, **unequal}).replace(method=Sampled(batches=3, size=20))
     alone = simulate(experiment)
     assert_agree(alone, simulate(experiment, engine=Vectorised()))
     if can_fork():
@@ -215,7 +212,7 @@ def test_engines_agree_on_some_batches(make: Make):
 
 def test_a_measure_of_some_batches_takes_no_steps(make: Make):
     """Neither planned nor told: what counts as a step is one of training."""
-    simulation = simulate(replace(make({**PLAIN, "train.rounds": 1}), method=Sampled()))
+    simulation = simulate(make({**PLAIN, "train.rounds": 1}).replace(method=Sampled()))
     (stage,) = planned_stages(simulation)
     assert stage.steps == 2 * 3
     told = simulation.coordinator.ledger
@@ -227,7 +224,6 @@ HEARD: list[tuple[str, int]] = []
 
 
 @fedshift.METHODS.register("asks-the-round")
-@dataclass(frozen=True, kw_only=True)
 class AsksTheRound(FedAvg):
     """Two stages of two rounds, whose hooks note the round."""
 
@@ -278,7 +274,6 @@ def test_a_tensor_that_the_server_has_not_is_an_error():
 
 
 @fedshift.METHODS.register("a-head-for-each")
-@dataclass(frozen=True, kw_only=True)
 class HeadForEach(FedAvg):
     """FedPAC's shape: client k is sent a head whose bias is k + 1, and measures before it trains."""
 
@@ -316,7 +311,6 @@ def test_a_client_that_is_sent_tensors_of_its_own_has_a_model_of_its_own(make: M
     assert biases == [1.0, 2.0]
 
 
-@dataclass(frozen=True, kw_only=True)
 class KeptHead(FedAvg):
     """PartialFed (Fix) with the head fixed: it is averaged, but a client begins with its last one."""
 
@@ -336,7 +330,7 @@ class KeptHead(FedAvg):
 
 def test_a_client_may_begin_with_what_it_kept(make: Make):
     """Without steps of training for the head (its rate is 0) it stays what the client began with in the first round."""
-    experiment = replace(make({**PLAIN, "train.lr": 1e-30}), method=KeptHead())
+    experiment = make({**PLAIN, "train.lr": 1e-30}).replace(method=KeptHead())
     for engine in (None, Vectorised()):
         simulation = simulate(experiment, engine=engine)
         initial = simulation.site.initial["last.weight"]
@@ -347,14 +341,13 @@ def test_a_client_may_begin_with_what_it_kept(make: Make):
 def test_a_part_may_start_on_every_client_from_a_draw_of_its_own(make: Make):
     """An own head that nobody moves: every engine leaves each client's where its number put it."""
 
-    @dataclass(frozen=True, kw_only=True)
     class OwnHead(FedAvg):
         """FedAvg with a head that a client begins with and never uses."""
 
         def parts(self, model):
             return {**super().parts(model), "own": Part(model.head("own"), "client", each=lambda own: own.head("own"))}
 
-    experiment = replace(make(PLAIN), method=OwnHead())
+    experiment = make(PLAIN).replace(method=OwnHead())
     before = [Simulation(experiment).site.state(client).tensors["own.weight"] for client in (0, 1)]
     assert not torch.equal(*before)
     engines = ["sequential", "vectorised", *(["workers"] if can_fork() else [])]
@@ -382,11 +375,10 @@ def test_what_is_made_for_each_client_is_the_same_module(make: Make, made: torch
 
     said = ("'own'", "'weight': (2, 3)", "each=", has)
     with refuses(*said):
-        simulate(replace(make(PLAIN), method=Other()))
+        simulate(make(PLAIN).replace(method=Other()))
 
 
 def test_only_a_private_part_starts_from_draws_of_its_own(make: Make):
-    @dataclass(frozen=True, kw_only=True)
     class SharedHead(FedAvg):
         """FedAvg that asks for a shared head a client."""
 
@@ -394,13 +386,12 @@ def test_only_a_private_part_starts_from_draws_of_its_own(make: Make):
             return {**super().parts(model), "head": Part(model.head(), each=ModelBuilder.head)}
 
     with refuses("'head'", "'shared'", "scope 'client'"):
-        Simulation(replace(make(PLAIN), method=SharedHead()))
+        Simulation(make(PLAIN).replace(method=SharedHead()))
 
 
 def test_the_rate_of_an_objective_may_fall_from_round_to_round(make: Make):
     """Rounds of one plain step at rates 1 and 0.5 of lr are two runs of a round at these rates, one after the other."""
 
-    @dataclass(frozen=True, kw_only=True)
     class Falling(FedAvg):
         """FedAvg whose rate halves."""
 
@@ -408,7 +399,7 @@ def test_the_rate_of_an_objective_may_fall_from_round_to_round(make: Make):
             return (Phase("train", (self.objective("train", optimiser=Optimiser(decay=0.5)),)),)
 
     changes = {**PLAIN, "train.steps": 1, "train.rounds": 2}
-    falling = simulate(replace(make(changes), method=Falling())).coordinator.state.shared
+    falling = simulate(make(changes).replace(method=Falling())).coordinator.state.shared
     first = Simulation(make(changes))
     go_on(first)
     half = Simulation(make({**changes, "train.lr": 0.025}))
@@ -421,7 +412,6 @@ def test_the_rate_of_an_objective_may_fall_from_round_to_round(make: Make):
 
 
 def test_a_method_may_refuse_a_training_that_it_cannot_work_with(make: Make):
-    @dataclass(frozen=True, kw_only=True)
     class Plain(FedAvg):
         """Only plain SGD, as SCAFFOLD."""
 
@@ -430,10 +420,9 @@ def test_a_method_may_refuse_a_training_that_it_cannot_work_with(make: Make):
                 raise FedshiftError(f"train.momentum = {train.momentum}: set it to 0.")
 
     with refuses("train.momentum = 0.9", "set it to 0"):
-        replace(make(), method=Plain()).check()
+        make().replace(method=Plain()).check()
 
 
-@dataclass(frozen=True, kw_only=True)
 class ReadsByName(FedAvg):
     """Predicts with a private head that it calls by name, as PartialFed does."""
 
@@ -446,7 +435,7 @@ class ReadsByName(FedAvg):
 
 
 def test_a_part_that_prediction_reads_by_name_makes_the_model_a_clients(make: Make):
-    simulation = simulate(replace(make(), method=ReadsByName()))
+    simulation = simulate(make().replace(method=ReadsByName()))
     assert simulation.evaluation.read == {"encoder", "head", "mine"}
     rows = evaluated(simulation, simulation.coordinator.schedule[-1])["environments"]
     assert {row["model"] for row in rows} == {"own", "unseen"}

@@ -11,7 +11,6 @@ import time
 import warnings
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unicodedata import normalize
@@ -223,7 +222,6 @@ def fields(**changes: Any) -> dict[str, Any]:
     } | changes
 
 
-@dataclass(frozen=True, kw_only=True)
 class Given(Dataset):
     """A data set of the fields that a test gives."""
 

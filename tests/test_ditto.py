@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -80,7 +80,6 @@ def quadratic(w, context):
     return curvature / 2 * (w - optimum).square()
 
 
-@dataclass(frozen=True, kw_only=True)
 class Quadratic(Ditto):
     """Client k has F_k(w) = a_k/2 (w - c_k)^2 with a = (1, 4) and c = (3, -1)."""
 
@@ -112,7 +111,7 @@ def test_two_rounds_by_hand(make: Make):
       v_0: 0.555 - 0.1 (-2.445 + 0.5 * 0.59) = 0.77; then 0.77 - 0.1 (-2.23 + 0.5 * 0.805) = 0.95275.
       v_1: -0.62 - 0.1 (1.52 + 0.5 * -0.585) = -0.74275; then -0.74275 - 0.1 (1.029 + 0.5 * -0.70775) = -0.8102625.
     """
-    simulation = Simulation(replace(make(PLAIN), method=Quadratic(lam=0.5)))
+    simulation = Simulation(make(PLAIN).replace(method=Quadratic(lam=0.5)))
     for w, v in ((-0.035, [0.555, -0.62]), (-0.055475, [0.95275, -0.8102625])):
         go_on(simulation)
         assert simulation.coordinator.state.shared["head.w"].item() == pytest.approx(w, abs=1e-6)
@@ -129,7 +128,7 @@ def test_the_personal_model_ends_at_its_optimum_between_its_own_and_the_global_o
     lam = 1: (3 + 1) / 2 and (-4 + 1) / 5; lam = 3: (3 + 3) / 4 and (-4 + 3) / 7; lam = 0: c.
     """
     changes = PLAIN | {"train.rounds": 5, "train.steps": 30, "train.lr": 0.2}
-    simulation = Simulation(replace(make(changes), method=Quadratic(lam=lam)))
+    simulation = Simulation(make(changes).replace(method=Quadratic(lam=lam)))
     received = float("nan")
     for _ in simulation.coordinator.schedule:
         received = simulation.coordinator.state.shared["head.w"].item()
@@ -143,7 +142,7 @@ def test_the_personal_model_ends_at_its_optimum_between_its_own_and_the_global_o
 def test_an_absent_clients_model_stands_still_and_meets_the_newer_global_model_when_it_is_back(make: Make):
     """Two steps of 0.1 a round from w_t as it is then, for those that are there, in a loop of its own."""
     experiment = make(PLAIN | {"train.rounds": 8, "train.absent": 0.4})
-    simulation, lam, v = Simulation(replace(experiment, method=Quadratic(lam=0.5))), 0.5, [0.0, 0.0]
+    simulation, lam, v = Simulation(experiment.replace(method=Quadratic(lam=0.5))), 0.5, [0.0, 0.0]
     coordinator, was_there, came_back = simulation.coordinator, [True, True], 0
     for _ in coordinator.schedule:
         w = coordinator.state.shared["head.w"].item()

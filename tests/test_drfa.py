@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -150,7 +150,7 @@ def test_a_round_by_hand(on_quadratics: OnQuadratics):
     It leads to 0.1 or -0.4, so that w is the mean over two draws of these, and w' the same. Both clients are scored
     there: lambda + 0.1 * 1 * (F_1, F_2)(w'), projected, is half of 0.1 (F_1 - F_2) more for the first.
     """
-    data = Quadratics(samples=(40, 10))
+    data = Quadratics(counts=(40, 10))
     rounds = {"train.rounds": 1, "train.steps": 1, "train.lr": 0.1}
     simulation = Simulation(on_quadratics.experiment(DRFA(), rounds, data))
     go_on(simulation)
@@ -167,7 +167,6 @@ def test_a_round_by_hand(on_quadratics: OnQuadratics):
 # Runs ---------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
 class Drawn(FedAvg):
     """FedAvg with given cohorts."""
 
@@ -182,7 +181,6 @@ def test_without_its_step_it_is_fedavg_with_the_same_cohorts(make: Make, bn: str
     """Gamma = 0: the model, and what clients keep for themselves, to the bit, after four rounds of drawn cohorts."""
     cohorts = list[tuple[int, ...]]()
 
-    @dataclass(frozen=True, kw_only=True)
     class Watched(DRFA):
         """Notes whom it draws."""
 
@@ -192,10 +190,10 @@ def test_without_its_step_it_is_fedavg_with_the_same_cohorts(make: Make, bn: str
             return drawn
 
     changes = {**DRFA_ON_FOUR, **CNN_WITH_BN, "train.participation": 1.0}
-    experiment = replace(make(changes), method=Watched(gamma=0.0, bn=bn))
+    experiment = make(changes).replace(method=Watched(gamma=0.0, bn=bn))
     ours = simulate(experiment)
     assert any(len(set(cohort)) < 3 for cohort in cohorts)
-    plain = simulate(replace(make({**changes, "method.name": "fedavg"}), method=Drawn(cohorts=tuple(cohorts), bn=bn)))
+    plain = simulate(make({**changes, "method.name": "fedavg"}).replace(method=Drawn(cohorts=tuple(cohorts), bn=bn)))
     for name, tensor in plain.coordinator.state.shared.items():
         assert torch.equal(tensor, ours.coordinator.state.shared[name])
     kept = dict(states(ours))
@@ -212,7 +210,6 @@ def test_the_score_is_the_loss_of_the_mean_of_caught_models(make: Make, bn: str)
     changes = {"method.score_batches": "all", "method.bn": bn, "train.rounds": 1, "train.steps": 5}
     came: dict[int, float] = {}
 
-    @dataclass(frozen=True, kw_only=True)
     class Watched(DRFA):
         """Notes what comes."""
 
@@ -222,7 +219,7 @@ def test_the_score_is_the_loss_of_the_mean_of_caught_models(make: Make, bn: str)
 
     experiment = make({**DRFA_ON_FOUR, **CNN_WITH_BN, **changes})
     method = Watched(**{name: getattr(experiment.method, name) for name in ("score_batches", "bn")})
-    simulation = simulate(replace(experiment, method=method))
+    simulation = simulate(experiment.replace(method=method))
     state, when = simulation.coordinator.state, simulation.coordinator.schedule[1]
     caught = state.down.of("scored")
     assert not torch.equal(caught["head.weight"], state.shared["head.weight"])
@@ -256,7 +253,6 @@ def test_only_training_makes_a_client_one_that_has_trained(make: Make):
     changes |= {"partition": {"name": "iid", "clients": 2}}
     cohorts = list[tuple[int, ...]]()
 
-    @dataclass(frozen=True, kw_only=True)
     class Watched(DRFA):
         """Notes whom it draws."""
 
@@ -265,7 +261,7 @@ def test_only_training_makes_a_client_one_that_has_trained(make: Make):
             cohorts.append(tuple(drawn))
             return drawn
 
-    ours = Simulation(replace(make(changes), method=Watched(gamma=0.0, bn="local")))
+    ours = Simulation(make(changes).replace(method=Watched(gamma=0.0, bn="local")))
     _, *rounds = ours.coordinator.schedule
     go_on(ours)
     assert {ours.evaluation.whose(each) for each in ours.federation.environments} == {"unseen"}
@@ -276,7 +272,7 @@ def test_only_training_makes_a_client_one_that_has_trained(make: Make):
     assert len(states(ours)) == 6
     assert len(set().union(*cohorts)) < 6
     fedavg = {**changes, "method.name": "fedavg"}
-    plain = Simulation(replace(make(fedavg), method=Drawn(cohorts=tuple(cohorts), bn="local")))
+    plain = Simulation(make(fedavg).replace(method=Drawn(cohorts=tuple(cohorts), bn="local")))
     for when, row in zip(plain.coordinator.schedule, rows, strict=True):
         go_on(plain)
         assert evaluated(plain, when)["environments"] == row

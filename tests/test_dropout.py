@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +140,7 @@ def test_a_part_may_be_a_layer(make: Make):
         def parts(self, model):
             return {**super().parts(model), "layer": Part(nn.Dropout(0.5))}
 
-    assert isinstance(Simulation(replace(make(), method=Layer())).setup.parts["layer"].module, Dropout)
+    assert isinstance(Simulation(make().replace(method=Layer())).setup.parts["layer"].module, Dropout)
 
 
 def test_another_kind_of_dropout_is_refused():
@@ -170,7 +169,6 @@ def test_only_parts_that_move_need_a_number():
 # In a run -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
 class Dropping(Model):
     """Two layers, each with dropout before it."""
 
@@ -200,8 +198,8 @@ class Twice(FedAvg):
 
 def experiment_of(make: Make, method: FedAvg | None = None, p: float = 0.4, **changes: Any) -> Experiment:
     document = {"train.precision": "float64", "train.rounds": 3, "method.optimiser_state": "kept", **changes}
-    experiment = replace(make(document), model=Dropping(dim=4, p=p))
-    return experiment if method is None else replace(experiment, method=method)
+    experiment = make(document).replace(model=Dropping(dim=4, p=p))
+    return experiment if method is None else experiment.replace(method=method)
 
 
 @pytest.mark.parametrize("method", [None, Twice()], ids=["fedavg", "two passes"])
@@ -221,7 +219,6 @@ def test_engines_agree(make: Make, kind: str, method: FedAvg | None):
     assert any(not torch.allclose(tensor, plain[name]) for name, tensor in mine.items())
 
 
-@dataclass(frozen=True, kw_only=True)
 class OwnLayer(FedAvg):
     """A method that says itself how likely its encoder drops."""
 

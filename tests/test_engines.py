@@ -336,7 +336,6 @@ def test_kernels_change_rounding_only(
         assert_same(prepared, same)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Words(Dataset):
     """The tiny images as texts of 12 tokens from 0 to 15."""
 
@@ -351,7 +350,7 @@ class Words(Dataset):
 def test_an_lstm_cannot_be_stacked(make: Make, stacks: list[int]):
     """It reads its tokens' largest to check them; the same bits come from the sequential engine."""
     experiment = make({"model": {"name": "lstm", "vocabulary": 16, "embedding": 2, "hidden": 3, "dim": 4}})
-    experiment, told = replace(experiment, data=Words()), list[str]()
+    experiment, told = experiment.replace(data=Words()), list[str]()
     with engine_named("vectorised", told) as engine:
         assert_same(simulate(experiment), simulate(experiment, engine=engine))
     (text,) = told
@@ -365,11 +364,10 @@ def test_an_lstm_cannot_be_stacked(make: Make, stacks: list[int]):
 def in_float64(make: Make, method: FedAvg, changes: dict[str, Any] | None = None) -> Experiment:
     """A tiny experiment with a method of the test's own."""
     changes = {"train.precision": "float64", "train.lr": 0.05, **(changes or {})}
-    return replace(make(changes), method=method)
+    return make(changes).replace(method=method)
 
 
 def test_a_phase_without_steps_and_one_that_some_clients_leave_early(make: Make, stacks: list[int]):
-    @dataclass(frozen=True, kw_only=True)
     class Idle(FedAvg):
         """A phase of no steps before the epoch."""
 
@@ -422,7 +420,6 @@ def test_each_clients_gradient_is_clipped_by_its_own_norm(make: Make, stacks: li
     assert far(mine, theirs, 1e-2, 0.0)
 
 
-@dataclass(frozen=True, kw_only=True)
 class DivergesFor(FedAvg):
     """The loss of one client is infinite as soon as it has taken a step."""
 
@@ -461,7 +458,6 @@ def test_a_client_that_diverges_names_itself_and_no_other(make: Make, stacks: li
 # What does not stack ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
 class Branching(FedAvg):
     """Its loss asks a tensor which way to go."""
 
@@ -470,7 +466,6 @@ class Branching(FedAvg):
         return {"cross_entropy": ce if ce > 0.5 else 2 * ce}
 
 
-@dataclass(frozen=True, kw_only=True)
 class Rolling(FedAvg):
     """Its loss draws by itself."""
 
@@ -482,7 +477,7 @@ class Rolling(FedAvg):
 def test_what_does_not_stack_is_told_once_and_works_all_the_same(
     make: Make, stacks: list[int], method: FedAvg, reason: str
 ):
-    experiment, told = replace(make(), method=method), list[str]()
+    experiment, told = make().replace(method=method), list[str]()
 
     def run(engine: Engine) -> Simulation:
         with torch.random.fork_rng():
@@ -501,7 +496,6 @@ def test_what_does_not_stack_is_told_once_and_works_all_the_same(
     assert stacks == [2]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Faulty(FedAvg):
     """Its loss has a mistake."""
 
@@ -514,7 +508,7 @@ class Faulty(FedAvg):
 @pytest.mark.parametrize("error", [KeyError, RuntimeError, TypeError, FedshiftError])
 def test_a_mistake_in_a_loss_is_each_clients_answer_and_says_where(make: Make, error: type[Exception]):
     """As in the sequential engine; and nobody is told that a mistake does not stack."""
-    experiment, told = replace(make(), method=Faulty(error=error)), list[str]()
+    experiment, told = make().replace(method=Faulty(error=error)), list[str]()
     with engine_named("vectorised", told) as engine:
         failed = answers(experiment, engine)
     assert [type(answer) for answer in failed] == [error] * 2
@@ -576,7 +570,6 @@ def test_methods_are_merged_where_they_differ():
     assert merged([FedDyn(), FedDyn()]) == (FedDyn(), {})
 
 
-@dataclass(frozen=True, kw_only=True)
 class Weighted(FedAvg):
     """A loss with a number that runs may differ in, read in a way that runs side by side may not stand."""
 
@@ -817,7 +810,6 @@ def held() -> tuple[int, int]:
     return sum(issubclass(kind, Tensor) for kind in kinds), len(kinds)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Counting(FedAvg):
     """FedAvg that tells, every so many rounds, what the process keeps in which a client trains."""
 
@@ -833,7 +825,7 @@ class Counting(FedAvg):
 def test_nothing_is_left_of_a_round(make: Make, name: str):
     """Neither here nor where clients work: one tensor, or one object, that stayed of each round would show."""
     changes = {"train.rounds": 3 * ROUNDS, "train.steps": 1, "train.precision": "float64", **CNN_WITH_BN}
-    simulation = Simulation(replace(make(changes), method=Counting(bn="local", optimiser_state="kept")))
+    simulation = Simulation(make(changes).replace(method=Counting(bn="local", optimiser_state="kept")))
     counts: list[list[tuple[float, float]]] = []
     gc.freeze()  # what tests before have left
     with engine_named(name) as engine:

@@ -52,8 +52,6 @@ from refusal import refuses
         ({"method.weighting": "size"}, ["method.weighting = 'size'", "'uniform' or 'samples'"]),
         ({"protocol.hold_out": "bright"}, ["domain to hold out 'bright'", "dark, gray, light"]),
         ({"run.device": "tpu"}, ["run.device = 'tpu'"]),
-        ({"method": "fedsr"}, ["method = 'fedsr'", 'method = { name = "..." }']),
-        ({"data": "folder"}, ["data = 'folder'"]),
         ({"train": 5}, ["train = 5", "[train]"]),
         ({"method.fedsr": 3}, ["'fedsr'"]),
         ({"method": {"name": "fedsr", "preset": "pasc"}}, ["preset 'pasc'", "Did you mean 'pacs'?"]),
@@ -316,11 +314,9 @@ def test_run_refuses_a_grid(tmp_path: Path, tiny_document: dict[str, Any], monke
 
 
 def test_an_error_in_a_loss_says_where_it_happened(make: Make):
-    from dataclasses import dataclass, replace
 
     from fedshift.methods.fedavg import FedAvg
 
-    @dataclass(frozen=True, kw_only=True)
     class Broken(FedAvg):
         """Divides by zero."""
 
@@ -330,7 +326,7 @@ def test_an_error_in_a_loss_says_where_it_happened(make: Make):
     from conftest import simulate
 
     with pytest.raises(ZeroDivisionError) as caught:
-        simulate(replace(make(), method=Broken()))
+        simulate(make().replace(method=Broken()))
     assert caught.value.__notes__ == [
         "This happened at client 'dark', round 1, phase 'train', step 1, objective 'train'."
     ]
@@ -416,13 +412,11 @@ def test_a_blow_up_in_the_last_step_is_seen(make: Make):
 
 
 def test_a_term_that_is_no_scalar(make: Make):
-    from dataclasses import dataclass
 
     from torch.nn import functional as F
 
     from fedshift.methods.fedavg import FedAvg
 
-    @dataclass(frozen=True, kw_only=True)
     class Vector(FedAvg):
         """Forgets the mean."""
 
@@ -430,7 +424,7 @@ def test_a_term_that_is_no_scalar(make: Make):
             return {"cross_entropy": F.cross_entropy(net.head(net.encoder(batch.x)), batch.y, reduction="none")}
 
     with refuses("'cross_entropy'", "'train'", "shape (4,)", "scalar"):
-        _first_round(replace(make(), method=Vector()))
+        _first_round(make().replace(method=Vector()))
 
 
 def _first_round(experiment) -> None:

@@ -85,7 +85,7 @@ def test_a_run_follows_the_equations(make: Make, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(Averaging, "merge", recorded)
     experiment = make({"train.rounds": 3} | CNN_WITH_BN)
-    simulation = simulate(dataclasses.replace(experiment, method=FedAvgM(server={"beta": 0.5})))
+    simulation = simulate(experiment.replace(method=FedAvgM(server={"beta": 0.5})))
     state, parameters = simulation.coordinator.state, {name for name, _ in net_of(simulation).parameters()}
     assert {f"velocity.{name}" for name in parameters} == set(state.server)
     velocity = {name: torch.zeros_like(state.shared[name], dtype=torch.float64) for name in parameters}

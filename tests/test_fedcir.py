@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -315,7 +314,6 @@ def first_round(experiment, **settings):
     """The simulation after its first round, what each client had trained, and what the merge was given."""
     trained, merged = {}, {}
 
-    @dataclass(frozen=True, kw_only=True)
     class Watched(FedCiR):
         def keep(self, work):
             trained[len(trained)] = work.trained.map(torch.clone)
@@ -414,7 +412,6 @@ def test_the_generator_is_frozen_on_clients(make: Make):
     assert not any(name in up for name in sent for up in ups.values())
 
 
-@dataclass(frozen=True, kw_only=True)
 class ByHand(Averaging):
     """FedAvg with a probabilistic encoder, written without any of the library's methods."""
 
@@ -441,7 +438,7 @@ def same(one: Simulation, other: Simulation) -> bool:
 def test_without_weights_it_is_fedavg_with_a_probabilistic_encoder(make: Make):
     experiment = make({"method": {"name": "fedcir", "l_reg": 0, "l_align": 0}} | CNN_WITH_BN)
     bare = simulate(experiment)
-    assert same(bare, simulate(dataclasses.replace(experiment, method=ByHand())))
+    assert same(bare, simulate(experiment.replace(method=ByHand())))
     assert not bare.coordinator.state.down
     assert not bare.coordinator.state.server
     assert not bare.coordinator.state.optimisers
@@ -451,7 +448,7 @@ def test_without_weights_it_is_fedavg_with_a_probabilistic_encoder(make: Make):
 def test_both_terms_begin_in_the_second_round(make: Make, weight: str):
     """One round equals that without weights, bit for bit; two do not."""
     on = make({"method": {"name": "fedcir", "l_reg": 0, "l_align": 0, weight: 0.01}})
-    off = dataclasses.replace(on, method=ByHand())
+    off = on.replace(method=ByHand())
     assert same(simulate(on, rounds=1), simulate(off, rounds=1))
     assert not same(simulate(on, rounds=2), simulate(off, rounds=2))
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
-
 import pytest
 import torch
 from torch import nn
@@ -108,7 +105,6 @@ class Point(nn.Module):
         self.w = nn.Parameter(torch.zeros(()))
 
 
-@dataclass(frozen=True, kw_only=True)
 class Quadratic(FedAvg):
     """Client k has F_k(w) = a_k/2 (w - c_k)^2 with a = (1, 4) and c = (1, -1)."""
 
@@ -121,7 +117,6 @@ class Quadratic(FedAvg):
         return {"cross_entropy": curvature / 2 * (net.head.w - optimum).square()}
 
 
-@dataclass(frozen=True, kw_only=True)
 class DynamicQuadratic(FedDyn, Quadratic):
     """FedDyn on the same objectives."""
 
@@ -133,9 +128,9 @@ def test_rounds_end_at_the_federations_optimum_and_those_of_fedavg_do_not(make: 
     fixed point w_k = w, hence h = 0 and g_k = F_k'(-0.6) = (-1.6, 1.6).
     """
     experiment = make({"train.rounds": 40, "train.steps": 30, "train.lr": 0.2, "train.momentum": 0.0})
-    plain = simulate(dataclasses.replace(experiment, method=Quadratic()))
+    plain = simulate(experiment.replace(method=Quadratic()))
     assert plain.coordinator.state.shared["head.w"].item() == pytest.approx(0, abs=0.01)
-    ours = simulate(dataclasses.replace(experiment, method=DynamicQuadratic(alpha=1.0)))
+    ours = simulate(experiment.replace(method=DynamicQuadratic(alpha=1.0)))
     assert ours.coordinator.state.shared["head.w"].item() == pytest.approx(-0.6, abs=1e-4)
     assert ours.coordinator.state.server["correction.head.w"].item() == pytest.approx(0, abs=1e-4)
     duals = [state.tensors["dual.head.w"].item() for _, state in states(ours)]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
 from typing import Literal
 
 import pytest
@@ -161,7 +159,6 @@ def test_a_run_stores_the_moving_mean_and_sends_it_at_once(make: Make):
     """
     received = []
 
-    @dataclass(frozen=True, kw_only=True)
     class Recorded(FedIIR):
         """Remembers what had arrived at every step of training."""
 
@@ -170,7 +167,7 @@ def test_a_run_stores_the_moving_mean_and_sends_it_at_once(make: Make):
             return super().loss(net, batch, context)
 
     experiment = make({"train.rounds": 3, "evaluate.batch": 10})
-    simulation = simulate(dataclasses.replace(experiment, method=Recorded(ema=0.5)))
+    simulation = simulate(experiment.replace(method=Recorded(ema=0.5)))
     g = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in (("weight", (3, 4)), ("bias", (3,)))}
     assert len(received) == 12  # three rounds, two clients, two steps
     for down in received[::4]:

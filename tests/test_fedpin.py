@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
@@ -327,7 +326,6 @@ def test_the_gain_stacks():
 def test_each_phase_moves_its_own_parts_only(make: Make, phase: int, moves: set[str]):
     """Batch-norm buffers count too."""
 
-    @dataclass(frozen=True, kw_only=True)
     class Only(FedPIN):
         """A single phase."""
 
@@ -335,7 +333,7 @@ def test_each_phase_moves_its_own_parts_only(make: Make, phase: int, moves: set[
             return (super().phases()[phase],)
 
     method = Only(alpha=0.001, personal_steps=2, global_steps=2, gamma=0.1)
-    simulation = Simulation(replace(make(CNN_WITH_BN), method=method))
+    simulation = Simulation(make(CNN_WITH_BN).replace(method=method))
     before = {**simulation.coordinator.state.shared, **simulation.site.initial}
     when = simulation.coordinator.schedule[0]
     ups = exchanged(simulation, when.stage.exchanges[0], when, simulation.federation.clients)

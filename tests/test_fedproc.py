@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -136,14 +134,13 @@ def test_one_round_computed_again(make: Make, changes: dict[str, Any]):
     """What a client sends is the sum of its trained model's representations, in evaluation mode, sample by sample."""
     seen: dict[str, Any] = {}
 
-    @dataclass(frozen=True, kw_only=True)
     class Watched(FedProc):
         def merge(self, state, replies):
             seen["replies"] = replies
             return super().merge(state, replies)
 
     method = Watched(projection_dim=5, **changes)
-    simulation = simulate(dataclasses.replace(make(CNN_WITH_BN), method=method), rounds=1)
+    simulation = simulate(make(CNN_WITH_BN).replace(method=method), rounds=1)
     total = torch.zeros_like(simulation.coordinator.state.down["prototypes.value"])
     counts = torch.zeros(3, dtype=torch.int64)
     at_work = net_of(simulation)

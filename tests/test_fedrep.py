@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -33,7 +33,6 @@ def product(net, context):
     return (net.head.w * net.encoder.w - torch.tensor(OPTIMUM)[context.client]).square() / 2
 
 
-@dataclass(frozen=True, kw_only=True)
 class Product(FedRep):
     """u is shared and h personal."""
 
@@ -52,7 +51,7 @@ def test_a_round_by_hand(make: Make):
     The server: u = (1.22356 + 0.89956) / 2 = 1.06156. It has no h.
     """
     method = Product(head_steps=2, encoder_steps=1, unit="steps")
-    simulation = simulate(replace(make({**PLAIN, "train.rounds": 1}), method=method))
+    simulation = simulate(make({**PLAIN, "train.rounds": 1}).replace(method=method))
     assert set(simulation.coordinator.state.tensors) == {"encoder.w"}
     assert simulation.coordinator.state.shared["encoder.w"].item() == pytest.approx(1.06156, abs=1e-6)
     assert [state.tensors["head.w"].item() for _, state in states(simulation)] == pytest.approx([1.38, 0.62], abs=1e-6)

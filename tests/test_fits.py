@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -75,7 +74,6 @@ class ReadsItself(nn.Linear):
         self.largest = float(self.weight.abs().max())
 
 
-@dataclass(frozen=True, kw_only=True)
 class Odd(Model):
     """A plugin's model that cannot be built without memory."""
 

@@ -42,7 +42,6 @@ import fedshift
 from dataclasses import dataclass
 
 @fedshift.METHODS.register("mine")
-@dataclass(frozen=True, kw_only=True)
 class Mine(fedshift.FedAvg):
     """FedAvg, {version}."""
 '''

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -341,7 +341,6 @@ def test_each_step_moves_its_own_parts_only(make: Make, base: type[FRAug]):
     """What changed between the losses of one step and the next, parameters and buffers, and who was in train mode."""
     seen = []
 
-    @dataclass(frozen=True, kw_only=True)
     class Watched(base):
         """FRAug that remembers every part before each of its objectives; the model's begins as it encodes."""
 
@@ -362,7 +361,7 @@ def test_each_step_moves_its_own_parts_only(make: Make, base: type[FRAug]):
             return super().rtnet_loss(net, batch, context)
 
     experiment = make(CNN_WITH_BN | {"train.rounds": 1, "train.steps": 3})
-    simulation = Simulation(replace(experiment, method=Watched()))
+    simulation = Simulation(experiment.replace(method=Watched()))
     when = simulation.coordinator.schedule[0]
     exchanged(simulation, when.stage.exchanges[0], when, simulation.federation.clients[:1])
     moves = {"model": {"encoder", "head", "prototypes"}, "generator": {"generator"}, "rtnet": {"rtnet"}}
@@ -460,7 +459,6 @@ def test_prototypes_are_the_mean_of_the_first_batch(make: Make):
 
 
 def test_without_residual_and_prototypes_it_is_fedbn_with_the_heads_loss_twice(make: Make):
-    @dataclass(frozen=True, kw_only=True)
     class HeadTwice(FedBN):
         """CE(h(u), y) + CE(h(sg u), y)."""
 
@@ -473,8 +471,8 @@ def test_without_residual_and_prototypes_it_is_fedbn_with_the_heads_loss_twice(m
             }
 
     experiment = make(CNN_WITH_BN | {"train.rounds": 3})
-    fraug = simulate(replace(experiment, method=FRAug(syn_weight=0.0, ema_term=False)))
-    fedbn = simulate(replace(experiment, method=HeadTwice()))
+    fraug = simulate(experiment.replace(method=FRAug(syn_weight=0.0, ema_term=False)))
+    fedbn = simulate(experiment.replace(method=HeadTwice()))
     smaller, larger = fedbn.coordinator.state.shared, fraug.coordinator.state.shared
     assert smaller.keys() < larger.keys()
     assert all(torch.equal(tensor, larger[name]) for name, tensor in smaller.items())
@@ -482,7 +480,7 @@ def test_without_residual_and_prototypes_it_is_fedbn_with_the_heads_loss_twice(m
         own = fraug.site.store.get(client).tensors
         assert state.tensors
         assert all(torch.equal(tensor, own[name]) for name, tensor in state.tensors.items())
-    once = simulate(replace(experiment, method=FedBN()))
+    once = simulate(experiment.replace(method=FedBN()))
     assert not torch.equal(once.coordinator.state.shared["head.weight"], smaller["head.weight"])
 
 
@@ -541,7 +539,7 @@ def test_the_public_code_weighs_by_samples_and_keeps_momentum_and_statistics():
 
 
 def test_the_search_covers_the_published_grids():
-    grids = {field.name: set(field.metadata["search"]) for field in fields(FRAug) if field.name in ("alpha", "beta")}
+    grids = {name: set(FRAug.settings()[name].search) for name in ("alpha", "beta")}
     assert {0, 0.75, 1.25, 1.5, 1, 10} <= grids["alpha"]
     assert {0, 0.75, 1.25, 1.5, 0.1, 1, 10} <= grids["beta"]
 
@@ -643,7 +641,7 @@ def test_a_part_is_taken_of_each_class_in_the_order_given():
 
 
 def test_the_study_trains_everything_on_a_part_and_then_the_head_on_all(make: Make):
-    simulation = Simulation(replace(make(CNN_WITH_BN), method=HeadRetraining(part=0.3)))
+    simulation = Simulation(make(CNN_WITH_BN).replace(method=HeadRetraining(part=0.3)))
     part, _, head, _ = simulation.coordinator.schedule
     assert (part.stage.name, head.stage.name) == ("part", "head")
     (clients, whole) = (simulation.site.view(when.stage).clients for when in (part, head))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 import pytest
 import torch
 from torch import nn
@@ -17,7 +15,6 @@ from fedshift.simulation.simulation import Simulation
 from test_ditto import PLAIN, Point, quadratic
 
 
-@dataclass(frozen=True, kw_only=True)
 class Quadratic(FTFA):
     """Client k has F_k(w) = a_k/2 (w - c_k)^2 with a = (1, 4) and c = (3, -1)."""
 
@@ -39,7 +36,7 @@ def test_tuning_by_hand(make: Make, lr: float | None, own: tuple[float, float]):
     -1 + 0.965 * 0.6^3 = -0.79156; r = 0.2: 3 - 3.035 * 0.8^3 = 1.44608 and -1 + 0.965 * 0.2^3 = -0.99228.
     """
     method = Quadratic(finetune_steps=3, finetune_lr=lr)
-    simulation = simulate(replace(make({**PLAIN, "train.rounds": 1}), method=method))
+    simulation = simulate(make({**PLAIN, "train.rounds": 1}).replace(method=method))
     assert simulation.coordinator.state.shared["head.w"].item() == pytest.approx(-0.035, abs=1e-6)
     assert [state.tensors["tuned.head.w"].item() for _, state in states(simulation)] == pytest.approx(own, abs=1e-6)
     assert not names_sent(simulation, "finetune", "up")

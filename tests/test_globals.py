@@ -167,27 +167,26 @@ def carried_out(experiment: Experiment, seed: int, engine: str = "sequential") -
 @pytest.mark.parametrize("hook", HOOKS)
 def test_whatever_a_hook_draws_is_the_runs_own(make: Make, hook: str, engine: str):
     """Two runs under other global generators draw the same; another seed of the run draws something else."""
-    experiment = replace(make({"train.participation": 0.6}), method=with_hooks(hook))
+    experiment = make({"train.participation": 0.6}).replace(method=with_hooks(hook))
     one, drawn = carried_out(experiment, 1, engine)
     other, again = carried_out(experiment, 2, engine)
     assert drawn
     assert drawn == again
     assert_same(one, other)
-    _, different = carried_out(replace(experiment, seed=1), 1, engine)
+    _, different = carried_out(experiment.replace(seed=1), 1, engine)
     assert drawn != different
 
 
 def test_a_module_that_is_made_plainly_is_reproducible(make: Make):
-    simulation, _ = carried_out(replace(make(), method=with_hooks("")), 1)
-    other, _ = carried_out(replace(make(), method=with_hooks("")), 2)
+    simulation, _ = carried_out(make().replace(method=with_hooks("")), 1)
+    other, _ = carried_out(make().replace(method=with_hooks("")), 2)
     own = [one.setup.parts["own"].module.weight for one in (simulation, other)]
     assert torch.equal(*own)
-    third, _ = carried_out(replace(make({"seed": 1}), method=with_hooks("")), 1)
+    third, _ = carried_out(make({"seed": 1}).replace(method=with_hooks("")), 1)
     assert not torch.equal(own[0], third.setup.parts["own"].module.weight)
 
 
 @fedshift.METHODS.register("noisy")
-@dataclass(frozen=True, kw_only=True)
 class Noisy(FedAvg):
     """Its loss, what it keeps and what it predicts depend on what it draws from a global generator."""
 
@@ -211,7 +210,7 @@ class Noisy(FedAvg):
 
 @pytest.mark.parametrize("of", GLOBAL)
 def test_engines_agree_on_a_page_that_draws(make: Make, of: str):
-    experiment = replace(make({"protocol": {"name": "in-domain"}}), method=Noisy(of=of))
+    experiment = make({"protocol": {"name": "in-domain"}}).replace(method=Noisy(of=of))
     one, _ = carried_out(experiment, 1)
     records = evaluated(one, one.coordinator.schedule[-1])
     for engine in ("vectorised", "workers"):
@@ -221,7 +220,7 @@ def test_engines_agree_on_a_page_that_draws(make: Make, of: str):
 
 
 def test_a_trained_model_predicts_without_touching_a_global_generator(make: Make):
-    folder = runner.start(replace(make(), method=Noisy(), name="noisy"), runner.Progress())
+    folder = runner.start(make().replace(method=Noisy(), name="noisy"), runner.Progress())
     other_generators(3)
     before = states()
     model = Run(folder).model(client=0)

@@ -294,10 +294,10 @@ def test_plugins_are_copied_with_what_they_import(tmp_path: Path):
     (own / "tools").mkdir(parents=True)
     (own / "tools/__init__.py").write_text("RATE = 0.25\n")
     (own / "page.py").write_text(
-        "import sys\nfrom pathlib import Path\nfrom dataclasses import dataclass\n"
+        "import sys\nfrom pathlib import Path\n"
         "sys.path.insert(0, str(Path(__file__).parent))\nimport fedshift\nfrom tools import RATE\n"
         "from fedshift.methods.fedavg import FedAvg\n\n"
-        '@fedshift.METHODS.register("copied")\n@dataclass(frozen=True, kw_only=True)\n'
+        '@fedshift.METHODS.register("copied")\n'
         'class Copied(FedAvg):\n    """RATE."""\n'
     )
     shutil.copy(TINY, own)

@@ -190,7 +190,7 @@ def test_the_page_by_hand():
 
 
 def test_a_name_cannot_break_a_table():
-    page = what_leaves(setup("fedavg"), replace(FEDERATION, name="a|b`c"))
+    page = what_leaves(setup("fedavg"), FEDERATION.replace(name="a|b`c"))
     assert "# What leaves a site of `a\\|b'c`\n" in page
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +96,6 @@ def test_ranges_are_short():
 # What a run sends ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
 class Later(FedAvg):
     """From round 2 on client 1, and no other, sends as many numbers as its images have."""
 
@@ -115,7 +113,7 @@ IMAGES: list[Tensor] = []
 
 
 def later(make: Make, changes: dict[str, Any] | None = None) -> Simulation:
-    experiment = replace(make({"train.rounds": 4, "run.checkpoint_every": 2, **(changes or {})}), method=Later())
+    experiment = make({"train.rounds": 4, "run.checkpoint_every": 2, **(changes or {})}).replace(method=Later())
     simulation = Simulation(experiment)
     START.update(simulation.coordinator.state.shared)
     IMAGES[:] = [simulation.federation.clients[1].train.x]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -229,7 +228,6 @@ def test_impossible_counts_of_classes_are_not_merged(tmp_path: Path, name: str, 
 # What passes alone and explodes together ----------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
 class Divides(FedAvg):
     """FedAvg whose merge divides by the least of what clients upload."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 
@@ -460,7 +459,6 @@ def test_every_method_sees_the_same_sampling_and_batches(make: Make):
 
 
 def test_a_method_that_would_send_client_tensors_is_stopped(make: Make):
-    @dataclass(frozen=True, kw_only=True)
     class Leaky(FedAvg):
         """Uploads what should stay."""
 
@@ -471,13 +469,12 @@ def test_a_method_that_would_send_client_tensors_is_stopped(make: Make):
         def exchange(self, name):
             return super().exchange(name, upload=lambda work: {"head.weight": torch.zeros(3, 4)})
 
-    experiment = dataclasses.replace(make(), method=Leaky())
+    experiment = make().replace(method=Leaky())
     with pytest.raises(FedshiftError, match=r"would send 'head.weight', which never leaves the client"):
         simulate(experiment)
 
 
 def test_what_the_server_keeps_is_never_sent(make: Make):
-    @dataclass(frozen=True, kw_only=True)
     class Telling(FedAvg):
         """Sends a server tensor."""
 
@@ -489,12 +486,11 @@ def test_what_the_server_keeps_is_never_sent(make: Make):
             return super().exchange(name, send=lambda state, client: state.server)
 
     with pytest.raises(FedshiftError, match=r"would send 'secret.bias', which never leaves the server"):
-        simulate(dataclasses.replace(make(), method=Telling()))
+        simulate(make().replace(method=Telling()))
 
 
 @pytest.mark.parametrize("scope", ["server", "down", "shared"])
 def test_what_a_merge_makes_is_finite_wherever_it_is_kept(make: Make, scope: str):
-    @dataclass(frozen=True, kw_only=True)
     class Dividing(FedAvg):
         """Divides 0 by 0."""
 
@@ -505,13 +501,12 @@ def test_what_a_merge_makes_is_finite_wherever_it_is_kept(make: Make, scope: str
             return super().merge(state, replies).updated({"ratio.value": torch.zeros(1) / 0})
 
     with pytest.raises(FedshiftError, match=r"What round 1 merged is not finite, though every client's reply is"):
-        simulate(dataclasses.replace(make(), method=Dividing()))
+        simulate(make().replace(method=Dividing()))
 
 
 def test_two_exchanges_in_a_round_and_a_stage_before(make: Make):
     """The contract carries probes and pre-phases: here a warm-up stage, and a probe before each training exchange."""
 
-    @dataclass(frozen=True, kw_only=True)
     class Probing(FedAvg):
         """FedAvg with a probe that uploads one number."""
 
@@ -528,7 +523,7 @@ def test_two_exchanges_in_a_round_and_a_stage_before(make: Make):
             )
             return (Stage("warm-up", 1, (probe,)), Stage("train", rounds, (probe, self.exchange("train"))))
 
-    simulation = Simulation(dataclasses.replace(make(), method=Probing()))
+    simulation = Simulation(make().replace(method=Probing()))
     assert simulation.rounds == 3
     first = first_messages(simulation.experiment, rounds=3)
     assert {exchange for exchange, _ in first} == {"probe", "train"}
@@ -541,7 +536,6 @@ def test_two_exchanges_in_a_round_and_a_stage_before(make: Make):
 def test_what_a_client_is_told_to_keep_is_its_own_without_training_too(make: Make, told: bool, keeps: bool):
     """Where the stage keeps it; a client that was only asked for something has nothing of its own."""
 
-    @dataclass(frozen=True, kw_only=True)
     class Asking(FedAvg):
         """FedAvg that predicts with a client's own head, which may be set in a stage before."""
 
@@ -553,7 +547,7 @@ def test_what_a_client_is_told_to_keep_is_its_own_without_training_too(make: Mak
             keep = {"keep": lambda work: {"head.bias": torch.ones(3)}} if told else {}
             return (Stage("ask", 1, (Exchange("ask", returns=(), **keep),), keeps=keeps), *super().stages(rounds))
 
-    simulation = simulate(dataclasses.replace(make(), method=Asking()), rounds=1)
+    simulation = simulate(make().replace(method=Asking()), rounds=1)
     assert len(states(simulation)) == 2
     whose = {
         simulation.evaluation.whose(each) for each in simulation.federation.environments if each.client is not None
@@ -566,18 +560,17 @@ def test_what_a_client_is_told_to_keep_is_its_own_without_training_too(make: Mak
 def test_a_client_drawn_twice_works_once_and_weighs_twice(make: Make):
     """Sampling with replacement: with ids 0, 0, 1 the mean is (2 w_0 + w_1) / 3."""
 
-    @dataclass(frozen=True, kw_only=True)
     class WithReplacement(FedAvg):
         """A fixed draw."""
 
         def select(self, state, clients, count, generator):
             return [0, 1, 0]
 
-    simulation = Simulation(dataclasses.replace(make(), method=WithReplacement()))
+    simulation = Simulation(make().replace(method=WithReplacement()))
     when = simulation.coordinator.schedule[0]
     ups = exchanged(simulation, when.stage.exchanges[0], when, simulation.federation.clients)
     expected = (2 * ups[0]["head.weight"] + ups[1]["head.weight"]) / 3
-    simulation = Simulation(dataclasses.replace(make(), method=WithReplacement()))
+    simulation = Simulation(make().replace(method=WithReplacement()))
     go_on(simulation)
     torch.testing.assert_close(simulation.coordinator.state.shared["head.weight"], expected)
     assert [state.drawn for _, state in states(simulation)] == [{"train": 2}] * 2
@@ -586,14 +579,13 @@ def test_a_client_drawn_twice_works_once_and_weighs_twice(make: Make):
 def test_each_client_is_scored_with_what_it_would_be_sent(make: Make):
     """FedPAC's case: the server holds another head for each client."""
 
-    @dataclass(frozen=True, kw_only=True)
     class OwnHead(FedAvg):
         """Client k is sent a head whose bias is k."""
 
         def exchange(self, name):
             return super().exchange(name, send=lambda state, client: {"head.bias": torch.full((3,), float(client))})
 
-    simulation = Simulation(dataclasses.replace(make(), method=OwnHead()))
+    simulation = Simulation(make().replace(method=OwnHead()))
     biases = [models_of(simulation, e)[0]["head.bias"].mean().item() for e in simulation.federation.environments[:2]]
     assert biases == [0, 1]
 
@@ -602,7 +594,6 @@ def test_objectives_in_turn_move_only_their_own_parts(make: Make):
     """An inner game on one batch: each objective moves its parts; the fixed part is in evaluation mode."""
     modes = []
 
-    @dataclass(frozen=True, kw_only=True)
     class Alternating(FedAvg):
         """First the head, then the encoder."""
 
@@ -621,8 +612,8 @@ def test_objectives_in_turn_move_only_their_own_parts(make: Make):
                 ),
             )
 
-    experiment = dataclasses.replace(make({"train.steps": 2, "train.rounds": 1, "method.optimiser_state": "kept"}))
-    experiment = dataclasses.replace(experiment, method=Alternating(optimiser_state="kept"))
+    experiment = make({"train.steps": 2, "train.rounds": 1, "method.optimiser_state": "kept"}).replace()
+    experiment = experiment.replace(method=Alternating(optimiser_state="kept"))
     simulation = simulate(experiment)
     assert modes == [(False, True)] * 4
     state = simulation.site.store.get(0)

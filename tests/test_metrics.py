@@ -45,7 +45,8 @@ from fedshift.reporting.table import tables, text
 from fedshift.runs.folder import RunFolder
 from fedshift.runs.progress import Progress
 from fedshift.runs.selection import by_environment, mean_score, summary
-from fedshift.settings.grid import expand, override, parse_assignments
+from fedshift.settings.grid import expand, override
+from fedshift.settings.written import parse_assignments
 from fedshift.study.tune import Budget, plan_studies
 from refusal import refuses
 from separate import setup_of

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import MISSING
 from pathlib import Path
 
 import pytest
@@ -27,7 +26,7 @@ def spec(model: Model, shape: tuple[int, ...] = (1, 28, 28), seed: int = 0) -> M
     return ModelBuilder(model, shape, 10, Streams(seed), clients=2)
 
 
-READY = [name for name in MODELS if all(one.default is not MISSING for one in MODELS.get(name).cls.settings().values())]
+READY = [name for name in MODELS if not any(one.required for one in MODELS.get(name).cls.settings().values())]
 
 
 @pytest.mark.parametrize("name", READY)

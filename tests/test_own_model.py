@@ -153,7 +153,7 @@ def test_the_note_says_where_a_layer_was_added(make: Make):
     notes = {}
     for method in ("fedavg", "fedsr"):
         experiment = make({"method.name": method, "train.rounds": 1})
-        notes[method] = simulate(replace(experiment, model=fedshift.own_model(Net, head="classify"))).notes
+        notes[method] = simulate(experiment.replace(model=fedshift.own_model(Net, head="classify"))).notes
     assert notes["fedavg"] == []
     assert notes["fedsr"] == ["Behind the 5 features of Net a linear layer gives the 10 of 'encoder'."]
 
@@ -166,7 +166,7 @@ def test_every_engine_gives_the_same(make: Make, method: str):
     """In float64 to 1e-9 where it is stacked, and the same bits by workers."""
     changes = {"method.name": method, "train.precision": "float64", "train.rounds": 3, "data.fewer": 2}
     changes |= {"train.lr": 0.02, "train.momentum": 0.0}
-    experiment = replace(make(changes), model=fedshift.own_model(seeded(), head="classify"))
+    experiment = make(changes).replace(model=fedshift.own_model(seeded(), head="classify"))
     one = simulate(experiment)
     told: list[str] = []
     with engine_named("vectorised", told) as engine:
@@ -179,7 +179,7 @@ def test_every_engine_gives_the_same(make: Make, method: str):
 
 
 def test_what_is_sent_lacks_the_head_that_was_left_out(make: Make):
-    simulation = simulate(replace(make({"train.rounds": 1}), model=fedshift.own_model(seeded(), head="classify")))
+    simulation = simulate(make({"train.rounds": 1}).replace(model=fedshift.own_model(seeded(), head="classify")))
     names = set(simulation.coordinator.ledger.declaration()["train"]["up"]["tensors"])
     assert {name for name in names if name.startswith("encoder.")} == {
         f"encoder.{name}" for name in Net().state_dict() if not name.startswith("classify")
@@ -187,7 +187,7 @@ def test_what_is_sent_lacks_the_head_that_was_left_out(make: Make):
 
 
 def test_every_role_of_a_method_has_a_module_of_its_own(make: Make):
-    experiment = replace(make({"method.name": "fedsdr"}), model=fedshift.own_model(seeded(), head="classify"))
+    experiment = make({"method.name": "fedsdr"}).replace(model=fedshift.own_model(seeded(), head="classify"))
     assert isinstance(experiment.model, Own)
     parts = make_parts(experiment.method, replace(builder(experiment.model), environments=2))
     modules = [id(each) for part in parts.values() for each in part.module.modules()]
@@ -431,7 +431,7 @@ def test_what_of_a_python_file_is_no_module(tmp_path: Path):
 def from_elsewhere(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     """An interrupted run whose module this machine never ran."""
     experiment = make({"train.rounds": 3, "run.checkpoint_every": 1})
-    experiment = replace(experiment, model=fedshift.own_model(Net, head="classify"))
+    experiment = experiment.replace(model=fedshift.own_model(Net, head="classify"))
     with pytest.raises(KeyboardInterrupt):
         runner.start(experiment, interrupt_after(2))
     monkeypatch.setenv("FEDSHIFT_CACHE", str(tmp_path / "another cache"))
@@ -450,7 +450,7 @@ def test_a_module_from_elsewhere_needs_trust(from_elsewhere: RunFolder):
 @pytest.mark.parametrize("where", ["runs", "run"])
 def test_runs_and_models_are_moved_together(make: Make, tmp_path: Path, where: str):
     """With the folder around both; or a run alone, into which a copy of the model is put."""
-    experiment = replace(make({"run.out": "runs"}), model=fedshift.own_model(Net, head="classify"))
+    experiment = make({"run.out": "runs"}).replace(model=fedshift.own_model(Net, head="classify"))
     run = Run(runner.start(experiment, Progress()))
     x = torch.ones(2, 1, 10, 10)
     expected, path = run.model()(x), run.path

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -24,7 +24,6 @@ FIX, ADAPTIVE = {"method.name": "partialfed"}, {"method.name": "partialfed-adapt
 # Fix ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
 class Product(PartialFed):
     """1/2 (h u - c_k)^2 of the encoder's u and the head's h, with c = (3, -1); h is the client's own."""
 
@@ -45,7 +44,7 @@ def test_two_rounds_by_hand(make: Make):
     client 1 with u = 1 and h = 0.8: e = 1.8, u = 1 - 0.18 * 0.8 = 0.856, h = 0.8 - 0.18 = 0.62. The mean is u = 1.036,
     h = 1. FedAvg would stay at (1, 1). The clients predict with u = 1.036 and their own h, the unseen with h = 1.
     """
-    simulation = Simulation(replace(make({**PLAIN, "train.steps": 1}), method=Product(own=("head",))))
+    simulation = Simulation(make({**PLAIN, "train.steps": 1}).replace(method=Product(own=("head",))))
     for u, own in ((1.0, [1.2, 0.8]), (1.036, [1.38, 0.62])):
         go_on(simulation)
         shared = simulation.coordinator.state.shared

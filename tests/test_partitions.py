@@ -14,7 +14,8 @@ from conftest import TINY
 from fedshift.federation.domains import DomainData
 from fedshift.federation.partitions import IID, ByClass, Dirichlet, Domains, FlowerPartitioner, Partition, shuffled
 from fedshift.federation.protocols import Division, divide
-from fedshift.settings.grid import expand, override, parse_assignments
+from fedshift.settings.grid import expand, override
+from fedshift.settings.written import parse_assignments
 from fedshift.streams import Streams
 from refusal import refuses
 

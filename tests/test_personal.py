@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 import torch
@@ -98,7 +97,7 @@ class Unread(Sequence[Tensors]):
 
 @pytest.mark.parametrize("bn", ["shared", "reestimate"])
 def test_the_unseen_are_given_the_global_model_and_nobodys_own_is_read(make: Make, bn: str):
-    simulation = Simulation(replace(make(CNN_WITH_BN), method=Ditto(bn=bn)))
+    simulation = Simulation(make(CNN_WITH_BN).replace(method=Ditto(bn=bn)))
     shared = simulation.coordinator.state.shared
     (given,) = simulation.setup.unseen(simulation.coordinator.state, Unread(), Ditto.own.names)
     assert given.keys() == {f"personal_{name}" for name in shared}
@@ -111,7 +110,7 @@ def test_with_local_batch_norms_the_unseen_are_given_their_mean_beside_the_globa
 
     Those of the copies, 20 and 40, belong to other weights and are not taken. Counts of 1 and 4 batches make 2 (2.5).
     """
-    simulation = Simulation(replace(make(CNN_WITH_BN), method=Ditto(bn=bn)))
+    simulation = Simulation(make(CNN_WITH_BN).replace(method=Ditto(bn=bn)))
     state, initial = simulation.coordinator.state, simulation.setup.initial("client")
     clients = []
     for mean, count in ((2, 1), (4, 4)):
@@ -168,7 +167,7 @@ def test_the_copy_answers_once_there_is_one():
 def test_tuning_moves_each_clients_copy_and_predicts_with_it(make: Make, bn: str):
     """From the global model of the end; the unseen, and everyone before, are predicted for with the global model."""
     method = FineTuning(finetune_steps=3, bn=bn)
-    simulation = Simulation(replace(make(CNN_WITH_BN), method=method))
+    simulation = Simulation(make(CNN_WITH_BN).replace(method=method))
     *training, tuning = simulation.coordinator.schedule
     assert (len(training), tuning.stage.name) == (2, "finetune")
 
@@ -191,7 +190,7 @@ def test_tuning_moves_each_clients_copy_and_predicts_with_it(make: Make, bn: str
 
 def test_with_local_batch_norms_the_copy_is_what_was_tuned_and_nothing_is_sent(make: Make):
     """The copy's batch norms are those that the client keeps beside it; all else that counts has left w_t."""
-    simulation = Simulation(replace(make(CNN_WITH_BN), method=FineTuning(finetune_steps=3, bn="local")))
+    simulation = Simulation(make(CNN_WITH_BN).replace(method=FineTuning(finetune_steps=3, bn="local")))
     *training, tuning = simulation.coordinator.schedule
     for _ in training:
         go_on(simulation)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,7 +18,6 @@ from test_ditto import PLAIN, Point, quadratic
 PFEDAVG = {"method.name": "pfedavg"}
 
 
-@dataclass(frozen=True, kw_only=True)
 class Quadratic(PFedAvg):
     """Client k has F_k(w) = a_k/2 (w - c_k)^2 with a = (1, 4) and c = (3, -1)."""
 
@@ -36,7 +35,7 @@ def test_a_round_and_the_phase_after_it_by_hand(make: Make):
     Client 0 takes w from 0 to 0.3 and 0.57, client 1 to -0.4 and -0.64: these predict, and w_1 = -0.035. From it
     client 0 goes to 0.2685 and 0.54165, client 1 to -0.421 and -0.6526: these predict in the end, and w_1 stays.
     """
-    simulation = Simulation(replace(make({**PLAIN, "train.rounds": 1}), method=Quadratic()))
+    simulation = Simulation(make({**PLAIN, "train.rounds": 1}).replace(method=Quadratic()))
     for own in ([0.57, -0.64], [0.54165, -0.6526]):
         go_on(simulation)
         assert simulation.coordinator.state.shared["head.w"].item() == pytest.approx(-0.035, abs=1e-6)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 import pytest
 import torch
 from torch import nn
@@ -18,7 +16,6 @@ from test_ditto import CURVATURE, OPTIMUM, PLAIN, Point, quadratic
 PFEDME = {"method.name": "pfedme"}
 
 
-@dataclass(frozen=True, kw_only=True)
 class Quadratic(PFedMe):
     """Client k has f_k(theta) = a_k/2 (theta - c_k)^2 with a = (1, 4) and c = (3, -1)."""
 
@@ -52,7 +49,7 @@ def test_a_round_by_hand(make: Make, beta: float, w: float):
     The server: mean 0.007362, of which it takes beta from 0.
     """
     method = Quadratic(lam=2.0, personal_steps=2, beta=beta)
-    simulation = simulate(replace(make({**PLAIN, "train.rounds": 1}), method=method))
+    simulation = simulate(make({**PLAIN, "train.rounds": 1}).replace(method=method))
     assert personal(simulation) == pytest.approx([0.79458, -0.68096], abs=1e-6)
     assert global_model(simulation) == pytest.approx(w, abs=1e-6)
 
@@ -67,7 +64,7 @@ def test_moments_begin_anew_with_theta_in_every_round(make: Make):
     client 1: m = 3.96, theta = -0.406; m = 1.98 + (2.376 - 0.792) = 3.564, theta = -0.7624.
     """
     changes = {**PLAIN, "train.steps": 1, "train.rounds": 2, "train.momentum": 0.5}
-    simulation = Simulation(replace(make(changes), method=Quadratic(lam=2.0, personal_steps=2)))
+    simulation = Simulation(make(changes).replace(method=Quadratic(lam=2.0, personal_steps=2)))
     for expected in ([0.66, -0.76], [0.6522, -0.7624]):
         go_on(simulation)
         assert personal(simulation) == pytest.approx(expected, abs=1e-6)
@@ -80,7 +77,7 @@ def test_theta_ends_at_the_proximal_point(make: Make):
     """
     changes = {**PLAIN, "train.steps": 1, "train.rounds": 4}
     method = Quadratic(lam=3.0, personal_steps=60, eta=0.05)
-    simulation = Simulation(replace(make(changes), method=method))
+    simulation = Simulation(make(changes).replace(method=method))
     for _ in simulation.coordinator.schedule:
         w = global_model(simulation)
         go_on(simulation)
@@ -97,7 +94,7 @@ def test_w_ends_at_the_optimum_of_the_envelopes(make: Make):
     The sum of f_k itself is least at -1/5, and the mean of the clients' optima is 1.
     """
     changes = {**PLAIN, "train.steps": 1, "train.rounds": 30}
-    simulation = simulate(replace(make(changes), method=Quadratic(lam=2.0, personal_steps=60, eta=0.4)))
+    simulation = simulate(make(changes).replace(method=Quadratic(lam=2.0, personal_steps=60, eta=0.4)))
     assert global_model(simulation) == pytest.approx(1 / 3, abs=1e-5)
     assert personal(simulation) == pytest.approx([11 / 9, -5 / 9], abs=1e-5)
 
@@ -113,7 +110,7 @@ def test_the_merge_by_hand():
 def test_an_absent_clients_theta_stands_still_and_starts_from_the_newer_model(make: Make):
     """In a loop of its own: theta from w_t in every round, one batch, K = 2, lam = 2, all rates 0.1."""
     changes = {**PLAIN, "train.steps": 1, "train.rounds": 8, "train.absent": 0.4}
-    simulation = Simulation(replace(make(changes), method=Quadratic(lam=2.0, personal_steps=2)))
+    simulation = Simulation(make(changes).replace(method=Quadratic(lam=2.0, personal_steps=2)))
     coordinator, expected, stood = simulation.coordinator, dict[int, float](), 0
     for _ in coordinator.schedule:
         w = global_model(simulation)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -67,7 +66,6 @@ def test_steps_are_heard_while_a_client_works(make: Make):
     assert listened(Simulation(experiment), Sequential()).calls >= 2 * 2 * 7
 
 
-@dataclass(frozen=True, kw_only=True)
 class Unstackable(FedAvg):
     """FedAvg whose loss asks a question, so that clients that were begun together go on one by one."""
 
@@ -76,9 +74,8 @@ class Unstackable(FedAvg):
 
 
 def test_work_that_is_begun_again_counts_once(make: Make):
-    from dataclasses import replace
 
-    simulation = Simulation(replace(make(), method=Unstackable()))
+    simulation = Simulation(make().replace(method=Unstackable()))
     heard = listened(simulation, Vectorised())
     heard.assert_as_planned()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -254,7 +254,7 @@ def test_methods_and_engines(tmp_path: Path, method: dict[str, Any], statistics:
     tables = {"method": method, "train": {"rounds": 2, "steps": 2, "batch": 8, "lr": 0.001, "precision": "float64"}}
     asked = experiment(tmp_path, table(), {"statistics": statistics}, **tables)
     run = carried_out(asked)
-    other = carried_out(replace(asked, run=replace(asked.run, engine="vectorised", out=str(tmp_path / "stacked"))))
+    other = carried_out(asked.replace(run=asked.run.replace(engine="vectorised", out=str(tmp_path / "stacked"))))
     assert run.weights.keys() == other.weights.keys()
     for name, tensor in run.weights.items():
         torch.testing.assert_close(tensor, other.weights[name], rtol=1e-7, atol=1e-9)
@@ -272,11 +272,11 @@ def test_methods_and_engines(tmp_path: Path, method: dict[str, Any], statistics:
 def test_workers_and_runs_that_advance_together(tmp_path: Path):
     asked = experiment(tmp_path, table(), {"statistics": "pooled"})
     alone = carried_out(asked)
-    workers = replace(asked.run, engine="workers", workers=2, out=str(tmp_path / "workers"))
-    same = carried_out(replace(asked, run=workers))
+    workers = asked.run.replace(engine="workers", workers=2, out=str(tmp_path / "workers"))
+    same = carried_out(asked.replace(run=workers))
     assert all(torch.equal(tensor, same.weights[name]) for name, tensor in alone.weights.items())
     together = [
-        replace(asked, seed=seed, data_seed=0, run=replace(asked.run, engine="vectorised", out=str(tmp_path / "both")))
+        asked.replace(seed=seed, data_seed=0, run=asked.run.replace(engine="vectorised", out=str(tmp_path / "both")))
         for seed in (0, 1)
     ]
     folders, failed = runner.run_all(together, Progress())
@@ -292,7 +292,7 @@ def test_a_run_that_is_killed_goes_on_to_the_same_bits(
 ):
     run_table = {"out": str(tmp_path / "runs"), "engine": "sequential", "threads": 1, "checkpoint_every": 1}
     asked = experiment(tmp_path, table(), {"statistics": statistics}, run=run_table)
-    whole = carried_out(replace(asked, run=replace(asked.run, out=str(tmp_path / "whole"))))
+    whole = carried_out(asked.replace(run=asked.run.replace(out=str(tmp_path / "whole"))))
     work, calls = Sequential._work, []
 
     def killed(self: Sequential, job: Any) -> Any:
@@ -354,7 +354,7 @@ def test_a_held_out_site_has_the_mean_of_the_others_and_the_record_says_so(tmp_p
     (rome,) = [row for row in run.records[-1]["environments"] if row["environment"] == "Rome"]
     assert rome["model"] == "unseen"
     assert run.records[-1]["only_in_simulation"] is True
-    pooled = carried_out(replace(asked, data=replace(asked.data, statistics="pooled")))
+    pooled = carried_out(asked.replace(data=asked.data.replace(statistics="pooled")))
     assert "only_in_simulation" not in pooled.records[-1]
 
 
@@ -383,7 +383,6 @@ def test_a_dry_run_counts_the_exchange(tmp_path: Path):
     assert [stage.name for stage in told.stages] == ["preparation", "train"]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Leaking(FedAvg):
     """FedAvg that uploads a client's own means."""
 
@@ -504,7 +503,7 @@ def test_the_columns_of_a_federation_are_found_in_the_data_or_said(tmp_path: Pat
     assert (found.shape, found.columns) == ((5,), tuple(map(tuple, AGREED)))
     said = schema(asked, ["ill", "well"], columns=[["age"], ["sex", "f", "m"]])
     assert (said.shape, said.columns, said.domains) == ((2,), (("age",), ("sex", "f", "m")), ())
-    elsewhere = replace(asked, data=replace(asked.data, path="at the sites"))
+    elsewhere = asked.replace(data=asked.data.replace(path="at the sites"))
     with refuses("data.path = 'at the sites'", "--columns 'age,sex=f|m'"):
         schema(elsewhere, ["ill", "well"])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -287,7 +287,6 @@ def test_a_domain_that_nobody_can_score_and_a_client_that_cannot_train_are_refus
 
 
 @fedshift.DATASETS.register("tiny-shifted")
-@dataclass(frozen=True, kw_only=True)
 class TinyShifted(Dataset):
     """Two classes of 1x4x4 images; brightness says the class in training, the other one in p=0, little in p=0.1."""
 

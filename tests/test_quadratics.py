@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -23,7 +22,7 @@ from quadratics import OnQuadratics, Quadratics, W, at_rest, on_quadratics, quad
 __all__ = ["on_quadratics"]  # a fixture
 
 TWO = Quadratics()  # a = (1, 4), b = (1, -1)
-FOUR = Quadratics(slopes=(1.0, -2.0, 0.5, 1.5), labels=(1, 2, 1, 0), samples=(10, 10, 10, 10))
+FOUR = Quadratics(slopes=(1.0, -2.0, 0.5, 1.5), labels=(1, 2, 1, 0), counts=(10, 10, 10, 10))
 EXACT: dict[str, Method] = {
     "scaffold, option II": SCAFFOLD(),
     "scaffold, option I": SCAFFOLD(variate="gradient"),
@@ -109,7 +108,6 @@ def test_scaffold_with_weight_decay_or_momentum(
 # DRFA ---------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
 class Expected(DRFA):
     """DRFA without its draws: everybody takes part and counts by lambda, which is what draws give in the mean."""
 
@@ -136,7 +134,6 @@ def test_drfa_ends_near_the_saddle_point(on_quadratics: OnQuadratics):
     """With its draws w and lambda go about the saddle point: the means of later rounds are near it."""
     ends, weights = list[float](), list[float]()
 
-    @dataclass(frozen=True, kw_only=True)
     class Watched(DRFA):
         """Notes where it is after each round."""
 

@@ -21,9 +21,8 @@ from fedshift.runs import runner
 from fedshift.runs.folder import RunFolder, find
 from fedshift.runs.lock import LOCK
 from fedshift.runs.progress import Progress
-from fedshift.settings.change import Table
 from fedshift.settings.experiment import Experiment
-from fedshift.settings.grid import expand
+from fedshift.settings.grid import Document, expand
 from fedshift.settings.grid import read as read_document
 from fedshift.study import study_plan as planning
 from fedshift.study.beside import Beside, differences_from_paper
@@ -81,7 +80,7 @@ def test_every_cell_has_experiments_at_every_scale(size: str, tmp_path: Path, mo
     """Settings of a cell go together, and nobody needs the data for that. What tables have in common is built once."""
     built: dict[str, list[Experiment]] = {}
 
-    def once(document: Table) -> list[Experiment]:
+    def once(document: Document) -> list[Experiment]:
         key = json.dumps(document, sort_keys=True)
         if key not in built:
             built[key] = expand(document)

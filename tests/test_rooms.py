@@ -23,14 +23,12 @@ LAYERS: list[set[str]] = [
     {"errors"},
     {"files", "hub", "memory", "streams"},
     {"parquet", "manifest"},
-    {"settings", "settings.spec", "settings.content"},
-    {"settings.catalogue", "settings.written"},
+    {"settings"},
     {"federation"},
     {"core"},
     {"page"},
     {"models", "datasets", "methods"},
     {"settings.experiment", "experiments"},
-    {"settings.change"},
     {"settings.grid", "settings.schema"},
     {"engines"},
     {"site", "coordinator"},
@@ -51,9 +49,9 @@ ALLOWED: dict[tuple[str, str], str] = {}
 # Modules, or rooms, that may import less than their layer: these rooms only, beside their own.
 ONLY: dict[str, set[str]] = {
     "settings.spec": {"errors"},
-    "settings.catalogue": {"errors", "settings.spec"},
-    "federation.protocols": {"errors", "streams", "settings.spec"},
-    "federation.partitions": {"errors", "streams", "settings.spec"},
+    "settings.catalogue": {"errors"},
+    "federation.protocols": {"errors", "streams", "settings"},
+    "federation.partitions": {"errors", "streams", "settings"},
     "federation.inputs": {"errors", "streams"},
     "federation.domains": {"errors"},
 }

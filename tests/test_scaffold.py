@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -126,7 +125,6 @@ def test_a_merge_by_hand():
 def test_with_variates_of_zero_it_is_fedavg(make: Make, option: str):
     """The first round, and every round of clients that keep their zeros, to the bit."""
 
-    @dataclass(frozen=True, kw_only=True)
     class Zero(SCAFFOLD):
         """SCAFFOLD whose variates stay as they are."""
 
@@ -136,7 +134,7 @@ def test_with_variates_of_zero_it_is_fedavg(make: Make, option: str):
     changes = PLAIN | {"method.variate": OPTIONS[option]}
     one = make({**changes, "train.rounds": 1})
     assert isinstance(one.method, SCAFFOLD)
-    three = replace(make(changes), method=Zero(variate=one.method.variate))
+    three = make(changes).replace(method=Zero(variate=one.method.variate))
     for experiment, rounds in ((one, 1), (three, 3)):
         plain = simulate(make({**PLAIN, "train.rounds": rounds, "method.name": "fedavg"})).coordinator.state.shared
         ours = simulate(experiment).coordinator.state.shared
@@ -226,7 +224,6 @@ def test_option_two_refuses_what_is_not_plain_sgd(make: Make, changes: dict[str,
 # What it reveals ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
 class Silent(SCAFFOLD):
     """SCAFFOLD that does not say what its upload reveals."""
 
@@ -242,9 +239,8 @@ def test_the_first_change_is_the_variate_which_is_declared(make: Make):
     own = Tensors(simulation.site.store.get(0).tensors).of("own_variate")  # type: ignore[union-attr]
     assert all(torch.equal(tensor, came[f"change.{name}"]) for name, tensor in own.items())
     with refuses("private tensor", "'own_variate.", error=AuditError):
-        simulate(replace(experiment, method=Silent()))
+        simulate(experiment.replace(method=Silent()))
 
-    @dataclass(frozen=True, kw_only=True)
     class Mistaken(SCAFFOLD):
         """SCAFFOLD with a slip of the pen."""
 
@@ -252,7 +248,7 @@ def test_the_first_change_is_the_variate_which_is_declared(make: Make):
             return super().exchange(name, uploads=(Upload.like("change", "variate", reveals="variate"),))
 
     with refuses("reveals 'variate'", "own_variate"):
-        Simulation(replace(experiment, method=Mistaken()))
+        Simulation(experiment.replace(method=Mistaken()))
     sites = FederationSettings(name="x", sites=("a", "b"), shape=(1, 10, 10), classes=("x", "y", "z"), address="h:1")
     page = what_leaves(simulation.setup, sites)
     assert "`own_variate`, one of these, is not sent itself, but it follows from what is: `change`." in page

@@ -45,7 +45,7 @@ class EnoughError(Exception):
 def plain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts are plain programs: their commands are ``python`` and arguments."""
     monkeypatch.setattr(supervisor, "with_parent", lambda command: [sys.executable, *command])
-    monkeypatch.setattr(supervisor, "PAUSE", 0.1)
+    monkeypatch.setattr(supervisor, "PAUSES", (0.1, 0.4))
 
 
 def until(there: Callable[[], bool]) -> Callable[[], None]:
@@ -88,13 +88,13 @@ def test_what_needs_another_waits_until_that_listens_and_starts_again_with_it(pl
     assert str(tmp_path / "flower/superlink.log") in ended
 
 
-def test_what_ends_again_and_again_is_started_again(plain: None, tmp_path: Path):
+def test_pauses_grow_for_what_ends_again_and_again(plain: None, tmp_path: Path):
     part, lines = ChildProcess("SuperNode", ["-c", "exit(3)"]), list[str]()
     with pytest.raises(EnoughError):
-        supervise(tmp_path, [part], lines.append, until(lambda: len(lines) >= 6))
+        supervise(tmp_path, [part], lines.append, until(lambda: len(lines) >= 8))
     ended = [line for line in lines if "ended" in line]
-    assert len(ended) == 3
     assert all("exit code 3" in line for line in ended)
+    assert [line.partition("again in ")[2].partition(" ")[0] for line in ended] == ["0.1", "0.2", "0.4", "0.4"]
 
 
 def test_the_secret_is_private_new_and_removed(plain: None, tmp_path: Path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,6 @@ from test_coordinate import alike
 from test_engines import assert_agree, engine_named
 
 
-@dataclass(frozen=True, kw_only=True)
 class Small(Staged):
     """Three stages with fixed weights: two convolutions with batch norm, and the mean with dropout."""
 
@@ -61,7 +60,6 @@ class Small(Staged):
         return {"stage1": first, "stage2": second, "stage3": last}
 
 
-@dataclass(frozen=True, kw_only=True)
 class Pictures(Dataset):
     """Twelve coloured images of each of three classes in each of three domains."""
 
@@ -113,7 +111,7 @@ def large(side: int) -> DomainData:
 
 
 def experiment_of(make: Make, model: Model, changes: dict[str, Any] | None = None) -> Experiment:
-    return replace(make({"train.lr": 0.02, "train.rounds": 2, **(changes or {})}), data=Pictures(), model=model)
+    return make({"train.lr": 0.02, "train.rounds": 2, **(changes or {})}).replace(data=Pictures(), model=model)
 
 
 # Cutting ------------------------------------------------------------------------------------------
@@ -232,7 +230,7 @@ def test_a_trained_model_predicts_from_images(make: Make, bn: str):
 
 def federation_of(make: Make, folder: Path, model: Model, **data: Any) -> Path:
     experiment = experiment_of(make, model, {"protocol": {"name": "in-domain"}, "evaluate.batch": 3})
-    experiment = replace(experiment, data=Pictures(**data))
+    experiment = experiment.replace(data=Pictures(**data))
     return members(folder, experiment, federation={"shape": [4, 6, 6], "classes": ["a", "b", "c"]})
 
 
@@ -256,7 +254,7 @@ def test_samples_are_prepared_again_for_other_frozen_stages(make: Make, tmp_path
 def test_images_that_are_normalised_are_refused_here_and_at_sites(make: Make, tmp_path: Path):
     model, said = Small(dim=2, freeze_until=1), "--set data.normalise=false"
     with refuses(said):
-        Simulation(replace(experiment_of(make, model), data=Pictures(normalise=True)))
+        Simulation(experiment_of(make, model).replace(data=Pictures(normalise=True)))
     place = federation_of(make, tmp_path / "trial", model, normalise=True) / "sites" / "dark"
     agreement, (settings, own) = Agreement.read(place), read_site(place)
     with refuses(said):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -75,7 +74,6 @@ def test_every_method_declares_what_it_tells(name: str):
 # What is refused ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
 class Undeclared(FedAvg):
     """Tells 20 pixels a step."""
 
@@ -86,7 +84,7 @@ class Undeclared(FedAvg):
 
 def test_a_term_that_is_not_declared_is_refused(make: Make):
     with pytest.raises(FedshiftError) as caught:
-        go_on(Simulation(replace(make(), method=Undeclared())))
+        go_on(Simulation(make().replace(method=Undeclared())))
     for word in ("objective 'train'", "'pixel0'", "there are cross_entropy", '(*FedAvg.terms, "pixel0")'):
         assert word in str(caught.value)
 
@@ -107,7 +105,7 @@ def test_what_is_declared_is_checked_when_a_run_is_set_up(make: Make, terms: Any
 
     Declaring.terms = terms
     with pytest.raises(FedshiftError) as caught:
-        Simulation(replace(make(), method=Declaring()))
+        Simulation(make().replace(method=Declaring()))
     assert words in str(caught.value)
     assert "objective 'train'" in str(caught.value)
 
@@ -120,7 +118,7 @@ def test_a_loss_without_terms_is_refused(make: Make):
             return {}
 
     with pytest.raises(FedshiftError, match="'train' returns nothing: return terms by name"):
-        go_on(Simulation(replace(make(), method=Empty())))
+        go_on(Simulation(make().replace(method=Empty())))
 
 
 BAD = [

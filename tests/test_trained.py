@@ -6,7 +6,6 @@ import json
 import pickle
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -198,7 +197,6 @@ def test_gradients_flow(make: Make):
 
 
 @fedshift.METHODS.register("with-offset")
-@dataclass(frozen=True, kw_only=True)
 class WithOffset(FedAvg):
     """FedAvg whose prediction reads what only the server changes, and another such part that it does not read."""
 

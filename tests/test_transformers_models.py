@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -218,7 +217,7 @@ def test_images_are_normalised_as_the_network_says(folders: dict[str, Path], tmp
     same = (x / 255 - mean) / std * imagenet[1] + imagenet[0]
     torch.testing.assert_close(built(own, (3, 8, 8)).eval()(x / 255), built(plain, (3, 8, 8)).eval()(same))
     for freeze_until in (1, 2, 3):
-        cut = encoded(replace(own, freeze_until=freeze_until), x)
+        cut = encoded(own.replace(freeze_until=freeze_until), x)
         torch.testing.assert_close(cut, built(own, (3, 8, 8)).eval()(x / 255), rtol=1e-4, atol=1e-5)
     with refuses("--set data.normalise=false"):
         plain.check(Inputs(normalise=True))
@@ -257,7 +256,7 @@ def test_a_network_that_cannot_be_cut_is_refused(tmp_path: Path):
     x = torch.zeros(2, 3, 16, 16, dtype=torch.uint8)
     with refuses("model.freeze_until = 2", "SwinModel", "train it whole"):
         built(model, tuple(given(model, x).shape[1:]))
-    assert encoded(replace(model, freeze_until=3), x).shape == (2, 3)
+    assert encoded(model.replace(freeze_until=3), x).shape == (2, 3)
 
 
 def test_frozen_stages_are_computed_once(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch):
@@ -267,7 +266,7 @@ def test_frozen_stages_are_computed_once(folders: dict[str, Path], monkeypatch: 
         with monkeypatch.context() as patched:
             patched.setattr(nn.Linear, "forward", None)
             assert torch.equal(given(model, x), first)
-        assert not torch.equal(given(replace(model, freeze_until=1), x), first)
+        assert not torch.equal(given(model.replace(freeze_until=1), x), first)
 
 
 # Adapters -----------------------------------------------------------------------------------------
@@ -409,7 +408,7 @@ def test_what_does_not_fit(
     folders: dict[str, Path], name: str, settings: dict, shape: tuple[int, ...], message: tuple[str, ...]
 ):
     with refuses(*message):
-        built(replace(a_model(folders, name), **settings), shape)
+        built(a_model(folders, name).replace(**settings), shape)
 
 
 @pytest.mark.parametrize(
@@ -428,7 +427,7 @@ def test_samples_that_are_not_read(
     folders: dict[str, Path], name: str, settings: dict, inputs: Inputs, message: tuple[str, ...]
 ):
     with refuses(*message):
-        replace(a_model(folders, name), **settings).check(inputs)
+        a_model(folders, name).replace(**settings).check(inputs)
 
 
 # In a run -----------------------------------------------------------------------------------------
@@ -437,7 +436,7 @@ def test_samples_that_are_not_read(
 class Pictures(Dataset):
     """Twelve coloured images of each of three classes in each of three domains, or texts of as many."""
 
-    name = "vit"
+    name: ClassVar[str] = "vit"
 
     def domain_names(self):
         return ("dark", "gray", "light")
@@ -453,7 +452,7 @@ class Pictures(Dataset):
 
 
 class Texts(Pictures):
-    name = "bert"
+    name: ClassVar[str] = "bert"
 
     def inputs(self):
         return Inputs(tokens=WORDS, pad=PAD)
@@ -468,11 +467,11 @@ def listed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def of_images(make: Make, model: Transformer, changes: dict[str, Any] | None = None) -> Experiment:
-    return replace(make({"train.lr": 0.05, "train.rounds": 2, **(changes or {})}), data=Pictures(), model=model)
+    return make({"train.lr": 0.05, "train.rounds": 2, **(changes or {})}).replace(data=Pictures(), model=model)
 
 
 def of_texts(make: Make, model: Transformer, changes: dict[str, Any] | None = None) -> Experiment:
-    return replace(of_images(make, model, changes), data=Texts())
+    return of_images(make, model, changes).replace(data=Texts())
 
 
 def of(make: Make, name: str, model: Transformer, changes: dict[str, Any] | None = None) -> Experiment:

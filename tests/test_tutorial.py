@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import re
 import sys
@@ -70,7 +69,7 @@ def test_it_is_sound(examples: dict[str, ModuleType], make: Make, bn: str):
     """Engines agree; c is the mean of all c_k while clients are only absent, and is not where they are late."""
     method = examples["plugin"].MyScaffold(bn=bn)
     changes = {**PLAIN, **CNN_WITH_BN, "train.precision": "float64", "train.rounds": 3, "data.fewer": 2}
-    here = dataclasses.replace(make(changes), method=method)
+    here = make(changes).replace(method=method)
     reference = simulate(here)
     for engine in (Vectorised(), Workers(Kernels(), 2)):
         other = simulate(here, engine=engine)
@@ -94,16 +93,16 @@ def test_an_audit_refuses_its_first_change_unless_it_says_what_that_reveals(
             return super().exchange(name, uploads=(Upload.like("change", "c"),))
 
     experiment = make({**PLAIN, **CNN_WITH_BN, "run.audit": True})
-    simulate(dataclasses.replace(experiment, method=examples["plugin"].MyScaffold()))
+    simulate(experiment.replace(method=examples["plugin"].MyScaffold()))
     with refuses("round 1", "'change.", "'c_k."):
-        simulate(dataclasses.replace(experiment, method=Silent()))
+        simulate(experiment.replace(method=Silent()))
 
 
 def off(make: Make, method: object, **changes: float) -> float:
     """How far c is from the mean of all c_k after some rounds."""
     settings = {**PLAIN, "train.rounds": 6, "train.precision": "float64", "data.domains": 4}
     settings |= {name.replace("__", "."): value for name, value in changes.items()}
-    simulation = simulate(dataclasses.replace(make(settings), method=method))
+    simulation = simulate(make(settings).replace(method=method))
     kept = [state.tensors for _, state in states(simulation)]
     c = simulation.coordinator.state.down.of("c")
     mean = {name: sum(one[f"c_k.{name}"] for one in kept) / 3 for name in c}
@@ -123,4 +122,4 @@ def test_absent_and_late_clients_are_as_the_page_says(examples: dict[str, Module
 def test_it_refuses_what_its_equations_do_not_cover(examples: dict[str, ModuleType], make: Make, changes: dict):
 
     with refuses("--set train.optimiser=sgd", "--set train.momentum=0"):
-        dataclasses.replace(make(changes), method=examples["plugin"].MyScaffold()).check()
+        make(changes).replace(method=examples["plugin"].MyScaffold()).check()

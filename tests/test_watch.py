@@ -367,7 +367,6 @@ from fedshift.methods.fedavg import FedAvg
 pauses = [signal.SIGSTOP]
 
 @fedshift.METHODS.register("pausing")
-@dataclass(frozen=True, kw_only=True)
 class Pausing(FedAvg):
     \"""FedAvg that stops in the middle until it is continued.\"""
 

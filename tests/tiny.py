@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -18,7 +18,6 @@ from fedshift.streams import Streams
 
 
 @fedshift.DATASETS.register("tiny")
-@dataclass(frozen=True, kw_only=True)
 class Tiny(Dataset):
     """Class patterns with noise; each domain adds its own brightness."""
 
@@ -42,7 +41,6 @@ class Tiny(Dataset):
 
 
 @fedshift.METHODS.register("slow-fedsr")
-@dataclass(frozen=True, kw_only=True)
 class SlowFedSR(FedSR):
     """FedSR that takes its time, so that a test can kill it in the middle."""
 
@@ -52,7 +50,6 @@ class SlowFedSR(FedSR):
 
 
 @fedshift.METHODS.register("slashed")
-@dataclass(frozen=True, kw_only=True)
 class Slashed(FedSR):
     """FedSR whose phase and objective have awkward names."""
 

@@ -11,7 +11,6 @@ from fedshift.page import *
 
 
 @INDICES.register("dsa-ign-entries")
-@dataclass(frozen=True, kw_only=True)
 class ByEntries(DSAIGN):
     """DSA-IGN whose orthogonality is the mean of the absolute entries of Z U^T."""
 

@@ -40,7 +40,6 @@ class ClientMLP(nn.Module):
 
 
 @METHODS.register("fedpin-gm-game")
-@dataclass(frozen=True, kw_only=True)
 class GlobalGame(GlobalModel):
     """FedPIN's global model, whose penalty is what an omega_a gains that learns beside it."""
 
@@ -102,7 +101,6 @@ class GlobalGame(GlobalModel):
 
 
 @METHODS.register("fedpin-game")
-@dataclass(frozen=True, kw_only=True)
 class Game(FedPIN, GlobalGame):
     """FedPIN whose anchor is trained in the game."""
 

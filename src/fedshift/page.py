@@ -10,6 +10,7 @@ from dataclasses import replace as replace
 
 import torch as torch
 from annotated_types import Interval as Interval
+from annotated_types import Le as Le
 from torch import Tensor as Tensor
 from torch import nn as nn
 
@@ -49,7 +50,6 @@ from fedshift.errors import needs as needs
 from fedshift.federation.federation import Federation as Federation
 from fedshift.federation.samples import Samples as Samples
 from fedshift.settings.catalogue import From as From
-from fedshift.settings.spec import AtMost as AtMost
 from fedshift.settings.spec import BatchSize as BatchSize
 from fedshift.settings.spec import Count as Count
 from fedshift.settings.spec import Fraction as Fraction

@@ -202,10 +202,7 @@ def plugin(text: str | bytes) -> Files:
 
 def method(body: str) -> Files:
     """A plugin with a method ``mine``, that is FedAvg with another body."""
-    return plugin(
-        f'{HEAD}\n@fedshift.METHODS.register("mine")\n@dataclass(frozen=True, kw_only=True)\nclass Mine(FedAvg):\n'
-        f'    """A method."""\n{body}'
-    )
+    return plugin(f'{HEAD}\n@fedshift.METHODS.register("mine")\nclass Mine(FedAvg):\n    """A method."""\n{body}')
 
 
 def samples(change: str) -> Files:
@@ -216,7 +213,6 @@ from dataclasses import replace
 from fedshift.datasets.dataset import Dataset
 Tiny = fedshift.DATASETS.get("tiny").cls
 @fedshift.DATASETS.register("mine")
-@dataclass(frozen=True, kw_only=True)
 class Mine(Tiny):
     \"\"\"Data.\"\"\"
     def load(self, streams):

@@ -86,7 +86,6 @@ import fedshift
 import torch
 
 @fedshift.METHODS.register("greedy")
-@dataclass(frozen=True, kw_only=True)
 class Greedy(fedshift.FedAvg):
     """FedAvg that asks for more memory than there is, in its second round."""
 

@@ -182,7 +182,6 @@ from fedshift.methods.fedavg import FedAvg
 from dataclasses import dataclass
 
 @fedshift.METHODS.register("mine")
-@dataclass(frozen=True, kw_only=True)
 class Mine(FedAvg):
     \"\"\"A method.\"\"\"
 """

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
-from collections.abc import Collection, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
 
 from fedshift.api.options import DEFAULT, FIELDS, Options, Source
 from fedshift.errors import FedshiftError, FedshiftWarning, UnknownNameError
-from fedshift.settings.change import Changed, changed
-from fedshift.settings.experiment import NAMED, Experiment
-from fedshift.settings.grid import EVERY_DOMAIN, expand, read, read_changed
-from fedshift.settings.spec import plain, shown
+from fedshift.settings.experiment import NAMED, Experiment, load_plugins
+from fedshift.settings.grid import expand, override, read
+from fedshift.settings.spec import Spec, plain, shown
 
 YOURS = {
     "data": " Arrays or a torch Dataset of yours: data=fedshift.in_memory({site: (x, y), ...})",
@@ -25,7 +22,7 @@ def grid(source: Source | Sequence[Source] = DEFAULT, **options: Unpack[Options]
     """Every run that a source describes with these options; a list where one value is expected makes a run for each.
 
     Warns:
-        FedshiftWarning: a setting of the source is left out, as the options replace what it belongs to.
+        FedshiftWarning: an option names another entry, so that settings of the source are not used.
 
     Raises:
         FedshiftError: something in it is wrong, or two runs are the same; the message names it and the fix.
@@ -35,23 +32,22 @@ def grid(source: Source | Sequence[Source] = DEFAULT, **options: Unpack[Options]
             hint = 'Any field of an experiment can be given as settings={"train.lr": 0.1}.'
             raise UnknownNameError("option", option, [*FIELDS, "settings", "tuned"], hint=hint)
     given: dict[str, Any] = {option: plain(value) for option, value in options.items() if value is not None}
-    settings, tuned = given.pop("settings", {}), given.pop("tuned", None)
+    settings, tuned, method = given.pop("settings", {}), given.pop("tuned", None), given.pop("method", None)
     if not isinstance(settings, Mapping) or not all(isinstance(field, str) for field in settings):
         raise FedshiftError(f'settings = {settings!r}: give dotted fields and values, as in {{"method.l2r": 0.05}}.')
+    plugins = given.get("plugins", [])
+    load_plugins([plugins] if isinstance(plugins, str) else plugins)
     found: list[Experiment] = []
-    said: set[str] = set()
+    said: dict[str, None] = {}
     for item in sources(source):
-        for method in _methods(given.get("method")):
-            changes = {**given, **method}
-            if isinstance(item, Experiment) and not (changes or settings):
+        for choice in _methods(method):
+            changes = _changes({**given, **choice}, settings)
+            if isinstance(item, Experiment) and not changes:
                 found.append(item)
-                continue
-            document = _document(item, changes, settings)
-            for note in document.left_out:
-                if note not in said:
-                    warnings.warn(note, FedshiftWarning, stacklevel=_callers())
-                said.add(note)
-            found += expand(document.document)
+            else:
+                found += expand(override(_document(item, changes), changes, lambda line: said.update({line: None})))
+    for line in said:
+        warnings.warn(line, FedshiftWarning, stacklevel=2)
     if len({experiment.fingerprint for experiment in found}) < len(found):
         raise FedshiftError("The grid holds the same run twice; give every experiment and every method once.")
     if tuned is None:
@@ -83,12 +79,13 @@ def only(experiments: Sequence[Experiment], options: Mapping[str, Any]) -> Exper
         FedshiftError: there are several.
     """
     methods = list(dict.fromkeys(each.method_name for each in experiments))
-    if len(methods) > 1 and not _chooses_method(options):
+    chosen = options.get("method") is not None or {"method", "method.name"} & {*(options.get("settings") or {})}
+    if len(methods) > 1 and not chosen:
         warnings.warn(
             f"The experiment has the methods {', '.join(methods)}, and one is needed: this takes the first, "
             f"{methods[0]}. Choose another with --method {methods[1]} (method={methods[1]!r} in Python).",
             FedshiftWarning,
-            stacklevel=_callers(),
+            stacklevel=2,
         )
         experiments = [each for each in experiments if each.method_name == methods[0]]
     if len(experiments) > 1:
@@ -101,12 +98,6 @@ def only(experiments: Sequence[Experiment], options: Mapping[str, Any]) -> Exper
     return experiments[0]
 
 
-def _chooses_method(options: Mapping[str, Any]) -> bool:
-    """Whether options say which methods run."""
-    settings = options.get("settings") or {}
-    return options.get("method") is not None or not settings.keys().isdisjoint(("method", "method.name"))
-
-
 def sources(source: Any) -> list[str | Mapping[str, Any] | Experiment]:
     """The sources that are given, one or several."""
     source, kinds = plain(source), (str, Mapping, Experiment)
@@ -117,84 +108,58 @@ def sources(source: Any) -> list[str | Mapping[str, Any] | Experiment]:
 
 
 def _methods(value: Any) -> list[dict[str, Any]]:
-    """The option ``method`` in pieces that a document can hold: names in a row, or a table."""
+    """The option ``method`` once for each document that it makes: names are one document's, an instance has its own."""
     if value is None:
         return [{}]
-    if not isinstance(value, list):
+    if not isinstance(value, list) or all(isinstance(choice, str) for choice in value):
         return [{"method": value}]
-    if not value:
-        raise FedshiftError("method is an empty list; give a name or an instance.")
-    named = groupby(enumerate(value), key=lambda item: -1 if isinstance(item[1], str) else item[0])
-    groups = [[choice for _, choice in group] for _, group in named]
-    return [{"method": group if isinstance(group[0], str) else group[0]} for group in groups]
+    return [{"method": choice} for choice in value]
 
 
-def _document(source: Source, given: Mapping[str, Any], settings: Mapping[str, Any]) -> Changed:
-    """What a source says, changed by options and settings."""
+def _changes(given: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Options and settings as dotted keys and values."""
     changes: dict[str, Any] = {}
-    for option in (option for option in FIELDS if option in given):
-        value = _chosen(option, given[option]) if option in NAMED else given[option]
-        changes[option if isinstance(value, Mapping) else FIELDS[option]] = value
-    if source == DEFAULT and "data" in given:
-        data = changes.get("data", {"name": changes.get("data.name")})["name"]
-        changes = {"name": data} | changes  # other data are another experiment
-        if data != DEFAULT:
-            source = _of_other_data(source, {*changes, *settings})
+    for option, value in given.items():
+        changes[FIELDS[option]] = _chosen(option, value) if option in NAMED else value
     if isinstance(changes.get("plugins"), str):
         changes["plugins"] = [changes["plugins"]]
-    twice = [field for field in settings if field in changes and field != "name"]
-    if twice or ("name" in settings and "name" in given):
-        field = (twice or ["name"])[0]
-        raise FedshiftError(f"{field} is given twice, as an option and among the settings; give it once.")
-    changes |= settings
+    if twice := [key for key in settings if key in changes or key.removesuffix(".name") in given]:
+        raise FedshiftError(f"{twice[0]} is given twice, as an option and among the settings; give it once.")
+    return {**changes, **settings}
+
+
+def _document(source: str | Mapping[str, Any] | Experiment, changes: dict[str, Any]) -> Mapping[str, Any]:
+    """The tables of a source; of the default one those for other data, if it is changed to these."""
+    data = changes.get("data")
+    name = data.get("name") if isinstance(data, Mapping) else data
     if isinstance(source, Experiment):
-        return changed(_stated(source, changes), changes)
-    return changed(source, changes) if isinstance(source, Mapping) else read_changed(source, changes)
-
-
-def _of_other_data(source: str, given: Collection[str]) -> dict[str, Any]:
-    """The default experiment for data that have other domains: none is held out, unless that is asked for."""
-    held_out = "protocol.hold_out" in given
-    return {**read(source), "protocol": {"name": "leave-one-domain-out" if held_out else "in-domain"}}
+        return _stated(source, changes)
+    if source != DEFAULT or name in (None, DEFAULT):
+        return source if isinstance(source, Mapping) else read(source)
+    changes.setdefault("name", name)
+    protocol = "leave-one-domain-out" if "protocol.hold_out" in changes else "in-domain"
+    return {**read(DEFAULT), "protocol": {"name": protocol}}  # its own held-out domain is none of theirs
 
 
 def _stated(source: Experiment, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """An experiment as a document; of what is replaced only what differs from the defaults, which are another's."""
-    document = source.table()
-    for name, catalogue in NAMED.items():
-        spec = getattr(source, name)
-        entry = catalogue.entry_of(spec)
-        if changes.get(f"{name}.name", entry.name) != entry.name:
-            defaults = {field: about.default for field, about in entry.settings().items()}
-            document[name] = {
-                field: value
-                for field, value in document[name].items()
-                if field == "name" or field in spec.nested() or getattr(spec, field) != defaults[field]
-            }
-    if document["protocol"].get("hold_out") == EVERY_DOMAIN:  # here the name of a domain
-        document["protocol"]["hold_out"] = [EVERY_DOMAIN]
-    return document
+    """The tables of an experiment; of an entry that is replaced without its defaults, which may not be the other's."""
+    tables = source.table()
+    for table in NAMED.keys() & changes.keys():
+        settings = {"name", *getattr(source, table).changed()}
+        tables[table] = {name: value for name, value in tables[table].items() if name in settings}
+    return tables
 
 
 def _chosen(option: str, value: Any) -> Any:
-    """What a document says for a name, an instance or a table; of methods also for a list of names."""
+    """What a document has for a name, an instance or a table; of methods also for a list of names."""
     catalogue = NAMED[option]
-    if isinstance(value, str) or (option == "method" and isinstance(value, list)):
-        return value
-    if isinstance(value, catalogue.base()):
+    if isinstance(value, Spec) and isinstance(value, catalogue.base()):
         return catalogue.table_of(value)
-    if isinstance(value, Mapping) and "name" in value:
+    if isinstance(value, str) or (isinstance(value, Mapping) and "name" in value):
         return value
-    several = "" if option == "method" else "; only method may be a list"
+    if option == "method" and isinstance(value, list) and value:
+        return value
     raise FedshiftError(
         f"{option} = {shown(value)}: give the name of a {catalogue.kind} ({', '.join(catalogue)}), an instance, or a "
-        f"table with a name{several}.{YOURS.get(option, '')}"
+        f"table with a name.{YOURS.get(option, '')}"
     )
-
-
-def _callers() -> int:
-    """How far up the call that entered fedshift is, for a warning to point at it."""
-    frame, depth = sys._getframe(1), 1
-    while frame.f_back and frame.f_globals.get("__name__", "").startswith("fedshift."):
-        frame, depth = frame.f_back, depth + 1
-    return depth

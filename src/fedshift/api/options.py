@@ -12,12 +12,12 @@ from fedshift.settings.spec import Spec
 Source = str | Path | Mapping[str, Any] | Experiment
 Choice = str | Spec | Mapping[str, Any]
 DEFAULT = "rotated-mnist"
-FIELDS = {  # each option's field of an experiment; what they name comes first, as it takes its settings along
-    "method": "method.name",
-    "data": "data.name",
-    "partition": "partition.name",
-    "protocol": "protocol.name",
-    "model": "model.name",
+FIELDS = {  # each option's field of an experiment
+    "method": "method",
+    "data": "data",
+    "partition": "partition",
+    "protocol": "protocol",
+    "model": "model",
     "hold_out": "protocol.hold_out",
     "seed": "seed",
     "rounds": "train.rounds",
@@ -33,11 +33,11 @@ class Options(TypedDict, total=False):
 
     Attributes:
         method: a name, an instance such as ``FedSR(l2r=0.05)``, or a table with a name; or a list of these, each a run.
-            A name keeps the settings of the source that the method has as well. An instance or table takes the place
-            of all that the source says of methods. What is left out is said by a :class:`FedshiftWarning`.
-        data: the data set, as a name, instance or table; so are the partition, the protocol and the model. Paths of
-            files of another data set are not kept. Without a source, each domain of other data is scored on samples
-            of its own, unless ``hold_out`` or ``protocol`` says otherwise.
+            The name of another method than the source's resets the source's table [method]; an instance or a table
+            takes its place. A :class:`FedshiftWarning` names the settings that are not used then.
+        data: the data set, as a name, instance or table; so are the partition, the protocol and the model, by the same
+            rule. Without a source, each domain of other data is scored on samples of its own, unless ``hold_out`` or
+            ``protocol`` says otherwise.
         partition: how domains are divided among clients.
         protocol: what is held out, and who is scored on what.
         model: the network.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 import shlex
 import sys
 from collections.abc import Callable
@@ -18,7 +17,6 @@ import typer
 from fedshift import memory
 from fedshift.cli.benchmark import benchmark
 from fedshift.cli.commands import Commands
-from fedshift.cli.completion import assignments_joined
 from fedshift.cli.ending import interruptible, print_report
 from fedshift.cli.federation import federation
 from fedshift.cli.options import (
@@ -53,7 +51,6 @@ from fedshift.errors import FedshiftError
 if TYPE_CHECKING:
     from fedshift.settings.experiment import Experiment
 
-FORMS = ("text", "markdown", "json")
 
 app = typer.Typer(
     name="fedshift",
@@ -72,10 +69,6 @@ def _all_names(incomplete: str) -> list[str]:
 
     files = [str(path) for path in Path().glob("*.toml")]
     return [name for name in [*shown_names(), *files] if name.startswith(incomplete)]
-
-
-def _forms(incomplete: str) -> list[str]:
-    return [form for form in FORMS if form.startswith(incomplete)]
 
 
 @dataclass(frozen=True)
@@ -121,16 +114,15 @@ def _experiment_command(act: Callable[..., None], about: str | None = None) -> C
         **own: Any,
     ) -> None:
         from fedshift import api
-        from fedshift.settings.grid import parse_assignments
-        from fedshift.settings.written import Written
+        from fedshift.settings.written import parse_assignments, parse_value, parse_words
 
         chosen = about if method is None else method
         options: dict[str, Any] = {
-            "method": None if chosen is None else Written(chosen).names(),
+            "method": None if chosen is None else parse_words(chosen),
             "data": data,
             "model": model,
-            "hold_out": None if hold_out is None else Written(hold_out),
-            "seed": None if seed is None else Written(seed),
+            "hold_out": None if hold_out is None else parse_words(hold_out),
+            "seed": None if seed is None else parse_value(seed),
             "rounds": rounds,
             "device": device,
             "out": out,
@@ -217,7 +209,7 @@ def _tune(
 ) -> None:
     from fedshift import api
     from fedshift.cli.tuning import print_searches, print_tuning
-    from fedshift.settings.grid import parse_assignments
+    from fedshift.settings.written import parse_assignments
 
     ranges = parse_assignments(search or [], "--search")
     how: dict[str, Any] = {"trials": trials, "sampler": sampler, "parallel": parallel, "search": ranges}
@@ -419,7 +411,7 @@ def show(
     """Show the settings of a method (or data set, model, ...), or with which settings an experiment would run."""
     from fedshift.cli.catalogues import print_named
     from fedshift.settings.experiment import load_plugins
-    from fedshift.settings.grid import parse_assignments
+    from fedshift.settings.written import parse_assignments
 
     load_plugins([str(path) for path in plugin or []])
     print_named(name, parse_assignments(set_ or []))
@@ -428,31 +420,19 @@ def show(
 @app.command(
     epilog="Examples:\n\n"
     "  fedshift schema\n\n"
-    "  fedshift schema --format markdown > settings.md\n\n"
     "  fedshift schema --json > fedshift.schema.json\n\n"
     "An editor with TOML support checks and completes a file that begins with: #:schema ./fedshift.schema.json"
 )
 def schema(
-    form: Annotated[
-        str,
-        typer.Option(
-            "--format",
-            help="text, markdown, or json: the JSON Schema for editors.",
-            autocompletion=_forms,
-        ),
-    ] = "text",
-    json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="As JSON Schema, for editors.")] = False,
     plugin: PluginOption = None,
 ) -> None:
     """Show every table and setting that an experiment can have, with its limits and default, on one page."""
-    from fedshift.cli.schema import print_schema
-    from fedshift.errors import UnknownNameError
+    from fedshift.cli.catalogues import print_schema
     from fedshift.settings.experiment import load_plugins
 
-    if form not in FORMS:
-        raise UnknownNameError("format", form, FORMS)
     load_plugins([str(path) for path in plugin or []])
-    print_schema("json" if json else form)
+    print_schema(json)
 
 
 app.add_typer(federation)
@@ -483,8 +463,7 @@ def main() -> None:
     if isinstance(sys.stdout, TextIOWrapper):  # there is none where it was closed
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        with assignments_joined(os.environ):
-            app(arguments)
+        app(arguments)
     except FedshiftError as error:
         if debug:
             raise

@@ -1,16 +1,15 @@
-"""What ``fedshift list`` prints, and ``fedshift show`` of a catalogue's entry."""
+"""What ``fedshift list``, ``show`` and ``schema`` print of catalogues and their entries."""
 
 from __future__ import annotations
 
+import json
 import re
 import sys
-import textwrap
 from collections.abc import Mapping
-from dataclasses import MISSING
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any
 
+import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.padding import Padding
@@ -22,28 +21,20 @@ from fedshift.core.method import Averaging, Method
 from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.experiments import shipped, shipped_text
 from fedshift.methods import METHODS
-from fedshift.settings.catalogue import Entry, From
-from fedshift.settings.experiment import PLAIN
+from fedshift.settings.catalogue import Entry
+from fedshift.settings.experiment import PLAIN, Experiment
 from fedshift.settings.grid import text_of
-from fedshift.settings.schema import CATALOGUES
-from fedshift.settings.spec import Spec, limits, setting_type
-from fedshift.settings.written import Written
+from fedshift.settings.schema import CATALOGUES, described, json_schema
+from fedshift.settings.spec import Spec
 
-KINDS = CATALOGUES
+TYPES = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true | false", "object": "table"}
 ANY_NUMBER = 2**62  # a limit beyond it says no more than how a number is stored
-BEGINS_AN_ITEM = r" *(?:-|\d+\.) +|(?=\|)"
-TYPES = {
-    "int": "whole number",
-    "float": "number",
-    "str": "text",
-    "bool": "true | false",
-    "dict": "table",
-}
+SIGNS = {"exclusiveMinimum": ">", "minimum": ">=", "exclusiveMaximum": "<", "maximum": "<="}
 
 
 def print_list(kind: str) -> None:
     """Print the names of one kind, or of all, each with a line about it."""
-    kinds = [*KINDS, "experiments"]
+    kinds = [*CATALOGUES, "experiments"]
     if kind not in (*kinds, "all"):
         raise UnknownNameError("kind", kind, [*kinds, "all"])
     console = open_console()
@@ -52,16 +43,15 @@ def print_list(kind: str) -> None:
         if one == "experiments":
             lines = {name: shipped_text(name).splitlines()[0].lstrip("# ") for name in shipped()}
         else:
-            lines = {name: KINDS[one].get(name).help.splitlines()[0] for name in KINDS[one]}
+            lines = {name: CATALOGUES[one].get(name).help.splitlines()[0] for name in CATALOGUES[one]}
         for name, line in lines.items():
-            about = escape(plain(line)).removesuffix(".")
             paper = f" [dim]({METHODS.get(name).paper})[/dim]" if one == "methods" else ""
-            table.add_row(f"[bold]{escape(name)}[/bold]", f"{about}{paper}.")
+            table.add_row(f"[bold]{escape(name)}[/bold]", f"{escape(plain(line)).removesuffix('.')}{paper}.")
         console.print(table)
         console.print()
 
 
-def print_named(name: str, changes: Mapping[str, Written]) -> None:
+def print_named(name: str, changes: Mapping[str, Any]) -> None:
     """Print whatever has a name: entries and tables with every setting, an experiment with what it would run.
 
     Raises:
@@ -69,7 +59,7 @@ def print_named(name: str, changes: Mapping[str, Written]) -> None:
         FedshiftError: there are changes, and no experiment that they could change.
     """
     console = open_console()
-    entries = [(catalogue.table, catalogue.get(name)) for catalogue in KINDS.values() if name in catalogue]
+    entries = [(catalogue.table, catalogue.get(name)) for catalogue in CATALOGUES.values() if name in catalogue]
     entries += [(name, Entry(PLAIN[name]))] if name in PLAIN else []
     is_experiment = name in shipped() or Path(name).suffix == ".toml" or Path(name).is_file()
     if not entries and not is_experiment:
@@ -89,19 +79,33 @@ def print_named(name: str, changes: Mapping[str, Written]) -> None:
         print_resolved(console, name, changes)
 
 
+def print_schema(as_json: bool) -> None:
+    """Print every table and setting of an experiment, as text or as JSON Schema."""
+    if as_json:
+        typer.echo(json.dumps(json_schema(), indent=1, ensure_ascii=False))
+        return
+    console = open_console()
+    console.print("An experiment is a TOML file; a list where one value is expected makes a run for each.")
+    tables: dict[str, Entry[Any]] = {"before any table": Entry(Experiment)}
+    tables |= {f"[{name}]": Entry(cls) for name, cls in PLAIN.items()}
+    for catalogue in CATALOGUES.values():
+        tables |= {f"{catalogue.kind} {name}": catalogue.get(name) for name in catalogue}
+    for title, entry in tables.items():
+        console.print(f"\n[bold]{escape(title)}[/bold]", highlight=False)
+        for setting in entry.settings():
+            _print_setting(console, entry.cls, setting)
+
+
 def _print_entry(console: Console, name: str, prefix: str, entry: Entry[Any]) -> None:
     """What an entry or a table is, and every setting it has."""
     page = sys.modules[entry.cls.__module__].__doc__ or ""
     console.print(f"[bold]{name}[/bold]: {escape(plain(entry.help))}\n", highlight=False)
     if "Choices" in page:
-        page = fitted(plain(page.strip()), console.width)
-        console.print(f"{page}\n", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"{plain(page.strip())}\n", highlight=False, markup=False)
     console.print(f"Settings, with defaults (--set {prefix}.NAME=VALUE):\n", highlight=False)
     inherited = Averaging.settings() if issubclass(entry.cls, Method) else {}
     for setting in sorted(entry.settings(), key=lambda setting: setting in inherited):
         _print_setting(console, entry.cls, setting)
-    if entry.presets:
-        console.print()
     for data, preset in entry.presets.items():
         values = ", ".join(f"{key} = {value_in_words(value)}" for key, value in preset.items())
         console.print(f"Published for {data}: {values}", highlight=False)
@@ -120,54 +124,27 @@ def _terms(method: Method) -> list[str]:
 
 def _print_setting(console: Console, cls: type[Spec], name: str) -> None:
     """Three lines: name and default; what it means; values, search range and source."""
-    field = cls.settings()[name]
-    about = field.metadata
-    console.print(f"  [bold]{name}[/bold] {escape(default_in_words(field.default))}", highlight=False)
-    console.print(Padding(about.get("help", ""), (0, 0, 0, 6), expand=False), highlight=False, markup=False)
-    facts = [type_in_words(setting_type(cls, name))]
-    if search := about.get("search"):
-        facts.append(f"search: {value_in_words(search) if isinstance(search, tuple) else search}")
-    if about.get("source"):
-        facts.append(f"source: {about['source']}")
+    about = cls.settings()[name]
+    default = "(required)" if about.required else f"= {value_in_words(about.default)}"
+    console.print(f"  [bold]{name}[/bold] {escape(default)}", highlight=False)
+    console.print(Padding(about.help, (0, 0, 0, 6), expand=False), highlight=False, markup=False)
+    facts = [type_in_words(described(cls, name))]
+    if about.search:
+        facts.append(f"search: {value_in_words(about.search) if isinstance(about.search, tuple) else about.search}")
+    if about.source:
+        facts.append(f"source: {about.source}")
     console.print(Padding("; ".join(facts), (0, 0, 0, 6), expand=False), style="dim", highlight=False, markup=False)
 
 
 def shown_names() -> list[str]:
     """Every name that :func:`print_named` knows."""
-    return [*dict.fromkeys([*(entry for catalogue in KINDS.values() for entry in catalogue), *PLAIN, *shipped()])]
+    entries = (entry for catalogue in CATALOGUES.values() for entry in catalogue)
+    return [*dict.fromkeys([*entries, *PLAIN, *shipped()])]
 
 
 def plain(text: str) -> str:
     """A docstring without the marks that only a documentation tool reads."""
     return re.sub(r"\*(Choices[^*\n]*)\*", r"\1", re.sub(r"(?::\w+:)?`+~?([^`]+)`+", r"\1", text))
-
-
-def fitted(text: str, width: int) -> str:
-    """A text in which paragraphs and items of lists are wrapped again where a line is longer than ``width``."""
-    blocks: list[list[str]] = []
-    for line in text.splitlines():
-        if not blocks or not line.strip() or not blocks[-1][-1].strip() or re.match(BEGINS_AN_ITEM, line):
-            blocks.append([])
-        blocks[-1].append(line)
-    return "\n".join("\n".join(lines) if max(map(len, lines)) <= width else _wrapped(lines, width) for lines in blocks)
-
-
-def _wrapped(lines: list[str], width: int) -> str:
-    """The lines of one paragraph or item, wrapped again; what follows the first is indented as its text is."""
-    mark = re.match(BEGINS_AN_ITEM, lines[0])
-    further = " " * (mark.end() if mark else len(lines[0]) - len(lines[0].lstrip()))
-    first = mark[0] if mark else further
-    words = " ".join(line.strip() for line in lines)[len(first.lstrip()) :]
-    return textwrap.fill(
-        words, width, initial_indent=first, subsequent_indent=further, break_long_words=False, break_on_hyphens=False
-    )
-
-
-def default_in_words(default: Any) -> str:
-    """What follows a setting's name; None is the default of what can only be left out, as TOML has no word for it."""
-    if default is MISSING:
-        return "(required)"
-    return "(not set)" if default is None else f"= {value_in_words(default)}"
 
 
 def value_in_words(value: Any) -> str:
@@ -176,31 +153,22 @@ def value_in_words(value: Any) -> str:
         return ", ".join(value_in_words(item) for item in value) or "[]"
     if isinstance(value, bool):
         return str(value).lower()
+    if value is None:
+        return "(not set)"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def type_in_words(hint: Any) -> str:
-    """A type and its limits, for a reader."""
-    if get_origin(hint) is Literal:
-        return " | ".join(str(value) for value in get_args(hint))
-    if get_origin(hint) is tuple:
-        return f"list of {type_in_words(get_args(hint)[0])}" if get_args(hint) else "list"
-    if metadata := getattr(hint, "__metadata__", None):
-        for mark in metadata:
-            if isinstance(mark, From):
-                return f"{mark.catalogue.kind}: a name (`fedshift list`), or a table with a name and its settings"
-        signs = {"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "limit": "<="}
-        bounds = {
-            sign: f"{sign} {_number(getattr(limit, name))}"
-            for limit in limits(hint)
-            for name, sign in signs.items()
-            if getattr(limit, name, None) is not None and abs(getattr(limit, name)) < ANY_NUMBER
-        }
-        return " ".join([type_in_words(get_args(hint)[0]), *([", ".join(bounds.values())] if bounds else [])])
-    if get_origin(hint) in (Union, UnionType):
-        return " | ".join(type_in_words(option) for option in get_args(hint) if option is not type(None))
-    return TYPES.get(getattr(hint, "__name__", ""), str(hint))
-
-
-def _number(value: float) -> str:
-    return str(value) if isinstance(value, int) else f"{value:g}"
+def type_in_words(schema: Mapping[str, Any]) -> str:
+    """What a JSON Schema says of a value, for a reader."""
+    if "$ref" in schema:
+        return f"one of the {schema['$ref'].rpartition('/')[2]} (`fedshift list`), or a table with a name and settings"
+    if "anyOf" in schema:
+        return " | ".join(type_in_words(option) for option in schema["anyOf"])
+    if "enum" in schema or "const" in schema:
+        return " | ".join(str(value) for value in schema.get("enum", [schema.get("const")]))
+    if schema.get("type") == "array":
+        return f"list of {type_in_words(schema['items'])}" if schema.get("items") else "list"
+    signs = {key: sign for key, sign in SIGNS.items() if key in schema and abs(schema[key]) < ANY_NUMBER}
+    limits = ", ".join(f"{sign} {schema[key]:g}" for key, sign in signs.items())
+    kind = schema.get("type", "any")
+    return " ".join(filter(None, (TYPES.get(kind if isinstance(kind, str) else kind[0], kind), limits)))

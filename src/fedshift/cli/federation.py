@@ -86,14 +86,14 @@ def init(
 ) -> None:
     """Make a ready folder for the coordinator and each site: settings, keys, certificates, and READMEs to follow."""
     from fedshift.cli.federation_init import init
-    from fedshift.settings.written import Written
+    from fedshift.settings.written import parse_value, parse_words
 
     options: dict[str, Any] = {
-        "method": None if method is None else Written(method).names(),
+        "method": None if method is None else parse_words(method),
         "data": data,
         "model": model,
         "hold_out": hold_out,
-        "seed": None if seed is None else Written(seed),
+        "seed": None if seed is None else parse_value(seed),
         "rounds": rounds,
         "plugins": plugin or None,
     }

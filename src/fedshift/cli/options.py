@@ -10,8 +10,6 @@ from typing import Annotated, Any
 
 import typer
 
-from fedshift.cli.completion import settings
-
 
 def names_of(kind: str) -> Any:
     """Tab completion of the names in a catalogue, after the last comma."""
@@ -45,14 +43,14 @@ def among(names: Sequence[str]) -> Any:
     return lambda incomplete: [name for name in names if name.startswith(incomplete)]
 
 
-def searchable(incomplete: str) -> list[str]:
-    """Tab completion of the settings that pages declare a range for, of every method and of [train]."""
-    from fedshift.core.training import Train
-    from fedshift.methods import METHODS
+def set_names(incomplete: str) -> list[str]:
+    """Tab completion of dotted names of settings, as --set takes them."""
+    from fedshift.settings.experiment import NAMED, PLAIN
 
-    specs = [("train", Train.settings()), *(("method", METHODS.get(name).settings()) for name in METHODS)]
-    names = (f"{table}.{name}=" for table, known in specs for name in known if known[name].metadata.get("search"))
-    return [name for name in dict.fromkeys(names) if name.startswith(incomplete)]
+    specs = [(table, cls.settings()) for table, cls in PLAIN.items()]
+    specs += [(table, catalogue.get(name).settings()) for table, catalogue in NAMED.items() for name in catalogue]
+    names = dict.fromkeys(f"{table}.{name}=" for table, settings in specs for name in settings)
+    return [name for name in names if name.startswith(incomplete)]
 
 
 def listed(text: str) -> list[str]:
@@ -61,10 +59,10 @@ def listed(text: str) -> list[str]:
     Raises:
         FedshiftError: one is empty.
     """
-    from fedshift.settings.written import Written
+    from fedshift.settings.written import parse_words
 
-    names = Written(text).names()
-    return names if isinstance(names, list) else [names]
+    words = parse_words(text)
+    return words if isinstance(words, list) else [words]
 
 
 def names_known_to(module: str, function: str, *given: str) -> Callable[[str], list[str]]:
@@ -134,7 +132,7 @@ SetOption = Annotated[
         "--set",
         help="Override any field: method.l2r=0.05. A list makes a run for each: train.lr=0.1,0.01. Text is taken as "
         "typed; quotes keep commas: data.path='\"a,b\"'.",
-        autocompletion=settings,
+        autocompletion=set_names,
     ),
 ]
 TunedOption = Annotated[
@@ -157,7 +155,7 @@ SearchOption = Annotated[
     typer.Option(
         "--search",
         help="Where to look beside the declared ranges: train.lr=0.001..0.1, or method.mu=0.1,0.5,1.",
-        autocompletion=searchable,
+        autocompletion=set_names,
     ),
 ]
 DryRunOption = Annotated[

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -68,7 +68,7 @@ def reproduce(
     from fedshift.cli.estimates import print_study
     from fedshift.errors import FedshiftError
     from fedshift.reporting.units import printable
-    from fedshift.settings.grid import parse_assignments
+    from fedshift.settings.written import parse_assignments
     from fedshift.study.table_plan import OUT, TablePlan
 
     paths, folder = paths_of(data or []), out or OUT
@@ -86,7 +86,7 @@ def reproduce(
         raise FedshiftError("--json is of --list; a table's folder has TABLE.json.")
     if table is None:
         raise FedshiftError("No table is named; `fedshift reproduce --list` lists them.")
-    run = {name: value.read(Any) for name, value in parse_assignments(set_ or []).items()}
+    run = parse_assignments(set_ or [])
     plan = TablePlan.of(table, scale or "smoke", panel or None, row or None, folder, paths, run)
     if dry_run:
         with interruptible("."):

@@ -11,84 +11,77 @@ from rich.table import Table
 
 from fedshift.errors import FedshiftError
 from fedshift.methods import METHODS
-from fedshift.reporting.results import flattened
-from fedshift.settings.change import opened
-from fedshift.settings.experiment import DEFAULT_NAMES, Experiment
-from fedshift.settings.grid import expand, read_changed
-from fedshift.settings.written import Written
+from fedshift.reporting.results import flat
+from fedshift.settings.experiment import DEFAULT_NAMES
+from fedshift.settings.grid import expand, override, read
+
+Values = dict[str, list[Any]]
 
 
-def print_resolved(console: Console, name: str, changes: Mapping[str, Written]) -> None:
+def print_resolved(console: Console, name: str, changes: Mapping[str, Any]) -> None:
     """Print the runs of an experiment: the settings that all share, then what each method has beside these."""
-    change = read_changed(name, changes)
-    for note in change.left_out:
-        console.print(f"Note: {note}", highlight=False, markup=False)
+    document = override(read(name), changes, lambda line: console.print(f"Note: {line}", highlight=False, markup=False))
     try:
-        experiments = expand(change.document)
+        experiments = expand(document)
     except FedshiftError as error:
         console.print(f"As it stands it cannot run: {error}", highlight=False, markup=False)
         return
-    runs = [(one.method_name, _settings(one)) for one in experiments]
-    first, others = runs[0][1], [settings for _, settings in runs[1:]]
-    shared = {key: [value] for key, value in first.items() if all(other.get(key) == value for other in others)}
-
-    def show(title: str, methods: Mapping[str, None], settings: Mapping[str, list[Any]]) -> None:
-        table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
-        table.add_column("setting", no_wrap=True)  # a name that is cut cannot be copied
-        table.add_column("value", overflow="fold")
-        table.add_column("from")
-        for key, values in settings.items():
-            sources = dict.fromkeys(_origin(key, method, change.document, changes) for method in methods)
-            table.add_row(escape(key), escape(" | ".join(map(_text, values))), ", ".join(sources))
-        console.print(table)
-        console.print()
-
-    methods = dict.fromkeys(method for method, _ in runs)
-    show("1 run, with" if len(runs) == 1 else f"{len(runs)} runs, all with", methods, shared)
-    for method in methods:
-        its = [settings for name, settings in runs if name == method]
-        own: dict[str, list[Any]] = {}
-        for settings in its:
-            for key, value in settings.items():
-                if key not in shared and value not in own.setdefault(key, []):
-                    own[key].append(value)
+    runs: dict[str, list[dict[str, Any]]] = {}
+    for one in experiments:
+        runs.setdefault(one.method_name, []).append(flat(one.table()))
+    every = [settings for its in runs.values() for settings in its]
+    shared = {key for key, value in every[0].items() if all(key in its and its[key] == value for its in every)}
+    _print(console, f"{len(every)} runs, all with", _values(every[:1], shared), document, changes, [*runs])
+    for method, its in runs.items():
+        own = _values(its, {key for settings in its for key in settings} - shared)
         if own:
-            show(f"{method}, {'1 run' if len(its) == 1 else f'{len(its)} runs'}, with", {method: None}, own)
+            _print(console, f"{method}, {len(its)} runs, with", own, document, changes, [method])
 
 
-def _settings(experiment: Experiment) -> dict[str, Any]:
-    """All settings by dotted name, those of [run] as well."""
-    table = experiment.table()
-    return {**flattened(table), **{f"run.{key}": value for key, value in table["run"].items()}}
+def _values(runs: list[dict[str, Any]], keys: set[str]) -> Values:
+    """The different values of some settings."""
+    found: Values = {}
+    for settings in runs:
+        for key, value in settings.items():
+            if key in keys and value not in found.setdefault(key, []):
+                found[key].append(value)
+    return found
+
+
+def _print(
+    console: Console,
+    title: str,
+    settings: Values,
+    document: Mapping[str, Any],
+    changes: Mapping[str, Any],
+    methods: list[str],
+) -> None:
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table.add_column("setting", no_wrap=True)  # a name that is cut cannot be copied
+    table.add_column("value", overflow="fold")
+    table.add_column("from")
+    for key, values in settings.items():
+        text = " | ".join(str(value).lower() if isinstance(value, bool) else str(value) for value in values)
+        sources = dict.fromkeys(_origin(key, method, document, changes) for method in methods)
+        table.add_row(escape(key), escape(text), ", ".join(sources))
+    console.print(table)
+    console.print()
 
 
 def _origin(key: str, method: str, document: Mapping[str, Any], changes: Mapping[str, Any]) -> str:
     """Where a setting of a run comes from."""
-    path = key.split(".")
-    given = [path]
-    if path[0] == "method" and path[1] != "name":
-        given.append(["method", method, *path[1:]])
-    if any(".".join(names[:depth]) in changes for names in given for depth in range(1, len(names) + 1)):
+    keys = (key, key.replace("method.", f"method.{method}.", 1))
+    names = {*keys, *(each.removesuffix(".name") for each in keys)}
+    if any(name == change or name.startswith(f"{change}.") for name in names for change in changes):
         return "command line"
-    if any(_holds(document, names) for names in given):
+    if names & {*flat(document)}:
         return "file"
-    if path[0] == "method" and len(path) == 2:
-        held = opened(document.get("method"))
-        preset = held.get("preset", opened(document.get("data")).get("name", DEFAULT_NAMES["data"]))
-        if path[1] in METHODS.get(method).presets.get(str(preset), {}):
-            return f"published for {preset}"
-    return "default"
+    table, _, setting = key.partition(".")
+    preset = _setting(document, "method", "preset") or _setting(document, "data", "name") or DEFAULT_NAMES["data"]
+    published = table == "method" and setting in METHODS.get(method).presets.get(str(preset), {})
+    return f"published for {preset}" if published else "default"
 
 
-def _holds(document: Mapping[str, Any], path: list[str]) -> bool:
-    held: Any = document
-    for name in path:
-        held = opened(held)
-        if name not in held:
-            return False
-        held = held[name]
-    return True
-
-
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _setting(document: Mapping[str, Any], table: str, name: str) -> Any:
+    held = document.get(table)
+    return held.get(name) if isinstance(held, Mapping) else held if name == "name" else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
@@ -40,16 +40,17 @@ from fedshift.settings.spec import Spec, setting
 from fedshift.streams import Draws
 
 
-@dataclass(frozen=True, kw_only=True)
 class Method(Spec):
     """What a run asks of a method. One that wraps another answers what it changes, and its :attr:`core` the rest.
 
     Attributes:
         presets: published settings, by the data set's name.
         paper: where the method comes from.
+        common: settings that stay as they are when another method is named.
     """
 
     section: ClassVar[str] = "method"
+    common: ClassVar[tuple[str, ...]] = ("weighting", "optimiser_state", "bn", "server")
     presets: ClassVar[dict[str, dict[str, object]]] = {}
     paper: ClassVar[str] = ""
 
@@ -106,7 +107,6 @@ class Method(Spec):
         return self.core.notes(state)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Averaging(Method):
     """A method whose server averages what clients trained. Its fields are its hyper-parameters.
 

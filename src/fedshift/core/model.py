@@ -42,7 +42,6 @@ def unfit(model: str, takes: str, shape: Shape) -> FedshiftError:
     return FedshiftError(f"The model '{model}' takes {takes}, but a sample has the shape {list(shape)}; try {fitting}.")
 
 
-@dataclass(frozen=True, kw_only=True)
 class Model(Spec):
     """A representation network; ``dim`` is the size of z."""
 

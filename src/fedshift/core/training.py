@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from itertools import count
 from typing import Annotated, ClassVar, Literal
 
@@ -29,7 +28,6 @@ from fedshift.settings.spec import (
 MOST_EVALUATIONS = 30  # of a stage, with evaluate.every = "auto"
 
 
-@dataclass(frozen=True, kw_only=True)
 class Train(Spec):
     """Local training, common to all methods."""
 
@@ -168,7 +166,6 @@ class Train(Spec):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
 class Evaluate(Spec):
     """When models are scored."""
 

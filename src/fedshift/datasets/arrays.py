@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -36,7 +35,6 @@ NEEDED, OPTIONAL = ("x", "y"), ("domain", "group", "classes", "notes")
 KINDS = ("uint8", "int64", "float32", "float64")
 
 
-@dataclass(frozen=True, kw_only=True)
 class Arrays(Dataset):
     """Arrays in ``.npz`` file: ``x``, ``y`` (``domain``, ``group``, ``classes``, ``notes``), or one file a domain."""
 

@@ -15,7 +15,6 @@ Choices:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -40,7 +39,6 @@ def averaged(images: Tensor, size: int) -> Tensor:
     return F.avg_pool2d(images.float(), images.shape[1] // size).round().to(torch.uint8)
 
 
-@dataclass(frozen=True, kw_only=True)
 class ColoredMNIST(ShortcutDataset):
     """Digits below 5 against the others, in two colours."""
 
@@ -87,7 +85,6 @@ class ColoredMNIST(ShortcutDataset):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
 class ColoredFashionMNIST(ColoredMNIST):
     """Garments of classes 0 to 4 (tops, trousers, dresses, coats) against 5 to 9, in two colours."""
 

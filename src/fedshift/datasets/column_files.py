@@ -10,7 +10,6 @@ import re
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -29,7 +28,6 @@ USUAL = re.compile(r"(?!.{16})-?(0|[1-9]\d*)(\.0|\.\d*[1-9])?")  # a number of w
 NUMBERS = "iuf"  # kinds of NumPy's types
 
 
-@dataclass(frozen=True, kw_only=True)
 class ColumnFiles(Dataset):
     """A file, or a folder of them, with a column of classes and, if a file is not a site, one of sites."""
 
@@ -95,7 +93,6 @@ class ColumnFiles(Dataset):
         return names_in(frame, self.domain, file) if self.domain else Names.all(file.stem, len(frame))
 
 
-@dataclass(frozen=True, kw_only=True)
 class InputColumns(ColumnFiles):
     """Files in which all columns that have no other use are inputs, unless they are named."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.metadata import distribution
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -26,7 +25,6 @@ from fedshift.streams import Streams
 PARQUET = ".parquet"
 
 
-@dataclass(frozen=True, kw_only=True)
 class Dataset(Spec):
     """A data set that can be loaded."""
 
@@ -87,7 +85,6 @@ class Dataset(Spec):
         return None
 
 
-@dataclass(frozen=True, kw_only=True)
 class ImageDataset(Dataset):
     """Images of any size, brought to one size when they are read."""
 
@@ -185,7 +182,6 @@ class ImageDataset(Dataset):
         return Inputs(self.augment, self.normalise)
 
 
-@dataclass(frozen=True, kw_only=True)
 class SourceDataset(ImageDataset):
     """Images of a folder, Parquet or the hub, all of them read."""
 

@@ -15,7 +15,6 @@ Choices:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -54,7 +53,6 @@ class Pictures(NamedTuple):
     read: Callable[[int], Tensor]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Digits(Dataset):
     """Handwritten digits, the same before photographs, digits on envelopes, and house numbers; one domain each."""
 

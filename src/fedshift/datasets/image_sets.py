@@ -20,7 +20,6 @@ wltjr1007/DomainNet and uoft-cs/cifar10; no copy of Office-Caltech-10 is known, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -36,7 +35,6 @@ from fedshift.streams import Streams
 PATH_HELP = "'hub', a Parquet file or a folder of them, or a folder laid out as folder/domain/class/file"
 
 
-@dataclass(frozen=True, kw_only=True)
 class NamedImages(SourceDataset):
     """A published data set: where it may be read from, and what has to be in it.
 
@@ -141,7 +139,6 @@ def simplified(name: str) -> str:
     return "".join(character for character in name.lower() if character.isalnum())
 
 
-@dataclass(frozen=True, kw_only=True)
 class PACS(NamedImages):
     """Photo, art painting, cartoon and sketch: 9,991 images of 7 classes (Li et al., ICCV 2017)."""
 
@@ -152,7 +149,6 @@ class PACS(NamedImages):
     paper: ClassVar[str] = "Li et al., Deeper, Broader and Artier Domain Generalization, ICCV 2017"
 
 
-@dataclass(frozen=True, kw_only=True)
 class OfficeHome(NamedImages):
     """Art, clipart, product and real world: 15,588 images of 65 classes (Venkateswara et al., CVPR 2017)."""
 
@@ -163,7 +159,6 @@ class OfficeHome(NamedImages):
     paper: ClassVar[str] = "Venkateswara et al., Deep Hashing Network for Unsupervised Domain Adaptation, CVPR 2017"
 
 
-@dataclass(frozen=True, kw_only=True)
 class OfficeCaltech10(NamedImages):
     """Amazon, Caltech-256, DSLR and webcam: 2,533 images of the 10 classes they share (Gong et al., CVPR 2012)."""
 
@@ -179,7 +174,6 @@ class OfficeCaltech10(NamedImages):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class DomainNet(NamedImages):
     """Six domains of 345 classes, 586,575 images, of which some classes are drawn (Peng et al., ICCV 2019).
 
@@ -203,7 +197,7 @@ class DomainNet(NamedImages):
 
     def load(self, streams: Streams) -> DomainData:
         """Draw the classes, unless they are named, and read their images."""
-        drawn = self if self.only else replace(self, only=self._draw(streams))
+        drawn = self if self.only else self.replace(only=self._draw(streams))
         return super(DomainNet, drawn).load(streams)
 
     def wanted(self, classes: tuple[str, ...]) -> tuple[str, ...]:
@@ -221,7 +215,6 @@ class DomainNet(NamedImages):
         return tuple(found[index] for index in order[: self.classes].tolist())
 
 
-@dataclass(frozen=True, kw_only=True)
 class CIFAR10(NamedImages):
     """10 classes of small photographs, a single domain; shifts come from how it is shared out (Krizhevsky, 2009)."""
 

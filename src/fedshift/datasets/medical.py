@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -34,7 +33,6 @@ SCALES = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
 class Medical(Dataset):
     """Slices of DICOM and NIfTI files in folder/domain/class/file, gray, with all their bits, as float32.
 

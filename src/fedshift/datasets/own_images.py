@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from fedshift.datasets.dataset import SourceDataset
@@ -44,7 +43,6 @@ def images_in(path: str, reads: Callable[[Path], bool] = is_image) -> ImageRows:
     return ImageRows(domains, labels, classes, lambda: ((str(file), file) for file in files), left_out(root, files))
 
 
-@dataclass(frozen=True, kw_only=True)
 class ImageFolder(SourceDataset):
     """Images in folder/domain/class/file: each first-level folder is a domain, each second a class."""
 
@@ -55,7 +53,6 @@ class ImageFolder(SourceDataset):
         return images_in(self.path)
 
 
-@dataclass(frozen=True, kw_only=True)
 class ParquetFile(SourceDataset):
     """Parquet with ``image`` (bytes, or a struct with bytes, as the hub writes), ``domain`` and ``label``."""
 
@@ -66,7 +63,6 @@ class ParquetFile(SourceDataset):
         return parquet_images(self.path)
 
 
-@dataclass(frozen=True, kw_only=True)
 class HubDataset(SourceDataset):
     """A hub id such as flwrlabs/pacs, or a local folder in the hub's layout, read by the datasets library."""
 

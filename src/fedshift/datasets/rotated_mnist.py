@@ -8,7 +8,6 @@ with black; pixels are in 0..1. An image keeps to one side of a train/validation
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -25,7 +24,6 @@ from fedshift.settings.spec import Count, Degrees, setting
 from fedshift.streams import Streams
 
 
-@dataclass(frozen=True, kw_only=True)
 class RotatedMNIST(Dataset):
     """MNIST digits turned by each of several angles."""
 

@@ -20,7 +20,6 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,6 @@ from fedshift.streams import Streams
 Texts = Mapping[str, Sequence[str]]  # each role's texts, in order
 
 
-@dataclass(frozen=True, kw_only=True)
 class Shakespeare(Dataset):
     """The next character in a role's text."""
 

@@ -48,7 +48,6 @@ class Plan:
     train_environments: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
 class ShortcutDataset(Dataset):
     """Clients that hold a few kinds each, one training environment a client, and common test environments."""
 

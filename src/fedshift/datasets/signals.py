@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -34,7 +34,6 @@ from fedshift.streams import Streams
 FILLED, GAPS, WIDE = "filled", "gaps", 1.5  # a gap is wider than so many of the recording's usual steps of time
 
 
-@dataclass(frozen=True, kw_only=True)
 class Signals(InputColumns, WindowedDataset):
     """Windows of recordings in CSV (commas, UTF-8, a line of names) or Parquet, with a column of labels.
 

@@ -18,7 +18,6 @@ whose values 1 and 2 scikit-learn does not explain, is a category.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -35,7 +34,6 @@ from fedshift.streams import Streams
 MEDIAN_PROGRESSION = 140.5
 
 
-@dataclass(frozen=True, kw_only=True)
 class _Shipped(TableDataset):
     """A table of scikit-learn, whose sites are the bands of one of its columns."""
 
@@ -67,7 +65,6 @@ class _Shipped(TableDataset):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
 class Diabetes(_Shipped):
     """442 patients with diabetes in three age bands, and whether the disease progresses faster than in half of them."""
 
@@ -86,7 +83,6 @@ class Diabetes(_Shipped):
         return self._data(x, tuple(columns), y, ("slower", "faster"), table.data[:, names.index("age")])
 
 
-@dataclass(frozen=True, kw_only=True)
 class BreastCancer(_Shipped):
     """569 breast tumours, benign or malignant, in three sites by the texture of their images."""
 

@@ -43,7 +43,6 @@ NO_CATEGORY = re.compile(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
 class TableDataset(Dataset):
     """Rows, of which missing cells may be filled in, numbers standardised, and categories be one-hot."""
 
@@ -81,7 +80,6 @@ class TableDataset(Dataset):
         return Inputs(preparation=Preparation(self.statistics, self.impute) if self.statistics != "none" else None)
 
 
-@dataclass(frozen=True, kw_only=True)
 class TableFile(InputColumns, TableDataset):
     """Columns of numbers or categories and one of classes, in CSV (commas, UTF-8) or Parquet; or one file a domain.
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -45,7 +44,6 @@ BATCH = 1000  # texts that are tokenized together
 PARALLEL = "TOKENIZERS_PARALLELISM"
 
 
-@dataclass(frozen=True, kw_only=True)
 class TextFile(ColumnFiles):
     """Columns of texts and classes, in CSV (commas, UTF-8, a line of names) or Parquet; or one file a domain."""
 

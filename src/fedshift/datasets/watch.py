@@ -14,7 +14,6 @@ sides together, so that persons are new to the model that is scored; where perso
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from importlib.metadata import distribution
 from io import BytesIO
 from pathlib import Path
@@ -35,7 +34,6 @@ SIDES = ("left", "right")
 PERSONS = 10
 
 
-@dataclass(frozen=True, kw_only=True)
 class Watch(WindowedDataset):
     """Seven exercises of the shoulder in six channels of a smartwatch at 50 Hz; sites are arms or persons."""
 

@@ -20,7 +20,6 @@ Choices:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -47,7 +46,6 @@ PLACES = ("land", "water")  # the habitat of each class, in the classes' order
 Names = Literal["release", "words"]
 
 
-@dataclass(frozen=True, kw_only=True)
 class WaterBird(ShortcutDataset):
     """Waterbirds against landbirds, before water or land."""
 

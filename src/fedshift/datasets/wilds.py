@@ -18,7 +18,7 @@ from __future__ import annotations
 import csv
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple
 
@@ -50,7 +50,6 @@ class Contents(NamedTuple):
     classes: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Wilds(ImageDataset):
     """A data set in a folder of the wilds package.
 
@@ -142,7 +141,6 @@ def read_csv(path: Path, columns: Sequence[str]) -> list[CsvRow]:
     return rows
 
 
-@dataclass(frozen=True, kw_only=True)
 class Camelyon17(Wilds):
     """Tissue patches of five hospitals, with a tumour or without; a hospital is a domain (Bandi et al., 2019)."""
 
@@ -185,7 +183,6 @@ class Camelyon17(Wilds):
         return Contents(samples, classes)
 
 
-@dataclass(frozen=True, kw_only=True)
 class IWildCam(Wilds):
     """Animals before the camera traps with most images; a camera is a domain (Beery et al., 2021)."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -50,7 +49,6 @@ class Windows(NamedTuple):
     start: Tensor
 
 
-@dataclass(frozen=True, kw_only=True)
 class WindowedDataset(Dataset):
     """Signals of any length, of which each sample is a window (channels, time), float32.
 

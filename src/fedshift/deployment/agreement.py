@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Self
 
 import torch
-from annotated_types import Ge
+from annotated_types import Ge, Le
 
 from fedshift.core.contract import Category
 from fedshift.core.method import make_parts
@@ -33,18 +33,17 @@ from fedshift.federation.protocols import InDomain, PersonalUnderShift
 from fedshift.files import digest_of
 from fedshift.settings.experiment import Experiment
 from fedshift.settings.grid import text_of
-from fedshift.settings.spec import AtMost, FolderName, NonNegative, Processors, Spec, as_toml, check_names, setting
+from fedshift.settings.spec import FolderName, NonNegative, Processors, Spec, as_toml, check_names, setting
 from fedshift.settings.written import parse_toml
 from fedshift.streams import Streams
 
 FEDERATION, EXPERIMENT, SITE = "federation.toml", "experiment.toml", "site.toml"
 NOT_AGREED = ("run", "plugins")  # where and how each member carries the experiment out
 _AGREED = ("name", "sites", "shape", "classes", "columns", "environments")  # of federation.toml
-Seconds = Annotated[float, Ge(1), AtMost(10**7, "that is four months")]
-Megabytes = Annotated[int, Ge(1), AtMost(2000, "a message of Flower has 2 GB at most")]
+Seconds = Annotated[float, Ge(1), Le(10**7)]
+Megabytes = Annotated[int, Ge(1), Le(2000)]
 
 
-@dataclass(frozen=True, kw_only=True)
 class FederationSettings(Spec):
     """federation.toml: who takes part, what a sample is, and how long is waited for whom."""
 
@@ -98,7 +97,6 @@ class FederationSettings(Spec):
         return tuple(name for name, *_ in self.columns)
 
 
-@dataclass(frozen=True, kw_only=True)
 class SiteSettings(Spec):
     """site.toml: what a site says of itself; its [data] stand over those of the experiment."""
 
@@ -298,8 +296,7 @@ def own_files(data: Dataset) -> dict[str, tuple[str, ...]]:
 
     These hold samples; what samples are read with (a frozen network, a tokenizer) every member has.
     """
-    about = {name: each.metadata for name, each in data.settings().items() if name not in data.readers}
-    return {name: each["words"] for name, each in about.items() if each.get("path")}
+    return {name: each.words for name, each in data.settings().items() if name not in data.readers and each.path}
 
 
 def read_site(folder: Path) -> tuple[SiteSettings, dict[str, Any]]:
@@ -322,7 +319,7 @@ def _settings(path: Path, table: dict[str, Any], cls: type[Spec]) -> dict[str, A
         FedshiftError: it lacks one, or has another.
     """
     check_names(table, cls.settings(), path.name)
-    missing = [name for name, about in cls.settings().items() if about.default is MISSING and name not in table]
+    missing = [name for name, about in cls.settings().items() if about.required and name not in table]
     if missing:
         raise FedshiftError(f"'{path}' lacks {', '.join(missing)}.")
     return table

@@ -263,7 +263,7 @@ class Attendant:
 
     @cached_property
     def _engine(self) -> Choice:
-        options = replace(self.agreement.experiment.run, engine="sequential", threads=self.settings.threads)
+        options = self.agreement.experiment.run.replace(engine="sequential", threads=self.settings.threads)
         return asked_for(self.setup, options)
 
     def _loaded(self) -> Federation:

@@ -11,7 +11,6 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +64,7 @@ def coordinate(folder: Path, link: Link, progress: Progress) -> RunFolder:
             RunFolder.create(agreement.experiment, run.path, host="federation")
         run.check_is(agreement.experiment.fingerprint)
         setup = agreement.setup(choose_device(agreement.experiment.run.device))
-        choice = asked_for(setup, replace(agreement.experiment.run, engine="sequential"))
+        choice = asked_for(setup, agreement.experiment.run.replace(engine="sequential"))
         with open_engine(choice, progress.note) as engine:
             under_way = _Run(agreement, setup, run, link, engine, progress)
             while not under_way.carry_out():

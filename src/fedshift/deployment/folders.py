@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
@@ -146,10 +145,10 @@ def for_institutions(experiment: Experiment, sample: Schema) -> Experiment:
     """
     data, train = experiment.data, experiment.train
     if isinstance(data, InputColumns) and not data.columns:
-        data = replace(data, columns=tuple(name for name, *_ in sample.columns) or data.input_columns())
+        data = data.replace(columns=tuple(name for name, *_ in sample.columns) or data.input_columns())
     if train.min_answers == "all":
-        train = replace(train, min_answers=MIN_ANSWERS)
-    return replace(experiment, data=data, train=train)
+        train = train.replace(min_answers=MIN_ANSWERS)
+    return experiment.replace(data=data, train=train)
 
 
 def planned(
@@ -369,7 +368,7 @@ def _plugins(experiment: Experiment) -> tuple[list[str], Planned]:
 def _help_of_data(experiment: Experiment, table: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Where the data set's files are looked for: each setting, its value at a site, and what belongs there."""
     about = experiment.data.settings()
-    return [(name, table["data"][name], about[name].metadata["help"]) for name in own_files(experiment.data)]
+    return [(name, table["data"][name], about[name].help) for name in own_files(experiment.data)]
 
 
 # Texts -------------------------------------------------------------------------------------------
@@ -386,7 +385,7 @@ def commented(settings: Spec, head: str) -> str:
     for name, about in settings.settings().items():
         value = getattr(settings, name)
         written = f"{name} = {json.dumps(as_toml(value), ensure_ascii=False)}"
-        lines += ["", f"# {about.metadata['help']}", f"# {written}" if value == about.default else written]
+        lines += ["", f"# {about.help}", f"# {written}" if value == about.default else written]
     return "\n".join(lines) + "\n"
 
 

@@ -40,7 +40,7 @@ def rehearse(folder: Path, progress: Progress) -> RunFolder:
     if run.finished:
         progress.reused(run.path.name)
         return run
-    choice = asked_for(simulation.setup, replace(agreement.experiment.run, engine="sequential"))
+    choice = asked_for(simulation.setup, agreement.experiment.run.replace(engine="sequential"))
     for error in carry_out([(simulation, run)], choice, progress).values():
         raise error
     return run

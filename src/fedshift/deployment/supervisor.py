@@ -23,7 +23,8 @@ from fedshift.errors import FedshiftError
 
 SECONDS_BETWEEN_LOOKS = 0.2
 SECONDS_TO_END = 5.0
-PAUSE = 3.0  # seconds before a process that has ended is started again
+LONG = 60.0  # seconds after which a process that ends counts as one that had worked
+PAUSES = 1.0, 30.0  # seconds before a process is started again: at first, and at most
 
 
 @dataclass
@@ -43,7 +44,9 @@ class ChildProcess:
     after: ChildProcess | None = None
     port: int | None = None
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
+    _began: float = field(default=0.0, init=False)
     _due: float = field(default=0.0, init=False)
+    _pause: float = field(default_factory=lambda: PAUSES[0], init=False)
 
     @property
     def log(self) -> Path:
@@ -59,6 +62,7 @@ class ChildProcess:
         """Start it in the member's folder unless it runs, has just ended, or has to wait for another."""
         if self.process is not None or time.monotonic() < self._due or not (self.after is None or self.after.listens):
             return False
+        self._began = time.monotonic()
         self.process = start(with_parent(self.command), folder, folder / self.log)
         return True
 
@@ -67,9 +71,10 @@ class ChildProcess:
         code = None if self.process is None else self.process.poll()
         if code is None:
             return ""
-        self.process, self._due = None, time.monotonic() + PAUSE
+        pause = PAUSES[0] if time.monotonic() - self._began > LONG else self._pause
+        self.process, self._due, self._pause = None, time.monotonic() + pause, min(2 * pause, PAUSES[1])
         how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
-        return f"{how}; it is started again in {PAUSE:g} seconds"
+        return f"{how}; it is started again in {pause:g} seconds"
 
     def stop(self) -> None:
         """End it; it is started again when it may be."""

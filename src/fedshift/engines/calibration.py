@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count, product
 from statistics import median
 from typing import Any, Literal
@@ -109,7 +109,7 @@ def choose(jobs: Sequence[Job], options: RunOptions, tell: Notify) -> Choice:
     setup = jobs[0].setup
     if options.engine != "auto":
         return asked_for(setup, options)
-    plain = asked_for(setup, replace(options, engine="sequential"))
+    plain = asked_for(setup, options.replace(engine="sequential"))
     try:
         run = seconds_a_step(jobs, plain) * sum(map(steps_of, jobs)) * setup.train.rounds
         if run < SHORT_RUN:

@@ -62,7 +62,6 @@ class Originals:
         return members[order]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Partition(Spec):
     """How each domain is divided among clients. A partition overrides :meth:`divide`."""
 
@@ -92,7 +91,6 @@ class Partition(Spec):
         raise NotImplementedError
 
 
-@dataclass(frozen=True, kw_only=True)
 class Domains(Partition):
     """Each domain is one client."""
 
@@ -101,7 +99,6 @@ class Domains(Partition):
         return torch.zeros(len(originals), dtype=torch.int64)
 
 
-@dataclass(frozen=True, kw_only=True)
 class IID(Partition):
     """Each domain is dealt out to clients in equal parts, class by class."""
 
@@ -115,7 +112,6 @@ class IID(Partition):
         return parts
 
 
-@dataclass(frozen=True, kw_only=True)
 class Dirichlet(Partition):
     """Each class of a domain is divided among clients by shares from a Dirichlet distribution: label skew.
 
@@ -151,7 +147,6 @@ class Dirichlet(Partition):
             ) from error
 
 
-@dataclass(frozen=True, kw_only=True)
 class ByClass(Partition):
     """Each domain is divided by groups of classes, and each group into equal parts (FedPIN, App. E.1: PACS).
 
@@ -189,7 +184,6 @@ class ByClass(Partition):
         return group
 
 
-@dataclass(frozen=True, kw_only=True)
 class FlowerPartitioner(Partition):
     """Any partitioner of flwr-datasets that divides rows by their number or label, applied to each domain.
 

@@ -32,7 +32,6 @@ from fedshift.streams import Streams
 HELD_OUT = "held-out"
 
 
-@dataclass(frozen=True, kw_only=True)
 class Protocol(Spec):
     """A way to judge: who trains on what, and what is held out.
 
@@ -108,7 +107,6 @@ def divide(data: DomainData, partition: Partition, streams: Streams) -> Division
     return Division(holder, tuple(domains.tolist()), names)
 
 
-@dataclass(frozen=True, kw_only=True)
 class LeaveOneDomainOut(Protocol):
     """The clients of all domains but one train; the held-out domain is the target (FedSR, Sec. 4.2).
 
@@ -184,7 +182,6 @@ class KnownClasses:
         return replace(self, samples=self.samples.moved(move))
 
 
-@dataclass(frozen=True, kw_only=True)
 class InDomain(Protocol):
     """Each client is scored on its own held-out samples; a domain's figure is its clients' mean (FedCiR, FRAug)."""
 
@@ -216,7 +213,6 @@ class InDomain(Protocol):
         return domain
 
 
-@dataclass(frozen=True, kw_only=True)
 class AllClients(InDomain):
     """As in-domain, but every client counts equally, whichever domain it is of (Client2Vec)."""
 
@@ -227,7 +223,6 @@ class AllClients(InDomain):
         return "all clients"
 
 
-@dataclass(frozen=True, kw_only=True)
 class TrainOnAll(Protocol):
     """Clients train on all that they have, but for a part for validation if one is asked for; nothing is for a test.
 
@@ -265,7 +260,6 @@ class TrainOnAll(Protocol):
         return Federation(clients, environments, data.classes, inputs, (note,), trained_in)
 
 
-@dataclass(frozen=True, kw_only=True)
 class PersonalUnderShift(Protocol):
     """Each client trains on its own distribution and is scored where that has shifted (FedPIN, App. E.1).
 

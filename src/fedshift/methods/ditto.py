@@ -19,7 +19,6 @@ from fedshift.methods.personal import PersonalModel
 from fedshift.page import *
 
 
-@dataclass(frozen=True, kw_only=True)
 class Ditto(PersonalModel):
     """FedAvg, and a personal model near it; lam = 0 is local training for the personal model."""
 

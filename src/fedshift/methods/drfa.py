@@ -54,7 +54,6 @@ def on_simplex(point: Tensor, floor: float = 0.0) -> Tensor:
     return ((above - excess[kept - 1]).clamp_min(0) + floor).to(point.dtype)
 
 
-@dataclass(frozen=True, kw_only=True)
 class DRFA(FedAvg):
     """FedAvg with clients drawn by weights that grow where the loss is large; gamma = 0 leaves the weights alone."""
 

@@ -44,7 +44,6 @@ def smoothed_cross_entropy(logits: Tensor, y: Tensor, smoothing: float) -> Tenso
     return -((1 - smoothing) * own + smoothing * others)
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedADG(FedAvg):
     """FedAvg whose encoder learns to pass for a generator of class-conditional representations."""
 

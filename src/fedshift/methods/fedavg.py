@@ -16,7 +16,6 @@ from typing import ClassVar
 from fedshift.page import *
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedAvg(Averaging):
     """Each client minimises its own cross-entropy; the server averages the models."""
 

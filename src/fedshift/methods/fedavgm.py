@@ -17,7 +17,6 @@ from fedshift.methods.fedopt import FedOpt
 from fedshift.page import *
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedAvgM(FedOpt):
     """FedAvg whose server goes on in the direction of past rounds; beta = 0 is FedAvg."""
 

@@ -17,7 +17,6 @@ from fedshift.methods.fedavg import FedAvg
 from fedshift.page import *
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedBN(FedAvg):
     """FedAvg whose batch-norm layers never leave the client."""
 

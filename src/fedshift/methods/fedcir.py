@@ -41,7 +41,6 @@ def log_mixture(head: nn.Module, replies: Replies, z: Tensor) -> Tensor:
     return (logits.log_softmax(dim=-1) + log_p).logsumexp(dim=0)
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedCiR(Probabilistic):
     """FedAvg whose clients learn from, and align with, a generator of representations on the server."""
 

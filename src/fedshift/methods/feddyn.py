@@ -27,7 +27,6 @@ from fedshift.methods.fedavg import FedAvg
 from fedshift.page import *
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedDyn(FedAvg):
     """FedAvg with a dynamic regulariser on each client and its correction on the server."""
 

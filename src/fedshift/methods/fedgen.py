@@ -59,7 +59,6 @@ def likeness(noise: Tensor, z: Tensor) -> Tensor:
     return (-apart.square().mean(dim=2) * made_apart.abs().mean(dim=2)).mean().exp()
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedGen(FedAvg):
     """FedAvg whose clients learn from a generator that the clients' heads taught; alpha = beta = 0 is FedAvg."""
 

@@ -49,7 +49,6 @@ def head_gradients(net: Net, batch: Batch, reduction: Literal["mean", "sum"] = "
     return Tensors(gradients), value
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedIIR(FedAvg):
     """FedAvg with a penalty on how far a batch's head gradient is from the federation's; lam = 0 is FedAvg."""
 

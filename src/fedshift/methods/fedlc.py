@@ -39,7 +39,6 @@ def against_others(logits: Tensor, y: Tensor) -> Tensor:
     return margins.masked_fill(others.isneginf(), 0.0).mean()
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedLC(FedAvg):
     """FedAvg with a cross-entropy that widens the margin of classes rare on the client."""
 

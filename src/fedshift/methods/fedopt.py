@@ -21,7 +21,6 @@ from fedshift.methods.fedavg import FedAvg
 from fedshift.page import *
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedOpt(FedAvg):
     """FedAvg that goes by the name of its server optimiser, and takes no other."""
 
@@ -35,7 +34,6 @@ class FedOpt(FedAvg):
             )
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedAdagrad(FedOpt):
     """FedAvg whose server steps by Adagrad: by less and less, the more a parameter has moved."""
 
@@ -44,7 +42,6 @@ class FedAdagrad(FedOpt):
     server: Annotated[ServerOptimiser, From(SERVERS)] = setting("adagrad", help="the server's Adagrad")
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedAdam(FedOpt):
     """FedAvg whose server steps by Adam: by the mean step over the root of the mean square."""
 
@@ -53,7 +50,6 @@ class FedAdam(FedOpt):
     server: Annotated[ServerOptimiser, From(SERVERS)] = setting("adam", help="the server's Adam")
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedYogi(FedOpt):
     """FedAvg whose server steps by Yogi: as Adam, with a mean square that changes slowly."""
 

@@ -53,7 +53,6 @@ def combination(own: int, shares: Tensor, variances: Tensor) -> Tensor:
     return kept / kept.sum() if kept.any() else a
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedPAC(FedAvg):
     """FedAvg of encoders that align class means, with a combination of the clients' heads for each client."""
 

@@ -67,7 +67,6 @@ def total_variance(z: Tensor) -> Tensor:
     return z.var(dim=0, correction=0).sum()
 
 
-@dataclass(frozen=True, kw_only=True)
 class Personalised(GlobalModel):
     """The global model, and beside it a personal model of each client, which predicts for that client."""
 
@@ -87,9 +86,9 @@ class Personalised(GlobalModel):
 
     def parts(self, model: ModelBuilder) -> dict[str, Part]:
         """The global parts, and Phi_u and omega_u."""
-        return {**super().parts(model), **self.copy(PERSONAL, model)}
+        return {**super().parts(model), **self.copied(PERSONAL, model)}
 
-    def copy(self, copy: PersonalCopy, model: ModelBuilder) -> dict[str, Part]:
+    def copied(self, copy: PersonalCopy, model: ModelBuilder) -> dict[str, Part]:
         """An encoder and a head that stay on the client, from the initial values that ``start`` says."""
         if self.start == "global":
             return copy.parts(model.encoder(), model.head())
@@ -113,7 +112,6 @@ class Personalised(GlobalModel):
         return PERSONAL.logits(net, x).log_softmax(dim=1)
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedPIN(Personalised):
     """A personal model near the global invariant features and far from what the client's shortcut model sees."""
 
@@ -139,7 +137,7 @@ class FedPIN(Personalised):
 
     def parts(self, model: ModelBuilder) -> dict[str, Part]:
         """The global and the personal parts, and Psi_u and omega_psi where the contrast weighs."""
-        return {**super().parts(model), **(self.copy(SHORTCUT, model) if self.lam > 0 else {})}
+        return {**super().parts(model), **(self.copied(SHORTCUT, model) if self.lam > 0 else {})}
 
     def phases(self) -> Phases:
         """Shortcut, personal, global."""
@@ -175,7 +173,6 @@ class FedPIN(Personalised):
         return logits.softmax(dim=1)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Anchored(Personalised):
     """GM-L2: a personal model kept near the global invariant model's parameters, without a shortcut model.
 

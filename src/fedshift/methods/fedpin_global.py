@@ -35,7 +35,6 @@ from fedshift.methods.personal import FineTuning
 from fedshift.page import *
 
 
-@dataclass(frozen=True, kw_only=True)
 class GlobalModel(FedAvg):
     """FedPIN's global invariant model alone (GM): FedAvg whose features tell nothing of the client beyond y."""
 
@@ -93,7 +92,6 @@ class GlobalModel(FedAvg):
         return self.alpha if round > self.alpha_warmup else 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
 class FineTuned(FineTuning, GlobalModel):
     """GM-FT: the global invariant model, then every client tunes a copy of its own once.
 

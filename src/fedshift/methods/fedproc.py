@@ -54,7 +54,6 @@ def prototypical(
     return torch.where(among.isneginf(), 0.0, among - (similarity * own).sum(dim=1))
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedProc(Projected):
     """FedAvg whose clients contrast representations with the global class prototypes, less and less."""
 

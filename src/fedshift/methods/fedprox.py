@@ -17,7 +17,6 @@ from fedshift.methods.fedavg import FedAvg
 from fedshift.page import *
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedProx(FedAvg):
     """FedAvg with a proximal term; mu = 0 is FedAvg."""
 

@@ -25,7 +25,6 @@ from fedshift.methods.fedavg import FedAvg
 from fedshift.page import *
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedRep(FedAvg):
     """FedAvg of the encoder, in turns with a head that stays on the client."""
 

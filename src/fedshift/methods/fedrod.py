@@ -36,7 +36,6 @@ def balanced(logits: Tensor, counts: Tensor, gamma: float) -> Tensor:
     return (logits + shift).masked_fill(counts == 0, -float("inf"))
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedRoD(FedAvg):
     """FedAvg by balanced softmax, and a personal head whose logits are added to the generic ones."""
 

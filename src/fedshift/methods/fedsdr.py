@@ -81,7 +81,6 @@ def dependence(phi: Tensor, psi: Tensor, y: Tensor) -> Tensor:
     return F.cosine_similarity(gram(phi), gram(psi), dim=0)
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedSDR(PersonalModel):
     """A personal model that is independent, given y, of shortcuts that all clients discover together."""
 

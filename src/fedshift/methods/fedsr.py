@@ -38,7 +38,6 @@ class ClassGaussians(nn.Module):
         return self.mean[y], F.softplus(self.spread)[y]
 
 
-@dataclass(frozen=True, kw_only=True)
 class FedSR(Probabilistic):
     """FedAvg with two regularisers of the representation: its norm, and what it says of x beyond y."""
 

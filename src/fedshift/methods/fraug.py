@@ -133,7 +133,6 @@ class Synthetic(NamedTuple):
         return (values * self.seen).sum()
 
 
-@dataclass(frozen=True, kw_only=True)
 class FRAug(FedAvg):
     """FedBN whose head also learns from representations made by a shared generator and a private RTNet."""
 

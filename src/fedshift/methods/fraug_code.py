@@ -31,7 +31,6 @@ from fedshift.page import *
 Distance = Literal["mmd", "squared"]
 
 
-@dataclass(frozen=True, kw_only=True)
 class FRAugCode(FRAug):
     """FRAug with the losses, draws and averages of its public code."""
 

@@ -21,7 +21,6 @@ from fedshift.methods.personal import FineTuning
 from fedshift.page import *
 
 
-@dataclass(frozen=True, kw_only=True)
 class FTFA(FineTuning):
     """FedAvg, then every client tunes a copy of the final model once."""
 

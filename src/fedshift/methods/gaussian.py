@@ -24,13 +24,12 @@ def gaussian_kl(mean: Tensor, sigma: Tensor, to_mean: Tensor, to_sigma: Tensor) 
     return kl.sum(dim=1).mean()
 
 
-@dataclass(frozen=True, kw_only=True)
 class Probabilistic(FedAvg):
     """FedAvg whose encoder gives a distribution of z; a method adds its regularisers."""
 
     paper: ClassVar[str] = "Nguyen, Lim and Torr, NeurIPS 2022, Eq. 5"
 
-    test_samples: Annotated[WholeNumber, AtMost(10_000, "each is another prediction of all samples")] = setting(
+    test_samples: Annotated[WholeNumber, Le(10_000)] = setting(
         20, help="samples of z whose softmax is averaged in prediction; 0: z = mu", source="FedSR Eq. 5"
     )
 

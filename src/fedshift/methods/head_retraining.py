@@ -16,7 +16,6 @@ from fedshift.methods.references import Single
 from fedshift.page import *
 
 
-@dataclass(frozen=True, kw_only=True)
 class HeadRetraining(Single):
     """Every client trains alone on a part of its data, then its head alone on all of it (FRAug's study).
 

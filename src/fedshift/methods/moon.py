@@ -35,7 +35,6 @@ def contrast(z: Tensor, positive: Tensor, negative: Tensor, temperature: float) 
     return F.softplus((dissimilarity - similarity) / temperature).mean()
 
 
-@dataclass(frozen=True, kw_only=True)
 class MOON(Projected):
     """FedAvg with a contrast of models; mu = 0 without projection is FedAvg."""
 

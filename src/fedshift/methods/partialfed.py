@@ -39,7 +39,6 @@ def layer_of(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Partial(FedAvg):
     """What both forms have in common: the client's last values, and a model that is partly made of them."""
 
@@ -96,7 +95,6 @@ class Partial(FedAvg):
         return net.call("head", tensors.of("head"), z)
 
 
-@dataclass(frozen=True, kw_only=True)
 class PartialFed(Partial):
     """FedAvg whose clients begin with named layers as they left them (PartialFed-Fix)."""
 
@@ -127,7 +125,6 @@ class PartialFed(Partial):
         return found
 
 
-@dataclass(frozen=True, kw_only=True)
 class PartialFedAdaptive(Partial):
     """FedAvg whose clients learn, layer by layer, whether to begin with the average or as they left it."""
 

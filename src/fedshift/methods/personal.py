@@ -48,7 +48,6 @@ class PersonalCopy:
         return (net.weights - self.named(received)).squared_norm()
 
 
-@dataclass(frozen=True, kw_only=True)
 class PersonalModel(FedAvg):
     """FedAvg's global model, and beside it the client's own, with which it predicts; the unseen have the global one.
 
@@ -83,7 +82,6 @@ class Tuned(nn.Module):
         return torch.where(self.done > 0, self.head(self.encoder(x)), otherwise)
 
 
-@dataclass(frozen=True, kw_only=True)
 class FineTuning(FedAvg):
     """A last stage, ``finetune``: one round with everyone, in which each client tunes a copy of the global model.
 

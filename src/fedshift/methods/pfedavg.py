@@ -22,7 +22,6 @@ from fedshift.methods.personal import PersonalModel
 from fedshift.page import *
 
 
-@dataclass(frozen=True, kw_only=True)
 class PFedAvg(PersonalModel):
     """FedAvg, scored with each client's model after its local training."""
 

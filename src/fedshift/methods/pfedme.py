@@ -26,7 +26,6 @@ from fedshift.methods.personal import PersonalModel
 from fedshift.page import *
 
 
-@dataclass(frozen=True, kw_only=True)
 class PFedMe(PersonalModel):
     """FedAvg on Moreau envelopes: w moves towards the personal models that solve them."""
 

@@ -13,7 +13,6 @@ from fedshift.methods.fedavg import FedAvg
 from fedshift.page import *
 
 
-@dataclass(frozen=True, kw_only=True)
 class Projected(FedAvg):
     """FedAvg whose head reads a projected representation; a method adds its contrast."""
 

@@ -11,7 +11,6 @@ from fedshift.methods.fedavg import FedAvg
 from fedshift.page import *
 
 
-@dataclass(frozen=True, kw_only=True)
 class Centralised(FedAvg):
     """All clients' training data pooled at one place ("All" in the papers' tables).
 
@@ -26,7 +25,6 @@ class Centralised(FedAvg):
         return federation.pooled()
 
 
-@dataclass(frozen=True, kw_only=True)
 class Single(FedAvg):
     """Every client trains alone on its own data; nothing is sent.
 

@@ -36,7 +36,6 @@ from fedshift.methods.fedavg import FedAvg
 from fedshift.page import *
 
 
-@dataclass(frozen=True, kw_only=True)
 class SCAFFOLD(FedAvg):
     """FedAvg whose local steps are corrected by control variates."""
 

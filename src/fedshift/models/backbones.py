@@ -6,7 +6,6 @@ those of the papers' tables: conv1 to conv5_x of a ResNet.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, ClassVar
 
@@ -20,7 +19,6 @@ from fedshift.settings.spec import Width, setting
 BLOCKS = (2, 3, 4, 3, 3, 1)  # of MobileNetV2's stages 2 to 7
 
 
-@dataclass(frozen=True, kw_only=True)
 class Backbone(Staged):
     """A backbone whose weights are random, or those of a hub id or local folder."""
 
@@ -82,7 +80,6 @@ def _transformers() -> Any:
     return transformers
 
 
-@dataclass(frozen=True, kw_only=True)
 class ResNet18(Backbone):
     """ResNet-18 (He et al., CVPR 2016)."""
 
@@ -100,7 +97,6 @@ class ResNet18(Backbone):
         return transformers.ResNetModel(config)
 
 
-@dataclass(frozen=True, kw_only=True)
 class ResNet50(Backbone):
     """ResNet-50 (He et al., CVPR 2016)."""
 
@@ -111,7 +107,6 @@ class ResNet50(Backbone):
         return transformers.ResNetModel(transformers.ResNetConfig(num_channels=channels))
 
 
-@dataclass(frozen=True, kw_only=True)
 class MobileNetV2(Backbone):
     """MobileNetV2 (Sandler et al., CVPR 2018)."""
 

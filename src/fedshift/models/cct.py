@@ -15,16 +15,16 @@ at 64x64 images.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
+from annotated_types import Le
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedshift.core.model import Model, Shape, unfit
 from fedshift.errors import FedshiftError
-from fedshift.settings.spec import AtMost, Count, Layers, Width, setting
+from fedshift.settings.spec import Count, Layers, Width, setting
 
 Positions = Literal["learnable", "sinusoidal"]
 
@@ -112,14 +112,13 @@ def sinusoids(tokens: int, width: int) -> Tensor:
     return torch.where(torch.arange(width) % 2 == 0, angle.sin(), angle.cos())
 
 
-@dataclass(frozen=True, kw_only=True)
 class CCT7(Model):
     """CCT-7/3x1 from scratch: a small transformer on tokens of a convolution (Hassani et al., 2021)."""
 
     layers: Layers = setting(7, help="transformer layers", source="Hassani et al., 2021")
     heads: Width = setting(4, help="attention heads", source="Hassani et al., 2021")
     width: Width = setting(256, help="width of a token, a multiple of the heads", source="Hassani et al., 2021")
-    ratio: Annotated[Count, AtMost(256, "the widest token then has a feed-forward layer of 17 million")] = setting(
+    ratio: Annotated[Count, Le(256)] = setting(
         2, help="hidden width of the feed-forward part, in widths", source="Hassani et al., 2021"
     )
     positions: Positions = setting(

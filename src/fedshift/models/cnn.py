@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import nn
 
 from fedshift.core.model import Model, Shape, unfit
@@ -11,7 +9,6 @@ from fedshift.errors import FedshiftError
 from fedshift.settings.spec import OptionalPixels, Width, setting
 
 
-@dataclass(frozen=True, kw_only=True)
 class CNN(Model):
     """Two 3x3 convolutions (ReLU, 2x2 max-pool each) and a fully connected layer (FedSR, Sec. 4.2).
 
@@ -43,7 +40,6 @@ class CNN(Model):
         return nn.Sequential(*layers)
 
 
-@dataclass(frozen=True, kw_only=True)
 class DigitsCNN(Model):
     """The six-layer network of FRAug's Digits experiment (Chen et al., ICCV 2023, Sec. 4.1 and appendix).
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import nn
 
 from fedshift.core.model import Model, Shape, unfit
 from fedshift.settings.spec import Count, Width, setting
 
 
-@dataclass(frozen=True, kw_only=True)
 class CNN1d(Model):
     """Convolutions over time (ReLU; a max-pool of 2 between them), their mean over time, and a linear layer to z.
 

@@ -26,7 +26,6 @@ draws from a global generator.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import islice
 from typing import Annotated, Any, ClassVar
 
@@ -52,7 +51,6 @@ class Normalised(nn.Module):
         return (x - LITE_MEAN[0]) / LITE_STD[0]
 
 
-@dataclass(frozen=True, kw_only=True)
 class EfficientNetLite0(Staged):
     """EfficientNet-Lite0 with ImageNet weights, trained whole or from a stage on (fedshift[efficientnet])."""
 

@@ -10,14 +10,14 @@ size of the vocabulary is a setting; tokens that never occur cost a row of the e
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
+from annotated_types import Le
 from torch import Tensor, nn
 
 from fedshift.core.model import Model, Shape, unfit
 from fedshift.errors import FedshiftError
-from fedshift.settings.spec import AtMost, Count, Width, setting
+from fedshift.settings.spec import Count, Width, setting
 
 
 class LastState(nn.Module):
@@ -49,17 +49,16 @@ class LastState(nn.Module):
         return z
 
 
-@dataclass(frozen=True, kw_only=True)
 class LSTM(Model):
     """LEAF's stacked LSTM for next-character prediction."""
 
     dim: Width = setting(256, help="dimension d of the representation z")
-    vocabulary: Annotated[Count, AtMost(1_114_112, "Unicode has no more characters")] = setting(
+    vocabulary: Annotated[Count, Le(1_114_112)] = setting(
         128, help="how many tokens there are; those of the text must be fewer"
     )
     embedding: Width = setting(8, help="width of a character's embedding", source="LEAF")
     hidden: Width = setting(256, help="width of each LSTM layer", source="LEAF")
-    layers: Annotated[Count, AtMost(32, "deeper LSTMs do not learn")] = setting(2, help="LSTM layers", source="LEAF")
+    layers: Annotated[Count, Le(32)] = setting(2, help="LSTM layers", source="LEAF")
 
     def encoder(self, shape: Shape, out: int) -> nn.Module:
         """Token ids (B, length) to (B, out)."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 
@@ -27,7 +26,6 @@ class FlatNumbers(nn.Flatten):
         return super().forward(x)
 
 
-@dataclass(frozen=True, kw_only=True)
 class MLP(Model):
     """Fully connected layers with ReLU between them; the last one gives z.
 

@@ -6,7 +6,6 @@ Choices: where a method, or ``dim``, asks for another number of features than th
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from inspect import signature
 from pathlib import Path
@@ -41,7 +40,6 @@ class Widened(nn.Module):
         return projected
 
 
-@dataclass(frozen=True, kw_only=True)
 class Own(Model):
     """A module of yours: what fedshift.own_model kept, or a class or function in a Python file (net.py:Net)."""
 

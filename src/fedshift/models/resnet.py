@@ -9,8 +9,6 @@ layer to z follows the pooling, as with every backbone here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -43,7 +41,6 @@ class Block(nn.Module):
         return F.relu(self.body(x) + self.shortcut(x))
 
 
-@dataclass(frozen=True, kw_only=True)
 class ResNet10(Model):
     """ResNet-10 from scratch, narrow by default: 0.3 million weights (He et al., CVPR 2016)."""
 

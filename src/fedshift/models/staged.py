@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -42,7 +41,6 @@ class Projected(nn.Module):
         return projected
 
 
-@dataclass(frozen=True, kw_only=True)
 class Freezing(Model):
     """A network whose first stages can be frozen."""
 
@@ -75,7 +73,6 @@ class Freezing(Model):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
 class Staged(Freezing):
     """A network in stages, from images to pooled features."""
 

@@ -18,12 +18,11 @@ again by its place: that a cut network gives what the whole one gives is checked
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
 from itertools import chain
 from typing import Annotated, Any, Literal
 
 import torch
-from annotated_types import Ge
+from annotated_types import Ge, Le
 from torch import Tensor, nn
 
 from fedshift.core.fixed import Fixing, copied
@@ -36,15 +35,14 @@ from fedshift.models.cut import Begins, Ends, Reached, layers_of, with_class
 from fedshift.models.opened import Kind, Opened, config_of, open_network
 from fedshift.models.staged import Freezing
 from fedshift.settings.content import digest
-from fedshift.settings.spec import AtMost, Positive, Width, setting
+from fedshift.settings.spec import Positive, Width, setting
 
 MISFITS = (RuntimeError, ValueError, IndexError, TypeError, AttributeError)  # what a library's network raises
 PROBE = 2  # samples with which a network is tried out
 SIDE = 64  # of its images in pixels, where it takes any
-Rank = Annotated[int, Ge(0), AtMost(4096, "an adapter of that rank is no smaller than the layer")]
+Rank = Annotated[int, Ge(0), Le(4096)]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Transformer(Freezing):
     """A network of the transformers library, by folder or hub id (fedshift[images]; adapters: fedshift[adapters])."""
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, Field, dataclass
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import resolve_name
 from inspect import getdoc
 from typing import Any, Generic, TypeVar
 
 from fedshift.errors import FedshiftError, UnknownNameError
-from fedshift.settings.spec import Nested, Spec, check_names, shown
+from fedshift.settings.spec import Declaration, Nested, Spec, check_names, shown
 
 T = TypeVar("T", bound=Spec)
 C = TypeVar("C", bound=Spec)
@@ -64,10 +64,10 @@ class Entry(Generic[T]):
             return self.cls(**values)
         return self.cls(listed_as=self.name, **self.variant.fixed, **values)
 
-    def settings(self) -> dict[str, Field[Any]]:
+    def settings(self) -> dict[str, Declaration]:
         """The fields that can be set, by name."""
         fixed = self.fixed()
-        return {name: field for name, field in self.cls.settings().items() if name not in fixed}
+        return {name: about for name, about in self.cls.settings().items() if name not in fixed}
 
     def fixed(self) -> dict[str, object]:
         """The values of the settings that cannot be set."""
@@ -210,21 +210,21 @@ class Catalogue(Generic[T]):
         values = {key: value for key, value in table.items() if key != "name"}
         where = where or self.table
         entry.check_names(values, where)
-        missing = [name for name, f in entry.settings().items() if f.default is MISSING and name not in values]
+        missing = [name for name, about in entry.settings().items() if about.required and name not in values]
         if missing:
             example = f"--set {where}.{missing[0]}=..."
             raise FedshiftError(f"The {self.kind} '{entry.name}' needs {', '.join(missing)}: {example}")
         return entry(**values)
 
 
-@dataclass(frozen=True)
 class From(Nested):
     """Marks a setting that is itself an entry of a catalogue: its name, or a table with a name and settings.
 
     Write ``encoder: Annotated[Encoder, From(ENCODERS)]``.
     """
 
-    catalogue: Catalogue[Any]
+    def __init__(self, catalogue: Catalogue[Any]) -> None:
+        self.catalogue = catalogue
 
     def build(self, value: Any, default: Any, where: str) -> Spec:
         """The spec behind a name or table; a table without a name is of the default's."""
@@ -237,6 +237,14 @@ class From(Nested):
         raise FedshiftError(
             f"{where} = {shown(value)}: give the name of a {self.catalogue.kind} ({', '.join(self.catalogue)}), or a "
             'table such as { name = "..." }.'
+        )
+
+    def is_default(self, spec: Spec, default: Any) -> bool:
+        """Whether a spec is what a default, or its name, stands for."""
+        return (
+            self.catalogue.get(default).made(spec) and not spec.changed()
+            if isinstance(default, str)
+            else spec == default
         )
 
     def table(self, spec: Spec) -> dict[str, Any]:

@@ -6,11 +6,12 @@ import inspect
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from html import escape
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
+
+from annotated_types import Le
 
 from fedshift.core.method import Method
 from fedshift.core.model import Model
@@ -18,7 +19,7 @@ from fedshift.core.plugins import module_of
 from fedshift.core.training import Evaluate, Train
 from fedshift.datasets import DATASETS
 from fedshift.datasets.dataset import Dataset
-from fedshift.errors import FedshiftError, UnknownNameError
+from fedshift.errors import FedshiftError
 from fedshift.federation import PARTITIONS, PROTOCOLS
 from fedshift.federation.inputs import Inputs
 from fedshift.federation.partitions import Partition
@@ -26,20 +27,17 @@ from fedshift.federation.protocols import Protocol
 from fedshift.files import digest_of
 from fedshift.methods import METHODS
 from fedshift.models import MODELS
-from fedshift.settings.catalogue import Catalogue, Entry, From
+from fedshift.settings.catalogue import Catalogue, From
 from fedshift.settings.content import digest
 from fedshift.settings.spec import (
-    AtMost,
     FolderName,
     FolderPath,
     Processors,
     Rounds,
     Seed,
     Spec,
-    Table,
     WholeNumber,
     check_names,
-    plain,
     setting,
     shown,
 )
@@ -47,7 +45,6 @@ from fedshift.settings.spec import (
 OF_ONE_RUN = (("seed",), ("protocol", "hold_out"), ("method", "index", "path"))  # what runs of a row may differ in
 
 
-@dataclass(frozen=True, kw_only=True)
 class RunOptions(Spec):
     """Where and how a run is carried out; none of it is part of what the experiment is."""
 
@@ -66,7 +63,7 @@ class RunOptions(Spec):
     threads: Processors = setting(
         0, help="threads of the engines without processes; 0: one for each core, at most OMP_NUM_THREADS"
     )
-    together: Annotated[WholeNumber, AtMost(10_000, "they are in memory at the same time")] = setting(
+    together: Annotated[WholeNumber, Le(10_000)] = setting(
         0, help="runs of a table that advance together; 0: as many as the engine gains from (sequential: 1)"
     )
     audit: bool = setting(
@@ -74,7 +71,6 @@ class RunOptions(Spec):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class Experiment(Spec):
     """One run: one method, one seed, one federation."""
 
@@ -86,22 +82,19 @@ class Experiment(Spec):
         "by default the run's own",
     )
     plugins: tuple[str, ...] = setting((), help="Python files that register methods, models or data sets of yours")
-    data: Annotated[Dataset, From(DATASETS)]
-    partition: Annotated[Partition, From(PARTITIONS)]
-    protocol: Annotated[Protocol, From(PROTOCOLS)]
-    model: Annotated[Model, From(MODELS)]
-    method: Annotated[Method, From(METHODS)]
-    train: Train
-    evaluate: Evaluate
-    run: RunOptions
+    data: Annotated[Dataset, From(DATASETS)] = setting("rotated-mnist", help="the data set")
+    partition: Annotated[Partition, From(PARTITIONS)] = setting("domains", help="how domains become clients")
+    protocol: Annotated[Protocol, From(PROTOCOLS)] = setting(
+        "leave-one-domain-out", help="what is held out, and who is scored on what"
+    )
+    model: Annotated[Model, From(MODELS)] = setting("cnn", help="the network")
+    method: Annotated[Method, From(METHODS)] = setting("fedavg", help="the method")
+    train: Train = setting(Train(), help="local training, common to all methods")
+    evaluate: Evaluate = setting(Evaluate(), help="when models are scored")
+    run: RunOptions = setting(RunOptions(), help="where and how a run is carried out; no part of its fingerprint")
 
     def __post_init__(self) -> None:
-        """Check the settings.
-
-        Raises:
-            FedshiftError: one is wrong, or the end of training would be chosen on the test.
-        """
-        super().__post_init__()
+        """Refuse to choose the end of training on the test."""
         if self.train.patience != "off":
             self.protocol.check_choosing()
 
@@ -120,14 +113,12 @@ class Experiment(Spec):
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> Self:
-        """Build and check every table of one run.
+        """Build and check one run, with absolute paths; tables that are not given have their defaults.
 
         Raises:
             FedshiftError: a name, field or value is wrong; the message says which and what is right.
         """
-        table = plain(table)
         check_names(table, cls.settings(), "experiment")
-        check_tables(table)
         load_plugins(table.get("plugins", ()))
         return cls(**table).with_absolute_paths()
 
@@ -209,16 +200,8 @@ class Experiment(Spec):
 NAMED: dict[str, Catalogue[Any]] = {
     name: nested.catalogue for name, nested in Experiment.nested().items() if isinstance(nested, From)
 }
-DEFAULT_NAMES = {
-    "data": "rotated-mnist",
-    "partition": "domains",
-    "protocol": "leave-one-domain-out",
-    "model": "cnn",
-    "method": "fedavg",
-}
-PLAIN: dict[str, type[Spec]] = {
-    name: nested.cls for name, nested in Experiment.nested().items() if isinstance(nested, Table)
-}
+DEFAULT_NAMES: dict[str, str] = {name: str(Experiment.settings()[name].default) for name in NAMED}
+PLAIN: dict[str, type[Spec]] = {name: nested.cls for name, nested in Experiment.nested().items() if name not in NAMED}
 
 
 def check_tables(table: Mapping[str, Any]) -> None:
@@ -247,19 +230,6 @@ def _put(table: dict[str, Any], names: Sequence[str], value: Any) -> None:
         table = table.get(name, {})
     if names[-1] in table:
         table[names[-1]] = value
-
-
-def section(table: str, name: str | None) -> Entry[Any]:
-    """The entry whose settings a table of the experiment holds.
-
-    Raises:
-        UnknownNameError: there is no such table, or the catalogue has no such name.
-    """
-    if table in PLAIN:
-        return Entry(PLAIN[table])
-    if table not in NAMED:
-        raise UnknownNameError("table", table, [*NAMED, *PLAIN])
-    return NAMED[table].get(str(name))
 
 
 def _file_of(cls: type) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -11,45 +11,42 @@ from typing import Any
 from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.experiments import shipped, shipped_text
 from fedshift.methods import METHODS
-from fedshift.settings.catalogue import Entry, From
-from fedshift.settings.change import Changed, Table, changed, copied, is_list_of_choices
-from fedshift.settings.experiment import DEFAULT_NAMES, NAMED, PLAIN, Experiment, load_plugins, section
-from fedshift.settings.spec import check_names, setting_type, shown
-from fedshift.settings.written import LARGEST_TOML, Written, parse_toml
+from fedshift.settings.catalogue import Catalogue, Entry, From
+from fedshift.settings.experiment import DEFAULT_NAMES, NAMED, Experiment, load_plugins
+from fedshift.settings.spec import Spec, check_names, shown
+from fedshift.settings.written import LARGEST_TOML, parse_toml
 
+Document = dict[str, Any]
 EVERY_DOMAIN = "all"
 SEARCH = "search"  # the table that says where `fedshift tune` looks; no run has it
 MOST_RUNS = 10_000  # of a method; they are all planned before the first begins
 
 
-def read(source: str | Path) -> Table:
+def read(source: str | Path) -> Document:
     """Read an experiment: the path of a TOML file, or the name of one that comes with fedshift.
+
+    Paths in a file that lie in its folder become absolute.
 
     Raises:
         FedshiftError: there is none, or it is not TOML.
     """
     path = Path(source)
-    if path.suffix == ".toml" or path.is_file():
-        if not path.is_file():
-            raise FedshiftError(
-                f"The experiment '{source}' does not exist; give a TOML file or one of {', '.join(shipped())}."
-            )
-        text = text_of(path)
-    elif str(source) in shipped():
-        text = shipped_text(str(source))
-    else:
-        raise UnknownNameError("experiment", str(source), shipped(), hint="Or give the path of a TOML file.")
-    return parse_toml(text, f"'{source}'")
-
-
-def read_changed(source: str | Path, changes: Mapping[str, Any]) -> Changed:
-    """What :func:`read` gives, with changes; a path in a file is of the file's folder, if it is there.
-
-    Raises:
-        FedshiftError: there is no such experiment, it is not TOML, or a change cannot be made.
-    """
-    path = Path(source)
-    return changed(read(source), changes, path.parent if path.is_file() else None)
+    if path.suffix != ".toml" and not path.is_file():
+        if str(source) not in shipped():
+            raise UnknownNameError("experiment", str(source), shipped(), hint="Or give the path of a TOML file.")
+        return parse_toml(shipped_text(str(source)), f"'{source}'")
+    if not path.is_file():
+        raise FedshiftError(
+            f"The experiment '{source}' does not exist; give a TOML file or one of {', '.join(shipped())}."
+        )
+    document = parse_toml(text_of(path), f"'{source}'")
+    document["plugins"] = _placed(document.get("plugins", []), path.parent)
+    load_plugins(document["plugins"])
+    for table, name, cls in _given(document, Entry(Experiment)):
+        about = cls.settings()[name]
+        if about.path and table[name] not in about.words:
+            table[name] = _placed(table[name], path.parent)
+    return document
 
 
 def text_of(path: Path) -> str:
@@ -61,40 +58,45 @@ def text_of(path: Path) -> str:
     try:
         with path.open(encoding="utf-8") as file:
             text = file.read(LARGEST_TOML + 1)
-        size = max(path.stat().st_size, len(text))  # a pipe has no size
     except (OSError, UnicodeDecodeError) as error:
         raise FedshiftError(f"'{path}' cannot be read as text in UTF-8 ({error}).") from error
     if len(text) > LARGEST_TOML:
-        raise FedshiftError(
-            f"'{path}' has {size:,} bytes, and at most {LARGEST_TOML:,} are read: leave out what is no setting."
-        )
+        raise FedshiftError(f"'{path}' is too large for settings: at most {LARGEST_TOML:,} bytes are read.")
     return text
 
 
-def override(document: Mapping[str, Any], changes: Mapping[str, Any]) -> Table:
-    """A copy of the document with dotted keys such as ``method.l2r`` set, as :func:`fedshift.settings.change.changed`.
+def override(
+    document: Mapping[str, Any], changes: Mapping[str, Any], tell: Callable[[str], None] | None = None
+) -> Document:
+    """A copy of the document with dotted keys such as ``method.l2r`` set.
 
-    For changes of which nobody needs to hear what they leave out.
-    """
-    return changed(document, changes).document
+    Naming another entry of a catalogue resets its table: of the settings there only those stay that every entry has. A
+    method's setting that is given here also takes the place of that in the method's own table.
 
-
-def parse_assignments(texts: Iterable[str], option: str = "--set") -> dict[str, Written]:
-    """The keys and values of texts such as ``method.l2r=0.05``, which an option of the command line gives.
+    Args:
+        document: the tables.
+        changes: values by dotted key.
+        tell: callback that receives a line for each table of the document that is reset and had settings.
 
     Raises:
-        FedshiftError: one is no assignment, or gives a key again.
+        FedshiftError: a key leads through a value that is no table.
     """
-    found: dict[str, Written] = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        key = key.strip()
-        if not equals or not key:
-            raise FedshiftError(f"'{text}' is no assignment; write for example {option} method.l2r=0.05")
-        if key in found:
-            raise FedshiftError(f"{option} gives {key} twice ({found[key].text} and {value.strip()}); give it once.")
-        found[key] = Written(value.strip())
-    return found
+    result = copied(document)
+    load_plugins(changes.get("plugins", result.get("plugins", ())))
+    keys = {tuple(key.split(".")): value for key, value in changes.items()}
+    for where in sorted(keys, key=lambda where: (len(where), where[-1] != "name")):
+        lost = _change(result, where, keys[where])
+        if lost and tell is not None:
+            table = ".".join(where).removesuffix(".name")
+            tell(
+                f"{'.'.join(where)} = {shown(keys[where])} resets the table [{table}]: these settings of the file are "
+                f"not used: {', '.join(lost)}"
+            )
+        if where[0] == "method" and where[1:] not in ((), ("name",)):
+            for method in _own_tables(result):
+                if where[1] in result["method"][method]:
+                    _change(result, ("method", method, *where[1:]), keys[where])
+    return result
 
 
 def expand(document: Mapping[str, Any]) -> list[Experiment]:
@@ -107,158 +109,186 @@ def expand(document: Mapping[str, Any]) -> list[Experiment]:
     """
     document = {key: value for key, value in document.items() if key != SEARCH}
     check_names(document, Experiment.settings(), "experiment")
-    document = {
-        key: value.read(setting_type(Experiment, key)) if isinstance(value, Written) else value
-        for key, value in document.items()
-    }
-    for name in (*NAMED, *PLAIN):
-        if not isinstance(document.get(name, {}), Mapping):
-            example = f'{name} = {{ name = "..." }}' if name in NAMED else f"[{name}]"
-            raise FedshiftError(f"{name} = {shown(document[name])} is a value where a table belongs; write {example}")
-    load_plugins(document.get("plugins", ()))
-    tables = [table for method in _method_tables(document) for table in _product(_with_method(document, method))]
-    experiments = [Experiment.from_table(table) for table in tables]
-    if len(experiments) > 1 and len({experiment.fingerprint for experiment in experiments}) < len(experiments):
+    load_plugins(document.setdefault("plugins", []))
+    document["plugins"] = [str(Path(path).expanduser().resolve()) for path in document["plugins"]]
+    experiments = [
+        Experiment.from_table(table)
+        for method in _methods(document)
+        for table in _product({**copied(document), "method": method})
+    ]
+    if len({experiment.fingerprint for experiment in experiments}) < len(experiments):
         raise FedshiftError("The grid holds the same run twice; remove repeated values from its lists.")
     return experiments
 
 
-def _with_method(document: Mapping[str, Any], method: Table) -> Table:
-    """The document with defaults for what it leaves out, and one method's table."""
-    result: Table = {"plugins": [_absolute(path) for path in document.get("plugins", ())]}
-    result |= {key: document[key] for key in ("name", "seed", "data_seed") if key in document}
-    for name in (*NAMED, *PLAIN):
-        values = document.get(name, {})
-        result[name] = {"name": DEFAULT_NAMES[name], **values} if name in NAMED else dict(values)
-    result["method"] = method
-    return result
+def copied(table: Mapping[str, Any]) -> Document:
+    """The table and the tables in it anew."""
+    return {key: copied(value) if isinstance(value, Mapping) else value for key, value in table.items()}
 
 
-def _absolute(path: str) -> str:
-    """An absolute path if there is such a file or folder, so that a run can be resumed from anywhere."""
-    there = Path(path).expanduser()
-    return str(there.resolve()) if there.exists() else path
+def _placed(value: Any, folder: Path) -> Any:
+    """A path, or several, made absolute if it lies in a folder."""
+    if isinstance(value, list):
+        return [_placed(each, folder) for each in value]
+    lies_there = isinstance(value, str) and value and "\0" not in value and (folder / value).exists()
+    return str((folder / value).resolve()) if lies_there else value
 
 
-def _method_tables(document: Mapping[str, Any]) -> Iterable[Table]:
-    """One table for each method: its own sub-table over common fields over the data set's preset."""
-    given = dict(document.get("method", {}))
+def _given(table: Document, entry: Entry[Any]) -> Iterator[tuple[Document, str, type[Spec]]]:
+    """The settings that a table gives, and the tables in it: the table that holds each, its name, and its class."""
+    for name, value in list(table.items()):
+        if name not in entry.settings():
+            continue
+        nested = entry.cls.nested().get(name)
+        if nested is None or not isinstance(value, dict):
+            yield table, name, entry.cls
+        elif isinstance(nested, From):
+            for inner in _entries(nested.catalogue, value.get("name", entry.settings()[name].default)):
+                yield from _given(value, inner)
+            for method in _own_tables(table) if nested.catalogue is METHODS else ():
+                yield from _given(value[method], METHODS.get(method))
+        else:
+            yield from _given(value, Entry(nested.cls))
+
+
+def _entries(catalogue: Catalogue[Any], names: Any) -> list[Entry[Any]]:
+    listed = names if isinstance(names, list) else [names]
+    return [catalogue.get(name) for name in listed if name in [*catalogue]]
+
+
+def _own_tables(document: Document) -> list[str]:
+    """The methods with a table of their own, such as [method.fedsr]."""
+    held = document.get("method")
+    return (
+        [name for name in held if name in [*METHODS] and isinstance(held[name], dict)] if isinstance(held, dict) else []
+    )
+
+
+def _entry(value: Any) -> Document:
+    """The table of an entry that may be given by its name alone."""
+    return copied(value) if isinstance(value, Mapping) else {"name": value}
+
+
+def _table(document: Document, where: Sequence[str]) -> Document:
+    """The table at a path, made if there is none."""
+    table = document
+    for name in where:
+        held = table.setdefault(name, {})
+        table[name] = _entry(held) if isinstance(held, str) else held
+        table = table[name]
+        if not isinstance(table, dict):
+            raise FedshiftError(f"'{'.'.join(where)}' cannot be set: '{name}' is a value, not a table.")
+    return table
+
+
+def _change(document: Document, where: Sequence[str], value: Any) -> list[str]:
+    """Set a value; returns the names of the settings that are lost as a table is reset."""
+    if where[-1] == "name" and len(where) > 1:
+        return _change_entry(document, where[:-1], {"name": value})
+    *above, last = where
+    table = _table(document, above)
+    if (isinstance(table.get(last), dict) and isinstance(value, str | list | Mapping)) or (last in NAMED and not above):
+        return _change_entry(document, where, _entry(value))
+    table[last] = copied(value) if isinstance(value, Mapping) else value
+    return []
+
+
+def _change_entry(document: Document, where: Sequence[str], entry: Document) -> list[str]:
+    """Put an entry in the place of another, of which only what every entry of the catalogue has stays."""
+    held = _table(document, where)
+    catalogue, default = _choice(document, where)
+    kept: Document = {}
+    if catalogue is not None and entry.keys() == {"name"}:
+        names, old = _as_list(entry["name"]), _as_list(held.get("name", default))
+        new = [catalogue.get(str(name)).settings() for name in names]
+        base = catalogue.base()
+        stays = getattr(base, "common", base.settings())
+        common = {name for name in stays if any(name in settings for settings in new)}
+        common |= {*(_own_tables(document) if catalogue is METHODS else ())}
+        again = all(name in old for name in names)
+        kept = {name: value for name, value in held.items() if again or name in common}
+    _table(document, where[:-1])[where[-1]] = kept | entry
+    return [name for name in held if name not in (*kept, *entry, "name")]
+
+
+def _choice(document: Document, where: Sequence[str]) -> tuple[Catalogue[Any] | None, str]:
+    """The catalogue whose entry a table holds, and the entry that it holds if it names none."""
+    entries: list[Entry[Any]] = [Entry(Experiment)]
+    catalogue, default, held = None, "", document
+    for name in where:
+        held = _entry(held.get(name, {}))
+        owner = next((entry for entry in entries if name in entry.settings()), None)
+        nested = owner.cls.nested().get(name) if owner else None
+        if owner and isinstance(nested, From):
+            catalogue, default = nested.catalogue, str(owner.settings()[name].default)
+            entries = _entries(catalogue, held.get("name", default))
+        else:
+            catalogue, default = None, ""
+            entries = _entries(METHODS, name)  # in [method.fedsr], say
+    return catalogue, default
+
+
+def _methods(document: Mapping[str, Any]) -> Iterator[Document]:
+    """One table for each method: its own table over common settings over what is published for the data set."""
+    given = _entry(document.get("method", {}))
     names = [str(name) for name in _as_list(given.pop("name", DEFAULT_NAMES["method"]))]
     if not names or len(set(names)) < len(names):
         raise FedshiftError(f"method.name = {shown(names)}: give at least one method, each once.")
-    preset = given.pop("preset", None)
     entries = {name: METHODS.get(name) for name in names}
-    # What all methods have may stand there for those that take it: a method on top of another has its base's.
-    known = set(METHODS.base().settings()).union(*(entry.settings() for entry in entries.values()))
-    own = {key: given.pop(key) for key in list(given) if isinstance(given[key], Mapping) and key not in known}
-    for name, fields in own.items():
-        if name not in [*METHODS]:
-            raise UnknownNameError(f"field of [method] for {', '.join(entries)}", name, known)
-        METHODS.get(name).check_names(fields, f"method.{name}")
-    for field in given:
-        if field not in known:
-            raise UnknownNameError(f"field of [method] for {', '.join(entries)}", field, known)
-    presets = sorted({known for entry in entries.values() for known in entry.presets})
+    own = {name: given.pop(name) for name in _own_tables({"method": given})}
+    for name, settings in own.items():
+        METHODS.get(name).check_names(settings, f"method.{name}")
+    presets = sorted({data for entry in entries.values() for data in entry.presets})
+    preset = given.pop("preset", None)
     if preset is not None and preset not in presets:
         raise UnknownNameError("preset", str(preset), presets)
-    preset = preset or document.get("data", {}).get("name", DEFAULT_NAMES["data"])
+    preset = preset or _entry(document.get("data", {})).get("name", DEFAULT_NAMES["data"])
+    # What all methods have may stand there for those that take it: a method on top of another has its base's.
+    known = {*METHODS.base().settings(), *(name for entry in entries.values() for name in entry.settings())}
+    check_names(given, dict.fromkeys(known), f"method] for {', '.join(names)}")
     for name, entry in entries.items():
         common = {field: value for field, value in given.items() if field in entry.settings()}
-        published = entry.presets.get(preset, {}) if isinstance(preset, str) else {}
-        yield {"name": name, **published, **common, **own.get(name, {})}
+        yield {"name": name, **entry.presets.get(str(preset), {}), **common, **own.get(name, {})}
 
 
-def _product(table: Table) -> Iterable[Table]:
+def _product(table: Document) -> Iterator[Document]:
     """The table once for each choice from the lists that stand where one value is expected."""
-    table = _with_all_domains(_read_by_type(table))
-    axes = {path: values for path, values in _leaves(table) if _is_axis(table, path, values)}
-    empty = [".".join(path) for path, values in axes.items() if not values]
+    _list_all_domains(table)
+    axes = [
+        (held, name, held[name])
+        for held, name, cls in _given(table, Entry(Experiment))
+        if isinstance(held[name], list) and not cls.takes(name, held[name])
+    ]
+    empty = [name for _, name, values in axes if not values]
     if empty:
         raise FedshiftError(f"{empty[0]} is an empty list; give at least one value.")
-    runs = prod(len(values) for values in axes.values())
+    runs = prod(len(values) for _, _, values in axes)
     if runs > MOST_RUNS:
-        sizes = ", ".join(f"{'.'.join(path)} has {len(values)}" for path, values in axes.items())
+        sizes = ", ".join(f"{name} has {len(values)}" for _, name, values in axes)
         raise FedshiftError(
             f"The lists make {runs:,} runs of each method ({sizes}), and a comparison has {MOST_RUNS:,} at most: "
             "divide it."
         )
-    slow_first = sorted(axes, key=lambda path: (path == ("protocol", "hold_out")) + 2 * (path == ("seed",)))
-    for choice in product(*(axes[path] for path in slow_first)):
-        chosen = copied(table)
-        for path, value in zip(slow_first, choice, strict=True):
-            _put(chosen, path, value)
-        yield chosen
+    axes.sort(key=lambda axis: ["hold_out", "seed"].index(axis[1]) if axis[1] in ("hold_out", "seed") else -1)
+    for choice in product(*(values for _, _, values in axes)):
+        for (held, name, _), value in zip(axes, choice, strict=True):
+            held[name] = value
+        yield copied(table)
 
 
-def _leaves(table: Table) -> Iterable[tuple[tuple[str, ...], Any]]:
-    for key, value in table.items():
-        if isinstance(value, dict):
-            yield from (((key, *names), leaf) for names, leaf in _leaves(value))
-        else:
-            yield (key,), value
-
-
-def _read_by_type(table: Table) -> Table:
-    """The table with every value that was written on a command line read as its setting's type has it."""
-    result = copied(table)
-    for path, value in _leaves(table):
-        if isinstance(value, Written):
-            owner = _owner(result, path)
-            known = owner is not None and path[-1] in owner.settings()
-            _put(result, path, value.read(setting_type(owner.cls, path[-1]) if owner and known else Any))
-    return result
-
-
-def _put(table: Table, path: Sequence[str], value: Any) -> None:
-    for name in path[:-1]:
-        table = table[name]
-    table[path[-1]] = value
-
-
-def _is_axis(table: Table, path: tuple[str, ...], value: Any) -> bool:
-    if not isinstance(value, list):
-        return False
-    if path[-1] == "name" and len(path) > 1 and (len(path) == 2 or _is_nested(table, path[:-1])):
-        raise FedshiftError(f"{'.'.join(path)} takes one name; only method.name may be a list.")
-    owner = _owner(table, path)
-    if owner is None or path[-1] not in owner.settings():
-        return False
-    return is_list_of_choices(value, setting_type(owner.cls, path[-1]))
-
-
-def _is_nested(table: Table, path: tuple[str, ...]) -> bool:
-    """Whether a path leads to an entry of a catalogue that is a setting itself."""
-    owner = _owner(table, path)
-    return owner is not None and isinstance(owner.cls.nested().get(path[-1]), From)
-
-
-def _owner(table: Table, path: tuple[str, ...]) -> Entry[Any] | None:
-    """The entry whose setting a path such as (method, index, strategy) names; None if it leads into a plain table."""
-    if len(path) == 1:
-        return Entry(Experiment)
-    held = table[path[0]]
-    owner = section(path[0], held.get("name"))
-    for name in path[1:-1]:
-        nested = owner.cls.nested().get(name)
-        if not isinstance(nested, From):
-            return None
-        held = held[name]
-        owner = nested.catalogue.get(str(held.get("name", owner.settings()[name].default)))
-    return owner
-
-
-def _with_all_domains(table: Table) -> Table:
+def _list_all_domains(table: Document) -> None:
     """``hold_out = "all"`` means every domain of the data set; in a list it is the name of one."""
-    if table["protocol"].get("hold_out") != EVERY_DOMAIN:
-        return table
-    names = list(NAMED["data"].build(table["data"]).domain_names())
+    protocol = table.get("protocol")
+    if not isinstance(protocol, dict) or protocol.get("hold_out") != EVERY_DOMAIN:
+        return
+    names = list(NAMED["data"].build(_entry(table["data"])).domain_names())
     if EVERY_DOMAIN in names:
         raise FedshiftError(
             "protocol.hold_out = \"all\" is every domain in turn, and the data have a domain called 'all': write "
             'hold_out = ["all"] for that one, or a list of all names.'
         )
-    return {**table, "protocol": {**table["protocol"], "hold_out": names}}
+    protocol["hold_out"] = names
 
 
-def _as_list(value: Any) -> Sequence[Any]:
+def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]

@@ -1,4 +1,4 @@
-"""What everything that an experiment can name is: a frozen dataclass of documented, checked settings.
+"""What everything that an experiment can name is: a frozen pydantic model of documented settings.
 
 Methods, data sets, models and protocols are all declared the same way, so that showing them, reading them
 from TOML, checking their values and writing them back is written once.
@@ -7,60 +7,53 @@ from TOML, checking their values and writing them back is written once.
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from dataclasses import dataclass
 from functools import cache
-from numbers import Real
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin
 
-import numpy as np
-from annotated_types import Ge, GroupedMetadata, Gt, Interval, Le, Lt
-from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
+from annotated_types import Ge, Gt, Interval, Le
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 from fedshift.errors import FedshiftError, UnknownNameError
 
+FLOAT32 = Le(3e38)
+SIDE = Le(4096)  # pixels
+IN_MEMORY = Le(2**20)  # samples of a batch
 
-@dataclass(frozen=True)
-class AtMost(GroupedMetadata):
-    """The upper limit of a number, and the reason for it, which the error gives."""
-
-    limit: float
-    reason: str
-
-    def __iter__(self) -> Iterator[object]:
-        yield Le(self.limit)
-
-
-A_BILLION = AtMost(10**9, "more than any data set here has samples")
-IN_MEMORY = AtMost(2**20, "a batch is in memory as a whole")
-FLOAT32 = AtMost(3e38, "float32 holds no larger number")
-SIDE = AtMost(4096, "a colour image of 4096 by 4096 pixels takes 200 MB as numbers")
-
-Seed = Annotated[int, Ge(0), AtMost(2**63 - 1, "a whole number of TOML has 64 bits")]
-Count = Annotated[int, Ge(1), A_BILLION]
-WholeNumber = Annotated[int, Ge(0), A_BILLION]
-Rounds = Annotated[int, Ge(1), AtMost(10**9, "at a thousand rounds a second, so many take eleven days")]
-Steps = Annotated[int, Ge(1), AtMost(10**7, "nothing is recorded or saved until a round has ended")]
-OptionalSteps = Annotated[int, Ge(0), AtMost(10**7, "nothing is recorded or saved until a round has ended")]
+Seed = Annotated[int, Ge(0), Le(2**63 - 1)]
+Count = Annotated[int, Ge(1), Le(10**9)]
+WholeNumber = Annotated[int, Ge(0), Le(10**9)]
+Rounds = Annotated[int, Ge(1), Le(10**9)]
+Steps = Annotated[int, Ge(1), Le(10**7)]
+OptionalSteps = Annotated[int, Ge(0), Le(10**7)]
 BatchSize = Annotated[int, Ge(1), IN_MEMORY]
-Clients = Annotated[int, Ge(1), AtMost(10**6, "each client has a name and files of its own")]
-Processors = Annotated[int, Ge(0), AtMost(1024, "a machine has fewer cores")]
-Width = Annotated[int, Ge(1), AtMost(2**16, "a layer with so many inputs and outputs takes 17 GB")]
-OptionalWidth = Annotated[int, Ge(0), AtMost(2**16, "a layer with so many inputs and outputs takes 17 GB")]
-Layers = Annotated[int, Ge(1), AtMost(1000, "networks of this kind are not so deep")]
+Clients = Annotated[int, Ge(1), Le(10**6)]
+Processors = Annotated[int, Ge(0), Le(1024)]
+Width = Annotated[int, Ge(1), Le(2**16)]
+OptionalWidth = Annotated[int, Ge(0), Le(2**16)]
+Layers = Annotated[int, Ge(1), Le(1000)]
 Pixels = Annotated[int, Ge(1), SIDE]
 OptionalPixels = Annotated[int, Ge(0), SIDE]
 NonNegative = Annotated[float, Ge(0), FLOAT32]
 Positive = Annotated[float, Gt(0), FLOAT32]
-LearningRate = Annotated[float, Gt(0), AtMost(1000, "a step of a thousand gradients leads nowhere")]
-Momentum = Annotated[float, Ge(0), AtMost(1, "beyond that every step is larger than the one before")]
+LearningRate = Annotated[float, Gt(0), Le(1000)]
+Momentum = Annotated[float, Ge(0), Le(1)]
 Fraction = Annotated[float, Interval(gt=0, le=1)]
 ProperFraction = Annotated[float, Interval(gt=0, lt=1)]
 Probability = Annotated[float, Interval(ge=0, le=1)]
-Degrees = Annotated[float, Ge(-360), AtMost(360, "a full turn")]
+Degrees = Annotated[float, Ge(-360), Le(360)]
 
 
 def _folder_name(name: str) -> str:
@@ -105,8 +98,36 @@ Search = Range | tuple[Any, ...]
 LONGEST_SHOWN = 100  # characters of a value in a message
 
 
+@dataclass(frozen=True)
+class Declaration:
+    """What :func:`setting` says of a field, beside its type."""
+
+    default: Any
+    help: str = ""
+    source: str = ""
+    search: Search | None = None
+    path: bool = False
+    words: tuple[str, ...] = ()
+    portable: bool = False
+    code: bool = False
+    examples: tuple[str, ...] = ()
+
+    @property
+    def required(self) -> bool:
+        """Whether it has no default."""
+        return self.default is ...
+
+    def __call__(self, schema: dict[str, Any]) -> None:
+        """Add to the JSON Schema what editors show."""
+        schema.pop("title", None)
+        if self.source:
+            schema["description"] = f"{self.help} ({self.source})"
+        if self.examples:
+            schema["examples"] = [*self.examples]
+
+
 def setting(
-    default: Any = MISSING,
+    default: Any = ...,
     *,
     help: str,
     source: str = "",
@@ -130,17 +151,23 @@ def setting(
         code: the file of such a path is code, or holds some, which a run carries out: it is trusted as plugins are.
         examples: values of free text, or of its items, that an editor or a shell may offer.
     """
-    about: dict[str, Any] = {"help": help, "source": source, "search": search}
-    about |= {"path": path, "words": words, "portable": portable, "code": code, "examples": examples}
-    return field(default=default, metadata=about)
+    about = Declaration(default, help, source, search, path, words, portable, code, examples)
+    return Field(default=default, description=help, json_schema_extra=about)
 
 
-class Nested(ABC):
-    """How a setting that is a spec itself is made from what a user writes, and written back."""
+def fixed(default: Any = None) -> Any:
+    """A field of a :class:`Spec` that is no setting in this class, though it may be one in its base."""
+    return Field(default=default, validate_default=False, exclude=True)
 
-    @abstractmethod
+
+class Nested:
+    """A setting that is a spec itself: a table of the settings of a class."""
+
+    def __init__(self, cls: type[Spec]) -> None:
+        self.cls = cls
+
     def build(self, value: Any, default: Any, where: str) -> Spec:
-        """The spec that a value stands for; a spec stands for itself.
+        """The spec that a table stands for; a spec stands for itself.
 
         Args:
             value: what was given.
@@ -150,20 +177,6 @@ class Nested(ABC):
         Raises:
             FedshiftError: the value stands for none, or something in it is wrong.
         """
-
-    @abstractmethod
-    def table(self, spec: Any) -> dict[str, Any]:
-        """The table from which :meth:`build` makes an equal spec."""
-
-
-@dataclass(frozen=True)
-class Table(Nested):
-    """A setting that is always a spec of the same class: a table of its settings, without a name."""
-
-    cls: type[Spec]
-
-    def build(self, value: Any, default: Any, where: str) -> Spec:
-        """The spec of a table's values."""
         if isinstance(value, self.cls):
             return value
         if not isinstance(value, Mapping):
@@ -171,47 +184,76 @@ class Table(Nested):
         check_names(value, self.cls.settings(), where)
         return self.cls(**value)
 
-    def table(self, spec: Spec) -> dict[str, Any]:
-        """The spec's settings."""
-        return spec.table()
+    def table(self, spec: Any) -> dict[str, Any]:
+        """The table from which :meth:`build` makes an equal spec."""
+        table: dict[str, Any] = spec.table()
+        return table
+
+    def is_default(self, spec: Any, default: Any) -> bool:
+        """Whether a spec is what a default stands for."""
+        return bool(spec == default)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Spec:
-    """A frozen dataclass whose field values are checked whenever an instance is made.
+class Spec(BaseModel):
+    """A frozen model whose values are checked whenever an instance is made.
+
+    A class whose settings must fit each other checks that in ``__post_init__``, which is called once each is right.
 
     Attributes:
         section: the table of an experiment that holds its settings, as messages and ``--set`` call it.
         listed_as: the catalogue's name for it where its class does not tell: for a variant of the class.
     """
 
+    model_config = ConfigDict(
+        frozen=True,
+        strict=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        arbitrary_types_allowed=True,
+        validate_default=True,
+        defer_build=True,
+        protected_namespaces=(),
+    )
     section: ClassVar[str] = ""
 
-    listed_as: str = field(default="", repr=False)
+    listed_as: str = fixed("")
 
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        cls.__repr__ = Spec.__repr__  # type: ignore[method-assign]  # or dataclass would write one with every field
+    def __init__(self, /, **values: Any) -> None:
+        """Check the settings.
 
-    def __repr__(self) -> str:
-        """The class, and the settings that are not at their defaults."""
-        values = {name: (getattr(self, name), about.default) for name, about in self.settings().items()}
-        for name, nested in self.nested().items():  # whose default is a name
-            value, default = values[name]
-            if isinstance(default, str):
-                values[name] = (value, nested.build(default, default, name))
-        changed = (f"{name}={value!r}" for name, (value, default) in values.items() if value != default)
-        return f"{type(self).__name__}({', '.join(changed)})"
+        Raises:
+            FedshiftError: a name is no setting, or a value is wrong; the message names what is right.
+        """
+        check_names(values, {**self.settings(), "listed_as": None}, self.section or type(self).__name__)
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            name = str(error.errors()[0]["loc"][0])
+            given = f"{self._where(name)} = {shown(values[name])}" if name in values else self._where(name)
+            raise FedshiftError(f"{given}: {_problem(error, name)}.") from None
+
+    def model_post_init(self, _context: Any, /) -> None:
+        """Check how the settings fit each other."""
+        self.__post_init__()
 
     def __post_init__(self) -> None:
-        for name in self.settings():
-            object.__setattr__(self, name, plain(getattr(self, name)))
-        for name, nested in self.nested().items():
-            built = nested.build(getattr(self, name), self.settings()[name].default, self._where(name))
-            object.__setattr__(self, name, built)
-        for name in self.settings():
-            if name not in self.nested():
-                object.__setattr__(self, name, self.checked(name, getattr(self, name)))
+        """Raise an error if settings do not fit each other."""
+
+    def __str__(self) -> str:
+        return repr(self)
+
+    def __repr_args__(self) -> Iterator[tuple[str, Any]]:
+        yield from self.changed().items()
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _prepare(cls, value: Any, info: ValidationInfo) -> Any:
+        name = str(info.field_name)
+        if name not in cls.settings():
+            return value
+        if nested := cls.nested().get(name):
+            return nested.build(plain(value), cls.settings()[name].default, cls._where(name))
+        return _prepared(plain(value), setting_type(cls, name))
 
     @classmethod
     def checked(cls, name: str, value: Any) -> Any:
@@ -220,25 +262,51 @@ class Spec:
         Raises:
             FedshiftError: the setting does not take it; the message says what it takes.
         """
-        hint = setting_type(cls, name)
         try:
-            return adapter(hint).validate_python(_prepared(value, hint))
+            return _adapter(cls, name).validate_python(_prepared(plain(value), setting_type(cls, name)))
         except ValidationError as error:
-            raise FedshiftError(f"{cls._where(name)} = {shown(value)}: {_problem(error, hint)}.") from None
+            raise FedshiftError(f"{cls._where(name)} = {shown(value)}: {_problem(error)}.") from None
 
     @classmethod
-    def settings(cls) -> dict[str, Field[Any]]:
+    def takes(cls, name: str, value: Any) -> bool:
+        """Whether a value is right for a setting that is no spec."""
+        try:
+            return name not in cls.nested() and cls.checked(name, value) is not ...
+        except FedshiftError:
+            return False
+
+    @classmethod
+    def settings(cls) -> dict[str, Declaration]:
         """The fields that can be set, by name."""
-        return dict(_settings(cls))  # type: ignore[arg-type]  # classes are hashable
+        return _settings(cls)
 
     @classmethod
     def nested(cls) -> dict[str, Nested]:
         """The settings that are specs themselves."""
-        return _nested(cls)  # type: ignore[arg-type]  # classes are hashable
+        return _nested(cls)
 
     @classmethod
     def _where(cls, name: str) -> str:
         return f"{cls.section}.{name}" if cls.section else name
+
+    def replace(self, **changes: Any) -> Self:
+        """The same with other values of some settings.
+
+        Raises:
+            FedshiftError: a name is no setting, or a value is wrong.
+        """
+        values = {name: getattr(self, name) for name in ("listed_as", *self.settings())}
+        return type(self)(**{**values, **changes})
+
+    def changed(self) -> dict[str, Any]:
+        """The settings that are not at their defaults."""
+        nested = self.nested()
+        values = {name: (getattr(self, name), about.default) for name, about in self.settings().items()}
+        return {
+            name: value
+            for name, (value, default) in values.items()
+            if value != default and not (name in nested and nested[name].is_default(value, default))
+        }
 
     def specs(self) -> Iterator[tuple[tuple[str, ...], Spec]]:
         """This spec and those among its settings, each with the names of the settings that lead to it."""
@@ -251,12 +319,12 @@ class Spec:
         """Every setting that may name a file or folder of this machine: the names that lead to it, and its value."""
         for names, spec in self.specs():
             for name, about in spec.settings().items():
-                if about.metadata.get("path"):
+                if about.path:
                     yield (*names, name), getattr(spec, name)
 
     def code_paths(self) -> tuple[str, ...]:
         """The values of settings whose files hold code that a run carries out."""
-        return tuple(getattr(self, name) for name, about in self.settings().items() if about.metadata.get("code"))
+        return tuple(getattr(self, name) for name, about in self.settings().items() if about.code)
 
     def check_here(self) -> None:
         """Raise an error, with the fix, if what the settings name can neither be found here nor be had from the hub.
@@ -269,7 +337,7 @@ class Spec:
         changes: dict[str, Any] = {name: getattr(self, name).with_absolute_paths() for name in self.nested()}
         for name, about in self.settings().items():
             named = getattr(self, name)
-            if not about.metadata.get("path") or not named:
+            if not about.path or not named:
                 continue
             try:
                 named.encode()  # as TOML it has to be UTF-8
@@ -279,7 +347,7 @@ class Spec:
                 raise FedshiftError(
                     f"{self._where(name)} = {named!r:.200} cannot be a path ({error!s:.200})."
                 ) from error
-        return replace(self, **changes) if changes else self
+        return self.replace(**changes) if changes else self
 
     def table(self) -> dict[str, Any]:
         """The settings and their values, as TOML can hold them; a catalogue adds the name."""
@@ -300,10 +368,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if hasattr(value, "tolist") and not isinstance(value, type):  # a float64 is a float, but TOML cannot hold it
-        python = value.tolist()
-        if type(python) is not type(value):
-            return plain(python)
-        return float(python) if isinstance(python, Real) else python  # a longdouble, which Python has not
+        return value.tolist()
     if isinstance(value, Mapping):
         return {plain(key): plain(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
@@ -319,36 +384,38 @@ def check_names(names: Iterable[str], known: Mapping[str, Any], where: str) -> N
 
 
 def setting_type(cls: type[Spec], name: str) -> Any:
-    """The type of a setting, with its limits."""
-    return _hints(cls)[name]  # type: ignore[arg-type]  # classes are hashable
+    """The type of a setting, without limits that hold for the whole of it."""
+    return cls.model_fields[name].annotation
 
 
 @cache
-def _hints(cls: type[Spec]) -> dict[str, Any]:
-    return get_type_hints(cls, include_extras=True)
-
-
-@cache
-def _settings(cls: type[Spec]) -> dict[str, Field[Any]]:
-    return {field.name: field for field in fields(cls) if field.init and field.name != "listed_as"}
-
-
-@cache
-def _nested(cls: type[Spec]) -> dict[str, Nested]:
-    hints = _hints(cls)  # type: ignore[arg-type]  # classes are hashable
-    found: dict[str, Nested] = {}
-    for name in cls.settings():
-        marks = [mark for mark in getattr(hints[name], "__metadata__", ()) if isinstance(mark, Nested)]
-        if marks:
-            found[name] = marks[0]
-        elif isinstance(hints[name], type) and issubclass(hints[name], Spec):
-            found[name] = Table(hints[name])
+def _settings(cls: type[Spec]) -> dict[str, Declaration]:
+    found: dict[str, Declaration] = {}
+    for name, field in cls.model_fields.items():
+        if isinstance(field.json_schema_extra, Declaration):
+            found[name] = field.json_schema_extra
+        elif not field.exclude:  # a field that is declared without setting()
+            found[name] = Declaration(... if field.is_required() else field.default)
     return found
 
 
 @cache
-def adapter(hint: Any) -> TypeAdapter[Any]:
-    """What checks values of a type: nothing is converted but a whole number where any number may stand."""
+def _nested(cls: type[Spec]) -> dict[str, Nested]:
+    found: dict[str, Nested] = {}
+    for name in cls.settings():
+        field = cls.model_fields[name]
+        marks = [mark for mark in field.metadata if isinstance(mark, Nested)]
+        if marks:
+            found[name] = marks[0]
+        elif isinstance(field.annotation, type) and issubclass(field.annotation, Spec):
+            found[name] = Nested(field.annotation)
+    return found
+
+
+@cache
+def _adapter(cls: type[Spec], name: str) -> TypeAdapter[Any]:
+    field = cls.model_fields[name]
+    hint: Any = Annotated[field.annotation, field]
     return TypeAdapter(hint, config=ConfigDict(strict=True, allow_inf_nan=False))
 
 
@@ -368,16 +435,6 @@ def is_text(hint: Any) -> bool:
     return str in kinds and not kinds & {int, float, bool}
 
 
-def limits(hint: Any) -> Iterator[Any]:
-    """What is said of a setting's numbers, in lists and alternatives as well: Ge, Gt, Le, Lt, Interval, AtMost."""
-    for mark in getattr(hint, "__metadata__", ()):
-        if isinstance(mark, Ge | Gt | Le | Lt | Interval | AtMost):
-            yield mark
-    for part in get_args(hint):
-        if not isinstance(part, Ge | Gt | Le | Lt | Interval | AtMost):
-            yield from limits(part)
-
-
 def shown(value: Any) -> str:
     """A value in a message, however long it is."""
     try:
@@ -388,37 +445,36 @@ def shown(value: Any) -> str:
 
 
 def _prepared(value: Any, hint: Any) -> Any:
-    """A value as its type has it: a tuple for lists and single values, Python's numbers for NumPy's, 0 for -0."""
+    """A value as its type has it: a tuple for lists and single values, text for digits, 0 for -0."""
     if leaf_types(hint) == {Any} or get_origin(hint) is dict:
         return value
     as_text = is_text(hint)
     of_literals = any(get_origin(kind) is Literal for kind in leaf_types(hint))
 
-    def plain(value: Any) -> Any:
-        if isinstance(value, np.generic | np.ndarray):
-            value = value.tolist()
+    def item(value: Any) -> Any:
         if isinstance(value, tuple | list):
-            return tuple(plain(item) for item in value)
-        if as_text and (isinstance(value, Path) or (isinstance(value, int) and not isinstance(value, bool))):
+            return tuple(item(each) for each in value)
+        if isinstance(value, bool):
+            return None if of_literals else value  # Python takes True for 1, which a Literal may have
+        if as_text and isinstance(value, int | float):
             return str(value)
-        if of_literals and isinstance(value, bool):
-            return None  # Python takes True for 1, which a Literal may have
         return value + 0.0 if isinstance(value, float) else value
 
-    value = plain(value)
+    value = item(value)
     if get_origin(hint) is not tuple or isinstance(value, tuple) or get_origin(get_args(hint)[0]) is tuple:
         return value
     return (value,)
 
 
-def _problem(error: ValidationError, hint: Any) -> str:
-    """What is wrong, in the words of a user; several kinds of value may be right."""
-    found = [str(one["msg"]).removeprefix("Value error, ").replace("a valid tuple", "a list") for one in error.errors()]
+def _problem(error: ValidationError, name: str = "") -> str:
+    """What is wrong with a value; several kinds of value may be right."""
+    found = [
+        str(one["msg"]).removeprefix("Value error, ").replace("a valid tuple", "a list")
+        for one in error.errors(include_url=False)
+        if not name or one["loc"][0] == name
+    ]
     expected = [message.removeprefix("Input should be ") for message in found if message.startswith("Input should be ")]
-    reached = {one["ctx"]["le"] for one in error.errors() if one["type"] == "less_than_equal"}
-    reasons = [mark.reason for mark in limits(hint) if isinstance(mark, AtMost) and mark.limit in reached]
-    problem = f"it should be {' or '.join(dict.fromkeys(expected))}" if expected else found[0]
-    return f"{problem} ({reasons[-1]})" if reasons else problem
+    return f"it should be {' or '.join(dict.fromkeys(expected))}" if expected else found[0]
 
 
 def as_toml(value: Any) -> Any:

@@ -1,133 +1,109 @@
-"""Values as they are written on a command line, which the type of their setting reads."""
+"""TOML texts, and single values as they are typed on a command line."""
 
 from __future__ import annotations
 
 import re
 import tomllib
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Any
 
 from fedshift.errors import FedshiftError
-from fedshift.settings.spec import is_text, leaf_types
 
 # A word between commas: in quotes, where it may hold commas, or as it stands.
 WORD = re.compile(r"""\s*("(?:\\.|[^"\\])*"|'[^']*'|[^,]*?)\s*(?:,|\Z)""", re.DOTALL)
-
-
 DEEPEST = 20  # lists and tables in one another
 LARGEST_TOML = 4_000_000  # bytes of a file; an experiment has some thousands
-
-
-@dataclass(frozen=True)
-class Written:
-    """A value as it was typed, until it is known which setting it is for.
-
-    A text is taken as typed: ``1e3`` stays ``1e3``. Commas make a list. Quotes, as TOML has them, hold a text with
-    commas together, and a TOML list such as ``["a", "b"]`` is a list. Anything else is a TOML value, or a bare word.
-    """
-
-    text: str
-
-    def read(self, hint: Any) -> Any:
-        """The value for a setting of this type; ``Any`` where the type is not known.
-
-        Raises:
-            FedshiftError: there is nothing beside a comma.
-        """
-        value = _toml(self.text)
-        if isinstance(value, list):
-            return value
-        if leaf_types(hint) == {bool} and self.text.lower() in ("true", "false"):  # as Python writes them, too
-            return self.text.lower() == "true"
-        if is_text(hint):
-            return self.names()
-        return _anything(self.text)
-
-    def names(self) -> str | list[str]:
-        """The text, or several between commas.
-
-        Raises:
-            FedshiftError: there is nothing beside a comma.
-        """
-        listed = _toml(self.text)
-        if isinstance(listed, list):
-            return listed
-        words = self._words()
-        return _unquoted(words[0]) if len(words) == 1 else [_unquoted(word) for word in words]
-
-    def table(self) -> dict[str, Any] | None:
-        """The table that it is, such as ``{ name = "clip" }``; None of anything else."""
-        value = _toml(self.text)
-        return value if isinstance(value, dict) else None
-
-    def _words(self) -> list[str]:
-        text = self.text.strip()
-        if "," not in text or text.startswith("["):
-            return [text]
-        words: list[str] = []
-        for match in WORD.finditer(text):
-            words.append(match[1])
-            if not match[0].endswith(","):  # the last one; the pattern would match nothing once more after it
-                break
-        if "" in words:
-            raise FedshiftError(f"'{text}': there is nothing beside a comma; remove it, or name what is missing.")
-        return words
 
 
 def parse_toml(text: str, what: str) -> dict[str, Any]:
     """The tables of a TOML text; ``what`` is its name in messages.
 
     Raises:
-        FedshiftError: it is not TOML, is too long, or its numbers or lists have no end.
+        FedshiftError: it is not TOML, or it is too large for settings.
     """
     if len(text) > LARGEST_TOML:
-        raise FedshiftError(
-            f"{what} has {len(text):,} letters, and at most {LARGEST_TOML:,} are read: leave out what is no setting."
-        )
+        raise FedshiftError(f"{what} has {len(text):,} characters; at most {LARGEST_TOML:,} are read.")
     try:
         table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        deep = _depth(table) > DEEPEST
+    except RecursionError:
+        deep = True
+    except ValueError as error:  # a TOMLDecodeError, or a number of thousands of digits
         raise FedshiftError(f"{what} is not TOML: {error}.") from error
-    except RecursionError as error:
-        raise FedshiftError(f"{what} has lists or tables in one another to a depth that no experiment has.") from error
-    except ValueError as error:  # Python reads no whole number of thousands of digits
-        raise FedshiftError(f"{what} has a number of thousands of digits; no setting takes it.") from error
-    if _deeper(table, DEEPEST):
-        raise FedshiftError(f"{what} has lists or tables in one another to a depth that no experiment has.")
+    if deep:
+        raise FedshiftError(f"{what} nests lists or tables more than {DEEPEST} deep; no setting takes that.")
     return table
 
 
-def _deeper(value: Any, most: int) -> bool:
-    """Whether lists and tables lie in one another more often than so many times."""
-    level = [value]
-    for _ in range(most):
-        level = [
-            inner
-            for outer in level
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-            if isinstance(inner, dict | list)
-        ]
-    return bool(level)
+def parse_value(text: str) -> Any:
+    """The value of a text: a TOML value, several between commas, or a bare word.
+
+    Quotes keep a text with commas together.
+
+    Raises:
+        FedshiftError: there is nothing beside a comma.
+    """
+    text = text.strip()
+    value = _toml({"True": "true", "False": "false"}.get(text, text))
+    if isinstance(value, bool | int | float | str | list | dict):
+        return value
+    words = _words(text)
+    return text if len(words) == 1 else [parse_value(word) for word in words]
+
+
+def parse_words(text: str) -> str | list[str]:
+    """A text as it is typed, or those between commas; quotes keep a text with commas together.
+
+    Raises:
+        FedshiftError: there is nothing beside a comma.
+    """
+    listed = _toml(text)
+    if isinstance(listed, list):
+        return [str(word) for word in listed]
+    quoted = {word: _toml(word) for word in _words(text.strip()) if word[:1] in ("'", '"')}
+    words = [quoted[word] if isinstance(quoted.get(word), str) else word for word in _words(text.strip())]
+    return words if len(words) > 1 else words[0]
+
+
+def parse_assignments(texts: Iterable[str], option: str = "--set") -> dict[str, Any]:
+    """The keys and values of texts such as ``method.l2r=0.05``, which an option of the command line gives.
+
+    Raises:
+        FedshiftError: one is no assignment, or gives a key again.
+    """
+    found: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = (part.strip() for part in text.partition("="))
+        if not equals or not key:
+            raise FedshiftError(f"'{text}' is no assignment; write for example {option} method.l2r=0.05")
+        if key in found:
+            raise FedshiftError(f"{option} gives {key} twice; give it once.")
+        found[key] = parse_value(value)
+    return found
+
+
+def _depth(value: Any) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + max(map(_depth, inner), default=0)
 
 
 def _toml(text: str) -> Any:
-    """The value that a text is in TOML; None if it is none."""
     try:
-        tables = parse_toml(f"value = {text}", "the value")
+        table = parse_toml(f"value = {text}", "the value")
     except FedshiftError:
         return None
-    return tables["value"] if tables.keys() == {"value"} else None
+    return table["value"] if table.keys() == {"value"} else None
 
 
-def _anything(text: str) -> Any:
-    value = _toml(text)
-    if isinstance(value, bool | int | float | str | list | dict):
-        return value
-    words = Written(text)._words()
-    return _unquoted(text.strip()) if len(words) == 1 else [_anything(word) for word in words]
-
-
-def _unquoted(word: str) -> str:
-    """The text in quotes, or the word as it stands."""
-    inner = _toml(word) if word[:1] in ("'", '"') else None
-    return inner if isinstance(inner, str) else word
+def _words(text: str) -> list[str]:
+    """The texts between commas; one that begins like a list is no list of words."""
+    if "," not in text or text.startswith("["):
+        return [text]
+    words: list[str] = []
+    for match in WORD.finditer(text):
+        words.append(match[1])
+        if not match[0].endswith(","):  # the last one; the pattern would match nothing once more after it
+            break
+    if "" in words:
+        raise FedshiftError(f"'{text}': there is nothing beside a comma; remove it, or name what is missing.")
+    return words

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -111,7 +111,7 @@ def estimate(experiment: Experiment) -> Estimate:
 
 def _step(simulation: Simulation) -> float | None:
     """Seconds of a step of one client in the main stage; None if it diverges at once."""
-    plain = asked_for(simulation.setup, replace(simulation.experiment.run, engine="sequential"))
+    plain = asked_for(simulation.setup, simulation.experiment.run.replace(engine="sequential"))
     try:
         return seconds_a_step(simulation.example(), plain)
     except DivergedError:

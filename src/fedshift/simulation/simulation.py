@@ -165,7 +165,7 @@ class Simulation:
 def refused_by_method(experiment: Experiment, tell: Embedding = silent) -> bool:
     """Whether what cannot be carried out could be with FedAvg, so that it is the method that cannot run."""
     try:
-        Simulation(replace(experiment, method=FedAvg()), tell)
+        Simulation(experiment.replace(method=FedAvg()), tell)
     except FedshiftError:
         return False
     return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, TypeVar
 
@@ -13,7 +13,6 @@ from fedshift.methods import METHODS
 from fedshift.settings.catalogue import From
 from fedshift.settings.experiment import Experiment
 from fedshift.settings.spec import Range, Search, Spec, as_toml, leaf_types, plain, setting_type, shown
-from fedshift.settings.written import Written
 
 S = TypeVar("S", bound=Spec)
 
@@ -52,8 +51,7 @@ class Setting:
     @property
     def declared(self) -> Search | None:
         """The range that its page declares."""
-        search: Search | None = self.cls.settings()[self.name].metadata.get("search")
-        return search
+        return self.cls.settings()[self.name].search
 
     @property
     def whole(self) -> bool:
@@ -70,13 +68,10 @@ class Setting:
         Raises:
             FedshiftError: it is none of these, or the setting does not accept one of its values.
         """
-        if self.cls.settings()[self.name].metadata.get("path"):
+        if self.cls.settings()[self.name].path:
             raise FedshiftError(f"{key} names a file, which is not searched; give it by --set {key}=...")
-        text = given.text if isinstance(given, Written) else given
-        if isinstance(text, str) and (ends := INTERVAL.fullmatch(text)):
+        if isinstance(given, str) and (ends := INTERVAL.fullmatch(given)):
             given = {"low": _number(ends[1]), "high": _number(ends[2])}
-        elif isinstance(given, Written):
-            given = given.read(setting_type(self.cls, self.name))
         if isinstance(given, Range):
             given = {"low": given.low, "high": given.high, "log": given.log}
         if isinstance(given, Mapping):
@@ -280,4 +275,4 @@ def with_settings(spec: S, settings: Mapping[str, Any]) -> S:
     for name, group in groupby(sorted(settings), key=lambda key: key.partition(".")[0]):
         below = {key.partition(".")[2]: settings[key] for key in group}
         changes[name] = below[""] if "" in below else with_settings(getattr(spec, name), below)
-    return replace(spec, **changes)
+    return spec.replace(**changes)

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated
 
 import torch
@@ -32,7 +31,6 @@ Decay = Annotated[float, Interval(ge=0, lt=1)]
 FIRST, SECOND = "first_moment", "second_moment"  # m and v
 
 
-@dataclass(frozen=True, kw_only=True)
 class Adaptive(ServerOptimiser):
     """What the three have in common."""
 
@@ -59,7 +57,6 @@ class Adaptive(ServerOptimiser):
         """The next v, from the last one and Delta^2."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Adagrad(Adaptive):
     """Adagrad on the server: steps are divided by the root of the sum of all past squares, so they become smaller."""
 
@@ -70,7 +67,6 @@ class Adagrad(Adaptive):
         return v + squares
 
 
-@dataclass(frozen=True, kw_only=True)
 class Adam(Adaptive):
     """Adam on the server: the mean of past steps, divided by the root of the running mean of their squares."""
 
@@ -81,7 +77,6 @@ class Adam(Adaptive):
         return self.beta2 * v + (1 - self.beta2) * squares
 
 
-@dataclass(frozen=True, kw_only=True)
 class Yogi(Adaptive):
     """Yogi on the server: Adam whose mean square falls slowly, so that rare large steps are not forgotten at once."""
 

@@ -11,7 +11,6 @@ last bit. The search holds Client2Vec's grid of beta, which ends at 1 (v never f
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from fedshift.core.contract import ServerState
 from fedshift.core.servers.server import ServerOptimiser
@@ -20,7 +19,6 @@ from fedshift.settings.spec import LearningRate, setting
 from fedshift.settings.spec import Momentum as Factor
 
 
-@dataclass(frozen=True, kw_only=True)
 class Momentum(ServerOptimiser):
     """The server goes on in the direction of past rounds; beta = 0 and lr = 1 is the mean."""
 

@@ -9,7 +9,6 @@ Only trained parameters that are shared take steps; buffers, such as batch-norm 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -21,7 +20,6 @@ from fedshift.errors import FedshiftError
 from fedshift.settings.spec import Spec
 
 
-@dataclass(frozen=True, kw_only=True)
 class ServerOptimiser(Spec):
     """What the server makes of the mean of its clients' models."""
 
@@ -70,7 +68,6 @@ class ServerOptimiser(Spec):
         return kept
 
 
-@dataclass(frozen=True, kw_only=True)
 class Mean(ServerOptimiser):
     """The mean itself is the next model, as FedAvg has it."""
 

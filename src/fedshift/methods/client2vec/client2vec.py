@@ -45,7 +45,6 @@ PROJECTION = ("projector", "projector_head")  # P and h_P
 HISTORY, LAST, SINCE = "history", "last_cohort", "rounds_since"
 
 
-@dataclass(frozen=True, kw_only=True)
 class Client2Vec(Method):
     """Any base method, with clients sampled, weighed and trained by what their vectors say."""
 

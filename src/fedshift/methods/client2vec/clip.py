@@ -22,7 +22,6 @@ MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.2757
 BATCH = 256
 
 
-@dataclass(frozen=True, kw_only=True)
 class CLIP(Encoder):
     """CLIP's image and text encoders, by hub id or local folder."""
 

@@ -79,7 +79,6 @@ def uploaded_pairs(replies: Replies) -> Samples:
     return Samples(together, torch.zeros(len(together), dtype=torch.int64, device=together.device))
 
 
-@dataclass(frozen=True, kw_only=True)
 class DSAIGN(ClientIndex):
     """Client2Vec's index: mean U and mean L of a client's samples."""
 

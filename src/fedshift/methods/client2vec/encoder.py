@@ -14,7 +14,6 @@ from fedshift.federation.inputs import Inputs
 from fedshift.page import *
 
 
-@dataclass(frozen=True, kw_only=True)
 class Encoder(Spec):
     """Embeds samples and texts into one space of :attr:`dim` dimensions."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,13 +10,13 @@ from fedshift.methods.client2vec.encoder import Encoder
 from fedshift.methods.client2vec.index import COUNTS, FEATURE, LABEL, ClientIndex
 from fedshift.methods.client2vec.offline import Offline
 from fedshift.page import *
+from fedshift.settings.spec import fixed
 
 
-@dataclass(frozen=True, kw_only=True)
 class IndexFile(ClientIndex):
     """Vectors from ``index.parquet``, a row for each client in the federation's order."""
 
-    encoder: Encoder = field(default=Offline(), init=False)  # nothing is embedded
+    encoder: Encoder = fixed(Offline())  # nothing is embedded
     path: str = setting(help="the index.parquet of a federation of the same clients", path=True)
     strategy: Literal["global", "federated"] = setting("global", help="how it was made, which decides use 3's weight")
 

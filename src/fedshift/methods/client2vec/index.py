@@ -16,7 +16,6 @@ NETWORK = "index_network"
 ALIKE = 0.99  # the cosine of two clients that an index hardly tells apart
 
 
-@dataclass(frozen=True, kw_only=True)
 class ClientIndex(Spec):
     """Describes every client by a feature vector and, where :meth:`label_dim` is not 0, a label vector.
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
 
 import torch
@@ -32,7 +31,6 @@ from fedshift.streams import Streams
 SIDE, FILTERS, KERNEL = 32, 64, 5
 
 
-@dataclass(frozen=True, kw_only=True)
 class Offline(Encoder):
     """Fixed random features of samples and hashed words of sentences: no download, and not CLIP."""
 

@@ -11,16 +11,15 @@ A client that is absent when vectors are measured has zeros.
 
 from __future__ import annotations
 
-from dataclasses import field
 from typing import ClassVar
 
 from fedshift.methods.client2vec.encoder import Encoder
 from fedshift.methods.client2vec.index import ClientIndex
 from fedshift.methods.client2vec.offline import Offline
 from fedshift.page import *
+from fedshift.settings.spec import fixed
 
 
-@dataclass(frozen=True, kw_only=True)
 class FeatureAverage(ClientIndex):
     """The mean embedding of a client's samples."""
 
@@ -29,7 +28,6 @@ class FeatureAverage(ClientIndex):
         return {"feature": batch.x[:, 0].sum(dim=0)}
 
 
-@dataclass(frozen=True, kw_only=True)
 class ClassPrototypes(ClientIndex):
     """The mean embedding of each class at a client, one after the other."""
 
@@ -48,13 +46,12 @@ class ClassPrototypes(ClientIndex):
         return Tensors({"feature": means.flatten()})
 
 
-@dataclass(frozen=True, kw_only=True)
 class ModelWeights(ClientIndex):
     """The classifier's weights of the model that a client trains on its own for a round."""
 
     category: ClassVar[Category] = "model update"
 
-    encoder: Encoder = field(default=Offline(), init=False)  # nothing is embedded
+    encoder: Encoder = fixed(Offline())  # nothing is embedded
 
     def feature_dim(self, model: ModelBuilder, base: Mapping[str, Part]) -> int:
         """All weights of the head."""
