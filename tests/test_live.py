@@ -6,12 +6,12 @@ import io
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from conftest import Make
 from fedshift.api import compare
 from fedshift.core.contract import Round, Stage
 from fedshift.reporting.live import LOADING, LiveProgress, scores_text
@@ -239,21 +239,14 @@ def test_means_over_clients_and_of_many_environments_the_worst():
 # What it took -----------------------------------------------------------------------------------
 
 
-def test_shared_time_is_divided(make: Make, tmp_path: Path):
+def test_shared_time_is_divided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Training 6/3 + 4 + 2/2 = 7 s, evaluation 3/3 + 1 + 0 = 2 s."""
-    folder = RunFolder.create(make(), tmp_path / "run")
-    assert folder.times() == Times(0, 0, ())
-    folder.timing(STEPPED)
-    folder.timing(STEPPED.model_copy(update={"seconds": 4.0, "evaluation": 1.0, "together": 1, "engine": "sequential"}))
-    folder.timing(STEPPED.model_copy(update={"seconds": 2.0, "evaluation": 0.0, "together": 2}))
-    assert folder.times() == Times(7, 2, ("vectorised", "sequential"))
-
-
-@pytest.mark.parametrize("line", ['{"start": 5, "stop"', '{"start": 5, "stop": 6, "seconds": 1.0}', "[]", ""])
-def test_a_line_that_is_not_whole_is_left_out(make: Make, tmp_path: Path, line: str):
-    folder = RunFolder.create(make(), tmp_path / "run")
-    folder.timing(STEPPED)
-    with (folder.path / "timings.jsonl").open("a") as file:
-        file.write(f"{line}\n")
-    folder.timing(STEPPED)
-    assert folder.times() == Times(4, 2, ("vectorised",))
+    changes = [
+        {},
+        {"seconds": 4.0, "evaluation": 1.0, "together": 1, "engine": "sequential"},
+        {"seconds": 2.0, "evaluation": 0.0, "together": 2},
+    ]
+    lines = "\n".join(STEPPED.model_copy(update=change).model_dump_json() for change in changes)
+    monkeypatch.setattr(RunFolder, "_manifest", lambda _: SimpleNamespace(files={}))
+    monkeypatch.setattr("fedshift.runs.folder.read_file", lambda *_, **__: lines.encode())
+    assert RunFolder(tmp_path).times() == Times(7, 2, ("vectorised", "sequential"))
