@@ -6,12 +6,10 @@ on, is compared and predicts as one on any file.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
-from hashlib import blake2b
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -199,33 +197,17 @@ def _kind(given: object) -> str:
 # The file ---------------------------------------------------------------------------------------------
 
 
-class _Stream(io.RawIOBase):
-    """A file that is written from front to back, and the digest of what was written.
+def _write(arrays: Mapping[str, Array], folder: Path) -> Path:
+    """Write arrays into a file that is named by its digest, unless it is there; where it is.
 
     NumPy writes no time of day, so equal arrays are equal bytes.
     """
-
-    def __init__(self, file: BinaryIO) -> None:
-        self.file, self.digest = file, blake2b(digest_size=16)
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, piece: Any) -> int:
-        self.digest.update(piece)
-        return self.file.write(piece)
-
-
-def _write(arrays: Mapping[str, Array], folder: Path) -> Path:
-    """Write arrays into a file that is named by their digest, unless it is there; where it is."""
     files.make_folder(folder)
     try:
         with TemporaryDirectory(prefix=".new-", dir=folder) as temporary:
             new = Path(temporary) / "data.npz"
-            with new.open("wb") as file:
-                stream = _Stream(file)
-                np.savez(stream, allow_pickle=False, **arrays)
-            digest = stream.digest.hexdigest()
+            np.savez(new, allow_pickle=False, **arrays)
+            digest = files.digest(new)
             path = folder / f"{digest[:16]}.npz"
             if files.digest(path) != digest:
                 files.sync(new.parent, [new.name])
