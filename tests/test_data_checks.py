@@ -177,14 +177,6 @@ def test_any_legal_domain_name_survives_a_whole_run(
 # Cells ------------------------------------------------------------------------------------------
 
 
-def test_whole_floats_are_whole_numbers(tmp_path: Path):
-    labels = [float(i) for i in (0, 1, 2, 10)] * 3
-    data = table(tmp_path / "x.parquet", rows() | {"label": labels, "domain": ["a"] * 12}).load(Streams(0))
-    assert data.classes == ("0", "1", "10", "2")
-    whole = table(tmp_path / "y.parquet", rows() | {"label": [int(i) for i in labels], "domain": ["a"] * 12})
-    assert torch.equal(whole.load(Streams(0)).y, data.y)
-
-
 def test_classes_of_files_that_do_not_agree(tmp_path: Path):
     import json
 
@@ -194,15 +186,6 @@ def test_classes_of_files_that_do_not_agree(tmp_path: Path):
         pq.write_table(held.replace_schema_metadata({"huggingface": features}), tmp_path / f"{number}.parquet")
     message = refusal(ParquetFile(path=str(tmp_path), size=4))
     assert f"in row 1 of {tmp_path / '1.parquet'} has the label 'green', which is not among blue, red" in message
-
-
-@pytest.mark.parametrize("kind", ["folder", "parquet"])
-def test_a_single_class_is_no_task(tmp_path: Path, kind: str):
-    if kind == "folder":
-        dataset: Dataset = images(tmp_path, [("oslo", "cat"), ("rome", "cat")])
-    else:
-        dataset = table(tmp_path / "x.parquet", rows() | {"label": ["cat"] * 12})
-    assert "Every sample is of the class 'cat'" in refusal(dataset)
 
 
 # Data of a plugin -------------------------------------------------------------------------------
