@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,16 @@ def test_a_container_sees_its_own_group_at_the_root(system: Path):
     (system / "cgroup").write_text("0::/../outside\n")
     group(system, ".", memory__max=f"{GB}\n", memory__current="0\n")
     assert memory.available() == GB
+
+
+@pytest.mark.skipif(not hasattr(resource, "RLIMIT_AS"), reason="this system has no such limit")
+def test_the_limit_of_a_process_counts(system: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(memory, "PAGES", system / "statm")
+    (system / "statm").write_text("10 5 5 0 0 0 0\n")
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (GB, GB))
+    assert memory.available() == GB - 10 * resource.getpagesize()
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert memory.available() == 8 * GB
 
 
 @pytest.mark.parametrize("text", ["", "MemAvailable:\n", "MemAvailable: x kB\n", "\0\0\n:::\n"])

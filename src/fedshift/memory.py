@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from fedshift.errors import FedshiftError
 
+if sys.platform != "win32":
+    import resource
+
+PAGES = Path("/proc/self/statm")
 MEMINFO = Path("/proc/meminfo")
 GROUPS = Path("/proc/self/cgroup")
 MOUNT = Path("/sys/fs/cgroup")
@@ -19,8 +24,8 @@ _SHORTAGE = (
 
 
 def available() -> int | None:
-    """Bytes this process may still use: the machine's, or fewer under a container's limit; None: unknown."""
-    known = [count for count in (_machine(), *_containers()) if count is not None]
+    """Bytes this process may still use: the machine's, or fewer under a container's or its own limit; None: unknown."""
+    known = [count for count in (_machine(), _process(), *_containers()) if count is not None]
     return max(min(known), 0) if known else None
 
 
@@ -66,6 +71,15 @@ def _machine() -> int | None:
         if name == "MemAvailable" and value.split()[:1] and value.split()[0].isdigit():
             return int(value.split()[0]) * 1024
     return None
+
+
+def _process() -> int | None:
+    """What the limit of this process's address space leaves (``ulimit -v``)."""
+    pages = _text(PAGES).split()[:1]
+    if sys.platform == "win32" or not pages or not pages[0].isdigit():
+        return None
+    most, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if most == resource.RLIM_INFINITY else most - int(pages[0]) * resource.getpagesize()
 
 
 def _containers() -> Iterator[int | None]:
