@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -357,10 +358,9 @@ class Known:
 def readable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Made-up runs have no weights, so their records are read without a summary."""
     from fedshift.runs import folder
-    from fedshift.runs.records import read_records
 
     def records(self: folder.RunFolder) -> list[dict[str, Any]]:
-        return read_records((self.path / "records.jsonl").read_bytes())
+        return [json.loads(line) for line in (self.path / "records.jsonl").read_text().splitlines()]
 
     monkeypatch.setattr(folder.RunFolder, "records", records)
 
