@@ -32,8 +32,8 @@ from fedshift.study.benchmark import (
 )
 from fedshift.study.execute import DIVERGED, Findings, Number, budget_of, forecast_cells
 from fedshift.study.papers import published
+from fedshift.study.quantities import Interval, paired, ranks, t_quantile
 from fedshift.study.scenarios import Scale, Scenario, Size, scales, scenarios
-from fedshift.study.statistics import Interval, paired, ranks, t_quantile
 from fedshift.study.study_plan import Lacking, StudyPlan
 from fedshift.study.tune import plan_studies
 from refusal import refuses

@@ -21,8 +21,8 @@ from fedshift.settings.spec import shown
 from fedshift.settings.written import parse_toml
 from fedshift.study.execute import LACKING, carry_out, read_findings
 from fedshift.study.papers import Exhibit, ExhibitRow, Printed, published
+from fedshift.study.quantities import Interval, paired, ranks, t_quantile
 from fedshift.study.scenarios import Scenario, scale_of, scenarios, text_of
-from fedshift.study.statistics import Interval, paired, ranks, t_quantile
 from fedshift.study.study_plan import Lacking, StudyPlan
 from fedshift.study.study_tables import StudyResults
 

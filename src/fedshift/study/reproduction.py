@@ -23,9 +23,8 @@ from fedshift.runs.runner import run_path
 from fedshift.settings.spec import shown
 from fedshift.study.execute import LACKING, carry_out, read_findings
 from fedshift.study.papers import ExhibitRow, Printed, exhibit_of
-from fedshift.study.quantities import quantity
+from fedshift.study.quantities import CurvePanel, quantity
 from fedshift.study.scenarios import AS_PRINTED, Scenario, scale_of
-from fedshift.study.statistics import CurvePanel
 from fedshift.study.study_plan import Key, Lacking, StudyPlan
 from fedshift.study.study_tables import StudyResults
 
