@@ -335,10 +335,12 @@ def a_folder(path: Path, experiment: Experiment, records: Sequence[dict[str, Any
     """A finished run with made-up records."""
     folder = RunFolder.create(experiment, path)
     inputs = {"augment": False, "normalise": False, "vocabulary": []}
-    nobody: dict[str, Any] = {"clients": {}, "domains": {}, "samples": {}}
+    nobody: dict[str, Any] = {"clients": {}, "domains": {}, "samples": {}, "environments": []}
     texts = {
         "environment.json": json.dumps(environment()),
-        "federation.json": json.dumps({"shape": [], "classes": [], "inputs": inputs, **nobody}),
+        "federation.json": json.dumps(
+            {"shape": [], "classes": [], "columns": [], "type": "Inputs", "inputs": inputs, **nobody}
+        ),
         "messages.json": "{}",
         "records.jsonl": "".join(json.dumps(record) + "\n" for record in records),
         "timings.jsonl": "",

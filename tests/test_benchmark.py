@@ -29,12 +29,11 @@ from fedshift.study.benchmark import (
     exhibit_of_methods,
     plan_benchmark,
     rows,
-    tables,
 )
 from fedshift.study.execute import DIVERGED, Findings, Number, budget_of, forecast_cells
 from fedshift.study.papers import published
+from fedshift.study.quantities import Interval, paired, ranks, t_quantile
 from fedshift.study.scenarios import Scale, Scenario, Size, scales, scenarios
-from fedshift.study.statistics import Interval, paired, ranks, t_quantile
 from fedshift.study.study_plan import Lacking, StudyPlan
 from fedshift.study.tune import plan_studies
 from refusal import refuses
@@ -234,7 +233,7 @@ def test_differences_are_paired_by_seed_within_a_column_and_over_all(small: Benc
 
 
 def test_tables_name_what_cannot_run_and_what_diverged(small: Benchmark):
-    accuracy, differences, cost = tables(small)
+    accuracy, differences, cost = small.tables()
     cells = {row[0]: row[2:] for row in accuracy.rows}
     assert accuracy.columns == ["method", "paper", "A", "B", "B worst", "mean rank"]
     assert cells["fedsr"] == ["70.0 ± 10.0 (1)", "50.0 ± 10.0 (1.5)", "25.0 ± 5.0", "1.2"]
@@ -258,7 +257,7 @@ def test_the_papers_rows_stand_beside_ours_with_a_caution(small: Benchmark):
     scenario = replace(SCENARIOS[0], name="rotated-mnist-0", title="RotatedMNIST 0")
     numbers = [replace(each, scenario=scenario.name) for each in small.findings.numbers if each.scenario == "a"]
     plan = planned(SCALE, [scenario], small.methods, Path("nowhere"))
-    beside = tables(Benchmark(plan, Findings(numbers)))[-1]
+    beside = Benchmark(plan, Findings(numbers)).tables()[-1]
     assert beside.rows == [["fedsr", "70.0 ± 10.0", "93.6 ± 0.3"], ["fedavg", "60.0 ± 10.0", "85.9 ± 0.6"]]
     assert "Not comparable" in beside.title
     assert "Table 1" in beside.title
@@ -490,7 +489,7 @@ def test_a_plugins_row_is_all_that_is_carried_out_beside_finished_ones(
     assert heard.begun
     assert all(name.startswith("mine-here-") for name in heard.begun)
     assert [each for each in after.findings.numbers if each.row != "mine-here"] == before.findings.numbers
-    papers = {row[0]: row[1] for row in tables(after)[0].rows}
+    papers = {row[0]: row[1] for row in after.tables()[0].rows}
     assert papers["mine-here"] == ""
     assert papers["fedprox"]
 

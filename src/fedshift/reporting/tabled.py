@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from fedshift.reporting.frames import as_frame
+from fedshift.errors import needs
 from fedshift.reporting.table import Table, markdown, text
 from fedshift.runs.records import Record
 
@@ -57,4 +57,6 @@ class Measurements(Tabled):
         Raises:
             FedshiftError: pandas is not installed.
         """
-        return as_frame(self.measurements())
+        with needs("pandas", "A pandas table (measurements() gives the same as a list)"):
+            import pandas as pd
+        return pd.DataFrame(self.measurements())

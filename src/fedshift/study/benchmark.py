@@ -21,8 +21,8 @@ from fedshift.settings.spec import shown
 from fedshift.settings.written import parse_toml
 from fedshift.study.execute import LACKING, carry_out, read_findings
 from fedshift.study.papers import Exhibit, ExhibitRow, Printed, published
+from fedshift.study.quantities import Interval, paired, ranks, t_quantile
 from fedshift.study.scenarios import Scenario, scale_of, scenarios, text_of
-from fedshift.study.statistics import Interval, paired, ranks, t_quantile
 from fedshift.study.study_plan import Lacking, StudyPlan
 from fedshift.study.study_tables import StudyResults
 
@@ -212,15 +212,48 @@ class Benchmark(StudyResults):
 
     def tables(self) -> list[Table]:
         """Accuracy with ranks, differences to FedAvg, cost, and the papers' rows beside ours."""
-        return tables(self)
+        found = [_accuracy(self)]
+        if BASE in self.methods and len(self.methods) > 1:
+            found.append(_differences(self))
+        return [*found, _cost(self), *_published(self)]
 
     def notes(self) -> list[str]:
-        """How it was measured, and what has no number."""
-        return notes(self)
+        """What a reader of the tables must know."""
+        scale = self.plan.scale
+        tuned = ", ".join(map(str, scale.tuning_seeds))
+        words = [
+            f"Scale {scale.name}: {scale.about}. Every method was tuned on every column (each held-out domain apart) "
+            f"with {scale.trials} trials, seed {tuned}, on validation data alone; the tables are of seeds "
+            f"{', '.join(map(str, scale.seeds))}, on which nothing was chosen, and of the last round.",
+            *(f"{scenario.title}: {scenario.score}." for scenario in self.columns),
+            "Mean rank: over the columns on which a method can run, so it is no comparison of methods with different "
+            "columns. Equal means share a rank, and what diverged is last.",
+            f"Differences to {BASE} are paired by seed, whose data and split are the same; intervals are Student's "
+            "over seeds, 95 % each. 'overall' is the mean over the columns that both have: it is of these federations.",
+        ]
+        return [*words, *self.what_is_lacking()]
 
     def more_tables(self) -> list[Table]:
-        """The settings that were chosen, which is longer than the other tables."""
-        return chosen_settings(self)
+        """The settings of each cell, and of what search they are, which stand in the files alone."""
+        rows = [
+            [
+                method,
+                scenario.title,
+                found.hold_out or NONE,
+                ", ".join(f"{name} = {_setting(value)}" for name, value in found.settings.items()),
+                f"{100 * found.value:.1f}",
+                *map(str, (found.trials, found.pruned, found.failed, found.repeated)),
+                ", ".join(map(str, found.seeds)),
+                found.sampler,
+            ]
+            for method in self.methods
+            for scenario in self.columns
+            for found in self.findings.chosen.get((scenario.name, method), ())
+        ]
+        counts = ["trials", "pruned", "failed", "repeated"]
+        heads = ["method", "federation", "held out", "settings", "validation", *counts, "seeds", "sampler"]
+        title = "Chosen settings, their validation accuracy in %, and how the trials they were chosen among ended"
+        return [Table(title, heads, rows)] if rows else []
 
     def write(self) -> list[Path]:
         """Write Markdown, CSV, JSON, the figure and the page into the plan's folder, replacing earlier ones.
@@ -248,53 +281,27 @@ class Benchmark(StudyResults):
         return [*self.write_files({"png": png}), write_page_to(self.plan.folder, "benchmark.html", page)]
 
 
-def tables(done: Benchmark) -> list[Table]:
-    """Accuracy with ranks, differences to FedAvg, cost, and the papers' rows beside ours."""
-    found = [_accuracy(done)]
-    if BASE in done.methods and len(done.methods) > 1:
-        found.append(_differences(done))
-    return [*found, _cost(done), *_published(done)]
-
-
-def notes(done: Benchmark) -> list[str]:
-    """What a reader of the tables must know."""
-    scale = done.plan.scale
-    tuned = ", ".join(map(str, scale.tuning_seeds))
-    words = [
-        f"Scale {scale.name}: {scale.about}. Every method was tuned on every column (each held-out domain apart) with "
-        f"{scale.trials} trials, seed {tuned}, on validation data alone; the tables are of seeds "
-        f"{', '.join(map(str, scale.seeds))}, on which nothing was chosen, and of the last round.",
-        *(f"{scenario.title}: {scenario.score}." for scenario in done.columns),
-        "Mean rank: over the columns on which a method can run, so it is no comparison of methods with different "
-        "columns. Equal means share a rank, and what diverged is last.",
-        f"Differences to {BASE} are paired by seed, whose data and split are the same; intervals are Student's over "
-        "seeds, 95 % each. 'overall' is the mean over the columns that both have: it is of these federations.",
-    ]
-    return [*words, *done.what_is_lacking()]
-
-
 def _accuracy(done: Benchmark) -> Table:
-    heads = [head for scenario in done.columns for head in _heads(scenario)]
+    columns = ["method", "paper"]
+    for scenario in done.columns:
+        columns += [scenario.title, f"{scenario.title} worst"] if scenario.worst else [scenario.title]
     rows = []
     for method in done.by_rank():
-        cells = [cell for scenario in done.columns for cell in _cells(done, scenario, method)]
+        cells = [METHODS.get(method).paper]
+        for scenario in done.columns:
+            cells.append(_ranked(done, scenario, method))
+            cells += [_text(done.mean(scenario.name, method, "worst"))] if scenario.worst else []
         rank = done.mean_rank(method)
-        rows.append([method, METHODS.get(method).paper, *cells, f"{rank:.1f}" if rank is not None else NONE])
+        rows.append([method, *cells, f"{rank:.1f}" if rank is not None else NONE])
     title = f"Accuracy in %, mean ± standard deviation over {len(done.plan.scale.seeds)} seeds (rank)"
-    return Table(title, ["method", "paper", *heads, "mean rank"], rows)
+    return Table(title, [*columns, "mean rank"], rows)
 
 
-def _heads(scenario: Scenario) -> list[str]:
-    return [scenario.title, f"{scenario.title} worst"] if scenario.worst else [scenario.title]
-
-
-def _cells(done: Benchmark, scenario: Scenario, method: str) -> list[str]:
-    accuracy, ranks = done.mean(scenario.name, method, "accuracy"), done.ranks(scenario.name)
-    lacking = done.lacking(scenario.name, method)
-    rank = f" ({ranks[method]:g})" if method in ranks else ""
+def _ranked(done: Benchmark, scenario: Scenario, method: str) -> str:
+    accuracy, lacking = done.mean(scenario.name, method, "accuracy"), done.lacking(scenario.name, method)
     words = NONE if lacking is None or lacking.kind == "refused" else LACKING[lacking.kind]
-    cells = [f"{accuracy.text() if accuracy else words}{rank}"]
-    return [*cells, _text(done.mean(scenario.name, method, "worst"))] if scenario.worst else cells
+    rank = done.ranks(scenario.name).get(method)
+    return f"{accuracy.text() if accuracy else words}{f' ({rank:g})' if rank else ''}"
 
 
 def _text(found: MeanStd | None) -> str:
@@ -329,29 +336,6 @@ def _cost(done: Benchmark) -> Table:
         rows.append([method, *cells])
     title = "Seconds of training and megabytes in both directions, of one run"
     return Table(title, ["method", *(scenario.title for scenario in done.columns)], rows)
-
-
-def chosen_settings(done: Benchmark) -> list[Table]:
-    """The settings of each cell, and of what search they are; nothing where nothing was searched."""
-    rows = [
-        [
-            method,
-            scenario.title,
-            found.hold_out or NONE,
-            ", ".join(f"{name} = {_setting(value)}" for name, value in found.settings.items()),
-            f"{100 * found.value:.1f}",
-            *map(str, (found.trials, found.pruned, found.failed, found.repeated)),
-            ", ".join(map(str, found.seeds)),
-            found.sampler,
-        ]
-        for method in done.methods
-        for scenario in done.columns
-        for found in done.findings.chosen.get((scenario.name, method), ())
-    ]
-    counts = ["trials", "pruned", "failed", "repeated"]
-    heads = ["method", "federation", "held out", "settings", "validation", *counts, "seeds", "sampler"]
-    title = "Chosen settings, their validation accuracy in %, and how the trials they were chosen among ended"
-    return [Table(title, heads, rows)] if rows else []
 
 
 def _setting(value: object) -> str:

@@ -166,8 +166,7 @@ def _tuned(
     """A row's runs with the settings that were chosen on validation data, which are put on record."""
     tuned_on = plan.experiments(scenario, row, "", plan.scale.tuning_seeds)
     tuning = search_all(tuned_on, budget_of(plan, scenario, row), progress)
-    names = {study.path.name for study in tuning.studies}  # the file has what others found as well
-    chosen[scenario.name, row.name] = [found for found in tuning.tuned.tuned if found.study in names]
+    chosen[scenario.name, row.name] = sorted(tuning.found, key=lambda found: found.case)
     if tuning.failed:  # of one held-out domain among several
         raise DivergedError(tuning.failed[0])
     with warnings.catch_warnings():  # rows are tuned one by one, so the file has some with other searched settings

@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 
 from fedshift.errors import needs
 from fedshift.reporting.units import printable
+from fedshift.study.quantities import CurvePanel, Interval
 from fedshift.study.search import Study, quiet
-from fedshift.study.statistics import CurvePanel, Interval
 
 WIDTH, BESIDE_ROWS, OF_A_ROW = 9.6, 1.1, 0.24  # inches of the benchmark's figure
 CLEAR, OPEN = "#1f77b4", "#8c8c8c"

@@ -23,9 +23,8 @@ from fedshift.runs.runner import run_path
 from fedshift.settings.spec import shown
 from fedshift.study.execute import LACKING, carry_out, read_findings
 from fedshift.study.papers import ExhibitRow, Printed, exhibit_of
-from fedshift.study.quantities import quantity
+from fedshift.study.quantities import CurvePanel, quantity
 from fedshift.study.scenarios import AS_PRINTED, Scenario, scale_of
-from fedshift.study.statistics import CurvePanel
 from fedshift.study.study_plan import Key, Lacking, StudyPlan
 from fedshift.study.study_tables import StudyResults
 
@@ -176,7 +175,23 @@ class Reproduction(StudyResults):
 
     def notes(self) -> list[str]:
         """What was carried out, how it differs from the paper, and what has no number."""
-        return _notes(self)
+        plan, findings = self.plan, self.findings
+        words = [
+            plan.exhibit.what,
+            f"Scale {plan.scale.name}: {plan.scale.about}. {_over(plan)}",
+            f"{findings.count}; they took {clock(findings.count.seconds)} on this machine.",
+            *plan.exhibit.says,
+        ]
+        if not any(row.published for row in plan.exhibit.rows):
+            words.append("The paper draws this figure and prints no numbers of it, so there is none to compare with.")
+        for scenario in plan.known:
+            if scenario.open:
+                words.append(f"{scenario.title}, open: {scenario.open}.")
+            words += _changes(plan, scenario)
+        for why in dict.fromkeys(row.why for row in plan.exhibit.rows if row.why):
+            names = ", ".join(row.name for row in plan.exhibit.rows if row.why == why)
+            words.append(f"{names}: not carried out here; {why}.")
+        return [*words, *self.what_is_lacking()]
 
     def columns(self, scenario: Scenario) -> list[str]:
         """The columns of a scenario: headings, or points of a curve."""
@@ -304,27 +319,6 @@ def _ours(done: Reproduction, scenario: Scenario, row: ExhibitRow, column: str, 
     if cell.difference is None:
         return number
     return f"{number} ({cell.difference:+.1f}{'*' if cell.outside else ''})"
-
-
-def _notes(done: Reproduction) -> list[str]:
-    """What a reader of the tables must know."""
-    plan, findings = done.plan, done.findings
-    words = [
-        plan.exhibit.what,
-        f"Scale {plan.scale.name}: {plan.scale.about}. {_over(plan)}",
-        f"{findings.count}; they took {clock(findings.count.seconds)} on this machine.",
-        *plan.exhibit.says,
-    ]
-    if not any(row.published for row in plan.exhibit.rows):
-        words.append("The paper draws this figure and prints no numbers of it, so there is none to compare with.")
-    for scenario in plan.known:
-        if scenario.open:
-            words.append(f"{scenario.title}, open: {scenario.open}.")
-        words += _changes(plan, scenario)
-    for why in dict.fromkeys(row.why for row in plan.exhibit.rows if row.why):
-        names = ", ".join(row.name for row in plan.exhibit.rows if row.why == why)
-        words.append(f"{names}: not carried out here; {why}.")
-    return [*words, *done.what_is_lacking()]
 
 
 def _over(plan: StudyPlan) -> str:

@@ -13,9 +13,7 @@ from fedshift.runs.folder import RunFolder
 from fedshift.runs.terms import shares
 from fedshift.study.search import Study, Trial
 from fedshift.study.space import in_words
-from fedshift.study.tuned import TunedSettings
-
-STATES = ("complete", "pruned", "failed")
+from fedshift.study.tuned import Found, TunedSettings
 
 
 @dataclass(frozen=True, repr=False)
@@ -26,46 +24,43 @@ class Tuning(Tabled):
         path: the TOML file of the best settings, which ``compare`` takes.
         tuned: its content.
         studies: the studies that found something, with all their trials.
-        trials: the budget of each.
+        found: what each of them found.
         failed: a message for each study without a complete trial.
     """
 
     path: Path
     tuned: TunedSettings
     studies: tuple[Study, ...]
-    trials: int
+    found: tuple[Found, ...]
     failed: tuple[str, ...] = ()
 
     def tables(self) -> list[Table]:
         """The best value of each study, and how its trials ended."""
         held_out = any(study.hold_out for study in self.studies)
-        found, spent = [], []
-        for study in self.studies:
-            trials, best = study.trials[: self.trials], study.best(self.trials) or 0
+        values, spent = [], []
+        for study, found in zip(self.studies, self.found, strict=True):
             case = [study.method, study.hold_out] if held_out else [study.method]
-            found.append([*case, _percent(trials[best]), _percent(trials[0]), str(best + 1)])
-            counts = [str(sum(trial.state == state for trial in trials)) for state in STATES]
-            repeated = str(sum(trial.repeats is not None for trial in trials))
-            seeds = ", ".join(str(each.seed) for each in study.experiments)
-            rounds = str(study.experiments[0].train.rounds)
-            spent.append([*case, str(len(trials)), *counts, repeated, rounds, seeds])
+            values.append([*case, f"{100 * found.value:.1f}", _percent(study.trials[0]), str(found.trial + 1)])
+            counts = [found.trials, found.complete, found.pruned, found.failed, found.repeated]
+            rounds, seeds = str(study.experiments[0].train.rounds), ", ".join(map(str, found.seeds))
+            spent.append([*case, *map(str, counts), rounds, seeds])
         named, metric = ["method", "held out"][: 1 + held_out], self.studies[0].metric
+        counted = ["trials", "complete", "pruned", "failed", "repeated"]
         title = f"Validation {metric.title} in %{metric.remark}, last round"
         return [
-            Table(title, [*named, "best", "as it stands", "best trial"], found),
-            Table("Budget", [*named, "trials", *STATES, "repeated", "rounds", "seeds"], spent),
+            Table(title, [*named, "best", "as it stands", "best trial"], values),
+            Table("Budget", [*named, *counted, "rounds", "seeds"], spent),
         ]
 
     def notes(self) -> list[str]:
         """The best settings of each study, where it searched, and on what they were chosen."""
-        found = [
-            f"{study.label}: {settings_in_words(study.trials[study.best(self.trials) or 0])}; searched {study.space}."
-            for study in self.studies
+        words = [
+            f"{study.label}: {settings_in_words(study.trials[found.trial])}; searched {study.space}."
+            for study, found in zip(self.studies, self.found, strict=True)
         ]
-        repeated = any(trial.repeats is not None for study in self.studies for trial in study.trials[: self.trials])
-        if repeated:
-            found.append("Trials that repeat the settings of an earlier one have its outcome, and cost nothing.")
-        return [*found, f"Chosen on {self.tuned.chosen_on}.", *self.failed]
+        if any(found.repeated for found in self.found):
+            words.append("Trials that repeat the settings of an earlier one have its outcome, and cost nothing.")
+        return [*words, f"Chosen on {self.tuned.chosen_on}.", *self.failed]
 
     def report(self, path: str | Path | None = None) -> Path:
         """Write an HTML page with tables and plots, and the plots as PNG files into the studies' folders.
@@ -83,12 +78,12 @@ class Tuning(Tabled):
         from fedshift.study.figures import draw_search
 
         sections = []
-        for study in self.studies:
-            drawn = draw_search(study, self.trials)
+        for study, found in zip(self.studies, self.found, strict=True):
+            drawn = draw_search(study, found.trials)
             for name, png in drawn.items():
                 write(study.path / name, png)
             pictures = {name.removesuffix(".png"): b64encode(png).decode() for name, png in drawn.items()}
-            sections.append((study.label, pictures, _all_trials(study, self.trials)))
+            sections.append((study.label, pictures, _all_trials(study, found.trials)))
         text = render(
             "tuned.html.jinja",
             title=f"Tuned settings: {self.studies[0].experiments[0].name}",

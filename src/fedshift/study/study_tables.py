@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from io import StringIO
 from pathlib import Path
 from typing import Any, ClassVar
 
 from fedshift import files
-from fedshift.reporting.frames import as_csv
 from fedshift.reporting.results import MeanStd
 from fedshift.reporting.table import Table, markdown
 from fedshift.reporting.tabled import Measurements
@@ -82,8 +83,11 @@ class StudyResults(Measurements):
     def write_files(self, more: Mapping[str, bytes]) -> list[Path]:
         """Write Markdown, CSV, JSON and ``more``, by their suffixes, into the plan's folder, replacing earlier ones."""
         measured = self.measurements()
-        csv = as_csv(measured, [*measured[0]] if measured else [])
-        contents: dict[str, str | bytes] = {"md": self.table(), "csv": csv, "json": self.json(), **more}
+        text = StringIO()
+        writer = csv.DictWriter(text, [*measured[0]] if measured else [], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(measured)
+        contents: dict[str, str | bytes] = {"md": self.table(), "csv": text.getvalue(), "json": self.json(), **more}
         files.make_folder(self.plan.folder)
         for suffix, content in contents.items():
             files.write(self.plan.folder / f"{self.plan.exhibit.name}.{suffix}", content)

@@ -154,7 +154,7 @@ def search_all(experiments: Sequence[Experiment], budget: Budget, progress: Prog
     entries = [_found(study, trials) for study in done]
     tuned = TunedSettings.of(experiments[0], chosen_on(experiments[0]), searched, entries)
     path = tuned.write(folder)
-    return Tuning(path, TunedSettings.read(path), tuple(done), trials, tuple(map(str, failed)))
+    return Tuning(path, TunedSettings.read(path), tuple(done), tuple(entries), tuple(map(str, failed)))
 
 
 def chosen_on(experiment: Experiment) -> str:

@@ -71,6 +71,11 @@ class Found(File):
         return self.method, self.hold_out or ""
 
     @property
+    def complete(self) -> int:
+        """How many trials were carried to their end."""
+        return self.trials - self.pruned - self.failed
+
+    @property
     def budget(self) -> str:
         """Trials, and ranges of settings that all methods have: the same for methods that are compared."""
         ranges = {key: where for key, where in sorted(self.search.items()) if not key.startswith("method.")}
