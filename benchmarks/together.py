@@ -16,10 +16,9 @@ from statistics import median
 
 import torch
 
-from fedshift.engines.choice import Choice, open_engine
+from fedshift.engines.choice import Choice, cores, open_engine
 from fedshift.engines.engine import Engine
 from fedshift.engines.kernels import Kernels
-from fedshift.engines.machine import cores
 from fedshift.simulation.rounds import advance
 from fedshift.simulation.simulation import Simulation
 from ours import experiment

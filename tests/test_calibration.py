@@ -16,23 +16,21 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from conftest import CNN_WITH_BN, Make, go_on, interrupt_after, resume, simulate
+from conftest import CNN_WITH_BN, Make, go_on, simulate
 from fedshift.core.contract import Batch, Context, Terms
 from fedshift.core.net import Net
-from fedshift.engines import calibration
+from fedshift.engines import calibration, workers
+from fedshift.engines import choice as choices
 from fedshift.engines.calibration import Timing, calibrate, choose, fastest
-from fedshift.engines.choice import Choice, open_engine
+from fedshift.engines.choice import LIMITS, SMALL, Choice, asked_for, cores, multiply_adds, open_engine
 from fedshift.engines.engine import Job
 from fedshift.engines.kernels import Kernels
-from fedshift.engines.machine import LIMITS, cores
 from fedshift.engines.onednn import onednn_available
 from fedshift.engines.sequential import Sequential
 from fedshift.engines.vectorised import Vectorised
 from fedshift.engines.workers import Workers, can_fork
 from fedshift.errors import DivergedError
 from fedshift.methods.fedavg import FedAvg
-from fedshift.runs import runner
-from fedshift.runs.folder import RunFolder
 from fedshift.settings.experiment import RunOptions
 from fedshift.simulation.simulation import Simulation
 from refusal import refuses
@@ -46,7 +44,8 @@ AUTO = RunOptions()
 def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four cores, and no run is too short to be measured for."""
     monkeypatch.setattr(calibration, "SHORT_RUN", 0.0)
-    monkeypatch.setattr(calibration, "cores", lambda: 4)
+    for module in (calibration, choices):
+        monkeypatch.setattr(module, "cores", lambda: 4)
 
 
 @dataclass
@@ -118,8 +117,8 @@ def test_what_slows_all_candidates_for_a_while_changes_nothing(make: Make, machi
 
 
 def test_a_candidate_that_left_early_is_not_compared_with_later_turns():
-    quick = Timing(Choice("sequential", 1, 1, Kernels()), (9.0,), 1)
-    steady = Timing(Choice("workers", 2, 1, Kernels()), (3.0, 30.0, 30.0), 1)
+    quick = Timing(Choice("sequential", 1, 1, Kernels()), (9.0,))
+    steady = Timing(Choice("workers", 2, 1, Kernels()), (3.0, 30.0, 30.0))
     assert fastest([quick, steady]) is steady
 
 
@@ -169,7 +168,7 @@ def test_a_short_run_is_not_measured_for(make: Make, machine: Callable[..., Mach
     monkeypatch.setattr(calibration, "SHORT_RUN", 10.0)
     made = machine(lambda choice: 1.0 if choice.engine == "sequential" else 0.5)
     lines: list[str] = []
-    assert choose(example(make, {"train.rounds": 2490}), AUTO, lines.append) == Choice("sequential", 1, 4, Kernels())
+    assert choose(example(make, {"train.rounds": 2490}), AUTO, lines.append) == Choice("sequential", 1, 1, Kernels())
     assert not lines
     assert made.now == pytest.approx(0.006)  # three times two steps
     assert choose(example(make, {"train.rounds": 2510}), AUTO, lines.append).engine == "vectorised"
@@ -181,23 +180,18 @@ def test_a_short_run_is_not_measured_for(make: Make, machine: Callable[..., Mach
 
 
 @pytest.mark.parametrize("name", ["fedsr", "client2vec"])
-def test_measuring_leaves_no_trace_in_the_run(make: Make, monkeypatch: pytest.MonkeyPatch, name: str):
+def test_measuring_leaves_no_trace_in_the_run(make: Make, name: str):
     """Server, store, bytes, messages, thread count and torch's generator are as before; so is the run that follows."""
-    monkeypatch.setattr(calibration, "cores", lambda: 2)
     experiment = make({**small(name), "run.threads": 1})
     simulation = Simulation(experiment)
     before = {key: tensor.clone() for key, tensor in tensors_of(simulation).items()}
     generator, threads = torch.get_rng_state(), torch.get_num_threads()
     measured = calibrate(simulation.example(), RunOptions(threads=1), seconds=0.1)
     assert {timing.choice.engine for timing in measured.engines} >= {"sequential", "vectorised"}
-    assert all(timing.milliseconds > 0 and timing.steps > 0 for timing in (*measured.kernels, *measured.engines))
+    assert all(timing.milliseconds > 0 for timing in (*measured.kernels, *measured.engines))
     assert torch.equal(torch.get_rng_state(), generator)
     assert torch.get_num_threads() == threads
-    assert (simulation.coordinator.bytes_down, simulation.coordinator.bytes_up, simulation.coordinator.position) == (
-        0,
-        0,
-        0,
-    )
+    assert simulation.coordinator.position == simulation.coordinator.bytes_down == simulation.coordinator.bytes_up == 0
     assert not simulation.coordinator.ledger.entries
     assert not simulation.site.store.ids()
     after = tensors_of(simulation)
@@ -229,30 +223,50 @@ def test_a_real_method_that_does_not_stack(make: Make, monkeypatch: pytest.Monke
 # Asking for one -----------------------------------------------------------------------------------
 
 
-def test_an_engine_that_is_asked_for_is_not_measured(make: Make, machine: Callable[..., Machine]):
+def test_an_engine_that_is_asked_for_is_not_measured(make: Make):
     """Channels last where there are convolutions, everything else as PyTorch does it."""
-    measure = machine(lambda choice: 1.0)
 
     def chosen(changes: dict[str, Any] | None = None, **options: Any) -> Choice:
-        return choose(example(make, changes), RunOptions(**options), nobody)
+        return asked_for(Simulation(make(changes)).setup, RunOptions(**options))
 
-    assert chosen(engine="sequential") == Choice("sequential", 1, 4, Kernels())
+    assert chosen(engine="sequential", threads=2) == Choice("sequential", 1, 2, Kernels())
     assert chosen(CNN_WITH_BN, engine="vectorised", threads=3) == Choice("vectorised", 1, 3, Kernels(True))
     if can_fork():
         assert chosen(engine="workers") == Choice("workers", 4, 1, Kernels())
         assert chosen(engine="workers", workers=3, threads=2) == Choice("workers", 3, 1, Kernels())
-    assert not measure.opened
+
+
+def test_a_small_model_trains_on_one_thread(make: Make):
+    """Its linear layers run once for each sample of a batch."""
+    setup = Simulation(make({"train.batch": 4})).setup
+    numbers = sum(t.numel() for part in setup.parts.values() for t in part.module.parameters())
+    assert multiply_adds(setup) == 4 * numbers
+    options = RunOptions(engine="sequential")
+    assert asked_for(setup, options).threads == 1
+    large = replace(setup, train=setup.train.replace(batch=SMALL // numbers + 1))
+    assert asked_for(large, options).threads == 4
+    assert asked_for(large, options.replace(engine="auto")) == asked_for(large, options)
+
+
+def test_a_convolution_counts_at_each_pixel(make: Make):
+    flat, cnn = (Simulation(make(changes)).setup for changes in ({}, CNN_WITH_BN))
+    layers = [layer for part in cnn.parts.values() for layer in part.module.modules()]
+    linear = sum(p.numel() for layer in layers if isinstance(layer, torch.nn.Linear) for p in layer.parameters())
+    convolutions = [layer for layer in layers if isinstance(layer, torch.nn.Conv2d)]
+    pixels = cnn.model.shape[1] * cnn.model.shape[2]
+    weights = sum(layer.weight.numel() for layer in convolutions)
+    assert multiply_adds(cnn) >= cnn.train.batch * (linear + weights * pixels)
+    assert multiply_adds(flat) < multiply_adds(cnn)
 
 
 def test_workers_that_cannot_be_had(make: Make, monkeypatch: pytest.MonkeyPatch):
-    jobs, workers = example(make), RunOptions(engine="workers")
-    elsewhere = [replace(job, setup=replace(job.setup, device=torch.device("meta"))) for job in jobs]
+    setup, options = Simulation(make()).setup, RunOptions(engine="workers")
     if can_fork():
         with refuses("run.engine = 'workers'", "'meta'", "--set run.device=cpu"):
-            choose(elsewhere, workers, nobody)
-    monkeypatch.setattr(calibration, "can_fork", lambda: False)
+            asked_for(replace(setup, device=torch.device("meta")), options)
+    monkeypatch.setattr(workers, "can_fork", lambda: False)
     with refuses("run.engine = 'workers'", "auto"):
-        choose(jobs, workers, nobody)
+        asked_for(setup, options)
 
 
 @pytest.mark.parametrize(
@@ -277,20 +291,6 @@ def test_a_choice_opens_its_engine_and_gives_the_threads_back(choice: Choice, ki
     assert torch.get_num_threads() == before
     assert Choice.from_table(json.loads(json.dumps(choice.table()))) == choice
     assert (choice.together, str(choice)) == (together, text)
-
-
-def test_a_run_goes_on_with_the_engine_it_had(make: Make, machine: Callable[..., Machine]):
-    """What was chosen is kept in its folder, whatever would be chosen today; another that is asked for is taken."""
-    machine(lambda choice: 1.0 if choice.engine == "vectorised" else 2.0)
-    experiment = make({"run.engine": "auto", "run.threads": 1, "run.checkpoint_every": 1, "train.rounds": 3})
-    with pytest.raises(KeyboardInterrupt):
-        runner.start(experiment, interrupt_after(2))
-    folder = RunFolder.open(runner.run_path(experiment))
-    other = machine(lambda choice: 2.0 if choice.engine == "vectorised" else 1.0)
-    resume(folder)
-    assert folder.finished
-    assert folder.times().engines == ("vectorised on 1 thread",)
-    assert not other.opened
 
 
 def test_a_run_that_diverges_while_it_is_measured_is_left_to_say_so_itself(make: Make, monkeypatch: pytest.MonkeyPatch):
@@ -324,27 +324,6 @@ def test_what_the_user_limits_threads_to_is_the_limit_of_everything(eight_cores:
         counts = [(value or "").split(",")[0].strip() for value in values.values()]
         known = [int(count) for count in counts if count.isascii() and count.isdigit() and int(count)]
         assert cores() == min([8, *known])
-
-
-@forks
-@pytest.mark.parametrize("name", LIMITS)
-def test_engines_keep_to_the_limit_unless_the_experiment_says_otherwise(
-    make: Make, machine: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch, eight_cores: None, name: str
-):
-    monkeypatch.setenv(name, "2")
-    monkeypatch.setattr(calibration, "cores", cores)
-    machine(lambda choice: 1.0)
-
-    def tried(**options: int) -> set[tuple[str, int, int]]:
-        timings = calibrate(example(make), RunOptions(**options)).engines
-        return {(timing.choice.engine, timing.choice.workers, timing.choice.threads) for timing in timings}
-
-    two = {("sequential", 1, 1), ("sequential", 1, 2), ("vectorised", 1, 2), ("workers", 2, 1)}
-    assert tried() == two
-    assert tried(workers=3) == two - {("workers", 2, 1)} | {("workers", 3, 1)}
-    assert ("vectorised", 1, 5) in tried(threads=5)
-    assert choose(example(make), RunOptions(engine="workers"), nobody).workers == 2
-    assert choose(example(make), RunOptions(engine="sequential"), nobody).threads == 2
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no affinity")

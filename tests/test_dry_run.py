@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import fedshift
 from conftest import TINY, Make, simulate
 from fedshift.engines.sequential import Sequential
-from fedshift.engines.shortened import Shortener, steps_of
+from fedshift.engines.shortened import shorten, steps_of
 from fedshift.methods import METHODS
 from fedshift.settings.grid import expand, override
 from fedshift.simulation.dry_run import estimate
@@ -32,7 +32,7 @@ INDEX = {
 @given(limit=st.integers(1, 30) | st.just(sys.maxsize))
 def test_shortened_jobs_have_so_many_steps_at_most(limit: int):
     (job, *_) = example()
-    cut = Shortener(limit)(job)
+    (cut,) = shorten([job], limit)
     assert steps_of(cut) == min(limit, steps_of(job))
     assert (cut is job) == (limit >= steps_of(job))
 
@@ -43,8 +43,7 @@ def example() -> list[Any]:
 
 
 def test_jobs_of_one_exchange_share_the_shortened_one():
-    shortener = Shortener(2)
-    assert len({id(shortener(job).exchange) for job in example()}) == 1
+    assert len({id(job.exchange) for job in shorten(example(), 2)}) == 1
 
 
 def test_a_dry_run_counts_every_stage(make: Make):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -240,7 +241,7 @@ SHUFFLED = pd.DataFrame(X, index=[2, 0, 1, 3])
         ({"south": _Listed([(X[0], 0), (X[1], 1, "p")])}, ["'south' differ in whether they have a group"]),
         ({"south": ([[1.0, 2.0], [3.0]], [0, 1])}, ["x of the site 'south' is no array", "all of one shape"]),
     ],
-    ids=str,
+    ids=count(),
 )
 def test_what_cannot_be_used_is_named(sites: Any, words: list[str]):
     message = refusal(sites)

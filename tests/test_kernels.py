@@ -197,22 +197,6 @@ def test_channels_last_reaches_every_convolution_and_is_undone():
         assert innermost() == [expected, expected]
 
 
-def test_preparing_again_changes_nothing_and_other_kernels_take_their_place():
-    module = encoder(CNN(channels=(4, 6)))
-    plain = [type(layer) for layer in module.modules()]
-
-    def state() -> list[Any]:
-        return [type(layer) for layer in module.modules()] + [p.data_ptr() for p in module.parameters()]
-
-    for settings in [(ALL, "float32"), (ALL, "bfloat16"), (Kernels(), "bfloat16")]:
-        prepare(module, *settings)
-        once = state()
-        prepare(module, *settings)
-        assert state() == once
-    prepare(module, Kernels(), "float32")
-    assert [type(layer) for layer in module.modules()] == plain
-
-
 @needs_onednn
 def test_only_linear_layers_of_float32_change():
     class Odd(nn.Linear):

@@ -18,7 +18,7 @@ from fedshift import files
 from fedshift.datasets.arrays import Arrays, labelled
 from fedshift.datasets.labelled import Array, Labelled, joined
 from fedshift.errors import DiskError, FedshiftError, Problems, UnknownNameError
-from fedshift.federation.checks import check_samples
+from fedshift.federation.checks import check_data
 from fedshift.federation.inputs import Inputs
 
 FOLDER = "runs/data"
@@ -83,7 +83,7 @@ def _arrays(sites: Any, classes: Sequence[str]) -> dict[str, Array]:
             names.append(np.repeat(np.array([name]), len(parts[-1].x)))
     problems.check()
     data = joined(parts, classes, tuple(notes))
-    check_samples(data, Inputs())
+    check_data(data, Inputs(), one_class=True)
     arrays = {"x": data.x.numpy(), "y": data.y.numpy(), "domain": np.concatenate(names)}
     arrays["classes"] = np.array(data.classes)
     if len(np.unique(data.group.numpy())) < len(data.group):

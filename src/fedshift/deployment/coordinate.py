@@ -28,8 +28,7 @@ from fedshift.deployment.members import ROSTER, Came, Members, Roster, refuses
 from fedshift.deployment.scoring import Scoring
 from fedshift.deployment.site_model import parts_of_model
 from fedshift.deployment.wire import Done, Failed, Joined, Work
-from fedshift.engines.calibration import asked_for
-from fedshift.engines.choice import open_engine
+from fedshift.engines.choice import asked_for, open_engine
 from fedshift.engines.engine import Engine, ServerJob
 from fedshift.errors import DivergedError, FedshiftError, Problems
 from fedshift.runs.checkpoint import Execution

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedshift.deployment.agreement import Agreement, read_site
 from fedshift.deployment.folders import COORDINATOR, SITES
 from fedshift.deployment.site_data import site_data, site_federation
-from fedshift.engines.calibration import asked_for
+from fedshift.engines.choice import asked_for
 from fedshift.errors import FedshiftError
 from fedshift.federation.federation import Federation
 from fedshift.runs.folder import RunFolder

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -20,12 +20,13 @@ from fedshift.core.contract import Batch, Context
 from fedshift.core.net import Net, Whole
 from fedshift.core.setup import Setup
 from fedshift.core.tensors import Tensors
-from fedshift.engines.graphs import replayed
+from fedshift.engines.graphs import Step, replayed
 from fedshift.engines.kernels import Kernels, prepare
 from fedshift.engines.merging import Varying
 
 Function = Callable[[Net, Batch, Context], Mapping[str, Tensor]]
-
+Given = Callable[[Function], Mapping[str, Tensor]]
+"""What the lanes at work are given in one step: it answers what a pure function gives in each lane, by name."""
 
 DRAWN = ("x", "y", "environment", "weight")  # what a batch is drawn with
 
@@ -40,29 +41,6 @@ def drawn(batches: Sequence[Batch]) -> dict[str, Tensor]:
 def batch_of(tensors: Mapping[str, Tensor]) -> Batch:
     """The inverse of :func:`drawn` for one batch."""
     return Batch(**{name: tensors[name] for name in DRAWN if name in tensors})
-
-
-class Given(Protocol):
-    """What the lanes at work are given in one step."""
-
-    def evaluate(self, function: Function) -> Mapping[str, Tensor]:
-        """What a pure function gives in each lane, by name, shaped as tensors at work."""
-
-
-Step = Callable[[Given], list[Tensor]]
-
-
-@dataclass(frozen=True, slots=True)
-class Alone:
-    """What a single lane is given."""
-
-    net: Net
-    batch: Batch
-    context: Context
-
-    def evaluate(self, function: Function) -> Mapping[str, Tensor]:
-        """Call it."""
-        return function(self.net, self.batch, self.context)
 
 
 @dataclass(frozen=True)
@@ -91,8 +69,8 @@ class SideBySide:
         """The same, with memory of its own for what is another in every step."""
         return replace(self, tensors=self.tensors | {name: t.clone() for name, t in self.changing.items()})
 
-    def evaluate(self, function: Function) -> Mapping[str, Tensor]:
-        """Call it once, under vmap."""
+    def __call__(self, function: Function) -> Mapping[str, Tensor]:
+        """Call a function once, under vmap."""
         return self.bank.evaluate(function, self)
 
     def of_lane(self, tensors: Mapping[str, Tensor]) -> tuple[Batch, Context]:
@@ -107,93 +85,65 @@ class SideBySide:
         return batch_of(tensors), replace(self.context, **own)
 
 
-class Bank(Protocol):
-    """The tensors of some clients at work.
+class Bank:
+    """One lane: the tensors of a client or the server at work, in modules that stay.
 
     Attributes:
         net: the parts as an objective sees them; modes are set on its modules.
         at_work: the tensors that are read and trained now, by full name.
     """
 
-    net: Net
-    at_work: dict[str, Tensor]
-
-    def narrow(self, lanes: int) -> None:
-        """Go on with the first lanes only."""
+    def __init__(self, net: Net) -> None:
+        self.net, self.at_work = net, dict(net.tensors())
 
     def choose(self, lanes: slice | Sequence[int]) -> None:
         """Put some lanes to work; of a slice the tensors themselves, of a list copies, which are only read."""
 
     def rows(self, tensor: Tensor) -> Tensor:
         """A tensor shaped as one at work, with the lanes in front; a view."""
+        return tensor.unsqueeze(0)
 
     def gather(self, batches: Sequence[Batch], contexts: Sequence[Context]) -> Given:
         """What the lanes at work are given in one step."""
+        return lambda function: function(self.net, batches[0], contexts[0])
 
     def recorded(self, step: Step) -> Step:
         """The same step, recorded where that makes it faster; see :mod:`fedshift.engines.graphs`."""
+        return step
 
+    @torch.no_grad()
     def load(self, lane: int, tensors: Mapping[str, Tensor]) -> None:
         """Replace tensors of one lane; names that are not here are left alone."""
+        here = self._of_lane(lane)
+        for name, tensor in tensors.items():
+            if name in here:
+                here[name].copy_(tensor)
 
+    @torch.no_grad()
     def copy(self, lane: int, names: Sequence[str]) -> dict[str, Tensor]:
         """Copies of tensors of one lane."""
+        here = self._of_lane(lane)
+        return {name: here[name].detach().clone(memory_format=torch.contiguous_format) for name in names}
+
+    def _of_lane(self, lane: int) -> Mapping[str, Tensor]:
+        return self.at_work
 
 
 class Resident:
-    """A run's modules, prepared for this machine, that stay and whose tensors are replaced."""
+    """A run's modules, prepared for this machine, as a client and as the server works with them."""
 
     def __init__(self, setup: Setup, kernels: Kernels) -> None:
         modules: dict[str, nn.Module] = deepcopy({name: part.module for name, part in setup.parts.items()})
         for module in modules.values():
             prepare(module.to(setup.device), kernels, setup.train.precision)
-        self.tensors = dict(Net(modules).tensors())
 
-        def without(scope: str) -> Direct:
-            there = {name: module for name, module in modules.items() if setup.parts[name].scope != scope}
-            return Direct(Net(there), self.tensors)
+        def without(scope: str) -> Bank:
+            return Bank(Net({name: module for name, module in modules.items() if setup.parts[name].scope != scope}))
 
         self.client, self.server = without("server"), without("client")
 
 
-class Direct:
-    """A single lane: the resident modules themselves."""
-
-    def __init__(self, net: Net, tensors: dict[str, Tensor]) -> None:
-        self.net, self.at_work = net, tensors
-
-    def narrow(self, lanes: int) -> None:
-        """There is one lane only."""
-
-    def choose(self, lanes: slice | Sequence[int]) -> None:
-        """There is one lane only."""
-
-    def rows(self, tensor: Tensor) -> Tensor:
-        """With a lane in front."""
-        return tensor.unsqueeze(0)
-
-    def gather(self, batches: Sequence[Batch], contexts: Sequence[Context]) -> Given:
-        """The one lane's batch and context."""
-        return Alone(self.net, batches[0], contexts[0])
-
-    def recorded(self, step: Step) -> Step:
-        """The step as it is."""
-        return step
-
-    @torch.no_grad()
-    def load(self, lane: int, tensors: Mapping[str, Tensor]) -> None:
-        """Copy into the modules."""
-        for name, tensor in tensors.items():
-            if name in self.at_work:
-                self.at_work[name].copy_(tensor)
-
-    @torch.no_grad()
-    def copy(self, lane: int, names: Sequence[str]) -> dict[str, Tensor]:
-        """Copy out of the modules."""
-        return {name: self.at_work[name].detach().clone(memory_format=torch.contiguous_format) for name in names}
-
-
-class Stacked:
+class Stacked(Bank):
     """Lanes of one shape, client beside client; a function runs once for all of them, under vmap."""
 
     def __init__(self, resident: Resident, lanes: int, varying: Mapping[str, Varying] | None = None) -> None:
@@ -204,10 +154,6 @@ class Stacked:
         self._all = {name: tensor.detach().expand(lanes, *tensor.shape).clone() for name, tensor in mine.items()}
         like = next(tensor for tensor in mine.values() if tensor.is_floating_point())
         self._numbers = {name: like.new_tensor(one.values) for name, one in self._varying.items()}
-        self.narrow(lanes)
-
-    def narrow(self, lanes: int) -> None:
-        """Go on with the first lanes only."""
         self.choose(slice(lanes))
 
     def choose(self, lanes: slice | Sequence[int]) -> None:
@@ -261,17 +207,8 @@ class Stacked:
             for varying in self._varying.values():
                 varying.now = None
 
-    @torch.no_grad()
-    def load(self, lane: int, tensors: Mapping[str, Tensor]) -> None:
-        """Copy into the lane's row."""
-        for name, tensor in tensors.items():
-            if name in self._all:
-                self._all[name][lane].copy_(tensor)
-
-    @torch.no_grad()
-    def copy(self, lane: int, names: Sequence[str]) -> dict[str, Tensor]:
-        """Copy out of the lane's row."""
-        return {name: self._all[name][lane].clone(memory_format=torch.contiguous_format) for name in names}
+    def _of_lane(self, lane: int) -> Mapping[str, Tensor]:
+        return {name: tensor[lane] for name, tensor in self._all.items()}
 
 
 def _side_by_side(

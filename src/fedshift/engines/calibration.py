@@ -15,20 +15,19 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import count, product
 from statistics import median
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import nn
 
 from fedshift.core.setup import Setup
-from fedshift.engines.choice import Choice, open_engine
+from fedshift.engines.choice import Choice, asked_for, cores, has_layer, open_engine
 from fedshift.engines.engine import Engine, Job
 from fedshift.engines.kernels import Kernels
-from fedshift.engines.machine import cores
 from fedshift.engines.onednn import onednn_available
-from fedshift.engines.shortened import Shortener, steps_of
+from fedshift.engines.shortened import shorten, steps_of
 from fedshift.engines.workers import can_fork
-from fedshift.errors import DivergedError, FedshiftError
+from fedshift.errors import DivergedError
 from fedshift.settings.experiment import RunOptions
 
 SECONDS = 10.0  # that measuring takes, about
@@ -47,20 +46,18 @@ class Timing:
 
     Attributes:
         choice: the candidate.
-        turns: seconds of each turn, which is a round of some of the cohort's steps.
-        steps: steps of all clients in a turn.
+        turns: milliseconds a client's step of each turn, which is a round of some of the cohort's steps.
         note: why it is out of the question, if it is.
     """
 
     choice: Choice
     turns: tuple[float, ...]
-    steps: int
     note: str = ""
 
     @property
     def milliseconds(self) -> float:
-        """A step of one client: the median turn, divided by its steps."""
-        return 1000 * median(self.turns) / max(1, self.steps)
+        """A step of one client in the median turn."""
+        return median(self.turns)
 
 
 @dataclass(frozen=True)
@@ -96,20 +93,15 @@ def fastest(timings: Sequence[Timing]) -> Timing:
 
 
 def choose(jobs: Sequence[Job], options: RunOptions, tell: Notify) -> Choice:
-    """The engine that a run asks for, or the fastest.
+    """The fastest engine for a run, or where it is short the sequential one.
 
     Args:
         jobs: what a cohort of the run is asked to do.
-        options: engine, workers and threads; 0 stands for as many as there are cores.
+        options: workers and threads; 0 stands for as many as there are cores.
         tell: callback that receives the line that says what was chosen, where it was measured.
-
-    Raises:
-        FedshiftError: the engine asked for cannot be had here.
     """
     setup = jobs[0].setup
-    if options.engine != "auto":
-        return asked_for(setup, options)
-    plain = asked_for(setup, options.replace(engine="sequential"))
+    plain = asked_for(setup, options)
     try:
         run = seconds_a_step(jobs, plain) * sum(map(steps_of, jobs)) * setup.train.rounds
         if run < SHORT_RUN:
@@ -123,24 +115,9 @@ def choose(jobs: Sequence[Job], options: RunOptions, tell: Notify) -> Choice:
 
 def seconds_a_step(jobs: Sequence[Job], choice: Choice) -> float:
     """How long a step takes, by the fastest of three turns of a few steps of one client."""
-    few = Shortener(FEW)(jobs[0])
+    few = shorten(jobs[:1], FEW)
     with open_engine(choice) as engine:
-        return min(_seconds(engine, [few]) for _ in range(3)) / max(1, steps_of(few))
-
-
-def asked_for(setup: Setup, options: RunOptions) -> Choice:
-    """An engine without measuring: channels last for convolutions, everything else as PyTorch does it."""
-    kernels = Kernels(channels_last=_has(setup, nn.Conv2d))
-    if options.engine == "workers":
-        if not can_fork():
-            raise FedshiftError("run.engine = 'workers' needs a system that forks processes, such as Linux; try auto.")
-        if setup.device.type != "cpu":
-            raise FedshiftError(
-                f"run.engine = 'workers' is for the CPU, not for '{setup.device}': --set run.device=cpu, or try auto."
-            )
-        return Choice("workers", options.workers or cores(), 1, kernels)
-    engine: Any = options.engine
-    return Choice(engine, 1, options.threads or cores(), kernels)
+        return min(_seconds(engine, few) for _ in range(3)) / max(1, steps_of(few[0]))
 
 
 def calibrate(
@@ -168,6 +145,7 @@ def calibrate(
 def _race(choices: Sequence[Choice], jobs: Sequence[Job], seconds: float, tell: Notify) -> tuple[Timing, ...]:
     """Let candidates take turns at the same jobs until the time is up; the first turn of each warms up."""
     notes: list[list[str]] = [[] for _ in choices]
+    steps = max(1, sum(map(steps_of, jobs)))
     turns: dict[int, list[float]] = {}
     with ExitStack() as stack:
         engines = [stack.enter_context(open_engine(c, note.append)) for c, note in zip(choices, notes, strict=True)]
@@ -175,7 +153,7 @@ def _race(choices: Sequence[Choice], jobs: Sequence[Job], seconds: float, tell: 
         def take_turn(number: int) -> float:
             tell(str(choices[number]))
             torch.set_num_threads(choices[number].threads)  # opening the next engine set its own
-            return _seconds(engines[number], jobs)
+            return 1000 * _seconds(engines[number], jobs) / steps
 
         for number in range(len(choices)):
             warm_up = take_turn(number)
@@ -190,10 +168,8 @@ def _race(choices: Sequence[Choice], jobs: Sequence[Job], seconds: float, tell: 
             behind = BEHIND if lap + 1 >= LAPS else 2 * BEHIND
             limit = behind * min(median(turns[number]) for number in racing)
             racing = [number for number in racing if median(turns[number]) <= limit]
-    steps = sum(map(steps_of, jobs))
     return tuple(
-        Timing(choice, tuple(turns[number]), steps, next(iter(notes[number]), ""))
-        for number, choice in enumerate(choices)
+        Timing(choice, tuple(turns[number]), next(iter(notes[number]), "")) for number, choice in enumerate(choices)
     )
 
 
@@ -221,7 +197,7 @@ def _in_part(jobs: Sequence[Job], step: float, workers: int, seconds: float) -> 
         return list(jobs)
     rest = len(jobs) % workers if len(jobs) <= 4 * workers else 0
     some = jobs[: max(2 * workers + rest, steps // FEW)]
-    return list(map(Shortener(max(1, math.ceil(steps / len(some)))), some))
+    return shorten(some, max(1, math.ceil(steps / len(some))))
 
 
 def _engines(setup: Setup, options: RunOptions, kernels: Kernels, clients: int) -> list[Choice]:
@@ -239,16 +215,8 @@ def _engines(setup: Setup, options: RunOptions, kernels: Kernels, clients: int) 
 
 def _kernels(setup: Setup) -> list[Kernels]:
     """The ways to prepare a run's modules that may differ."""
-    layouts = (True, False) if _has(setup, nn.Conv2d) else (False,)
-    with_onednn = (
-        _has(setup, nn.Linear)
-        and setup.device.type == "cpu"
-        and setup.train.precision == "float32"
-        and onednn_available()
-    )
+    layouts = (True, False) if has_layer(setup, nn.Conv2d) else (False,)
+    in_float32_on_cpu = setup.device.type == "cpu" and setup.train.precision == "float32"
+    with_onednn = in_float32_on_cpu and has_layer(setup, nn.Linear) and onednn_available()
     libraries: tuple[Literal["native", "onednn"], ...] = ("native", "onednn") if with_onednn else ("native",)
     return [Kernels(layout, library) for layout, library in product(layouts, libraries)]
-
-
-def _has(setup: Setup, kind: type[nn.Module]) -> bool:
-    return any(isinstance(layer, kind) for part in setup.parts.values() for layer in part.module.modules())

@@ -1,21 +1,39 @@
-"""Which engine carries out a run, with how many processes, threads and which kernels."""
+"""Which engine carries out a run, with how many processes, threads and which kernels, as the run asks for it."""
 
 from __future__ import annotations
 
+import ctypes
+import math
+import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import Annotated, Any, Literal, Self
 
 import torch
 from annotated_types import Ge
+from torch import nn
 
+from fedshift.core.setup import Setup
 from fedshift.engines.engine import Engine
 from fedshift.engines.kernels import Kernels
-from fedshift.engines.machine import keep_memory
+from fedshift.engines.sequential import Sequential
+from fedshift.engines.vectorised import Vectorised
+from fedshift.engines.workers import Workers, check_workers
+from fedshift.settings.experiment import RunOptions
 from fedshift.settings.spec import Processors
 
 Name = Literal["sequential", "vectorised", "workers"]
+# What users limit the threads of numerical programs with; fedshift takes it for the cores that it may use in all.
+LIMITS = ("OMP_NUM_THREADS", "OMP_THREAD_LIMIT", "MKL_NUM_THREADS")
+# Multiply-adds of a batch's forward pass up to which one thread is at least as fast as two on two cores, which wait for
+# each other in every layer: a step of 15 million takes 1.0 ms on one and 1.3 on two, of 119 million 9.6 and 7.5.
+SMALL = 2**25
+# mallopt's parameters and values (malloc.h of the GNU C library), in bytes: from how much unused memory at the end of
+# the heap some is given back, and from what size (this is the most) a tensor gets pages of its own, cleared each time.
+_KEEP = {-1: 2**28, -3: 2**25}
 
 
 @dataclass(frozen=True)
@@ -57,6 +75,62 @@ class Choice:
         return cls(**{**table, "kernels": Kernels(**table["kernels"])})
 
 
+def asked_for(setup: Setup, options: RunOptions) -> Choice:
+    """An engine without measuring: channels last for convolutions, everything else as PyTorch does it.
+
+    Where the run says nothing of threads, the sequential engine has one for a small model and otherwise one for each
+    core. It depends on shapes alone, so that a run that is repeated has the same bits.
+
+    Raises:
+        FedshiftError: the engine asked for cannot be had here.
+    """
+    kernels = Kernels(channels_last=has_layer(setup, nn.Conv2d))
+    if options.engine == "workers":
+        check_workers(setup.device)
+        return Choice("workers", options.workers or cores(), 1, kernels)
+    engine: Any = "sequential" if options.engine == "auto" else options.engine
+    one_thread = engine == "sequential" and setup.device.type == "cpu" and multiply_adds(setup) <= SMALL
+    return Choice(engine, 1, options.threads or (1 if one_thread else cores()), kernels)
+
+
+def has_layer(setup: Setup, kind: type[nn.Module]) -> bool:
+    """Whether a layer of that kind is among the parts."""
+    return any(isinstance(layer, kind) for part in setup.parts.values() for layer in part.module.modules())
+
+
+def multiply_adds(setup: Setup) -> int:
+    """How many multiply-adds the forward pass of a batch has at most, judged by the shapes of its layers.
+
+    A linear layer is taken to run once for a sample, all others at each of its pixels, and all layers of a text model
+    at each of its tokens.
+    """
+    is_text = has_layer(setup, nn.Embedding)
+    places = math.prod(setup.model.shape if is_text else setup.model.shape[1:])
+    total = 0
+    for layer in chain.from_iterable(part.module.modules() for part in setup.parts.values()):
+        numbers = sum(t.numel() for t in (*layer.parameters(recurse=False), *layer.buffers(recurse=False)))
+        total += numbers * (1 if isinstance(layer, nn.Linear) and not is_text else places)
+    return total * setup.train.batch
+
+
+def cores() -> int:
+    """How many cores this process may use, for threads or for worker processes.
+
+    By its affinity, its container's quota, ``LOKY_MAX_CPU_COUNT``, and :data:`LIMITS`. What an experiment says itself
+    (``run.threads``, ``run.workers``) is taken as it is.
+    """
+    import joblib
+
+    here: int = joblib.cpu_count()
+    return min([here, *(limit for name in LIMITS if (limit := _limit(name)))])
+
+
+def _limit(name: str) -> int:
+    """What a variable limits threads to; 0 if it limits nothing. Of a list, for nested threads, the first counts."""
+    value = os.environ.get(name, "").partition(",")[0].strip()
+    return int(value) if value.isascii() and value.isdecimal() else 0  # as OpenMP ignores what is no number
+
+
 @contextmanager
 def open_engine(choice: Choice, tell: Callable[[str], None] = lambda text: None) -> Iterator[Engine]:
     """The engine of a choice; what it holds, and the number of threads, are given back at the end.
@@ -65,7 +139,7 @@ def open_engine(choice: Choice, tell: Callable[[str], None] = lambda text: None)
         choice: which engine.
         tell: hears what a user should know, such as that clients could not be stacked, or a worker died.
     """
-    keep_memory()
+    _keep_memory()
     before = torch.get_num_threads()
     torch.set_num_threads(choice.threads)
     engine = _make(choice, tell)
@@ -77,10 +151,6 @@ def open_engine(choice: Choice, tell: Callable[[str], None] = lambda text: None)
 
 
 def _make(choice: Choice, tell: Callable[[str], None]) -> Engine:
-    from fedshift.engines.sequential import Sequential
-    from fedshift.engines.vectorised import Vectorised
-    from fedshift.engines.workers import Workers
-
     match choice.engine:
         case "sequential":
             return Sequential(choice.kernels)
@@ -88,3 +158,11 @@ def _make(choice: Choice, tell: Callable[[str], None]) -> Engine:
             return Vectorised(choice.kernels, tell)
         case "workers":
             return Workers(choice.kernels, choice.workers, tell)
+
+
+def _keep_memory() -> None:
+    """Let the C library keep what a training step frees, as the next step asks for the same again."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:  # other C libraries have none
+        for parameter, value in _KEEP.items():
+            mallopt(parameter, value)

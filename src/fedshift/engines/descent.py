@@ -118,7 +118,7 @@ class Descent:
 
     def _go(self, given: Given) -> list[Tensor]:
         """The step itself, all of it work on tensors; each term, by lane."""
-        terms = given.evaluate(self._loss)
+        terms = given(self._loss)
         moved = self._moved_tensors
         for tensor in moved:
             tensor.grad = None
@@ -166,14 +166,11 @@ class Descent:
                 f'(*FedAvg.terms, "{undeclared[0]}"), or to terms= of the objective.'
             )
         for name, term in terms.items():
-            if not isinstance(term, Tensor):
+            if not isinstance(term, Tensor) or term.ndim:
+                found = f"of the shape {tuple(term.shape)}" if isinstance(term, Tensor) else _kind(term)
                 raise FedshiftError(
-                    f"The term '{name}' of the objective '{objective.name}' is {_kind(term)}; a term is a tensor."
-                )
-            if term.ndim:
-                raise FedshiftError(
-                    f"The term '{name}' of the objective '{objective.name}' has the shape {tuple(term.shape)}; "
-                    "a term is a scalar, such as the mean over the batch."
+                    f"The term '{name}' of the objective '{objective.name}' is {found}; a term is a scalar tensor, "
+                    "such as the mean over the batch."
                 )
 
     def table(self) -> Tensor:
@@ -196,7 +193,9 @@ class Descent:
             for place, course in enumerate(courses[rows]):
                 course.optimisers[self.objective.name] = {
                     name: {
-                        kind: (value if kind == "step" else self.bank.rows(value)[place]).clone()
+                        kind: (value if kind == "step" else self.bank.rows(value)[place]).clone(
+                            memory_format=torch.contiguous_format
+                        )
                         for kind, value in optimiser.state[target].items()
                         if isinstance(value, Tensor)
                     }

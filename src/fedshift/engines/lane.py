@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from itertools import islice, repeat
 
 import torch
 from torch import Tensor
 
-from fedshift.core.contract import Batch, Context, Measure, Phase, Phases, Round
-from fedshift.core.setup import Setup
+from fedshift.core.contract import Batch, Context, Measure, Phase
 from fedshift.core.state import OptimiserState
 from fedshift.core.tensors import Replies, Tensors
 from fedshift.core.training import Train
 from fedshift.engines.batches import BalancedOrder, BatchOrder, Purpose
-from fedshift.engines.engine import SERVER
+from fedshift.engines.engine import SERVER, Job, ServerJob
 from fedshift.errors import FedshiftError
 from fedshift.federation.inputs import Inputs
 from fedshift.federation.samples import Samples
@@ -25,9 +23,8 @@ from fedshift.streams import Draws, sample_draws
 GATHERED = 2**18  # numbers of the batches that are gathered at once, at most, unless one has more
 
 
-@dataclass(eq=False)
 class Lane:
-    """A client or the server at work.
+    """A job of a client or the server while it is carried out.
 
     Attributes:
         setup: the run.
@@ -38,10 +35,10 @@ class Lane:
         samples: its training samples; the server has none.
         inputs: how they become inputs.
         received: the Down's tensors.
+        replies: on the server, what the clients sent.
         optimisers: optimiser state that was kept; replaced by what is kept now.
         drawn: how many batches it drew before.
-        replies: on the server, what the clients sent.
-        tell: hears of steps.
+        tell: callback that receives how many steps were taken.
         means: when done, the mean of each loss term over the steps.
         measured: when done, the sums of every measure.
         seen: when done, over how many samples each of these is.
@@ -50,24 +47,27 @@ class Lane:
         error: what went wrong with this lane alone.
     """
 
-    setup: Setup
-    round: Round
-    name: str
-    key: int
-    phases: Phases
-    samples: Samples | None = None
-    inputs: Inputs = field(default_factory=Inputs)
-    received: Tensors = field(default_factory=Tensors)
-    optimisers: OptimiserState = field(default_factory=dict)
-    drawn: int = 0
-    replies: Replies = field(default_factory=Replies)
-    tell: Callable[[int], None] = lambda steps: None
-    means: dict[str, float] = field(default_factory=dict)
-    measured: dict[str, Tensor] = field(default_factory=dict)
-    seen: dict[str, int] = field(default_factory=dict)
-    snapshot: dict[str, Tensor] = field(default_factory=dict)
-    steps: int = 0
-    error: Exception | None = None
+    def __init__(self, job: Job | ServerJob) -> None:
+        self.setup, self.round, self.tell = job.setup, job.round, job.tell
+        self.optimisers: OptimiserState = dict(job.state.optimisers)
+        if isinstance(job, Job):
+            self.name, self.key, self.phases = job.client.name, job.client.id, job.exchange.phases
+            self.samples: Samples | None = job.client.train
+            self.inputs, self.replies = job.inputs, Replies()
+            self.received: Tensors = job.down
+            self.drawn = job.state.drawn.get(job.round.stage.name, 0)
+        else:
+            self.name, self.key, self.phases = "the server", SERVER, job.exchange.server
+            self.samples = None
+            self.inputs, self.replies = Inputs(), job.replies
+            self.received = Tensors()
+            self.drawn = 0
+        self.means: dict[str, float] = {}
+        self.measured: dict[str, Tensor] = {}
+        self.seen: dict[str, int] = {}
+        self.snapshot: dict[str, Tensor] = {}
+        self.steps = 0
+        self.error: Exception | None = None
 
     @cached_property
     def number(self) -> Tensor:

@@ -52,7 +52,7 @@ def _train(bank: Bank, phase: Phase, courses: Sequence[Course]) -> set[str]:
     start = 0
     for stop in sorted({course.steps for course in courses} - {0}):
         active = [course for course in courses if course.steps >= stop]
-        bank.narrow(len(active))
+        bank.choose(slice(len(active)))
         descents = [Descent(bank, objective, active, number) for number, objective in enumerate(phase.objectives)]
         for step in range(start, stop):
             _step(bank, phase, descents, active, step)
@@ -145,7 +145,7 @@ def _measure(bank: Bank, lanes: Sequence[Lane], phase: Measure) -> None:
                 lane.context(lane.noise(phase.draws(lane.setup.model, len(batch.y)), phase.name, "measure", number))
                 for lane, batch in zip(together, batches, strict=True)
             ]
-            values = bank.gather(batches, contexts).evaluate(phase.measure)
+            values = bank.gather(batches, contexts)(phase.measure)
             for place, lane in enumerate(together):
                 for name, value in values.items():
                     sums, more = lane.measured, bank.rows(value)[place].detach()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -22,14 +21,14 @@ from fedshift.streams import sample_draws
 
 def alike(questions: Iterable[Question]) -> Iterator[list[Question]]:
     """Questions in a row that have one model and fit into one batch."""
-    held: list[Question] = []
+    together: list[Question] = []
     for question in questions:
-        if held and not (_one_model(held[0], question) and size_of(held) + size_of([question]) <= _limit(question)):
-            yield held
-            held = []
-        held.append(question)
-    if held:
-        yield held
+        if together and not (_one_model(together[0], question) and _fit([*together, question])):
+            yield together
+            together = []
+        together.append(question)
+    if together:
+        yield together
 
 
 def _one_model(one: Question, other: Question) -> bool:
@@ -39,13 +38,8 @@ def _one_model(one: Question, other: Question) -> bool:
     return not any(one.setup.method.reestimates(unseen) for unseen in (True, False))
 
 
-def size_of(questions: Sequence[Question]) -> int:
-    """How many samples are asked about."""
-    return sum(len(question.environment.samples) for question in questions)
-
-
-def _limit(question: Question) -> int:
-    return question.setup.evaluate.batch
+def _fit(questions: Sequence[Question]) -> bool:
+    return sum(len(question.environment.samples) for question in questions) <= questions[0].setup.evaluate.batch
 
 
 @torch.no_grad()
@@ -64,40 +58,29 @@ def _lent(question: Question) -> AbstractContextManager[None]:
 
 
 def _scores(net: Net, questions: Sequence[Question]) -> list[Score]:
-    first = questions[0]
+    first, sizes = questions[0], [len(question.environment.samples) for question in questions]
+    if first.setup.method.reestimates(unseen=first.environment.client is None):
+        _reestimate(net, first)
     if len(questions) == 1:
-        if first.setup.method.reestimates(unseen=first.environment.client is None):
-            _reestimate(net, first)
-        chunks, kept = [], []
-        for predicted, y in _predictions(net, first):
-            chunks.append(_sums(predicted, y, [len(y)]))
-            if first.setup.metrics:  # which are of all predictions at once
-                kept.append((predicted.cpu(), y.cpu()))
-        metrics = _metrics(first, *map(torch.cat, zip(*kept, strict=True))) if kept else {}
-        return [_score(first, torch.stack(chunks).sum(dim=0)[:, 0].tolist(), metrics)]
-    asked = _joined(questions)
-    return _of_each(questions, first.setup.method.predict(net, asked.x, asked.noise), asked.y)
-
-
-def _joined(questions: Sequence[Question]) -> _Asked:
-    """The inputs, noise and labels of several environments, one after the other."""
-    asked = [_asked(question, 0, torch.arange(len(question.environment.samples))) for question in questions]
-    if len(asked) == 1:
-        return asked[0]
-    axes = _batch_axes(questions[0]).items()
-    noise = {name: torch.cat([one.noise[name] for one in asked], axis) for name, axis in axes}
-    return _Asked(torch.cat([one.x for one in asked]), noise, torch.cat([one.y for one in asked]))
-
-
-def _of_each(questions: Sequence[Question], log_probabilities: Tensor, y: Tensor) -> list[Score]:
-    """The scores of environments whose predictions stand one after the other."""
-    sizes = [len(question.environment.samples) for question in questions]
-    sums = _sums(log_probabilities, y, sizes).T.tolist()
-    parts = zip(torch.split(log_probabilities, sizes), torch.split(y, sizes), strict=True)
+        predicted = list(_predictions(net, first))
+        sums = torch.stack([_sums(log_probabilities, y, [len(y)]) for log_probabilities, y in predicted]).sum(dim=0)
+    else:
+        predicted = [_predicted_together(net, questions)]
+        sums = _sums(*predicted[0], sizes)
+    parts = zip(*(torch.split(torch.cat(tensors), sizes) for tensors in zip(*predicted, strict=True)), strict=True)
     return [
-        _score(question, both, _metrics(question, *part))
-        for question, both, part in zip(questions, sums, parts, strict=True)
+        _score(question, both, _metrics(question, log_probabilities.cpu(), y.cpu()))
+        for question, both, (log_probabilities, y) in zip(questions, sums.T.tolist(), parts, strict=True)
     ]
+
+
+def _predicted_together(net: Net, questions: Sequence[Question]) -> tuple[Tensor, Tensor]:
+    """Predictions and labels of several environments, one after the other."""
+    asked = [_asked(question, 0, torch.arange(len(question.environment.samples))) for question in questions]
+    xs, noises, ys = zip(*asked, strict=True)
+    axes = _batch_axes(questions[0]).items()
+    noise = {name: torch.cat([one[name] for one in noises], axis) for name, axis in axes}
+    return questions[0].setup.method.predict(net, torch.cat(xs), noise), torch.cat(ys)
 
 
 def _sums(log_probabilities: Tensor, y: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -109,23 +92,15 @@ def _sums(log_probabilities: Tensor, y: Tensor, sizes: Sequence[int]) -> Tensor:
     return torch.zeros(2, len(sizes), dtype=torch.float64).index_add_(1, part, rows)
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """A chunk of an environment: inputs, noise and labels."""
-
-    x: Tensor
-    noise: dict[str, Tensor]
-    y: Tensor
-
-
-def _asked(question: Question, number: int, rows: Tensor) -> _Asked:
+def _asked(question: Question, number: int, rows: Tensor) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+    """The inputs, noise and labels of a chunk of an environment."""
     setup, environment = question.setup, question.environment
     x, y = environment.samples.batch(rows.to(setup.device))
     draws = setup.method.prediction_draws(setup.model, len(y))
     key = (*question.round.key, environment.name, environment.role, number)
     noise = sample_draws(draws, setup.streams.generator("prediction", *key), setup.device) if draws else {}
     x = question.inputs.evaluation(x)
-    return _Asked(_typed(x, setup), {name: _typed(value, setup) for name, value in noise.items()}, y)
+    return _typed(x, setup), {name: _typed(value, setup) for name, value in noise.items()}, y
 
 
 def _typed(x: Tensor, setup: Setup) -> Tensor:
@@ -136,8 +111,8 @@ def _predictions(net: Net, question: Question) -> Iterator[tuple[Tensor, Tensor]
     setup = question.setup
     chunks = even_chunks(len(question.environment.samples), setup.evaluate.batch)
     for number, rows in enumerate(chunks):
-        asked = _asked(question, number, rows)
-        yield setup.method.predict(net, asked.x, asked.noise), asked.y
+        x, noise, y = _asked(question, number, rows)
+        yield setup.method.predict(net, x, noise), y
 
 
 def _metrics(question: Question, log_probabilities: Tensor, y: Tensor) -> Values:

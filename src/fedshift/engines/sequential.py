@@ -13,7 +13,7 @@ from fedshift.core.setup import Setup
 from fedshift.core.state import ClientState
 from fedshift.core.tensors import SAMPLES, Tensors, full_name
 from fedshift.engines.banks import Bank, Resident
-from fedshift.engines.engine import SERVER, Job, Outcome, Question, Score, ServerJob
+from fedshift.engines.engine import Job, Outcome, Question, Score, ServerJob
 from fedshift.engines.kernels import Kernels
 from fedshift.engines.lane import Lane
 from fedshift.engines.local import work
@@ -42,7 +42,7 @@ class Sequential:
                 yield error
 
     def _work(self, job: Job) -> Outcome:
-        bank, lane = self.resident(job.setup).client, lane_of(job)
+        bank, lane = self.resident(job.setup).client, Lane(job)
         load(bank, 0, job)
         with job.lend("work"):
             work(bank, [lane])
@@ -55,7 +55,7 @@ class Sequential:
             return state, {}
         bank = self.resident(job.setup).server
         bank.load(0, state.tensors)
-        lane = server_lane(job)
+        lane = Lane(job)
         with job.setup.lend("server phases", *job.round.key, job.exchange.name):
             work(bank, [lane])
         if lane.error:
@@ -74,38 +74,6 @@ class Sequential:
     def close(self) -> None:
         """Let go of the modules."""
         self._residents.clear()
-
-
-def lane_of(job: Job) -> Lane:
-    """A job as the local loop sees it."""
-    client, state = job.client, job.state
-    return Lane(
-        job.setup,
-        job.round,
-        client.name,
-        client.id,
-        job.exchange.phases,
-        client.train,
-        job.inputs,
-        job.down,
-        dict(state.optimisers),
-        state.drawn.get(job.round.stage.name, 0),
-        tell=job.tell,
-    )
-
-
-def server_lane(job: ServerJob) -> Lane:
-    """A server's job as the local loop sees it."""
-    return Lane(
-        job.setup,
-        job.round,
-        "the server",
-        SERVER,
-        job.exchange.server,
-        optimisers=dict(job.state.optimisers),
-        replies=job.replies,
-        tell=job.tell,
-    )
 
 
 def load(bank: Bank, number: int, job: Job) -> None:

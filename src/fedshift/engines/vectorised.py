@@ -14,7 +14,7 @@ from fedshift.engines.kernels import Kernels
 from fedshift.engines.lane import Lane
 from fedshift.engines.local import work
 from fedshift.engines.merging import kind, merged_phases
-from fedshift.engines.sequential import Sequential, lane_of, load, outcome_of
+from fedshift.engines.sequential import Sequential, load, outcome_of
 from fedshift.errors import FedshiftError
 from fedshift.streams import global_states
 
@@ -37,7 +37,7 @@ class Vectorised:
     def train(self, jobs: Sequence[Job]) -> Iterator[Outcome | Exception]:
         """Let all clients work; those that stack, together."""
         answers: dict[Job, Outcome | Exception] = {}
-        for together in _groups([(job, lane_of(job)) for job in jobs], self._merge_key):
+        for together in _groups([(job, Lane(job)) for job in jobs], self._merge_key):
             answers |= self._group(together)
         yield from (answers[job] for job in jobs)
 
@@ -69,7 +69,7 @@ class Vectorised:
     def _stacked_apart(self, jobs: Sequence[Job], mistake: Exception) -> dict[Job, Outcome | Exception]:
         """Let each run's clients work side by side, now and from now on, and say so if that is what helps."""
         self._apart.add((self._kinds[jobs[0].setup], jobs[0].exchange.name))
-        anew = _groups([(job, lane_of(job)) for job in jobs], self._merge_key)
+        anew = _groups([(job, Lane(job)) for job in jobs], self._merge_key)
         answers = dict(chain.from_iterable(self._group(work).items() for work in anew))
         method, model, exchange = name = _name(jobs[0])
         if name not in self._unstackable and not _made_again(mistake, answers):

@@ -17,26 +17,18 @@ FLOAT32 = torch.finfo(torch.float32).max
 PIECE = 1 << 22  # numbers looked at together, so that inputs that are mapped from a file need no memory
 
 
-def check_data(data: DomainData, inputs: Inputs) -> None:
+def check_data(data: DomainData, inputs: Inputs, one_class: bool = False) -> None:
     """Refuse data from which numbers would come that mean something else than they seem to.
 
     Args:
         data: what a data set gave.
         inputs: how its samples become inputs; classes that are the characters of a text may differ in case alone.
+        one_class: whether all samples may be of one class, as those of a site may.
 
     Raises:
         FedshiftError: it is no DomainData, names are unusable or spelled twice, fewer than two classes occur, or inputs
             are not finite or no token of the vocabulary; the message says which and where.
     """
-    _check(data, inputs, _check_classes)
-
-
-def check_samples(data: DomainData, inputs: Inputs) -> None:
-    """As :func:`check_data`, for the samples of a site, which need not be of several classes."""
-    _check(data, inputs)
-
-
-def _check(data: DomainData, inputs: Inputs, *further: Callable[[DomainData], None]) -> None:
     if not isinstance(data, DomainData):
         raise FedshiftError(f"A data set's load gave a {type(data).__name__}; it should return a DomainData.")
     data.check_fields()  # again, since tensors can be changed in place
@@ -46,9 +38,12 @@ def _check(data: DomainData, inputs: Inputs, *further: Callable[[DomainData], No
     if data.classes != inputs.vocabulary:
         with problems.gathered():
             check_names("class", {name: _first(data, data.y, number) for number, name in enumerate(data.classes)})
-    for check in further:
-        with problems.gathered():
-            check(data)
+    with problems.gathered():
+        if not one_class and (data.y == data.y[0]).all():
+            raise FedshiftError(
+                f"Every sample is of the class '{data.classes[int(data.y[0])]}', so any model would be right; give "
+                "data of at least two classes."
+            )
     with problems.gathered():
         check_inputs(data.x, inputs, partial(_place, data))
     problems.check()
@@ -69,14 +64,6 @@ def _place(data: DomainData, row: int) -> str:
     return f"{_sample(data, row)} (domain '{domain}', class '{label}')"
 
 
-def _check_classes(data: DomainData) -> None:
-    if (data.y == data.y[0]).all():
-        raise FedshiftError(
-            f"Every sample is of the class '{data.classes[int(data.y[0])]}', so any model would be right; give data of "
-            "at least two classes."
-        )
-
-
 def check_inputs(x: Tensor, inputs: Inputs, place: Callable[[int], str]) -> None:
     """Refuse samples (N, ...) with a number that is not finite, beyond float32 or no token.
 
@@ -91,8 +78,10 @@ def check_inputs(x: Tensor, inputs: Inputs, place: Callable[[int], str]) -> None
     if x.dtype == torch.uint8:
         return
     step = max(1, PIECE // x[0].numel())
-    starts = range(0, len(x), step)
-    bad = [start + row for start in starts for row in _wrong_rows(x[start : start + step], inputs)]
+    bad: list[int] = []
+    for start in range(0, len(x), step):
+        right = _right(x[start : start + step], inputs).flatten(1).all(dim=1)
+        bad += (start + (~right).nonzero().flatten()).tolist()
     if not bad:
         return
     sample = x[bad[0]]
@@ -104,11 +93,6 @@ def check_inputs(x: Tensor, inputs: Inputs, place: Callable[[int], str]) -> None
         f"x holds {sample[tuple(at)].item()} at {at} of {place(bad[0])}{more}; it should hold {needed}. Correct such "
         "samples or leave them out."
     )
-
-
-def _wrong_rows(x: Tensor, inputs: Inputs) -> list[int]:
-    rows: list[int] = (~_right(x, inputs)).reshape(len(x), -1).any(dim=1).nonzero().flatten().tolist()
-    return rows
 
 
 def _right(x: Tensor, inputs: Inputs) -> Tensor:

@@ -61,7 +61,9 @@ class RunOptions(Spec):
         0, help="processes of the engine 'workers'; 0: one for each core, at most OMP_NUM_THREADS"
     )
     threads: Processors = setting(
-        0, help="threads of the engines without processes; 0: one for each core, at most OMP_NUM_THREADS"
+        0,
+        help="threads of the engines without processes; 0: one for each core, at most OMP_NUM_THREADS, or one where "
+        "the sequential engine trains a small model",
     )
     together: Annotated[WholeNumber, Le(10_000)] = setting(
         0, help="runs of a table that advance together; 0: as many as the engine gains from (sequential: 1)"

@@ -12,10 +12,11 @@ import torch
 from fedshift.core.contract import Exchange, Phase, Round, Stage
 from fedshift.core.messages import Up, wire_bytes
 from fedshift.core.tensors import Replies
-from fedshift.engines.calibration import asked_for, seconds_a_step
+from fedshift.engines.calibration import seconds_a_step
+from fedshift.engines.choice import asked_for
 from fedshift.engines.engine import Job, ServerJob
 from fedshift.engines.sequential import Sequential
-from fedshift.engines.shortened import Shortener, steps_of
+from fedshift.engines.shortened import shorten, steps_of
 from fedshift.errors import DivergedError
 from fedshift.settings.experiment import Experiment
 from fedshift.simulation.simulation import Simulation, no_steps
@@ -93,8 +94,7 @@ def estimate(experiment: Experiment) -> Estimate:
         FedshiftError: the experiment cannot be run.
     """
     simulation, options = Simulation(experiment), experiment.run
-    if options.engine != "auto":
-        asked_for(simulation.setup, options)  # or it says why it cannot be had
+    asked_for(simulation.setup, options)  # or it says why it cannot be had
     main, memory = simulation.main_stage, _memory(simulation.setup.device)
     step = _step(simulation)
     costs = {stage: _cost(simulation, stage, step if stage is main else None) for stage in simulation.setup.stages}
@@ -149,7 +149,7 @@ def _replies(simulation: Simulation, exchange: Exchange, jobs: Sequence[Job]) ->
     if not (of_any_length or trained_on):
         return Replies()
     replies = []
-    for came in Sequential().train(list(map(Shortener(0), jobs))):
+    for came in Sequential().train(shorten(jobs, 0)):
         if isinstance(came, Exception):
             raise came
         replies.append((came.client, came.up))

@@ -23,8 +23,8 @@ from fedshift.core.net import batch_norms
 from fedshift.core.preparation import preparation_part
 from fedshift.core.setup import Setup
 from fedshift.datasets.dataset import Dataset
-from fedshift.engines.calibration import asked_for, choose
-from fedshift.engines.choice import Choice
+from fedshift.engines.calibration import choose
+from fedshift.engines.choice import Choice, asked_for
 from fedshift.engines.engine import Engine, Job, Outcome, ServerJob
 from fedshift.errors import FedshiftError
 from fedshift.evaluation.evaluation import Evaluation
