@@ -122,6 +122,7 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             if y is not None or sites is not None:
                 raise ValueError("A mapping from sites to (X, y) has classes and sites: give it alone.")
             given, y, sites = _together(X)
+        _check_masked(y)
         x, y = validate_data(self, given, y, dtype=_dtype(given), allow_nd=True)
         check_classification_targets(y)
         self.classes_, codes = np.unique(y, return_inverse=True)
@@ -248,6 +249,7 @@ def _together(sites: Mapping[Any, Any]) -> tuple[Any, Array, Array]:
         if not isinstance(given, Sequence) or len(given) != 2:
             raise ValueError(f"The site {site!r} has a {type(given).__name__}; give (X, y).")
         try:
+            _check_masked(*given)
             x, y = check_X_y(*given, dtype=None, allow_nd=True)
         except ValueError as error:
             raise ValueError(f"The site {site!r}: {error}") from error
