@@ -122,6 +122,7 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             if y is not None or sites is not None:
                 raise ValueError("A mapping from sites to (X, y) has classes and sites: give it alone.")
             given, y, sites = _together(X)
+        _check_masked(y)
         x, y = validate_data(self, given, y, dtype=_dtype(given), allow_nd=True)
         check_classification_targets(y)
         self.classes_, codes = np.unique(y, return_inverse=True)
@@ -210,15 +211,15 @@ class _Temporary:
 
 
 def _dtype(X: Any) -> np.dtype[Any]:  # noqa: N803
-    """The type that samples are taken as: images of bytes as they are, all else as float32.
-
-    Raises:
-        ValueError: some are masked.
-    """
-    if np.ma.is_masked(X):
-        raise ValueError("X has masked values: fill them in (filled(value)), or leave such rows out.")
+    """The type that samples are taken as: images of bytes as they are, all else as float32."""
+    _check_masked(X)
     images = getattr(X, "dtype", None) == np.uint8 and getattr(X, "ndim", 0) == 4
     return np.dtype(np.uint8 if images else np.float32)
+
+
+def _check_masked(*given: Any) -> None:
+    if any(map(np.ma.is_masked, given)):
+        raise ValueError("X or y has masked values: fill them in (filled(value)), or leave such rows out.")
 
 
 def _names(sites: Any) -> Array:
@@ -248,6 +249,7 @@ def _together(sites: Mapping[Any, Any]) -> tuple[Any, Array, Array]:
         if not isinstance(given, Sequence) or len(given) != 2:
             raise ValueError(f"The site {site!r} has a {type(given).__name__}; give (X, y).")
         try:
+            _check_masked(*given)
             x, y = check_X_y(*given, dtype=None, allow_nd=True)
         except ValueError as error:
             raise ValueError(f"The site {site!r}: {error}") from error

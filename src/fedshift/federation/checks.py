@@ -78,8 +78,10 @@ def check_inputs(x: Tensor, inputs: Inputs, place: Callable[[int], str]) -> None
     if x.dtype == torch.uint8:
         return
     step = max(1, PIECE // x[0].numel())
-    starts = range(0, len(x), step)
-    bad = [start + row for start in starts for row in _wrong_rows(x[start : start + step], inputs)]
+    bad: list[int] = []
+    for start in range(0, len(x), step):
+        right = _right(x[start : start + step], inputs).flatten(1).all(dim=1)
+        bad += (start + (~right).nonzero().flatten()).tolist()
     if not bad:
         return
     sample = x[bad[0]]
@@ -91,11 +93,6 @@ def check_inputs(x: Tensor, inputs: Inputs, place: Callable[[int], str]) -> None
         f"x holds {sample[tuple(at)].item()} at {at} of {place(bad[0])}{more}; it should hold {needed}. Correct such "
         "samples or leave them out."
     )
-
-
-def _wrong_rows(x: Tensor, inputs: Inputs) -> list[int]:
-    rows: list[int] = (~_right(x, inputs)).reshape(len(x), -1).any(dim=1).nonzero().flatten().tolist()
-    return rows
 
 
 def _right(x: Tensor, inputs: Inputs) -> Tensor:
