@@ -166,14 +166,6 @@ def test_an_instance_is_what_runs(tiny_document: dict[str, Any]):
     assert changed.method == FedSR(l2r=0.2)
 
 
-def test_methods_of_a_list_come_in_its_order(tiny_document: dict[str, Any]):
-    methods = ["fedavg", "fedbn", FedSR(l2r=0.05), FedSR(l2r=0.1), "moon"]
-    found = fedshift.grid(tiny_document, method=methods, seed=[0, 1])
-    assert [(e.method_name, e.seed) for e in found] == [
-        (name, seed) for name in ("fedavg", "fedbn", "fedsr", "fedsr", "moon") for seed in (0, 1)
-    ]
-
-
 def test_other_data_are_another_experiment():
     assert fedshift.grid(data="digits", hold_out="mnist")[0].name == "digits"
     assert fedshift.grid(data=RotatedMNIST())[0].name == "rotated-mnist"
@@ -186,14 +178,11 @@ def test_other_data_are_another_experiment():
         ({"methods": "fedsr"}, ["Unknown option 'methods'", "Did you mean 'method'", "settings="]),
         ({"method": "fedrs"}, ["'fedrs'", "Did you mean 'fedsr'"]),
         ({"method": FedSR}, ["FedSR", "give the name of a method", "an instance"]),
-        ({"method": MLP()}, ["MLP", "give the name of a method"]),
         ({"method": []}, ["method = []", "give the name of a method"]),
         ({"method": ["fedavg", FedAvg()]}, ["same run twice"]),
         ({"method": {"l2r": 0.1}}, ["a table with a name"]),
         ({"model": ["mlp", "cnn"]}, ["give the name of a model"]),
-        ({"data": FedSR()}, ["give the name of a data set"]),
         ({"rounds": "ten"}, ["train.rounds = 'ten'", "integer"]),
-        ({"seed": "x"}, ["seed = 'x'"]),
         ({"settings": {"train.lrr": 0.1}}, ["'lrr'", "Did you mean 'lr'"]),
         ({"settings": ["train.lr=0.1"]}, ["settings = ['train.lr=0.1']", "dotted"]),
         ({"plugins": "nowhere.py"}, ["nowhere.py", "does not exist"]),
@@ -282,24 +271,8 @@ def test_a_frame_has_what_the_records_say(tiny_document: dict[str, Any]):
     )
     frame = comparison.frame()
     assert len(frame) == len(comparison.measurements()) == 2 * 2 * 2 * 3 * 3
-    assert list(frame.columns) == [
-        "run",
-        "method",
-        "seed",
-        "hold_out",
-        "rule",
-        "oracle",
-        "position",
-        "stage",
-        "round",
-        "environment",
-        "role",
-        "model",
-        "models",
-        "accuracy",
-        "loss",
-        "n",
-    ]
+    about = ["run", "method", "seed", "hold_out", "rule", "oracle", "position", "stage", "round"]
+    assert [*frame.columns] == [*about, "environment", "role", "model", "models", "accuracy", "loss", "n"]
     assert set(frame[frame["oracle"]]["rule"]) == {"target_best"}
     last = frame[(frame["rule"] == "last") & (frame["role"] == "test")]
     for method, mean in last.groupby("method")["accuracy"].mean().items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import sqrt
 from pathlib import Path
@@ -19,15 +19,23 @@ from fedshift.methods import METHODS
 from fedshift.runs.lock import locked
 from fedshift.runs.progress import Progress
 from fedshift.settings.experiment import load_plugins
-from fedshift.study import benchmark_plan, benchmark_results, execute
-from fedshift.study.benchmark_plan import ABLATIONS, BASE, ORDER, BenchmarkPlan, rows
-from fedshift.study.benchmark_results import Benchmark, carry_out_benchmark
-from fedshift.study.benchmark_tables import tables
-from fedshift.study.execute import DIVERGED, Findings, Number
+from fedshift.study import benchmark as benchmarking
+from fedshift.study import execute
+from fedshift.study.benchmark import (
+    BASE,
+    Benchmark,
+    carry_out_benchmark,
+    contents,
+    exhibit_of_methods,
+    plan_benchmark,
+    rows,
+    tables,
+)
+from fedshift.study.execute import DIVERGED, Findings, Number, budget_of, forecast_cells
 from fedshift.study.papers import published
 from fedshift.study.scenarios import Scale, Scenario, Size, scales, scenarios
 from fedshift.study.statistics import Interval, paired, ranks, t_quantile
-from fedshift.study.study_plan import Lacking
+from fedshift.study.study_plan import Lacking, StudyPlan
 from fedshift.study.tune import plan_studies
 from refusal import refuses
 
@@ -73,7 +81,7 @@ def test_a_paired_difference_is_of_the_seeds_that_both_have_and_reduces_to_the_p
 
 
 def test_every_scale_has_scenarios_and_keeps_the_seeds_it_tunes_on_apart():
-    assert {*scenarios("benchmark")} == {*ORDER}
+    assert {*scenarios("benchmark")} == {*contents()["federations"]}
     for name, scale in scales("benchmark").items():
         assert any(name in scenario.sizes for scenario in scenarios("benchmark").values())
         assert not {*scale.seeds} & {*scale.tuning_seeds}
@@ -87,20 +95,20 @@ def test_every_method_has_its_experiments_on_every_scenario(
     monkeypatch.setattr("fedshift.datasets.image_sets.PACS.domain_names", lambda self: ("art", "photo"), raising=True)
     text = tmp_path / "plays.txt"
     text.write_text("A text.\n")
-    plan = BenchmarkPlan.of(scale, data={"shakespeare": text} if scale != "smoke" else None)
+    plan = plan_benchmark(scale, data={"shakespeare": text} if scale != "smoke" else None)
     for scenario in plan.scenarios:
-        for method in plan.methods:
-            found = plan.row(scenario, method, plan.scale.seeds[:1])
+        for row, point in plan.asked(scenario):
+            found = plan.experiments(scenario, row, point, plan.scale.seeds[:1])
             domains = {getattr(each.protocol, "hold_out", "") for each in found}
             assert len(found) == len(domains)
-            assert {each.method_name for each in found} == {method}
-            assert {*plan.scale.settings_of(method)} == plan.budget(scenario, method).fixed
+            assert {each.method_name for each in found} == {row.name}
+            assert {*plan.scale.settings_of(row.name)} == budget_of(plan, scenario, row).fixed
 
 
 def test_rows_are_what_is_published_and_a_plugin_is_a_row_by_its_name():
     found = rows()
-    assert {*ABLATIONS} <= {*METHODS}
-    assert not {*found} & {*ABLATIONS}
+    assert {*contents()["left_out"]} <= {*METHODS}
+    assert not {*found} & {*contents()["left_out"]}
     assert {"single", "centralised", BASE} <= {*found}
     assert "slow-fedsr" not in found  # of a plugin that the tests import
     assert rows(["all", "slow-fedsr"]) == [*found, "slow-fedsr"]
@@ -133,30 +141,30 @@ def test_what_is_published_is_read_off_the_right_rows_and_columns():
 
 def test_names_that_are_not_known_are_named():
     with refuses("scale 'tiny'", "smoke", error=UnknownNameError):
-        BenchmarkPlan.of("tiny")
+        plan_benchmark("tiny")
     with refuses("'shakespeare'", "scale smoke", "--scale"):
-        BenchmarkPlan.of("smoke", federations=["shakespeare"])
+        plan_benchmark("smoke", federations=["shakespeare"])
     with refuses("federation 'pacs'", "rotated-mnist-0", error=UnknownNameError):
-        BenchmarkPlan.of("smoke", federations=["pacs"])
+        plan_benchmark("smoke", federations=["pacs"])
     with refuses("No federation", "rotated-mnist-0", "rotated-mnist-75"):
-        BenchmarkPlan.of("smoke", federations=[])
+        plan_benchmark("smoke", federations=[])
     with refuses("data set 'foo'", "'smoke'", "rotated-mnist", error=UnknownNameError):
-        BenchmarkPlan.of("smoke", data={"foo": "x"})
+        plan_benchmark("smoke", data={"foo": "x"})
 
 
 def test_a_scenario_without_its_data_is_left_out_with_the_fix(tmp_path: Path):
     """Where no other is left, that is the error, of a dry run as well."""
     nowhere = {"pacs": tmp_path / "no.parquet"}
-    plan = BenchmarkPlan.of("short", ["fedavg"], ["rotated-mnist-0", "pacs-in-domain"], data=nowhere)
+    plan = plan_benchmark("short", ["fedavg"], ["rotated-mnist-0", "pacs-in-domain"], data=nowhere)
     assert [scenario.name for scenario in plan.available] == ["rotated-mnist-0"]
     assert "no.parquet" in plan.left_out["pacs-in-domain"]
     assert "--data pacs=" in plan.left_out["pacs-in-domain"]
     for name in ("shakespeare", "pacs-leave-one-out"):  # whose experiments cannot even be made without data
-        without = BenchmarkPlan.of("short", ["fedavg"], ["rotated-mnist-0", name])
+        without = plan_benchmark("short", ["fedavg"], ["rotated-mnist-0", name])
         assert f"--data {name.partition('-')[0]}=" in without.left_out[name]
     data = {"shakespeare": tmp_path / "no.txt"}
     with refuses("no.txt", "--data shakespeare=PATH"):
-        carry_out_benchmark(BenchmarkPlan.of("short", ["fedavg"], ["shakespeare"], data=data), Progress())
+        carry_out_benchmark(plan_benchmark("short", ["fedavg"], ["shakespeare"], data=data), Progress())
     words = ["benchmark", "--scale", "short", "--federation", "pacs-in-domain", "--dry-run"]
     dry = CliRunner().invoke(app, [*words, "--data", f"pacs={nowhere['pacs']}"])
     assert "no.parquet" in str(dry.exception)
@@ -170,6 +178,13 @@ SIZES = {"small": Size({"data": {"name": "tiny"}}, {})}
 SCENARIOS = tuple(Scenario(name, name.upper(), SIZES, score="accuracy", worst=name == "b") for name in ("a", "b"))
 
 
+def planned(
+    scale: Scale, known: Sequence[Scenario], methods: Sequence[str], out: Path, plugins: Sequence[str] = ()
+) -> StudyPlan:
+    """The plan of a benchmark of these scenarios."""
+    return StudyPlan.of(exhibit_of_methods(methods, plugins, known), scale, folder=out / "small", runs=out / "small")
+
+
 def given(accuracies: Mapping[tuple[str, str], tuple[float, ...]], lacking: Mapping[tuple[str, str], Lacking]):
     """A benchmark with these accuracies in % by scenario and method, seed by seed."""
     numbers = []
@@ -178,7 +193,7 @@ def given(accuracies: Mapping[tuple[str, str], tuple[float, ...]], lacking: Mapp
             measured = {"accuracy": value, "worst": value / 2, "seconds": 2.0, "megabytes": 1.5}
             numbers += [Number(scenario, method, column, seed, each, "") for column, each in measured.items()]
     methods = tuple(dict.fromkeys(method for _, method in (*accuracies, *lacking)))
-    plan = BenchmarkPlan(SCALE, SCENARIOS, Path("nowhere"), methods=methods)
+    plan = planned(SCALE, SCENARIOS, methods, Path("nowhere"))
     return Benchmark(plan, Findings(numbers, {(*key, ""): why for key, why in lacking.items()}))
 
 
@@ -200,7 +215,7 @@ def test_mean_ranks_are_over_the_columns_on_which_a_method_can_run(small: Benchm
     """On a: FedSR 1, FedAvg and Ditto share 2.5, what diverged 4. On b FedAvg and FedSR have 50: 1.5 each, then 3."""
     assert small.ranks("a") == {"fedsr": 1.0, "fedavg": 2.5, "ditto": 2.5, "fediir": 4.0}
     assert small.ranks("b") == {"fedsr": 1.5, "fedavg": 1.5, "fediir": 3.0}
-    found = {method: small.mean_rank(method) for method in small.plan.methods}
+    found = {method: small.mean_rank(method) for method in small.methods}
     assert found == {"fedavg": 2.0, "fedsr": 1.25, "ditto": 2.5, "fediir": 3.5}
     assert small.by_rank() == ["fedsr", "fedavg", "ditto", "fediir"]
 
@@ -242,7 +257,8 @@ def test_tables_name_what_cannot_run_and_what_diverged(small: Benchmark):
 def test_the_papers_rows_stand_beside_ours_with_a_caution(small: Benchmark):
     scenario = replace(SCENARIOS[0], name="rotated-mnist-0", title="RotatedMNIST 0")
     numbers = [replace(each, scenario=scenario.name) for each in small.findings.numbers if each.scenario == "a"]
-    beside = tables(Benchmark(replace(small.plan, scenarios=(scenario,)), Findings(numbers)))[-1]
+    plan = planned(SCALE, [scenario], small.methods, Path("nowhere"))
+    beside = tables(Benchmark(plan, Findings(numbers)))[-1]
     assert beside.rows == [["fedsr", "70.0 ± 10.0", "93.6 ± 0.3"], ["fedavg", "60.0 ± 10.0", "85.9 ± 0.6"]]
     assert "Not comparable" in beside.title
     assert "Table 1" in beside.title
@@ -281,13 +297,18 @@ worst = true
 
 
 @pytest.fixture
-def on_tiny_data(tmp_path: Path) -> BenchmarkPlan:
+def on_tiny_data(tmp_path: Path) -> StudyPlan:
     """One held-out domain under SGD and two under Adam, two methods, two trials and two seeds: 3 x 2 x 4 = 24 runs."""
     held_out = {"sgd": '"dark"', "adam": '["dark", "gray"]'}
     found = tuple(
         Scenario.of(f"tiny-{name}", TINY.format(optimiser=name, held_out=domains)) for name, domains in held_out.items()
     )
-    return BenchmarkPlan(replace(SCALE, seeds=(1, 2)), found, tmp_path, methods=("fedavg", "fedprox"))
+    return planned(replace(SCALE, seeds=(1, 2)), found, ["fedavg", "fedprox"], tmp_path)
+
+
+def with_rows(plan: StudyPlan, *methods: str, plugins: Sequence[str] = ()) -> StudyPlan:
+    """The plan with the first scenario and other rows."""
+    return planned(plan.scale, plan.scenarios[:1], methods, plan.folder.parent, plugins)
 
 
 class Heard(Progress):
@@ -302,7 +323,7 @@ class Heard(Progress):
 
 
 def test_a_benchmark_is_carried_out_once_and_goes_on_where_it_was(
-    on_tiny_data: BenchmarkPlan, monkeypatch: pytest.MonkeyPatch
+    on_tiny_data: StudyPlan, monkeypatch: pytest.MonkeyPatch
 ):
     first = Heard()
     whole, asked = execute._carry_out, []
@@ -333,7 +354,7 @@ def test_a_benchmark_is_carried_out_once_and_goes_on_where_it_was(
             assert by_cell[*cell, "megabytes"] > 0
 
 
-def test_files_hold_what_the_tables_say(on_tiny_data: BenchmarkPlan):
+def test_files_hold_what_the_tables_say(on_tiny_data: StudyPlan):
     done = carry_out_benchmark(replace(on_tiny_data, scenarios=on_tiny_data.scenarios[:1]), Progress())
     written = {path.name: path for path in done.write()}
     assert [*written] == [f"benchmark.{kind}" for kind in ("md", "csv", "json", "png", "html")]
@@ -350,7 +371,7 @@ def test_files_hold_what_the_tables_say(on_tiny_data: BenchmarkPlan):
     assert "Accuracy in %, mean ± standard deviation over 2 seeds (rank)" in page
     assert len(done.frame()) == 4 * 5
     assert "Tiny worst" in str(done)
-    ((study,), (fedprox,)) = (done.chosen["tiny-sgd", method] for method in ("fedavg", "fedprox"))
+    ((study,), (fedprox,)) = (done.findings.chosen["tiny-sgd", method] for method in ("fedavg", "fedprox"))
     assert (study.trials, study.seeds) == (2, [0])
     assert {*fedprox.settings} == {"train.lr", "method.mu"}
     assert f"| fedavg | Tiny | dark | train.lr = {study.settings['train.lr']:.4g} |" in done.table()
@@ -359,7 +380,7 @@ def test_files_hold_what_the_tables_say(on_tiny_data: BenchmarkPlan):
 
 
 def test_a_method_that_cannot_run_or_diverges_leaves_the_others_alone(
-    on_tiny_data: BenchmarkPlan, monkeypatch: pytest.MonkeyPatch
+    on_tiny_data: StudyPlan, monkeypatch: pytest.MonkeyPatch
 ):
     """What a check of [train] refuses cannot run; what gives no number has diverged."""
 
@@ -371,7 +392,7 @@ def test_a_method_that_cannot_run_or_diverges_leaves_the_others_alone(
 
     monkeypatch.setattr(METHODS.get("fedlc").cls, "check", refuse)
     monkeypatch.setattr(METHODS.get("fedprox").cls, "loss", blow_up)
-    plan = replace(on_tiny_data, scenarios=on_tiny_data.scenarios[:1], methods=("fedavg", "fedlc", "fedprox"))
+    plan = with_rows(on_tiny_data, "fedavg", "fedlc", "fedprox")
     done = carry_out_benchmark(plan, Progress())
     assert done.lacking("tiny-sgd", "fedlc") == Lacking("It takes no batches of 4.", "refused")
     assert done.lacking("tiny-sgd", "fedprox").kind == "diverged"
@@ -381,12 +402,13 @@ def test_a_method_that_cannot_run_or_diverges_leaves_the_others_alone(
 
 @pytest.mark.parametrize("obstacle", ["lock", "file"])
 def test_what_is_no_fault_of_a_method_ends_the_command_and_leaves_the_tables_alone(
-    on_tiny_data: BenchmarkPlan, obstacle: str
+    on_tiny_data: StudyPlan, obstacle: str
 ):
     """Another process at work on a study, and a file in the place of a folder: each ends it, and it carries on."""
     plan = replace(on_tiny_data, scenarios=on_tiny_data.scenarios[:1])
     scenario = plan.scenarios[0]
-    ((study,), _) = plan_studies(plan.row(scenario, "fedavg", (0,)), plan.budget(scenario, "fedavg"))
+    row = plan.rows[0]
+    ((study,), _) = plan_studies(plan.experiments(scenario, row, "", (0,)), budget_of(plan, scenario, row))
     if obstacle == "lock":
         with locked(study.path), refuses("tiny-sgd, fedavg", "Another process", "same command"):
             carry_out_benchmark(plan, Progress())
@@ -400,11 +422,11 @@ def test_what_is_no_fault_of_a_method_ends_the_command_and_leaves_the_tables_alo
 
 
 def test_a_run_that_diverged_is_not_tried_again_and_neither_are_its_cells_other_seeds(
-    on_tiny_data: BenchmarkPlan, monkeypatch: pytest.MonkeyPatch
+    on_tiny_data: StudyPlan, monkeypatch: pytest.MonkeyPatch
 ):
     """FedProx blows up after its tuning; a file in the run's folder says so."""
-    plan = replace(on_tiny_data, scenarios=on_tiny_data.scenarios[:1], methods=("fedprox",))
-    tuned = benchmark_results._tuned
+    plan = with_rows(on_tiny_data, "fedprox")
+    tuned = execute._tuned
 
     def blow_up(self, net, batch, context):
         return {"cross_entropy": net.head(batch.z).sum() / 0}
@@ -414,11 +436,11 @@ def test_a_run_that_diverged_is_not_tried_again_and_neither_are_its_cells_other_
         monkeypatch.setattr(METHODS.get("fedprox").cls, "loss", blow_up)
         return found
 
-    monkeypatch.setattr(benchmark_results, "_tuned", then_blow_up)
+    monkeypatch.setattr(execute, "_tuned", then_blow_up)
     first, second, third = Heard(), Heard(), Heard()
     done = carry_out_benchmark(plan, first)
     assert done.lacking("tiny-sgd", "fedprox").kind == "diverged"
-    assert done.chosen["tiny-sgd", "fedprox"]
+    assert done.findings.chosen["tiny-sgd", "fedprox"]
     (run,) = plan.folder.glob("tiny-sgd/fedprox-dark-seed*")
     assert run.name in first.begun
     assert carry_out_benchmark(plan, second).findings.lacking == done.findings.lacking
@@ -457,13 +479,13 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], s
 
 
 def test_a_plugins_row_is_all_that_is_carried_out_beside_finished_ones(
-    on_tiny_data: BenchmarkPlan, plugin: Callable[[str], str]
+    on_tiny_data: StudyPlan, plugin: Callable[[str], str]
 ):
     """Its row has no paper, though FedProx's class has one."""
     plan = replace(on_tiny_data, scenarios=on_tiny_data.scenarios[:1])
     before, heard = carry_out_benchmark(plan, Progress()), Heard()
     mine = plugin("return super().loss(net, batch, context)")
-    more = replace(plan, methods=(*plan.methods, "mine-here"), plugins=(mine,))
+    more = with_rows(plan, "fedavg", "fedprox", "mine-here", plugins=[mine])
     after = carry_out_benchmark(more, heard)
     assert heard.begun
     assert all(name.startswith("mine-here-") for name in heard.begun)
@@ -481,11 +503,12 @@ def test_a_plugins_row_is_all_that_is_carried_out_beside_finished_ones(
     ],
 )
 def test_a_plugin_that_fails_is_noted_and_the_others_go_on_to_exit_code_1(
-    on_tiny_data: BenchmarkPlan, plugin: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, body: str, reason: str
+    on_tiny_data: StudyPlan, plugin: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, body: str, reason: str
 ):
-    monkeypatch.setattr(benchmark_plan, "scale_of", lambda *given: on_tiny_data.scale)
-    monkeypatch.setattr(benchmark_plan, "choose", lambda *given: on_tiny_data.scenarios[:1])
-    call = ["benchmark", "--scale", "small", "--method", "mine-here,fedavg", "--out", str(on_tiny_data.out)]
+    monkeypatch.setattr(benchmarking, "scale_of", lambda *given: on_tiny_data.scale)
+    monkeypatch.setattr(benchmarking, "contents", lambda: {**contents(), "federations": ["tiny-sgd"]})
+    monkeypatch.setattr(benchmarking, "scenarios", lambda *given: {each.name: each for each in on_tiny_data.scenarios})
+    call = ["benchmark", "--scale", "small", "--method", "mine-here,fedavg", "--out", str(on_tiny_data.folder.parent)]
     call += ["--plugin", plugin(body)]
     done = CliRunner().invoke(app, call)
     assert done.exit_code == 1, done.output
@@ -496,25 +519,26 @@ def test_a_plugin_that_fails_is_noted_and_the_others_go_on_to_exit_code_1(
     assert {each["row"] for each in table["measurements"]} == {"fedavg"}
 
 
-def test_a_forecast_counts_every_run_that_can_be(on_tiny_data: BenchmarkPlan, monkeypatch: pytest.MonkeyPatch):
+def test_a_forecast_counts_every_run_that_can_be(on_tiny_data: StudyPlan, monkeypatch: pytest.MonkeyPatch):
     """Two held-out domains, each with two trials and two seeds."""
 
     def refuse(self, train):
         raise FedshiftError("It takes no batches of 4.")
 
     monkeypatch.setattr(METHODS.get("fedlc").cls, "check", refuse)
-    plan = replace(on_tiny_data, methods=("fedlc", "fedprox"))
-    refused, taken = plan.forecasts(plan.scenarios[1])
+    plan = planned(on_tiny_data.scale, on_tiny_data.scenarios, ["fedlc", "fedprox"], on_tiny_data.folder.parent)
+    refused, taken = forecast_cells(plan, plan.scenarios[1])
     assert (refused.runs, refused.cost, refused.problem) == (0, None, "It takes no batches of 4.")
     assert (taken.label, taken.runs, taken.problem) == ("Tiny, fedprox", 8, "")
     assert not plan.folder.exists()
 
 
 def test_the_command_and_the_function_do_the_same(
-    on_tiny_data: BenchmarkPlan, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    on_tiny_data: StudyPlan, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    monkeypatch.setattr(benchmark_plan, "scale_of", lambda *given: on_tiny_data.scale)
-    monkeypatch.setattr(benchmark_plan, "choose", lambda *given: on_tiny_data.scenarios[:1])
+    monkeypatch.setattr(benchmarking, "scale_of", lambda *given: on_tiny_data.scale)
+    monkeypatch.setattr(benchmarking, "contents", lambda: {**contents(), "federations": ["tiny-sgd"]})
+    monkeypatch.setattr(benchmarking, "scenarios", lambda *given: {each.name: each for each in on_tiny_data.scenarios})
     call = ["benchmark", "--scale", "small", "--method", "fedavg,fedprox", "--out", str(tmp_path)]
     dry = CliRunner().invoke(app, [*call, "--dry-run"])
     assert dry.exit_code == 0, dry.output

@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fedshift.datasets.digits import Digits, difference
+from fedshift.datasets.digits import Digits
 from fedshift.federation.protocols import split
 from fedshift.streams import Streams
 from refusal import refuses
@@ -37,12 +37,6 @@ def photographs(root: Path, colour: tuple[int, int, int] = (250, 120, 0), size: 
     (root / "photographs").mkdir(exist_ok=True)
     Image.new("RGB", size, colour).save(root / "photographs" / "one.png")
     return str(root / "photographs")
-
-
-def test_the_difference_of_digit_and_crop():
-    """|10 - 250| = 240, |250 - 10| = 240, |7 - 7| = 0: nothing wraps round."""
-    digit, crop = (torch.tensor(values, dtype=torch.uint8) for values in ([10, 250, 7], [250, 10, 7]))
-    assert difference(digit, crop).tolist() == [240, 240, 0]
 
 
 def test_mnist_m_is_made_from_mnist_and_photographs(tmp_path: Path):
@@ -91,16 +85,6 @@ def test_crops_are_of_all_places_and_the_photograph_keeps_its_size(tmp_path: Pat
     again, other = (Digits(fraction=1.0, **settings).load(Streams(seed)).x for seed in (0, 1))
     assert torch.equal(again, data.x)
     assert not torch.equal(other, data.x)
-
-
-def test_photographs_in_parquet(tmp_path: Path):
-    buffer = io.BytesIO()
-    Image.new("RGB", (40, 40), (200, 0, 0)).save(buffer, "png")
-    pq.write_table(pa.table({"image": [buffer.getvalue()], "split": ["train"]}), tmp_path / "photographs.parquet")
-    data = Digits(domains=("mnist-m",), mnist=mnist(tmp_path), photographs=str(tmp_path / "photographs.parquet")).load(
-        Streams(0)
-    )
-    assert torch.equal(data.x[:, 0].long() + data.x[:, 1].long(), torch.full((10, 32, 32), 200))
 
 
 def test_the_part_that_is_kept_is_the_same_of_every_digit_and_at_least_one(tmp_path: Path):
@@ -199,13 +183,3 @@ def test_what_cannot_be_had_is_named_with_the_fix(tmp_path: Path, monkeypatch: p
     for domains in ((), ("mnist", "mnist")):
         with refuses("data.domains = ", "at least one"):
             Digits(domains=domains).load(Streams(0))
-
-
-def test_labels_that_are_no_digits_and_digits_that_are_missing(tmp_path: Path):
-    path = Path(usps(tmp_path, "folder"))
-    (path / "7").rename(path / "seven")
-    with refuses("17.png", "'seven'", "0 to 9"):
-        Digits(domains=("usps",), usps=str(path)).load(Streams(0))
-    (path / "seven").rename(path / ".seven")
-    with refuses("'usps'", "no image", "digit 7"):
-        Digits(domains=("usps",), usps=str(path)).load(Streams(0))

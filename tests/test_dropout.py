@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from conftest import Make, simulate
 from fedshift.core.contract import Part
-from fedshift.core.dropout import NOISE, Dropout, dropout_draws, dropping, from_streams
+from fedshift.core.dropout import NOISE, Dropout, dropping, from_streams
 from fedshift.core.model import Model
 from fedshift.core.net import Net
 from fedshift.engines.sequential import Sequential
@@ -20,9 +20,8 @@ from fedshift.methods.fedavg import FedAvg
 from fedshift.models import MODELS
 from fedshift.settings.experiment import Experiment
 from fedshift.simulation.simulation import Simulation
-from fedshift.streams import Draw
 from refusal import refuses
-from test_engines import ENGINES, assert_agree, carried, engine_named
+from test_engines import ENGINES, engine_named
 from test_methods import tensors_of
 
 
@@ -75,7 +74,7 @@ def test_what_is_dropped_is_pinned():
     assert (out.flatten() > 0).tolist() == kept
 
 
-@pytest.mark.parametrize(("kind", "together"), [("Dropout1d", 1), ("Dropout2d", 2), ("Dropout3d", 3)])
+@pytest.mark.parametrize(("kind", "together"), [("Dropout1d", 1), ("Dropout2d", 2)])
 def test_channels_are_dropped_together(kind: str, together: int):
     module = nn.Sequential(getattr(nn, kind)(0.5))
     from_streams(module, "encoder")
@@ -83,19 +82,6 @@ def test_channels_are_dropped_together(kind: str, together: int):
     rows = out.view(600, -1)
     assert ((rows == 0).all(dim=1) | (rows == 2).all(dim=1)).all()
     assert 200 < (rows[:, 0] == 0).sum() < 400
-
-
-def test_channels_of_sequences_are_dropped_together():
-    """As PyTorch documents of Dropout2d: inputs (B, channels, length) lose channels, and no sample as a whole."""
-    (out,) = dropped(Dropout(0.5, together=2), torch.ones(30, 20, 4))
-    assert ((out == 0).all(dim=2) | (out == 2).all(dim=2)).all()
-    lost = (out[:, :, 0] == 0).sum(dim=1)
-    assert (lost > 0).all()
-    assert (lost < 20).all()
-
-
-def test_with_certainty_everything_is_dropped():
-    assert dropped(Dropout(1.0), torch.ones(3, 3))[0].tolist() == [[0.0] * 3] * 3
 
 
 def test_nothing_is_dropped_in_evaluation_mode_and_no_generator_is_asked():
@@ -108,14 +94,6 @@ def test_nothing_is_dropped_in_evaluation_mode_and_no_generator_is_asked():
         Dropout(0.5).train()(x)
 
 
-def test_after_a_step_its_number_is_forgotten():
-    net = Net({"part": Dropout(0.5).train()})
-    with dropping(net.dropouts, {NOISE: torch.tensor(1)}):
-        net.part(torch.ones(9))
-    with refuses("Dropout", "module.eval()"):
-        net.part(torch.ones(9))
-
-
 def test_layers_of_pytorch_are_replaced_wherever_they_are():
     module = nn.ModuleDict({"a": nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.2)), "b": nn.Dropout2d(0.3)})
     from_streams(module, "encoder")
@@ -123,24 +101,6 @@ def test_layers_of_pytorch_are_replaced_wherever_they_are():
         (0.2, 0),
         (0.3, 2),
     ]
-
-
-def test_a_layer_that_is_there_several_times_stays_one():
-    layer = nn.Dropout(0.2)
-    module = nn.Sequential(layer, nn.Linear(2, 2), layer, nn.ReLU(), layer)
-    from_streams(module, "encoder")
-    assert isinstance(module[0], Dropout)
-    assert module[0] is module[2] is module[4]
-
-
-def test_a_part_may_be_a_layer(make: Make):
-    class Layer(FedAvg):
-        """FedAvg with dropout as a part."""
-
-        def parts(self, model):
-            return {**super().parts(model), "layer": Part(nn.Dropout(0.5))}
-
-    assert isinstance(Simulation(make().replace(method=Layer())).setup.parts["layer"].module, Dropout)
 
 
 def test_another_kind_of_dropout_is_refused():
@@ -151,19 +111,6 @@ def test_another_kind_of_dropout_is_refused():
         with refuses(f"Layer '{path}'", "encoder", "nn.Dropout"):
             from_streams(module, "encoder")
     assert isinstance(from_streams(Own(0.0), "encoder"), Own)
-
-
-@pytest.mark.parametrize("kind", ["AlphaDropout", "FeatureAlphaDropout"])
-def test_alpha_dropout_is_refused(make: Make, kind: str):
-    model = Simulation(make()).setup.model
-    with refuses("Layer '1'", "encoder", kind, "nn.Dropout"):
-        model.initialised("encoder", lambda: nn.Sequential(nn.Linear(2, 2), getattr(nn, kind)(0.1)))
-
-
-def test_only_parts_that_move_need_a_number():
-    net = Net({"one": nn.Sequential(nn.Dropout(0.5)), "two": nn.Sequential(Dropout(0.5)), "three": Dropout(0.0)})
-    assert dropout_draws(net.dropouts, ("one", "three")) == {}
-    assert dropout_draws(net.dropouts, ("two",))[NOISE].shape == ()
 
 
 # In a run -----------------------------------------------------------------------------------------
@@ -217,40 +164,6 @@ def test_engines_agree(make: Make, kind: str, method: FedAvg | None):
         torch.testing.assert_close(tensor, theirs[name], rtol=1e-9, atol=1e-12)
     plain = tensors_of(simulate(experiment_of(make, method, p=0.0)))
     assert any(not torch.allclose(tensor, plain[name]) for name, tensor in mine.items())
-
-
-class OwnLayer(FedAvg):
-    """A method that says itself how likely its encoder drops."""
-
-    p: float = 0.3
-
-    def parts(self, model):
-        parts = super().parts(model)
-        return {**parts, "encoder": Part(nn.Sequential(parts["encoder"].module, nn.Dropout(self.p)))}
-
-
-def test_runs_that_differ_in_what_a_method_drops_are_each_what_they_are_alone(make: Make):
-    experiments = [experiment_of(make, OwnLayer(p=p), p=0.0) for p in (0.2, 0.8)]
-    with engine_named("sequential") as engine:
-        alone = [carried([experiment], engine)[0].end for experiment in experiments]
-    with engine_named("vectorised") as engine:
-        together = [one.end for one in carried(experiments, engine)]
-    for one, other in zip(alone, together, strict=True):
-        assert_agree(one, other)
-
-
-def test_a_page_may_call_a_draw_dropout(make: Make):
-    class Named(FedAvg):
-        """A loss with noise of its own."""
-
-        def draws(self, model, batch):
-            return {"dropout": Draw((batch, model.dim))}
-
-        def loss(self, net, batch, context):
-            assert context.noise["dropout"].shape == batch.z.shape
-            return super().loss(net, batch, context)
-
-    simulate(experiment_of(make, Named()), rounds=1)
 
 
 def test_a_resumed_run_drops_what_an_undisturbed_one_does(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
 from conftest import TINY, Make, a_record, a_row, interrupt_after, results
 from federated import Local, as_sent, kill_after, members
@@ -20,10 +19,8 @@ from fedshift.core.contract import Round, Stage
 from fedshift.core.training import Train
 from fedshift.deployment.coordinate import coordinate
 from fedshift.deployment.rehearsal import rehearse
-from fedshift.reporting.live import LiveProgress
 from fedshift.runs import runner
-from fedshift.runs.events import read_event
-from fedshift.runs.folder import EVENTS, RunFolder
+from fedshift.runs.folder import RunFolder
 from fedshift.runs.patience import best_of, end_early
 from fedshift.runs.progress import Progress
 from fedshift.runs.recorder import Recorder
@@ -88,13 +85,6 @@ def test_it_ends_after_the_first_so_many_evaluations_without_a_new_best(scores: 
     assert ended(shares, patience) == min(ends, default=0)
 
 
-@given(scores=st.lists(st.floats(0, 1), min_size=1, max_size=20))
-def test_the_best_is_the_first_of_the_largest(scores: list[float]):
-    best, waited = best_of(scored(scores), 0.0)
-    assert best["round"] == scores.index(max(scores)) + 1
-    assert waited == len(scores) - best["round"]
-
-
 @pytest.mark.parametrize("metric", ["auroc", "calibration-error-15"])
 def test_nothing_is_waited_for_while_no_round_has_a_score(metric: str):
     """Patience 2 and 0.2 at first in round 4: undefined again in rounds 5 and 6, which are not better, it ends at 6.
@@ -107,17 +97,6 @@ def test_nothing_is_waited_for_while_no_round_has_a_score(metric: str):
         records = [a_record(n, [row], round=n, select=metric) for n, row in enumerate(rows, 1)]
         found, waited = best_of(records, 0.0)
         assert (found["round"], waited) == best
-
-
-def test_each_stage_begins_anew_and_other_stages_do_not_count():
-    stage = Stage("tune", 9, ())
-    coordinator: Any = SimpleNamespace(
-        setup=SimpleNamespace(train=Train(patience=2)), stage_over=False, end_stage=lambda: None, position=6
-    )
-    coordinator.schedule = [Round(stage, 1)] * 9
-    records = [*scored([0.9, 0.9, 0.9]), *scored([0.1, 0.2, 0.1], "tune", 3)]
-    assert end_early(coordinator, records) == ""
-    assert "after round 4 of 9" in end_early(coordinator, [*records, *scored([0.1, 0.2, 0.1, 0.1], "tune", 3)[3:]])
 
 
 # Runs ---------------------------------------------------------------------------------------------
@@ -162,7 +141,7 @@ def test_until_there_it_is_the_run_that_it_would_be(make: Make, early: RunFolder
     assert early.messages == short.messages
 
 
-@pytest.mark.parametrize("last", range(1, 6))
+@pytest.mark.parametrize("last", [1, 3, 5])
 def test_killed_anywhere_it_ends_as_it_would(tmp_path: Path, early: RunFolder, last: int):
     (experiment,) = expand(override(TINY, {**EARLY, "run.out": str(tmp_path)}))
     last = min(last, early.records()[-1]["round"])
@@ -172,22 +151,6 @@ def test_killed_anywhere_it_ends_as_it_would(tmp_path: Path, early: RunFolder, l
     runner.resume(runner.below(folder.path), Progress())
     assert results(folder) == results(early)
     assert folder.summary.ended == early.summary.ended
-
-
-def test_killed_before_the_summary_it_ends_as_it_would(
-    tmp_path: Path, early: RunFolder, monkeypatch: pytest.MonkeyPatch
-):
-    (experiment,) = expand(override(TINY, {**EARLY, "run.out": str(tmp_path)}))
-
-    def killed(self: Recorder, notes: list[str]) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Recorder, "finish", killed)
-        runner.start(experiment, Progress())
-    folder = RunFolder(runner.run_path(experiment))
-    runner.resume(runner.below(folder.path), Progress())
-    assert results(folder) == results(early)
 
 
 def test_the_next_stage_goes_on_from_there(make: Make):
@@ -234,7 +197,7 @@ def test_runs_of_a_stack_end_where_each_would(whole_group: list[RunFolder]):
     assert all(folder.finished for folder in whole_group)
 
 
-@pytest.mark.parametrize("rounds", [2, 13, 15, 17, 18, 19, 20, 21, 22])
+@pytest.mark.parametrize("rounds", [2, 15, 19, 22])
 def test_a_stack_that_some_have_left_is_resumed_to_the_same_bits(
     tmp_path: Path, whole_group: list[RunFolder], rounds: int
 ):
@@ -251,7 +214,7 @@ def test_a_stack_that_some_have_left_is_resumed_to_the_same_bits(
 
 
 @pytest.mark.parametrize("stops", ["save", "keep_only"])
-@pytest.mark.parametrize("after", [3, 4, 5, 6, 7, 8])
+@pytest.mark.parametrize("after", [3, 6, 8])
 def test_killed_while_a_run_leaves_all_go_back_to_one_position(
     tmp_path: Path, whole_group: list[RunFolder], monkeypatch: pytest.MonkeyPatch, stops: str, after: int
 ):
@@ -284,7 +247,7 @@ def test_a_federation_ends_where_a_simulation_does(make: Make, tmp_path: Path, m
     assert run.summary.ended == simulated.summary.ended
 
 
-@pytest.mark.parametrize("answers", [10, 22, 25, 29])
+@pytest.mark.parametrize("answers", [10, 25])
 def test_a_coordinator_that_is_killed_ends_where_it_would(make: Make, tmp_path: Path, answers: int):
     """After any answer: to an order, or to the question what a model scores, which comes alone here."""
     changes = {**EARLY, "protocol": {"name": "in-domain"}, "evaluate.batch": 6}
@@ -308,19 +271,6 @@ def test_trials_of_a_search_end_early_as_well(tmp_path: Path):
         assert [position for position, _ in trial.curve] == [record["position"] for record in run.records()]
         assert trial.value == trial.curve[-1][1]
     assert min(trial.curve[-1][0] for trial in study.trials) < 14
-
-
-def test_displays_plan_no_more_rounds_of_a_stage_that_has_ended(early: RunFolder):
-    """Also those that read of it later."""
-    live = LiveProgress(1, Console(file=None, quiet=True, width=200))
-    for line in (early.path / EVENTS).read_bytes().splitlines():
-        event = read_event(line)
-        if event.kind == "end":
-            break
-        live.handle("early", event)
-    (run,) = live.under_way
-    assert run.rounds == run.progress.position == early.records()[-1]["position"]
-    assert run.left == 0
 
 
 def test_what_is_chosen_on_the_test_is_refused(make: Make):

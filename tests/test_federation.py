@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import pickle
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +11,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from conftest import Make, go_on
-from fedshift.core.contract import Phase
-from fedshift.federation.clients import Client
 from fedshift.federation.domains import DomainData
-from fedshift.federation.environments import Environment
 from fedshift.federation.federation import Federation
 from fedshift.federation.inputs import Inputs
 from fedshift.federation.partitions import IID
 from fedshift.federation.protocols import InDomain, LeaveOneDomainOut, PersonalUnderShift, Protocol
-from fedshift.federation.samples import Samples, joined, mover
-from fedshift.federation.tables import Lazy, Views
+from fedshift.federation.samples import Samples, joined
+from fedshift.federation.tables import Lazy
 from fedshift.simulation.simulation import Simulation
 from fedshift.streams import Streams
 
@@ -57,13 +51,6 @@ def every(federation: Federation) -> list[Samples]:
 # Samples -----------------------------------------------------------------------------------------
 
 
-def test_a_whole_pool_is_its_own_tensors():
-    assert whole().x is X
-    assert whole().y is Y
-    assert whole().rows is None
-    assert len(whole()) == 10
-
-
 rows_and_places = st.lists(st.integers(0, 9), min_size=1, max_size=10).flatmap(
     lambda rows: st.tuples(st.just(rows), st.lists(st.integers(0, len(rows) - 1), max_size=8))
 )
@@ -88,73 +75,18 @@ def test_a_view_is_indexing_and_its_batches_are_indexing_twice(case: tuple[list[
     assert again == whole().subset(rows[places])
 
 
-def test_a_mask_is_as_good_as_indices():
-    mask = Y == 1  # rows 1, 4 and 7
-    view = whole().subset(mask)
-    assert view.rows is not None
-    assert view.rows.tolist() == [1, 4, 7]
-    assert view.subset(torch.tensor([True, False, True])).x[:, 0].tolist() == [2.0, 14.0]
-    assert [part.tolist() for part in view.batch(torch.tensor([False, True, False]))] == [[[8.0, 9.0]], [1]]
-
-
-def test_equal_samples_are_the_same_rows_of_the_same_pool():
-    view = whole().subset(torch.tensor([1, 2]))
-    assert view == whole().subset(torch.tensor([1, 2]))
-    assert hash(view) == hash(whole().subset(torch.tensor([1, 2])))
-    others: list[Any] = [whole(), whole().subset(torch.tensor([2, 1])), Samples(view.x, view.y), 3]
-    assert all(view != other for other in others)
-    assert whole() == Samples(X, Y)
-    assert whole() != Samples(X.clone(), Y)
-
-
-def test_samples_that_leave_a_pool_take_only_themselves_along():
-    view = whole().subset(torch.tensor([3, 1]))
-    assert view.to(X.device) is view
-    assert view.to(META).pool.x.shape == (2, 2)
-    assert view.to(META).pool.x.device == META
-
-
-def test_joined_views_are_a_view_and_others_a_copy():
-    parts = [whole().subset(torch.tensor([4, 0])), whole(), whole().subset(torch.tensor([7]))]
-    assert joined(parts) == whole().subset(torch.tensor([4, 0, *range(10), 7]))
-    apart = joined([parts[0], Samples(X + 1, Y)])
-    assert not apart.shares_pool(parts[0])
-    assert torch.equal(apart.x, torch.cat([X[[4, 0]], X + 1]))
-    assert torch.equal(apart.y, torch.cat([Y[[4, 0]], Y]))
-
-
-def test_parts_of_a_pool_keep_its_order():
-    """Part 1 is empty, and samples 2 and 9 are in no part."""
-    views = Views.of(whole(), torch.tensor([2, 0, -1, 3, 0, 2, 2, 0, 3, -1]), 4)
-    assert [[int(x) // 2 for x in views[number].x[:, 0]] for number in range(4)] == [[1, 4, 7], [], [0, 5, 6], [3, 8]]
-    assert len(views) == 4
-
-
-def test_a_pickled_view_is_the_same_view():
-    copy = pickle.loads(pickle.dumps(whole().subset(torch.tensor([3, 1]))))
-    assert copy.x.tolist() == X[[3, 1]].tolist()
-    assert copy.rows.tolist() == [3, 1]
-
-
 # Sequences ---------------------------------------------------------------------------------------
 
 
 class Squares:
     """A table that remembers what was asked of it."""
 
-    def __init__(self, length: int) -> None:
-        self.length = length
+    def __init__(self) -> None:
         self.asked: list[int] = []
-
-    def __len__(self) -> int:
-        return self.length
 
     def __getitem__(self, number: int) -> int:
         self.asked.append(number)
         return number**2
-
-    def moved(self, move: Any) -> Squares:
-        return self
 
 
 maybe = st.none() | st.integers(-9, 9)
@@ -167,7 +99,7 @@ maybe = st.none() | st.integers(-9, 9)
 )
 @settings(deadline=None)
 def test_a_lazy_sequence_behaves_as_a_tuple(length: int, slices: list[Any], index: int):
-    lazy: Sequence[int] = Lazy.over(Squares(length))
+    lazy: Sequence[int] = Lazy(Squares().__getitem__, range(length))
     held = tuple(number**2 for number in range(length))
     for start, stop, step in slices:
         lazy, held = lazy[start:stop:step], held[start:stop:step]
@@ -184,8 +116,8 @@ def test_a_lazy_sequence_behaves_as_a_tuple(length: int, slices: list[Any], inde
 
 
 def test_nothing_is_made_before_it_is_asked_for_and_then_alone():
-    table = Squares(10)
-    lazy = Lazy.over(table)
+    table = Squares()
+    lazy = Lazy(table.__getitem__, range(10))
     assert len(lazy[::-1][2:]) == 8
     assert len(lazy.among([3, 5])) == 2
     assert table.asked == []
@@ -228,47 +160,6 @@ def test_a_federation_moves_as_a_whole_and_goes_on_sharing(protocol: Protocol, e
     there = federation.to(torch.device("cpu"))
     assert [client.train for client in there.clients] == [client.train for client in federation.clients]
     assert list(there.environments) == list(federation.environments)
-
-
-def test_clients_and_environments_that_are_there_already_move_their_pools_once():
-    other = Samples(X + 1, Y)
-    views = [whole().subset(torch.tensor([0, 1])), whole(), other]
-    clients = tuple(Client(number, str(number), "d", train) for number, train in enumerate(views))
-    environments = (Environment("d", "test", 0, views[0]), Environment("d", "test", None, other))
-    first, second, third, mine, unseen = every(Federation(clients, environments, ("c",), Inputs()).to(META))
-    assert first.shares_pool(second)
-    assert first.shares_pool(mine)
-    assert third.shares_pool(unseen)
-    assert not first.shares_pool(third)
-    assert {samples.pool.x.device for samples in (first, third)} == {META}
-
-
-def test_a_mover_copies_each_tensor_once():
-    copied: list[Tensor] = []
-
-    class Counted(Tensor):
-        def to(self, *to: Any, **how: Any) -> Any:
-            copied.append(self)
-            return torch.zeros(len(self), device="meta")
-
-    one, two = torch.zeros(3).as_subclass(Counted), torch.zeros(3).as_subclass(Counted)
-    move = mover(META)
-    assert move(one) is move(one)
-    assert move(two) is not move(one)
-    assert [tensor is kept for tensor, kept in zip(copied, (one, two), strict=True)] == [True, True]
-
-
-def test_clients_are_replaced_sliced_and_searched_as_in_a_tuple():
-    federation = federate()
-    names = [client.name for client in federation.clients]
-    assert names == ["a/0", "a/1", "b/0", "b/1", "c/0", "c/1"]
-    backwards = replace(federation, clients=federation.clients[::-1])
-    assert [client.name for client in backwards.clients] == names[::-1]
-    assert federation.clients[-1].id == 5
-    assert federation.clients[2] in federation.clients[1:3]
-    assert federation.clients[2] not in federation.clients[3:]
-    few = replace(federation, clients=tuple(federation.clients[:2]))
-    assert len(few.pooled().clients[0].train) == sum(len(client.train) for client in federation.clients[:2])
 
 
 def test_pooled_training_samples_come_client_after_client_and_environments_become_the_ones():
@@ -357,12 +248,6 @@ def test_views_know_the_environments_of_their_samples():
     assert joined([odd, elsewhere.subset(torch.tensor([1]))]).environment.tolist() == [1, 0, 2]
 
 
-def test_samples_of_which_nobody_said_it_are_of_one_environment():
-    bare = Samples(X, Y)
-    assert bare.pool.environment is None
-    assert bare.subset(torch.tensor([2, 1])).environment.tolist() == [0, 0]
-
-
 @pytest.mark.parametrize("protocol", ["in-domain", "leave-one-domain-out"])
 def test_domains_are_environments_but_for_the_one_held_out(make: Make, protocol: str):
     """Held out is the second of three, so that the third moves up; without one, nothing is copied."""
@@ -375,10 +260,3 @@ def test_domains_are_environments_but_for_the_one_held_out(make: Make, protocol:
         assert {federation.train_environments[each] for each in client.train.environment.tolist()} == {client.domain}
     pooled = federation.pooled()
     assert len(pooled.clients[0].train.environment.unique()) == len(federation.train_environments)
-
-
-def test_batches_say_environments_only_where_a_phase_asks(make: Make):
-    simulation = Simulation(make({"method.name": "fedsdr"}))
-    (exchange,) = simulation.setup.stages[0].exchanges
-    asked = {phase.name: phase.environments for phase in exchange.phases if isinstance(phase, Phase)}
-    assert asked == {"discovery": True, "removal": False, "train": False}

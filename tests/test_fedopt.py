@@ -20,7 +20,7 @@ from fedshift.methods.client2vec.client2vec import Client2Vec
 from fedshift.methods.fedavg import FedAvg
 from fedshift.methods.fedavgm import FedAvgM
 from fedshift.methods.fedopt import FedAdagrad, FedAdam, FedYogi
-from fedshift.study.benchmark_plan import SINCE, rows
+from fedshift.study.benchmark import rows
 from quadratics import OnQuadratics, Quadratics, at_rest, on_quadratics, quadratics
 from reference import EVERY_METHOD, reference, reference_experiment, small
 from refusal import refuses
@@ -285,6 +285,6 @@ def test_parts_that_are_made_without_the_servers_are_an_error():
 
 
 def test_the_published_benchmark_has_the_rows_it_had():
-    assert not {*SINCE} & {*rows()}
+    assert not {"fedadagrad", "fedadam", "fedyogi"} & {*rows()}
     assert rows(["all", "fedadam"]) == [*rows(), "fedadam"]
     assert "fedavgm" in rows()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -253,7 +254,7 @@ SHUFFLED = pd.DataFrame(X, index=[2, 0, 1, 3])
         ),
         ({"south": (X[:, 0], Y)}, ["x of the site 'south' has the shape (4,)"]),
     ],
-    ids=str,
+    ids=count(),
 )
 def test_what_cannot_be_used_is_named(sites: Any, words: list[str]):
     message = refusal(sites)

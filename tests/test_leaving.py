@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
 from typing import Any, get_args
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from conftest import TINY
-from fedshift.core.contract import Category, Exchange, Upload
+from fedshift.core.contract import Category, Exchange
 from fedshift.core.messages import Answer, Telemetry, Up
 from fedshift.core.setup import Setup
 from fedshift.deployment.agreement import FederationSettings
 from fedshift.deployment.leaving import CATEGORIES, Leaves, category, leaving, refusal, refused, what_leaves, without
-from fedshift.deployment.wire import Done, SiteScore, score_tensors
+from fedshift.deployment.wire import Done, SiteScore
 from fedshift.settings.experiment import Experiment
 from fedshift.settings.grid import expand, override
 from reference import EVERY_METHOD, reference, small
@@ -114,29 +112,6 @@ def test_categories_by_hand():
     assert by_name(setup("fedavg"), "scores") == {"accuracy": "statistic", "loss": "statistic", "n": "count"}
 
 
-def test_an_upload_in_the_place_of_a_returned_tensor_stays_what_it_is():
-    """A model update, unless it is declared as something else; nothing of what surrounds it changes."""
-    one = setup("fedavg")
-    exchange = replace(next(exchanges(one)), upload=lambda work: {"head.bias": torch.zeros(3)})
-    assert category(one, exchange, "up.head.bias") == "model update"
-    means = replace(exchange, uploads=(Upload("head.bias", (3,), category="statistic"),))
-    assert category(one, means, "up.head.bias") == "statistic"
-    assert one.categories(means) == one.categories(exchange) | {"head.bias": "statistic"}
-    assert one.declared(means) == one.declared(exchange)
-    more = replace(exchange, uploads=(Upload("steps", (None,), category="embedding"),))
-    assert one.categories(more)["steps"] == "embedding"
-    assert category(one, more, "up.steps") == "embedding"
-    assert category(one, more, "telemetry.steps") == "count"
-
-
-def test_a_score_has_the_numbers_that_are_listed():
-    score = SiteScore("a", "test", "global", 1, 0.5, 1.0, 10)
-    listed = [each for each in leaving(setup("fedavg")) if each.kind == "scores"]
-    found = {name: (str(tensor.dtype)[6:], tuple(tensor.shape)) for name, tensor in score_tensors(score).items()}
-    assert found == {each.name: (each.dtype, each.shape) for each in listed}
-    assert category(setup("fedavg"), None, "scores.12.n") == "count"
-
-
 def test_how_often_and_how_much_by_hand():
     changes = {"train.rounds": 25, "evaluate.every": 10, "model": {"name": "mlp", "dim": 4, "hidden": [8]}}
     (one,) = expand(override(TINY, changes))
@@ -172,26 +147,6 @@ def test_the_page_names_every_tensor_once_in_its_tables(name: str):
     never = page.partition("## What never leaves")[2].partition("##")[0]
     assert all(f"`{part}`" in never for part in private)
     assert "hospitals" in page and f"`{name}`" in page
-
-
-def test_the_page_by_hand():
-    page = what_leaves(setup("fedavg", {"train.rounds": 7, "method.bn": "local"}), FEDERATION)
-    assert "| `train` | `train` | 7 times | told beside it: 1 tensor | 8 B | count |" in page
-    assert "| `term.cross_entropy` | float64 | [] | 8 | statistic | no |" in page
-    assert "The batch norms of `encoder`, which are kept there too." in page
-    assert "| count | The site leaves out `samples`, `steps`, `n`; the run goes on without. |" in page
-    assert "| embedding | Nothing changes: nothing of the kind leaves in this run. |" in page
-    assert "embeddings of samples do leave" not in page
-    page = what_leaves(setup("client2vec", GLOBAL), FEDERATION)
-    assert "embeddings of samples do leave" in page
-    assert "| `pairs` | float32 | [any, 2, 64] | by its length | embedding | yes |" in page
-    assert "| `index` | `pairs` | once | the reply: 1 tensor | as long as it is, up to 1 GB | embedding |" in page
-    assert "| embedding | The method needs `pairs`: the run ends at its start" in page
-
-
-def test_a_name_cannot_break_a_table():
-    page = what_leaves(setup("fedavg"), FEDERATION.replace(name="a|b`c"))
-    assert "# What leaves a site of `a\\|b'c`\n" in page
 
 
 # What a site refuses ------------------------------------------------------------------------------
@@ -236,9 +191,3 @@ def test_the_error_names_site_category_exchange_tensor_and_the_fix():
         raise refusal(setup("fediir", {"method.weighting": "samples"}), "clinic", ["count"])
     with refuses("Choose another method", "'count'", "'model update'"):
         raise refusal(setup("fedavg", {"method.weighting": "samples"}), "clinic", ["count", "model update"])
-
-
-def test_uniform_weights_are_no_fix_where_counts_are_needed_anyway():
-    one = setup("client2vec", {"method.base.weighting": "samples"})
-    assert {each.exchange for each in refused(one, ["count"])} == {"vectors", "train"}
-    assert "weighting" not in str(refusal(one, "clinic", ["count"]))

@@ -18,7 +18,6 @@ from fedshift.core.contract import Bound, Category, Exchange, Phase, Upload
 from fedshift.core.messages import Answer, Down, Telemetry, Up
 from fedshift.core.setup import Setup
 from fedshift.core.tensors import Replies, Tensors, weighted_mean
-from fedshift.deployment.agreement import FederationSettings
 from fedshift.settings.grid import expand, override
 from fedshift.simulation.simulation import Simulation
 from refusal import refuses
@@ -79,11 +78,6 @@ def test_of_two_neither_decides_alone():
     assert ratios(moved(1e30, 1))[0] > 20
 
 
-def test_a_single_answer_is_compared_with_what_was_sent():
-    assert ratios(moved(99)) == pytest.approx([19.8], rel=1e-5)
-    assert ratios(moved(1e30))[0] == pytest.approx(2e29, rel=1e-5)
-
-
 def test_squares_do_not_overflow():
     largest = torch.finfo(torch.float32).max
     assert ratios(moved(1, 2, largest))[2] == pytest.approx(largest / 2)
@@ -99,16 +93,6 @@ def test_what_was_not_received_is_a_group_of_its_own():
 
 def test_a_statistic_may_be_the_square_of_what_is_allowed():
     assert ratios(told("sums", 2, 2, 800)) == pytest.approx([1, 1, 20])
-
-
-def test_small_statistics_are_never_outliers():
-    """A risk of 0.9 beside two of 0 is that of a difficult client."""
-    assert ratios(told("sums", 0, 0, 0.9))[2] < 1
-    assert ratios(told("pairs", 0, 0, 19.9))[2] < 20 < ratios(told("pairs", 0, 0, 20.1))[2]
-
-
-def test_a_single_statistic_has_nothing_to_be_compared_with():
-    assert ratios(told("sums", 1e9)) == [0]
 
 
 def test_sums_may_grow_with_the_declared_samples():
@@ -132,18 +116,6 @@ def test_a_declared_number_is_good_for_a_hundred_times_at_most():
     assert ratios(told("sums", 2, 2, 2 * 100 * 500), limits)[2] == pytest.approx(math.sqrt(500))
 
 
-def test_embeddings_may_be_of_any_length():
-    ups = [{"pairs": torch.full((length,), 3.0)} for length in (1, 7, 500)]
-    assert ratios(ups) == pytest.approx([1, 1, 1])
-
-
-def test_the_reason_says_how_much_and_what_is_allowed():
-    down = Down({BIAS: SENT})
-    answers = {client: (down, Up(up)) for client, up in enumerate(moved(1, 1, 1e30))}
-    why = excesses(SETUP, EXCHANGE, answers, TWENTY)[2].why
-    assert why == "its update has 1e+30 times the cohort's median norm; federation.toml allows 20 (norm_factor)"
-
-
 @given(
     honest=st.lists(st.floats(1, 20, width=32), min_size=2, max_size=6),
     lie=st.floats(-(2.0**126), 2.0**126, width=32),
@@ -153,12 +125,6 @@ def test_no_single_liar_excludes_an_honest_client(honest: list[float], lie: floa
     """Clients whose norms are within the factor of each other are merged, whatever one more sends."""
     ups = told("own", *honest, lie) if name else moved(*honest, lie)
     assert all(ratio <= 20.001 for ratio in ratios(ups)[:-1])
-
-
-@given(st.lists(st.floats(0, 2.0**100, width=32), min_size=3, max_size=6))
-def test_the_order_of_clients_does_not_matter(norms: list[float]):
-    backwards = ratios(moved(*reversed(norms)))
-    assert ratios(moved(*norms)) == backwards[::-1]
 
 
 # What is merged -----------------------------------------------------------------------------------
@@ -176,11 +142,6 @@ def test_a_model_may_move_by_twenty_times_itself_and_the_answers():
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 def test_a_model_must_be_finite(number: float):
     assert "not finite" in explosion(Tensors({"w": SENT}), Tensors({"w": SENT * number}), [], Limits(0))
-
-
-def test_whole_numbers_are_no_part_of_a_norm():
-    before, after = (Tensors({"n": torch.tensor([count])}) for count in (0, 10**15))
-    assert explosion(before, after, [], TWENTY) == ""
 
 
 # Counts -------------------------------------------------------------------------------------------
@@ -203,9 +164,7 @@ def answer(up: dict[str, Tensor], **telemetry: Tensor) -> Answer:
         ("total", (10,), 10),
         ("total", (4, 0, 6), 10),
         ("each", (10, 0, 10), 10),
-        ("each", (0, 0), 10),
         ("steps", (2,), 10),
-        ("any", (10,), 10),
         ("any", (8,), 5),
         ("total", (10**9,), None),
     ],
@@ -219,15 +178,10 @@ def test_possible_counts_are_accepted(bound: Bound, counts: tuple[int, ...], sam
     [
         ("total", (11,), 10, "11"),
         ("total", (5, 6), 10, "11"),
-        ("total", (0, 0), 10, "add up to 0"),
-        ("total", (-5,), 10, "-5"),
-        ("total", (10**15,), 10, "1000000000000000"),
         ("total", (10**9 + 1,), None, "1000000001"),
         ("total", (2**62, 2**62, 2**62, 2**62), 10, "4.6"),  # whose sum is 0 in int64
         ("each", (11, 0), 10, "11"),
-        ("each", (-1, 1), 10, "-1"),
         ("steps", (3,), 10, "3"),
-        ("any", (11,), 10, "11"),
         ("any", (9,), 5, "9"),
     ],
 )
@@ -241,13 +195,6 @@ def test_steps_grow_with_the_samples_where_they_are_epochs():
     counting("steps", 4, setup=EPOCHS)
     with refuses("5", "from 0 to 4"):
         counting("steps", 5, setup=EPOCHS)
-
-
-def test_whole_numbers_among_statistics_are_counts():
-    exchange = Exchange("x", returns=(), uploads=(Upload("often", (None,), dtype=torch.int64, bound="each"),))
-    check_numbers(SETUP, answer({"often": torch.tensor([10])}), exchange, "client 'a'", 10)
-    with refuses("often", "11"):
-        check_numbers(SETUP, answer({"often": torch.tensor([11])}), exchange, "client 'a'", 10)
 
 
 @pytest.mark.parametrize(
@@ -266,11 +213,3 @@ def test_weights_that_add_up_to_nothing_are_refused():
         Replies(enumerate(ups)).mean()
     with refuses("5, -5", "weight above 0"):
         weighted_mean(ups, ["w"], [5, -5])
-
-
-@pytest.mark.parametrize("factor", [1.0, 0.5])
-def test_a_factor_that_leaves_out_honest_sites_is_refused(factor: float):
-    with refuses(f"norm_factor = {factor:g}", "above 1", "0 for no comparison"):
-        FederationSettings(
-            name="a", sites=("b",), shape=(1,), classes=("c", "d"), address="localhost:8000", norm_factor=factor
-        )

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from conftest import TINY
 from fedshift.federation.domains import DomainData
-from fedshift.federation.partitions import IID, ByClass, Dirichlet, Domains, FlowerPartitioner, Partition, shuffled
-from fedshift.federation.protocols import Division, divide
+from fedshift.federation.partitions import IID, ByClass, Dirichlet, Domains, FlowerPartitioner, Partition
+from fedshift.federation.protocols import divide
 from fedshift.settings.grid import expand, override
-from fedshift.settings.written import parse_assignments
 from fedshift.streams import Streams
 from refusal import refuses
 
@@ -89,20 +88,6 @@ def test_a_partition_is_the_same_for_the_same_seed_only(partition: Partition):
     assert int(first.min()) == 0
 
 
-def test_domains_are_divided_by_random_numbers_of_their_own():
-    """Two equal domains of 30: equal divisions by chance have probability below 1e-10."""
-    parts = IID(clients=2).assign(square(30, 1, 2), Streams(0))
-    assert not torch.equal(parts[:30], parts[30:])
-
-
-def test_a_group_keeps_to_one_part_only_inside_its_domain():
-    """16 originals, each in both domains: one global division would agree everywhere, two disagree somewhere."""
-    data = made([0] * 32, [0] * 16 + [1] * 16, list(range(16)) * 2)
-    parts = IID(clients=2).assign(data, Streams(0))
-    assert torch.bincount(parts).tolist() == [16, 16]
-    assert not torch.equal(parts[:16], parts[16:])
-
-
 @pytest.mark.parametrize("clients", [1, 10])
 def test_fedpins_pacs_in_6_and_60_clients(clients: int):
     """Three source domains by two groups of classes by ``clients``; 20 images of each class in a domain.
@@ -138,25 +123,6 @@ def test_a_division_names_clients_and_skips_pairs_without_samples():
     others = division.without(0)
     assert (others.names, others.domains) == (("d1/0", "d1/1"), (1, 1))
     assert others.holder.tolist() == [-1, -1, 0, 1, 1, 0]
-
-
-def test_a_division_without_a_domain_leaves_nobodys_samples_to_nobody():
-    """d1 goes; sample 1 was nobody's before."""
-    division = Division(torch.tensor([0, -1, 1, 2, 3]), (0, 1, 1, 2), ("d0", "d1/0", "d1/1", "d2")).without(1)
-    assert division == Division(division.holder, (0, 2), ("d0", "d2"))
-    assert division.holder.tolist() == [0, -1, -1, -1, 1]
-
-
-@given(st.lists(st.integers(0, 5), max_size=40))
-def test_a_shuffle_orders_each_stratum_by_random_numbers_of_its_own(values: list[int]):
-    stratum = torch.tensor(values, dtype=torch.int64)
-    order, sizes = shuffled(stratum, Streams(0), "a purpose", 7)
-    expected = []
-    for value in sorted(set(values)):
-        members = (stratum == value).nonzero().flatten()
-        expected += members[Streams(0).permutation(len(members), "a purpose", 7, value)].tolist()
-    assert order.tolist() == expected
-    assert sizes.tolist() == [values.count(value) for value in sorted(set(values))]
 
 
 def test_dirichlet_is_flowers_own_assignment_for_the_same_seed():
@@ -224,29 +190,7 @@ def test_what_cannot_be_divided_says_why(partition: Partition, words: str):
         partition.assign(square(10, 3, 2), Streams(0))
 
 
-def test_a_division_that_leaves_everything_to_nobody_is_refused():
-    class Nobody(Domains):
-        def divide(self, originals: Any, streams: Streams) -> torch.Tensor:
-            return torch.full((len(originals),), -1)
-
-    with refuses("Nobody", "-1"):
-        divide(square(2, 2, 1), Nobody(), Streams(0))
-
-
 # From an experiment ------------------------------------------------------------------------------
-
-
-def test_an_experiment_without_the_table_means_domains():
-    (experiment,) = expand(TINY)
-    assert experiment.partition == Domains()
-    assert experiment.table()["partition"] == {"name": "domains"}
-
-
-def test_partitions_are_set_like_everything_else():
-    texts = ["partition.name=dirichlet", "partition.clients=3,4", "partition.beta=0.1"]
-    experiments = expand(override(TINY, parse_assignments(texts)))
-    assert [e.partition for e in experiments] == [Dirichlet(clients=3, beta=0.1), Dirichlet(clients=4, beta=0.1)]
-    assert len({e.fingerprint for e in experiments} | {expand(TINY)[0].fingerprint}) == 3
 
 
 def test_a_list_of_lists_is_one_value_and_three_deep_is_an_axis():
@@ -256,32 +200,6 @@ def test_a_list_of_lists_is_one_value_and_three_deep_is_an_axis():
     assert experiment.partition == ByClass(groups=(("class 0",), ("class 1", "class 2")))
     both = expand(override(document, {"partition.groups": [groups, [["class 0"]]]}))
     assert [len(e.partition.groups) for e in both] == [2, 1]
-
-
-def test_flowers_arguments_are_a_table_and_survive_a_run_folder():
-    import tomllib
-
-    import tomli_w
-
-    from fedshift.settings.experiment import Experiment
-
-    changes = {
-        "partition.name": "flwr",
-        "partition.partitioner": "LinearPartitioner",
-        "partition.arguments.num_partitions": 2,
-    }
-    (experiment,) = expand(override(TINY, changes))
-    assert experiment.partition.arguments == {"num_partitions": 2}
-    for one in (experiment, *expand(override(TINY, {"partition": {"name": "classes", "groups": [["class 0"]]}}))):
-        assert Experiment.from_table(tomllib.loads(tomli_w.dumps(one.table()))) == one
-
-
-def test_overriding_a_nested_table_leaves_the_document_as_it_was():
-    document = {"partition": {"name": "flwr", "arguments": {"num_partitions": 2}}}
-    assert override(document, {"partition.arguments.num_partitions": 3})["partition"]["arguments"] == {
-        "num_partitions": 3
-    }
-    assert document["partition"]["arguments"] == {"num_partitions": 2}
 
 
 def test_without_flower_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):

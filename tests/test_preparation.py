@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from sklearn.compose import ColumnTransformer
@@ -27,21 +25,18 @@ from fedshift.core.contract import Upload
 from fedshift.core.preparation import PREPARATION
 from fedshift.deployment.agreement import Agreement
 from fedshift.deployment.coordinate import coordinate
-from fedshift.deployment.folders import schema
 from fedshift.deployment.inspection import inspect
 from fedshift.deployment.rehearsal import rehearse
 from fedshift.deployment.site_data import prepared, site_data
 from fedshift.engines.sequential import Sequential
 from fedshift.errors import AuditError
 from fedshift.federation.federation import Federation
-from fedshift.federation.preparation import UNSEEN, Column, Preparation, recoded
+from fedshift.federation.preparation import UNSEEN, Column, Preparation
 from fedshift.methods import METHODS
 from fedshift.methods.fedavg import FedAvg
 from fedshift.runs import runner
 from fedshift.runs.progress import Progress
 from fedshift.settings.experiment import Experiment
-from fedshift.simulation.dry_run import estimate
-from fedshift.simulation.rounds import advance
 from fedshift.simulation.simulation import Simulation, make_federation
 from refusal import refuses
 
@@ -142,19 +137,6 @@ def test_all_sites_together_equal_scikit_learn_on_all_training_rows(tmp_path: Pa
 numbers = st.floats(-1e6, 1e6, width=32) | st.just(float("nan"))
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.lists(st.tuples(numbers, numbers), min_size=1, max_size=6), min_size=1, max_size=4))
-def test_sums_of_sites_are_those_of_all_rows(sites: list[list[tuple[float, float]]]):
-    preparation = Preparation("pooled", columns=(Column("a"), Column("b")))
-    parts = [torch.tensor(rows, dtype=torch.float64) for rows in sites]
-    merged = preparation.merged([preparation.measured(part) for part in parts])
-    whole = preparation.measured(torch.cat(parts))
-    for name in ("rows", "present", "frequencies"):
-        assert torch.equal(merged[name], whole[name])
-    for name in ("mean", "squares"):
-        torch.testing.assert_close(merged[name], whole[name], rtol=1e-9, atol=1e-6)
-
-
 def test_constant_columns_negative_zeros_and_columns_of_nothing():
     """A constant column is 0 in training and keeps its distance elsewhere, as scikit-learn's; -0.0 is a number.
 
@@ -192,20 +174,6 @@ def test_a_site_that_never_trained_is_given_the_mean_of_those_that_know_a_column
     }
 
 
-def test_before_there_are_statistics_inputs_are_numbers_all_the_same():
-    preparation = Preparation("pooled", columns=(Column("a"), Column("c", ("u",))))
-    x = torch.tensor([[5.0, float("nan")], [float("nan"), 0.0]])
-    assert preparation.inputs(x, preparation.of_nobody()).tolist() == [[0, 0], [0, 1]]
-
-
-def test_codes_of_other_columns():
-    own, other = (Column("c", ("a", "b", "x")), Column("n")), (Column("c", ("b", "a")), Column("n"))
-    x = torch.tensor([[0, 1], [1, 2], [2, 3], [float("nan"), 4]], dtype=torch.float64)
-    expected = torch.tensor([[1, 1], [0, 2], [UNSEEN, 3], [float("nan"), 4]], dtype=torch.float64)
-    assert torch.equal(recoded(x, own, other).nan_to_num(-9), expected.nan_to_num(-9))
-    assert x[0, 0] == 0
-
-
 # Training rows alone -----------------------------------------------------------------------------
 
 
@@ -239,9 +207,7 @@ OTHER_METHODS = [
     {"name": "fedsr"},
     {"name": "fedpin", "alpha": 1.0, "global_steps": 2, "personal_steps": 2},
     {"name": "fediir"},
-    {"name": "fedpac"},
     {"name": "fedbn"},
-    {"name": "head-retraining"},
     {"name": "centralised"},
     {"name": "client2vec", "index": {"name": "feature-average", "encoder": {"name": "offline", "size": 8}}},
 ]
@@ -267,23 +233,6 @@ def test_methods_and_engines(tmp_path: Path, method: dict[str, Any], statistics:
     assert sent == ({"rows", "present", "mean", "squares", "frequencies", "steps"} if statistics == "pooled" else set())
     crossed = {name for exchange in run.messages.values() for way in exchange.values() for name in way["tensors"]}
     assert any(name.startswith("preparation.") for name in crossed) == (statistics == "pooled")
-
-
-def test_workers_and_runs_that_advance_together(tmp_path: Path):
-    asked = experiment(tmp_path, table(), {"statistics": "pooled"})
-    alone = carried_out(asked)
-    workers = asked.run.replace(engine="workers", workers=2, out=str(tmp_path / "workers"))
-    same = carried_out(asked.replace(run=workers))
-    assert all(torch.equal(tensor, same.weights[name]) for name, tensor in alone.weights.items())
-    together = [
-        asked.replace(seed=seed, data_seed=0, run=asked.run.replace(engine="vectorised", out=str(tmp_path / "both")))
-        for seed in (0, 1)
-    ]
-    folders, failed = runner.run_all(together, Progress())
-    assert not failed
-    first = fedshift.Run(folders[0])
-    for name, tensor in alone.weights.items():
-        torch.testing.assert_close(first.weights[name], tensor, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("statistics", ["site", "pooled"])
@@ -332,19 +281,6 @@ def test_the_model_of_a_run_takes_rows_as_they_are_stored(tmp_path: Path, statis
             run.model()
 
 
-def test_rows_of_another_file_as_a_model_takes_them(tmp_path: Path):
-    asked = experiment(tmp_path, table(), {"statistics": "pooled"})
-    columns = make_federation(asked).inputs.preparation.columns
-    assert [(column.name, column.categories) for column in columns][2] == ("sex", ("f", "m"))
-    (tmp_path / "new.csv").write_text("sex,region,marker,time,dose\nm,south,,5,1\n,west,2,1e9,0\n")
-    rows = asked.data.rows(tmp_path / "new.csv", columns)
-    nan = float("nan")
-    assert (
-        rows.nan_to_num(-99).tolist()
-        == torch.tensor([[5, nan, 1, -1, 1], [1e9, 2, nan, 2, 0]]).double().nan_to_num(-99).tolist()
-    )
-
-
 @pytest.mark.parametrize("method", ["fedavg", "fedpin"])
 def test_a_held_out_site_has_the_mean_of_the_others_and_the_record_says_so(tmp_path: Path, method: str):
     held_out = {"name": "leave-one-domain-out", "hold_out": "Rome"}
@@ -356,31 +292,6 @@ def test_a_held_out_site_has_the_mean_of_the_others_and_the_record_says_so(tmp_p
     assert run.records[-1]["only_in_simulation"] is True
     pooled = carried_out(asked.replace(data=asked.data.replace(statistics="pooled")))
     assert "only_in_simulation" not in pooled.records[-1]
-
-
-def test_a_client_that_was_not_sampled_yet_has_its_own_statistics(tmp_path: Path):
-    train = {"rounds": 1, "steps": 1, "batch": 8, "participation": 0.34}
-    asked = experiment(tmp_path, table(), {"statistics": "site"}, train=train, evaluate={"every": 1})
-    run = carried_out(asked)
-    assert {row["model"] for row in run.records[-1]["environments"]} == {"own"}
-    assert "only_in_simulation" not in run.records[-1]
-    fedpin = {"name": "fedpin", "alpha": 0.0}  # whose personal model is the global one until a client has trained
-    personal = experiment(tmp_path, table(), {"statistics": "site"}, train=train, evaluate={"every": 1}, method=fedpin)
-    run = carried_out(personal)
-    assert {row["model"] for row in run.records[-1]["environments"]} == {"own", "unseen"}
-    assert "only_in_simulation" not in run.records[-1]
-
-
-def test_nobody_answered_where_statistics_are_needed(tmp_path: Path):
-    train = {"rounds": 1, "steps": 1, "batch": 8, "absent": 0.999}
-    with refuses("0 of 3 clients", "'preparation'", "train.min_answers"):
-        carried_out(experiment(tmp_path, table(), {"statistics": "pooled"}, train=train))
-
-
-def test_a_dry_run_counts_the_exchange(tmp_path: Path):
-    asked = experiment(tmp_path, table(), {"statistics": "pooled"})
-    told = estimate(asked)
-    assert [stage.name for stage in told.stages] == ["preparation", "train"]
 
 
 class Leaking(FedAvg):
@@ -454,12 +365,6 @@ def test_what_leaves_says_the_statistics_and_a_policy_refuses_them(tmp_path: Pat
         coordinate(folder / "coordinator", Local(folder), Progress())
 
 
-def test_statistics_of_a_site_alone_never_leave_it(tmp_path: Path):
-    found = inspect(institutions(tmp_path, "site") / "sites" / "Oslo")
-    assert not [each for each in found.leaves if PREPARATION in (each.stage, each.name)]
-    assert "Private parts of the model: `preparation`" in found.page
-
-
 def test_a_site_with_other_columns_is_named(tmp_path: Path):
     folder = institutions(tmp_path, "pooled")
     path = folder / "sites" / "Oslo" / "mine.csv"
@@ -485,49 +390,3 @@ def test_a_site_with_other_columns_is_named(tmp_path: Path):
     (first, again) = (prepared(agreement, settings, data, site) for _ in range(2))
     assert torch.equal(first.x.nan_to_num(-9), again.x.nan_to_num(-9))
     assert first.columns == again.columns
-
-
-def test_columns_that_are_not_agreed_on_are_asked_for(tmp_path: Path):
-    folder = institutions(tmp_path, "pooled")
-    path = folder / "coordinator" / "federation.toml"
-    path.write_text(path.read_text().replace("columns = ", "deadline = 5.0\nother = "), encoding="utf-8")
-    text = path.read_text()
-    path.write_text(text[: text.index("other = ")], encoding="utf-8")
-    with refuses("data.statistics = 'pooled'", "federation.toml", "columns = "):
-        Agreement.read(folder / "coordinator")
-
-
-def test_the_columns_of_a_federation_are_found_in_the_data_or_said(tmp_path: Path):
-    asked = experiment(tmp_path, table(), {"statistics": "pooled"})
-    found = schema(asked)
-    assert (found.shape, found.columns) == ((5,), tuple(map(tuple, AGREED)))
-    said = schema(asked, ["ill", "well"], columns=[["age"], ["sex", "f", "m"]])
-    assert (said.shape, said.columns, said.domains) == ((2,), (("age",), ("sex", "f", "m")), ())
-    elsewhere = asked.replace(data=asked.data.replace(path="at the sites"))
-    with refuses("data.path = 'at the sites'", "--columns 'age,sex=f|m'"):
-        schema(elsewhere, ["ill", "well"])
-
-
-def test_a_held_out_institution_has_no_statistics_of_its_own(tmp_path: Path):
-    held_out = {"name": "leave-one-domain-out", "hold_out": "Rome"}
-    (tmp_path / "pooled").mkdir()
-    folder = institutions(tmp_path / "pooled", "pooled", protocol=held_out)
-    run = coordinate(folder / "coordinator", Local(folder), Progress())
-    assert "Rome" in json.dumps(run.records()[-1]["environments"])
-    folder = institutions(tmp_path / "site", "site", protocol=held_out)
-    with refuses("preparation", "'Rome'", "data.statistics = 'pooled'"):
-        coordinate(folder / "coordinator", Local(folder), Progress())
-
-
-def test_rounds_of_a_simulation_by_hand(tmp_path: Path):
-    """The first round is the exchange of statistics, which every later Down brings."""
-    simulation = Simulation(experiment(tmp_path, table(), {"statistics": "pooled"}))
-    coordinator = simulation.coordinator
-    assert coordinator.next_round.stage.name == PREPARATION
-    assert not coordinator.state.down[f"{PREPARATION}.rows"]
-    assert not advance([simulation], Sequential())
-    assert int(coordinator.state.down[f"{PREPARATION}.rows"]) == len(training_rows(simulation.federation))
-    train = coordinator.next_round.stage.training
-    assert {name for name in coordinator.down(train, 0) if name.startswith(PREPARATION)} == {
-        f"{PREPARATION}.{name}" for name in ("rows", "fill", "center", "scale")
-    }

@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-import torch
 
 from conftest import states
 from fedshift.core.contract import ServerState
 from fedshift.core.method import Method
 from fedshift.core.tensors import Replies
-from fedshift.engines.vectorised import Vectorised
 from fedshift.methods.drfa import DRFA
 from fedshift.methods.fedavg import FedAvg
 from fedshift.methods.feddyn import FedDyn
@@ -65,12 +63,6 @@ def test_who_corrects_the_drift_does(on_quadratics: OnQuadratics, name: str, dat
     assert abs(federation.rest(2, 0.2) - federation.optimum()) > 0.1
     simulation = on_quadratics.run(EXACT[name], enough(name), data)
     assert at_rest(simulation) == pytest.approx(federation.optimum(), abs=1e-6)
-
-
-@pytest.mark.parametrize("name", EXACT)
-def test_also_where_clients_are_stacked(on_quadratics: OnQuadratics, name: str):
-    simulation = on_quadratics.run(EXACT[name], enough(name), engine=Vectorised())
-    assert at_rest(simulation) == pytest.approx(-0.6, abs=1e-6)
 
 
 @pytest.mark.parametrize("name", EXACT)
@@ -128,23 +120,3 @@ def test_drfa_in_the_mean_ends_at_the_saddle_point(on_quadratics: OnQuadratics):
     assert at_rest(simulation) == pytest.approx(-1 / 3, abs=1e-6)
     weights = simulation.coordinator.state.server["mixture.weights"]
     assert weights.tolist() == pytest.approx([2 / 3, 1 / 3], abs=1e-6)
-
-
-def test_drfa_ends_near_the_saddle_point(on_quadratics: OnQuadratics):
-    """With its draws w and lambda go about the saddle point: the means of later rounds are near it."""
-    ends, weights = list[float](), list[float]()
-
-    class Watched(DRFA):
-        """Notes where it is after each round."""
-
-        def merge_scores(self, state: ServerState, replies: Replies) -> ServerState:
-            merged = super().merge_scores(state, replies)
-            ends.append(state.shared[W].item())
-            weights.append(merged.server["mixture.weights"][0].item())
-            return merged
-
-    changes = {"train.rounds": 400, "train.steps": 1, "train.lr": 0.05}
-    on_quadratics.run(Watched(gamma=0.01, decay=1.0), changes)
-    late_ends, late_weights = torch.tensor(ends[100:]), torch.tensor(weights[100:])
-    assert late_ends.mean().item() == pytest.approx(-1 / 3, abs=0.05)
-    assert late_weights.mean().item() == pytest.approx(2 / 3, abs=0.05)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import tomllib
 from pathlib import Path
@@ -13,16 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedshift
-from conftest import Make, simulate, states
-from fedshift.core.servers import SERVERS
+from conftest import simulate, states
 from fedshift.core.training import Train
-from fedshift.methods import METHODS
 from fedshift.methods.fedavg import FedAvg
 from fedshift.methods.scaffold import SCAFFOLD
 from fedshift.reporting.results import flat
 from fedshift.runs.progress import Progress
 from fedshift.settings.grid import expand, override
-from fedshift.study.space import Space
 from quadratics import OnQuadratics, W, at_rest, on_quadratics
 from refusal import refuses
 
@@ -46,49 +42,12 @@ def test_steps_after_the_rounds_that_are_named():
     assert found == pytest.approx([1, 1, 0.1, 0.1, 0.1, 0.01, 0.01])
 
 
-def test_falls_that_never_come_are_told():
-    """The last of 10 rounds has 9 behind it, so a fall after round 9 comes and one after round 10 does not."""
-
-    def told(rounds: int = 10, **settings: Any) -> list[str]:
-        return [*Train(rounds=rounds, schedule="step", **settings).notes(rounds)]
-
-    assert told(step_every=9) == told(step_at=(3, 9)) == told(step_every=5, warmup=4) == []
-    assert rates(10, schedule="step", step_every=9)[-1] == 0.1
-    (never,) = told(step_every=10)
-    assert never == (
-        "The learning rate never falls: train.step_every = 10, and the longest stage has 10 rounds of the schedule "
-        "'step'; name rounds up to 9, or train longer."
-    )
-    assert set(rates(10, schedule="step", step_every=10)) == {1}
-    (never,) = told(step_every=5, warmup=5)
-    assert "has 5 rounds of the schedule 'step'; name rounds up to 4" in never
-    (never,) = told(step_at=(3, 10, 12))
-    assert never.startswith("The learning rate does not fall after 10, 12: train.step_at = [3, 10, 12], and")
-    (never,) = told(rounds=1, step_every=1)
-    assert never.endswith("has 1 rounds of the schedule 'step'; train longer.")
-    assert [*Train(rounds=10, step_every=10, schedule="cosine").notes(10)] == []
-
-
-def test_a_run_notes_a_rate_that_never_falls(make: Make):
-    plain = simulate(make({"train.rounds": 2}), 0).notes
-    step = simulate(make({"train.rounds": 2, "train.schedule": "step", "train.step_every": 2}), 0).notes
-    assert [note for note in step if note not in plain] == [*Train(rounds=2, schedule="step", step_every=2).notes(2)]
-
-
 def test_a_warm_up_rises_in_equal_steps_to_the_first_round_of_the_schedule():
     """W = 3: 1/4, 2/4, 3/4, then the schedule's first round at 4/4 and the others after it, as without a warm-up."""
     assert rates(6, warmup=3) == [0.25, 0.5, 0.75, 1, 1, 1]
     assert rates(8, warmup=3, schedule="step", step_every=2, step_factor=0.5) == [0.25, 0.5, 0.75, 1, 1, 0.5, 0.5, 0.25]
     assert rates(8, warmup=3, schedule="step", step_at=(1,), step_factor=0.5)[3:] == [1, 0.5, 0.5, 0.5, 0.5]
     assert rates(9, warmup=4, schedule="cosine")[4:] == rates(5, schedule="cosine")
-
-
-@given(rounds=st.integers(2, 400), lr=st.floats(1e-6, 10), data=st.data())
-def test_constant_and_cosine_are_what_they_were_to_the_bit(rounds: int, lr: float, data: st.DataObject):
-    round = data.draw(st.integers(1, rounds))
-    assert Train(lr=lr, rounds=rounds).lr_in(round, rounds) == lr
-    cosine = Train(lr=lr, rounds=rounds, schedule="cosine")
-    assert cosine.lr_in(round, rounds) == lr * (1 + math.cos(math.pi * (round - 1) / rounds)) / 2
 
 
 @given(
@@ -142,16 +101,6 @@ def test_a_run_takes_the_steps_of_its_schedule(on_quadratics: OnQuadratics):
     assert at_rest(on_quadratics.run(FedAvg(), steps | schedule)) == pytest.approx(-0.21609375, abs=1e-12)
 
 
-def test_schedules_are_searched_where_that_is_asked_for(make: Make):
-    """And not by default, as studies that there are search what they did."""
-    experiment = make()
-    assert "train.schedule" not in Space.of(experiment, {}, ()).searched
-    ranges = {"train.schedule": ["constant", "step"], "train.warmup": "0..2", "train.step_factor": "0.1..0.9"}
-    searched = Space.of(experiment, ranges | {"train.clip": "0.1..10"}, ()).searched
-    assert {*ranges, "train.clip"} <= searched.keys()
-    assert searched["train.schedule"] == ("constant", "step")
-
-
 def test_control_variates_are_gradients_in_a_warm_up_as_well(on_quadratics: OnQuadratics):
     """SCAFFOLD divides by the round's rate, 0.05 in a warm-up of one round.
 
@@ -194,12 +143,3 @@ def test_the_python_on_the_page_runs(
     monkeypatch.setattr(fedshift, "run", short)
     exec(compile(code, "training.md", "exec"), {})  # the point of the test
     assert "no better validation score than" in capsys.readouterr().out
-
-
-def test_the_page_names_every_server_optimiser_with_its_defaults():
-    rows = re.findall(r'^\| `"(\w+)"` \| (\w+) \|', PAGE, re.MULTILINE)
-    assert {name for name, _ in rows} == {*SERVERS}
-    for name, method in rows:
-        assert METHODS.get(method.lower())().server == SERVERS.get(name)()
-    assert "`lr` 0.01, `beta1` 0.9, `beta2` 0.99, `tau` 0.001" in PAGE
-    assert SERVERS.get("adam")().table() == {"lr": 0.01, "beta1": 0.9, "beta2": 0.99, "tau": 0.001}

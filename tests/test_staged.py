@@ -12,16 +12,13 @@ from torch import nn
 
 from conftest import Make, names_sent, simulate
 from federated import Local, members
-from fedshift.core.frozen import embedded, frozen_network, lite0, lite0_file
+from fedshift.core.frozen import embedded, frozen_network, lite0
 from fedshift.core.model import Model, ModelBuilder
 from fedshift.core.net import batch_norms
 from fedshift.datasets import DATASETS
 from fedshift.datasets.dataset import Dataset
-from fedshift.deployment.agreement import Agreement, read_site
 from fedshift.deployment.coordinate import coordinate
-from fedshift.deployment.folders import schema
 from fedshift.deployment.rehearsal import rehearse
-from fedshift.deployment.site_data import prepared, site_data
 from fedshift.deployment.site_model import site_model
 from fedshift.federation.domains import DomainData
 from fedshift.federation.inputs import IMAGENET_MEAN, IMAGENET_STD, Inputs
@@ -35,7 +32,7 @@ from fedshift.runs.progress import Progress
 from fedshift.runs.run import Run
 from fedshift.settings.experiment import Experiment
 from fedshift.settings.spec import setting
-from fedshift.simulation.simulation import Simulation, load_data
+from fedshift.simulation.simulation import load_data
 from fedshift.streams import Streams
 from refusal import refuses
 from test_coordinate import alike
@@ -130,22 +127,6 @@ def test_the_cut_changes_nothing_that_is_predicted(frozen: int):
     torch.testing.assert_close(z, whole(x), rtol=1e-4, atol=1e-5)
 
 
-def test_what_is_frozen_is_computed_once(cache: Path, monkeypatch: pytest.MonkeyPatch):
-    first = embedding(Small(freeze_until=1), pictures()).x
-    assert len(list(cache.iterdir())) == 1
-    with monkeypatch.context() as patched:
-        patched.setattr(nn.Conv2d, "forward", None)
-        assert torch.equal(embedding(Small(freeze_until=1), pictures()).x, first)
-    embedding(Small(freeze_until=2), pictures())
-    assert len(list(cache.iterdir())) == 2
-
-
-def test_other_weights_are_other_features(cache: Path):
-    """The shift is in the weights alone, and no setting of a model is in what names features in the cache."""
-    one, other = (embedding(Small(freeze_until=1, shift=shift), pictures()).x for shift in (0.3, 0.4))
-    assert not torch.equal(one, other)
-
-
 def test_what_cannot_be_frozen_is_refused():
     with refuses("model.freeze_until = 4", "3 stages", "2 stage2"):
         embedding(Small(freeze_until=4), pictures())
@@ -178,13 +159,6 @@ def test_messages_carry_only_what_is_trained(make: Make):
     start, end = simulation.site.initial, simulation.coordinator.state.shared
     assert not torch.equal(end["encoder.stages.stage2.1.running_mean"], torch.zeros(5))
     assert not any("stage1" in name for name in (*start, *end))
-
-
-def test_batch_norm_that_is_trained_stays_home_under_fedbn(make: Make):
-    simulation = simulate(experiment_of(make, Small(dim=2, freeze_until=1), {"method.name": "fedbn"}))
-    sent = names_sent(simulation, "train", "up")
-    assert "encoder.stages.stage2.0.weight" in sent
-    assert not any(name.startswith("encoder.stages.stage2.1.") for name in sent)
 
 
 def test_weights_that_come_in_evaluation_mode_are_trained_in_training_mode(make: Make):
@@ -242,32 +216,6 @@ def test_sites_freeze_as_a_simulation_does(make: Make, tmp_path: Path):
     assert torch.equal(site_model(folder / "sites" / "dark")(images), Run(run).model()(images))
 
 
-def test_samples_are_prepared_again_for_other_frozen_stages(make: Make, tmp_path: Path):
-    place = federation_of(make, tmp_path / "trial", Small(dim=2, freeze_until=1)) / "sites" / "dark"
-    agreement, (settings, own) = Agreement.read(place), read_site(place)
-    made = prepared(agreement, settings, own, place).x
-    assert torch.equal(prepared(agreement, settings, own, place).x, made)
-    other = replace(agreement, table={**agreement.table, "model": {**agreement.table["model"], "shift": 0.9}})
-    assert not torch.equal(prepared(other, settings, own, place).x, made)
-
-
-def test_images_that_are_normalised_are_refused_here_and_at_sites(make: Make, tmp_path: Path):
-    model, said = Small(dim=2, freeze_until=1), "--set data.normalise=false"
-    with refuses(said):
-        Simulation(experiment_of(make, model).replace(data=Pictures(normalise=True)))
-    place = federation_of(make, tmp_path / "trial", model, normalise=True) / "sites" / "dark"
-    agreement, (settings, own) = Agreement.read(place), read_site(place)
-    with refuses(said):
-        site_data(agreement, settings, own)
-
-
-def test_a_site_whose_images_have_another_size_is_told_so(make: Make, tmp_path: Path):
-    place = federation_of(make, tmp_path / "trial", Small(dim=2, freeze_until=1)) / "sites" / "dark"
-    agreement, (settings, _) = Agreement.read(place), read_site(place)
-    with refuses("[4, 14, 14]", "[4, 6, 6]", "site.toml"):
-        site_data(agreement, settings, {"side": 16})
-
-
 def test_data_are_loaded_once_for_models_that_freeze_alike(monkeypatch: pytest.MonkeyPatch):
     loads: list[int] = []
     load = Pictures.load
@@ -283,11 +231,6 @@ def test_data_are_loaded_once_for_models_that_freeze_alike(monkeypatch: pytest.M
     for model in (Small(dim=2, freeze_until=1), Small(dim=3, freeze_until=1)):
         assert load_data(Pictures(), model.frozen_network(), 5, "").x.shape[1:] == (4, 6, 6)
     assert len(loads) == 2
-
-
-def test_institutions_agree_on_what_the_encoder_reads(make: Make):
-    assert schema(experiment_of(make, Small(freeze_until=1))).shape == (4, 6, 6)
-    assert schema(experiment_of(make, Small())).shape == (3, 8, 8)
 
 
 # Published networks -------------------------------------------------------------------------------
@@ -328,7 +271,7 @@ def test_efficientnet_has_the_stages_of_its_table():
     assert shapes == [*((channels, side, side) for channels, side in sizes), (1280,)]
     layers = [layer for stage in EfficientNetLite0().stages(3).values() for _, layer in batch_norms(stage)]
     assert {layer.momentum for layer in layers} == {0.1}  # PyTorch's default, not the network's own 0.01
-    whole = lite0(lite0_file()).eval()
+    whole = lite0().eval()
     torch.testing.assert_close(
         x, whole.extract_features((255 * pixels - 127) / 128).mean(dim=(2, 3)), rtol=1e-4, atol=1e-4
     )
@@ -357,10 +300,3 @@ def test_efficientnet_is_trained(make: Make):
     assert not told
     sent = names_sent(one, "train", "up")
     assert {name.split(".")[2] for name in sent if ".stages." in name} == {"stage9"}
-
-
-def test_efficientnet_refuses_what_it_does_itself():
-    with refuses("--set data.normalise=false"):
-        EfficientNetLite0().check(Inputs(normalise=True))
-    with refuses("--set data.channels=3"):
-        built(EfficientNetLite0(), (1, 64, 64))

@@ -3,7 +3,6 @@
 from .api import Comparison as Comparison
 from .api import Forecast as Forecast
 from .api import bench as bench
-from .api import benchmark as benchmark
 from .api import compare as compare
 from .api import estimate as estimate
 from .api import experiment as experiment
@@ -12,8 +11,6 @@ from .api import index as index
 from .api import inspect_data as inspect_data
 from .api import load as load
 from .api import predict as predict
-from .api import reproduce as reproduce
-from .api import reproductions as reproductions
 from .api import resume as resume
 from .api import run as run
 from .api import tune as tune
@@ -99,8 +96,11 @@ from .settings.experiment import Experiment as Experiment
 from .settings.spec import Spec as Spec
 from .settings.spec import setting as setting
 from .sklearn import FederatedClassifier as FederatedClassifier
-from .study.benchmark_results import Benchmark as Benchmark
+from .study.benchmark import Benchmark as Benchmark
+from .study.benchmark import benchmark as benchmark
 from .study.reproduction import Reproduction as Reproduction
+from .study.reproduction import reproduce as reproduce
 from .study.states import States as States
+from .study.states import reproductions as reproductions
 
 __version__: str

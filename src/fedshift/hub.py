@@ -12,6 +12,7 @@ from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 from fedshift.errors import FedshiftError, needs
 
@@ -65,6 +66,34 @@ def reading(source: str, setting: str) -> Iterator[None]:
             f"{setting} = '{source}' could not be read ({reason}). Give a folder on this machine that save_pretrained "
             "wrote, or download it once where the hub can be reached."
         ) from error
+
+
+def pretrained(source: str, setting: str, commit: str | None = None, random: str = "", **options: Any) -> Any:
+    """A network that transformers opens by its Auto classes.
+
+    Args:
+        source: the hub id or folder.
+        setting: the setting that names it, for messages.
+        commit: the hub's commit; None: the newest, or a folder.
+        random: tensors with this in their names may be missing, and are then random.
+        options: what else ``from_pretrained`` is told.
+
+    Raises:
+        FedshiftError: it cannot be read, or lacks weights.
+    """
+    with needs("images", f"{setting} = '{source}'"):
+        from transformers import AutoModel
+    with reading(source, setting):
+        network, about = AutoModel.from_pretrained(
+            source, revision=commit or "main", output_loading_info=True, **options
+        )
+    missing = sorted(name for name in about["missing_keys"] if not random or random not in name)
+    if missing:
+        raise FedshiftError(
+            f"{setting} = '{source}' holds no weights for {missing[0]} and {len(missing) - 1} more tensors, which "
+            "would be random; save them, or take another network."
+        )
+    return network
 
 
 def answers() -> bool:

@@ -221,6 +221,32 @@ def _digest(table: Mapping[str, Any]) -> str:
     return files.digest_of(json.dumps(read_back, sort_keys=True).encode())
 
 
+def read_table(path: Path, entry: FileDigest | None, kind: type[BaseModel]) -> dict[str, Any]:
+    """A JSON file that a manifest names, as it was written.
+
+    Raises:
+        DamagedError: it is missing, not what the manifest says, or not of the kind.
+    """
+    try:
+        table: dict[str, Any] = parsed(read_file(path, entry))
+        checked(table, kind)
+    except ValueError as error:
+        raise DamagedError(f"'{path}' is not what was written ({error}).") from error
+    return table
+
+
+def read_lines(path: Path, data: bytes, kind: type[Kind]) -> list[Kind]:
+    """The lines of a file of JSON lines, of which ``data`` is the part that counts.
+
+    Raises:
+        DamagedError: a line is not of the kind.
+    """
+    try:
+        return [checked(parsed(line), kind) for line in data.splitlines()]
+    except ValueError as error:
+        raise DamagedError(f"'{path}' is not what was written ({error}).") from error
+
+
 def parsed(text: bytes) -> Any:
     """The value of JSON in UTF-8.
 

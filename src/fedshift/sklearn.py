@@ -32,13 +32,13 @@ with needs("sklearn", "FederatedClassifier"):
     from sklearn.base import BaseEstimator, ClassifierMixin
     from sklearn.utils._param_validation import Interval, StrOptions
     from sklearn.utils.multiclass import check_classification_targets
-    from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
+    from sklearn.utils.validation import check_consistent_length, check_is_fitted, check_X_y, validate_data
 
 Array = np.ndarray[Any, Any]
 ALONE = "all"  # the name of the only site, where none is named
 NAME = "classifier"  # of its runs
 LR = 0.003  # of Adam, whose steps stay small where features are not scaled
-TEXT = "OUST"  # kinds of arrays of text
+MISSING = ("", "None", "nan", "<NA>", "NaT")  # how a site that is not known is written
 BATCH = 512  # samples that are predicted for together
 
 
@@ -224,11 +224,7 @@ def _names(sites: Any) -> Array:
     names = np.asarray(sites, object)  # a missing one stays what it is
     if names.ndim != 1:
         raise ValueError(f"sites has the shape {names.shape}; give the site of each sample, (N,).")
-    missing = [
-        row
-        for row, name in enumerate(names)
-        if (not name.strip() if isinstance(name, str) else str(name) in ("None", "nan", "<NA>", "NaT"))
-    ]
+    missing = [row for row, name in enumerate(names) if str(name).strip() in MISSING]
     if missing:
         raise ValueError(f"Sample {missing[0]} has no site ({names[missing[0]]!r}); name it, or leave it out.")
     return names.astype(str)
@@ -241,29 +237,19 @@ def _together(sites: Mapping[Any, Any]) -> tuple[Any, Array, Array]:
         ValueError: a site has none, or others than the first; the message names it.
     """
     xs, ys, names = list[Array](), list[Array](), list[str]()
-    columns: list[list[Any]] = []
+    alike: list[tuple[Any, ...]] = []
     for site, given in sites.items():
         if not isinstance(given, Sequence) or len(given) != 2:
             raise ValueError(f"The site {site!r} has a {type(given).__name__}; give (X, y).")
-        x, y = (np.asarray(each) for each in given)
-        if x.ndim < 2 or y.shape != x.shape[:1]:
-            raise ValueError(f"The site {site!r} has X of shape {x.shape} and y of {y.shape}; give (n, ...) and (n,).")
-        if not len(x):
-            raise ValueError(f"The site {site!r} holds no sample: leave it out.")
-        columns.append(list(getattr(given[0], "columns", ())))
-        if columns[-1] != columns[0]:
+        try:
+            x, y = check_X_y(*given, dtype=None, allow_nd=True)
+        except ValueError as error:
+            raise ValueError(f"The site {site!r}: {error}") from error
+        alike.append((x.shape[1:], x.dtype.kind, list(getattr(given[0], "columns", ()))))
+        if alike[-1] != alike[0]:
             raise ValueError(
-                f"The site {site!r} has the columns {columns[-1]}, the first site {columns[0]}; give the same, in the "
-                "same order."
-            )
-        if xs and (x.shape[1:], x.dtype.kind) != (xs[0].shape[1:], xs[0].dtype.kind):
-            raise ValueError(
-                f"The site {site!r} has samples of shape {x.shape[1:]}, {x.dtype}, the first site of "
-                f"{xs[0].shape[1:]}, {xs[0].dtype}; make them alike."
-            )
-        if ys and (y.dtype.kind in TEXT) != (ys[0].dtype.kind in TEXT):
-            raise ValueError(
-                f"The site {site!r} has classes like {y.tolist()[0]!r}, the first site like {ys[0].tolist()[0]!r}."
+                f"The site {site!r} has samples of the shape, type and columns {alike[-1]}, the first site {alike[0]}; "
+                "make them alike."
             )
         xs.append(x)
         ys.append(y)
@@ -271,5 +257,5 @@ def _together(sites: Mapping[Any, Any]) -> tuple[Any, Array, Array]:
     if not xs:
         raise ValueError("The mapping holds no site.")
     x, (first, _) = np.concatenate(xs), next(iter(sites.values()))
-    table = type(first)(x, columns=columns[0]) if hasattr(first, "iloc") else x
+    table = type(first)(x, columns=first.columns) if hasattr(first, "iloc") else x
     return table, np.concatenate(ys), np.array(names)

@@ -7,10 +7,8 @@ options change it and are those of :class:`Options`.
 
 from fedshift.api.before import bench, estimate, index, inspect_data
 from fedshift.api.comparison import Comparison
-from fedshift.api.experiments import experiment, grid, only
-from fedshift.api.options import FIELDS, Options
-from fedshift.api.runs import compare, load, predict, resume, run
-from fedshift.api.studies import benchmark, reproduce, reproductions, search_budget, tune
+from fedshift.api.experiments import FIELDS, Options, experiment, grid, only
+from fedshift.api.runs import compare, load, predict, resume, run, search_budget, tune
 from fedshift.study.study_plan import Forecast
 
 __all__ = [
@@ -19,7 +17,6 @@ __all__ = [
     "Forecast",
     "Options",
     "bench",
-    "benchmark",
     "compare",
     "estimate",
     "experiment",
@@ -29,8 +26,6 @@ __all__ = [
     "load",
     "only",
     "predict",
-    "reproduce",
-    "reproductions",
     "resume",
     "run",
     "search_budget",

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Unpack
 
-from fedshift.api.display import display
-from fedshift.api.experiments import experiment, grid
-from fedshift.api.options import DEFAULT, Options, Source
+from fedshift.api.experiments import DEFAULT, Options, Source, experiment, grid
 from fedshift.errors import FedshiftError
+from fedshift.reporting.live import display
 from fedshift.reporting.results import described, label
 from fedshift.runs.progress import Progress
 from fedshift.settings.experiment import NAMED, Experiment

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedshift import memory
-from fedshift.cli.benchmark import benchmark
 from fedshift.cli.commands import Commands
-from fedshift.cli.ending import interruptible, print_report
+from fedshift.cli.ending import interruptible, print_report, print_tuning
 from fedshift.cli.federation import federation
 from fedshift.cli.options import (
     DataOption,
@@ -44,7 +43,7 @@ from fedshift.cli.options import (
     warnings_as_notes,
 )
 from fedshift.cli.predict import predict
-from fedshift.cli.reproduce import reproduce
+from fedshift.cli.studies import benchmark, reproduce
 from fedshift.errors import FedshiftError
 
 if TYPE_CHECKING:
@@ -207,7 +206,7 @@ def _tune(
     search: SearchOption = None,
 ) -> None:
     from fedshift import api
-    from fedshift.cli.tuning import print_searches, print_tuning
+    from fedshift.cli.estimates import print_searches
     from fedshift.settings.written import parse_assignments
 
     ranges = parse_assignments(search or [], "--search")

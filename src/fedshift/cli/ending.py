@@ -13,6 +13,7 @@ import typer
 
 if TYPE_CHECKING:
     from fedshift.api import Comparison
+    from fedshift.study.search_results import Tuning
 
 OF_SIGNALS = 128  # what shells add to a signal's number to make an exit code
 TERMINATING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]  # HUP: no terminal
@@ -67,3 +68,18 @@ def print_report(comparison: Comparison, folder: Path, to: Path | None = None) -
     finally:
         print_tables(console, comparison.tables(), comparison.notes())
     console.print(f"Run folders: {folder}\nReport: {written}", highlight=False, markup=False, soft_wrap=True)
+
+
+def print_tuning(tuning: Tuning) -> None:
+    """Write the page of plots, and print what was found."""
+    from fedshift.cli.console import open_console, print_tables
+
+    page, console = tuning.report(), open_console()
+    print_tables(console, tuning.tables(), tuning.notes())
+    console.print(
+        f"Tuned settings: {tuning.path}\nReport: {page}\n`fedshift compare --tuned {tuning.path}`, with the same "
+        "experiment and options, compares the methods with them.",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from fedshift import api
 from fedshift.cli.console import open_console, print_tables
@@ -10,6 +12,9 @@ from fedshift.reporting.table import Table
 from fedshift.reporting.units import bytes_text, clock
 from fedshift.settings.experiment import Experiment
 from fedshift.study.study_plan import Forecast, StudyPlan
+
+if TYPE_CHECKING:
+    from fedshift.study.tune import Budget
 
 WIDTH = 120
 
@@ -19,9 +24,28 @@ def print_estimates(experiments: Sequence[Experiment]) -> None:
     print_forecasts(api.estimate(experiments))
 
 
+def print_searches(experiments: Sequence[Experiment], budget: Budget) -> None:
+    """Print what would be searched, on which data, and about how long it would take; nothing is written."""
+    from fedshift.study.tune import chosen_on, plan_studies
+
+    studies, refused = plan_studies(experiments, budget)
+    forecasts = []
+    for study in studies:
+        (forecast,) = api.estimate(list(study.experiments))
+        forecasts.append(replace(forecast, label=study.label, runs=budget.trials * len(study.experiments)))
+    notes = [*(f"{study.label} searches {study.space}." for study in studies), *map(str, refused)]
+    notes.append(f"Chosen on {chosen_on(experiments[0])}.")
+    print_forecasts(
+        forecasts, [*notes, "Trials that fall behind are given up early, and repeated choices cost nothing."]
+    )
+
+
 def print_study(plan: StudyPlan) -> None:
     """Print what the cells of a study would cost, and why scenarios are left out."""
-    print_forecasts([each for scenario in plan.available for each in plan.forecasts(scenario)], plan.left_out.values())
+    from fedshift.study.execute import forecast_cells
+
+    forecasts = [each for scenario in plan.available for each in forecast_cells(plan, scenario)]
+    print_forecasts(forecasts, plan.left_out.values())
 
 
 def print_forecasts(forecasts: Sequence[Forecast], more: Iterable[str] = ()) -> None:

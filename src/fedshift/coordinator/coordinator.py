@@ -20,7 +20,7 @@ from fedshift.coordinator.checks import (
 )
 from fedshift.coordinator.ledger import Ledger
 from fedshift.coordinator.outliers import Excess, Limits, excesses, explosion
-from fedshift.coordinator.schedule import Schedule
+from fedshift.coordinator.schedule import schedule_of
 from fedshift.core.contract import Exchange, Round, Select, ServerState, Stage, send_nothing_else, term_names
 from fedshift.core.messages import Answer, Down, Missing, Order
 from fedshift.core.metrics import ACCURACY
@@ -95,9 +95,9 @@ class Coordinator:
     # The plan -----------------------------------------------------------------------------------
 
     @property
-    def schedule(self) -> Schedule:
+    def schedule(self) -> Sequence[Round]:
         """Every round of the run, in order."""
-        return Schedule(self.setup.stages, self.ended)
+        return schedule_of(self.setup.stages, self.ended)
 
     @property
     def next_round(self) -> Round:
@@ -249,9 +249,13 @@ class Coordinator:
 
     def _leave_out(self, limits: Limits, exchange: Exchange, round: Round, client: int, why: str) -> None:
         """Write down that an answer that is as declared is not merged."""
+        limits.tell(self.names[client], why, self._miss(exchange, round, client, why))
+
+    def _miss(self, exchange: Exchange, round: Round, client: int, why: str) -> dict[str, Any]:
+        """Write down that nothing of a client is merged, and return where that was."""
         about = {"stage": round.stage.name, "round": round.number, "exchange": exchange.name}
         self.missing.append(about | {"client": self.names[client], "why": why})
-        limits.tell(self.names[client], why, about)
+        return about
 
     def _select(self, round: Round) -> list[int]:
         """The ids of a round's cohort, in order."""
@@ -325,8 +329,7 @@ class Coordinator:
                 continue
             errors += [problem] if isinstance(problem, Exception) else []
             why = problem.why if isinstance(problem, Missing) else _in_words(problem)
-            about = {"stage": round.stage.name, "round": round.number, "exchange": exchange.name}
-            self.missing.append(about | {"client": self.names[order.client], "why": why})
+            self._miss(exchange, round, order.client, why)
         if self.limits is not None:
             self._without_outliers(self.limits, exchange, round, orders, answers)
         if errors and (self.setup.train.min_answers == "all" or not enough(self.setup, len(orders), len(answers))):

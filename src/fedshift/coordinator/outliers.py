@@ -26,6 +26,7 @@ FEW = 3  # answers below which one of them may decide the median
 PART_OF_MODEL = 0.01  # that a model update may have at least, times the factor
 MOST_GROWTH = 100.0  # that a declared number of samples is good for, since nobody can verify it
 
+Squares = tuple[float, int]  # the sum of the squares of a tensor's numbers, and how many they are
 Group = tuple[Category, bool]
 """What tensors of an answer say, and whether the client received tensors of these names."""
 
@@ -108,7 +109,8 @@ def excesses(
 
 def _sizes(categories: Mapping[str, Category], down: Down, up: Up) -> dict[Group, _Size]:
     """The sizes of an answer, by group."""
-    changes, received = defaultdict[Group, _MeanSquare](_MeanSquare), _MeanSquare()
+    changes = defaultdict[Group, list[Squares]](list)
+    received: list[Squares] = []
     for name, tensor in up.items():
         if not tensor.is_floating_point():
             continue
@@ -116,28 +118,19 @@ def _sizes(categories: Mapping[str, Category], down: Down, up: Up) -> dict[Group
         known = category == "model update" and name in down
         if known:
             sent = down[name].cpu().double()
-            received.add(sent)
+            received.append((_squared(sent), sent.numel()))
             given = given - sent
-        changes[category, known].add(given)
-    root = received.root
-    return {group: _Size(each.root, root if group[0] == "model update" else 0.0) for group, each in changes.items()}
+        changes[category, known].append((_squared(given), given.numel()))
+    root = _root_mean(received)
+    return {
+        group: _Size(_root_mean(each), root if group[0] == "model update" else 0.0) for group, each in changes.items()
+    }
 
 
-class _MeanSquare:
-    """The mean square of the numbers of many tensors, one of which is in memory at a time."""
-
-    def __init__(self) -> None:
-        self._sum, self._count = 0.0, 0
-
-    def add(self, tensor: Tensor) -> None:
-        """Count the numbers of a float64 tensor."""
-        self._sum += _squared(tensor)
-        self._count += tensor.numel()
-
-    @property
-    def root(self) -> float:
-        """Its root; 0 of no numbers."""
-        return math.sqrt(self._sum / self._count) if self._count else 0.0
+def _root_mean(squares: Sequence[Squares]) -> float:
+    """The root mean square of the numbers of some tensors; 0 of no numbers."""
+    count = sum(numbers for _, numbers in squares)
+    return math.sqrt(sum(total for total, _ in squares) / count) if count else 0.0
 
 
 def _squared(tensor: Tensor) -> float:

@@ -5,33 +5,17 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import overload
 
 from fedshift.core.contract import Round, Stage
+from fedshift.federation.tables import Lazy
 
 
-class Schedule(Sequence[Round]):
+def schedule_of(stages: Sequence[Stage], ended: Mapping[str, int] | None = None) -> Lazy[Round]:
     """Every round of the stages, in order; of a stage that has ended early, by its name, so many."""
+    starts = list(accumulate(((ended or {}).get(stage.name, stage.rounds) for stage in stages), initial=0))
 
-    def __init__(self, stages: Sequence[Stage], ended: Mapping[str, int] | None = None) -> None:
-        self._stages = tuple(stages)
-        lengths = ((ended or {}).get(stage.name, stage.rounds) for stage in stages)
-        self._starts = list(accumulate(lengths, initial=0))
+    def round_at(place: int) -> Round:
+        number = bisect_right(starts, place) - 1
+        return Round(stages[number], place - starts[number] + 1)
 
-    def start(self, stage: Stage) -> int:
-        """How many rounds come before a stage."""
-        return next(start for start, other in zip(self._starts, self._stages, strict=False) if other is stage)
-
-    def __len__(self) -> int:
-        return self._starts[-1]
-
-    @overload
-    def __getitem__(self, place: int) -> Round: ...
-    @overload
-    def __getitem__(self, place: slice) -> list[Round]: ...
-    def __getitem__(self, place: int | slice) -> Round | list[Round]:
-        places = range(len(self))[place]
-        if isinstance(places, range):
-            return [self[each] for each in places]
-        number = bisect_right(self._starts, places) - 1
-        return Round(self._stages[number], places - self._starts[number] + 1)
+    return Lazy(round_at, range(starts[-1]))

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -28,16 +27,15 @@ from torch.nn import functional as F
 
 from fedshift import memory
 from fedshift.core.messages import pack
-from fedshift.errors import FedshiftError, UnknownNameError, needs
+from fedshift.errors import FedshiftError, needs
 from fedshift.federation.domains import DomainData
 from fedshift.federation.inputs import IMAGENET_MEAN, IMAGENET_STD
 from fedshift.files import cache, cache_folder
-from fedshift.hub import commit_of, reading
+from fedshift.hub import commit_of, pretrained
 from fedshift.settings.content import digest
 
 VERSION = 1  # of what :func:`embed` computes; raise it whenever features change
 BATCH = 64
-KNOWN = ("none", "efficientnet-lite0")
 LITE_MEAN, LITE_STD = (127 / 255,) * 3, (128 / 255,) * 3
 Colour = tuple[float, ...]  # a number for each channel
 Embedding = Callable[[str, int, int], None]  # a network's name, images embedded, images in all
@@ -117,12 +115,9 @@ def frozen_network(name: str) -> FrozenNetwork:
         FedshiftError: an extra is not installed, or there are no such weights.
     """
     if name == "efficientnet-lite0":
-        file = lite0_file()
-        return FrozenNetwork(name, digest(file), partial(_lite0, file), LITE_MEAN, LITE_STD)
+        return FrozenNetwork(name, digest(lite0_file()), lambda: _Lite0(lite0()), LITE_MEAN, LITE_STD)
     if Path(name).expanduser().is_dir():
         return FrozenNetwork(name, digest(name), partial(_pooled, str(Path(name).expanduser()), None))
-    if "/" not in name and get_close_matches(name.lower(), KNOWN, cutoff=0.6):
-        raise UnknownNameError("data.frozen", name, KNOWN, "A folder of this machine, or a hub id, is right as well.")
     commit = commit_of(name)
     if not commit:
         raise FedshiftError(
@@ -175,23 +170,11 @@ def embedded(data: DomainData, network: FrozenNetwork | None, size: int = 0, tel
 
 def _computed(images: Tensor, network: FrozenNetwork, size: int, tell: Embedding) -> Tensor:
     tell(network.name, 0, len(images))
-    if network.reads == "images":
-        sides = (size, size) if size else images.shape[-2:]
-        memory.check(
-            3 * 4 * min(BATCH, len(images)) * sides[0] * sides[1] * 3,  # three channels of four bytes, in three copies
-            f"A batch of {min(BATCH, len(images))} images of {sides[0]} x {sides[1]} pixels for '{network.name}'",
-            "Choose a smaller data.size, or with data.frozen a smaller data.frozen_size.",
-        )
     front = Front(network, size)
     all_features, done = torch.empty(0), 0
     for batch in torch.split(images, BATCH):
         with torch.no_grad():
             features = front(batch)
-        if features.ndim < 2 or len(features) != len(batch):
-            raise FedshiftError(
-                f"The frozen network '{network.name}' gives {tuple(features.shape)} for {len(batch)} {network.reads}, "
-                "not one vector or map each."
-            )
         if not features.isfinite().all():
             raise FedshiftError(
                 f"The frozen network '{network.name}' gives numbers that are not finite for {network.reads} {done} to "
@@ -259,12 +242,8 @@ class _Lite0(nn.Module):
         return pooled
 
 
-def _lite0(file: Path) -> nn.Module:
-    return _Lite0(lite0(file))
-
-
-def lite0(file: Path) -> nn.Module:
-    """EfficientNet-Lite0 with the weights of a file.
+def lite0() -> nn.Module:
+    """EfficientNet-Lite0 with its trained weights.
 
     Raises:
         FedshiftError: the extra is not installed.
@@ -273,7 +252,7 @@ def lite0(file: Path) -> nn.Module:
         from efficientnet_lite_pytorch import EfficientNet
     # Without a size it pads by the image at hand; its own from_pretrained pads for 224 pixels, and prints.
     network: nn.Module = EfficientNet.from_name("efficientnet-lite0", image_size=None)
-    network.load_state_dict(torch.load(file, weights_only=True))
+    network.load_state_dict(torch.load(lite0_file(), weights_only=True))
     return network
 
 
@@ -293,15 +272,4 @@ class _Pooled(nn.Module):
 
 
 def _pooled(name: str, commit: str | None) -> nn.Module:
-    with needs("images", f"data.frozen = '{name}'"):
-        import transformers
-    with reading(name, "data.frozen"):
-        network, about = transformers.AutoModel.from_pretrained(
-            name, revision=commit or "main", output_loading_info=True
-        )
-    if about["missing_keys"]:
-        raise FedshiftError(
-            f"data.frozen = '{name}' holds no weights for {sorted(about['missing_keys'])[0]} and "
-            f"{len(about['missing_keys']) - 1} more tensors, so its features would be random; take another network."
-        )
-    return _Pooled(network, name)
+    return _Pooled(pretrained(name, "data.frozen", commit), name)

@@ -17,7 +17,7 @@ A metric may be undefined, as the sensitivity of a class that an environment lac
 
 from __future__ import annotations
 
-import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -33,16 +33,7 @@ CALIBRATION, SENSITIVITY_AT = "calibration-error", "sensitivity-at-specificity"
 PER_CLASS = "class-"  # of what is declared of every class
 OF = " of "  # between such a metric and its class, as in "auroc of cat"
 NO_CONTRAST = "no sample of the class, or none of another"
-TITLES = {
-    ACCURACY: "accuracy",
-    "loss": "loss",
-    "balanced-accuracy": "balanced accuracy",
-    "macro-f1": "macro F1",
-    "auroc": "AUROC",
-    "average-precision": "average precision",
-    "sensitivity": "sensitivity",
-    "precision": "precision",
-}
+TITLES = {"macro-f1": "macro F1", "auroc": "AUROC"}  # that are not the name itself
 WHOLE = ("balanced-accuracy", "macro-f1", "auroc", "average-precision")  # that stand as they are
 OF_CLASSES = ("sensitivity", "precision", "auroc")
 DECLARED = (
@@ -93,7 +84,7 @@ class Metric:
             return f"sensitivity at a specificity of {self.number}"
         if self.kind == CALIBRATION:
             return f"calibration error ({self.number} bins)"
-        return TITLES.get(self.kind, self.kind)
+        return TITLES.get(self.kind, self.kind.replace("-", " "))
 
     @property
     def title(self) -> str:
@@ -125,10 +116,6 @@ class Metric:
         """What is larger of a better value."""
         return -value if self.smaller else value
 
-    def best(self, values: Iterable[float]) -> float:
-        """The best of some values."""
-        return max(values, key=self.merit)
-
     def worst(self, values: Iterable[float]) -> float:
         """The worst of some values."""
         return min(values, key=self.merit)
@@ -148,57 +135,30 @@ def check_metrics(declared: Sequence[str], select: str) -> None:
     declares = f"{PER_CLASS}{kind}" if of else select
     if select == ACCURACY or (declares in declared and not select.startswith(PER_CLASS)):
         return
-    if select.startswith(PER_CLASS) or not _known(declares):
-        choices = [ACCURACY, *(_example(name) for name in declared)]
-        raise UnknownNameError("metric for evaluate.select", select, choices)
+    _check(declares)
+    if select.startswith(PER_CLASS):
+        example = f"{select.removeprefix(PER_CLASS)}{OF}CLASS"
+        raise FedshiftError(f"evaluate.select = '{select}' is of every class: name one, as in '{example}'.")
     raise FedshiftError(
         f"evaluate.select = '{select}', but evaluate.metrics has no '{declares}': set evaluate.metrics = "
         f"{[*declared, declares]}."
     )
 
 
-def _known(name: str) -> bool:
-    """Whether a metric can be declared by that name."""
-    try:
-        _check(name)
-    except FedshiftError:
-        return False
-    return True
-
-
-def _example(declared: str) -> str:
-    """What can select of a declared metric."""
-    return f"{declared.removeprefix(PER_CLASS)}{OF}CLASS" if declared.startswith(PER_CLASS) else declared
-
-
 def _check(name: str) -> None:
     """Raise an error unless a metric can be declared by that name."""
-    metric = Metric(name)
-    if name in WHOLE or name in [f"{PER_CLASS}{kind}" for kind in OF_CLASSES]:
+    kind, number = Metric(name).kind, Metric(name).number
+    right = name in WHOLE or name in [f"{PER_CLASS}{each}" for each in OF_CLASSES]
+    right |= kind == SENSITIVITY_AT and bool(re.fullmatch(r"0?\.\d*[1-9]\d*", number))
+    right |= kind == CALIBRATION and number.isdecimal() and 1 <= int(number) <= MOST_BINS
+    if right:
         return
-    if metric.kind == SENSITIVITY_AT:
-        if not 0 < _number(metric.number) < 1:
-            raise FedshiftError(
-                f"evaluate.metrics names '{name}': the specificity is a number between 0 and 1, as in "
-                f"{SENSITIVITY_AT}-0.9."
-            )
-        return
-    if metric.kind == CALIBRATION:
-        if not (metric.number.isdecimal() and 1 <= int(metric.number) <= MOST_BINS):
-            raise FedshiftError(
-                f"evaluate.metrics names '{name}': the number of bins is a whole one from 1 to {MOST_BINS:,}, as in "
-                f"{CALIBRATION}-15."
-            )
-        return
-    hint = "It is always measured, and need not be named." if name in (ACCURACY, "loss") else ""
-    raise UnknownNameError("metric", name, DECLARED, hint=hint)
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
+    if number:
+        raise FedshiftError(
+            f"'{name}' is no metric: a specificity is between 0 and 1, as in {SENSITIVITY_AT}-0.9, and bins are from 1 "
+            f"to {MOST_BINS:,}, as in {CALIBRATION}-15."
+        )
+    raise UnknownNameError("metric", name, DECLARED, hint="Accuracy and loss are always measured.")
 
 
 def check_classes(select: str, classes: Sequence[str]) -> None:

@@ -23,29 +23,19 @@ from fedshift.streams import Streams
 
 Shape = tuple[int, ...]
 COPIES = 4  # of a model's tensors that a run holds at once, at least
-FITTING = {  # networks of the catalogue, by how many axes a sample has
-    1: "'mlp' (vectors) or 'lstm' (tokens)",
-    2: "'cnn1d' (signals: channels, time)",
-    3: "'cnn' (images: channels, height, width)",
-}
-
-
-def unfit(model: str, takes: str, shape: Shape) -> FedshiftError:
-    """The error for samples of a shape that a network does not take; it names a network that does.
-
-    Args:
-        model: the network, as the catalogue calls it.
-        takes: what it takes, such as "images (channels, height, width)".
-        shape: a sample's shape.
-    """
-    fitting = FITTING.get(len(shape), "'mlp'")
-    return FedshiftError(f"The model '{model}' takes {takes}, but a sample has the shape {list(shape)}; try {fitting}.")
+SAMPLES = {1: "tokens (length,)", 2: "signals (channels, time)", 3: "images (channels, height, width)"}  # by axes
+FITTING = {1: "'mlp' (vectors) or 'lstm' (tokens)", 2: "'cnn1d' (signals)", 3: "'cnn' (images)"}
 
 
 class Model(Spec):
-    """A representation network; ``dim`` is the size of z."""
+    """A representation network; ``dim`` is the size of z.
+
+    Attributes:
+        axes: how many axes a sample has; None: any number.
+    """
 
     section: ClassVar[str] = "model"
+    axes: ClassVar[int | None] = None
 
     dim: Width = setting(64, help="dimension d of the representation z")
 
@@ -120,12 +110,11 @@ class ModelBuilder:
 
     def encoder(self, role: str = "encoder") -> nn.Module:
         """A deterministic encoder x -> z (B, d); another role has other initial values."""
-        return self.initialised(role, lambda: self.model.encoder(self.shape, self.dim))
+        return self.initialised(role, lambda: self._encoder(self.dim))
 
     def gaussian_encoder(self) -> GaussianEncoder:
         """A probabilistic encoder x -> (mu, sigma), each (B, d)."""
-        body = self.initialised("encoder", lambda: self.model.encoder(self.shape, 2 * self.dim))
-        return GaussianEncoder(body)
+        return GaussianEncoder(self.initialised("encoder", lambda: self._encoder(2 * self.dim)))
 
     def head(self, role: str = "head", features: int | None = None) -> nn.Module:
         """A linear classifier z (B, d) -> logits (B, classes); or from another number of features."""
@@ -141,6 +130,16 @@ class ModelBuilder:
         with self._drawing(role):
             module = build()
         return from_streams(module, role)
+
+    def _encoder(self, out: int) -> nn.Module:
+        axes, shape = self.model.axes, self.shape
+        if axes is not None and axes != len(shape):
+            fitting = FITTING.get(len(shape), "'mlp'")
+            raise FedshiftError(
+                f"The model {type(self.model).__name__} takes {SAMPLES[axes]}, but a sample has the shape "
+                f"{list(shape)}; try {fitting}."
+            )
+        return self.model.encoder(shape, out)
 
     def _drawing(self, role: str) -> AbstractContextManager[None]:
         return self.streams.as_global("initialisation", role, *(() if self.client is None else (self.client,)))

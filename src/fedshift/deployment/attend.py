@@ -20,7 +20,6 @@ from filelock import FileLock
 
 from fedshift import files
 from fedshift.coordinator.checks import check_answer, check_order, first_not_finite
-from fedshift.coordinator.schedule import Schedule
 from fedshift.core.contract import Category, Round, ServerState
 from fedshift.core.messages import Order
 from fedshift.core.setup import Setup
@@ -315,7 +314,8 @@ class Attendant:
         """The round of an order, which must be that after which so many are done, or fewer where stages end early."""
         stage = next((stage for stage in self.setup.stages if stage.name == order.stage), None)
         if stage is not None and 1 <= order.round <= stage.rounds:
-            planned = Schedule(self.setup.stages).start(stage) + order.round
+            before = self.setup.stages[: self.setup.stages.index(stage)]
+            planned = sum(each.rounds for each in before) + order.round
             if position == planned or (self.setup.train.patience != "off" and order.round <= position < planned):
                 return Round(stage, order.round)
         raise CannotError("order", f"Round {order.round} of the stage '{order.stage}' is not the {position}th.")

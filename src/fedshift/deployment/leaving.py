@@ -209,7 +209,7 @@ def _uniform(spec: S) -> S:
     changes: dict[str, Any] = {name: _uniform(getattr(spec, name)) for name in spec.nested()}
     if "weighting" in spec.settings():
         changes["weighting"] = "uniform"
-    return replace(spec, **changes) if changes else spec
+    return spec.replace(**changes) if changes else spec
 
 
 # The page -----------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from fedshift.core.frozen import Embedding, embedded, silent
 from fedshift.core.messages import pack
 from fedshift.deployment.agreement import Agreement, SiteSettings
 from fedshift.errors import DamagedError, FedshiftError, Problems, UnknownNameError
-from fedshift.federation.checks import check_samples
+from fedshift.federation.checks import check_data
 from fedshift.federation.domains import DomainData
 from fedshift.federation.federation import Federation
 from fedshift.federation.inputs import Inputs
@@ -49,7 +49,7 @@ def site_data(
     dataset, streams = experiment.data, Streams(experiment.seed_of_data)
     with streams.as_global("global draws in data"):
         loaded = dataset.load(streams)
-    check_samples(loaded, dataset.inputs())
+    check_data(loaded, dataset.inputs(), one_class=True)
     with streams.as_global("global draws in federation"):
         mine = dataset.embedded(_of_domains(loaded, settings.domains), tell)
         mine = embedded(mine, experiment.model.frozen_network(), tell=tell)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import cached_property
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from fedshift.engines.banks import same
 from fedshift.engines.engine import Engine, Question, Score
 from fedshift.federation.environments import Environment
 from fedshift.federation.inputs import Inputs
+from fedshift.federation.tables import Lazy
 from fedshift.site.site import Site
 from fedshift.streams import sample_draws
 
@@ -133,7 +134,13 @@ class Evaluation:
     def _kept_by_clients(self) -> Sequence[Tensors]:
         """The tensors of every client that has trained, or the initial ones if none has."""
         trained = [client for client in self.site.store.ids() if self.site.has_trained(client)]
-        return _Kept(self, trained) if trained else [self.site.initial]
+        return Lazy(self._kept_by, trained) if trained else [self.site.initial]
+
+    def _kept_by(self, client: int) -> Tensors:
+        self.simulated = True
+        state = self.site.store.peek(client)
+        assert state is not None
+        return Tensors(state.tensors)
 
 
 def parts_predicted(
@@ -165,28 +172,6 @@ def metrics_of(values: Sequence[Values]) -> Row:
         return {}
     means, undefined = mean_of(values)
     return {"metrics": means, **({"undefined": undefined} if undefined else {})}
-
-
-class _Kept(Sequence[Tensors]):
-    """The tensors that some clients keep, by id, each read when it is asked for; that they were read is noted."""
-
-    def __init__(self, evaluation: Evaluation, clients: Sequence[int]) -> None:
-        self._evaluation, self._ids = evaluation, clients
-
-    def __len__(self) -> int:
-        return len(self._ids)
-
-    @overload
-    def __getitem__(self, place: int) -> Tensors: ...
-    @overload
-    def __getitem__(self, place: slice) -> list[Tensors]: ...
-    def __getitem__(self, place: int | slice) -> Tensors | list[Tensors]:
-        if isinstance(place, slice):
-            return [self[each] for each in range(len(self))[place]]
-        self._evaluation.simulated = True
-        state = self._evaluation.site.store.peek(self._ids[place])
-        assert state is not None
-        return Tensors(state.tensors)
 
 
 def _same_models(models: Sequence[Tensors], others: Sequence[Tensors]) -> bool:

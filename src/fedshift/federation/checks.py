@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -15,26 +13,18 @@ from fedshift.federation.names import check_names
 PIECE = 1 << 22  # numbers looked at together, so that inputs that are mapped from a file need no memory
 
 
-def check_data(data: DomainData, inputs: Inputs) -> None:
+def check_data(data: DomainData, inputs: Inputs, one_class: bool = False) -> None:
     """Refuse data from which numbers would come that mean something else than they seem to.
 
     Args:
         data: what a data set gave.
         inputs: how its samples become inputs; classes that are the characters of a text may differ in case alone.
+        one_class: whether all samples may be of one class, as those of a site may.
 
     Raises:
         FedshiftError: it is no DomainData, names are unusable or spelled twice, fewer than two classes occur, or inputs
             are not finite or no token of the vocabulary; the message says which and where.
     """
-    _check(data, inputs, _check_classes)
-
-
-def check_samples(data: DomainData, inputs: Inputs) -> None:
-    """As :func:`check_data`, for the samples of a site, which need not be of several classes."""
-    _check(data, inputs)
-
-
-def _check(data: DomainData, inputs: Inputs, *further: Callable[[DomainData], None]) -> None:
     if not isinstance(data, DomainData):
         raise FedshiftError(f"A data set's load gave a {type(data).__name__}; it should return a DomainData.")
     data.check_fields()  # again, since tensors can be changed in place
@@ -44,9 +34,12 @@ def _check(data: DomainData, inputs: Inputs, *further: Callable[[DomainData], No
     if data.classes != inputs.vocabulary:
         with problems.gathered():
             check_names("class", {name: _first(data.y, number) for number, name in enumerate(data.classes)})
-    for check in further:
-        with problems.gathered():
-            check(data)
+    with problems.gathered():
+        if not one_class and (data.y == data.y[0]).all():
+            raise FedshiftError(
+                f"Every sample is of the class '{data.classes[int(data.y[0])]}', so any model would be right; give "
+                "data of at least two classes."
+            )
     with problems.gathered():
         _check_inputs(data, inputs.ids, missing=inputs.preparation is not None)
     problems.check()
@@ -58,20 +51,15 @@ def _first(numbers: Tensor, number: int) -> str:
     return f"first of sample {int(found[0])}" if len(found) else "of no sample"
 
 
-def _check_classes(data: DomainData) -> None:
-    if (data.y == data.y[0]).all():
-        raise FedshiftError(
-            f"Every sample is of the class '{data.classes[int(data.y[0])]}', so any model would be right; give data of "
-            "at least two classes."
-        )
-
-
 def _check_inputs(data: DomainData, tokens: int, missing: bool) -> None:
     if data.x.dtype == torch.uint8:
         return
     step = max(1, PIECE // data.x[0].numel())
     starts = range(0, len(data.x), step)
-    bad = [start + row for start in starts for row in _wrong_rows(data.x[start : start + step], tokens, missing)]
+    bad: list[int] = []
+    for start in starts:
+        right = _right(data.x[start : start + step], tokens, missing).flatten(1).all(dim=1)
+        bad += (start + (~right).nonzero().flatten()).tolist()
     if not bad:
         return
     sample = data.x[bad[0]]
@@ -83,11 +71,6 @@ def _check_inputs(data: DomainData, tokens: int, missing: bool) -> None:
         f"'{data.domains[int(data.domain[bad[0]])]}', class '{data.classes[int(data.y[bad[0]])]}'){more}; it should "
         f"hold {needed}. Correct such samples or leave them out."
     )
-
-
-def _wrong_rows(x: Tensor, tokens: int, missing: bool) -> list[int]:
-    rows: list[int] = (~_right(x, tokens, missing)).reshape(len(x), -1).any(dim=1).nonzero().flatten().tolist()
-    return rows
 
 
 def _right(x: Tensor, tokens: int, missing: bool) -> Tensor:

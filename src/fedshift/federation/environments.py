@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from fedshift.federation.samples import Move, Samples
-from fedshift.federation.tables import Table
+from fedshift.federation.tables import Lazy
 
 Role = Literal["validation", "test"]
 
@@ -38,45 +39,18 @@ class Kind:
 
     role: Role
     names: tuple[str, ...]
-    samples: Table[Samples]
+    samples: Sequence[Samples]
 
 
-@dataclass(frozen=True, eq=False)
-class EnvironmentTable:
+def environments_of(kinds: Sequence[Kind], unseen: Sequence[Environment] = ()) -> Lazy[Environment]:
     """The environments of client 0, one of each kind, then those of client 1, and so on; last, those of no client."""
+    held = sum(len(kind.names) for kind in kinds)
 
-    kinds: tuple[Kind, ...]
-    unseen: tuple[Environment, ...] = ()
-
-    def __len__(self) -> int:
-        return sum(len(kind.names) for kind in self.kinds) + len(self.unseen)
-
-    def __getitem__(self, number: int) -> Environment:
-        client, place = divmod(number, len(self.kinds))
-        kind = self.kinds[place]
-        if client >= len(kind.names):
-            return self.unseen[number - len(self)]
+    def environment(number: int) -> Environment:
+        if number >= held:
+            return unseen[number - held]
+        client, place = divmod(number, len(kinds))
+        kind = kinds[place]
         return Environment(kind.names[client], kind.role, client, kind.samples[client])
 
-    def moved(self, move: Move) -> EnvironmentTable:
-        """The same environments with views of the pool's copy."""
-        kinds = tuple(replace(kind, samples=kind.samples.moved(move)) for kind in self.kinds)
-        return EnvironmentTable(kinds, tuple(environment.moved(move) for environment in self.unseen))
-
-
-@dataclass(frozen=True, eq=False)
-class OfOneClient:
-    """Environments of which those of any client are client 0's."""
-
-    table: Table[Environment]
-
-    def __len__(self) -> int:
-        return len(self.table)
-
-    def __getitem__(self, number: int) -> Environment:
-        environment = self.table[number]
-        return environment if environment.client is None else replace(environment, client=0)
-
-    def moved(self, move: Move) -> OfOneClient:
-        """The same with copies of their tensors."""
-        return OfOneClient(self.table.moved(move))
+    return Lazy(environment, range(held + len(unseen)))

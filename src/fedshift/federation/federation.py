@@ -16,11 +16,11 @@ from torch import Tensor
 
 from fedshift.errors import FedshiftError
 from fedshift.federation.clients import Client
-from fedshift.federation.environments import Environment, OfOneClient
+from fedshift.federation.environments import Environment
 from fedshift.federation.inputs import Inputs
 from fedshift.federation.preparation import Column, recoded
-from fedshift.federation.samples import Pool, joined, mover
-from fedshift.federation.tables import Lazy, lazy
+from fedshift.federation.samples import Move, Pool, joined, mover
+from fedshift.federation.tables import lazy
 
 
 @dataclass(frozen=True)
@@ -145,25 +145,26 @@ class Federation:
         def move(tensor: Tensor) -> Tensor:
             return new if tensor is pool else tensor
 
-        clients, environments = lazy(self.clients).moved(move), lazy(self.environments).moved(move)
         notes = (*self.notes, *_notes_on_categories(columns, kept))
-        inputs = self.inputs.of_columns(kept)
-        return replace(self, clients=clients, environments=environments, inputs=inputs, notes=notes)
+        return replace(self._moved(move), inputs=self.inputs.of_columns(kept), notes=notes)
 
     def pooled(self) -> Federation:
         """The same samples with a single client that holds all training data."""
         together = joined([client.train for client in self.clients])
-        environments = lazy(self.environments)
-        return replace(
-            self,
-            clients=(Client(0, "all", "all", together),),
-            environments=Lazy(OfOneClient(environments.table), environments.numbers),
+        environments = lazy(self.environments).mapped(
+            lambda environment: environment if environment.client is None else replace(environment, client=0)
         )
+        return replace(self, clients=(Client(0, "all", "all", together),), environments=environments)
 
     def to(self, device: torch.device) -> Federation:
         """The same federation on a device, to which every pool is copied once, and of which views go on sharing it."""
-        move = mover(device)
-        return replace(self, clients=lazy(self.clients).moved(move), environments=lazy(self.environments).moved(move))
+        return self._moved(mover(device))
+
+    def _moved(self, move: Move) -> Federation:
+        """The same federation with views of the pools' copies."""
+        clients = lazy(self.clients).mapped(lambda client: client.moved(move))
+        environments = lazy(self.environments).mapped(lambda environment: environment.moved(move))
+        return replace(self, clients=clients, environments=environments)
 
 
 def _notes_on_categories(columns: Sequence[Column], kept: Sequence[Column]) -> Iterator[str]:

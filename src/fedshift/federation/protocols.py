@@ -10,7 +10,8 @@ figures, which have a single environment, means over clients.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -18,14 +19,14 @@ from annotated_types import Interval
 from torch import Tensor
 
 from fedshift.errors import FedshiftError, UnknownNameError
-from fedshift.federation.clients import ClientTable
+from fedshift.federation.clients import Client
 from fedshift.federation.domains import DomainData
-from fedshift.federation.environments import Environment, EnvironmentTable, Kind
+from fedshift.federation.environments import Environment, Kind, environments_of
 from fedshift.federation.federation import Federation
 from fedshift.federation.inputs import Inputs
 from fedshift.federation.partitions import NOBODY, Partition, first_of_each, shuffled
-from fedshift.federation.samples import Move, Samples
-from fedshift.federation.tables import Lazy, Views
+from fedshift.federation.samples import Samples
+from fedshift.federation.tables import Lazy, views
 from fedshift.settings.spec import Fraction, ProperFraction, Spec, setting
 from fedshift.streams import Streams
 
@@ -79,9 +80,13 @@ class Division:
             number[self.holder], tuple(self.domains[n] for n in holders), tuple(self.names[n] for n in holders)
         )
 
-    def views(self, whole: Samples, mask: Tensor) -> Views:
+    def views(self, whole: Samples, mask: Tensor) -> Lazy[Samples]:
         """Each holder's samples where the mask (N,) is true."""
-        return Views.of(whole, self.holder.where(mask, NOBODY), len(self))
+        return views(whole, self.holder.where(mask, NOBODY), len(self))
+
+    def clients(self, data: DomainData, train: Sequence[Samples]) -> Lazy[Client]:
+        """The holders as clients, by what each trains on."""
+        return Lazy(lambda id: Client(id, self.names[id], data.domains[self.domains[id]], train[id]), range(len(self)))
 
 
 def divide(data: DomainData, partition: Partition, streams: Streams) -> Division:
@@ -141,45 +146,21 @@ class LeaveOneDomainOut(Protocol):
         train, domains = sources.views(whole, trained), _domains(data, sources)
         validation = Kind("validation", domains, sources.views(whole, held_out))
         unseen = whole.subset(data.domain == target)
-        environments: Lazy[Environment]
         if self.scored == "clients":
             known = torch.zeros(len(sources), len(data.classes), dtype=torch.bool)
             seen = (sources.holder >= 0) & trained
             known[sources.holder[seen], data.y[seen]] = True
-            test = Kind("test", (self.hold_out,) * len(sources), KnownClasses(unseen, unseen.y, known))
-            environments = Lazy.over(EnvironmentTable((validation, test)))
+            labels = unseen.y
+            of_known = Lazy(lambda client: unseen.subset(known[client][labels]), range(len(sources)))
+            test = Kind("test", (self.hold_out,) * len(sources), of_known)
+            environments = environments_of((validation, test))
         else:
-            table = EnvironmentTable((validation,), (Environment(self.hold_out, "test", None, unseen),))
+            environments = environments_of((validation,), (Environment(self.hold_out, "test", None, unseen),))
             before = sum(domain < target for domain in sources.domains)
             # The target stands among the sources in the order of the domains.
-            environments = Lazy(table, (*range(before), len(sources), *range(before, len(sources))))
-        clients = Lazy.over(ClientTable(sources.names, domains, train))
+            environments = environments.among((*range(before), len(sources), *range(before, len(sources))))
+        clients = sources.clients(data, train)
         return Federation(clients, environments, data.classes, inputs, (), trained_in)
-
-
-@dataclass(frozen=True, eq=False)
-class KnownClasses:
-    """By the client's number, the samples of the classes that it trains on.
-
-    Attributes:
-        samples: those of all classes.
-        labels: theirs, (n,), int64; stay on the CPU.
-        known: which classes each client trains on, (clients, classes), bool; stays on the CPU.
-    """
-
-    samples: Samples
-    labels: Tensor
-    known: Tensor
-
-    def __len__(self) -> int:
-        return len(self.known)
-
-    def __getitem__(self, number: int) -> Samples:
-        return self.samples.subset(self.known[number][self.labels])
-
-    def moved(self, move: Move) -> KnownClasses:
-        """The same with a view of the pool's copy."""
-        return replace(self, samples=self.samples.moved(move))
 
 
 class InDomain(Protocol):
@@ -204,8 +185,8 @@ class InDomain(Protocol):
         places = tuple(self.environment(domain) for domain in domains)
         validation = Kind("validation", places, division.views(whole, validated))
         test = Kind("test", places, division.views(whole, tested))
-        clients = Lazy.over(ClientTable(division.names, domains, division.views(whole, trained)))
-        environments = Lazy.over(EnvironmentTable((validation, test)))
+        clients = division.clients(data, division.views(whole, trained))
+        environments = environments_of((validation, test))
         return Federation(clients, environments, data.classes, inputs, (), trained_in)
 
     def environment(self, domain: str) -> str:
@@ -255,8 +236,7 @@ class TrainOnAll(Protocol):
         kinds = Kind("validation", domains, scored), Kind("test", domains, scored)
         what = "the part for validation" if self.validation else "the samples that were trained on"
         note = f"No sample was left for a test: all figures are of {what}."
-        environments = Lazy.over(EnvironmentTable(kinds))
-        clients = Lazy.over(ClientTable(division.names, domains, train))
+        clients, environments = division.clients(data, train), environments_of(kinds)
         return Federation(clients, environments, data.classes, inputs, (note,), trained_in)
 
 
@@ -308,14 +288,13 @@ class PersonalUnderShift(Protocol):
         kinds = [Kind("validation", (self.validation,) * count, looked_at)]
         kinds += [Kind("test", (shift,) * count, views) for shift, views in tests.items()]
         train = division.views(whole, native & ~held_out)
-        clients = Lazy.over(ClientTable(division.names, _domains(data, division), train))
+        clients = division.clients(data, train)
         note = (
             f"Validation looks at '{self.validation}', which is a test environment as well (as in FedPIN); "
             f"protocol.validation = '{HELD_OUT}' looks at no shift."
         )
         notes = (note,) if looks_at_shift else ()
-        environments = Lazy.over(EnvironmentTable(tuple(kinds)))
-        return Federation(clients, environments, data.classes, inputs, notes, trained_in)
+        return Federation(clients, environments_of(kinds), data.classes, inputs, notes, trained_in)
 
 
 def pooled(data: DomainData, target: int | None = None) -> tuple[Samples, tuple[str, ...]]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 Move = Callable[[Tensor], Tensor]
-"""Answers a tensor's copy on some device, the same one each time; see :func:`mover`."""
+"""Answers a copy of a pool's tensor, the same one each time; see :func:`mover`."""
 
 
 class Pool(NamedTuple):
@@ -112,8 +112,10 @@ class Samples:
 
     def moved(self, move: Move) -> Samples:
         """The same view of the pool's copy."""
-        rows, environment = (None if each is None else move(each) for each in (self.rows, self.pool.environment))
-        return Samples(move(self.pool.x), move(self.pool.y), rows, environment)
+        x, y = move(self.pool.x), move(self.pool.y)
+        rows = None if self.rows is None else self.rows.to(x.device)
+        environment = None if self.pool.environment is None else move(self.pool.environment)
+        return Samples(x, y, rows, environment)
 
 
 def joined(parts: Sequence[Samples]) -> Samples:

@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 from torch import nn
 
 from fedshift.errors import FedshiftError, needs
-from fedshift.hub import answers, reading
-from fedshift.models.staged import Staged
+from fedshift.hub import answers, pretrained
+from fedshift.models.staged import Staged, numbered
 from fedshift.settings.spec import Width, setting
 
 BLOCKS = (2, 3, 4, 3, 3, 1)  # of MobileNetV2's stages 2 to 7
@@ -36,16 +36,17 @@ class Backbone(Staged):
     def check_here(self) -> None:
         """Whether there are the weights, or the hub that has them."""
         if self.weights != "random" and not answers():
-            self._read(_transformers())
+            self._read()
 
     def stages(self, channels: int) -> dict[str, nn.Module]:
         """The stages of the backbone, whose last one pools."""
-        transformers = _transformers()
+        with needs("images", "A backbone"):
+            import transformers
         if self.freezes and self.weights == "random":
             raise FedshiftError(
                 f"model.freeze_until = {self.freeze_until} would freeze random weights: --set model.weights=pretrained"
             )
-        backbone = self._random(transformers, channels) if self.weights == "random" else self._read(transformers)
+        backbone = self._random(transformers, channels) if self.weights == "random" else self._read()
         if backbone.config.num_channels != channels:
             raise FedshiftError(
                 f"These weights take {backbone.config.num_channels} channels, not {channels}: "
@@ -57,27 +58,20 @@ class Backbone(Staged):
         """What a ResNet is made of: its first convolution and pooling, and groups of residual blocks."""
         groups = [[backbone.embedder], *([stage] for stage in backbone.encoder.stages)]
         groups[-1].append(backbone.pooler)
-        return {f"stage{number}": nn.Sequential(*modules) for number, modules in enumerate(groups, 1)}
+        return numbered(groups)
 
     def _random(self, transformers: Any, channels: int) -> Any:
         """The backbone with random weights."""
         raise NotImplementedError
 
-    def _read(self, transformers: Any) -> Any:
+    def _read(self) -> Any:
         source = self.hub_id if self.weights == "pretrained" else self.weights
-        with reading(source, "model.weights"):
-            backbone = transformers.AutoModel.from_pretrained(source)
+        backbone = pretrained(source, "model.weights")
         if type(backbone).__name__ != self.architecture:
             raise FedshiftError(
                 f"model.weights = '{self.weights}' is a {type(backbone).__name__}, not a {self.architecture}."
             )
         return backbone
-
-
-def _transformers() -> Any:
-    with needs("images", "A backbone"):
-        import transformers
-    return transformers
 
 
 class ResNet18(Backbone):
@@ -123,4 +117,4 @@ class MobileNetV2(Backbone):
         blocks = iter(backbone.layer)
         groups += [list(islice(blocks, count)) for count in BLOCKS]
         groups.append([backbone.conv_1x1, backbone.pooler])
-        return {f"stage{number}": nn.Sequential(*modules) for number, modules in enumerate(groups, 1)}
+        return numbered(groups)

@@ -15,14 +15,14 @@ at 64x64 images.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from annotated_types import Le
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedshift.core.model import Model, Shape, unfit
+from fedshift.core.model import Model, Shape
 from fedshift.errors import FedshiftError
 from fedshift.settings.spec import Count, Layers, Width, setting
 
@@ -115,6 +115,8 @@ def sinusoids(tokens: int, width: int) -> Tensor:
 class CCT7(Model):
     """CCT-7/3x1 from scratch: a small transformer on tokens of a convolution (Hassani et al., 2021)."""
 
+    axes: ClassVar[int | None] = 3
+
     layers: Layers = setting(7, help="transformer layers", source="Hassani et al., 2021")
     heads: Width = setting(4, help="attention heads", source="Hassani et al., 2021")
     width: Width = setting(256, help="width of a token, a multiple of the heads", source="Hassani et al., 2021")
@@ -128,8 +130,6 @@ class CCT7(Model):
 
     def encoder(self, shape: Shape, out: int) -> nn.Module:
         """Inputs (B, channels, height, width) of one fixed size to (B, out)."""
-        if len(shape) != 3:
-            raise unfit("cct-7-3x1", "images (channels, height, width)", shape)
         if self.width % self.heads:
             raise FedshiftError(
                 f"model.width = {self.width} is no multiple of model.heads = {self.heads}: --set model.heads=1"

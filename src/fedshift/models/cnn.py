@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import nn
 
-from fedshift.core.model import Model, Shape, unfit
+from fedshift.core.model import Model, Shape
 from fedshift.errors import FedshiftError
 from fedshift.settings.spec import OptionalPixels, Width, setting
 
@@ -15,14 +17,14 @@ class CNN(Model):
     Choices: the paper gives neither channels, padding nor pooling; ours are 32 and 64, none, and 2x2.
     """
 
+    axes: ClassVar[int | None] = 3
+
     channels: tuple[Width, Width] = setting((32, 64), help="channels of the two convolutions")
     padding: OptionalPixels = setting(0, help="zero padding of the convolutions, in pixels")
     batch_norm: bool = setting(False, help="batch norm after each convolution")
 
     def encoder(self, shape: Shape, out: int) -> nn.Module:
         """Inputs (B, channels, height, width) to (B, out)."""
-        if len(shape) != 3:
-            raise unfit("cnn", "images (channels, height, width)", shape)
         layers: list[nn.Module] = []
         channels, *size = shape
         for width in self.channels:
@@ -50,14 +52,14 @@ class DigitsCNN(Model):
     distribution of z (2d outputs) has no batch norm and ReLU after its last layer, as half of mu would be cut off.
     """
 
+    axes: ClassVar[int | None] = 3
+
     channels: tuple[Width, Width, Width] = setting((64, 64, 128), help="channels of the three convolutions")
     hidden: Width = setting(2048, help="width of the first fully connected layer", source="FRAug, appendix")
     dim: Width = setting(512, help="dimension d of the representation z", source="FRAug, appendix")
 
     def encoder(self, shape: Shape, out: int) -> nn.Module:
         """Inputs (B, channels, height, width) to (B, out)."""
-        if len(shape) != 3:
-            raise unfit("digits-cnn", "images (channels, height, width)", shape)
         layers: list[nn.Module] = []
         channels, *size = shape
         for place, width in enumerate(self.channels):

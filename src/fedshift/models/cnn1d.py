@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import nn
 
-from fedshift.core.model import Model, Shape, unfit
+from fedshift.core.model import Model, Shape
 from fedshift.settings.spec import Count, Width, setting
 
 
@@ -18,14 +20,14 @@ class CNN1d(Model):
     the layers. Edges are padded by zeros.
     """
 
+    axes: ClassVar[int | None] = 2
+
     channels: tuple[Width, ...] = setting((32, 64, 64), help="channels of the convolutions, one after the other")
     kernel: Count = setting(5, help="steps of time that a convolution looks at")
     batch_norm: bool = setting(False, help="batch norm after each convolution")
 
     def encoder(self, shape: Shape, out: int) -> nn.Module:
         """Signals (B, channels, time) to (B, out)."""
-        if len(shape) != 2:
-            raise unfit("cnn1d", "signals (channels, time)", shape)
         layers: list[nn.Module] = []
         channels = shape[0]
         for number, width in enumerate(self.channels):

@@ -36,7 +36,7 @@ from fedshift.core.frozen import LITE_MEAN, LITE_STD, Colour, lite0, lite0_file
 from fedshift.core.net import batch_norms
 from fedshift.errors import FedshiftError
 from fedshift.federation.inputs import Inputs
-from fedshift.models.staged import Staged
+from fedshift.models.staged import Staged, numbered
 from fedshift.settings.spec import Width, setting
 
 BLOCKS = (1, 2, 2, 3, 3, 4, 1)  # of stages 2 to 8
@@ -76,7 +76,7 @@ class EfficientNetLite0(Staged):
         """stage1 to stage9."""
         if channels != 3:
             raise FedshiftError(f"These weights take 3 channels, not {channels}: --set data.channels=3")
-        network: Any = lite0(lite0_file())
+        network: Any = lite0()
         for _, layer in batch_norms(network):
             layer.momentum = MOMENTUM
         blocks, relu = iter(network._blocks), nn.ReLU6()
@@ -85,4 +85,4 @@ class EfficientNetLite0(Staged):
         groups += [list(islice(blocks, count)) for count in BLOCKS]
         pool = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(self.dropout)]
         groups.append([network._conv_head, network._bn1, relu, *pool])
-        return {f"stage{number}": nn.Sequential(*layers) for number, layers in enumerate(groups, 1)}
+        return numbered(groups)

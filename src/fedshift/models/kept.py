@@ -33,7 +33,6 @@ from fedshift.errors import FedshiftError
 from fedshift.settings.content import KEPT, digest, ran_here, remember_code
 
 SUFFIX = ".kept"
-HEAP_TYPE = 1 << 9  # of a class that Python code made
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 NOT_OF_A_CLASS = {
     *("__dict__", "__weakref__", "__module__", "__doc__", "__firstlineno__", "__static_attributes__"),
@@ -145,10 +144,7 @@ def _is_yours(module: str | None) -> bool:
 
 def _is_known(value: type | FunctionType) -> bool:
     """Whether a class or function is of a module that is not the user's, where it is found by its name."""
-    if isinstance(value, type) and not value.__flags__ & HEAP_TYPE:
-        return True
-    made_up = value.__module__ == "builtins" or "<locals>" in value.__qualname__
-    return not made_up and not _is_yours(value.__module__)
+    return "<locals>" not in value.__qualname__ and not _is_yours(value.__module__)
 
 
 @cache
@@ -201,6 +197,7 @@ class Meaning:
             dict: lambda value: self._add_each(list(value.items())),
             property: lambda value: self._add((value.fget, value.fset, value.fdel)),
             FunctionType: self._add_function,
+            CodeType: lambda code: self._add_each((code.co_code, code.co_consts, code.co_names, code.co_varnames)),
             ModuleType: self._add_module,
         }
         if isinstance(value, type):
@@ -238,20 +235,16 @@ class Meaning:
         self._say("function", function.__qualname__, function.__module__ if _is_known(function) else "")
         if _is_known(function):
             return
-        self._add_code(function)
+        try:
+            self._say(inspect.cleandoc(inspect.getsource(function)))
+        except (OSError, TypeError):  # what was typed into a prompt has no text
+            self._add(function.__code__)
         self._add((function.__defaults__, function.__kwdefaults__))
         for cell in function.__closure__ or ():
             self._add(_content(cell))
         for name in sorted(_names(function.__code__) & function.__globals__.keys()):
             self._say(name)
             self._add(function.__globals__[name])
-
-    def _add_code(self, function: FunctionType) -> None:
-        """The text of a function, or its instructions where there is no text."""
-        try:
-            self._say(inspect.cleandoc(inspect.getsource(function)))
-        except (OSError, TypeError):
-            self._say(*(_instructions(function.__code__)))
 
     def _add_reduced(self, value: Any) -> None:
         """Whatever else there is: as pickle would take it apart."""
@@ -277,13 +270,3 @@ def _names(code: CodeType) -> set[str]:
     inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
     own = {each.argval for each in get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
     return own.union(*map(_names, inner))
-
-
-def _instructions(code: CodeType) -> tuple[object, ...]:
-    return code.co_code, tuple(map(_constant, code.co_consts)), code.co_names, code.co_varnames
-
-
-def _constant(value: Any) -> object:
-    if isinstance(value, CodeType):
-        return _instructions(value)
-    return sorted(map(repr, value)) if isinstance(value, frozenset) else value

@@ -10,12 +10,12 @@ size of the vocabulary is a setting; tokens that never occur cost a row of the e
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from annotated_types import Le
 from torch import Tensor, nn
 
-from fedshift.core.model import Model, Shape, unfit
+from fedshift.core.model import Model, Shape
 from fedshift.errors import FedshiftError
 from fedshift.settings.spec import Count, Width, setting
 
@@ -52,6 +52,8 @@ class LastState(nn.Module):
 class LSTM(Model):
     """LEAF's stacked LSTM for next-character prediction."""
 
+    axes: ClassVar[int | None] = 1
+
     dim: Width = setting(256, help="dimension d of the representation z")
     vocabulary: Annotated[Count, Le(1_114_112)] = setting(
         128, help="how many tokens there are; those of the text must be fewer"
@@ -62,6 +64,4 @@ class LSTM(Model):
 
     def encoder(self, shape: Shape, out: int) -> nn.Module:
         """Token ids (B, length) to (B, out)."""
-        if len(shape) != 1:
-            raise unfit("lstm", "tokens (length,)", shape)
         return LastState(self.vocabulary, self.embedding, self.hidden, self.layers, out)

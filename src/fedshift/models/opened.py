@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -13,7 +12,7 @@ import torch
 
 from fedshift.errors import FedshiftError, needs
 from fedshift.federation.inputs import IMAGENET_MEAN, IMAGENET_STD
-from fedshift.hub import reading
+from fedshift.hub import pretrained, reading
 from fedshift.models.cut import layers_of
 
 Kind = Literal["images", "tokens", "vectors"]
@@ -53,23 +52,14 @@ def open_network(source: str, commit: str | None, content: str, part: str) -> Op
     Raises:
         FedshiftError: it cannot be read, lacks weights or the part, or reads neither images nor token ids.
     """
-    transformers = _library()
     config = config_of(source, commit)
     for name, value in vars(config).items():
         if "drop" in name and isinstance(value, float | int) and not isinstance(value, bool):
             setattr(config, name, 0.0)
     config.use_cache = False
     # In memory, whatever is asked for around; a library's own draws are nobody's.
-    with reading(source, "model.path"), torch.device("cpu"), torch.random.fork_rng(devices=[]), _silent(transformers):
-        whole, about = transformers.AutoModel.from_pretrained(
-            source, config=config, revision=commit or "main", attn_implementation="eager", output_loading_info=True
-        )
-    missing = sorted(name for name in about["missing_keys"] if "pooler" not in name)
-    if missing:
-        raise FedshiftError(
-            f"model.path = '{source}' holds no weights for {missing[0]} and {len(missing) - 1} more tensors, which "
-            "would be random; save them, or take another network."
-        )
+    with torch.device("cpu"), torch.random.fork_rng(devices=[]):
+        whole = pretrained(source, "model.path", commit, "pooler", config=config, attn_implementation="eager")
     try:
         network = whole.float().eval().get_submodule(part)
     except AttributeError as error:
@@ -110,25 +100,7 @@ def config_of(source: str, commit: str | None) -> Any:
     Raises:
         FedshiftError: it cannot be read.
     """
-    transformers = _library()
-    with reading(source, "model.path"):
-        return transformers.AutoConfig.from_pretrained(source, revision=commit or "main")
-
-
-@contextmanager
-def _silent(transformers: Any) -> Iterator[None]:
-    """Shows no bar while weights are read."""
-    logging = transformers.utils.logging
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
-
-
-def _library() -> Any:
     with needs("images", "A network of transformers"):
-        import transformers
-    return transformers
+        from transformers import AutoConfig
+    with reading(source, "model.path"):
+        return AutoConfig.from_pretrained(source, revision=commit or "main")

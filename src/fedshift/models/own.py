@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -164,20 +163,14 @@ def made(what: Any) -> nn.Module:
         return what
     name = getattr(what, "__name__", type(what).__name__)
     try:
-        signature(what).bind()
-    except TypeError as error:
-        raise FedshiftError(
-            f"'{name}' cannot be called without arguments ({error}); give a function that makes the module: "
-            f"lambda: {name}(...)"
-        ) from error
-    except ValueError:  # of what is built in, of which it is not known
-        pass
-    try:
         module = what()
     except FedshiftError:
         raise
     except Exception as error:  # whatever the user's code raises
-        raise FedshiftError(f"'{name}' makes no module: {type(error).__name__}: {error}") from error
+        raise FedshiftError(
+            f"'{name}' makes no module when it is called without arguments ({type(error).__name__}: {error}). If it "
+            f"takes some, give a function: lambda: {name}(...)"
+        ) from error
     if not isinstance(module, nn.Module):
         raise FedshiftError(f"'{name}' makes a {type(module).__name__}; it should make an nn.Module.")
     return module
@@ -216,19 +209,18 @@ def check_output(module: nn.Module, shape: Shape) -> int:
             )
     module.eval()
     given: Any = None
-    refused: dict[str, str] = {}
-    for kind, dtype in {"numbers": torch.float32, "tokens": torch.int64}.items():
-        if kind == "tokens" and (len(shape) != 1 or not refused):
-            continue  # sequences alone may be of tokens
+    refused: list[str] = []
+    dtypes = (torch.float32, torch.int64) if len(shape) == 1 else (torch.float32,)  # sequences may be of tokens
+    for dtype in dtypes:
         try:
             given = module(torch.zeros(BATCH, *shape, dtype=dtype))
-            refused.clear()
+            break
         except Exception as error:  # whatever the user's code raises
-            refused[kind] = f"as {kind}: {type(error).__name__}: {str(error).strip() or 'no reason'}".splitlines()[0]
+            refused.append(f"as {dtype}: {type(error).__name__}: {error}".splitlines()[0])
     module.train(was_training)
-    if refused:
+    if given is None:
         sample = ", ".join(["B", *map(str, shape)])
-        raise FedshiftError(f"Inputs ({sample}) do not fit the module {name}, {'; '.join(refused.values())}")
+        raise FedshiftError(f"Inputs ({sample}) do not fit the module {name}, {'; '.join(refused)}")
     if not isinstance(given, Tensor):
         raise FedshiftError(f"The module {name} gives a {type(given).__name__}; it should give a tensor (B, features).")
     if given.ndim != 2 or len(given) != BATCH or given.dtype is not torch.float32:

@@ -9,10 +9,12 @@ layer to z follows the pooling, as with every backbone here.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedshift.core.model import Model, Shape, unfit
+from fedshift.core.model import Model, Shape
 from fedshift.settings.spec import Width, setting
 
 STAGES = 4  # each halves the image after the first, and doubles the channels
@@ -44,13 +46,13 @@ class Block(nn.Module):
 class ResNet10(Model):
     """ResNet-10 from scratch, narrow by default: 0.3 million weights (He et al., CVPR 2016)."""
 
+    axes: ClassVar[int | None] = 3
+
     width: Width = setting(16, help="channels of the first stage; each later one has twice as many", source="ours")
     dim: Width = setting(128, help="dimension d of the representation z")
 
     def encoder(self, shape: Shape, out: int) -> nn.Module:
         """Inputs (B, channels, height, width) to (B, out)."""
-        if len(shape) != 3:
-            raise unfit("resnet10", "images (channels, height, width)", shape)
         widths = [self.width * 2**stage for stage in range(STAGES)]
         return nn.Sequential(
             nn.Conv2d(shape[0], self.width, kernel_size=7, stride=2, padding=3, bias=False),

@@ -10,14 +10,14 @@ them and a linear layer to z, and no other tensor is sent, averaged or kept at h
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from fedshift.core.frozen import Colour, FrozenNetwork, checksum
-from fedshift.core.model import Model, Shape, unfit
+from fedshift.core.model import Model, Shape
 from fedshift.errors import FedshiftError
 from fedshift.federation.inputs import IMAGENET_MEAN, IMAGENET_STD, Inputs
 from fedshift.models import MODELS
@@ -25,6 +25,11 @@ from fedshift.settings.spec import WholeNumber, setting
 from fedshift.streams import Streams
 
 Stages = Mapping[str, nn.Module]
+
+
+def numbered(groups: Iterable[Sequence[nn.Module]]) -> dict[str, nn.Module]:
+    """Stages by name, stage1 and so on, each of some layers."""
+    return {f"stage{number}": nn.Sequential(*layers) for number, layers in enumerate(groups, 1)}
 
 
 class Projected(nn.Module):
@@ -76,6 +81,7 @@ class Freezing(Model):
 class Staged(Freezing):
     """A network in stages, from images to pooled features."""
 
+    axes: ClassVar[int | None] = 3
     mean: ClassVar[Colour] = IMAGENET_MEAN  # what frozen stages get instead of data.normalise
     std: ClassVar[Colour] = IMAGENET_STD
 
@@ -100,8 +106,6 @@ class Staged(Freezing):
 
     def encoder(self, shape: Shape, out: int) -> nn.Module:
         """Inputs (B, *shape), images or what the frozen stages give, to (B, out)."""
-        if len(shape) != 3:
-            raise unfit(MODELS.name_of(self), "images (channels, height, width)", shape)
         _, trained = self._cut(3 if self.freezes else shape[0])
         return Projected(trained, _features(trained, shape), out)
 

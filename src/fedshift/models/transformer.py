@@ -32,7 +32,7 @@ from fedshift.errors import FedshiftError, needs
 from fedshift.federation.inputs import Inputs
 from fedshift.hub import answers, located
 from fedshift.models.cut import Begins, Ends, Reached, layers_of, with_class
-from fedshift.models.opened import Kind, Opened, config_of, open_network
+from fedshift.models.opened import Opened, config_of, open_network
 from fedshift.models.staged import Freezing
 from fedshift.settings.content import digest
 from fedshift.settings.spec import Positive, Width, setting
@@ -89,29 +89,18 @@ class Transformer(Freezing):
                 "model 'lstm'."
             )
         if (opened.kind == "tokens") != bool(inputs.ids):
+            numbers = "--set data.tokens=hashing"
+            words = "--set data.tokens=TOKENIZER, or let it read vectors: --set model.vectors=true"
             raise FedshiftError(
                 f"'{self.path}' reads {opened.kind}, and the samples are {'' if inputs.ids else 'no '}token ids: "
-                + (
-                    "give text by its tokenizer: --set data.tokens=TOKENIZER"
-                    if opened.kind == "tokens"
-                    else "--set data.tokens=hashing"
-                )
-                + (", or let it read vectors: --set model.vectors=true" if opened.kind == "tokens" else "")
+                f"{words if opened.kind == 'tokens' else numbers}"
             )
-        if opened.kind == "tokens":
-            self._check_tokens(opened.network.config, inputs)
-
-    def _check_tokens(self, config: Any, inputs: Inputs) -> None:
-        if inputs.ids > config.vocab_size:
+        config = opened.network.config
+        if opened.kind == "tokens" and (inputs.ids > config.vocab_size or config.pad_token_id != inputs.pad):
             raise FedshiftError(
-                f"The tokenizer has {inputs.ids} ids, but '{self.path}' embeds {config.vocab_size}: give the tokenizer "
-                "that belongs to it (data.tokens)."
-            )
-        if config.pad_token_id != inputs.pad:
-            raise FedshiftError(
-                f"The tokenizer pads with the id {inputs.pad}, but '{self.path}' says pad_token_id = "
-                f"{config.pad_token_id}: give the tokenizer that belongs to it (data.tokens), or write "
-                f'"pad_token_id": {inputs.pad} into its config.json.'
+                f"The tokenizer has {inputs.ids} ids and pads with the id {inputs.pad}, but '{self.path}' embeds "
+                f"{config.vocab_size} and says pad_token_id = {config.pad_token_id}: give the tokenizer that belongs "
+                f'to it (data.tokens), or write "pad_token_id": {inputs.pad} into its config.json.'
             )
 
     def frozen_network(self) -> FrozenNetwork | None:
@@ -139,7 +128,7 @@ class Transformer(Freezing):
                 )
             width = torch.Size(shape).numel()
             return nn.Sequential(nn.Flatten(), nn.Linear(width, out))
-        reader = self._reader(opened, shape)
+        reader = Reader(opened, self.pooling, shape)
         if self.freezes:
             self._check_cut(opened)
             reader.begin_at(self.freeze_until - 1)
@@ -156,15 +145,9 @@ class Transformer(Freezing):
             raise FedshiftError(f"'{self.path}' reads {opened.kind}, not vectors: --set model.vectors=false")
         return opened._replace(kind="vectors") if self.vectors else opened
 
-    def _reader(self, opened: Opened, shape: Shape = ()) -> Reader:
-        network = copied(opened.network, chain(opened.network.parameters(), opened.network.buffers()))
-        pad = getattr(network.config, "pad_token_id", None)
-        pad = -1 if pad is None else pad
-        return Reader(network, opened.kind, self.pooling, opened.mean, opened.std, pad, shape)
-
     def _front(self) -> nn.Module:
         opened = self._opened()
-        reader = self._reader(opened)
+        reader = Reader(opened, self.pooling)
         if self.freeze_until < len(opened.names):
             reader.end_at(self.freeze_until - 1)
         reader.normalises = False  # the images are
@@ -179,7 +162,7 @@ class Transformer(Freezing):
             x = torch.linspace(-1, 1, PROBE * config.num_channels * height * width).view(PROBE, -1, height, width)
         else:
             x = torch.arange(PROBE * 4).view(PROBE, 4) % config.vocab_size
-        whole, front, back = self._reader(opened), self._front(), self._reader(opened)
+        whole, front, back = Reader(opened, self.pooling), self._front(), Reader(opened, self.pooling)
         back.begin_at(self.freeze_until - 1)
         whole.normalises = False
         try:
@@ -224,38 +207,27 @@ class Reader(nn.Module):
     """A network of transformers and how samples are given to it; from samples to what is pooled.
 
     Args:
-        network: the network.
-        kind: what it reads.
+        opened: the network as it was read, whose tensors it shares.
         pooling: as the setting.
-        mean: of each channel of images, in 0..1.
-        std: of each channel.
-        pad: the token id that fills up; -1: none does.
         shape: of its samples.
 
     Attributes:
         normalises: whether images still have to be.
     """
 
-    def __init__(
-        self,
-        network: Any,
-        kind: Kind,
-        pooling: str,
-        mean: tuple[float, ...],
-        std: tuple[float, ...],
-        pad: int,
-        shape: Shape,
-    ) -> None:
+    def __init__(self, opened: Opened, pooling: str, shape: Shape = ()) -> None:
         super().__init__()
-        self.network, self.kind, self.pooling, self.pad = network, kind, pooling, pad
-        for name, values in (("mean", mean), ("std", std)):
+        self.network = copied(opened.network, chain(opened.network.parameters(), opened.network.buffers()))
+        pad = getattr(self.network.config, "pad_token_id", None)
+        self.kind, self.pooling, self.pad = opened.kind, pooling, -1 if pad is None else pad  # -1: none pads
+        for name, values in (("mean", opened.mean), ("std", opened.std)):
             self.register_buffer(name, torch.tensor(values).view(-1, 1, 1), persistent=False)
         self.normalises = True
         self.layer = ""  # at which it begins or ends
         self.begins = False
-        width = shape[-1] if kind == "vectors" and shape else 0
-        own = getattr(network.config, "hidden_size", width)
-        self.entry = nn.Linear(width, own) if width != own and kind == "vectors" else nn.Identity()
+        width = shape[-1] if self.kind == "vectors" and shape else 0
+        own = getattr(self.network.config, "hidden_size", width)
+        self.entry = nn.Linear(width, own) if width != own and self.kind == "vectors" else nn.Identity()
 
     def end_at(self, number: int) -> None:
         """Give what enters a layer, and compute nothing behind it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from statistics import mean
 from types import TracebackType
@@ -413,3 +414,8 @@ def percent(score: float | None) -> str:
 
 def _left(seconds: float | None) -> str:
     return f"{'?' if seconds is None else clock(seconds)} left"
+
+
+def display(progress: Progress | None, runs: int) -> AbstractContextManager[Progress]:
+    """What receives the progress of so many runs: the given callback, or a live display."""
+    return nullcontext(progress) if progress else LiveProgress(runs)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedshift.coordinator.coordinator import Coordinator
 from fedshift.coordinator.ledger import Ledger
-from fedshift.coordinator.schedule import Schedule
+from fedshift.coordinator.schedule import schedule_of
 from fedshift.core.contract import ServerState
 from fedshift.core.messages import pack
 from fedshift.core.state import flat_optimisers, optimisers_from_flat
@@ -85,7 +85,7 @@ class Checkpoint(Manifest):
         Raises:
             DamagedError: it is no checkpoint of such a coordinator.
         """
-        schedule = Schedule(coordinator.setup.stages, self.ended)
+        schedule = schedule_of(coordinator.setup.stages, self.ended)
         if self.position > len(schedule):
             raise DamagedError(f"The checkpoint is of round {self.position}, but the run has {len(schedule)} rounds.")
         for scope in _SCOPES:

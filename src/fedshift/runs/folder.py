@@ -14,14 +14,23 @@ from typing import Any, Literal
 
 import tomli_w
 from filelock import FileLock, Timeout
+from pydantic import BaseModel
 
 from fedshift import files
 from fedshift.errors import DamagedError, FedshiftError
-from fedshift.manifest import Manifest, check_file, digested_json, read_file, read_json
+from fedshift.manifest import (
+    Manifest,
+    check_file,
+    digested_json,
+    read_file,
+    read_json,
+    read_lines,
+    read_table,
+)
 from fedshift.runs.checkpoint import Checkpoint, read_checkpoint, saved_positions
 from fedshift.runs.lock import LOCK, locked
 from fedshift.runs.records import Record, read_records, whole_records
-from fedshift.runs.schema import Identity, Summary, Timed
+from fedshift.runs.schema import DataSizes, Identity, Machine, MessageTable, Summary, Timed
 from fedshift.runs.trials import STUDY, carried_on_by, study_of
 from fedshift.runs.trust import check_code, check_digests, check_plugins, remember_plugins
 from fedshift.settings.content import digest
@@ -31,6 +40,7 @@ from fedshift.settings.written import LARGEST_TOML
 RUN, EXPERIMENT, MANIFEST = "run.json", "experiment.toml", "manifest.json"
 SUMMARY, WEIGHTS, MESSAGES = "summary.json", "weights.safetensors", "messages.json"
 ENVIRONMENT, FEDERATION = "environment.json", "federation.json"
+KINDS: dict[str, type[BaseModel]] = {MESSAGES: MessageTable, ENVIRONMENT: Machine, FEDERATION: DataSizes}
 RECORDS, TIMINGS, EVENTS, CLIENTS = "records.jsonl", "timings.jsonl", "events.jsonl", "clients"
 # What carrying out makes, manifests first: without them it begins anew.
 MADE = (
@@ -332,8 +342,7 @@ class RunFolder:
             manifest = self._manifest()
             if manifest is None:
                 return {}
-            table: dict[str, Any] = json.loads(read_file(self.path / name, manifest.files.get(name)))
-            return table
+            return read_table(self.path / name, manifest.files.get(name), KINDS[name])
 
     def records(self) -> list[Record]:
         """Every whole record; the last line of an unfinished run may have been cut off by a crash.
@@ -347,12 +356,12 @@ class RunFolder:
             going_on = manifest is None or isinstance(manifest, Checkpoint)
             kept = read_file(path, manifest.files.get(RECORDS), growing=going_on) if manifest else b""
             if not going_on or not path.exists():
-                return read_records(kept)
+                return read_records(path, kept)
             try:
                 rest = files.read(path)[len(kept) :]
             except OSError as error:
                 raise DamagedError(f"'{path}' cannot be read ({error.strerror or error}).") from error
-            return read_records(kept) + whole_records(rest)
+            return read_records(path, kept) + whole_records(rest)
 
     def times(self) -> Times:
         """What its rounds and evaluations took; the time that several runs share is divided equally among them.
@@ -364,7 +373,7 @@ class RunFolder:
             manifest = self._manifest()
             going_on = isinstance(manifest, Checkpoint)
             data = read_file(self.path / TIMINGS, manifest.files.get(TIMINGS), growing=going_on) if manifest else b""
-        timed = [Timed.model_validate_json(line) for line in data.splitlines()]
+        timed = read_lines(self.path / TIMINGS, data, Timed)
         return Times(
             training=sum(timing.seconds / timing.together for timing in timed),
             evaluation=sum(timing.evaluation / timing.together for timing in timed),
@@ -396,7 +405,8 @@ class RunFolder:
         Raises:
             DamagedError: it is damaged.
         """
-        return Summary.model_validate(self._json(SUMMARY))
+        with self._fix():
+            return Summary.model_validate(read_table(self.path / SUMMARY, self._final.files.get(SUMMARY), Summary))
 
     def intact(self, name: str) -> Path:
         """A file of a finished run, which is as it was written.

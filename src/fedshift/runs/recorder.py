@@ -115,7 +115,7 @@ class Recorder:
             name = tensors_name(position)
             server = unpack_server(read_file(path / name, named.get(name)), self.coordinator.setup.device)
             saved.restore(self.coordinator, server)
-        self.records = read_records(self._log.go_back(named.get(RECORDS)))
+        self.records = read_records(self.folder.path / RECORDS, self._log.go_back(named.get(RECORDS)))
         self._times.go_back(named.get(TIMINGS))
         self._selection.go_back(self.records, named)
         if saved:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
-from fedshift.manifest import checked, parsed
+from fedshift.manifest import checked, parsed, read_lines
 from fedshift.runs.schema import Recorded
 
 Record = dict[str, Any]
 
 
-def read_records(data: bytes) -> list[Record]:
-    """The records of lines that are as they were written.
+def read_records(path: Path, data: bytes) -> list[Record]:
+    """The records of a file, of which ``data`` is the part that a manifest names.
 
     Raises:
-        ValueError: a line is none.
+        DamagedError: a line is no record.
     """
+    read_lines(path, data, Recorded)
     return [json.loads(line) for line in data.splitlines()]
 
 

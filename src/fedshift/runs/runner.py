@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from fedshift import files
 from fedshift.engines.choice import Choice
@@ -344,7 +344,12 @@ def _had_ended(folder: RunFolder, position: int) -> bool:
 
 def _choice(execution: Execution, simulation: Simulation, progress: Progress) -> Choice:
     """The engine of a run that goes on: the one it had, unless another is asked for or it cannot be had here."""
-    before = _CHOICES.validate_python(dict(execution.engine))
+    try:
+        before = _CHOICES.validate_python(dict(execution.engine))
+    except ValidationError as error:
+        raise DamagedError(
+            f"The checkpoint of '{simulation.experiment.run_name}' names no engine ({error})."
+        ) from error
     options = simulation.experiment.run
     if options.engine == "auto" and _still_right(before, simulation):
         return before

@@ -111,6 +111,60 @@ class Recorded(File):
         return self
 
 
+class Machine(File):
+    """environment.json: the versions and the machine that a run was made with."""
+
+    python: str
+    platform: str
+    processor: str
+    accelerator: str | None
+    cores: PositiveInt | None
+    threads: PositiveInt
+    packages: dict[str, str]
+
+
+class DataSizes(File):
+    """federation.json: what modules are made from, and each client's domain and number of training samples, by id."""
+
+    shape: list[Size]
+    classes: list[str]
+    clients: dict[Id, str]
+    inputs: dict[str, Any]
+    environments: list[str]
+    type: str
+    columns: list[str]
+    domains: dict[Id, str]
+    samples: dict[Id, Size]
+
+
+class MessageCount(File):
+    """How many messages, of which clients, in which rounds; the latter two as ranges."""
+
+    messages: Size
+    clients: str
+    rounds: str
+
+
+class CountedTensor(MessageCount):
+    """A tensor of messages: its type and its largest shape."""
+
+    type: str
+    shape: list[Size]
+    varies: bool = False
+
+
+class CountedDirection(MessageCount):
+    """All messages of an exchange in one direction: their bytes, and those of the largest."""
+
+    bytes: Size
+    largest: Size
+    tensors: dict[str, CountedTensor]
+
+
+class MessageTable(RootModel[dict[str, dict[Literal["down", "up", "telemetry"], CountedDirection]]]):
+    """messages.json: what crossed the wire, by exchange and direction."""
+
+
 class Timed(File):
     """A line of timings.jsonl: what a stretch of rounds took.
 

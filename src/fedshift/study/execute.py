@@ -1,33 +1,40 @@
-"""Carrying out the cells of a study; what is finished is not repeated, so the same study goes on where it was.
+"""Carrying out a study; what is finished is not repeated, so the same study goes on where it was.
 
-The runs of a scenario are ordered by seed, for which the data are loaded once. Where a run diverges, that is written
-into its folder, as it would diverge each time, and its cell's other seeds are left out.
+Where the scale has trials, each row is tuned on each scenario first, with other seeds. The runs of a scenario are
+ordered by seed, for which the data are loaded once. Where a run diverges, that is written into its folder, as it would
+diverge each time, and its cell's other seeds are left out.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 
 from fedshift import files
-from fedshift.errors import DamagedError, DiskError, DivergedError, FedshiftError, LockedError
+from fedshift.errors import DamagedError, DiskError, DivergedError, FedshiftError, FedshiftWarning, LockedError
 from fedshift.methods import METHODS
-from fedshift.reporting.results import Row
+from fedshift.reporting.results import REFUSED, Row
 from fedshift.runs import runner
 from fedshift.runs.folder import RunFolder
 from fedshift.runs.progress import Progress
 from fedshift.runs.run import Run
+from fedshift.runs.selection import by_environment, last
 from fedshift.settings.experiment import Experiment
 from fedshift.simulation.dry_run import estimate
 from fedshift.simulation.simulation import Simulation
-from fedshift.study.quantities import Quantity, Values
-from fedshift.study.study_plan import Cell, Forecast, Key, Lacking
+from fedshift.study.papers import Exhibit, ExhibitRow
+from fedshift.study.quantities import Quantity, quantity
+from fedshift.study.scenarios import Scale, Scenario
+from fedshift.study.study_plan import Cell, Forecast, Key, Lacking, StudyPlan
+from fedshift.study.tune import Budget, search_all
+from fedshift.study.tuned import Found
 
 DIVERGED = "diverged.txt"  # in the folder of a run: why it has no end
 LACKING = {"diverged": "diverged", "refused": "cannot run", "failed": "failed"}  # the cell of a table without a number
-Columns = Callable[[Cell, Sequence[Run]], Mapping[str, tuple[Quantity, Values]]]
+Chosen = dict[tuple[str, str], list[Found]]
 
 
 @dataclass(frozen=True)
@@ -74,15 +81,15 @@ class Count:
         Raises:
             FedshiftError: one cannot be read.
         """
-        counts = [cls._of_cell(folders) for folders in cells]
-        return cls(*(sum(each) for each in zip(*map(astuple, counts), strict=True))) if counts else cls()
-
-    @classmethod
-    def _of_cell(cls, folders: Sequence[RunFolder]) -> Count:
-        over = [folder for folder in folders if folder.finished]
-        diverged = len(folders) - len(over) if why_diverged(folders) else 0
-        times = [folder.times() for folder in over]
-        return cls(len(folders), len(over), diverged, sum(each.training + each.evaluation for each in times))
+        runs = finished = diverged = 0
+        seconds = 0.0
+        for folders in cells:
+            times = [folder.times() for folder in folders if folder.finished]
+            runs += len(folders)
+            finished += len(times)
+            diverged += len(folders) - len(times) if why_diverged(folders) else 0
+            seconds += sum(each.training + each.evaluation for each in times)
+        return cls(runs, finished, diverged, seconds)
 
     @property
     def complete(self) -> bool:
@@ -102,18 +109,79 @@ class Findings:
         lacking: why cells have none.
         left_out: why scenarios are left out, by name.
         count: how many runs are over.
+        chosen: what was found by tuning, one for each held-out domain, by scenario and row.
     """
 
     numbers: Sequence[Number] = ()
     lacking: Mapping[Key, Lacking] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
     count: Count = Count()
+    chosen: Chosen = field(default_factory=dict)
 
 
 # Carrying out ----------------------------------------------------------------------------------------
 
 
-def carry_out_cells(
+def carry_out(plan: StudyPlan, progress: Progress) -> tuple[list[Cell], dict[Key, Lacking], Chosen]:
+    """Carry out all that a plan asks for and this machine has.
+
+    Returns:
+        The cells as they were carried out, why others have no number, and what was found by tuning.
+
+    Raises:
+        FedshiftError: no scenario has its data here; or runs cannot be carried out for a reason that is not their
+            method's, such as a full disk, or another process that is at work on them.
+    """
+    files.check_folder(plan.folder)
+    for why in plan.left_out.values():
+        progress.note(why)
+    lacking: dict[Key, Lacking] = {}
+    chosen: Chosen = {}
+    cells: list[Cell] = []
+    for scenario in plan.available:
+        here: list[Cell] = []
+        for row, point in plan.asked(scenario):
+            with noting(lacking, (scenario.name, row.name, point), partial(_every_run, plan, scenario, row, point)):
+                experiments = plan.experiments(scenario, row, point, plan.scale.seeds)
+                if plan.scale.trials:
+                    experiments = _tuned(plan, scenario, row, experiments, chosen, progress)
+                here.append(Cell(scenario, row.name, point, experiments))
+        _carry_out_cells(here, plan.scale.seeds, progress, lacking)
+        cells += here
+    return cells, lacking, chosen
+
+
+def _every_run(plan: StudyPlan, scenario: Scenario, row: ExhibitRow, point: str) -> list[Experiment]:
+    return plan.experiments(scenario, row, point, (*plan.scale.tuning_seeds, *plan.scale.seeds))
+
+
+def _tuned(
+    plan: StudyPlan,
+    scenario: Scenario,
+    row: ExhibitRow,
+    experiments: Sequence[Experiment],
+    chosen: Chosen,
+    progress: Progress,
+) -> list[Experiment]:
+    """A row's runs with the settings that were chosen on validation data, which are put on record."""
+    tuned_on = plan.experiments(scenario, row, "", plan.scale.tuning_seeds)
+    tuning = search_all(tuned_on, budget_of(plan, scenario, row), progress)
+    names = {study.path.name for study in tuning.studies}  # the file has what others found as well
+    chosen[scenario.name, row.name] = [found for found in tuning.tuned.tuned if found.study in names]
+    if tuning.failed:  # of one held-out domain among several
+        raise DivergedError(tuning.failed[0])
+    with warnings.catch_warnings():  # rows are tuned one by one, so the file has some with other searched settings
+        warnings.simplefilter("ignore", FedshiftWarning)
+        return tuning.tuned.apply(experiments, where=str(tuning.path))
+
+
+def budget_of(plan: StudyPlan, scenario: Scenario, row: ExhibitRow) -> Budget:
+    """By what settings are chosen, the same for all rows."""
+    trials, fixed = plan.scale.trials, frozenset(plan.scale.settings_of(row.method))
+    return Budget(trials=trials, parallel=min(4, trials), search=dict(scenario.search), fixed=fixed)
+
+
+def _carry_out_cells(
     cells: Sequence[Cell], seeds: Sequence[int], progress: Progress, lacking: dict[Key, Lacking]
 ) -> None:
     """Carry out the cells of a scenario, but for those that lack something already; others may be added to these.
@@ -129,19 +197,36 @@ def carry_out_cells(
                 _carry_out(asked, progress)
 
 
+def carry_out_runs(experiments: Sequence[Experiment], progress: Progress) -> tuple[list[RunFolder], runner.Failures]:
+    """Carry out runs; why one could not begin is written into its folder.
+
+    Returns:
+        The folders of those that were carried out, and what went wrong with the others.
+
+    Raises:
+        FedshiftError: as :func:`fedshift.runs.runner.run_all`.
+    """
+    folders, failed = runner.run_all(experiments, progress)
+    for path, error in failed.items():
+        if not (RunFolder(path).begun or isinstance(error, DiskError | LockedError)):
+            files.make_folder(path)
+            files.write(path / REFUSED, str(error).removeprefix(f"{path.name}: "))
+    return folders, failed
+
+
 def _carry_out(experiments: Sequence[Experiment], progress: Progress) -> None:
+    """Carry out the runs of a cell that have a seed."""
     there = [RunFolder(runner.run_path(each)) for each in experiments]
     if before := why_diverged(there):
         raise DivergedError(before)
-    _, failed = runner.run_all(experiments, progress)
+    _, failed = carry_out_runs(experiments, progress)
     diverged = [error for error in failed.values() if isinstance(error, DivergedError)]
     if other := next((error for error in failed.values() if error not in diverged), None):
         raise other
-    if diverged:
-        reason = diverged[0].what  # settings are not the user's here, so what helps elsewhere is left out
+    for error in diverged[:1]:
         for folder in (each for each in there if not each.finished):
-            files.write(folder.path / DIVERGED, reason)
-        raise DivergedError(reason)
+            files.write(folder.path / DIVERGED, error.what)  # without advice, as settings are not the user's here
+        raise DivergedError(error.what)
 
 
 @contextmanager
@@ -197,15 +282,9 @@ def naming_damage() -> Iterator[None]:
 
 
 def read_findings(
-    cells: Sequence[Cell], columns: Columns, lacking: Mapping[Key, Lacking], left_out: Mapping[str, str]
+    plan: StudyPlan, cells: Sequence[Cell], lacking: Mapping[Key, Lacking], chosen: Chosen | None = None
 ) -> Findings:
     """What the folders of cells hold, whoever carried them out.
-
-    Args:
-        cells: the cells.
-        columns: what is read off the runs of a cell, by the column.
-        lacking: why some have no number.
-        left_out: why scenarios are left out, by name.
 
     Raises:
         DamagedError: a folder cannot be read; the message says how it is made again.
@@ -219,8 +298,9 @@ def read_findings(
                 diverged[cell.key] = Lacking(why, "diverged")
             elif cell.key not in lacking:
                 runs = [Run(folder) for folder in folders[cell.key] if folder.finished]
-                numbers += _numbers(cell, _whole_seeds(cell, runs), columns)
-        return Findings(numbers, {**diverged, **lacking}, left_out, Count.of(folders.values()))
+                numbers += _numbers(plan.exhibit, cell, _whole_seeds(cell, runs))
+        count = Count.of(folders.values())
+    return Findings(numbers, {**diverged, **lacking}, plan.left_out, count, chosen or {})
 
 
 def _whole_seeds(cell: Cell, runs: Sequence[Run]) -> list[Run]:
@@ -230,30 +310,45 @@ def _whole_seeds(cell: Cell, runs: Sequence[Run]) -> list[Run]:
     return [run for run, seed in zip(runs, seeds, strict=True) if seeds.count(seed) == asked.count(seed)]
 
 
-def _numbers(cell: Cell, runs: Sequence[Run], columns: Columns) -> Iterator[Number]:
+def _numbers(exhibit: Exhibit, cell: Cell, runs: Sequence[Run]) -> Iterator[Number]:
     row = Row(cell.row, list(runs))
-    for column, (quantity, values) in columns(cell, runs).items():
-        for seed, value in sorted(row.by_seed(partial(_values, values), quantity.of_seed).items()):
-            yield Number(cell.scenario.name, cell.row, column, seed, value, quantity.unit)
+    for column, its in _columns(exhibit, cell, runs).items():
+        for seed, value in sorted(row.by_seed(its.values, its.of_seed).items()):
+            yield Number(cell.scenario.name, cell.row, column, seed, value, its.unit)
 
 
-def _values(values: Values, run: Run) -> Iterable[float]:
-    return values(run, run.records)
+def _columns(exhibit: Exhibit, cell: Cell, runs: Sequence[Run]) -> dict[str, Quantity]:
+    """What is read off runs, by the column or the point of a curve."""
+    found = {name: quantity(text) for name, text in exhibit.quantities(cell.scenario).items()}
+    if exhibit.along == "environment":
+        names = dict.fromkeys(name for run in runs for name in by_environment(last(run.records), "test"))
+        return {name: quantity(f"on: {name}") for name in names}
+    if exhibit.along == "round":
+        (its,) = found.values()
+        positions = sorted({record["position"] for run in runs for record in run.records})
+        return {str(position): its.at(position) for position in positions}
+    return {cell.point or name: its for name, its in found.items()}
 
 
 # Forecasts -------------------------------------------------------------------------------------------
 
 
-def forecast_cell(
-    label: str, experiments: Callable[[], Sequence[Experiment]], count: Callable[[Sequence[Experiment]], int]
-) -> Forecast:
-    """What a cell would cost; ``count`` is how many runs it has for these experiments."""
-    try:
-        asked = experiments()
-        left = count(asked)
-        return Forecast(label, left, estimate(asked[0]) if left else None)
-    except Exception as error:
-        why = why_lacking(error, experiments)
-        if why is None:
-            raise
-        return Forecast(label, 0, None, why.reason)
+def forecast_cells(plan: StudyPlan, scenario: Scenario) -> Iterator[Forecast]:
+    """What each cell of a scenario would cost, with the settings that it begins with, without what is finished."""
+    for row, point in plan.asked(scenario):
+        label = ", ".join(filter(None, (plan.title(scenario), row.name, point)))
+        asked = partial(plan.experiments, scenario, row, point, plan.scale.seeds)
+        found: dict[Key, Lacking] = {}
+        with noting(found, (label, "", ""), asked):
+            experiments = asked()
+            left = _count_left(plan.scale, experiments)
+            yield Forecast(label, left, estimate(experiments[0]) if left else None)
+        for why in found.values():
+            yield Forecast(label, 0, None, why.reason)
+
+
+def _count_left(scale: Scale, experiments: Sequence[Experiment]) -> int:
+    """How many runs there are to carry out, the trials of searches included."""
+    held_out = len(experiments) // len(scale.seeds)
+    unfinished = sum(not RunFolder(runner.run_path(each)).finished for each in experiments)
+    return unfinished + held_out * scale.trials * len(scale.tuning_seeds)

@@ -1,21 +1,22 @@
-"""Figures as PNG files: of a benchmark's ranks, and of a paper's curve."""
+"""Figures as PNG files: of a benchmark's ranks, of a paper's curve, and Optuna's of a search."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from io import BytesIO
 from itertools import cycle
 from typing import Any
 
+import numpy as np
+from matplotlib import pyplot, rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedshift.reporting.results import MeanStd
+from fedshift.errors import needs
 from fedshift.reporting.units import printable
-from fedshift.study.benchmark_plan import BASE
-from fedshift.study.beside import PaperNumbers, place
-from fedshift.study.ranking import Ranking
-from fedshift.study.scenarios import Scenario
-from fedshift.study.search_figures import as_png, make_plain
+from fedshift.study.search import Study, quiet
+from fedshift.study.statistics import CurvePanel, Interval
 
 WIDTH, BESIDE_ROWS, OF_A_ROW = 9.6, 1.1, 0.24  # inches of the benchmark's figure
 CLEAR, OPEN = "#1f77b4", "#8c8c8c"
@@ -23,56 +24,100 @@ PANEL_WIDTH, PANEL_HEIGHT = 5.2, 3.8  # inches of a curve's panel
 MARKERS, DASHES = "osD^vP*X", ("-", "--", "-.", ":")  # so that lines that coincide can be told apart
 
 
-def draw_benchmark(done: Ranking) -> bytes:
-    """Mean ranks, and the overall differences to FedAvg with their intervals, as a PNG file; the best row above."""
-    methods = [method for method in done.by_rank() if done.mean_rank(method) is not None][::-1]
-    drawn = Figure(figsize=(WIDTH, BESIDE_ROWS + OF_A_ROW * len(methods)), layout="constrained")
+def draw_ranks(rows: Sequence[tuple[str, float, Interval | None]], base: str) -> bytes:
+    """Mean ranks, and the overall differences to a base with their intervals, as a PNG file; the first row above."""
+    drawn = Figure(figsize=(WIDTH, BESIDE_ROWS + OF_A_ROW * len(rows)), layout="constrained")
     ranks, differences = drawn.subplots(1, 2, sharey=True, width_ratios=(1, 1.6))
-    ranks.set_yticks(range(len(methods)), [printable(method) for method in methods], parse_math=False)
-    for height, method in enumerate(methods):
-        ranks.plot(done.mean_rank(method), height, "o", color=CLEAR, markersize=5)
-        if (found := done.overall(method)) is not None and method != BASE:
+    ranks.set_yticks(range(len(rows)), [printable(method) for method, *_ in rows[::-1]], parse_math=False)
+    for height, (_, rank, found) in enumerate(rows[::-1]):
+        ranks.plot(rank, height, "o", color=CLEAR, markersize=5)
+        if found is not None:
             colour = CLEAR if found.clear else OPEN
             differences.errorbar(found.mean, height, xerr=found.half, fmt="o", color=colour, markersize=5, capsize=2.5)
     differences.axvline(0, color="black", linewidth=0.8)
-    ranks.set(xlabel="mean rank", ylim=(-0.8, len(methods) - 0.2))
-    differences.set_xlabel(f"accuracy less {BASE}'s (points), mean over columns, 95 % over seeds")
+    ranks.set(xlabel="mean rank", ylim=(-0.8, len(rows) - 0.2))
+    differences.set_xlabel(f"accuracy less {base}'s (points), mean over columns, 95 % over seeds")
     for axis in (ranks, differences):
         make_plain(axis)
     return as_png(drawn)
 
 
-def draw_curve(done: PaperNumbers) -> bytes:
-    """The curve as a PNG file."""
-    scenarios = done.plan.known
-    drawn = Figure(figsize=(PANEL_WIDTH * len(scenarios), PANEL_HEIGHT), layout="constrained")
-    for axis, scenario in zip(drawn.subplots(1, len(scenarios), squeeze=False)[0], scenarios, strict=True):
-        draw_panel(done, scenario, axis)
+def draw_curve(panels: Sequence[CurvePanel]) -> bytes:
+    """The panels of a curve side by side, as a PNG file."""
+    drawn = Figure(figsize=(PANEL_WIDTH * len(panels), PANEL_HEIGHT), layout="constrained")
+    for axis, panel in zip(drawn.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        draw_panel(panel, axis)
     return as_png(drawn)
 
 
-def draw_panel(done: PaperNumbers, scenario: Scenario, axis: Axes) -> None:
-    """Draw a scenario's lines."""
-    exhibit, columns = done.plan.exhibit, done.columns(scenario)
-    along = isinstance(exhibit.along, str)
-    places = {name: place(name) if along else float(number) for number, name in enumerate(columns)}
-    for row, marker, dashes in zip(exhibit.carried_out, cycle(MARKERS), cycle(DASHES), strict=False):
-        found = {name: ours for name in columns if (ours := done.beside(scenario, row, name).ours) is not None}
-        _line(axis, row.name, [places[name] for name in found], [*found.values()], marker=marker, linestyle=dashes)
-    if not along:
-        axis.set_xticks([*places.values()], [*map(printable, places)])
-    ((heading, _),) = exhibit.quantities(scenario).items()
-    title = f"{printable(done.plan.title(scenario))}\nscale {done.plan.scale.name}"
-    axis.set(title=title, xlabel=exhibit.across, ylabel=printable(f"{heading} ({done.unit(scenario, heading)})"))
+def draw_panel(panel: CurvePanel, axis: Axes) -> None:
+    """Draw a panel's lines, each with its standard deviations where they are known."""
+    for (name, found), marker, dashes in zip(panel.lines.items(), cycle(MARKERS), cycle(DASHES), strict=False):
+        style: dict[str, Any] = {
+            "marker": marker,
+            "linestyle": dashes,
+            "markersize": 4,
+            "linewidth": 1.2,
+            "markerfacecolor": "none",
+        }
+        means = [each.mean for each in found.values()]
+        (line,) = axis.plot([*found], means, label=printable(name), **style)
+        if found and all(each.std is not None for each in found.values()):
+            low, high = ([each.mean + sign * (each.std or 0.0) for each in found.values()] for sign in (-1, 1))
+            axis.fill_between([*found], low, high, color=line.get_color(), alpha=0.15, linewidth=0)
+    if panel.ticks:
+        axis.set_xticks([*panel.ticks], [*map(printable, panel.ticks.values())])
+    axis.set(title=panel.title, xlabel=panel.across, ylabel=printable(panel.up))
     axis.legend(frameon=False, fontsize=8)
     make_plain(axis)
 
 
-def _line(axis: Axes, name: str, across: Sequence[float], found: Sequence[MeanStd], **style: Any) -> None:
-    means = [each.mean for each in found]
-    (line,) = axis.plot(
-        across, means, markersize=4, linewidth=1.2, markerfacecolor="none", label=printable(name), **style
-    )
-    if found and all(each.std is not None for each in found):
-        low, high = ([each.mean + sign * (each.std or 0.0) for each in found] for sign in (-1, 1))
-        axis.fill_between(across, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
+def draw_search(study: Study, trials: int) -> dict[str, bytes]:
+    """Optuna's figures of the first trials of a study, as PNG files by name; those that it has enough trials for.
+
+    Importance is that of being among the better trials (PED-ANOVA).
+    """
+    with needs("tune", "Figures of a search"):
+        import optuna
+        from optuna.visualization import matplotlib as plots
+
+    first = study.optuna_study.get_trials(deepcopy=False)[:trials]
+    values = {trial.value for trial in study.trials[:trials] if trial.value is not None}
+    searched, about = [*study.space.searched], f"validation {study.metric.title}"
+    drawn: dict[str, Any] = {}
+    with quiet(), _own_style():
+        known = optuna.create_study(direction=study.optuna_study.direction)
+        known.add_trials([trial for trial in first if trial.state.is_finished()])
+        if values:
+            drawn["history"] = plots.plot_optimization_history(known, target_name=about)
+        if values and searched:
+            drawn["slices"] = plots.plot_slice(known, params=searched, target_name=about)
+        if len(values) > 1 and len(searched) > 1:
+            evaluator = optuna.importance.PedAnovaImportanceEvaluator()
+            drawn["importance"] = plots.plot_param_importances(known, evaluator=evaluator, params=searched)
+        return {f"{name}.png": as_png(np.ravel(axes)[0].figure) for name, axes in drawn.items()}
+
+
+@contextmanager
+def _own_style() -> Iterator[None]:
+    """Optuna draws by pyplot, whose figures and style belong to the process: leave both as they were."""
+    before = {*pyplot.get_fignums()}
+    with rc_context(), pyplot.ioff():
+        yield
+    for number in {*pyplot.get_fignums()} - before:
+        pyplot.close(number)
+
+
+def as_png(figure: Figure) -> bytes:
+    """The figure as a PNG file; equal figures give equal files."""
+    buffer = BytesIO()
+    figure.savefig(buffer, format="png", dpi=130, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def make_plain(axis: Axes) -> None:
+    """Give an axis a light grid, small ticks and no frame."""
+    axis.grid(alpha=0.3)
+    axis.set_axisbelow(True)
+    axis.tick_params(labelsize=8)
+    axis.spines[["top", "right"]].set_visible(False)

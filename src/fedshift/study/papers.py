@@ -54,7 +54,7 @@ def printed(text: str) -> list[Printed | None]:
 
 
 @dataclass(frozen=True)
-class PaperRow:
+class ExhibitRow:
     """A row of a table, or a line of a curve.
 
     Attributes:
@@ -92,6 +92,8 @@ class Exhibit:
         settings: dotted settings by scale, or under "all".
         says: what the paper's text says of it.
         why: the reason why it is not reproduced.
+        panel: what messages call one of its scenarios.
+        plain: a row whose method every scenario takes, which tells what the data need; by default the first.
     """
 
     name: str
@@ -100,13 +102,15 @@ class Exhibit:
     what: str
     kind: Literal["table", "curve", "omitted"]
     scenarios: tuple[Scenario, ...] = ()
-    rows: tuple[PaperRow, ...] = ()
+    rows: tuple[ExhibitRow, ...] = ()
     columns: Mapping[str, str] = field(default_factory=dict)
     along: str | Mapping[str, Mapping[str, Mapping[str, Any]]] = ""
     axis: str = ""
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     says: Sequence[str] = ()
     why: str = ""
+    panel: str = "panel"
+    plain: ExhibitRow | None = None
 
     @classmethod
     def of(cls, name: str, text: str) -> Exhibit:
@@ -117,7 +121,7 @@ class Exhibit:
         return cls(name=name, paper=PAPERS[about.pop("paper")], scenarios=its, rows=rows, **about)
 
     @property
-    def carried_out(self) -> list[PaperRow]:
+    def carried_out(self) -> list[ExhibitRow]:
         """The rows that have a method."""
         return [row for row in self.rows if row.method]
 
@@ -138,12 +142,12 @@ class Exhibit:
         """What the columns of a curve are."""
         return self.along if isinstance(self.along, str) else self.axis
 
-    def number(self, scenario: Scenario, row: PaperRow, column: str) -> Printed | None:
+    def number(self, scenario: Scenario, row: ExhibitRow, column: str) -> Printed | None:
         """What is printed for a row in a column of a scenario."""
         columns = self.quantities(scenario) if isinstance(self.along, str) else self.points(AS_PRINTED)
         return dict(zip(columns, row.published.get(scenario.name, ()), strict=False)).get(column)
 
-    def asks_for(self, scenario: Scenario, row: PaperRow, point: str) -> bool:
+    def asks_for(self, scenario: Scenario, row: ExhibitRow, point: str) -> bool:
         """Whether a cell is carried out: of a row with printed numbers those cells that have one."""
         if not row.published:
             return True
@@ -154,8 +158,8 @@ class Exhibit:
         return {**self.settings.get(EVERY_SCALE, {}), **self.settings.get(scale, {})}
 
 
-def _row(published: Mapping[str, str] | None = None, **rest: Any) -> PaperRow:
-    return PaperRow(published={name: printed(text) for name, text in (published or {}).items()}, **rest)
+def _row(published: Mapping[str, str] | None = None, **rest: Any) -> ExhibitRow:
+    return ExhibitRow(published={name: printed(text) for name, text in (published or {}).items()}, **rest)
 
 
 @cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import mean
 
@@ -25,13 +25,24 @@ class Quantity:
 
     Attributes:
         unit: of it.
-        values: of a run and its records; of a seed all values of its runs count, one run a held-out domain.
+        read: makes values of a run and its records; of a seed all values of its runs count, one run a held-out domain.
         of_seed: makes one number of a seed's values.
+        position: the round whose record counts; None: all records of a run.
     """
 
     unit: str
-    values: Values
+    read: Values
     of_seed: Callable[[Sequence[float]], float] = mean
+    position: int | None = None
+
+    def at(self, position: int) -> Quantity:
+        """The same after a round."""
+        return replace(self, position=position)
+
+    def values(self, run: Run) -> Iterable[float]:
+        """The values of a run; none where it has no record of the round."""
+        records = [each for each in run.records if self.position in (None, each["position"])]
+        return self.read(run, records) if records else []
 
 
 def _accuracies(run: Run, records: Sequence[Record], role: str = "test") -> list[float]:
@@ -47,18 +58,6 @@ def _mean(record: Record) -> list[float]:
     """The mean accuracy over test environments, in %; nothing where there are none."""
     score = mean_score(record, "test", ACCURACY)
     return [] if score is None else [PERCENT * score]
-
-
-def _best(run: Run, records: Sequence[Record]) -> list[float]:
-    return _mean(target_best(records))
-
-
-def _risks(run: Run, records: Sequence[Record]) -> list[float]:
-    return [*by_environment(last(records), "test", "loss").values()]
-
-
-def _seconds(run: Run, records: Sequence[Record]) -> list[float]:
-    return [run.folder.times().training]
 
 
 def _reached(accuracy: float, count: Count, run: Run, records: Sequence[Record]) -> list[float]:
@@ -79,18 +78,14 @@ def _megabytes_a_client(run: Run, record: Record) -> float:
     return _megabytes(record) / len(run.federation["clients"])
 
 
-def _sent(run: Run, records: Sequence[Record]) -> list[float]:
-    return [_megabytes(last(records))]
-
-
 QUANTITIES: Mapping[str, Quantity] = {
     "mean": Quantity("%", _accuracies),
     "worst": Quantity("%", _accuracies, min),
     "validation": Quantity("%", partial(_accuracies, role="validation")),
-    "best round": Quantity("%", _best),
-    "risk": Quantity("nats", _risks),
-    "seconds": Quantity("s", _seconds),
-    "megabytes": Quantity("MB", _sent),
+    "best round": Quantity("%", lambda run, records: _mean(target_best(records))),
+    "risk": Quantity("nats", lambda run, records: by_environment(last(records), "test", "loss").values()),
+    "seconds": Quantity("s", lambda run, records: [run.folder.times().training]),
+    "megabytes": Quantity("MB", lambda run, records: [_megabytes(last(records))]),
 }
 WITH_ARGUMENT: Mapping[str, Callable[[str], Quantity]] = {
     "on": lambda name: Quantity("%", partial(_on, name)),

@@ -80,7 +80,7 @@ class Tuning(Tabled):
             FedshiftError: a file cannot be written.
         """
         from fedshift.reporting.page import render, write_page_to
-        from fedshift.study.search_figures import draw_search
+        from fedshift.study.figures import draw_search
 
         sections = []
         for study in self.studies:

@@ -19,10 +19,9 @@ from fedshift.reporting.units import clock
 from fedshift.runs.folder import RunFolder
 from fedshift.study.execute import Count, naming_damage
 from fedshift.study.papers import exhibit_of, exhibits
-from fedshift.study.reproduction import RUNS_FILE
+from fedshift.study.reproduction import RUNS_FILE, plan_table
 from fedshift.study.scenarios import scale_of, scales, scenarios
-from fedshift.study.study_plan import Need, paths_by_name
-from fedshift.study.table_plan import OUT, TablePlan
+from fedshift.study.study_plan import Need, StudyPlan, paths_by_name
 
 WORDS = 90  # columns of a table's name and of what it shows
 
@@ -108,52 +107,51 @@ class States(Tabled):
         return json.dumps(found, indent=1)
 
 
-def states(
+def reproductions(
     tables: Sequence[str] | None = None,
     scale: str | None = None,
-    out: str | Path = OUT,
+    *,
     data: Mapping[str, str | Path] | None = None,
+    out: str | Path | None = None,
 ) -> States:
-    """How far tables are.
+    """How far the tables and curves of the papers are, and what they need that is not on this machine.
 
     Args:
-        tables: their names, or those of papers' methods; by default all.
-        scale: a single one; by default all.
-        out: the folder.
-        data: files that a user gives, by the data set's name, or by NAME.SETTING.
+        tables: their names, or papers' such as "fedcir"; by default all.
+        scale: "smoke", "short" or "paper"; by default all.
+        data: paths of data, as for :func:`~fedshift.study.reproduction.reproduce`.
+        out: the folder; by default runs/reproduce.
 
     Raises:
         FedshiftError: a name is not known, or data are of no table.
     """
-    asked = [*exhibits()] if tables is None else [name for each in tables for name in _of_paper(each) or [each]]
-    names, given = [exhibit_of(name).name for name in asked], paths_by_name(data)
+    names = [name for name in exhibits() if tables is None or {name, name.partition("-")[0]} & {*tables}]
+    for each in tables or ():
+        if not any(each in (name, name.partition("-")[0]) for name in names):
+            exhibit_of(each)  # which names those that are there
     sizes = [*scales("papers")] if scale is None else [scale_of("papers", scale).name]
-    plans = {(name, size): plan for name in names for size in sizes if (plan := _plan(name, size, out))}
-    known = sorted({name for plan in plans.values() for name in plan.data_sets})
+    plans = {(name, size): _plan(name, size, out) for name in names for size in sizes}
+    known = sorted({name for plan in plans.values() if plan for name in plan.data_sets})
+    given = paths_by_name(data)
     for name in given:
         if name.partition(".")[0] not in known:
             raise UnknownNameError("data set", name.partition(".")[0], known)
-    return States([_state(name, size, plans.get((name, size)), given) for name in names for size in sizes])
+    return States([_state(name, size, plan, given) for (name, size), plan in plans.items()])
 
 
-def _of_paper(paper: str) -> list[str]:
-    """The tables of a paper, by the name of its method; none of what is no such name."""
-    return [name for name in exhibits() if name.partition("-")[0] == paper]
-
-
-def _plan(table: str, scale: str, out: str | Path) -> TablePlan | None:
+def _plan(table: str, scale: str, out: str | Path | None) -> StudyPlan | None:
     """The plan of a table, if the scale has any of it."""
     exhibit = exhibit_of(table)
     there = not exhibit.why and exhibit.scenarios_at(scale_of("papers", scale))
-    return TablePlan.of(table, scale, out=out) if there else None
+    return plan_table(table, scale, out=out) if there else None
 
 
-def _state(table: str, scale: str, plan: TablePlan | None, data: Mapping[str, str]) -> State:
+def _state(table: str, scale: str, plan: StudyPlan | None, data: Mapping[str, str]) -> State:
     """How far a table is at a scale; nothing is written."""
     if plan is None:
         return State(table, scale, why=exhibit_of(table).why)
     plan = replace(plan, data={name: path for name, path in data.items() if plan.takes(name)})
-    needs = {each.name: need for each in plan.scenarios if (need := plan.needs(each))}
+    needs = {each.name: need for each in plan.scenarios if (need := plan.need(each, methods=True))}
     state = State(table, scale, scenarios=len(plan.scenarios), needs=needs)
     try:
         with naming_damage():
@@ -162,7 +160,7 @@ def _state(table: str, scale: str, plan: TablePlan | None, data: Mapping[str, st
         return replace(state, damaged=str(error))
 
 
-def _folders(plan: TablePlan) -> list[list[RunFolder]]:
+def _folders(plan: StudyPlan) -> list[list[RunFolder]]:
     """The folders of the runs of each of a table's cells, as it last began.
 
     Raises:
@@ -175,4 +173,4 @@ def _folders(plan: TablePlan) -> list[list[RunFolder]]:
         cells = TypeAdapter(list[list[str]]).validate_json(files.read(file))
     except (OSError, ValueError) as error:
         raise FedshiftError(f"'{file}' is not what was written.") from error
-    return [[RunFolder(plan.out / name) for name in names] for names in cells]
+    return [[RunFolder(plan.folder.parent / name) for name in names] for names in cells]

@@ -1,4 +1,4 @@
-"""Ranks, and means with intervals: all of the statistics that the benchmark's tables have."""
+"""Ranks, means with intervals, and what is drawn of a curve."""
 
 from __future__ import annotations
 
@@ -8,8 +8,28 @@ from math import sqrt
 from statistics import mean, stdev
 
 from fedshift.errors import needs
+from fedshift.reporting.results import MeanStd
 
-LEVEL = 0.95
+LEVEL = 0.95  # of intervals
+
+
+@dataclass(frozen=True)
+class CurvePanel:
+    """What is drawn of a scenario.
+
+    Attributes:
+        title: above.
+        across: of the horizontal axis.
+        up: of the vertical one.
+        lines: by their names, what was measured at each place.
+        ticks: what places are called; empty where they are numbers.
+    """
+
+    title: str
+    across: str
+    up: str
+    lines: Mapping[str, Mapping[float, MeanStd]]
+    ticks: Mapping[float, str]
 
 
 def ranks(values: Mapping[str, float]) -> dict[str, float]:

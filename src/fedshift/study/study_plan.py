@@ -1,12 +1,15 @@
-"""What a study carries out: cells, each with the runs of a row on a scenario, and what of them this machine lacks."""
+"""A study that is asked for: its cells, each with the runs of a row on a scenario, and what of them this machine lacks.
+
+A table of a paper is one, and the benchmark is one whose rows are tuned, as its scale has trials.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.reporting.units import clock
@@ -14,7 +17,8 @@ from fedshift.settings.experiment import Experiment
 from fedshift.settings.grid import expand, override
 from fedshift.settings.spec import Spec, shown
 from fedshift.simulation.dry_run import Estimate
-from fedshift.study.scenarios import Scale, Scenario
+from fedshift.study.papers import Exhibit, ExhibitRow
+from fedshift.study.scenarios import Scale, Scenario, choose
 
 Key = tuple[str, str, str]  # a scenario's name, a row's, and a point of a curve or ""
 
@@ -90,66 +94,150 @@ class Forecast:
         return f"Forecast({self.label!r}, runs: {self.runs}, {each})"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StudyPlan:
     """A study that is asked for.
 
     Attributes:
+        exhibit: the table or curve that it makes.
         scale: how large.
         scenarios: those that are carried out.
-        out: the folder.
+        rows: those that are carried out.
+        folder: where its tables lie.
+        runs: where its runs lie.
         data: files that a user gives, by the data set's name, or by NAME.SETTING.
+        settings: dotted settings that a user gives.
     """
 
+    exhibit: Exhibit
     scale: Scale
     scenarios: tuple[Scenario, ...]
-    out: Path
+    rows: tuple[ExhibitRow, ...]
+    folder: Path
+    runs: Path
     data: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        exhibit: Exhibit,
+        scale: Scale,
+        *,
+        folder: Path,
+        runs: Path,
+        scenarios: str | Sequence[str] | None = None,
+        rows: str | Sequence[str] | None = None,
+        data: Mapping[str, str | Path] | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """The plan of what a user names; None stands for all scenarios, or rows.
+
+        Raises:
+            FedshiftError: a name is not known or not of the scale, or ``data`` has no names.
+        """
+        there = {scenario.name: scenario for scenario in exhibit.scenarios_at(scale)}
+        another = f"is not of the scale {scale.name}: give another --scale."
+        if not there:
+            raise FedshiftError(f"{exhibit.name} {another}")
+        elsewhere = {each.name: f"it {another}" for each in exhibit.scenarios}
+        refused = {row.name: f"it is not carried out here: {row.why}." for row in exhibit.rows if row.why}
+        plan = cls(
+            exhibit=exhibit,
+            scale=scale,
+            scenarios=tuple(choose(exhibit.panel, there, scenarios, elsewhere)),
+            rows=tuple(choose("row", {row.name: row for row in exhibit.carried_out}, rows, refused)),
+            folder=folder,
+            runs=runs,
+            data=paths_by_name(data),
+            settings=dict(settings or {}),
+        )
+        for name in plan.data:
+            if not plan.takes(name):
+                hint = f"The scale '{scale.name}' has {', '.join(plan.data_sets)}."
+                raise UnknownNameError("data set", name.partition(".")[0], plan.data_sets, hint)
+        return plan
 
     @property
     def known(self) -> Sequence[Scenario]:
         """All scenarios that the scale has."""
-        return self.scenarios
+        return self.exhibit.scenarios_at(self.scale)
 
     @property
-    def folder(self) -> Path:
-        """Where its tables lie."""
-        raise NotImplementedError
-
-    @property
-    def runs(self) -> Path:
-        """Where its runs lie."""
-        raise NotImplementedError
+    def whole(self) -> StudyPlan:
+        """The plan of all scenarios and rows."""
+        return replace(self, scenarios=tuple(self.known), rows=tuple(self.exhibit.carried_out))
 
     def title(self, scenario: Scenario) -> str:
         """A scenario's title at the scale."""
         return scenario.title_at(self.scale.name)
 
+    def compared(self, scenario: Scenario) -> bool:
+        """Whether a scenario's numbers can be compared with the paper's."""
+        return self.scale.compared and scenario.has_its_data(self.scale.name)
+
     # Experiments -------------------------------------------------------------------------------------
 
-    def experiments(
-        self, scenario: Scenario, method: str, seeds: Sequence[int], changes: Mapping[str, Any]
-    ) -> list[Experiment]:
-        """A method's runs on a scenario: for each domain that is held out, if any is, one for each seed.
+    def asked(self, scenario: Scenario) -> Iterator[tuple[ExhibitRow, str]]:
+        """The row and the point of each cell of a scenario, row by row."""
+        for row in self.rows:
+            for point in self.exhibit.points(self.scale.name):
+                if self.exhibit.asks_for(scenario, row, point):
+                    yield row, point
+
+    def experiments(self, scenario: Scenario, row: ExhibitRow, point: str, seeds: Sequence[int]) -> list[Experiment]:
+        """The runs of a cell: for each domain that is held out, if any is, one for each seed.
 
         Raises:
-            FedshiftError: the method cannot run there.
+            FedshiftError: the method cannot run there, or a setting is wrong.
         """
         size = scenario.sizes[self.scale.name]
-        own = self.scale.settings_of(method)
+        its = {
+            "method.name": row.method,
+            **self.scale.settings,
+            **self.scale.settings_of(row.method),
+            **size.settings,
+            **self.exhibit.own(self.scale.name),
+            **self.exhibit.points(self.scale.name)[point],
+            **row.settings,
+            **row.at.get(scenario.name, {}),
+            **self.settings,
+        }
         fixed = {"name": scenario.name, "seed": list(seeds), "run.out": str(self.runs)}
-        whole = {"method.name": method, **self.scale.settings, **own, **size.settings, **changes}
-        return expand(override(size.experiment, {**whole, **self._given(scenario), **fixed}))
+        return expand(override(size.experiment, {**its, **self._given(scenario), **fixed}))
 
-    def first(self, scenario: Scenario) -> Experiment:
-        """A run on a scenario, which needs the data and the model that all need."""
-        raise NotImplementedError
+    @cached_property
+    def cells(self) -> list[Cell]:
+        """Every cell, scenario by scenario, with the settings that it begins with.
 
-    def forecasts(self, scenario: Scenario) -> list[Forecast]:
-        """What the cells of a scenario would cost."""
-        raise NotImplementedError
+        Raises:
+            FedshiftError: the settings of one are wrong.
+        """
+        return [
+            Cell(scenario, row.name, point, self.experiments(scenario, row, point, self.scale.seeds))
+            for scenario in self.scenarios
+            for row, point in self.asked(scenario)
+        ]
+
+    def first_of(self, scenario: Scenario, row: ExhibitRow) -> Experiment:
+        """The first run of a row."""
+        (point, *_) = self.exhibit.points(self.scale.name)
+        return self.experiments(scenario, row, point, self.scale.seeds[:1])[0]
 
     # Data --------------------------------------------------------------------------------------------
+
+    def need(self, scenario: Scenario, *, methods: bool = False) -> Need | None:
+        """What the data, the network, or perhaps the methods of a scenario need that is not here; None if nothing."""
+        data = self.data_of(scenario)
+        rows = [row for row in self.rows if self.exhibit.asks_for(scenario, row, "")]
+        try:
+            first = self.first_of(scenario, self.exhibit.plain or rows[0])
+            specs: list[Spec] = [first.data, first.partition, first.protocol, first.model]
+            for row in {row.method: row for row in rows}.values() if methods else ():
+                specs += [spec for _, spec in self.first_of(scenario, row).method.specs()]
+        except FedshiftError as error:  # its data have to be read for that, or are to be given
+            return Need(data, _given_here(str(error), data))
+        return _need(specs, data)
 
     def data_of(self, scenario: Scenario) -> str:
         """The name of a scenario's data set."""
@@ -164,29 +252,11 @@ class StudyPlan:
         """Whether data of this name, or of this NAME.SETTING, are of a scenario."""
         return name.partition(".")[0] in self.data_sets
 
-    def check_data(self) -> None:
-        """Raise an error if data are given that no scenario has."""
-        for name in self.data:
-            if not self.takes(name):
-                hint = f"The scale '{self.scale.name}' has {', '.join(self.data_sets)}."
-                raise UnknownNameError("data set", name.partition(".")[0], self.data_sets, hint)
-
     def _given(self, scenario: Scenario) -> dict[str, str]:
         """The settings by which a scenario reads what a user gives."""
         own = self.data_of(scenario)
         named = {tuple(name.split(".", 1)): path for name, path in self.data.items()}
         return {f"data.{'.'.join(rest) or 'path'}": path for (name, *rest), path in named.items() if name == own}
-
-    def lacking(self, scenario: Scenario, methods: Iterable[Experiment] = ()) -> Need | None:
-        """What the data, the network, or ``methods`` of a scenario need that is not here; None if nothing."""
-        data = self.data_of(scenario)
-        try:
-            first = self.first(scenario)
-            specs: list[Spec] = [first.data, first.partition, first.protocol, first.model]
-            specs += [spec for each in methods for _, spec in each.method.specs()]
-        except FedshiftError as error:  # its data have to be read for that, or are to be given
-            return Need(data, _given_here(str(error), data))
-        return _need(specs, data)
 
     @cached_property
     def left_out(self) -> dict[str, str]:
@@ -195,7 +265,7 @@ class StudyPlan:
         Raises:
             FedshiftError: all do.
         """
-        needs = [(scenario, need) for scenario in self.scenarios if (need := self.lacking(scenario))]
+        needs = [(scenario, need) for scenario in self.scenarios if (need := self.need(scenario))]
         found = {scenario.name: f"{self.title(scenario)} is left out: {need.why}" for scenario, need in needs}
         if len(found) == len(self.scenarios):
             raise FedshiftError("\n".join(found.values()))

@@ -1,4 +1,4 @@
-"""What a study measured, by scenario, row and column, and the files in which it stands."""
+"""What a study measured, by scenario, row and column; the files in which it stands."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedshift.reporting.frames import as_csv
 from fedshift.reporting.results import MeanStd
 from fedshift.reporting.table import Table, markdown
 from fedshift.reporting.tabled import Measurements
-from fedshift.study.execute import Findings
+from fedshift.study.execute import LACKING, Findings
 from fedshift.study.study_plan import StudyPlan
 
 
@@ -41,8 +41,23 @@ class StudyResults(Measurements):
         return MeanStd.of([*self.by_seed(scenario, row, column).values()])
 
     def measurements(self) -> list[dict[str, Any]]:
-        """Every number, as :class:`~fedshift.study.execute.Number` has it."""
-        return [asdict(each) for each in self.findings.numbers]
+        """Every number, as :class:`~fedshift.study.execute.Number` has it, with the scale and the paper's."""
+        known = {scenario.name: scenario for scenario in self.plan.known}
+        rows = {row.name: row for row in self.plan.exhibit.rows}
+        found = []
+        for each in self.findings.numbers:
+            theirs = self.plan.exhibit.number(known[each.scenario], rows[each.row], each.column)
+            found.append({**asdict(each), "paper": theirs and theirs.mean, "scale": self.plan.scale.name})
+        return found
+
+    def what_is_lacking(self) -> list[str]:
+        """Why cells have no number, and scenarios are left out."""
+        titles = {scenario.name: self.plan.title(scenario) for scenario in self.plan.known}
+        words = [
+            f"{', '.join(filter(None, (titles[scenario], row, point)))}: {LACKING[why.kind]}. {why.reason}"
+            for (scenario, row, point), why in self.findings.lacking.items()
+        ]
+        return [*words, *self.findings.left_out.values()]
 
     def more_tables(self) -> list[Table]:
         """Tables that stand in the files alone."""
@@ -64,11 +79,6 @@ class StudyResults(Measurements):
         }
         return json.dumps(whole, indent=1) + "\n"
 
-    @property
-    def name(self) -> str:
-        """The stem of its files."""
-        raise NotImplementedError
-
     def write_files(self, more: Mapping[str, bytes]) -> list[Path]:
         """Write Markdown, CSV, JSON and ``more``, by their suffixes, into the plan's folder, replacing earlier ones."""
         measured = self.measurements()
@@ -76,8 +86,8 @@ class StudyResults(Measurements):
         contents: dict[str, str | bytes] = {"md": self.table(), "csv": csv, "json": self.json(), **more}
         files.make_folder(self.plan.folder)
         for suffix, content in contents.items():
-            files.write(self.plan.folder / f"{self.name}.{suffix}", content)
-        return [self.plan.folder / f"{self.name}.{suffix}" for suffix in contents]
+            files.write(self.plan.folder / f"{self.plan.exhibit.name}.{suffix}", content)
+        return [self.plan.folder / f"{self.plan.exhibit.name}.{suffix}" for suffix in contents]
 
     @cached_property
     def _by_cell(self) -> dict[tuple[str, str, str], dict[int, float]]:

@@ -1,0 +1,141 @@
+"""The commands ``fedshift benchmark`` and ``fedshift reproduce``."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from fedshift.cli.ending import interruptible
+from fedshift.cli.options import DryRunOption, PluginOption, listed, names_known_to, names_of, paths_of
+
+if TYPE_CHECKING:
+    from fedshift.study.study_plan import StudyPlan
+    from fedshift.study.study_tables import StudyResults
+
+R = TypeVar("R", bound="StudyResults")
+
+NAME_ONE = (
+    "`fedshift reproduce fedsr --list`, of one paper, or of one table, says what is needed and how to get it, and why "
+    "some are not reproduced."
+)
+TABLES = names_known_to("fedshift.study.papers", "exhibits")
+SCALES = names_known_to("fedshift.study.scenarios", "scales", "papers")
+PANELS = names_known_to("fedshift.study.scenarios", "scenarios", "papers")
+BENCHMARK_SCALES = names_known_to("fedshift.study.scenarios", "scales", "benchmark")
+FEDERATIONS = names_known_to("fedshift.study.scenarios", "scenarios", "benchmark")
+
+
+def benchmark(
+    scale: Annotated[
+        str, typer.Option("--scale", help="smoke, short or paper: how large.", autocompletion=BENCHMARK_SCALES)
+    ] = "smoke",
+    method: Annotated[
+        str,
+        typer.Option("--method", "-m", help="Rows; all: every published method.", autocompletion=names_of("METHODS")),
+    ] = "all",
+    federation: Annotated[
+        str | None,
+        typer.Option("--federation", help="Columns; by default all of the scale.", autocompletion=FEDERATIONS),
+    ] = None,
+    data: Annotated[
+        list[str] | None, typer.Option("--data", help="Data that are not there or made: pacs=FILE, shakespeare=FILE.")
+    ] = None,
+    plugin: PluginOption = None,
+    out: Annotated[str | None, typer.Option("--out", help="The folder; by default runs/benchmark.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say how many runs there are and how long they take; write nothing.")
+    ] = False,
+) -> None:
+    """Carry out the benchmark, or say what it would cost."""
+    from fedshift.study.benchmark import carry_out_benchmark, plan_benchmark
+
+    columns = listed(federation) if federation is not None else None
+    plan = plan_benchmark(scale, listed(method), columns, data=paths_of(data or []), plugins=plugin or [], out=out)
+    done = _carry_out_or_estimate(plan, carry_out_benchmark, dry_run)
+    if done and done.failed:
+        raise typer.Exit(1)
+
+
+def reproduce(
+    table: Annotated[
+        str | None,
+        typer.Argument(
+            help="A table or curve, such as fedsr-table1; with --list also a paper's, as in fedsr.",
+            autocompletion=TABLES,
+        ),
+    ] = None,
+    scale: Annotated[
+        str | None,
+        typer.Option("--scale", help="smoke (the default), short or paper: how large.", autocompletion=SCALES),
+    ] = None,
+    list_: Annotated[
+        bool, typer.Option("--list", help="Say how far all tables are, and what they need that is not here.")
+    ] = False,
+    panel: Annotated[
+        list[str] | None,
+        typer.Option("--panel", help="Of its federations only this, or several: once for each.", autocompletion=PANELS),
+    ] = None,
+    row: Annotated[
+        list[str] | None,
+        typer.Option("--row", help="Of its rows only this, as it is printed, or several: once for each."),
+    ] = None,
+    data: Annotated[
+        list[str] | None, typer.Option("--data", help="Data: pacs=FILE, or another setting: digits.usps=FILE.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help=r"A setting of \[run], which decides no result: run.threads=2.")
+    ] = None,
+    out: Annotated[str | None, typer.Option("--out", help="The folder; by default runs/reproduce.")] = None,
+    dry_run: DryRunOption = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False,
+) -> None:
+    """Carry out a table, say what it would cost, or say how far all are."""
+    from fedshift.cli.console import open_console, print_tables
+    from fedshift.errors import FedshiftError
+    from fedshift.settings.written import parse_assignments
+    from fedshift.study.reproduction import plan_table, reproduce_table
+    from fedshift.study.states import reproductions
+
+    paths = paths_of(data or [])
+    if list_:
+        ignored = {"--panel": panel, "--row": row, "--set": set_, "--dry-run": dry_run}
+        if given := [name for name, value in ignored.items() if value]:
+            raise FedshiftError(f"--list says how far whole tables are: leave out {', '.join(given)}.")
+        found = reproductions(None if table is None else [table], scale, data=paths, out=out)
+        if json_:
+            typer.echo(found.json())
+        else:
+            print_tables(open_console(least=found.WIDTH), found.tables(), found.notes() if table else [NAME_ONE])
+        return
+    if json_:
+        raise FedshiftError("--json is of --list; a table's folder has TABLE.json.")
+    if table is None:
+        raise FedshiftError("No table is named; `fedshift reproduce --list` lists them.")
+    run = parse_assignments(set_ or [])
+    plan = plan_table(
+        table, scale or "smoke", panels=panel or None, rows=row or None, data=paths, settings=run, out=out
+    )
+    _carry_out_or_estimate(plan, reproduce_table, dry_run)
+
+
+def _carry_out_or_estimate(plan: StudyPlan, carry_out: Callable[[StudyPlan], R], dry_run: bool) -> R | None:
+    """Carry out a study and print its tables, or print what it would cost."""
+    from fedshift.cli.console import open_console, print_tables
+    from fedshift.cli.estimates import print_study
+    from fedshift.reporting.units import printable
+
+    if dry_run:
+        with interruptible("."):
+            print_study(plan)
+        return None
+    again = shlex.join(["fedshift", *sys.argv[1:]])
+    with interruptible(f". The same command carries on: {again}"):
+        done = carry_out(plan)
+    console = open_console(least=done.WIDTH)
+    print_tables(console, done.tables(), done.notes())
+    console.print(f"Written: {printable(str(plan.folder))}", highlight=False, markup=False, soft_wrap=True)
+    return done
