@@ -33,9 +33,9 @@ from fedshift.methods.client2vec.dsa_ign import (
     similarity_loss,
 )
 from fedshift.methods.client2vec.encoder import pairs as encoded_pairs
+from fedshift.methods.client2vec.heat_maps import by_domain
 from fedshift.methods.client2vec.index import COUNTS, FEATURE, LABEL, notes_on, similarity
 from fedshift.methods.fedavg import FedAvg
-from fedshift.reporting.similarity import by_domain
 from fedshift.runs import runner
 from fedshift.runs.progress import Progress
 from fedshift.simulation.simulation import Simulation

@@ -168,8 +168,8 @@ def test_a_photograph_is_turned_upright(tmp_path: Path):
 def test_labels_that_name_no_class(tmp_path: Path):
     features = '{"info": {"features": {"label": {"names": ["red", "blue"], "_type": "ClassLabel"}}}}'
     for label, word in (
-        (-1, ("row 0", "label -1", "2 names")),
-        (2, ("row 0", "label 2")),
+        (-1, ("row 0", "holds -1", "2 names")),
+        (2, ("row 0", "holds 2")),
         (None, ("row 0", "'label'")),
     ):
         table = pa.table({"image": [png((0, 0, 0))], "domain": ["a"], "label": pa.array([label], pa.int64())})

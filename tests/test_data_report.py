@@ -28,7 +28,7 @@ from fedshift.errors import FedshiftError
 from fedshift.federation.domains import DomainData
 from fedshift.federation.federation import Federation
 from fedshift.federation.inputs import Inputs
-from fedshift.federation.partitions import IID, Domains
+from fedshift.federation.partitions import Domains
 from fedshift.federation.preparation import Column
 from fedshift.federation.protocols import InDomain, LeaveOneDomainOut, Protocol
 from fedshift.reporting.data_report.drift import REST, feature_drift
@@ -137,19 +137,6 @@ def test_a_held_out_site_is_counted_and_nobodys_samples_are():
     assert [(each.name, each.clients) for each in report.scored if each.role == "test"] == [("west", 0)]
 
 
-def test_clients_of_a_divided_site():
-    data = clean()
-    federation = IN_DOMAIN.federate(data, IID(clients=2), Inputs(), Streams(0)).checked()
-    report = DataReport.of(data, federation, Inputs(), seed=0)
-    assert [(client.name, client.site, client.samples) for client in report.clients[:3]] == [
-        ("north/0", "north", 60),
-        ("north/1", "north", 60),
-        ("south/0", "south", 60),
-    ]
-    assert [site.clients for site in report.sites] == [2, 2, 2]
-    assert report.findings == ()
-
-
 def test_values_are_measured_at_each_site():
     data = changed(clean(), lambda x: x[:200, 1].add_(1e6))
     data.x[3, 2] = torch.nan
@@ -243,14 +230,6 @@ def test_what_is_odd_is_found_with_its_numbers(name: str):
     assert all(finding.remedy.endswith(".") for finding in report.findings)
 
 
-def test_what_is_odd_names_its_sites():
-    dark = changed(clean("images"), lambda x: x[:200].floor_divide_(3))
-    assert {finding.kind: finding.sites for finding in reported(dark).findings} == {
-        "feature drift": ("north", "south", "west"),
-    }
-    assert reported(_few(clean())).findings[0].sites == ("south",)
-
-
 def test_a_small_validation_is_found():
     """30 of each class at a site: 18 train, 6 are tested and 6 are validated on, of each class."""
     report = reported(clean(per_class=30))
@@ -323,17 +302,6 @@ def test_equal_samples_of_sites_and_classes_are_found():
     texts = {finding.kind: finding.text for finding in report.findings}
     assert "2 samples are equal bit by bit to one of another class" in texts["conflicting labels"]
     assert set(texts) == {"duplicates", "conflicting labels"}
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_a_group_keeps_equal_samples_on_one_side(seed: int):
-    """Every sample twice: without groups some of the pairs are parted by any split, with groups none is."""
-    data = clean(seed=seed)
-    data = replace(data, x=data.x[torch.arange(600) // 4 * 4 + data.y])  # sample 4k and 4k + 2, 4k + 1 and 4k + 3
-    apart, together = data, replace(data, group=torch.arange(600) // 4 * 2 + data.y)
-    assert torch.equal(contents(data.x)[:4], torch.tensor([0, 1, 0, 1]))
-    assert {"validation", "test"} <= {each.where for each in reported(apart).duplicates}
-    assert reported(together).duplicates == ()
 
 
 def test_equal_samples_are_named_by_file_where_that_is_known(tmp_path: Path, make: Make):
@@ -423,17 +391,6 @@ def test_what_is_drawn_for_a_comparison_depends_on_the_seed_alone():
     torch.manual_seed(6)
     assert feature_drift(data, looked, "rows", Streams(3)) == first
     assert feature_drift(data, looked, "rows", Streams(4)) != first
-
-
-def test_that_numbers_are_missing_tells_a_site_where_it_does():
-    """A tenth is missing everywhere, or at one site alone; what is missing looks as if it were the mean."""
-    anywhere = drawn(600, 6, seed=2) > 1.28
-    everywhere = changed(clean(), lambda x: x.masked_fill_(anywhere, torch.nan))
-    one = changed(clean(), lambda x: x.masked_fill_(anywhere & (torch.arange(600) < 200)[:, None], torch.nan))
-    looked = torch.ones(600, dtype=torch.bool)
-    assert not any(each.significant for each in feature_drift(everywhere, looked, "rows", Streams(0)))
-    found = [each.significant for each in feature_drift(one, looked, "rows", Streams(0))]
-    assert found == [True, True, False]
 
 
 @pytest.mark.parametrize("kind", ["rows", "signals", "images", "arrays"])
@@ -541,30 +498,6 @@ def test_columns_of_a_table_are_called_by_name_and_codes_are_no_numbers():
     assert report.table()["sites"][0]["values"]["mean"][1:] == [None, None]
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        (
-            {"statistics": "pooled"},
-            "In training the mean of all sites' rows stands for them, or the most",
-        ),
-        (
-            {"statistics": "site", "impute": "median"},
-            "In training the median of the site's own rows stands for them, or",
-        ),
-    ],
-    ids=str,
-)
-def test_what_fills_missing_cells_is_said_where_it_is_known(tmp_path: Path, settings: dict[str, str], said: str):
-    rows = [f"{'' if row % 5 == 0 else row % 7},{row % 11},{'uv'[row // 3 % 2]}" for row in range(120)]
-    for site in "ab":
-        (tmp_path / f"{site}.csv").write_text("\n".join(["age,size,label", *rows]))
-    data = {"name": "table", "path": str(tmp_path), **settings}
-    report = fedshift.inspect_data(data=data, protocol="in-domain", model="mlp")
-    (missing,) = [finding for finding in report.findings if finding.kind == "missing values"]
-    assert missing.remedy.startswith(said)
-
-
 def test_sites_that_give_other_drugs_are_told_apart():
     """North and west give each other drug of six, south the rest: their names tell them apart, codes hardly."""
     data = table_of({"north": "ace", "south": "bdf", "west": "ace"})
@@ -619,11 +552,6 @@ def test_the_command_prints_json_alone(ok: Callable[..., str]):
     assert table["sites"][2]["roles"] == {"training": 0, "validation": 0, "test": 30, "nobody": 0}
 
 
-def test_of_several_divisions_the_first_is_looked_at(ok: Callable[..., str]):
-    notes = json.loads(ok("--json", "--hold-out", "dark,light", "--seed", "0,1"))["notes"]
-    assert "These runs divide data in 4 ways; this is the first: seed 0, 'dark' held out." in notes
-
-
 def test_the_command_judges_tests_where_that_is_asked_for(ok: Callable[..., str]):
     assert json.loads(ok("--json"))["sites"][2]["values"]["mean"] == [None]
     assert json.loads(ok("--json", "--test"))["sites"][2]["values"]["mean"] != [None]
@@ -634,19 +562,6 @@ def test_errors_are_errors(ok: Callable[..., str], tmp_path: Path):
     assert "domain to hold out" in ok("--hold-out", "nowhere", code=1)
     (tmp_path / "file").touch()
     assert "cannot be written" in ok("--html", str(tmp_path / "file" / "page.html"), code=1)
-
-
-def test_it_changes_nothing_of_a_run(make: Make):
-    """Looked at or not, the federation has the same samples."""
-    from fedshift.simulation.simulation import make_federation, read_federation
-
-    experiment = make({"partition.name": "iid", "partition.clients": 4})
-    data, looked_at = read_federation(experiment)
-    federation = make_federation(experiment)
-    for one, other in zip(looked_at.clients, federation.clients, strict=True):
-        assert torch.equal(one.train.x, other.train.x)
-        assert one.name == other.name
-    assert torch.equal(data.x, federation.clients[0].train.pool.x)
 
 
 def test_a_model_that_cannot_take_the_data_is_told(make: Make, monkeypatch: pytest.MonkeyPatch):

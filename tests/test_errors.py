@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -222,6 +223,16 @@ def test_a_full_disk_keeps_the_last_checkpoint(make: Make, monkeypatch: pytest.M
     assert not list(folder.path.glob(".*.new"))
     resume(folder)
     assert [record["position"] for record in folder.records()] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_full_standard_output_is_one_line_and_exit_code_1():
+    command = [sys.executable, "-m", "fedshift", "list"]
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: ")
+    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")

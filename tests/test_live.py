@@ -6,18 +6,18 @@ import io
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from conftest import Make
 from fedshift.api import compare
 from fedshift.core.contract import Round, Stage
 from fedshift.reporting.live import LOADING, LiveProgress, scores_text
 from fedshift.runs.events import Events
 from fedshift.runs.folder import RunFolder, Times
-from fedshift.runs.progress import Outlook, Progress
+from fedshift.runs.progress import Outlook
 from fedshift.runs.schema import Timed
 from fedshift.simulation.listener import Task
 from fedshift.simulation.plan import PlannedStage
@@ -130,15 +130,6 @@ def test_runs_that_advance_together(clock: Clock):
     again.end()
 
 
-@pytest.mark.parametrize(("width", "height"), [(120, 40), (80, 10), (60, 10), (20, 5), (1, 1)])
-def test_any_terminal_is_large_enough(clock: Clock, width: int, height: int):
-    progress = display(3, clock, width, height)
-    for name in ("a" * 99, "b"):
-        progress.begin(outlook(name)).evaluated(scores(0.5, 0.25))
-        assert seen(progress)
-        assert max(map(len, seen(progress))) <= width
-
-
 def test_a_terminal_shows_runs_and_keeps_lines(tiny_document: dict[str, Any]):
     """The whole way, from a run to what a terminal is sent."""
     terminal = Console(file=io.StringIO(), force_terminal=True, width=160)
@@ -231,20 +222,6 @@ def test_messages_beside_runs(clock: Clock):
     assert has(goes_on, "2/3 b", "round 5")
 
 
-def test_all_are_silent_by_default(capsys: pytest.CaptureFixture[str]):
-    progress = Progress()
-    progress.embedded("means", 0, 1)
-    progress.note("A word.")
-    progress.reused("a")
-    run = progress.begin(outlook("b", 2))
-    run.steps(1)
-    run.round(1, 1, 1)
-    run.evaluated(scores(0.5))
-    run.end()
-    run.failed("no")
-    assert capsys.readouterr() == ("", "")
-
-
 def test_means_over_clients_and_of_many_environments_the_worst():
     """3 environments of 2 clients: 3 lines. 20 environments: two lines; the mean of 0.00, 0.05, ..., 0.95 is 0.475."""
 
@@ -262,21 +239,14 @@ def test_means_over_clients_and_of_many_environments_the_worst():
 # What it took -----------------------------------------------------------------------------------
 
 
-def test_shared_time_is_divided(make: Make, tmp_path: Path):
+def test_shared_time_is_divided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Training 6/3 + 4 + 2/2 = 7 s, evaluation 3/3 + 1 + 0 = 2 s."""
-    folder = RunFolder.create(make(), tmp_path / "run")
-    assert folder.times() == Times(0, 0, ())
-    folder.timing(STEPPED)
-    folder.timing(STEPPED.model_copy(update={"seconds": 4.0, "evaluation": 1.0, "together": 1, "engine": "sequential"}))
-    folder.timing(STEPPED.model_copy(update={"seconds": 2.0, "evaluation": 0.0, "together": 2}))
-    assert folder.times() == Times(7, 2, ("vectorised", "sequential"))
-
-
-@pytest.mark.parametrize("line", ['{"start": 5, "stop"', '{"start": 5, "stop": 6, "seconds": 1.0}', "[]", ""])
-def test_a_line_that_is_not_whole_is_left_out(make: Make, tmp_path: Path, line: str):
-    folder = RunFolder.create(make(), tmp_path / "run")
-    folder.timing(STEPPED)
-    with (folder.path / "timings.jsonl").open("a") as file:
-        file.write(f"{line}\n")
-    folder.timing(STEPPED)
-    assert folder.times() == Times(4, 2, ("vectorised",))
+    changes = [
+        {},
+        {"seconds": 4.0, "evaluation": 1.0, "together": 1, "engine": "sequential"},
+        {"seconds": 2.0, "evaluation": 0.0, "together": 2},
+    ]
+    lines = "\n".join(STEPPED.model_copy(update=change).model_dump_json() for change in changes)
+    monkeypatch.setattr(RunFolder, "_manifest", lambda _: SimpleNamespace(files={}))
+    monkeypatch.setattr("fedshift.runs.folder.read_file", lambda *_, **__: lines.encode())
+    assert RunFolder(tmp_path).times() == Times(7, 2, ("vectorised", "sequential"))

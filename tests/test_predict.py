@@ -240,7 +240,7 @@ def test_arrays_of_another_type_or_shape_are_refused(arrays: Run, tmp_path: Path
     assert "bytes.npz' has samples of type uint8; the model takes float32: give that" in message
     assert "samples of shape (2, 6); the model takes (2, 5)" in message
     assert "lacks the array x" in message
-    assert "nan in row 1 at [1, 2]" in message
+    assert "nan at [1, 2] of row 1" in message
 
 
 @pytest.mark.parametrize("said", ["is not there any more", "changed since it began"])
@@ -307,7 +307,7 @@ def test_tokens_that_a_model_never_saw_are_refused(tmp_path: Path):
     np.savez(tmp_path / "other.npz", x=x[:2])
     found = fedshift.predict(run.path, [tmp_path / "new.npz", tmp_path / "other.npz"])
     assert found.rows == (0, 1)
-    with refuses("new.npz'", "token 50", "row 2", "0 to 49"):
+    with refuses("new.npz'", "holds 50", "row 2", "0 to 49"):
         found.check()
 
 

@@ -28,13 +28,12 @@ from conftest import TINY
 from fedshift.api import Comparison, compare
 from fedshift.cli.app import app
 from fedshift.errors import FedshiftError
+from fedshift.methods.client2vec.heat_maps import MOST_LETTERS, drawable, heat_maps
 from fedshift.methods.client2vec.vectors import Index
-from fedshift.reporting.curves import MOST_PANELS, by_round, colours, figures
+from fedshift.reporting.curves import MOST_PANELS, by_round, figures
 from fedshift.reporting.page import page
 from fedshift.reporting.results import Results, flat
 from fedshift.reporting.settings import merged
-from fedshift.reporting.similarity import MOST_LETTERS, drawable, heat_maps
-from fedshift.reporting.stages import in_words, spans, unscored_before
 from fedshift.reporting.table import tables
 from fedshift.reporting.table import text as plain_text
 from fedshift.reporting.units import printable
@@ -269,11 +268,6 @@ def test_every_page_is_well_formed_and_shows_names_as_they_are(results: Results)
     assert all(any(printable(column).strip() in line for line in lines) for column in shown)
 
 
-@given(st.integers(1, 200))
-def test_no_two_rows_have_the_same_colour(count: int):
-    assert len(set(colours(count))) == count
-
-
 def test_a_heat_map_shows_whatever_domains_are_called():
     feature = torch.arange(len(AWKWARD) * 3.0).reshape(-1, 3).sin()
     figure = heat_maps(Index(AWKWARD, AWKWARD, (1,) * len(AWKWARD), feature, None, {}))
@@ -308,19 +302,6 @@ def test_methods_are_compared_by_training_round():
     assert "client2vec: 2 rounds before training are not scored, and not counted on the axis." in text
     assert "fedpin-gm-ft: of the rounds on the axis, 1 to 4 are &#39;train&#39;, 5 is &#39;finetune&#39;." in text
     assert "fedavg: " not in text
-
-
-def test_rounds_are_told_by_stage():
-    records = {method: one_run(method).records for method in PLANS}
-    assert {method: in_words(found) for method, found in records.items()} == {
-        "fedavg": "4",
-        "client2vec": "2 not scored + 4 train",
-        "fedpin-gm-ft": "4 train + 1 finetune",
-        "head-retraining": "4 part + 4 head",
-    }
-    assert [unscored_before(found) for found in records.values()] == [0, 2, 0, 0]
-    assert spans(records["head-retraining"]) == "1 to 4 are 'part', 5 to 8 are 'head'"
-    assert spans(records["client2vec"]) == ""
 
 
 def test_an_unfinished_run_of_several_stages_is_not_beyond_its_rounds():
@@ -395,22 +376,6 @@ def test_the_head_of_the_page_says_what_was_run():
         "Machine": "A fast one, 8 cores, Linux",
         "Written": "2026-01-02 03:04 UTC",
     }
-
-
-def test_a_real_run_leaves_what_the_head_of_the_page_needs(tmp_path: Path):
-    comparison = compare(TINY, out=tmp_path, progress=Progress())
-    read = Strict(comparison.report(tmp_path / "report.html").read_text())
-    head = dict(zip(read.texts["dt"], read.texts["dd"], strict=True))
-    assert (head["Domains"], head["Clients"], head["Training samples"], head["Samples of a client"]) == (
-        "3",
-        "2",
-        "54",
-        "27",
-    )
-    assert "cores" in head["Machine"]
-    assert "torch" in head["Versions"]
-    raw = [text for text in read.texts["summary"] if re.search(r"\d{4,}|\d bytes", text)]
-    assert raw == []
 
 
 def test_fourteen_runs_have_one_list_of_settings():

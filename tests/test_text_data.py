@@ -157,7 +157,7 @@ def test_tokens_by_hand(tmp_path: Path):
     assert data.notes == ("1 of 7 texts have more than 6 tokens, the longest 8, and were cut: data.length.",)
     assert dataset.inputs() == Inputs(tokens=12, pad=0)
     check_data(data, dataset.inputs())
-    with refuses("holds 11", "sample 0", "0 to 10"):
+    with refuses("holds 11", "row 0 of", "0 to 10"):
         check_data(data, Inputs(tokens=11))
 
 

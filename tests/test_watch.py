@@ -150,15 +150,6 @@ def test_a_task_is_written_at_once_though_steps_came_fast_before(tmp_path: Path)
     assert (events[-1]["steps"], events[-1]["of_round"]) == (500, 500)
 
 
-def test_a_clock_that_jumps_back_stops_no_lines(tmp_path: Path):
-    clock = Clock()
-    log = EventLog(tmp_path / EVENTS, outlook(100, 6.0), RunProgress(), clock)
-    clock.now -= 3600
-    for number in range(1, 21):
-        one_round(log, clock, number)
-    assert written(tmp_path / EVENTS)[-1]["position"] == 20
-
-
 def test_a_full_disk_for_its_file_stops_no_run(
     make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):

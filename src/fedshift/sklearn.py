@@ -210,7 +210,13 @@ class _Temporary:
 
 
 def _dtype(X: Any) -> np.dtype[Any]:  # noqa: N803
-    """The type that samples are taken as: images of bytes as they are, all else as float32."""
+    """The type that samples are taken as: images of bytes as they are, all else as float32.
+
+    Raises:
+        ValueError: some are masked.
+    """
+    if np.ma.is_masked(X):
+        raise ValueError("X has masked values: fill them in (filled(value)), or leave such rows out.")
     images = getattr(X, "dtype", None) == np.uint8 and getattr(X, "ndim", 0) == 4
     return np.dtype(np.uint8 if images else np.float32)
 

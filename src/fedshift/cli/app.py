@@ -6,6 +6,7 @@ import inspect
 import shlex
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from io import TextIOWrapper
 from pathlib import Path
@@ -455,7 +456,7 @@ def options(
 
 
 def main() -> None:
-    """The command ``fedshift``: a user's error is one message and exit code 2, and used-up memory exit code 1."""
+    """The command ``fedshift``: a user's error is one message and exit code 2; one of the system's exit code 1."""
     debug = "--debug" in sys.argv
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     if isinstance(sys.stdout, TextIOWrapper):  # there is none where it was closed
@@ -468,7 +469,12 @@ def main() -> None:
         typer.secho(f"Error: {error}", fg="red", err=True)
         sys.exit(2)
     except Exception as error:
-        if debug or not memory.is_shortage(error):
+        shortage = memory.is_shortage(error)
+        if debug or not (shortage or isinstance(error, OSError)):
             raise
-        typer.secho(f"Error: {memory.in_words(error)}", fg="red", err=True)
+        if not isinstance(error, BrokenPipeError):
+            typer.secho(f"Error: {memory.in_words(error) if shortage else error}", fg="red", err=True)
+        if not shortage and sys.stdout is not None:
+            with suppress(OSError):
+                sys.stdout.close()  # or what is left of the output is written again at the end
         sys.exit(1)

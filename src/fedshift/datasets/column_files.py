@@ -17,7 +17,7 @@ import numpy as np
 
 from fedshift import parquet
 from fedshift.datasets.dataset import Dataset
-from fedshift.datasets.labelled import Array, Names, check_each, files_in, names_of, shown, sorted_names
+from fedshift.datasets.labelled import Array, Names, files_in, names_of, shown, sorted_names
 from fedshift.errors import FedshiftError, UnknownNameError, needs
 from fedshift.settings.spec import setting
 
@@ -26,7 +26,6 @@ ENCODING = "utf-8-sig"  # with the mark that Excel writes, or without
 COMMAS = "Separate columns by commas."
 USUAL = re.compile(r"(?!.{16})-?(0|[1-9]\d*)(\.0|\.\d*[1-9])?")  # a number of which a float keeps every digit
 NUMBERS = "iuf"  # kinds of NumPy's types
-FLOAT32 = float(np.finfo(np.float32).max)
 
 
 class ColumnFiles(Dataset):
@@ -57,9 +56,9 @@ class ColumnFiles(Dataset):
         for file in self.files():
             if self.domain:
                 check_present(file, column_names(file), self.named_apart)
-                found.append((str(file), self.domain_of(file, read_columns(file, [self.domain], names=[self.domain]))))
+                found.append(self.domain_of(file, read_columns(file, [self.domain], names=[self.domain])))
             else:
-                found.append((str(file), Names.all(file.stem, 0)))
+                found.append(Names.all(file.stem, 0))
         return sorted_names("domain", found)
 
     def files(self) -> list[Path]:
@@ -84,6 +83,10 @@ class ColumnFiles(Dataset):
     def named_apart(self) -> dict[str, str]:
         """The columns that are no inputs, and the setting that names each."""
         return {self.label: "data.label"} | ({self.domain: "data.domain"} if self.domain else {})
+
+    def label_of(self, file: Path, frame: Any) -> Names:
+        """The classes of a file's rows."""
+        return names_in(frame, self.label, file, whole=True)
 
     def domain_of(self, file: Path, frame: Any) -> Names:
         """The domains of a file's rows, of which some columns are in a table of pandas."""
@@ -154,6 +157,7 @@ def column_names(file: Path) -> list[str]:
         else:
             with file.open(encoding=ENCODING, newline="") as opened:
                 names = next(csv.reader(opened), [])
+            parquet.check_width(file, len(names))
     if not names:
         raise FedshiftError(f"'{file}' is empty; its first line should name the columns.")
     if len({*names}) < len(names):
@@ -284,8 +288,7 @@ class Cells(NamedTuple):
         """Raise an error that says how to mend it if a cell is missing."""
         missing = self.first(self.missing)
         if missing is not None:
-            others = f", and in {self.missing.sum() - 1} more" if self.missing.sum() > 1 else ""
-            raise FedshiftError(f"{self.where} holds nothing in row {missing[0]}{others}; {fix}")
+            raise FedshiftError(f"{self.where} holds nothing in row {missing[0]}; {fix}")
 
     def checked(self, more: str = "") -> Array:
         """The numbers of the cells (N,), float64; NaN where nothing is.
@@ -294,7 +297,7 @@ class Cells(NamedTuple):
             more: what else can be done about a cell that holds no number.
 
         Raises:
-            FedshiftError: a cell holds other text, or a number that float32 does not hold; the message names the row.
+            FedshiftError: a cell holds other text; the message names the row.
         """
         word = self.first(self.words)
         if word is not None:
@@ -303,7 +306,6 @@ class Cells(NamedTuple):
                 "stands for nothing (--set data.missing=...), or name the columns to read (--set data.columns=...)."
                 f"{more}"
             )
-        check_each(self.numbers, lambda some: np.abs(some) > FLOAT32, self.where, "a finite number of float32")
         return self.numbers
 
 
@@ -336,21 +338,18 @@ def times(column: Any, where: str) -> Array:
     """
     import pandas as pd
 
-    if column.dtype.kind in NUMBERS:
-        values: Array = column.to_numpy()
-        check_each(values, lambda some: ~np.isfinite(some), where, "a finite number")
-        since: Array = (values - values.min()).astype(np.float64)  # it would not hold nanoseconds since 1970
-        return since
-    moments = (
-        column if column.dtype.kind == "m" else pd.to_datetime(column, errors="coerce", format="ISO8601", utc=True)
-    )
-    wrong = np.flatnonzero(moments.isna().to_numpy())
+    numeric = column.dtype.kind in NUMBERS
+    moments = column
+    if not numeric and column.dtype.kind != "m":
+        moments = pd.to_datetime(column, errors="coerce", format="ISO8601", utc=True)
+    wrong = np.flatnonzero(moments.isin([np.inf, -np.inf]) | moments.isna())
     if len(wrong):
         raise FedshiftError(
             f"{where} holds {str(column.iloc[wrong[0]])!r:.100} in row {wrong[0]}; give numbers, or dates and times as "
             "ISO 8601 writes them (2024-01-31T12:00:00.5)."
         )
-    seconds: Array = (moments - moments.min()).dt.total_seconds().to_numpy()
+    since = moments - moments.min()  # before it becomes a float, which would not hold nanoseconds since 1970
+    seconds: Array = since.to_numpy(np.float64) if numeric else since.dt.total_seconds().to_numpy()
     return seconds
 
 

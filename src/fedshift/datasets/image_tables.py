@@ -6,19 +6,19 @@ where it lies; a data set of the hub is downloaded into the cache of the dataset
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from fedshift import parquet
 from fedshift.datasets.images import Encoded, ImageRows
-from fedshift.datasets.labelled import each_read, shown
+from fedshift.datasets.labelled import names_of
 from fedshift.datasets.listing import files_below, left_out
 from fedshift.errors import FedshiftError, needs
-from fedshift.federation.names import check_names
 from fedshift.hub import answers, hub
 
 BATCH = 256
@@ -80,27 +80,27 @@ class ImageTable(NamedTuple):
         """The names behind the numbers of a column, where the hub's format keeps them."""
         return getattr(self.features[column], "names", None) if column else None
 
-    def cells(self, column: str) -> Iterator[tuple[str, Any]]:
-        """The values of a column, each with where it is, for errors."""
-        row = 0
+    def columns(self, name: str) -> Iterator[Any]:
+        """A column, some rows at a time, as Arrow has it."""
         with _reading(self.where):
-            for batch in self.batches([column]):
-                for value in batch[column].to_pylist():
-                    yield f"in row {row} of {self.where}", value
-                    row += 1
+            for batch in self.batches([name]):
+                yield batch[name]
 
-    def names(self, column: str, whole: bool, places: dict[str, str]) -> list[str]:
-        """The names in a column; to ``places`` is added where each occurs first."""
-        if not column:
+    def names(self, column: str, *, whole: bool) -> list[str]:
+        """The names in a column."""
+        if not column or not self.rows:
             return [""] * self.rows
-        known = self.known(column)
-
-        def read(cell: tuple[str, Any]) -> str:
-            name = _name(*cell, column, known, whole=whole)
-            places.setdefault(name, cell[0])
-            return name
-
-        return each_read(read, self.cells(column), "cells hold no name that can be used")
+        known, where = self.known(column), f"The column '{column}' of '{self.where}'"
+        cells = np.concatenate([some.to_numpy(zero_copy_only=False) for some in self.columns(column)])
+        found, names = names_of(cells, where, whole=whole or known is not None), list[str]()
+        for value, row in zip(found.values, found.rows, strict=True):
+            if known is None or isinstance(value, str):
+                names.append(str(value))
+            elif 0 <= value < len(known):
+                names.append(known[int(value)])
+            else:
+                raise FedshiftError(f"{where} holds {value} in row {row}, but there are {len(known)} names for it.")
+        return [names[place] for place in found.which]
 
 
 def parquet_images(path: str, columns: Columns = COLUMNS) -> ImageRows:
@@ -114,8 +114,8 @@ def parquet_images(path: str, columns: Columns = COLUMNS) -> ImageRows:
     if not files:
         what = "no file below it ends in .parquet" if root.exists() else "it does not exist"
         raise FedshiftError(f"data.path = '{path}': {what}; give a Parquet file or a folder of them.")
-    note = left_out(root, files) if root.is_dir() else ""
-    return _images([_table_of(file) for file in files], columns, path, (note,) if note else ())
+    notes = left_out(root, files) if root.is_dir() else ()
+    return _images([_table_of(file) for file in files], columns, path, notes)
 
 
 def hub_images(
@@ -164,18 +164,16 @@ def check_hub(images: Callable[[], ImageRows]) -> None:
 def _images(tables: Sequence[ImageTable], columns: Columns, path: str, notes: tuple[str, ...] = ()) -> ImageRows:
     """The images of tables, whose columns of names are read."""
     found = [columns.image_among(list(table.features), path) for table in tables]
-    domains, labels = list[str](), list[str]()
-    for kind, column, read_names in (("domain", columns.domain, domains), ("class", columns.label, labels)):
-        known = tables[0].known(column) or ()
-        places = dict.fromkeys(known, f"a name of the column '{column}' of {path}")
-        for table in tables:
-            read_names.extend(table.names(column, kind == "class", places))
-        check_names(kind, places)
+    domains, labels = (
+        [name for table in tables for name in table.names(column, whole=column == columns.label)]
+        for column in (columns.domain, columns.label)
+    )
 
     def read() -> Iterator[tuple[str, Encoded]]:
         for table, image in zip(tables, found, strict=True):
-            for where, cell in table.cells(image):
-                yield where, _image(cell)
+            cells = (cell for some in table.columns(image) for cell in some.to_pylist())
+            for row, cell in enumerate(cells):
+                yield f"in row {row} of {table.where}", _image(cell)
 
     classes = tables[0].known(columns.label)
     return ImageRows(domains, labels, tuple(sorted(set(labels)) if classes is None else classes), read, notes)
@@ -224,31 +222,3 @@ def _image(image: Any) -> Encoded:
     if isinstance(data, bytes):
         return data
     return Path(path) if data is None and isinstance(path, str) and os.path.isfile(path) else None  # noqa: PTH113
-
-
-def _name(where: str, value: Any, column: str, known: list[str] | None, *, whole: bool) -> str:
-    """The name behind a value of the domain or label column.
-
-    Args:
-        where: the row.
-        value: what it holds.
-        column: what its column is called.
-        known: the names behind numbers, where there are any.
-        whole: whether numbers have to be whole, as those of classes do; 1.0 is then called "1".
-
-    Raises:
-        FedshiftError: it is missing, no name or whole number, or no number of a known name.
-    """
-    if isinstance(value, float) and (whole or known is not None) and value.is_integer():
-        value = int(value)
-    usable = isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value) and not whole)
-    if not usable or not str(value).strip():
-        raise FedshiftError(
-            f"The image {where} has {shown(value)} in the column '{column}'; a {column} is a name or a whole number: "
-            "fill it in or remove the row."
-        )
-    if known is None or not isinstance(value, int):
-        return str(value)
-    if not 0 <= value < len(known):
-        raise FedshiftError(f"The image {where} has the {column} {value}, but there are {len(known)} names for it.")
-    return known[value]

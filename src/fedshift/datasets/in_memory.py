@@ -6,12 +6,10 @@ on, is compared and predicts as one on any file.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
-from hashlib import blake2b
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -20,6 +18,8 @@ from fedshift import files
 from fedshift.datasets.arrays import Arrays, labelled
 from fedshift.datasets.labelled import Array, Labelled, joined
 from fedshift.errors import DiskError, FedshiftError, Problems, UnknownNameError
+from fedshift.federation.checks import check_data
+from fedshift.federation.inputs import Inputs
 
 FOLDER = "runs/data"
 KEYS = ("x", "y", "group")
@@ -83,6 +83,7 @@ def _arrays(sites: Any, classes: Sequence[str]) -> dict[str, Array]:
             names.append(np.repeat(np.array([name]), len(parts[-1].x)))
     problems.check()
     data = joined(parts, classes, tuple(notes))
+    check_data(data, Inputs(), one_class=True)
     arrays = {"x": data.x.numpy(), "y": data.y.numpy(), "domain": np.concatenate(names)}
     arrays["classes"] = np.array(data.classes)
     if len(np.unique(data.group.numpy())) < len(data.group):
@@ -158,8 +159,10 @@ def _array(given: Any, called: str) -> Array:
     """What was given as an array.
 
     Raises:
-        FedshiftError: it is none; the message says why.
+        FedshiftError: it is none, or has masked values; the message says why.
     """
+    if any(np.ma.is_masked(each) for each in (given, *(given if isinstance(given, list | tuple) else ()))):
+        raise FedshiftError(f"{called} has masked values: fill them in (filled(value)), or leave such rows out.")
     if isinstance(given, list) and given and isinstance(given[0], Tensor):
         given = [value.item() if value.ndim == 0 else value for value in given]
     if isinstance(given, list | tuple) and any(isinstance(value, str) for value in given):
@@ -194,33 +197,17 @@ def _kind(given: object) -> str:
 # The file ---------------------------------------------------------------------------------------------
 
 
-class _Stream(io.RawIOBase):
-    """A file that is written from front to back, and the digest of what was written.
+def _write(arrays: Mapping[str, Array], folder: Path) -> Path:
+    """Write arrays into a file that is named by its digest, unless it is there; where it is.
 
     NumPy writes no time of day, so equal arrays are equal bytes.
     """
-
-    def __init__(self, file: BinaryIO) -> None:
-        self.file, self.digest = file, blake2b(digest_size=16)
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, piece: Any) -> int:
-        self.digest.update(piece)
-        return self.file.write(piece)
-
-
-def _write(arrays: Mapping[str, Array], folder: Path) -> Path:
-    """Write arrays into a file that is named by their digest, unless it is there; where it is."""
     files.make_folder(folder)
     try:
         with TemporaryDirectory(prefix=".new-", dir=folder) as temporary:
             new = Path(temporary) / "data.npz"
-            with new.open("wb") as file:
-                stream = _Stream(file)
-                np.savez(stream, allow_pickle=False, **arrays)
-            digest = stream.digest.hexdigest()
+            np.savez(new, allow_pickle=False, **arrays)
+            digest = files.digest(new)
             path = folder / f"{digest[:16]}.npz"
             if files.digest(path) != digest:
                 files.sync(new.parent, [new.name])

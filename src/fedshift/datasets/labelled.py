@@ -20,10 +20,7 @@ from fedshift import memory
 from fedshift.datasets.listing import left_out
 from fedshift.errors import FedshiftError, Problems
 from fedshift.federation.domains import DomainData
-from fedshift.federation.names import check_names
 from fedshift.federation.preparation import Column
-
-PIECE = 1 << 22  # numbers checked together
 
 Array = np.ndarray[Any, Any]
 Value = str | int | float
@@ -134,8 +131,7 @@ def files_in(given: str, suffixes: Sequence[str]) -> list[Path]:
 def beside(given: str, files: Iterable[Path]) -> tuple[str, ...]:
     """A note on what lies in a folder beside the files that are read."""
     path = Path(given).expanduser()
-    note = left_out(path, files) if path.is_dir() else ""
-    return (note,) if note else ()
+    return left_out(path, files) if path.is_dir() else ()
 
 
 def each_read(read: Callable[[Item], T], items: Iterable[Item], what: str) -> list[T]:
@@ -181,9 +177,11 @@ def names_of(array: Array, where: str, *, whole: bool = False) -> Names:
     if array.dtype.kind not in "biufUO":
         raise FedshiftError(f"{where} is of type {array.dtype}; give text or numbers (astype(str), say).")
     if array.dtype.kind == "f":
-        check_each(array, lambda some: ~np.isfinite(some), where, "a finite number")
-        if whole:
-            check_each(array, lambda some: some != np.round(some), where, "a name or a whole number")
+        wrong = ~np.isfinite(array) | (whole & (array != np.round(array)))
+        if wrong.any():
+            row = int(wrong.argmax())
+            needed = "a name or a whole number" if whole else "a finite number"
+            raise FedshiftError(f"{where} holds {array[row]} in row {row}; give {needed}.")
     values, rows, which = np.unique(array, return_index=True, return_inverse=True)
     items = [int(value) if isinstance(value, float) and value.is_integer() else value for value in values.tolist()]
     items = [str(value) if isinstance(value, bool) else value for value in items]
@@ -198,57 +196,22 @@ def shown(cell: object) -> str:
     return f"{str(cell)!r:.100} ({type(cell).__name__})"
 
 
-def check_each(array: Array, wrong: Callable[[Array], Array], where: str, needed: str) -> None:
-    """Refuse an array (N, ...) with a wrong number; the error names the first, and how many rows have one.
-
-    Args:
-        array: the numbers.
-        wrong: which of some rows' numbers are wrong, of the same shape.
-        where: what errors call the array, with its file.
-        needed: what each should be.
-
-    Raises:
-        FedshiftError: one is wrong.
-    """
-    step = max(1, PIECE // max(1, array[:1].size))
-    bad: list[int] = []
-    for start in range(0, len(array), step):
-        found = wrong(array[start : start + step])
-        bad += (start + np.flatnonzero(found.reshape(len(found), -1).any(axis=1))).tolist()
-    if not bad:
-        return
-    place = np.argwhere(wrong(array[bad[0] : bad[0] + 1])[0])[0].tolist()
-    more = f", and {len(bad) - 1} more rows are wrong" if len(bad) > 1 else ""
-    raise FedshiftError(
-        f"{where} holds {array[(bad[0], *place)]} in row {bad[0]}{f' at {place}' if place else ''}{more}; each should "
-        f"be {needed}. Correct such rows or leave them out."
-    )
-
-
-def sorted_names(kind: str, places: Sequence[tuple[str, Names]]) -> tuple[str, ...]:
+def sorted_names(kind: str, found: Iterable[Names]) -> tuple[str, ...]:
     """All values as names, by size if they are numbers, else by the alphabet.
 
-    Args:
-        kind: what they are names of.
-        places: files, for errors, and the names in each.
-
     Raises:
-        FedshiftError: names cannot be used, or a class is a number in one file where classes of others are text.
+        FedshiftError: a class is a number in one file where classes of others are text.
     """
-    found: dict[Value, str] = {}
-    for where, names in places:
-        for number, value in enumerate(names.values):
-            found.setdefault(value, names.place(number, where))
-    text = [value for value in found if isinstance(value, str)]
-    numbers = [value for value in found if not isinstance(value, str)]
-    alone = [value for value in numbers if str(value) not in found]
+    values = {value for names in found for value in names.values}
+    text = sorted(value for value in values if isinstance(value, str))
+    numbers = sorted(value for value in values if not isinstance(value, str))
+    alone = [value for value in numbers if str(value) not in text]
     if text and alone and kind == "class":  # a CSV file of the classes 1 and 2 may go with one of 1, 2 and 2b
         raise FedshiftError(
-            f"The {kind} is the number {alone[0]} in {found[alone[0]]}, and the text '{text[0]}' in {found[text[0]]}; "
-            "write all of them as numbers or all as text."
+            f"The class is the number {alone[0]} in one file, and the text '{text[0]}' in another; write all of them "
+            "as numbers or all as text."
         )
-    check_names(kind, {str(value): place for value, place in found.items()})
-    return tuple(sorted({*text, *map(str, numbers)}) if text else map(str, sorted(numbers)))
+    return tuple(sorted({*text, *map(str, numbers)}) if text else map(str, numbers))
 
 
 # All files together -----------------------------------------------------------------------------------
@@ -275,21 +238,17 @@ def joined(
                 f"A sample of '{first.where}' is {first.x.dtype} of shape {list(first.x.shape[1:])}, one of "
                 f"'{part.where}' {part.x.dtype} of shape {list(part.x.shape[1:])}; make them alike."
             )
-    domains, domain = _numbered("domain", [(part.where, part.domain) for part in parts])
-    named, y = _numbered("class", [(part.where, part.y) for part in parts], classes)
+    domains, domain = _numbered("domain", [part.domain for part in parts])
+    named, y = _numbered("class", [part.y for part in parts], classes)
     group, where = _groups(parts), Places(tuple((part.where, part.rows or range(len(part.x))) for part in parts))
     return DomainData(_together(parts), y, domain, domains, named, group, notes=notes, where=where, columns=columns)
 
 
-def _numbered(
-    kind: str, places: Sequence[tuple[str, Names]], known: Sequence[str] = ()
-) -> tuple[tuple[str, ...], Tensor]:
+def _numbered(kind: str, found: Sequence[Names], known: Sequence[str] = ()) -> tuple[tuple[str, ...], Tensor]:
     """The names that samples of all files have, and the number of each sample's, (N,), int64."""
-    names = tuple(known) or sorted_names(kind, places)
+    names = tuple(known) or sorted_names(kind, found)
     number = {name: place for place, name in enumerate(names)}
-    return names, torch.cat(
-        [torch.tensor([number[str(value)] for value in own.values])[own.which] for _, own in places]
-    )
+    return names, torch.cat([torch.tensor([number[str(value)] for value in own.values])[own.which] for own in found])
 
 
 def _groups(parts: Sequence[Labelled]) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -81,28 +81,13 @@ def is_nifti(file: Path) -> bool:
     return not file.name.startswith(".") and file.name.lower().endswith((".nii", ".nii.gz"))
 
 
-def left_out(root: Path, read: Iterable[Path] = (), reads: Callable[[Path], bool] = is_image) -> str:
-    """What lies below a folder beside the files that are read, counted by kind; empty if nothing does.
-
-    Args:
-        root: the folder.
-        read: the files that are read.
-        reads: whether a file is of the kind that is read; one that is none the less left out lies in the wrong place.
-    """
+def left_out(root: Path, read: Iterable[Path] = ()) -> tuple[str, ...]:
+    """A note on what lies below a folder beside the files that are read, counted by suffix; none if nothing does."""
     known = set(read)
     kinds = Counter(
-        _kind(file, reads)
+        "without a suffix" if file.suffix[1:].isdigit() else file.suffix.lower() or "without a suffix"
         for file in files_below(root)
         if file not in known and not any(part.startswith(".") for part in file.relative_to(root).parts)
     )
     words = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-    return f"Not read in '{root}': {words}." if words else ""
-
-
-def _kind(file: Path, reads: Callable[[Path], bool]) -> str:
-    suffix = file.suffix.lower()
-    if reads(file):
-        return f"{'DICOM' if is_dicom(file) else suffix} (images outside of a class's folder)"
-    if is_dicom(file) or is_nifti(file):
-        return f"{'DICOM' if is_dicom(file) else 'NIfTI'} (data.name = 'medical' reads it)"
-    return "without a suffix" if not suffix or suffix[1:].isdigit() else suffix
+    return (f"Not read in '{root}': {words}.",) if words else ()

@@ -10,7 +10,6 @@ from fedshift.datasets.image_tables import check_hub, hub_images, parquet_images
 from fedshift.datasets.images import ImageRows
 from fedshift.datasets.listing import files_below, is_image, left_out, subfolders
 from fedshift.errors import FedshiftError
-from fedshift.federation.names import check_names
 from fedshift.settings.spec import setting
 
 
@@ -27,9 +26,7 @@ def images_in(path: str, reads: Callable[[Path], bool] = is_image) -> ImageRows:
     root = Path(path).expanduser()
     if not path or not root.is_dir() or not any(subfolders(domain) for domain in subfolders(root)):
         raise FedshiftError(f"data.path = '{path}' is no folder that is laid out as folder/domain/class/file.")
-    check_names("domain", {domain.name: f"folder '{domain}'" for domain in subfolders(root)})
     files, domains, labels = list[Path](), list[str](), list[str]()
-    places: dict[str, str] = {}
     for domain in subfolders(root):
         before = len(files)
         for label in subfolders(domain):
@@ -37,15 +34,13 @@ def images_in(path: str, reads: Callable[[Path], bool] = is_image) -> ImageRows:
             files += own
             domains += [domain.name] * len(own)
             labels += [label.name] * len(own)
-            if own:
-                places.setdefault(label.name, f"folder '{label}'")
         if len(files) == before:
-            beside = left_out(domain, reads=reads)
-            raise FedshiftError(f"The folder '{domain}' holds no image (domain/class/file). {beside}".rstrip())
-    check_names("class", places)
-    note = left_out(root, files, reads)
+            beside = " ".join(left_out(domain))
+            raise FedshiftError(
+                f"The folder '{domain}' holds no image in domain/class/file ('medical' reads DICOM). {beside}"
+            )
     classes = tuple(sorted(set(labels)))
-    return ImageRows(domains, labels, classes, lambda: ((str(file), file) for file in files), (note,) if note else ())
+    return ImageRows(domains, labels, classes, lambda: ((str(file), file) for file in files), left_out(root, files))
 
 
 class ImageFolder(SourceDataset):

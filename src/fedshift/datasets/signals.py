@@ -101,7 +101,7 @@ class Signals(InputColumns, WindowedDataset):
         """The windows of a file."""
         self.check_columns(file, channels)
         found = self._read(file, channels, list(self.named_apart), counts)
-        label = names_in(found.frame, self.label, file, whole=True)
+        label = self.label_of(file, found.frame)
         domain = self.domain_of(file, found.frame)
         group = names_in(found.frame, self.group, file) if self.group else None
         for rows, where in zip(found.rows, found.where, strict=True):
@@ -129,7 +129,7 @@ class Signals(InputColumns, WindowedDataset):
         """
         frame = read_columns(file, [*channels, *others], names=[name for name in self.as_written if name in others])
         cells = [Cells.of(frame, name, file, self.missing) for name in channels]
-        values = np.stack(each_read(self._channel, cells, f"columns of '{file}' cannot be used"), axis=1)
+        values = np.stack([self._channel(own) for own in cells], axis=1)
         time = times(frame[self.time], column_of(self.time, file)) if self.time else None
         which, called = np.zeros(len(frame), np.int64), [""]
         if self.recording:

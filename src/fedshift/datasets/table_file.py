@@ -20,13 +20,12 @@ from fedshift.datasets.column_files import (
     check_present,
     column_names,
     column_of,
-    names_in,
     not_looked_at,
     read_columns,
 )
 from fedshift.datasets.dataset import Dataset
 from fedshift.datasets.labelled import Array, Labelled, Names, beside, each_read, joined, names_of, shown, sorted_names
-from fedshift.errors import FedshiftError, Problems, UnknownNameError
+from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.federation.domains import DomainData, Unlabelled
 from fedshift.federation.inputs import Inputs
 from fedshift.federation.preparation import UNSEEN, Column, Preparation
@@ -117,17 +116,12 @@ class TableFile(InputColumns, TableDataset):
             if name not in names:
                 raise UnknownNameError("column in data.categories", name, names)
         rows = each_read(lambda file: self._rows(file, names), files, f"things are wrong with the table '{self.path}'")
-        columns = tuple(
-            each_read(
-                lambda place: self._column(names[place], [each.cells[place] for each in rows]),
-                range(len(names)),
-                f"columns of the table '{self.path}' cannot be used",
-            )
-        )
-        parts = []
-        for each in rows:
-            x = self._numbers(each.cells, columns)
-            parts.append(Labelled(each.where, torch.from_numpy(x), each.y, each.domain))
+        cells = zip(*(each.cells for each in rows), strict=True)
+        columns = tuple(self._column(name, own) for name, own in zip(names, cells, strict=True))
+        parts = [
+            Labelled(each.where, torch.from_numpy(self._numbers(each.cells, columns)), each.y, each.domain)
+            for each in rows
+        ]
         notes = _notes_on_reading(columns, parts) if self.prepared else ()
         return joined(parts, notes=(*beside(self.path, files), *notes), columns=columns)
 
@@ -161,13 +155,8 @@ class TableFile(InputColumns, TableDataset):
         """The rows of a file, with their cells as they are."""
         self.check_columns(file, names)
         frame = read_columns(file, [*names, *self.named_apart], self.categories, self.as_written)
-        problems = Problems(f"columns of '{file}' cannot be used")
-        with problems.gathered():
-            y = names_in(frame, self.label, file, whole=True)
-        with problems.gathered():
-            domain = self.domain_of(file, frame)
-        problems.check()
-        return _Rows(str(file), [Cells.of(frame, name, file, self.missing) for name in names], y, domain)
+        cells = [Cells.of(frame, name, file, self.missing) for name in names]
+        return _Rows(str(file), cells, self.label_of(file, frame), self.domain_of(file, frame))
 
     def _column(self, name: str, cells: Sequence[Cells]) -> Column:
         """What a column holds in all files together.
@@ -181,9 +170,7 @@ class TableFile(InputColumns, TableDataset):
             return Column(name)
         if name not in self.categories:
             _check_categories(name, words, numbers)
-        categories = sorted_names(
-            f"category of the column '{name}'", [(each.where, _categories(each, not words)) for each in cells]
-        )
+        categories = sorted_names("category", [_categories(each, not words) for each in cells])
         if len(categories) > MOST_CATEGORIES:
             raise FedshiftError(
                 f"{cells[0].where} has {len(categories)} categories, {MOST_CATEGORIES} at most can be inputs: leave it "
@@ -194,16 +181,14 @@ class TableFile(InputColumns, TableDataset):
     def _numbers(self, cells: Sequence[Cells], columns: Sequence[Column]) -> Array:
         """Numbers, or those of categories, (N, columns); of rows that are prepared float64, NaN where nothing is."""
         x = np.empty((len(cells[0].values), len(columns)), np.float64 if self.prepared else np.float32)
-        problems = Problems("columns cannot be used")
         for place, (column, own) in enumerate(zip(columns, cells, strict=True)):
-            with problems.gathered():
-                if not self.prepared:
-                    own.check_whole(f"fill it in or remove the row.{PREPARED}")
-                if column.categories is None:
+            if not self.prepared:
+                own.check_whole(f"fill it in or remove the row.{PREPARED}")
+            if column.categories is not None:
+                x[:, place] = _codes(own, column.categories)
+            else:
+                with np.errstate(over="ignore"):  # what float32 does not hold becomes infinite, which is refused
                     x[:, place] = own.checked("" if self.prepared else PREPARED)
-                else:
-                    x[:, place] = _codes(own, column.categories)
-        problems.check()
         return x
 
 

@@ -26,12 +26,11 @@ from fedshift.datasets.column_files import (
     check_present,
     column_names,
     column_of,
-    names_in,
     not_looked_at,
     read_columns,
 )
 from fedshift.datasets.labelled import Labelled, beside, each_read, joined, shown
-from fedshift.errors import FedshiftError, Problems, needs
+from fedshift.errors import FedshiftError, needs
 from fedshift.federation.domains import DomainData, Unlabelled
 from fedshift.federation.inputs import Inputs
 from fedshift.federation.preparation import Column
@@ -99,15 +98,8 @@ class TextFile(ColumnFiles):
         """The rows of a file; to ``odd`` a number is added for each text that a note should count."""
         check_present(file, column_names(file), {self.text: "data.text"} | self.named_apart)
         frame = read_columns(file, [self.text, *self.named_apart], [self.text], self.as_written)
-        problems = Problems(f"columns of '{file}' cannot be used")
-        with problems.gathered():
-            x = self._numbers(frame, file, odd)
-        with problems.gathered():
-            y = names_in(frame, self.label, file, whole=True)
-        with problems.gathered():
-            domain = self.domain_of(file, frame)
-        problems.check()
-        return Labelled(str(file), x, y, domain)
+        x = self._numbers(frame, file, odd)
+        return Labelled(str(file), x, self.label_of(file, frame), self.domain_of(file, frame))
 
     # Numbers --------------------------------------------------------------------------------------
 

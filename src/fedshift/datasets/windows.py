@@ -97,7 +97,8 @@ class WindowedDataset(Dataset):
                 whole = standardised(recording.values, axis=0) if self.standardise == "recording" else recording.values
                 own = np.lib.stride_tricks.sliding_window_view(whole, self.window, axis=0)[starts]
                 stop += len(own)
-                x[stop - len(own) : stop] = standardised(own, axis=2) if self.standardise == "window" else own
+                with np.errstate(over="ignore"):  # what float32 does not hold becomes infinite, which is refused
+                    x[stop - len(own) : stop] = standardised(own, axis=2) if self.standardise == "window" else own
         counts[WINDOWS] += total
         which = np.repeat(np.arange(len(recordings)), [len(starts) for starts, _ in chosen])
         y, start = (

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -10,6 +13,7 @@ from fedshift.federation.domains import DomainData
 from fedshift.federation.inputs import Inputs
 from fedshift.federation.names import check_names
 
+FLOAT32 = torch.finfo(torch.float32).max
 PIECE = 1 << 22  # numbers looked at together, so that inputs that are mapped from a file need no memory
 
 
@@ -30,10 +34,10 @@ def check_data(data: DomainData, inputs: Inputs, one_class: bool = False) -> Non
     data.check_fields()  # again, since tensors can be changed in place
     problems = Problems("things are wrong with the data")
     with problems.gathered():
-        check_names("domain", {name: _first(data.domain, number) for number, name in enumerate(data.domains)})
+        check_names("domain", {name: _first(data, data.domain, number) for number, name in enumerate(data.domains)})
     if data.classes != inputs.vocabulary:
         with problems.gathered():
-            check_names("class", {name: _first(data.y, number) for number, name in enumerate(data.classes)})
+            check_names("class", {name: _first(data, data.y, number) for number, name in enumerate(data.classes)})
     with problems.gathered():
         if not one_class and (data.y == data.y[0]).all():
             raise FedshiftError(
@@ -41,40 +45,62 @@ def check_data(data: DomainData, inputs: Inputs, one_class: bool = False) -> Non
                 "data of at least two classes."
             )
     with problems.gathered():
-        _check_inputs(data, inputs.ids, missing=inputs.preparation is not None)
+        check_inputs(data.x, inputs, partial(_place, data))
     problems.check()
 
 
-def _first(numbers: Tensor, number: int) -> str:
+def _first(data: DomainData, numbers: Tensor, number: int) -> str:
     """Where a name occurs first."""
     found = (numbers == number).nonzero()
-    return f"first of sample {int(found[0])}" if len(found) else "of no sample"
+    return f"first of {_sample(data, int(found[0]))}" if len(found) else "of no sample"
 
 
-def _check_inputs(data: DomainData, tokens: int, missing: bool) -> None:
-    if data.x.dtype == torch.uint8:
+def _sample(data: DomainData, row: int) -> str:
+    return data.where[row] if data.where else f"sample {row}"
+
+
+def _place(data: DomainData, row: int) -> str:
+    domain, label = data.domains[int(data.domain[row])], data.classes[int(data.y[row])]
+    return f"{_sample(data, row)} (domain '{domain}', class '{label}')"
+
+
+def check_inputs(x: Tensor, inputs: Inputs, place: Callable[[int], str]) -> None:
+    """Refuse samples (N, ...) with a number that is not finite, beyond float32 or no token.
+
+    Args:
+        x: the samples.
+        inputs: how they become inputs; only rows that are prepared may lack numbers.
+        place: what errors call a sample.
+
+    Raises:
+        FedshiftError: a number is wrong; the message names the first, and how many samples have one.
+    """
+    if x.dtype == torch.uint8:
         return
-    step = max(1, PIECE // data.x[0].numel())
-    starts = range(0, len(data.x), step)
-    bad: list[int] = []
-    for start in starts:
-        right = _right(data.x[start : start + step], tokens, missing).flatten(1).all(dim=1)
-        bad += (start + (~right).nonzero().flatten()).tolist()
+    step = max(1, PIECE // x[0].numel())
+    starts = range(0, len(x), step)
+    bad = [start + row for start in starts for row in _wrong_rows(x[start : start + step], inputs)]
     if not bad:
         return
-    sample = data.x[bad[0]]
-    place = (~_right(sample, tokens, missing)).nonzero()[0].tolist()
+    sample = x[bad[0]]
+    at = (~_right(sample, inputs)).nonzero()[0].tolist()
     more = f", and {len(bad) - 1} more samples are wrong" if len(bad) > 1 else ""
-    needed = "finite numbers" if sample.is_floating_point() else f"tokens from 0{f' to {tokens - 1}' if tokens else ''}"
+    tokens = f"tokens from 0{f' to {inputs.ids - 1}' if inputs.ids else ''}"
+    needed = "finite numbers of float32" if sample.is_floating_point() else tokens
     raise FedshiftError(
-        f"x holds {sample[tuple(place)].item()} at {place} of sample {bad[0]} (domain "
-        f"'{data.domains[int(data.domain[bad[0]])]}', class '{data.classes[int(data.y[bad[0]])]}'){more}; it should "
-        f"hold {needed}. Correct such samples or leave them out."
+        f"x holds {sample[tuple(at)].item()} at {at} of {place(bad[0])}{more}; it should hold {needed}. Correct such "
+        "samples or leave them out."
     )
 
 
-def _right(x: Tensor, tokens: int, missing: bool) -> Tensor:
+def _wrong_rows(x: Tensor, inputs: Inputs) -> list[int]:
+    rows: list[int] = (~_right(x, inputs)).reshape(len(x), -1).any(dim=1).nonzero().flatten().tolist()
+    return rows
+
+
+def _right(x: Tensor, inputs: Inputs) -> Tensor:
     """Which numbers may be: finite ones (or NaN, if missing ones may), or tokens of so many (0: unknown)."""
     if x.is_floating_point():
-        return ~x.isinf() if missing else x.isfinite()
-    return (x >= 0) & (x < tokens) if tokens else x >= 0
+        right = x.abs() <= FLOAT32
+        return right | x.isnan() if inputs.preparation is not None else right
+    return (x >= 0) & (x < inputs.ids) if inputs.ids else x >= 0

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from rich.console import Console
 
@@ -49,20 +51,16 @@ class EventFile:
         except OSError:  # it is not there yet, or just being replaced
             return []
         self._offset += sum(len(line) + 1 for line in whole)
-        return list(_events(whole))
+        events = list[AnyEvent]()
+        for line in whole:
+            with suppress(ValueError):
+                events.append(read_event(line))
+        return events
 
     @property
     def grown(self) -> bool:
         """Whether there is more than was read."""
         return self.path.is_file() and self.path.stat().st_size > self._offset
-
-
-def _events(lines: Sequence[bytes]) -> Iterator[AnyEvent]:
-    for line in lines:
-        try:
-            yield read_event(line)
-        except ValueError:
-            continue
 
 
 @dataclass(eq=False)
@@ -74,18 +72,19 @@ class WatchedRun:
         file: its events.
         roles: the environments whose scores are shown: not those of the test while settings are being chosen.
         newest: when its newest event was read.
-        under_way: whether it has begun, and is neither finished nor given up.
-        finished: whether it is finished; its file is not read any more.
-        over: whether it is finished or given up.
+        state: how far it is; of a finished run the file is not read any more.
     """
 
     folder: RunFolder
     file: EventFile
     roles: tuple[str, ...]
     newest: float = 0.0
-    under_way: bool = False
-    finished: bool = False
-    over: bool = False
+    state: Literal["to come", "under way", "given up", "finished"] = "to come"
+
+    @property
+    def over(self) -> bool:
+        """Whether it is finished or given up."""
+        return self.state in ("given up", "finished")
 
     def new(self) -> list[AnyEvent]:
         """Its new events; those before an interruption are left out."""
@@ -96,17 +95,14 @@ class WatchedRun:
     def scores(self) -> str:
         """The last scores of a finished run, from its records, which are checked."""
         record = self.folder.records()[-1]
-        return scores_text({**record, "environments": self._rows(record["environments"])})
+        rows = [row for row in record["environments"] if row["role"] in self.roles]
+        return scores_text({**record, "environments": rows})
 
     def _allowed(self, event: AnyEvent) -> AnyEvent:
         if not isinstance(event, EvaluatedEvent):
             return event
-        return event.model_copy(
-            update={"environments": [each for each in event.environments if each.role in self.roles]}
-        )
-
-    def _rows(self, rows: Sequence[dict[str, object]]) -> list[dict[str, object]]:
-        return [row for row in rows if row["role"] in self.roles]
+        rows = [each for each in event.environments if each.role in self.roles]
+        return event.model_copy(update={"environments": rows})
 
 
 class RunWatch:
@@ -132,11 +128,11 @@ class RunWatch:
             self._search()
             self._next_search = now + SECONDS_BETWEEN_SEARCHES
         for run in self.runs.values():
-            for event in () if run.finished else run.new():
+            for event in () if run.state == "finished" else run.new():
                 self._show(run, event)
-            if run.under_way and self._get_time() - run.newest > QUIET:
+            if run.state == "under way" and self._get_time() - run.newest > QUIET:
                 self._check_alive(run)
-        if any(run.under_way for run in self.runs.values()):
+        if any(run.state == "under way" for run in self.runs.values()):
             self._last_activity = now
         elif self.expected and not self.over and now - self._last_activity >= STALLED:
             self._display.note(
@@ -166,7 +162,7 @@ class RunWatch:
                 self._finish(run)
 
     def _finish(self, run: WatchedRun) -> None:
-        run.finished, run.over = True, True
+        run.state = "finished"
         try:
             scores = run.scores()
         except FedshiftError as error:
@@ -176,17 +172,16 @@ class RunWatch:
     def _show(self, run: WatchedRun, event: AnyEvent) -> None:
         run.newest = self._get_time()
         if isinstance(event, BeginEvent):
-            run.under_way, run.over = True, False
+            run.state = "under way"
         elif isinstance(event, EndEvent | FailedEvent):
-            run.under_way, run.over, run.finished = False, True, isinstance(event, EndEvent)
+            run.state = "finished" if isinstance(event, EndEvent) else "given up"
         self._display.handle(str(run.folder.path), event)
 
     def _check_alive(self, run: WatchedRun) -> None:
         """Show that nobody carries out a run, if so."""
         if run.folder.held or run.file.grown:  # in this order: it may end meanwhile
             return
-        run.under_way = False
-        run.finished = run.over = run.folder.finished
+        run.state = "finished" if run.folder.finished else "to come"
         key, folder = str(run.folder.path), run.folder
         if folder.finished:  # its last event could not be written
             self._display.handle(key, EndEvent(when=moment(self._get_time()), who=folder.path.name))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from fedshift.datasets import DATASETS
 from fedshift.datasets.dataset import Dataset
 from fedshift.datasets.listing import files_below
 from fedshift.errors import FedshiftError, Problems, needs
+from fedshift.federation.checks import check_inputs
 from fedshift.federation.preparation import Column
 from fedshift.runs.run import Picked, Run
 from fedshift.runs.trained import Trained
@@ -152,8 +154,8 @@ def predictions(
                 shape = own if shape is None else shape
                 if own != shape:
                     raise FedshiftError(f"'{file}' has samples of shape {own}; the model takes {shape}.")
-                _check_tokens(file, x, model.blueprint.inputs.ids)
                 rows: Sequence[int | str | None] = samples.rows or [None]
+                check_inputs(x, model.blueprint.inputs, partial(_place, file, rows))
                 places.extend((str(file), row) for row in rows)
                 notes.update(dict.fromkeys(samples.notes))
                 yield x
@@ -167,15 +169,9 @@ def predictions(
     return Predictions(model.blueprint.classes, names, rows, torch.cat(found), problems, tuple(notes))
 
 
-def _check_tokens(file: Path, x: Tensor, ids: int) -> None:
-    """Raise an error if samples hold token ids from ``ids`` on, of which the model has learned nothing."""
-    beyond = (x >= ids).nonzero() if ids and not x.is_floating_point() else x.new_empty(0)
-    if len(beyond):
-        row, *_ = place = beyond[0].tolist()
-        raise FedshiftError(
-            f"'{file}' holds the token {int(x[tuple(place)])} in row {row}; the model knows those from 0 to {ids - 1}. "
-            "Make tokens as for training."
-        )
+def _place(file: Path, rows: Sequence[int | str | None], row: int) -> str:
+    name = rows[row]
+    return f"'{file}'" if name is None else f"{f'row {name}' if isinstance(name, int) else name} of '{file}'"
 
 
 def probabilities(model: Trained, pieces: Iterable[Tensor], batch: int) -> Iterator[Tensor]:

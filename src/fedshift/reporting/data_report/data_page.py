@@ -172,25 +172,19 @@ def as_table(report: DataReport) -> dict[str, Any]:
     for number, site in enumerate(report.sites):
         values = {name: _numbers(getattr(report.values, name)[number]) for name in MEASURES}
         sites.append({**asdict(site), "values": {"samples": int(report.values.samples[number]), **values}})
-    duplicates = [
-        {**asdict(each), "sets": [[place(data, row) for row in rows] for rows in each.sets[:MOST_SETS]]}
-        for each in report.duplicates
-    ]
+    sets = [[[place(data, row) for row in rows] for rows in each.sets[:MOST_SETS]] for each in report.duplicates]
+    plain = ("experiment", "kind", "originals", "columns", "tested")
     return {
-        "experiment": report.experiment,
+        **{name: getattr(report, name) for name in plain},
         "data": report.dataset,
-        "kind": report.kind,
         "shape": list(data.x.shape[1:]),
         "dtype": str(data.x.dtype).removeprefix("torch."),
         "samples": len(data.y),
-        "originals": report.originals,
-        "classes": list(data.classes),
-        "columns": list(report.columns),
-        "tested": report.tested,
+        "classes": data.classes,
         "sites": sites,
         "clients": [asdict(each) for each in report.clients],
         "scored": [asdict(each) for each in report.scored],
-        "duplicates": duplicates,
+        "duplicates": [{**asdict(each), "sets": own} for each, own in zip(report.duplicates, sets, strict=True)],
         "features": None if report.features is None else [asdict(each) for each in report.features],
         "findings": [asdict(finding) for finding in report.findings],
         "notes": all_notes(report),

@@ -186,21 +186,12 @@ def _values(report: DataReport) -> Iterator[Finding]:
         yield Finding(
             "missing values",
             f"Numbers are missing at {len(lacking)} of {len(names)} sites, most of all {_listed(words)}.",
-            f"{_filling(report)}; where a site lacks more than others, that it is missing tells the site.",
+            "Say how they are filled in (data.statistics); where a site lacks more, that alone tells the site.",
             tuple(names[site] for site in lacking),
         )
     compared = [site for site in names if values.samples[site] >= LEAST]
     if report.kind != "images" and compared:
         yield from _ranges(report, compared)
-
-
-def _filling(report: DataReport) -> str:
-    """How missing cells are filled in, or that somebody should say so."""
-    prepared = report.inputs.preparation
-    if prepared is None:
-        return "Say how they are filled in"
-    whose = {"site": "the site's own", "pooled": "all sites'"}[prepared.statistics]
-    return f"In training the {prepared.impute} of {whose} rows stands for them, or the most frequent category"
 
 
 def _ranges(report: DataReport, compared: Sequence[int]) -> Iterator[Finding]:

@@ -97,7 +97,6 @@ class DataReport:
         features: how well sites are told apart; None: scikit-learn is not installed.
         notes: what else a reader must know.
         data: the samples.
-        inputs: how samples become inputs.
         findings: what is odd, and what to do.
     """
 
@@ -116,7 +115,6 @@ class DataReport:
     features: tuple[Difference, ...] | None
     notes: tuple[str, ...]
     data: DomainData
-    inputs: Inputs
     findings: tuple[Finding, ...] = ()
 
     @classmethod
@@ -173,7 +171,6 @@ class DataReport:
             features=features,
             notes=tuple(dict.fromkeys(notes)),
             data=data,
-            inputs=inputs,
         )
         return replace(report, findings=tuple(find(report, roles, refused)))
 

@@ -16,10 +16,8 @@ from fedshift.errors import needs
 from fedshift.files import make_folder, write
 from fedshift.methods.client2vec.index import least_cosine, similarity
 from fedshift.methods.client2vec.vectors import Index
-from fedshift.reporting.units import printable
 
 MOST_LETTERS = 24  # of a name beside a heat map
-MOST_NUMBERS = 8  # rows of a heat map whose cells show their numbers
 
 
 def check_writable() -> None:
@@ -38,20 +36,13 @@ def write_index(index: Index, folder: Path) -> list[Path]:
     import pyarrow
     import pyarrow.parquet
 
-    columns = {
-        "client": list(index.clients),
-        "domain": list(index.domains),
-        "samples": list(index.samples),
-        "feature": index.feature.tolist(),
-    }
-    if index.label is not None:
-        columns["label"] = index.label.tolist()
-    buffer = BytesIO()
-    pyarrow.parquet.write_table(pyarrow.table(columns), buffer)
-    image = BytesIO()
+    columns = {"client": index.clients, "domain": index.domains, "samples": index.samples}
+    vectors = {"feature": index.feature.tolist()} | ({} if index.label is None else {"label": index.label.tolist()})
+    table, image = BytesIO(), BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table(columns | vectors), table)
     heat_maps(index).savefig(image, format="png", dpi=110)
     contents: dict[str, bytes | str] = {
-        "index.parquet": buffer.getvalue(),
+        "index.parquet": table.getvalue(),
         "similarity.png": image.getvalue(),
         "messages.json": json.dumps(index.messages, indent=2),
     }
@@ -79,12 +70,9 @@ def heat_maps(index: Index) -> Figure:
     """
     order = sorted(range(len(index.clients)), key=lambda client: (index.domains[client], client))
     domains = [index.domains[client] for client in order]
-    panels = [
-        ("client index", similarity(index.feature, index.label)),
-        ("feature index", similarity(index.feature, None)),
-    ]
-    if index.label is None:
-        panels = panels[1:]
+    panels = [("feature index", similarity(index.feature, None))]
+    if index.label is not None:
+        panels.insert(0, ("client index", similarity(index.feature, index.label)))
     figure = Figure(figsize=(5.4 * (len(panels) + 1), 5.2), layout="constrained")
     axes = figure.subplots(1, len(panels) + 1, squeeze=False)[0]
     for axis, (title, cosines) in zip(axes, panels, strict=False):
@@ -101,14 +89,11 @@ def by_domain(cosines: Tensor, domains: tuple[str, ...]) -> Tensor:
     A client is not paired with itself, unless its domain has no other.
     """
     names = sorted(set(domains))
-    held = torch.tensor([[domain == name for domain in domains] for name in names]).to(cosines)
-    itself = torch.diag(cosines)
-    sums, counts = held @ cosines @ held.T, held.sum(dim=1)
-    pairs = counts.unsqueeze(1) * counts
-    alone = counts == 1
-    inside = torch.where(alone, torch.zeros_like(counts), held @ itself)
-    pairs = pairs - torch.diag(torch.where(alone, torch.zeros_like(counts), counts))
-    return (sums - torch.diag(inside)) / pairs
+    member = torch.tensor([[domain == name for domain in domains] for name in names]).to(cosines)
+    counts = member.sum(dim=1)
+    itself = torch.diag((counts > 1).to(cosines))
+    sums = member @ cosines @ member.T - itself * torch.diag(member @ torch.diag(cosines))
+    return sums / (counts.unsqueeze(1) * counts - itself * torch.diag(counts))
 
 
 def drawable(name: str) -> str:
@@ -116,9 +101,7 @@ def drawable(name: str) -> str:
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
     known = get_font(findfont(FontProperties())).get_charmap()
-    text = "".join(
-        letter if ord(letter) in known else letter.encode("unicode_escape").decode() for letter in printable(name)
-    )
+    text = "".join(letter if ord(letter) in known else letter.encode("unicode_escape").decode() for letter in name)
     half = MOST_LETTERS // 2
     return text if len(text) <= MOST_LETTERS else f"{text[:half]}…{text[-half:]}"
 
@@ -138,9 +121,5 @@ def _heat(figure: Figure, axis: Axes, cosines: Tensor, title: str, rows: list[st
     for start in starts[1:]:
         axis.axhline(start - 0.5, color="white", linewidth=1)
         axis.axvline(start - 0.5, color="white", linewidth=1)
-    if len(rows) <= MOST_NUMBERS:
-        for (row, column), value in np.ndenumerate(values):
-            bright = value > (low + 1) / 2
-            axis.text(column, row, f"{value:.2f}", ha="center", va="center", color="black" if bright else "white")
     axis.set_title(title)
     figure.colorbar(shown, ax=axis, shrink=0.8, label="cosine")
