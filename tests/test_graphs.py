@@ -18,7 +18,7 @@ from fedshift.engines.vectorised import Vectorised
 from test_methods import small, tensors_of
 
 
-class Again:
+class Again(graphs.CudaRecording):
     """As a CUDA graph, it writes each output to the same memory."""
 
     made: int = 0

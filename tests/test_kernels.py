@@ -231,16 +231,6 @@ def test_without_a_private_function_layers_stay_as_they_are(monkeypatch: pytest.
         onednn_available.cache_clear()
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_float64_is_what_double_gives(model: str):
-    plain, ready = encoder(MODELS[model]).double(), encoder(MODELS[model])
-    prepare(ready, ONEDNN, "float64")
-    x = normal(16, 1, 12, 12, dtype=torch.float64)
-    results = trained(ready, x)
-    assert all(torch.equal(ours, theirs) for ours, theirs in zip(results, trained(plain, x), strict=True))
-    assert {tensor.dtype for tensor in results} == {torch.float64, torch.int64}
-
-
 # bfloat16 -----------------------------------------------------------------------------------------
 
 

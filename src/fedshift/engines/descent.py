@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from itertools import groupby
 from operator import add
@@ -12,14 +11,14 @@ from operator import add
 import torch
 from torch import Tensor
 
-from fedshift.core.contract import Batch, Context, Objective, Round
+from fedshift.core.contract import Batch, Context, Objective
 from fedshift.core.dropout import dropout_draws
 from fedshift.core.net import Net
 from fedshift.core.setup import Setup
 from fedshift.engines.banks import Bank, Given
 from fedshift.engines.engine import SERVER
 from fedshift.engines.lane import Course, Lane
-from fedshift.engines.optimisers import SGD, Adam
+from fedshift.engines.optimisers import Settings, counted, settings_of
 from fedshift.engines.weighing import Weighing, noting
 from fedshift.errors import FedshiftError
 from fedshift.streams import Draws
@@ -49,7 +48,7 @@ class Descent:
         self._take = bank.recorded(self._go)
         self._shares: list[tuple[slice, dict[str, Tensor], torch.optim.Optimizer]] = []
         settings = [
-            (_settings(course.lane.setup, one, course.lane.round), _counted(course.optimisers[one.name]))
+            (settings_of(course.lane.setup, one, course.lane.round), counted(course.optimisers[one.name]))
             for course, one in zip(courses, own, strict=True)
         ]
         start = 0
@@ -204,38 +203,6 @@ class Descent:
                 }
 
 
-@dataclass(frozen=True)
-class Settings:
-    """How an objective is minimised, all said."""
-
-    name: str
-    lr: float
-    momentum: float
-    weight_decay: float
-    fused: bool
-
-    def optimiser(self, targets: list[Tensor]) -> torch.optim.Optimizer:
-        """A fresh optimiser of some tensors."""
-        if self.name == "adam":
-            on_gpu = targets[0].is_cuda  # where the count of steps must be, too, for a step to be recorded
-            return Adam(targets, self.lr, weight_decay=self.weight_decay, fused=self.fused, capturable=on_gpu)
-        # Fused SGD passes over memory once, but on a CPU takes ten times as long where a layout is not row by row.
-        fused = self.fused and all(target.is_contiguous() for target in targets)
-        kind = {"fused": True} if fused else {"foreach": True}
-        return SGD(targets, self.lr, self.momentum, weight_decay=self.weight_decay, **kind)
-
-
-def _settings(setup: Setup, objective: Objective, round: Round) -> Settings:
-    own, train = objective.optimiser, setup.train
-    return Settings(
-        own.name or train.optimiser,
-        (train.lr_in(round.number, round.stage.rounds) if own.lr is None else own.lr) * own.decay ** (round.number - 1),
-        train.momentum if own.momentum is None else own.momentum,
-        train.weight_decay if own.weight_decay is None else own.weight_decay,
-        fused=setup.device.type in ("cpu", "cuda"),
-    )
-
-
 def _clips(setups: Sequence[Setup], objectives: Sequence[Objective]) -> Tensor | None:
     """The largest norm of each lane's gradient, (lanes,), on the device; None where no lane has a limit.
 
@@ -248,11 +215,6 @@ def _clips(setups: Sequence[Setup], objectives: Sequence[Objective]) -> Tensor |
     if all(limit == math.inf for limit in limits):
         return None
     return torch.tensor(limits, dtype=setups[0].dtype, device=setups[0].device)
-
-
-def _counted(state: Mapping[str, Mapping[str, Tensor]]) -> tuple[tuple[str, float], ...]:
-    """How many steps Adam has counted for each tensor, on which its rate depends."""
-    return tuple((name, float(kinds["step"])) for name, kinds in sorted(state.items()) if "step" in kinds)
 
 
 def _kind(value: object) -> str:

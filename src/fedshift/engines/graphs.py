@@ -14,8 +14,6 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor
 
-Recorder = Callable[[Callable[[], list[Tensor]]], "RecordedWork"]
-
 
 class Replayable(Protocol):
     """What a step is given."""
@@ -31,15 +29,6 @@ class Replayable(Protocol):
 Step = Callable[[Any], list[Tensor]]
 
 
-class RecordedWork(Protocol):
-    """Work on tensors that can be done again."""
-
-    output: list[Tensor]
-
-    def replay(self) -> None:
-        """Do it again; the output is written anew."""
-
-
 class CudaRecording:
     """A function's work on the current CUDA device; recording it does none of it."""
 
@@ -50,18 +39,18 @@ class CudaRecording:
             self.output = function()
 
     def replay(self) -> None:
-        """Launch the graph."""
+        """Do the work again; the output is written anew."""
         self._graph.replay()
 
 
-def replayed(step: Step, record: Recorder = CudaRecording) -> Step:
+def replayed(step: Step, record: type[CudaRecording] = CudaRecording) -> Step:
     """The same step, recorded when it is called for the second time.
 
     Args:
         step: a function of what is given, which writes to tensors that stay where they are.
-        record: how work is recorded.
+        record: what records work.
     """
-    recording: RecordedWork | None = None
+    recording: CudaRecording | None = None
     mine: Replayable | None = None
 
     def run(given: Replayable) -> list[Tensor]:

@@ -102,11 +102,6 @@ class Lane:
         return (weights * (len(self.samples) / weighted)).to(self.setup.dtype)
 
     @property
-    def training(self) -> list[Phase]:
-        """The phases that take steps."""
-        return [phase for phase in self.phases if isinstance(phase, Phase)]
-
-    @property
     def place(self) -> str:
         """Where it is, for a message."""
         return self.name if self.key == SERVER else f"client '{self.name}'"
@@ -115,16 +110,17 @@ class Lane:
         """The samples that a phase draws its batches from: the lane's own, or those it makes of the replies."""
         return self.samples if phase.samples is None else phase.samples(self.replies)
 
-    def order(self, phase: Phase, samples: Samples | None) -> BatchOrder | None:
-        """The sequence of batches that a phase draws from; None for a server without samples."""
+    def order(
+        self, phase: Phase | Measure, samples: Samples | None, purpose: Purpose = ("batches",)
+    ) -> BatchOrder | None:
+        """The sequence of batches that a phase draws from samples; None for a server without samples.
+
+        Classes are balanced among a client's own samples alone.
+        """
         if samples is None:
             return None
-        return self._order(samples, phase.batch, ("batches",))
-
-    def _order(self, samples: Samples, size: int | None, purpose: Purpose) -> BatchOrder:
-        """A sequence of batches; classes are balanced among a client's own samples alone."""
         train = self.setup.train
-        drawn = self.setup.streams, self.key, len(samples), size or train.batch, purpose
+        drawn = self.setup.streams, self.key, len(samples), phase.batch or train.batch, purpose
         if train.batches == "balanced" and samples is self.samples:
             return BalancedOrder(*drawn, samples.y.cpu())
         return BatchOrder(*drawn)
@@ -135,7 +131,8 @@ class Lane:
 
     def shape(self) -> tuple[object, ...]:
         """What lanes that go together must have in common: the length of the batches of each phase."""
-        return tuple(order.length for phase in self.training if (order := self.order(phase, self.samples)))
+        orders = (self.order(phase, self.samples) for phase in self.phases if isinstance(phase, Phase))
+        return tuple(order.length for order in orders if order)
 
     def typed(self, x: Tensor) -> Tensor:
         """Floating inputs and noise in the type of the run."""
@@ -166,11 +163,12 @@ class Lane:
 
     def measured_rows(self, phase: Measure) -> Iterator[Tensor]:
         """The samples of each batch that a phase measures on: every sample once, or so many batches of the round's."""
-        assert self.samples is not None
+        order = self.order(phase, self.samples, ("measured batches", *self.round.key, phase.name))
+        if order is None:
+            return iter(())
         if phase.steps is None:
-            return even_chunks(len(self.samples), self.setup.evaluate.batch)
-        purpose = "measured batches", *self.round.key, phase.name
-        return islice(self._order(self.samples, phase.batch, purpose).from_number(0), phase.steps)
+            return even_chunks(order.samples, self.setup.evaluate.batch)
+        return islice(order.from_number(0), phase.steps)
 
     def measured_batches(self, phase: Measure) -> Iterator[Batch]:
         """What a phase measures on, without augmentation."""

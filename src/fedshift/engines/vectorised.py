@@ -6,10 +6,9 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
-from fedshift.core.contract import ServerState
 from fedshift.core.setup import Setup
 from fedshift.engines.banks import Stacked
-from fedshift.engines.engine import Job, Outcome, Question, Score, ServerJob
+from fedshift.engines.engine import Job, Outcome
 from fedshift.engines.kernels import Kernels
 from fedshift.engines.lane import Lane
 from fedshift.engines.local import work
@@ -24,11 +23,11 @@ NO_BATCHING_RULE = "There is a performance drop because we have not yet implemen
 Work = tuple[Job, Lane]
 
 
-class Vectorised:
+class Vectorised(Sequential):
     """Stacks clients of the same shape, of one run or of several; what does not stack runs sequentially."""
 
     def __init__(self, kernels: Kernels | None = None, tell: Callable[[str], None] = lambda text: None) -> None:
-        self._one_by_one = Sequential(kernels)
+        super().__init__(kernels)
         self._tell = tell
         self._kinds: dict[Setup, object] = {}
         self._apart: set[tuple[object, str]] = set()  # kinds of runs that cannot be merged in an exchange
@@ -60,7 +59,7 @@ class Vectorised:
                 mistake = error.with_traceback(None)  # which would keep the whole stack in memory
             if len(setups) > 1 and not isinstance(mistake, FedshiftError):
                 return self._stacked_apart(jobs, mistake)
-        answers = dict(zip(jobs, self._one_by_one.train(jobs), strict=True))
+        answers = dict(zip(jobs, super().train(jobs), strict=True))
         # What goes wrong without a stack, too, says more precisely there which client it is.
         if mistake is not None and not _made_again(mistake, answers):
             self._give_up(_name(jobs[0]), mistake)
@@ -86,7 +85,7 @@ class Vectorised:
         jobs, lanes = [job for job, _ in ordered], [lane for _, lane in ordered]
         phases, varying = merged_phases(jobs)
         first = jobs[0]
-        bank = Stacked(self._one_by_one.resident(first.setup), len(jobs), varying)
+        bank = Stacked(self.resident(first.setup), len(jobs), varying)
         for number, job in enumerate(jobs):
             load(bank, number, job)
         with warnings.catch_warnings():
@@ -112,18 +111,6 @@ class Vectorised:
             f"The clients of {method} with the model {model} cannot be stacked in the exchange '{exchange}', so they "
             f"work one after the other: {_reason(error)}"
         )
-
-    def serve(self, job: ServerJob) -> tuple[ServerState, dict[str, float]]:
-        """As the sequential engine."""
-        return self._one_by_one.serve(job)
-
-    def score(self, questions: Iterable[Question]) -> Iterator[Score]:
-        """As the sequential engine."""
-        return self._one_by_one.score(questions)
-
-    def close(self) -> None:
-        """Let go of the modules."""
-        self._one_by_one.close()
 
 
 def _made_again(mistake: Exception, answers: Mapping[Job, Outcome | Exception]) -> bool:

@@ -30,10 +30,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedshift.core.contract import Round, ServerState
+from fedshift.core.contract import Round
 from fedshift.core.messages import Down, Up
 from fedshift.core.state import ClientState
-from fedshift.engines.engine import Job, Outcome, Question, Score, ServerJob
+from fedshift.engines.engine import Job, Outcome, Question, Score
 from fedshift.engines.kernels import Kernels
 from fedshift.engines.sequential import Sequential
 from fedshift.errors import FedshiftError
@@ -65,7 +65,7 @@ def check_workers(device: torch.device) -> None:
         )
 
 
-class Workers:
+class Workers(Sequential):
     """Gives each client of a cohort to the next worker that is free."""
 
     def __init__(self, kernels: Kernels, count: int, tell: Callable[[str], None] = lambda text: None) -> None:
@@ -76,8 +76,8 @@ class Workers:
             count: how many processes.
             tell: hears of a worker that died and was replaced.
         """
-        self._here = Sequential(kernels)
-        self._kernels, self._count, self._tell = kernels, count, tell
+        super().__init__(kernels)
+        self._count, self._tell = count, tell
         self._deaths = 0
         self._known: dict[int, object] = {}  # by id(): what workers find in their own memory
         self._pool: list[_Worker] = []
@@ -85,7 +85,7 @@ class Workers:
     def train(self, jobs: Sequence[Job]) -> Iterator[Outcome | Exception]:
         """Let every client work; answers come in the order of the jobs, whoever is ready first."""
         if any(job.setup.device.type != "cpu" for job in jobs):
-            yield from self._here.train(jobs)
+            yield from super().train(jobs)
             return
         self._know(jobs)
         answers: dict[int, Outcome | Exception] = {}
@@ -114,7 +114,7 @@ class Workers:
             self._pool.append(self._fork())
 
     def _fork(self) -> _Worker:
-        return _Worker(self._known, self._kernels, [worker.connection for worker in self._pool])
+        return _Worker(self._known, self.kernels, [worker.connection for worker in self._pool])
 
     def _hand_out(self, jobs: Sequence[Job], waiting: deque[Attempt]) -> None:
         """Give work to every worker that has none, and then one job more to each, so that none waits for it."""
@@ -145,23 +145,19 @@ class Workers:
                 return {}
             return {number: _died(jobs[number], code)}
 
-    def serve(self, job: ServerJob) -> tuple[ServerState, dict[str, float]]:
-        """Let the server work, in this process."""
-        return self._here.serve(job)
-
     def score(self, questions: Iterable[Question]) -> Iterator[Score]:
         """Score models, in this process, with a thread for each worker, which have nothing to do meanwhile."""
         before = torch.get_num_threads()
         torch.set_num_threads(self._count)
         try:
-            yield from self._here.score(questions)
+            yield from super().score(questions)
         finally:
             torch.set_num_threads(before)
 
     def close(self) -> None:
         """Stop the workers."""
         self._stop()
-        self._here.close()
+        super().close()
 
     def _stop(self) -> None:
         for worker in self._pool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any
@@ -38,19 +37,6 @@ class Inputs:
     tokens: int = 0
     pad: int = 0
     preparation: Preparation | None = None
-
-    @classmethod
-    def from_table(cls, table: Mapping[str, Any]) -> Inputs:
-        """The inverse of ``dataclasses.asdict``, also by way of JSON."""
-        told = table.get("preparation")
-        return cls(
-            table["augment"],
-            table["normalise"],
-            tuple(table["vocabulary"]),
-            table.get("tokens", 0),
-            table.get("pad", 0),
-            None if told is None else Preparation.from_table(told),
-        )
 
     @property
     def ids(self) -> int:

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import Any, Literal, Self
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -58,15 +58,6 @@ class Preparation:
 
     def __repr__(self) -> str:
         return f"Preparation('{self.statistics}', '{self.impute}', columns: {len(self.columns)})"
-
-    @classmethod
-    def from_table(cls, table: Mapping[str, Any]) -> Self:
-        """The inverse of ``dataclasses.asdict``, also by way of JSON."""
-        columns = (
-            Column(each["name"], None if each["categories"] is None else tuple(each["categories"]))
-            for each in table["columns"]
-        )
-        return cls(table["statistics"], table["impute"], tuple(columns))
 
     @cached_property
     def numbers(self) -> list[int]:

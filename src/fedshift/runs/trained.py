@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor, nn
 
 from fedshift.core.frozen import Front
@@ -72,16 +73,7 @@ class Blueprint:
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> Self:
         """The inverse of :meth:`table`."""
-        clients = {int(id): name for id, name in table["clients"].items()}
-        return cls(
-            tuple(table["shape"]),
-            tuple(table["classes"]),
-            clients,
-            Inputs.from_table(table["inputs"]),
-            tuple(table.get("environments", ())),
-            table.get("type", ""),
-            tuple(table.get("columns", ())),
-        )
+        return TypeAdapter(cls).validate_python(table)
 
     def client(self, asked: int | str) -> int:
         """The id of a client of that name or id.
