@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import math
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from itertools import chain
 from typing import Annotated, Any, Literal, Self
 
 import torch
@@ -28,9 +26,6 @@ from fedshift.settings.spec import Processors
 Name = Literal["sequential", "vectorised", "workers"]
 # What users limit the threads of numerical programs with; fedshift takes it for the cores that it may use in all.
 LIMITS = ("OMP_NUM_THREADS", "OMP_THREAD_LIMIT", "MKL_NUM_THREADS")
-# Multiply-adds of a batch's forward pass up to which one thread is at least as fast as two on two cores, which wait for
-# each other in every layer: a step of 15 million takes 1.0 ms on one and 1.3 on two, of 119 million 9.6 and 7.5.
-SMALL = 2**25
 # mallopt's parameters and values (malloc.h of the GNU C library), in bytes: from how much unused memory at the end of
 # the heap some is given back, and from what size (this is the most) a tensor gets pages of its own, cleared each time.
 _KEEP = {-1: 2**28, -3: 2**25}
@@ -78,9 +73,6 @@ class Choice:
 def asked_for(setup: Setup, options: RunOptions) -> Choice:
     """An engine without measuring: channels last for convolutions, everything else as PyTorch does it.
 
-    Where the run says nothing of threads, the sequential engine has one for a small model and otherwise one for each
-    core. It depends on shapes alone, so that a run that is repeated has the same bits.
-
     Raises:
         FedshiftError: the engine asked for cannot be had here.
     """
@@ -89,28 +81,12 @@ def asked_for(setup: Setup, options: RunOptions) -> Choice:
         check_workers(setup.device)
         return Choice("workers", options.workers or cores(), 1, kernels)
     engine: Any = "sequential" if options.engine == "auto" else options.engine
-    one_thread = engine == "sequential" and setup.device.type == "cpu" and multiply_adds(setup) <= SMALL
-    return Choice(engine, 1, options.threads or (1 if one_thread else cores()), kernels)
+    return Choice(engine, 1, options.threads or cores(), kernels)
 
 
 def has_layer(setup: Setup, kind: type[nn.Module]) -> bool:
     """Whether a layer of that kind is among the parts."""
     return any(isinstance(layer, kind) for part in setup.parts.values() for layer in part.module.modules())
-
-
-def multiply_adds(setup: Setup) -> int:
-    """How many multiply-adds the forward pass of a batch has at most, judged by the shapes of its layers.
-
-    A linear layer is taken to run once for a sample, all others at each of its pixels, and all layers of a text model
-    at each of its tokens.
-    """
-    is_text = has_layer(setup, nn.Embedding)
-    places = math.prod(setup.model.shape if is_text else setup.model.shape[1:])
-    total = 0
-    for layer in chain.from_iterable(part.module.modules() for part in setup.parts.values()):
-        numbers = sum(t.numel() for t in (*layer.parameters(recurse=False), *layer.buffers(recurse=False)))
-        total += numbers * (1 if isinstance(layer, nn.Linear) and not is_text else places)
-    return total * setup.train.batch
 
 
 def cores() -> int:
