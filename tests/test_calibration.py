@@ -168,7 +168,7 @@ def test_a_short_run_is_not_measured_for(make: Make, machine: Callable[..., Mach
     monkeypatch.setattr(calibration, "SHORT_RUN", 10.0)
     made = machine(lambda choice: 1.0 if choice.engine == "sequential" else 0.5)
     lines: list[str] = []
-    assert choose(example(make, {"train.rounds": 2490}), AUTO, lines.append) == Choice("sequential", 1, 1, Kernels())
+    assert choose(example(make, {"train.rounds": 2490}), AUTO, lines.append) == Choice("sequential", 1, 4, Kernels())
     assert not lines
     assert made.now == pytest.approx(0.006)  # three times two steps
     assert choose(example(make, {"train.rounds": 2510}), AUTO, lines.append).engine == "vectorised"
