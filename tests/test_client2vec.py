@@ -539,8 +539,8 @@ def test_interrupted_anywhere_equals_uninterrupted(make: Make, strategy: str, tm
 
 
 def test_a_base_without_an_encoder_or_a_name_that_is_none(make: Make):
-    with refuses("method.base = 'client2vec'", "encoder", "'fedavg'"):
-        Client2Vec(base=Client2Vec())
+    with refuses("method.base = 'client2vec'", "FedAvg"):
+        Client2Vec(base="client2vec")
     with refuses("method.base = 'single'", "shared", "'fedavg'"):
         wrapped(make, base="single")
     with refuses("method.compared = 'label'", "method.compared = 'feature'"):

@@ -323,7 +323,7 @@ def first_round(experiment, **settings):
             merged.update(state=state, replies=replies)
             return super().merge(state, replies)
 
-    simulation = simulate(dataclasses.replace(experiment, method=Watched(**settings)), rounds=1)
+    simulation = simulate(experiment.replace(method=Watched(**settings)), rounds=1)
     return simulation, trained, merged["state"], merged["replies"]
 
 
@@ -408,7 +408,8 @@ def test_the_generator_is_frozen_on_clients(make: Make):
     ups = exchanged(simulation, exchange, when, simulation.federation.clients)
     assert len(calls) == 4
     assert {part_of(name) for name in sent} == {"generator", "gaussians"}
-    assert all(torch.equal(resident(simulation).tensors[name], tensor) for name, tensor in sent.items())
+    at_work = dict(resident(simulation).client.net.tensors())
+    assert all(torch.equal(at_work[name], tensor) for name, tensor in sent.items())
     assert not any(name in up for name in sent for up in ups.values())
 
 

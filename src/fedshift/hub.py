@@ -45,12 +45,13 @@ def hub(name: str) -> Iterator[None]:
 
 
 @contextmanager
-def reading(source: str, setting: str) -> Iterator[None]:
+def reading(source: str, setting: str, instead: str = "") -> Iterator[None]:
     """Read a network, tokenizer or file of a hub id or a folder within; the hub is asked only if it answers.
 
     Args:
         source: the hub id or folder.
         setting: the setting that names it, for messages.
+        instead: what else a user could choose, a sentence.
 
     Raises:
         FedshiftError: it cannot be read.
@@ -64,7 +65,7 @@ def reading(source: str, setting: str) -> Iterator[None]:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise FedshiftError(
             f"{setting} = '{source}' could not be read ({reason}). Give a folder on this machine that save_pretrained "
-            "wrote, or download it once where the hub can be reached."
+            f"wrote, or download it once where the hub can be reached.{f' {instead}' if instead else ''}"
         ) from error
 
 

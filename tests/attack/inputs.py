@@ -137,7 +137,7 @@ DOCUMENTS = [
     Row("a key twice", MINE, document("seed = 1\nseed = 2"), words=["mine.toml"]),
     Row("a method that is a number", MINE, document(TINY_TOML + "method = 5"), words=["method"]),
     Row("a data set's name that is a list", MINE, document('data = {name = ["tiny", "folder"]}'), words=["data"]),
-    Row("a list of tables", MINE, document("[[train]]\nlr = 1\n[[train]]\nlr = 2"), words=["train"]),
+    Row("a list of tables", MINE, document("[[train]]\nlr = 1\n[[train]]\nlr = 2"), words=["hold_out"]),
     Row("plugins that are a word", MINE, document(TINY_TOML + 'plugins = "x"'), words=["plugins"]),
     Row("no seeds", MINE, document(TINY_TOML + "seed = []"), words=["seed"]),
     Row("the same seed twice", ["compare", "mine.toml"], document(TINY_TOML + "seed = [0, 0]")),
@@ -346,7 +346,7 @@ IMAGES = [
         folder(),
         images(put("art/cat/9.dcm", bytes(128) + b"DICM")),
         expects="clean",
-        words=["1 DICOM"],
+        words=["1 .dcm"],
     ),
     Row(
         "twins that differ in case",

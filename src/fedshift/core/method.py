@@ -50,7 +50,7 @@ class Method(Spec):
     """
 
     section: ClassVar[str] = "method"
-    common: ClassVar[tuple[str, ...]] = ("weighting", "optimiser_state", "bn", "server")
+    common: ClassVar[tuple[str, ...]] = ("weighting", "optimiser_state", "bn")
     presets: ClassVar[dict[str, dict[str, object]]] = {}
     paper: ClassVar[str] = ""
 

@@ -80,8 +80,7 @@ class TextFile(ColumnFiles):
 
     def load(self, streams: Streams) -> DomainData:
         """Read every row, and make numbers of its text."""
-        if self.tokens != HASHING:
-            self._tokenizer()  # whether there is one is known before the texts are read
+        _hashing() if self.tokens == HASHING else self._tokenizer()  # fails before texts are read
         files, odd = self.files(), list[int]()
         parts = each_read(lambda file: self._part(file, odd), files, f"things are wrong with the texts '{self.path}'")
         count = sum(len(part.x) for part in parts)
@@ -122,9 +121,7 @@ class TextFile(ColumnFiles):
 
     def _hashed(self, texts: list[str], odd: list[int]) -> Tensor:
         """Vectors (N, width), float32; odd are texts without a word."""
-        with needs("text", "data.tokens = 'hashing'"):
-            from sklearn.feature_extraction.text import HashingVectorizer
-        hashed = HashingVectorizer(n_features=self.width, dtype=np.float32).transform(texts)
+        hashed = _hashing()(n_features=self.width, dtype=np.float32).transform(texts)
         odd += [0] * int((np.diff(hashed.indptr) == 0).sum())
         return torch.from_numpy(hashed.toarray())
 
@@ -171,6 +168,13 @@ class TextFile(ColumnFiles):
                 f"adds to it: --set data.length={around + 1} or more"
             )
         return tokenizer
+
+
+def _hashing() -> Any:
+    """scikit-learn's vectorizer."""
+    with needs("text", "data.tokens = 'hashing'"):
+        from sklearn.feature_extraction.text import HashingVectorizer
+    return HashingVectorizer
 
 
 @lru_cache(maxsize=4)

@@ -255,23 +255,23 @@ def _product(table: Document) -> Iterator[Document]:
     """The table once for each choice from the lists that stand where one value is expected."""
     _list_all_domains(table)
     axes = [
-        (held, name, held[name])
+        (held, name, held[name], cls)
         for held, name, cls in _given(table, Entry(Experiment))
         if isinstance(held[name], list) and not cls.takes(name, held[name])
     ]
-    empty = [name for _, name, values in axes if not values]
+    empty = [f"{cls.section}.{name}".lstrip(".") for _, name, values, cls in axes if not values]
     if empty:
         raise FedshiftError(f"{empty[0]} is an empty list; give at least one value.")
-    runs = prod(len(values) for _, _, values in axes)
+    runs = prod(len(values) for _, _, values, _ in axes)
     if runs > MOST_RUNS:
-        sizes = ", ".join(f"{name} has {len(values)}" for _, name, values in axes)
+        sizes = ", ".join(f"{name} has {len(values)}" for _, name, values, _ in axes)
         raise FedshiftError(
             f"The lists make {runs:,} runs of each method ({sizes}), and a comparison has {MOST_RUNS:,} at most: "
             "divide it."
         )
     axes.sort(key=lambda axis: ["hold_out", "seed"].index(axis[1]) if axis[1] in ("hold_out", "seed") else -1)
-    for choice in product(*(values for _, _, values in axes)):
-        for (held, name, _), value in zip(axes, choice, strict=True):
+    for choice in product(*(values for _, _, values, _ in axes)):
+        for (held, name, _, _), value in zip(axes, choice, strict=True):
             held[name] = value
         yield copied(table)
 

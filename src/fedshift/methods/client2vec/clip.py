@@ -101,6 +101,6 @@ def _read(path: str) -> tuple[Any, Any]:
     """The model and its tokenizer."""
     with needs("images", "CLIP"):
         import transformers
-    with reading(path, "encoder.path"):
+    with reading(path, "encoder.path", "The encoder 'offline' needs neither."):
         model = transformers.CLIPModel.from_pretrained(path).eval().requires_grad_(False)
         return model, transformers.AutoTokenizer.from_pretrained(path)
