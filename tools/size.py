@@ -13,7 +13,7 @@ import sys
 import tokenize
 from collections import Counter
 from collections.abc import Iterable
-from graphlib import TopologicalSorter
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -86,12 +86,20 @@ def main() -> int:
     long = [file for file in files if _length(file) > LONG]
     print()
     print(f"executable lines: {sum(folders.values()):,}")
-    print(f"files: {len(files)}, folders: {len(folders) - 1}, levels: {len(levels(package, files))}")
+    print(f"files: {len(files)}, folders: {len(folders) - 1}, levels: {_levels_text(package, files)}")
     print(f"class names used twice or more: {_repeated(classes)}")
     print(f"module names used twice or more: {_repeated(modules)}")
     print(f"modules above {LONG} lines: {len(long)} ({', '.join(str(file.relative_to(package)) for file in long)})")
     print(f"lines of tests: {sum(map(_length, (ROOT / 'tests').rglob('*.py'))):,}")
     return 0
+
+
+def _levels_text(package: Path, files: Iterable[Path]) -> str:
+    """The number of levels, or which folders import each other."""
+    try:
+        return str(len(levels(package, files)))
+    except CycleError as error:
+        return f"none, since folders import each other ({' -> '.join(error.args[1])})"
 
 
 def _lines_of(node: ast.stmt) -> set[int]:
